@@ -22,7 +22,7 @@ _UNKNOWN = "Invalid job id"
 
 
 @dataclass(frozen=True)
-class Task:
+class SlurmTask:
     """A task's state in Slurm now."""
 
     number: int
@@ -42,12 +42,12 @@ class Task:
         return f"{self.state.lower()}{reason}{code}"
 
 
-def tasks_in(text: str, array: str) -> Mapping[int, Task]:
+def tasks_in(text: str, array: str) -> Mapping[int, SlurmTask]:
     """What scontrol says of an array, by the number of the task."""
     return {task.number: task for line in text.splitlines() for task in _tasks(line, array)}
 
 
-def look_at_array(array: str) -> Mapping[int, Task] | None:
+def look_at_array(array: str) -> Mapping[int, SlurmTask] | None:
     """Empty: Slurm does not know it any more. None: the controller does not answer now. Raises StateError with
     scontrol's own words for anything else."""
     tool = output_of(["scontrol", "show", "job", "--oneliner", array], timeout=_TOOL_SECONDS)
@@ -75,12 +75,12 @@ def stop_array(array: str) -> None:
             )
 
 
-def _tasks(line: str, array: str) -> Iterator[Task]:
+def _tasks(line: str, array: str) -> Iterator[SlurmTask]:
     fields = dict(_FIELD.findall(line))
     code, _, signal = fields.get("ExitCode", "0:0").partition(":")
     for number in numbers(fields.get("ArrayTaskId", "")):
         output = fields.get("StdOut", "").replace("%A", array).replace("%a", str(number))
-        yield Task(
+        yield SlurmTask(
             number=number,
             state=fields.get("JobState", ""),
             reason=fields.get("Reason", ""),

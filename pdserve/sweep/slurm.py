@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from pdserve.errors import StateError
+from pdserve.logs.lines import end_of, split
 from pdserve.operations.plan_recipe import located, plan_for
 from pdserve.plan.render.sbatch_array import ArrayMember, RenderedArray, render_arrays
-from pdserve.reach.slurm_array import Task, look_at_array, stop_array
+from pdserve.reach.slurm_array import SlurmTask, look_at_array, stop_array
 from pdserve.reach.slurm_job import cancel, submit
 from pdserve.sweep.points import Point, Variant, by_deployment
 from pdserve.sweep.record import PointRecord, SweepFolder
@@ -20,6 +22,8 @@ from pdserve.sweep.tasks import ArrayRecord, TaskRecord, arrays_of, task_of, wri
 
 _POLL_SECONDS = 5.0
 _AWAY_SECONDS = 1800.0
+_SHOWN_BYTES = 16384
+"""Of the end of a task's log, in which its error is looked for."""
 _LATE_SECONDS = 10.0
 """A network file system may show the last record after Slurm reports the end."""
 
@@ -89,13 +93,11 @@ class ArrayFollower:
     arrays: Sequence[ArrayRecord]
     show: Show
     on_point: OnPoint
+    known: dict[str, PointRecord]
+    """Records of points, by their ids, that were shown or that are older."""
     poll_seconds: float = _POLL_SECONDS
-    states: dict[str, Task] = field(default_factory=dict)
+    states: dict[str, SlurmTask] = field(default_factory=dict)
     """The last known one of each task, by `job_number`."""
-    _known: dict[str, PointRecord | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._known = {point.id: self.folder.read(point) for point in self.planned.points}
 
     def until_over(self) -> None:
         """Ctrl-C stops the arrays in order, a second one at once; both raise KeyboardInterrupt. Raises StateError when
@@ -149,8 +151,8 @@ class ArrayFollower:
     def _points(self) -> None:
         for point in self.planned.points:
             record = self.folder.read(point)
-            if record is not None and record != self._known[point.id]:
-                self._known[point.id] = record
+            if record is not None and record != self.known.get(point.id):
+                self.known[point.id] = record
                 self.on_point(point, record)
 
     def _missing(self) -> bool:
@@ -161,11 +163,11 @@ class ArrayFollower:
             for number, deployment in enumerate(array.deployments)
             if (task := self.states.get(f"{array.job}_{number}")) is not None and task.state == "COMPLETED"
         }
-        return any(self._known[p.id] is None for p in self.planned.points if p.deployment.digest in ended)
+        return any(p.id not in self.known for p in self.planned.points if p.deployment.digest in ended)
 
 
 def unfinished(
-    planned: PlannedSweep, folder: SweepFolder, names: Mapping[Variant, str], states: Mapping[str, Task]
+    planned: PlannedSweep, folder: SweepFolder, names: Mapping[Variant, str], states: Mapping[str, SlurmTask]
 ) -> list[str]:
     """A line for each deployment that a task has left without all of its points: the job, its log, and why. `names`:
     what each is called; `states`: what Slurm said of tasks, by `job_number`."""
@@ -191,7 +193,7 @@ def _job_of(array: ArrayRecord, *, deployment: str) -> str | None:
     return f"{array.job}_{array.deployments.index(deployment)}" if deployment in array.deployments else None
 
 
-def _end_of(job: str | None, task: Task | None, record: TaskRecord | None) -> str:
+def _end_of(job: str | None, task: SlurmTask | None, record: TaskRecord | None) -> str:
     parts = [record.where if record is not None else f"job {job}"]
     if record is None and task is not None and task.output is not None:
         parts.append(f"log {task.output}")
@@ -201,6 +203,15 @@ def _end_of(job: str | None, task: Task | None, record: TaskRecord | None) -> st
         parts.append(record.error)
     elif record is not None and record.ended is None:
         parts.append("it has written no end: it runs, or it was killed (time limit, memory, its node)")
-    elif task is None:
-        parts.append("it has written nothing: it waits, or it ended before pdserve began")
+    elif record is None:
+        output = task.output if task is not None else None
+        parts.append(_last_error(output) or "it has written nothing: it waits, or it ended before pdserve began")
     return "; ".join(parts)
+
+
+def _last_error(output: Path | None) -> str | None:
+    """What a task has printed that failed before it could write a record."""
+    if output is None or not output.is_file():
+        return None
+    lines = [line for line in split(end_of(output, _SHOWN_BYTES)) if line.startswith("error: ")]
+    return lines[-1].removeprefix("error: ") if lines else None

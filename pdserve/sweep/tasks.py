@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pdserve.errors import MAKE_ROOM, StateError
+from pdserve.errors import MAKE_ROOM, PdserveError, StateError
 from pdserve.plan.frozen import Frozen
 from pdserve.run.stored_model import read_model
 from pdserve.sweep.record import SweepFolder
@@ -90,14 +90,16 @@ def recorded(folder: SweepFolder, deployment: str, environ: Mapping[str, str]) -
     )
     file = folder.path / _TASKS / f"{deployment}.json"
     _write(file, record)
+    error: str | None = "it ended by an error that its log has"
     try:
         yield
-    except BaseException as error:
-        ended = record.model_copy(update={"ended": time.time(), "error": _why(error)})
-        with suppress(StateError):  # the error of the block is the one to show
-            _write(file, ended)
+        error = None
+    except (PdserveError, KeyboardInterrupt) as raised:
+        error = _why(raised)
         raise
-    _write(file, record.model_copy(update={"ended": time.time()}))
+    finally:
+        with suppress(StateError):  # the points are written, and an error of the block is the one to show
+            _write(file, record.model_copy(update={"ended": time.time(), "error": error}))
 
 
 @contextmanager
@@ -167,7 +169,7 @@ def _write(file: Path, record: Frozen) -> None:
         ) from error
 
 
-def _why(error: BaseException) -> str:
+def _why(error: PdserveError | KeyboardInterrupt) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "it was stopped: by Ctrl-C, scancel, or the job's time limit"
     return str(error) or type(error).__name__

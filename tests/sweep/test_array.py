@@ -11,21 +11,20 @@ import pytest
 from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
-from pdserve.errors import RecipeError, StateError
-from pdserve.plan.render.sbatch_array import ArrayMember, render_arrays
-from pdserve.reach.slurm_array import Task, numbers, tasks_in
+from pdserve.errors import PreflightError, RecipeError, StateError
+from pdserve.plan.render.sbatch_array import render_arrays
+from pdserve.reach.slurm_array import SlurmTask, numbers, stop_array, tasks_in
 from pdserve.sweep.described import letters
 from pdserve.sweep.estimate import Estimate, array_seconds
 from pdserve.sweep.file import load_sweep
 from pdserve.sweep.points import by_deployment
 from pdserve.sweep.record import SweepFolder
 from pdserve.sweep.resolve import PlannedSweep, only, resolve
-from pdserve.sweep.slurm import scripts, unfinished
+from pdserve.sweep.slurm import check_none_runs, scripts, submit_arrays, unfinished
 from pdserve.sweep.tasks import ArrayRecord, TaskRecord, alone, arrays_of, recorded, task_of, write_array
-from tests.plan.kit import on_gpus, plan, recipe
+from tests.sweep.array_golden import FILE, array_script, member
 from tests.sweep.test_points import record
 
-GOLDEN = Path(__file__).parent / "array.sbatch"
 RECIPE = """\
 schema: 1
 name: small
@@ -52,21 +51,8 @@ def planned(folder: Path, cross: str = "  decode.instances: [1, 2]\n", extra: st
     return resolve(load_sweep(folder / "s.yaml"), {})
 
 
-def member(name: str, *changes: dict[str, object]) -> ArrayMember:
-    made = recipe(*changes)
-    return ArrayMember(name, f"title of {name}", made, plan(made))
-
-
 def test_the_script_has_a_task_for_each_deployment_and_is_as_it_was_read() -> None:
-    gpus = on_gpus(8, 8, "rocm")
-    slurm = {"slurm": {"partition": "batch", "time": "02:00:00"}, "devices_per_node": 8}
-    (array,) = render_arrays(
-        [member("aaaa", gpus, slurm), member("bbbb", gpus, slurm, {"proxy": {"drain_seconds": 3}})],
-        ["/sweeps/s.yaml", "--limit", "1800"],
-        name="load",
-        at_once=2,
-    )
-    assert array.script == GOLDEN.read_text(), "write it anew when the change is meant, and read the diff"
+    assert FILE.read_text() == array_script(), "python -m tests.regenerate, and read the diff"
 
 
 def test_deployments_of_other_sizes_are_in_arrays_of_their_own(tmp_path: Path) -> None:
@@ -224,13 +210,17 @@ def test_a_task_that_has_left_points_behind_is_named_with_job_log_and_reason(tmp
     write = mine.model_copy(update={"job": "12_0", "log": "/jobs/12_0.out"})
     (folder.path / "tasks" / f"{first.digest}.json").write_text(write.model_dump_json())
     states = {
-        "12_0": Task(0, "TIMEOUT", "None", 0, Path("/jobs/12_0.out")),
-        "12_1": Task(1, "NODE_FAIL", "NodeDown", 137, Path("/jobs/12_1.out")),
+        "12_0": SlurmTask(0, "TIMEOUT", "None", 0, Path("/jobs/12_0.out")),
+        "12_1": SlurmTask(1, "NODE_FAIL", "NodeDown", 137, Path("/jobs/12_1.out")),
     }
     one, other = unfinished(made, folder, names, states)
     assert one.startswith("A: 1 of 2 points were not measured: job 12_0 on ")
     assert "log /jobs/12_0.out; timeout; it was stopped: by Ctrl-C, scancel, or the job's time limit" in one
     assert other.startswith("B: 2 of 2 points were not measured: job 12_1; log /jobs/12_1.out; node_fail (NodeDown)")
+    # Of one that failed before it wrote a record, the log has the reason.
+    (tmp_path / "12_1.out").write_text("to run: 2 points\nerror: s.yaml: --only: no such deployment\n  what to do: x\n")
+    failed = {"12_1": SlurmTask(1, "FAILED", "NonZeroExitCode", 2, tmp_path / "12_1.out")}
+    assert "exit code 2; s.yaml: --only: no such deployment" in unfinished(made, folder, names, failed)[1]
     # Of an earlier array that did come so far, nothing is said of the later one.
     write_array(folder, ArrayRecord(job="13", deployments=(first.digest,), submitted=2.0))
     assert "job 13_0; it has written nothing" in unfinished(made, folder, names, {})[0]
@@ -275,3 +265,64 @@ def test_scontrol_has_a_line_for_each_task_and_one_for_those_that_wait() -> None
 )
 def test_numbers_of_an_array(text: str, expected: list[int]) -> None:
     assert list(numbers(text)) == expected
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`sbatch`, `scontrol` and `scancel` that keep their arguments and say what a file holds."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sbatch", "scontrol", "scancel"):
+        (folder / name).write_text(
+            f'#!/bin/sh\necho "$@" >>{folder}/{name}.argv\n[ {name} = sbatch ] && cat >/dev/null\n'
+            f"cat {folder}/{name}.out\ncat {folder}/{name}.err >&2\nexit $(cat {folder}/{name}.code)\n"
+        )
+        (folder / name).chmod(0o755)
+        answer(folder, name)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def answer(tools: Path, name: str, out: str = "", err: str = "", code: int = 0) -> None:
+    for kind, text in (("out", out), ("err", err), ("code", str(code))):
+        (tools / f"{name}.{kind}").write_text(text)
+
+
+@pytest.mark.process
+def test_arrays_follow_each_other_where_there_is_a_limit(tmp_path: Path, tools: Path) -> None:
+    made, folder = planned(tmp_path, "  decode.instances: [1, 17]\n"), SweepFolder(tmp_path / "sweep")
+    arrays = scripts(made, made.points, ["s.yaml"], at_once=3)
+    answer(tools, "sbatch", out="41\n")
+    said: list[str] = []
+    submit_arrays(arrays, folder, said.append, one_after_other=True)
+    assert (tools / "sbatch.argv").read_text().splitlines() == ["--parsable", "--parsable --dependency=afterany:41"]
+    assert said == ["submitted job 41: 1 task of 1 node; scancel 41", "submitted job 41: 1 task of 3 nodes; scancel 41"]
+
+
+@pytest.mark.process
+def test_nothing_is_submitted_while_an_array_of_the_sweep_is_not_over(tmp_path: Path, tools: Path) -> None:
+    folder = SweepFolder(tmp_path / "sweep")
+    check_none_runs(folder)
+    write_array(folder, ArrayRecord(job="65541", deployments=("aaaa",), submitted=1.0))
+    answer(tools, "scontrol", out=f"{FAILED}\n{WAITING}\n")
+    with pytest.raises(StateError, match="job 65541 of this sweep is not over: 3 of its tasks wait or run"):
+        check_none_runs(folder)
+    answer(tools, "scontrol", err="slurm_load_jobs error: Unable to contact slurm controller", code=1)
+    with pytest.raises(StateError, match="controller does not answer"):
+        check_none_runs(folder)
+    answer(tools, "scontrol", err="slurm_load_jobs error: Invalid job id specified", code=1)
+    check_none_runs(folder)
+    answer(tools, "scontrol", out=FAILED)
+    check_none_runs(folder)
+    answer(tools, "scontrol", err="scontrol: error: no", code=1)
+    with pytest.raises(StateError, match="scontrol does not show job 65541"):
+        check_none_runs(folder)
+
+
+@pytest.mark.process
+def test_an_array_is_stopped_in_order(tools: Path) -> None:
+    stop_array("41")
+    assert (tools / "scancel.argv").read_text().splitlines() == ["--state=PENDING 41", "--batch --signal=TERM 41"]
+    answer(tools, "scancel", err="scancel: error: Access denied", code=1)
+    with pytest.raises(PreflightError, match="did not stop job 41"):
+        stop_array("41")

@@ -14,7 +14,7 @@ from pdserve.cli.bench.sweep_slurm import ArrayOptions, run_in_slurm
 from pdserve.cli.bench.wide_console import wide_console
 from pdserve.cli.console import Console
 from pdserve.errors import InvalidSweepError
-from pdserve.reach.slurm_array import Task
+from pdserve.reach.slurm_array import SlurmTask
 from pdserve.run.directory import home
 from pdserve.sweep.described import letters
 from pdserve.sweep.estimate import estimate
@@ -52,7 +52,7 @@ def run(
         for reason in record.reasons:
             out.print(Text(f"  {reason.check}: {reason.text}"))
 
-    states: Mapping[str, Task] = {}
+    states: Mapping[str, SlurmTask] = {}
     if array is not None:
         seen = run_in_slurm(planned, some, former, folder, options, array, dry=dry, retry=retry, out=out, on_point=show)
         if seen is None:
@@ -68,7 +68,7 @@ def run(
 
 
 def _conclude(
-    whole: PlannedSweep, planned: PlannedSweep, folder: SweepFolder, states: Mapping[str, Task], out: RichConsole
+    whole: PlannedSweep, planned: PlannedSweep, folder: SweepFolder, states: Mapping[str, SlurmTask], out: RichConsole
 ) -> None:
     """What all tasks have measured so far, whichever of them ends last; then an error for what does not count."""
     records = [record for point in whole.points if (record := folder.read(point)) is not None]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pdserve.plan.render.sbatch_array import RenderedArray
-from pdserve.reach.slurm_array import Task
+from pdserve.reach.slurm_array import SlurmTask
 from pdserve.sweep.described import letters
 from pdserve.sweep.estimate import array_seconds, estimate
 from pdserve.sweep.points import Point
@@ -43,7 +43,7 @@ def run_in_slurm(
     retry: bool,
     out: Console,
     on_point: OnPoint,
-) -> Mapping[str, Task] | None:
+) -> Mapping[str, SlurmTask] | None:
     """Submits what is missing, and follows it. The last state of each task; None: nothing was followed. `out`: with
     `dry` it is stderr, because the scripts go to stdout."""
     arrays = scripts(planned, some, words_of(planned.loaded.path, options, retry=retry), at_once=array.at_once)
@@ -63,7 +63,7 @@ def run_in_slurm(
     if array.detach:
         show(f"next: pdserve sweep {planned.loaded.path} --dry-run | pdserve report {folder.path}")
         return None
-    follower = ArrayFollower(planned, folder, records, show, on_point)
+    follower = ArrayFollower(planned, folder, records, show, on_point, {record.id: record for record in former})
     follower.until_over()
     return follower.states
 
