@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
+from pdserve.cli.observe.status import head
 from pdserve.errors import PreflightError, RecipeError
+from pdserve.observe.status import StatusView
 from pdserve.plan.model import Versions
+from pdserve.preflight.engine_packages import check_installed
 from pdserve.recipe.connectors.moriio import CLASS
 from pdserve.recipe.rules import problems, warnings
+from pdserve.run.state import DeploymentState
+from pdserve.system.procfs import ProcessId
 from tests.plan.kit import LMCACHE, hosts, on_gpus, plan, recipe, value_of
 from tests.recipe.kit import GPU, refused
 
@@ -115,6 +120,33 @@ def test_only_the_vllm_that_was_read_has_it(vllm: str) -> None:
         plan(on_amd(), *hosts(8), versions=VERSIONS.model_copy(update={"vllm": vllm}))
 
 
+def test_preflight_asks_for_its_library() -> None:
+    wanted = on_amd({"engine": {"env": {"LD_LIBRARY_PATH": "/opt"}}})
+    built = plan(wanted, *hosts(8), versions=VERSIONS)
+    with pytest.raises(PreflightError, match=r"not installed for .*: MoRI") as caught:
+        check_installed(VERSIONS.model_copy(update={"mori": None}), built, wanted)
+    assert "inside an image that has it" in (caught.value.todo or "")
+
+
+def test_status_says_that_it_ran_nowhere() -> None:
+    """The recipe of this test calls itself tested."""
+    built = plan(on_amd(), *hosts(8), versions=VERSIONS)
+    state = DeploymentState(
+        name="test",
+        run_id="r1",
+        phase="ready",
+        host="host0",
+        launcher=ProcessId(pid=1, start_ticks=1),
+        nodes={},
+        processes={},
+        endpoint="http://127.0.0.1:8000",
+        started_at=0.0,
+    )
+    view = StatusView(state, built, "ready", "/run/r1", [])
+    assert f"untested: {CLASS} ran on no device here, and can corrupt KV (docs/moriio.md)" in head(view)
+    assert view.to_json()["untested_connectors"] == [CLASS]
+
+
 SLOW = {"transfer_timeout_seconds": 30.0}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"platform": "cuda"}, "between AMD GPUs only, and the platform is cuda", "use kind: nixl"),
@@ -162,8 +194,8 @@ def test_the_published_shape_has_no_problem() -> None:
     assert problems(on_amd({"prefill": {"connector": multi}, "lmcache": {"l1_size_gb": 1}}, tp=8)) == []
 
 
-def test_a_decode_that_comes_back_finds_its_prefill() -> None:
-    """It makes its sessions anew: only prefill's death is for good."""
+def test_a_decode_may_come_back() -> None:
+    """vLLM makes the sessions of a new decode anew. What mori does with one was not tried."""
     assert problems(on_amd({"decode": {"restart": {"policy": "on-failure"}}})) == []
 
 

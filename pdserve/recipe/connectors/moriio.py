@@ -60,7 +60,7 @@ _ENGINE = "MoRI-IO engine, one a worker: sets up RDMA transfers"
 
 
 class MoriioSection(LeafSection):
-    """Decode reads KV from prefill through AMD's MoRI-IO. Experimental: limits.md has what it can do to KV."""
+    """Decode reads KV from prefill through AMD's MoRI-IO. Experimental: docs/moriio.md has what it can do to KV."""
 
     ABOUT: ClassVar[ConnectorKind] = ConnectorKind(
         class_name=CLASS,
@@ -91,7 +91,7 @@ class MoriioSection(LeafSection):
     accept_unsafe_aborts: bool = Field(
         default=False,
         description="Must be true. A transfer of MoRI-IO that is given up or whose request is aborted is not stopped: "
-        "it may write into blocks that other prompts have by then. No setting closes that (docs/limits.md).",
+        "it may write into blocks that other prompts have by then. No setting closes that (docs/moriio.md).",
     )
     backend: Literal["rdma", "xgmi"] = Field(
         default="rdma", description="How mori moves KV; xgmi: between the GPUs of one node."
