@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdserve.recipe.connectors.registry import MULTI_CLASS
+from pdserve.recipe.load.problems import Path
 
 Config = Mapping[str, Any]
 _GIB = 1 << 30
@@ -22,6 +23,16 @@ _STORE_ALWAYS = {"load_async": True, "lookup_async": True}
 """What MooncakeStoreSection writes."""
 _WITHOUT_MEANING = {"enable_offload": False, "enable_cross_layers_blocks": False}
 """Their value is vLLM's default."""
+_MORIIO_KEPT = ("backend", "qp_per_transfer", "post_batch_size", "num_workers")
+_MORIIO_PLACES = ("proxy_ip", "proxy_ping_port", "http_port", "handshake_port", "notify_port", "host_ip")
+_MORIIO_LEFT = {
+    **dict.fromkeys(_MORIIO_PLACES, "the plan gives each engine its address and ports, and no proxy is pinged"),
+    **dict.fromkeys(
+        ("transfer_timeout", "defer_timeout", "recv_abort_timeout"),
+        "the section makes it from proxy.request_timeout_seconds",
+    ),
+    "read_mode": "decode always reads: pdserve's proxy speaks no WRITE mode",
+}
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,12 @@ def _leaf(config: Config) -> dict[str, Any] | None:
             if others or extra.keys() - {"cpu_bytes_to_use"} or "cpu_bytes_to_use" not in extra:
                 return None
             return _filled("offloading", cpu_gib=extra["cpu_bytes_to_use"] / _GIB)
+        case "MoRIIOConnector":
+            if others or extra.keys() - {*_MORIIO_KEPT, *_MORIIO_LEFT}:
+                return None
+            # Launches write its numbers as text.
+            kept = {key: _number(extra[key]) for key in _MORIIO_KEPT if key in extra}
+            return _filled("moriio", **kept)
         case "LMCacheMPConnector":
             if others - {"kv_connector_module_path"} or extra.keys() - {"lmcache.mp.host", "lmcache.mp.port"}:
                 return None
@@ -123,6 +140,8 @@ def _left_out(config: Config) -> Iterator[str]:
     for key, value in extra.items():
         if (key, value) in _WITHOUT_MEANING.items() or str(key).startswith("lmcache.mp."):
             yield str(key)
+    if name == "MoRIIOConnector":
+        yield from (key for key in _MORIIO_LEFT if key in extra or key == "read_mode")
     if name == "MooncakeStoreConnector":
         yield from (key for key in _STORE_ALWAYS if key not in extra)
     for child in _children(config):
@@ -132,7 +151,21 @@ def _left_out(config: Config) -> Iterator[str]:
 def _why_left_out(key: str) -> str:
     if key.startswith("lmcache.mp."):
         return "the engines of a recipe find the LMCache server of their node (section lmcache)"
+    if key in _MORIIO_LEFT:
+        return _MORIIO_LEFT[key]
     return "the section always has it: true" if key in _STORE_ALWAYS else "it is vLLM's default"
+
+
+def acceptances(section: Mapping[str, Any]) -> Iterator[Path]:
+    """The keys of a role's connector that only its user may write: what it can do to KV is to be accepted by name."""
+    if section.get("kind") == "moriio":
+        yield ("accept_unsafe_aborts",)
+    for index, child in enumerate(section.get("of", ())):
+        yield from (("of", index, *key) for key in acceptances(child))
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.lstrip("-").isdecimal() else value
 
 
 def _filled(kind: str, **settings: Any) -> dict[str, Any]:

@@ -24,6 +24,8 @@ DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
     ),
     # vLLM imports `nixl`, which nixl-cu12 and nixl-cu13 alone do not bring; ROCm images have another one.
     "nixl": ("nixl", "nixl-rocm", "rixl"),
+    # vLLM imports `mori`; the ROCm images build it from source, under either name.
+    "mori": ("amd-mori", "mori", "amd-mori-nightly"),
     "pdserve": ("pdserve",),
 }
 """Part -> distributions that provide it, on CUDA, ROCm and CPU. The first one that is installed counts. pdserve is

@@ -17,6 +17,8 @@ from pdserve.installed import compiled
 from pdserve.installed.distributions import DISTRIBUTIONS, installed, version_of
 from pdserve.installed.lmcache_kernels import compiled_for
 
+_OF_ONE_CONNECTOR = ("nixl", "mori")
+"""Parts that only a recipe with that connector needs: preflight asks for them."""
 _PLUGINS = "vllm.general_plugins"
 KERNELS: Mapping[str, tuple[str | None, ...]] = {
     "cpu": ("none", "cuda", "unknown"),
@@ -35,7 +37,7 @@ MOONCAKE: Mapping[str, tuple[str, ...]] = {
 def lacking(platform: str) -> Iterator[str]:
     """What is missing or made for another platform, a line each."""
     for part, version in installed().items():
-        if version is None and part != "nixl":
+        if version is None and part not in _OF_ONE_CONNECTOR:
             yield f"{part} is not installed"
     kernels = compiled_for()
     if kernels is not None and kernels not in KERNELS[platform]:

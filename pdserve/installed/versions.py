@@ -12,7 +12,13 @@ TESTED = {"vllm": "0.32.0", "lmcache": "0.5.6", "mooncake": "0.3.13.post1"}
 KNOWN = {"vllm": ">=0.26,<0.34", "lmcache": ">=0.5.6,<0.6", "mooncake": ">=0.3.13,<0.4"}
 """Versions whose code was read for the facts that plans rest on. Outside of them a plan is a guess."""
 
-TITLES = {"vllm": "vLLM", "lmcache": "LMCache", "mooncake": "Mooncake's transfer engine", "nixl": "NIXL"}
+TITLES = {
+    "vllm": "vLLM",
+    "lmcache": "LMCache",
+    "mooncake": "Mooncake's transfer engine",
+    "nixl": "NIXL",
+    "mori": "MoRI",
+}
 """The parts of an engine environment, in the order in which they are shown -> their names for people."""
 
 PACKAGES = tuple(TITLES)
@@ -30,6 +36,7 @@ class Versions(BaseModel):
     lmcache: str | None = None
     mooncake: str | None = None
     nixl: str | None = None
+    mori: str | None = None
     same_code: Mapping[str, str] = {}
     """Package -> the release whose code an untagged build has (patches/releases.py)."""
 

@@ -136,6 +136,15 @@ DEFECTS: tuple[Defect, ...] = (
         "use lmcache >= 0.5.6",
     ),
     Defect(
+        {"vllm": "!=0.32.*"},
+        frozenset({"MoRIIOConnector"}),
+        "MoRI-IO differs from release to release, and its limits and the parameters of its requests were read in vllm "
+        "0.32 alone",
+        "its classes have other code in 0.26 and 0.27",
+        "use vllm 0.32, or kind: nixl or kind: mooncake",
+        refuse=True,
+    ),
+    Defect(
         {"vllm": "<0.30"},
         frozenset({"MooncakeConnector", "role=decode"}),
         "a failed Mooncake transfer is only logged: the request waits until the proxy's deadline",

@@ -21,6 +21,7 @@ from pdserve.patches.lmcache import (
     registration,
 )
 from pdserve.patches.mooncake import bootstrap, cpu_device, pulls, requests, sends
+from pdserve.patches.moriio import unread_prompts
 from pdserve.patches.multiconnector import prom_metrics, selection
 from pdserve.patches.nixl import abandoned_kv, failed_groups
 from pdserve.patches.patch import Deployment, Patch
@@ -52,6 +53,7 @@ REGISTRY: tuple[Patch, ...] = (
     cpu_device.PATCH,
     abandoned_kv.PATCH,
     failed_groups.PATCH,
+    unread_prompts.PATCH,
     identity.PATCH,
     demand_pinned.PATCH,
     final_capacity.PATCH,

@@ -38,7 +38,8 @@ class Row:
 
 
 def _of(port: ConnectorPort) -> Row:
-    many = "a range" if port.chosen else f"{port.count} * ranks" if port.per_rank else str(port.count)
+    each = "ranks" if port.per_rank else "tp" if port.per_worker else ""
+    many = "a range" if port.chosen else f"{port.count} * {each}" if each else str(port.count)
     return Row(port.purpose, f"{port.what} of an instance", many, port.used_by, port.chosen)
 
 

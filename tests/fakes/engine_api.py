@@ -23,6 +23,7 @@ from tests.fakes.engine_dialects import BATCH, CHAT, INVOCATIONS, JOBS, RESPONSE
 from tests.fakes.engine_kv import Connectors, KvLoadError, Producer, fetch
 from tests.fakes.engine_metrics import metrics_page
 from tests.fakes.engine_model import EOS, PrefixCache, extend, logprob, next_token, prefill
+from tests.fakes.engine_moriio import MoriioProducer, read
 from tests.fakes.engine_nixl import NixlProducer, pull
 from tests.fakes.engine_openai import ApiError, Job, Token, parse
 from tests.fakes.engine_script import Gate, Script, die
@@ -178,7 +179,7 @@ class Engine:
             shape.check(self.args.served_model_name, self.args.max_model_len)
         except ApiError:
             if params.get("do_remote_prefill") and "remote_engine_id" in params:
-                await (pull(params) if self.connectors.nixl else fetch(params, release=True))
+                await self._pulled(params, release=True)
             raise
         # Until here a client that leaves is not noticed by any scheduler.
         await self.gate.until(lambda: self.script.hold != "arrival")
@@ -276,7 +277,7 @@ class Engine:
     async def _prompt_kv(self, job: Job, index: int, params: dict[str, Any]) -> bytes:
         tokens, salt = job.prompt(index), "" if self.script.ignore_salt else job.shape.cache_salt
         local = self.local.lookup(tokens, salt)
-        if params.get("do_remote_prefill") and (self.connectors.mooncake or self.connectors.nixl):
+        if params.get("do_remote_prefill") and self.connectors.moves:
             self.external.queries += len(tokens) - local
             state, external = await self._remote_kv(params), len(tokens) - local
             self.external.hits += external
@@ -315,7 +316,7 @@ class Engine:
         if self.connectors.mooncake and not needed <= params.keys():
             await asyncio.Event().wait()  # upstream parks it in WAITING_FOR_REMOTE_KVS for ever
         try:
-            state = bytes.fromhex(await (pull(params) if self.connectors.nixl else fetch(params)))
+            state = bytes.fromhex(await self._pulled(params))
             if self.script.kv_fails:
                 raise KvLoadError("scripted failure")
             return state
@@ -323,12 +324,20 @@ class Engine:
             print(f"ERROR KV load failed: {error}", flush=True)
             raise ApiError(500, "Internal server error", "InternalServerError") from error
 
+    async def _pulled(self, params: dict[str, Any], *, release: bool = False) -> str:
+        if self.connectors.moriio:
+            return await read(params)
+        return await (pull(params) if self.connectors.nixl else fetch(params, release=release))
+
     def _finish(self, job: Job, rank: int, params: dict[str, Any]) -> None:
         if not params.get("do_remote_decode"):
             return
         # By a stop too: NIXL, and the patch mooncake-requests.
         kv = prefill(job.prompt(0)).hex()
-        if isinstance(self.producer, NixlProducer):
+        if isinstance(self.producer, MoriioProducer):
+            if not self.script.keeps_nothing and job.finish_reason == "length":
+                job.transfer = self.producer.keep_for(params["transfer_id"], kv)
+        elif isinstance(self.producer, NixlProducer):
             if not self.script.keeps_nothing:
                 job.transfer = self.producer.keep(rank, kv)
         elif self.producer and params.get("transfer_id"):

@@ -34,12 +34,18 @@ class Connectors:
     role: str = "none"
     mooncake: bool = False
     nixl: bool = False
+    moriio: bool = False
     lease: float = 30
     """NIXL: how long prefill keeps KV that nobody pulls."""
     external: bool = False
     """A child that caches: prompts survive a reset of the engine's own prefix cache."""
     store: bool = False
     """That child is a Mooncake store, whose keys the engine counts."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether KV comes from prefill."""
+        return self.mooncake or self.nixl or self.moriio
 
     @classmethod
     def parse(cls, config: str | None) -> Connectors:
@@ -49,11 +55,13 @@ class Connectors:
         children = top.get("kv_connector_extra_config", {}).get("connectors", [top])
         by_name = {child["kv_connector"]: child for child in children}
         mooncake, nixl = by_name.get("MooncakeConnector"), by_name.get("NixlConnector")
-        transfer = mooncake or nixl or {}
+        moriio = by_name.get("MoRIIOConnector")
+        transfer = mooncake or nixl or moriio or {}
         return cls(
             role=transfer.get("kv_role", "none"),
             mooncake=mooncake is not None,
             nixl=nixl is not None,
+            moriio=moriio is not None,
             lease=transfer.get("kv_connector_extra_config", {}).get("kv_lease_duration", 30),
             external=any(name.startswith("LMCache") or name in _CACHES for name in by_name),
             store="MooncakeStoreConnector" in by_name,

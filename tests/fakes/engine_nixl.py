@@ -43,9 +43,7 @@ class NixlProducer:
     def keep(self, rank: int, kv: str) -> dict[str, Any]:
         """The kv_transfer_params of the answer."""
         request = f"cmpl-{uuid.uuid4().hex}"
-        self._kept[request] = kv
-        asyncio.get_running_loop().call_later(self._lease, self._expire, request)
-        self.changed()
+        self._keep(request, kv)
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -68,6 +66,11 @@ class NixlProducer:
             self.delivered += 1
         self.changed()
         await responder.send(200, {"kv": OTHER_KV if kv is None else kv})
+
+    def _keep(self, request: str, kv: str) -> None:
+        self._kept[request] = kv
+        asyncio.get_running_loop().call_later(self._lease, self._expire, request)
+        self.changed()
 
     def _expire(self, request: str) -> None:
         if self._kept.pop(request, None) is not None:

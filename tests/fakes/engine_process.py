@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.fakes.engine_api import Engine
 from tests.fakes.engine_kv import Connectors, Producer
+from tests.fakes.engine_moriio import MoriioProducer
 from tests.fakes.engine_nixl import NixlProducer
 from tests.fakes.engine_script import Script, die
 from tests.fakes.microhttp import serve
@@ -124,6 +125,8 @@ async def load(script: Script) -> None:
 def producer(ranks: int, connectors: Connectors) -> Producer | NixlProducer | None:
     if connectors.role not in ("kv_producer", "kv_both"):
         return None
+    if connectors.moriio:
+        return MoriioProducer(ranks, connectors.lease)
     return NixlProducer(ranks, connectors.lease) if connectors.nixl else Producer(ranks)
 
 

@@ -95,7 +95,7 @@ SHORT = (
     over("an unknown connector", "decode: {connector: {kind: p2p-nccl}}\n", "decode: {connector: {kind: mooncake}}\n"),
     over(
         "a connector that corrupts KV",
-        "decode: {connector: {kind: moriio}}\n",
+        "decode: {connector: {kind: nixl-push}}\n",
         "decode: {connector: {kind: mooncake}}\n",
     ),
     over("a slip in a connector", "decode: {connector: {kind: moncake}}\n"),

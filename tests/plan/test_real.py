@@ -33,6 +33,9 @@ HYBRID = {
     }
 }
 
+_MORIIO = {"connector": {"kind": "moriio", "accept_unsafe_aborts": True}}
+MORIIO = {"prefill": _MORIIO, "decode": _MORIIO}
+
 
 def offloading(**section: Any) -> dict[str, Any]:
     """vLLM's own offloading in an aggregated engine on CUDA."""
@@ -50,6 +53,7 @@ def plans() -> dict[str, Plan]:
         "tp-rank": plan(recipe(on_gpus(2, 1), section), *hosts(8)),
         "shm": plan(recipe(with_lmcache(shm_name="pool", max_workers=2))),
         "aggregated": plan(recipe(aggregated())),
+        "moriio": plan(recipe(on_gpus(4, 4, "rocm"), MORIIO), *hosts(8)),
         "offloading": plan(recipe(offloading(store_threshold=2, eviction="arc"))),
     }
 
@@ -193,6 +197,7 @@ def test_every_key_of_a_connector_is_read_by_its_code(answer: dict[str, Any]) ->
         "MultiConnector": [],
         "MooncakeConnector": [],
         "NixlConnector": [],
+        "MoRIIOConnector": [],
         "LMCacheMPConnector": [],
         "MooncakeStoreConnector": [],
         "OffloadingConnector": [],

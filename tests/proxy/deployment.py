@@ -248,6 +248,7 @@ class Deployment:
         ranks: int = 1,
         key: str = KEY,
         nixl: bool = False,
+        moriio: bool = False,
         prefill: dict[str, object] | None = None,
         decode: dict[str, object] | None = None,
         moments: Mapping[str, float] | None = None,
@@ -257,14 +258,14 @@ class Deployment:
         them; `config`: fields of ProxyConfig."""
         if aggregated:
             prefills = decodes = 0
-        shared = {"connector": "NixlConnector"} if nixl else {}
+        shared = {"connector": "NixlConnector"} if nixl else {"connector": "MoRIIOConnector"} if moriio else {}
         for i in range(prefills):
             self.prefills.append(self.engine(f"prefill-{i}", "prefill", ranks=ranks, **shared, **(prefill or {})))
         for i in range(decodes):
             self.decodes.append(self.engine(f"decode-{i}", "decode", **shared, **(decode or {})))
         for i in range(aggregated):
             self.aggregated.append(self.engine(f"aggregated-{i}", "aggregated"))
-        protocol: Protocol = "aggregated" if aggregated else "nixl" if nixl else "mooncake"
+        protocol: Protocol = "aggregated" if aggregated else "nixl" if nixl else "moriio" if moriio else "mooncake"
         self.proxy = Proxy(
             self.folder / "proxy.json",
             self.config(**{"protocol": protocol, **config}),

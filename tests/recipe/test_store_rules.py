@@ -90,7 +90,7 @@ CASES: list[Case] = [
             "lmcache=null",
         ),
         "prefill.connector: MoRIIOConnector: in vllm 0.32 decode computes on before its KV has arrived",
-        "use kind: nixl or kind: mooncake",
+        "kind: moriio sets those times, and needs accept_unsafe_aborts: true",
     ),
     (
         CPU,

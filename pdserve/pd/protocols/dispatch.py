@@ -19,6 +19,7 @@ from typing import Protocol
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.protocols.background import Background
 from pdserve.pd.protocols.mooncake import MooncakeProtocol
+from pdserve.pd.protocols.moriio import MoriioProtocol
 from pdserve.pd.protocols.nixl import NixlProtocol
 from pdserve.pd.protocols.single_engine import SingleEngine
 from pdserve.pd.relay.client import Client
@@ -59,11 +60,7 @@ class Dispatcher:
         self.failovers: Counter[tuple[str, str]] = Counter()
         """Attempts made once more, by the role that failed and how."""
         self._single = SingleEngine(engines)
-        self._split: Split = (
-            NixlProtocol(registry, engines, config.kv_lease_seconds)
-            if config.protocol == "nixl"
-            else MooncakeProtocol(registry, engines, config.served_name)
-        )
+        self._split = _split(config, registry, engines)
 
     def serve(self, request: ClientRequest, client: Client) -> Awaitable[None]:
         """Answers one client. Raises ApiError or ClientGoneError, at once or when awaited; what it leaves running ends
@@ -184,6 +181,16 @@ class Dispatcher:
         if not self._registry.ready("decode") and self._config.routing.on_empty_pool == "aggregate":
             return "prefill"
         return "decode"
+
+
+def _split(config: ProxyConfig, registry: Registry, engines: Engines) -> Split:
+    match config.protocol:
+        case "nixl":
+            return NixlProtocol(registry, engines, config.kv_lease_seconds)
+        case "moriio":
+            return MoriioProtocol(registry, engines, config.request_timeout_seconds)
+        case _:
+            return MooncakeProtocol(registry, engines, config.served_name)
 
 
 def _blame(worker: Worker) -> None:

@@ -107,7 +107,7 @@ class NixlProtocol:
 
     async def _prefill(self, request: ClientRequest, watch: Watch, prefill: Worker) -> Leg:
         """The complete leg; it has ended well."""
-        body = request.dialect.prefill_body(request.body, _ASK)
+        body = request.dialect.prefill_body(request.body, self._asked())
         rank, sent = self._next_rank(prefill), self._loop.time()
         leg = prefill_leg.send(self._engines, request, prefill, body, rank_header=rank, poke=watch.poke)
         try:
@@ -121,6 +121,10 @@ class NixlProtocol:
         leg.close()
         prefill_leg.check(leg)
         return leg
+
+    def _asked(self) -> bytes:
+        """What asks a prefill to keep the KV of one prompt."""
+        return _ASK
 
     def _next_rank(self, prefill: Worker) -> bytes:
         ranks = prefill.config.ranks

@@ -62,7 +62,7 @@ def port_needs(recipe: Recipe, instance: Instance, connector: AnyConnector | Non
         if rank == 0 and effective.publishes_kv_events(recipe, instance.role_name):
             yield Need(node, process, "kv_events", 2 * parallel.dp)
         for port in _connector_ports(instance, rank, connector):
-            yield Need(node, process, port.key, port.how_many(parallel.ranks_of_server))
+            yield Need(node, process, port.key, port.how_many(parallel.ranks_of_server, parallel.tp))
         if rank == 0 and len(instance.shares) > 1:
             yield Need(node, process, "dp_master", 2 if parallel.dp > 1 and instance.balances_itself else 1)
 
@@ -77,7 +77,16 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
     if connector is not None:
         request_ports = tuple(ports.first(server.name, "request") for server in attached)
         modules = kv_transfer.modules_of(patches)
-        context = Context(instance.role_name, recipe.platform, recipe.lmcache, request_ports, modules)
+        context = Context(
+            instance.role_name,
+            recipe.platform,
+            recipe.lmcache,
+            request_ports,
+            modules,
+            address=instance.shares[0].node.address,
+            ports=_ports_of(instance, connector, ports),
+            request_seconds=recipe.proxy.request_timeout_seconds,
+        )
         config = kv_transfer.kv_transfer_config(connector, instance.role, context)
     for rank, share in enumerate(instance.shares):
         name = instance.process_name(rank)
@@ -142,6 +151,13 @@ def _connector_ports(instance: Instance, rank: int, connector: AnyConnector | No
     for port in ports_of(connector):
         if instance.role_name in port.roles and (instance.has_server(rank) or not port.server_only):
             yield port
+
+
+def _ports_of(instance: Instance, connector: AnyConnector | None, ports: AssignedPorts) -> dict[str, range]:
+    """Those of the first process of the instance, by purpose."""
+    name = instance.process_name(0)
+    purposes = ("http", *(port.purpose for port in _connector_ports(instance, 0, connector)))
+    return {purpose: taken for purpose in purposes if (taken := ports.range(name, purpose))}
 
 
 def _packages(recipe: Recipe, connectors: Sequence[PlannedConnector]) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from pdserve.recipe.model import Recipe, Role
 CONNECTOR_MODULES = {
     "MultiConnector": "pdserve.connectors.multi",
     "LMCacheMPConnector": "pdserve.connectors.lmcache_mp",
+    "MoRIIOConnector": "pdserve.connectors.moriio",
 }
 """Our subclasses; upstream asks for connectors by class name in several places, so they keep it."""
 

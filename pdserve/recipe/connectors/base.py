@@ -42,6 +42,8 @@ class ConnectorPort:
     count: int = 1
     per_rank: bool = False
     """`count` ports for each data-parallel rank behind its API server."""
+    per_worker: bool = False
+    """`count` ports for each tensor-parallel rank."""
     chosen: bool = False
     """A range out of which the engine chooses; otherwise each port is pinned."""
     everywhere: bool = False
@@ -57,9 +59,9 @@ class ConnectorPort:
         both = tuple(role for role in ENGINE_ROLES if role in self.roles or role in other.roles)
         return replace(self, roles=both, reached_by=peers)
 
-    def how_many(self, ranks: int) -> int:
-        """Ports of one engine process whose API server has so many data-parallel ranks."""
-        return self.count * (ranks if self.per_rank else 1)
+    def how_many(self, ranks: int, tp: int) -> int:
+        """Ports of one engine process whose API server has so many data-parallel ranks, of so many workers each."""
+        return self.count * (ranks if self.per_rank else 1) * (tp if self.per_worker else 1)
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,12 @@ class Context:
     """Request ports of the node's LMCache servers, in TP-rank order; empty: none is attached."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """Class name -> module of our subclass of it, for the classes that a patch of this role replaces."""
+    address: str = ""
+    """Of the instance's first process."""
+    ports: Mapping[str, range] = field(default_factory=dict)
+    """Its ports by purpose; empty where there is no plan yet."""
+    request_seconds: float = 0.0
+    """When the proxy ends a request."""
 
     @property
     def kv_role(self) -> str:
@@ -126,6 +134,8 @@ class ConnectorKind:
     """The engine package that it imports (installed/distributions.py)."""
     protocol: Protocol | None = None
     """How the proxy moves KV from prefill to decode with it; None: it does not move KV between engines."""
+    experimental: bool = False
+    """No message offers it, and a deployment that has it is untested whatever its recipe says."""
     tp_must_divide: bool = False
     """Whether vLLM asserts that of the tensor parallel sizes of prefill and decode one divides the other (the source is
     in rules/connectors.py)."""

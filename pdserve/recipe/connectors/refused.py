@@ -1,4 +1,5 @@
-"""Connectors of vLLM that move KV between engines and lose or corrupt it, so that no recipe may have them."""
+"""Connectors of vLLM that move KV between engines and lose or corrupt it. Raw, no recipe may have them; `kind: moriio`
+has one with the limits that it needs, where a recipe accepts what is left."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ REFUSED: Mapping[str, Refused] = {
         "in vllm 0.32 decode computes on before its KV has arrived when a read takes longer than `transfer_timeout` "
         "(30 s), and forgets the read after `recv_abort_timeout` (120 s), which may still write into blocks of other "
         "prompts; prefill frees its blocks after `defer_timeout` (60 s), also while decode has the request queued",
-        "use kind: nixl or kind: mooncake",
+        "use kind: nixl or kind: mooncake; kind: moriio sets those times, and needs accept_unsafe_aborts: true",
     ),
 }
 """vLLM's class name -> why not."""

@@ -170,6 +170,8 @@ def raw_children(recipe: Recipe) -> Iterator[Problem]:
 def refused(recipe: Recipe) -> Iterator[Problem]:
     """Raw connectors that lose or corrupt KV."""
     for name, _, connector in roles(recipe):
+        if not isinstance(connector, RawSection):
+            continue  # a section is refused, or accepted, by the rules of its kind
         for class_name in sorted(REFUSED.keys() & class_names(connector)):
             reason = REFUSED[class_name]
             yield Problem((name, "connector"), f"{class_name}: {reason.why}", reason.todo)

@@ -80,7 +80,7 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
         for port in ports_of(connector) if not isinstance(connector, RawSection) else ():
             if name not in port.roles:
                 continue
-            needed = listening * port.how_many(role.parallel.ranks_of_server)
+            needed = listening * port.how_many(role.parallel.ranks_of_server, role.parallel.tp)
             if port.roles == (name,):
                 yield _of(port, ports, needed, (name,))
             else:

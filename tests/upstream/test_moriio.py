@@ -1,0 +1,83 @@
+"""vLLM's MoRIIOConnector with what pdserve's plan and proxy give it, on the installed vLLM without `mori` and a device.
+
+A test here that fails has news: upstream may have changed its contract, or mended what the patch is for.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.upstream.run import INSTALLED_VLLM, probe
+
+pytestmark = pytest.mark.upstream
+
+PROMPT = 53
+"""Tokens."""
+
+
+@cache
+def seen() -> dict[str, Any]:
+    results: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.moriio")
+    return results
+
+
+def test_its_configuration_has_what_the_plan_meant() -> None:
+    """Of the last of four workers of decode. Without `proxy_ip` it starts no heartbeat."""
+    assert seen()["config"] == {
+        "local_ip": "192.0.2.1",
+        "proxy_ip": "",
+        "proxy_ping_port": 0,
+        "http_port": 8200,
+        "handshake_port": 6305,
+        "notify_port": 61009 + 3,
+        "tp_rank": 3,
+        "transfer_timeout": 3660,
+        "recv_abort_timeout": 3660,
+        "defer_timeout": 3660,
+        "read_mode": True,
+        "backend": "rdma",
+    }
+
+
+def test_prefills_answer_has_all_that_decode_needs_to_read() -> None:
+    legs = seen()["legs"]
+    assert legs["answer"]["remote_host"] == "192.0.2.1"
+    assert (legs["answer"]["remote_handshake_port"], legs["answer"]["remote_notify_port"]) == (6301, 61005)
+    assert legs["from"][:3] == ["192.0.2.1", 6301, 61005]
+    assert legs["same_transfer"]
+    assert legs["pairs"] == [4, 4], "blocks of decode, and those of prefill that they are read from"
+    assert legs["computed_by_decode"] == 1
+
+
+def test_prefill_holds_its_blocks_until_decode_has_released_them() -> None:
+    assert (seen()["legs"]["held"], seen()["legs"]["free_after_the_release"]) == (4, True)
+
+
+def test_a_request_that_is_aborted_in_decodes_queue_releases_them_without_a_read() -> None:
+    assert seen()["aborted"] == {"blocks": [[]], "port": 61005}
+
+
+def test_prefill_gives_them_up_only_after_the_proxy_has_ended_the_request() -> None:
+    assert seen()["given_up"] == {"3600": False, "3661": True}
+
+
+def test_a_prefill_that_ends_by_stop_keeps_nothing_and_says_nothing() -> None:
+    assert seen()["stopped"] == {"answer": None, "keeps": False}
+
+
+def test_upstream_takes_every_prompt_of_a_decode_for_one_that_is_read() -> None:
+    """Of a request that names no KV, and of one that comes again after a preemption, it computes the last token alone:
+    the rest is whatever its blocks held before."""
+    assert seen()["unread_upstream"] == {"plain": 1, "again": 1}
+
+
+def test_the_patch_has_decode_compute_what_it_does_not_read() -> None:
+    assert seen()["unread"] == {"plain": PROMPT, "again": PROMPT}
+
+
+def test_an_address_in_a_request_id_counts_more_than_prefills_answer() -> None:
+    """Which is why the proxy refuses such ids."""
+    assert seen()["address"] == "192.0.2.99"
