@@ -20,6 +20,7 @@ _MADE_BY_PDSERVE = {
 }
 _STORE_ALWAYS = {"load_async": True, "lookup_async": True}
 """What MooncakeStoreSection writes."""
+_PUSH_KEYS = {"backends", "kv_lease_duration", "push_registration_timeout"}
 _WITHOUT_MEANING = {"enable_offload": False, "enable_cross_layers_blocks": False}
 """Their value is vLLM's default."""
 
@@ -78,7 +79,7 @@ def _leaf(config: Config) -> dict[str, Any] | None:
     extra = {key: value for key, value in _extra(config).items() if (key, value) not in _WITHOUT_MEANING.items()}
     others = _others(config)
     match config.get("kv_connector"):
-        case "NixlConnector":
+        case "NixlConnector" | "NixlPullConnector":
             if others - {"kv_buffer_device"} or extra.keys() - {"backends", "kv_lease_duration"}:
                 return None
             return _filled(
@@ -86,6 +87,16 @@ def _leaf(config: Config) -> dict[str, Any] | None:
                 buffer_device=config.get("kv_buffer_device"),
                 backends=extra.get("backends"),
                 lease_seconds=extra.get("kv_lease_duration"),
+            )
+        case "NixlPushConnector":
+            if others - {"kv_buffer_device"} or extra.keys() - _PUSH_KEYS:
+                return None
+            return _filled(
+                "nixl-push",
+                buffer_device=config.get("kv_buffer_device"),
+                backends=extra.get("backends"),
+                lease_seconds=extra.get("kv_lease_duration"),
+                registration_seconds=extra.get("push_registration_timeout"),
             )
         case "MooncakeConnector":
             if others or extra.keys() - {"mooncake_protocol", "num_workers", "device_name"}:

@@ -22,7 +22,7 @@ from pdserve.patches.lmcache import (
 )
 from pdserve.patches.mooncake import bootstrap, cpu_device, pulls, requests, sends
 from pdserve.patches.multiconnector import prom_metrics, selection
-from pdserve.patches.nixl import abandoned_kv, failed_groups
+from pdserve.patches.nixl import abandoned_kv, failed_groups, push
 from pdserve.patches.patch import Deployment, Patch
 from pdserve.patches.scheduler import (
     common_local_hit,
@@ -52,6 +52,7 @@ REGISTRY: tuple[Patch, ...] = (
     cpu_device.PATCH,
     abandoned_kv.PATCH,
     failed_groups.PATCH,
+    push.PATCH,
     identity.PATCH,
     demand_pinned.PATCH,
     final_capacity.PATCH,

@@ -25,6 +25,7 @@ from tests.fakes.engine_metrics import metrics_page
 from tests.fakes.engine_model import EOS, PrefixCache, extend, logprob, next_token, prefill
 from tests.fakes.engine_nixl import NixlProducer, pull
 from tests.fakes.engine_openai import ApiError, Job, Token, parse
+from tests.fakes.engine_push import PushProducer, written
 from tests.fakes.engine_script import Gate, Script, die
 from tests.fakes.engine_store import Store
 from tests.fakes.microhttp import Request, Responder, get_json
@@ -39,7 +40,7 @@ class Engine:
     args: Namespace
     script: Script
     connectors: Connectors
-    producer: Producer | NixlProducer | None
+    producer: Producer | NixlProducer | PushProducer | None
     gate: Gate = field(default_factory=Gate)
     running: int = 0
     waiting: int = 0
@@ -177,7 +178,7 @@ class Engine:
                 self.store.check(body)
             shape.check(self.args.served_model_name, self.args.max_model_len)
         except ApiError:
-            if params.get("do_remote_prefill") and "remote_engine_id" in params:
+            if params.get("do_remote_prefill") and "remote_engine_id" in params and not self.connectors.push:
                 await (pull(params) if self.connectors.nixl else fetch(params, release=True))
             raise
         # Until here a client that leaves is not noticed by any scheduler.
@@ -205,6 +206,8 @@ class Engine:
             self.finished += 1
         except asyncio.CancelledError:
             self.aborted += 1
+            if isinstance(self.producer, PushProducer) and params.get("do_remote_decode"):
+                self.producer.aborted(job.id)
             if params.get("do_remote_prefill") and "remote_engine_id" not in params and "transfer_id" in params:
                 die(self.script, "KeyError: 'remote_engine_id'")
             raise
@@ -276,9 +279,9 @@ class Engine:
     async def _prompt_kv(self, job: Job, index: int, params: dict[str, Any]) -> bytes:
         tokens, salt = job.prompt(index), "" if self.script.ignore_salt else job.shape.cache_salt
         local = self.local.lookup(tokens, salt)
-        if params.get("do_remote_prefill") and (self.connectors.mooncake or self.connectors.nixl):
+        if params.get("do_remote_prefill") and self.connectors.role != "none":
             self.external.queries += len(tokens) - local
-            state, external = await self._remote_kv(params), len(tokens) - local
+            state, external = await self._remote_kv(params, job), len(tokens) - local
             self.external.hits += external
         else:
             await asyncio.sleep(self.script.prefill_seconds)
@@ -310,12 +313,15 @@ class Engine:
             chunk = self.external.block
             await get_json(f"{url}/fake/use?{urlencode({'salt': salt, 'read': read // chunk, 'written': written})}")
 
-    async def _remote_kv(self, params: dict[str, Any]) -> bytes:
+    async def _remote_kv(self, params: dict[str, Any], job: Job) -> bytes:
         needed = {"remote_engine_id", "remote_bootstrap_addr", "transfer_id"}
         if self.connectors.mooncake and not needed <= params.keys():
             await asyncio.Event().wait()  # upstream parks it in WAITING_FOR_REMOTE_KVS for ever
         try:
-            state = bytes.fromhex(await (pull(params) if self.connectors.nixl else fetch(params)))
+            if self.connectors.push:
+                state = bytes.fromhex(await written(params, job.id))
+            else:
+                state = bytes.fromhex(await (pull(params) if self.connectors.nixl else fetch(params)))
             if self.script.kv_fails:
                 raise KvLoadError("scripted failure")
             return state
@@ -328,7 +334,9 @@ class Engine:
             return
         # By a stop too: NIXL, and the patch mooncake-requests.
         kv = prefill(job.prompt(0)).hex()
-        if isinstance(self.producer, NixlProducer):
+        if isinstance(self.producer, PushProducer):
+            job.transfer = self.producer.keep(rank, kv, job.id)
+        elif isinstance(self.producer, NixlProducer):
             if not self.script.keeps_nothing:
                 job.transfer = self.producer.keep(rank, kv)
         elif self.producer and params.get("transfer_id"):

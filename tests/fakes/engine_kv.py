@@ -34,6 +34,8 @@ class Connectors:
     role: str = "none"
     mooncake: bool = False
     nixl: bool = False
+    push: bool = False
+    """NIXL, but prefill writes."""
     lease: float = 30
     """NIXL: how long prefill keeps KV that nobody pulls."""
     external: bool = False
@@ -49,11 +51,13 @@ class Connectors:
         children = top.get("kv_connector_extra_config", {}).get("connectors", [top])
         by_name = {child["kv_connector"]: child for child in children}
         mooncake, nixl = by_name.get("MooncakeConnector"), by_name.get("NixlConnector")
-        transfer = mooncake or nixl or {}
+        push = by_name.get("NixlPushConnector")
+        transfer = mooncake or nixl or push or {}
         return cls(
             role=transfer.get("kv_role", "none"),
             mooncake=mooncake is not None,
             nixl=nixl is not None,
+            push=push is not None,
             lease=transfer.get("kv_connector_extra_config", {}).get("kv_lease_duration", 30),
             external=any(name.startswith("LMCache") or name in _CACHES for name in by_name),
             store="MooncakeStoreConnector" in by_name,

@@ -248,6 +248,7 @@ class Deployment:
         ranks: int = 1,
         key: str = KEY,
         nixl: bool = False,
+        push: bool = False,
         prefill: dict[str, object] | None = None,
         decode: dict[str, object] | None = None,
         moments: Mapping[str, float] | None = None,
@@ -257,14 +258,16 @@ class Deployment:
         them; `config`: fields of ProxyConfig."""
         if aggregated:
             prefills = decodes = 0
-        shared = {"connector": "NixlConnector"} if nixl else {}
+        connector = "NixlPushConnector" if push else "NixlConnector" if nixl else None
+        shared = {} if connector is None else {"connector": connector}
         for i in range(prefills):
             self.prefills.append(self.engine(f"prefill-{i}", "prefill", ranks=ranks, **shared, **(prefill or {})))
         for i in range(decodes):
             self.decodes.append(self.engine(f"decode-{i}", "decode", **shared, **(decode or {})))
         for i in range(aggregated):
             self.aggregated.append(self.engine(f"aggregated-{i}", "aggregated"))
-        protocol: Protocol = "aggregated" if aggregated else "nixl" if nixl else "mooncake"
+        split: Protocol = "nixl-push" if push else "nixl" if nixl else "mooncake"
+        protocol: Protocol = "aggregated" if aggregated else split
         self.proxy = Proxy(
             self.folder / "proxy.json",
             self.config(**{"protocol": protocol, **config}),

@@ -20,6 +20,7 @@ from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.protocols.background import Background
 from pdserve.pd.protocols.mooncake import MooncakeProtocol
 from pdserve.pd.protocols.nixl import NixlProtocol
+from pdserve.pd.protocols.nixl_push import UNSPLIT, NixlPushProtocol
 from pdserve.pd.protocols.single_engine import SingleEngine
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.entrance import Entrance
@@ -59,11 +60,7 @@ class Dispatcher:
         self.failovers: Counter[tuple[str, str]] = Counter()
         """Attempts made once more, by the role that failed and how."""
         self._single = SingleEngine(engines)
-        self._split: Split = (
-            NixlProtocol(registry, engines, config.kv_lease_seconds)
-            if config.protocol == "nixl"
-            else MooncakeProtocol(registry, engines, config.served_name)
-        )
+        self._split = _protocol(config, registry, engines)
 
     def serve(self, request: ClientRequest, client: Client) -> Awaitable[None]:
         """Answers one client. Raises ApiError or ClientGoneError, at once or when awaited; what it leaves running ends
@@ -73,6 +70,8 @@ class Dispatcher:
         field = request.dialect.needs_single_engine(request.body)
         if field is not None:
             return self._on_single_engine(self._whole_role(), f"field:{field}", request, client)
+        if self._config.protocol == "nixl-push" and request.dialect.name in UNSPLIT:
+            return self._on_single_engine(self._whole_role(), f"api:{request.dialect.name}", request, client)
         empty = self._registry.empty_pools()
         if len(empty) == 1 and self._config.routing.on_empty_pool == "aggregate":
             role: EngineRole = "prefill" if empty[0] == "decode" else "decode"
@@ -184,6 +183,16 @@ class Dispatcher:
         if not self._registry.ready("decode") and self._config.routing.on_empty_pool == "aggregate":
             return "prefill"
         return "decode"
+
+
+def _protocol(config: ProxyConfig, registry: Registry, engines: Engines) -> Split:
+    match config.protocol:
+        case "nixl":
+            return NixlProtocol(registry, engines, config.kv_lease_seconds)
+        case "nixl-push":
+            return NixlPushProtocol(registry, engines, config.served_name)
+        case "mooncake" | "aggregated":
+            return MooncakeProtocol(registry, engines, config.served_name)
 
 
 def _blame(worker: Worker) -> None:

@@ -12,13 +12,14 @@ from pdserve.recipe.connectors.base import Config, ConnectorKind, ConnectorPort,
 from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
 from pdserve.recipe.connectors.mooncake import MooncakePorts, MooncakeSection
 from pdserve.recipe.connectors.mooncake_store import MooncakeStoreSection
-from pdserve.recipe.connectors.nixl import NixlPorts, NixlSection
+from pdserve.recipe.connectors.nixl import NixlPorts, NixlPushSection, NixlSection
 from pdserve.recipe.connectors.offloading import OffloadingSection
 
-AnyLeaf = MooncakeSection | NixlSection | LmcacheMpSection | MooncakeStoreSection | OffloadingSection
+AnyLeaf = MooncakeSection | NixlSection | NixlPushSection | LmcacheMpSection | MooncakeStoreSection | OffloadingSection
 SECTIONS: tuple[type[AnyLeaf], ...] = (
     MooncakeSection,
     NixlSection,
+    NixlPushSection,
     LmcacheMpSection,
     MooncakeStoreSection,
     OffloadingSection,
