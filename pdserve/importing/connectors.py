@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdserve.recipe.connectors.registry import MULTI_CLASS
+from pdserve.recipe.load.problems import Path
 
 Config = Mapping[str, Any]
 _GIB = 1 << 30
@@ -144,6 +145,14 @@ def _why_left_out(key: str) -> str:
     if key.startswith("lmcache.mp."):
         return "the engines of a recipe find the LMCache server of their node (section lmcache)"
     return "the section always has it: true" if key in _STORE_ALWAYS else "it is vLLM's default"
+
+
+def acceptances(section: Mapping[str, Any]) -> Iterator[Path]:
+    """The keys of a role's connector that only its user may write: what it can do to KV is to be accepted by name."""
+    if section.get("kind") == "nixl-push":
+        yield ("accept_open_cases",)
+    for index, child in enumerate(section.get("of", ())):
+        yield from (("of", index, *key) for key in acceptances(child))
 
 
 def _filled(kind: str, **settings: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pdserve.observe.remote_http import client, loopback_of, seen_from_here
 from pdserve.observe.store_metrics import StoreSnapshot, store_snapshot
 from pdserve.patches.proof import PatchRecord, merged_effects
 from pdserve.plan.model import HttpProbe, Plan
+from pdserve.recipe.connectors.registry import untested
 from pdserve.run.directory import RunDir, lives
 from pdserve.run.orphans import living
 from pdserve.run.patch_proof import records
@@ -60,6 +61,11 @@ class StatusView:
         first, and a plan can be edited by hand."""
         return next((dict(process.ports) for process in self.plan.processes if process.name == name), {})
 
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """vLLM's names of connectors in use that ran on no device here."""
+        return untested(connector.class_name for process in self.plan.processes for connector in process.connectors)
+
     def to_json(self) -> dict[str, Any]:
         """For `status --json`: stable keys, no secrets."""
         planned = {process.name: process for process in self.plan.processes}
@@ -74,6 +80,7 @@ class StatusView:
             "launcher_pid": self.state.launcher.pid,
             "launcher_unheard_seconds": None if unheard is None else round(unheard, 1),
             "launcher_stopped": self.silence is not None and self.silence.stopped,
+            "untested_connectors": list(self.untested),
             "nodes": {name: node.model_dump() for name, node in self.state.nodes.items()},
             "processes": {
                 name: {

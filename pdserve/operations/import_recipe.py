@@ -13,6 +13,7 @@ from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.annotated import annotated, line
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.compare import Departure, departures
+from pdserve.importing.connectors import acceptances
 from pdserve.importing.formats import STRATEGIES, TAXONOMY, imported
 from pdserve.importing.launch import Draft, Sourced
 from pdserve.installed.versions import Versions
@@ -23,6 +24,7 @@ from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.extends import text_of
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.load.problems import dotted, locate
+from pdserve.roles import ENGINE_ROLES
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -53,7 +55,7 @@ def import_file(file: Path, choice: ImportChoice, environ: Mapping[str, str] = o
         path = Path(folder) / f"{draft.document['name']}.yaml"
         path.write_text(text, encoding="utf-8")
         try:
-            loaded = load_recipe(path, environ=environ)
+            loaded = load_recipe(path, set_=_as_accepted(draft), environ=environ)
             plan_for(loaded, None, run_dir="RUN_DIR", run_id="RUN_ID")
         except RecipeError as error:
             raise RecipeError(
@@ -64,6 +66,16 @@ def import_file(file: Path, choice: ImportChoice, environ: Mapping[str, str] = o
                 evidence=tuple(error.render().replace(f"{folder}/", "").splitlines()),
             ) from None
     return ImportedRecipe(text, draft, loaded)
+
+
+def _as_accepted(draft: Draft) -> list[str]:
+    """What only the user may write counts as written: whether the rest is valid does not depend on it."""
+    return [
+        f"{dotted((role, 'connector', *key))}=true"
+        for role in ENGINE_ROLES
+        if isinstance(section := draft.document.get(role), Mapping)
+        for key in acceptances(section.get("connector", {}))
+    ]
 
 
 def version_hazards(recipe: ImportedRecipe) -> list[str]:

@@ -29,7 +29,7 @@ from pdserve.plan.recipe_use import use_of
 from pdserve.plan.setup import setup_processes
 from pdserve.plan.weights import weights_processes
 from pdserve.recipe import effective
-from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache
+from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names, untested
 from pdserve.recipe.model import Logs, Recipe
 from pdserve.roles import EngineRole
 
@@ -163,6 +163,8 @@ def _warnings(
     for name, connector in connectors.items():
         if isinstance(connector, RawSection):
             yield f"the connector of {name} is raw: unverified, nothing about it was checked"
+        for class_name in untested(class_names(connector)):
+            yield f"{class_name} of {name} is untested: no device that it needs was at hand (docs/limits.md)"
     yield from rocm.hazards(recipe)
     for instance in instances:
         if moves_kv_to_host(recipe, instance) and kv_gib_on_cpu(recipe, instance) is None:

@@ -48,6 +48,8 @@ class Writes:
         """Base id -> what such an answer waits for."""
         self._failed: deque[tuple[str, Peer]] = deque()
         """The same, from the engine's thread."""
+        self._aborted: deque[str] = deque()
+        """Base ids of prompts of which nothing is kept, from the engine's thread."""
 
     # --- the engine's thread
 
@@ -57,6 +59,7 @@ class Writes:
             self._held.update((base_of(name), name) for name in finished)
             for name in aborted:
                 self._close(base_of(name))
+                self._aborted.append(base_of(name))
 
     def heartbeat(self, payload: str) -> str:
         """The same, with prefill's own ids: decode only knows the part of an id that both have."""
@@ -160,6 +163,8 @@ class Writes:
         while self._failed:
             request_id, peer = self._failed.popleft()
             self._owed[base_of(request_id)] = (request_id, peer)
+        while self._aborted:
+            self._forget_registrations(self._aborted.popleft())
         for base, (request_id, peer) in list(self._owed.items()):
             with self._lock:
                 name = self._held.get(base)
@@ -180,6 +185,11 @@ class Writes:
                 self._handshakes[base] = pending
 
     # ---
+
+    def _forget_registrations(self, base: str) -> None:
+        pending = self._worker._pending_d_registrations
+        for name in [name for name in pending if base_of(name) == base]:
+            self._owe(pending.pop(name))
 
     def _owe(self, registration: Mapping[str, Any]) -> None:
         try:

@@ -126,6 +126,8 @@ class ConnectorKind:
     """The engine package that it imports (installed/distributions.py)."""
     protocol: Protocol | None = None
     """How the proxy moves KV from prefill to decode with it; None: it does not move KV between engines."""
+    experimental: bool = False
+    """No message offers it, and a deployment that has it is untested whatever its recipe says."""
     tp_must_divide: bool = False
     """Whether vLLM asserts that of the tensor parallel sizes of prefill and decode one divides the other (the source is
     in rules/connectors.py)."""

@@ -83,6 +83,7 @@ class NixlPushSection(NixlSection):
         _PULL,
         class_name="NixlPushConnector",
         protocol="nixl-push",
+        experimental=True,
         ports=(replace(_SIDE_CHANNEL, reached_by={"prefill": ("decode",), "decode": ("prefill",)}),),
     )
 

@@ -17,6 +17,14 @@ class Refused:
 
 
 REFUSED: Mapping[str, Refused] = {
+    # kv_connector/v1/nixl/push_*.py. The patch nixl-push closes most of it, for engines that the section's rules let
+    # through (rules/connectors.py); what it leaves open has to be accepted there.
+    "NixlPushConnector": Refused(
+        "nixl-push",
+        "in a raw mapping nothing says that its open cases are accepted (docs/limits.md), nor that the sizes of "
+        "prefill and decode fit",
+        "use kind: nixl-push, or kind: nixl, where decode pulls",
+    ),
     # kv_connector/v1/moriio/moriio_connector.py. `update_connector_output` frees sends after `defer_timeout`: a long
     # one, and a proxy that aborts decode before, would close that. Nothing closes the rest: `wait_for_layer_load` gives
     # up its wait after `transfer_timeout` and computes on, `_pop_done_transfers` forgets a read after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import Field
@@ -119,9 +119,15 @@ def attaches_lmcache(connector: AnyConnector | None) -> bool:
     return any(kind.attaches_lmcache for kind in kinds_of(connector))
 
 
+def untested(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of these class names of vLLM that are experimental, whatever a recipe says of its state."""
+    return tuple(sorted(name for name in set(names) if name in KINDS and KINDS[name].experimental))
+
+
 def transfer_kinds() -> str:
     """The kinds of sections that move KV between prefill and decode, for messages."""
-    return " or ".join(section.model_fields["kind"].default for section in SECTIONS if section.ABOUT.protocol)
+    offered = [section for section in SECTIONS if section.ABOUT.protocol and not section.ABOUT.experimental]
+    return " or ".join(section.model_fields["kind"].default for section in offered)
 
 
 def _raw_names(config: Mapping[str, Any]) -> Iterator[str]:

@@ -153,13 +153,10 @@ def pushes(recipe: Recipe) -> Iterator[Problem]:
                 f"nixl-push {OPEN_CASES}",
                 "set accept_open_cases: true if you can live with that, or use kind: nixl, where decode pulls",
             )
-        if role.parallel.pp > 1:
-            yield Problem(
-                (name, "parallel", "pp"),
-                "nixl-push needs engines without pipeline stages",
-                "use kind: nixl",
-                also=(path,),
-            )
+        for key, what in _NOT_WITH_PUSHES.items():
+            if getattr(role.parallel, key) > 1:
+                where = (name, "parallel", key)
+                yield Problem(where, f"nixl-push does not go with {what}", "use kind: nixl", also=(path,))
     sizes = {role.parallel.tp for _, role, _ in pushing}
     if len(sizes) > 1:
         yield Problem(
@@ -216,6 +213,8 @@ def raw_children(recipe: Recipe) -> Iterator[Problem]:
 def refused(recipe: Recipe) -> Iterator[Problem]:
     """Raw connectors that lose or corrupt KV."""
     for name, _, connector in roles(recipe):
+        if not isinstance(connector, RawSection):
+            continue  # a section is refused, or accepted, by the rules of its kind
         for class_name in sorted(REFUSED.keys() & class_names(connector)):
             reason = REFUSED[class_name]
             yield Problem((name, "connector"), f"{class_name}: {reason.why}", reason.todo)

@@ -23,7 +23,8 @@ from pdserve.patches.verdict import judge
 from tests.upstream.probes.multiconnector_metrics import versions_here
 
 LEASE = 30.0
-FAR = 10_000.0
+TIMEOUT = 480.0
+"""push_registration_timeout, as upstream sets it."""
 _NUMBERS = itertools.count()
 WAITS = "WAITING_FOR_REMOTE_KVS"
 
@@ -135,7 +136,7 @@ def never_pushed(pair: Pair) -> Any:
     _, there, tokens = pair.names()
     pair.decode.ask(there, tokens, pair.prefill)
     pair.decode.step()
-    with pair.decode.later(FAR):
+    with pair.decode.later(TIMEOUT + 1):
         pair.decode.step()
     pair.until(lambda: there in pair.decode.lab.finish_reasons)
     return {
