@@ -187,8 +187,8 @@ class _Writer:
             self.origins[(role, "connector")] = str(at)
             if carried.load_failure is not None:
                 self.put((role, "kv_load_failure_policy"), at.of(carried.load_failure))
-            for key in connectors.acceptances(carried.section):
-                why = f"it can corrupt KV (docs/limits.md): the recipe is refused until you add {key[-1]}: true"
+            for accepted in connectors.acceptances(carried.section):
+                why = f"it can corrupt KV (docs/limits.md): the recipe is refused until you add {accepted[-1]}: true"
                 self.note(at, why, "confirm")
             for key, why in carried.replaced:
                 self.note(Sourced(None, f"{at.key}: {key}", at.line), why, "replaced")

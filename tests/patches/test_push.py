@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from pdserve.patches.nixl import push_decode
 from pdserve.patches.nixl.push_decode import ASK_SECONDS, GONE_SECONDS, Presence, Withdrawals, presence_of
 from pdserve.patches.nixl.push_messages import PREFIX, Message, Peer, base_of, decode
 from pdserve.patches.nixl.push_prefill import Writes
@@ -88,6 +87,9 @@ class Decode:
         )
         self.withdrawals = Withdrawals(self.worker, clock=lambda: self.now, presence=lambda _: self.presence)
 
+    def _ask(self, _: Peer, name: str) -> None:
+        self.asked.append(name)
+
     def registered(self) -> Decode:
         self.withdrawals.sends(THERE, REGISTRATION)
         return self
@@ -95,7 +97,7 @@ class Decode:
     def tick(self, seconds: float = 0.0) -> None:
         """Time passes, and a probe that was begun has its answer."""
         self.now += seconds
-        self.withdrawals.tick(lambda _, name: self.asked.append(name))
+        self.withdrawals.tick(self._ask)
         for registration in self.withdrawals._sent.values():
             if registration.probe is not None:
                 registration.probe.result()
@@ -220,9 +222,14 @@ def test_prefill_is_told_of_a_request_that_decode_never_registered(decode_worker
     decode = decode_worker()
     told: list[tuple[str, str]] = []
     pending: list[Any] = [Future(), None]
+
+    def ask(peer: Peer, name: str) -> Any:
+        told.append((peer.engine, name))
+        return pending.pop(0)
+
     decode.withdrawals.order([], {THERE: PREFILL})
     for _ in range(3):
-        decode.withdrawals.tick(lambda peer, name: (told.append((peer.engine, name)), pending.pop(0))[1])
+        decode.withdrawals.tick(ask)
     assert told == [(PREFILL.engine, THERE)] * 2
     assert decode.failed == []
 
@@ -238,7 +245,7 @@ def test_a_side_channel_that_cannot_be_found_proves_nothing(monkeypatch: pytest.
     def unreachable(*_: object, **__: object) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(push_decode.socket, "create_connection", unreachable)
+    monkeypatch.setattr(socket, "create_connection", unreachable)
     assert presence_of(PREFILL) == "unknown"
 
 
@@ -301,7 +308,10 @@ class Prefill:
         self.writes.withdrawn(Message("withdraw", THERE, DECODE, 0))
 
     def answer(self) -> list[tuple[str, str]]:
-        self.writes.answer(lambda peer, name: self.told.append((peer.engine, name)))
+        def say(peer: Peer, name: str) -> None:
+            self.told.append((peer.engine, name))
+
+        self.writes.answer(say)
         return self.told
 
 
@@ -416,7 +426,11 @@ def test_an_answer_waits_for_the_handshake_and_is_given_up_with_it() -> None:
     prefill.withdraw()
     handshake: Future[Any] = Future()
     asked: list[str] = []
-    say = lambda peer, name: (asked.append(name), handshake)[1]  # noqa: E731  # records, and is not done
+
+    def say(_: Peer, name: str) -> Any:
+        asked.append(name)
+        return handshake
+
     prefill.writes.answer(say)
     prefill.writes.answer(say)
     assert asked == [THERE]

@@ -63,8 +63,11 @@ class Engine:
         layout = KVCacheConfig(
             num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)]
         )
-        alone = {"get_tensor_model_parallel_rank": lambda: 0, "get_tensor_model_parallel_world_size": lambda: 1}
-        there = {name: value for name, value in alone.items() if hasattr(base_worker, name)}
+        alone: dict[str, Any] = {
+            "get_tensor_model_parallel_rank": lambda: 0,
+            "get_tensor_model_parallel_world_size": lambda: 1,
+        }
+        there: dict[str, Any] = {name: value for name, value in alone.items() if hasattr(base_worker, name)}
         with set_current_vllm_config(self.lab.config), mock.patch.multiple(base_worker, **there):
             worker = KVConnectorFactory.create_connector(self.lab.config, KVConnectorRole.WORKER, layout)
             worker.register_kv_caches({LAYER: self.kv})

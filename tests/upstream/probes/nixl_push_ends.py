@@ -44,7 +44,7 @@ class Pair:
         return f"cmpl-{number}-0-aaaaaaaa", f"cmpl-{number}-0-bbbbbbbb", list(range(first, first + PROMPT))
 
     def counted(self) -> dict[str, float]:
-        now = {effect: value for (patch, effect), value in effects.totals().items() if patch == push.NAME}
+        now = {effect: value for (patch, effect), value in effects.totals().items() if patch == push.PATCH.name}
         new = {effect: value - self._seen.get(effect, 0) for effect, value in now.items()}
         self._seen = now
         return {effect: value for effect, value in new.items() if value}
