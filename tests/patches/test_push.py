@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from pdserve.patches.nixl.push_decode import ASK_SECONDS, GONE_SECONDS, Presence, Withdrawals, presence_of
-from pdserve.patches.nixl.push_messages import PREFIX, Message, Peer, base_of, decode
+from pdserve.patches.nixl.push_messages import PREFIX, PushPeer, PushWord, base_of, decode
 from pdserve.patches.nixl.push_prefill import Writes
 
-PREFILL = Peer("prefill-engine", "10.0.0.1", 5600, 1)
-DECODE = Peer("decode-engine", "10.0.0.2", 5600, 1)
+PREFILL = PushPeer("prefill-engine", "10.0.0.1", 5600, 1)
+DECODE = PushPeer("decode-engine", "10.0.0.2", 5600, 1)
 HERE, THERE = "cmpl-x-0-aaaaaaaa", "cmpl-x-0-bbbbbbbb"
 """Ids of one request at prefill and at decode."""
 REGISTRATION = {
@@ -41,7 +41,7 @@ REGISTRATION = {
 
 
 def test_a_message_is_read_as_it_was_written() -> None:
-    message = Message("withdraw", THERE, DECODE, 3)
+    message = PushWord("withdraw", THERE, DECODE, 3)
     assert decode(message.encode()) == message
 
 
@@ -55,7 +55,7 @@ def test_a_message_is_read_as_it_was_written() -> None:
         PREFIX + b"{",
         PREFIX + b"[]",
         PREFIX + b'{"what": "write", "request_id": "x", "rank": 0, "sender": {}}',
-        PREFIX + Message("clear", "x", PREFILL, 0).encode()[len(PREFIX) :].replace(b"clear", b"write"),
+        PREFIX + PushWord("clear", "x", PREFILL, 0).encode()[len(PREFIX) :].replace(b"clear", b"write"),
         PREFIX + b"\xff\xfe",
     ],
 )
@@ -87,7 +87,8 @@ class Decode:
         )
         self.withdrawals = Withdrawals(self.worker, clock=lambda: self.now, presence=lambda _: self.presence)
 
-    def _ask(self, _: Peer, name: str) -> None:
+    def _ask(self, prefill: PushPeer, decode: PushPeer, name: str) -> None:
+        assert (prefill, decode) == (PREFILL, DECODE)
         self.asked.append(name)
 
     def registered(self) -> Decode:
@@ -103,7 +104,7 @@ class Decode:
                 registration.probe.result()
 
     def clear(self, rank: int = 0, engine: str = PREFILL.engine) -> None:
-        self.withdrawals.cleared(Message("clear", THERE, Peer(engine, "", 0, 1), rank))
+        self.withdrawals.cleared(PushWord("clear", THERE, PushPeer(engine, "", 0, 1), rank))
 
     @property
     def failed(self) -> list[str]:
@@ -140,7 +141,7 @@ def test_nothing_is_asked_of_a_registration_that_nobody_withdraws(decode_worker:
 
 def test_one_that_is_withdrawn_is_asked_for_until_it_is_answered_and_then_ends(decode_worker: Any) -> None:
     decode = decode_worker().registered()
-    decode.withdrawals.order([THERE], {})
+    decode.withdrawals.order([THERE], [])
     decode.tick()
     decode.tick(ASK_SECONDS / 2)
     assert decode.asked == [THERE]
@@ -169,7 +170,7 @@ def test_an_answer_of_another_engine_is_none(decode_worker: Any) -> None:
 
 def test_one_that_was_never_sent_ends_at_once_and_is_not_sent_later(decode_worker: Any) -> None:
     decode = decode_worker()
-    decode.withdrawals.order([THERE], {})
+    decode.withdrawals.order([THERE], [])
     decode.tick()
     assert (decode.asked, decode.failed) == ([], [THERE])
     assert not decode.withdrawals.may_send(THERE)
@@ -179,14 +180,14 @@ def test_an_order_for_one_whose_kv_is_there_does_nothing(decode_worker: Any) -> 
     decode = decode_worker().registered()
     decode.withdrawals.received([THERE])
     del decode.worker._recving_metadata[THERE]
-    decode.withdrawals.order([THERE], {})
+    decode.withdrawals.order([THERE], [])
     decode.tick()
     assert (decode.asked, decode.failed) == ([], [])
 
 
 def test_blocks_are_given_back_when_prefills_engine_has_been_gone_for_a_while(decode_worker: Any) -> None:
     decode = decode_worker("gone").registered()
-    decode.withdrawals.order([THERE], {})
+    decode.withdrawals.order([THERE], [])
     decode.tick()
     decode.tick(ASK_SECONDS)
     decode.tick(GONE_SECONDS - 1)
@@ -198,7 +199,7 @@ def test_blocks_are_given_back_when_prefills_engine_has_been_gone_for_a_while(de
 @pytest.mark.parametrize("presence", ["here", "unknown"])
 def test_silence_and_life_prove_nothing(decode_worker: Any, presence: Presence) -> None:
     decode = decode_worker(presence).registered()
-    decode.withdrawals.order([THERE], {})
+    decode.withdrawals.order([THERE], [])
     for _ in range(20):
         decode.tick(GONE_SECONDS)
     assert decode.failed == []
@@ -206,7 +207,7 @@ def test_silence_and_life_prove_nothing(decode_worker: Any, presence: Presence) 
 
 def test_an_engine_that_answers_again_counts_anew(decode_worker: Any) -> None:
     decode = decode_worker("gone").registered()
-    decode.withdrawals.order([THERE], {})
+    decode.withdrawals.order([THERE], [])
     decode.tick()
     decode.tick(ASK_SECONDS)
     decode.presence = "unknown"
@@ -220,17 +221,17 @@ def test_an_engine_that_answers_again_counts_anew(decode_worker: Any) -> None:
 
 def test_prefill_is_told_of_a_request_that_decode_never_registered(decode_worker: Any) -> None:
     decode = decode_worker()
-    told: list[tuple[str, str]] = []
+    told: list[tuple[PushPeer, PushPeer, str]] = []
     pending: list[Any] = [Future(), None]
 
-    def ask(peer: Peer, name: str) -> Any:
-        told.append((peer.engine, name))
+    def ask(prefill: PushPeer, decode: PushPeer, name: str) -> Any:
+        told.append((prefill, decode, name))
         return pending.pop(0)
 
-    decode.withdrawals.order([], {THERE: PREFILL})
+    decode.withdrawals.order([], [(THERE, PREFILL, DECODE)])
     for _ in range(3):
         decode.withdrawals.tick(ask)
-    assert told == [(PREFILL.engine, THERE)] * 2
+    assert told == [(PREFILL, DECODE, THERE)] * 2
     assert decode.failed == []
 
 
@@ -238,7 +239,7 @@ def test_a_refused_side_channel_is_an_engine_that_is_gone() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    assert presence_of(Peer("x", "127.0.0.1", port, 1)) == "gone"
+    assert presence_of(PushPeer("x", "127.0.0.1", port, 1)) == "gone"
 
 
 def test_a_side_channel_that_cannot_be_found_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,10 +306,10 @@ class Prefill:
         self.writes.end_writes(upstream)
 
     def withdraw(self) -> None:
-        self.writes.withdrawn(Message("withdraw", THERE, DECODE, 0))
+        self.writes.withdrawn(PushWord("withdraw", THERE, DECODE, 0))
 
     def answer(self) -> list[tuple[str, str]]:
-        def say(peer: Peer, name: str) -> None:
+        def say(peer: PushPeer, name: str) -> None:
             self.told.append((peer.engine, name))
 
         self.writes.answer(say)
@@ -427,7 +428,7 @@ def test_an_answer_waits_for_the_handshake_and_is_given_up_with_it() -> None:
     handshake: Future[Any] = Future()
     asked: list[str] = []
 
-    def say(_: Peer, name: str) -> Any:
+    def say(_: PushPeer, name: str) -> Any:
         asked.append(name)
         return handshake
 

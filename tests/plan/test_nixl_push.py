@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from pdserve.recipe.connectors.nixl import OPEN_CASES
-from tests.plan.kit import plan, recipe, value_of
+from pdserve.cli.observe.status import head
+from pdserve.recipe.connectors.nixl import OPEN_CASES, NixlPushSection
+from tests.plan.kit import NIXL_PUSH, plan, recipe, value_of
 from tests.recipe.kit import CPU, GPU, load, refused
+from tests.watch.test_frames import frame
 
-PUSH: dict[str, Any] = {"kind": "nixl-push", "accept_open_cases": True}
-BOTH = {"prefill": {"connector": PUSH}, "decode": {"connector": PUSH}}
+BOTH = {"prefill": {"connector": NIXL_PUSH}, "decode": {"connector": NIXL_PUSH}}
 WORDS = "{kind: nixl-push, accept_open_cases: true}"
 SET = ("lmcache=null", f"prefill.connector={WORDS}", f"decode.connector={WORDS}")
 
 
 def config(name: str, **section: Any) -> dict[str, Any]:
-    change = {role: {"connector": PUSH | section} for role in ("prefill", "decode")}
+    change = {role: {"connector": NIXL_PUSH | section} for role in ("prefill", "decode")}
     mapping: dict[str, Any] = json.loads(value_of(plan(recipe(change)).process(name), "--kv-transfer-config"))
     return mapping
 
@@ -54,6 +55,19 @@ def test_both_engines_have_the_patch_and_the_proxy_sends_both_legs() -> None:
 def test_the_plan_says_that_it_is_untested() -> None:
     warnings = plan(recipe(BOTH)).warnings
     assert "NixlPushConnector of prefill is untested: no device that it needs was at hand (docs/limits.md)" in warnings
+
+
+def test_status_says_that_it_is_untested() -> None:
+    view = frame(plan(recipe(BOTH))).view
+    assert view is not None
+    said = "untested: NixlPushConnector ran on no device here, and can corrupt KV (docs/limits.md)"
+    assert said in head(view)
+    assert view.to_json()["untested_connectors"] == ["NixlPushConnector"]
+
+
+def test_each_role_connects_to_the_side_channel_of_the_other() -> None:
+    (port,) = (port for port in NixlPushSection.ABOUT.ports)
+    assert port.reached_by == {"prefill": ("decode",), "decode": ("prefill",)}
 
 
 def test_a_recipe_that_accepts_the_open_cases_is_warned_of_them(tmp_path: Path) -> None:

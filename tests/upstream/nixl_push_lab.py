@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.upstream.nixl_lab import BLOCK_SIZE, BLOCKS, LAYER, NIXL, nixl_of  # isort: skip  # takes the CPU
 
+import json
 import os
 import pickle
 import socket
@@ -16,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -27,13 +29,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
+from pdserve.pd.protocols.push_addresses import ASK, for_decode
 from tests.upstream.scheduler_lab import Lab
 
 PUSH = NIXL | {"kv_connector": "NixlPushConnector"}
 PROMPT = 4 * BLOCK_SIZE
 LIMIT_SECONDS = 60.0
 """For what takes milliseconds on an idle machine."""
-ASKED = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 class Engine:
@@ -98,7 +100,7 @@ class Engine:
 
     def prefill(self, name: str, tokens: list[int]) -> list[int]:
         """A prompt that is computed; its blocks get a pattern of their own. Their ids."""
-        self.lab.add(name, tokens, dict(ASKED), max_tokens=1)
+        self.lab.add(name, tokens, json.loads(ASK), max_tokens=1)
         output = self.lab.schedule()
         blocks = self.lab.blocks(name)
         for block in blocks:
@@ -111,7 +113,25 @@ class Engine:
 
     def ask(self, name: str, tokens: list[int], prefill: Engine) -> None:
         """A request of decode, as the proxy sends it: of prefill it has the address only."""
-        self.lab.add(name, tokens, params_for(prefill), max_tokens=2)
+        self.lab.add(name, tokens, dict(prefill.address), max_tokens=2)
+
+    @cached_property
+    def address(self) -> dict[str, Any]:
+        """What the proxy has decodes told of this prefill, learnt from its answer to a request for one token."""
+        name = "cmpl-address-0-cccccccc"
+        self.lab.add(name, [1], json.loads(ASK), max_tokens=1)
+        output = self.lab.schedule()
+        self._worker.bind_connector_metadata(pickle.loads(pickle.dumps(output.kv_connector_metadata)))
+        self._worker.start_load_kv(SimpleNamespace(attn_metadata=None))
+        self._worker.clear_connector_metadata()
+        (produced,) = self.lab.update(output).values()
+        (answer,) = produced.outputs
+        self.step()
+        self.worker._reqs_to_send[name] = 0.0
+        self.step()
+        body = {"id": name, "choices": [], "kv_transfer_params": answer.kv_transfer_params}
+        params: dict[str, Any] = json.loads(for_decode(json.dumps(body).encode()))
+        return params
 
     @contextmanager
     def held_writes(self) -> Iterator[None]:
@@ -132,18 +152,6 @@ class Engine:
         """As the end of its process: the side channel is refused from then on, and no WRITE begins."""
         self._worker.shutdown()
         self.lab.connector.shutdown()
-
-
-def params_for(prefill: Engine) -> dict[str, Any]:
-    return {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        "remote_engine_id": prefill.id,
-        "remote_request_id": "not known yet",
-        "remote_host": "localhost",
-        "remote_port": prefill.port,
-        "tp_size": 1,
-    }
 
 
 def until(condition: Callable[[], bool], *engines: Engine) -> bool:

@@ -41,6 +41,21 @@ def test_it_applies() -> None:
     assert seen()["verdict"] == "apply"
 
 
+def test_what_the_proxy_sends_to_decode_is_made_of_prefills_own_answer() -> None:
+    """And all requests of decode here have it; those of prefill have the proxy's words too."""
+    assert seen()["address"] == [
+        "dcp_size",
+        "do_remote_decode",
+        "do_remote_prefill",
+        "pp_size",
+        "remote_engine_id",
+        "remote_host",
+        "remote_port",
+        "remote_request_id",
+        "tp_size",
+    ]
+
+
 @pytest.mark.parametrize("case", ["prefill_first", "decode_first"])
 def test_kv_arrives_whole_whichever_leg_is_first_and_both_are_free_again(case: str) -> None:
     """Of decode's first step the last token of the prompt is computed, and its own first token after it."""

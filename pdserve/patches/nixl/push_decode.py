@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pdserve.patches import effects
-from pdserve.patches.nixl.push_messages import Message, Peer
+from pdserve.patches.nixl.push_messages import PushPeer, PushWord
 from pdserve.patches.nixl.push_prefill import NAME
 
 UNSENT, CLEARED, GONE = "registrations-unsent", "registrations-cleared", "registrations-orphaned"
@@ -32,13 +32,17 @@ _PROBE_SECONDS = 5.0
 _REMEMBERED = 65_536
 
 Presence = Literal["here", "gone", "unknown"]
+Ask = Callable[[PushPeer, PushPeer, str], object]
+"""Sends prefill the withdrawal of a request, in the name of decode, and returns None; else what that waits for."""
 
 
 @dataclass
 class Registration:
     """One that was sent."""
 
-    prefill: Peer
+    prefill: PushPeer
+    decode: PushPeer
+    """This engine, as its scheduler says that it is reached."""
     workers: int
     """How many of prefill's workers have it."""
     cleared: set[tuple[str, int]] = field(default_factory=set)
@@ -56,7 +60,7 @@ class Withdrawals:
         worker: Any,
         *,
         clock: Callable[[], float] = time.monotonic,
-        presence: Callable[[Peer], Presence] | None = None,
+        presence: Callable[[PushPeer], Presence] | None = None,
     ) -> None:
         self._worker = worker
         self._clock = clock
@@ -65,16 +69,17 @@ class Withdrawals:
         self._never: dict[str, None] = {}
         """Requests that were withdrawn before their registration was sent, the oldest first."""
         self._orders: deque[str] = deque()
-        self._releases: deque[tuple[str, Peer]] = deque()
-        self._releasing: dict[str, tuple[Peer, float]] = {}
+        self._releases: deque[tuple[str, PushPeer, PushPeer]] = deque()
+        self._releasing: dict[str, tuple[PushPeer, PushPeer, float]] = {}
         self._probes: ThreadPoolExecutor | None = None
 
     # --- the engine's thread
 
-    def order(self, withdrawn: Iterable[str], released: Mapping[str, Peer]) -> None:
-        """What the scheduler has decided: requests that wait for KV no longer, and some that never did."""
+    def order(self, withdrawn: Iterable[str], released: Iterable[tuple[str, PushPeer, PushPeer]]) -> None:
+        """What the scheduler has decided: requests that wait for KV no longer, and some that never did, with prefill
+        and with this engine."""
         self._orders.extend(withdrawn)
-        self._releases.extend(released.items())
+        self._releases.extend(released)
 
     def received(self, names: Iterable[str]) -> None:
         """Their transfers have ended."""
@@ -89,12 +94,12 @@ class Withdrawals:
 
     def sends(self, name: str, registration: Mapping[str, Any]) -> None:
         """It is sent now."""
-        prefill = Peer.prefill_of(registration)
+        prefill = PushPeer.prefill_of(registration)
         with self._worker._handshake_lock:
             workers = len(self._worker._remote_agents.get(prefill.engine) or ())
-        self._sent[name] = Registration(prefill, max(workers, 1))
+        self._sent[name] = Registration(prefill, PushPeer.decode_of(registration), max(workers, 1))
 
-    def cleared(self, message: Message) -> None:
+    def cleared(self, message: PushWord) -> None:
         """A worker of prefill writes nothing for a request."""
         registration = self._sent.get(message.request_id)
         if registration is None or registration.prefill.engine != message.sender.engine:
@@ -103,16 +108,16 @@ class Withdrawals:
         if len(registration.cleared) >= registration.workers:
             self._end(message.request_id, CLEARED)
 
-    def tick(self, ask: Callable[[Peer, str], object]) -> None:
-        """Carries out orders, and asks again where it is time. `ask` sends a withdrawal, or makes that possible."""
+    def tick(self, ask: Ask) -> None:
+        """Carries out orders, and asks again where it is time."""
         while self._orders:
             self._withdraw(self._orders.popleft())
         now = self._clock()
         while self._releases:
-            name, prefill = self._releases.popleft()
-            self._releasing[name] = (prefill, now + RELEASE_SECONDS)
-        for name, (prefill, until) in list(self._releasing.items()):
-            if ask(prefill, name) is None or now >= until:
+            name, prefill, decode = self._releases.popleft()
+            self._releasing[name] = (prefill, decode, now + RELEASE_SECONDS)
+        for name, (prefill, decode, until) in list(self._releasing.items()):
+            if ask(prefill, decode, name) is None or now >= until:
                 del self._releasing[name]
         for name, registration in list(self._sent.items()):
             if registration.withdrawn:
@@ -134,14 +139,14 @@ class Withdrawals:
                 del self._never[next(iter(self._never))]
             self._end(name, UNSENT)
 
-    def _pursue(self, name: str, registration: Registration, now: float, ask: Callable[[Peer, str], object]) -> None:
+    def _pursue(self, name: str, registration: Registration, now: float, ask: Ask) -> None:
         self._look(registration, now)
         if registration.gone_since is not None and now - registration.gone_since >= GONE_SECONDS:
             self._end(name, GONE)
         elif now >= registration.ask_at:
             registration.ask_at = now + ASK_SECONDS
             if registration.gone_since is None:
-                ask(registration.prefill, name)
+                ask(registration.prefill, registration.decode, name)
             if registration.probe is None:
                 self._probes = self._probes or ThreadPoolExecutor(1, thread_name_prefix="pdserve-push-probe")
                 registration.probe = self._probes.submit(self._presence, registration.prefill)
@@ -166,7 +171,7 @@ class Withdrawals:
         self._worker._failed_recv_reqs.put(name)
 
 
-def presence_of(prefill: Peer) -> Presence:
+def presence_of(prefill: PushPeer) -> Presence:
     """Whether that engine still answers at its side channel. Takes seconds."""
     try:
         socket.create_connection((prefill.host, prefill.port), timeout=_PROBE_SECONDS).close()
@@ -180,7 +185,7 @@ def presence_of(prefill: Peer) -> Presence:
     return "unknown"
 
 
-def _engine_at(prefill: Peer) -> str:
+def _engine_at(prefill: PushPeer) -> str:
     """The engine id that the side channel names, asked as vLLM's own handshake asks."""
     import msgspec
     import zmq

@@ -23,7 +23,7 @@ def base_of(request_id: str) -> str:
 
 
 @dataclass(frozen=True)
-class Peer:
+class PushPeer:
     """An engine, as vLLM's handshake asks for it."""
 
     engine: str
@@ -33,7 +33,7 @@ class Peer:
     pp: int = 1
 
     @classmethod
-    def prefill_of(cls, registration: Mapping[str, Any]) -> Peer:
+    def prefill_of(cls, registration: Mapping[str, Any]) -> PushPeer:
         """Who is asked to write, of a registration. KeyError, TypeError, ValueError: it does not say."""
         return cls(
             str(registration["remote_engine_id"]),
@@ -44,7 +44,7 @@ class Peer:
         )
 
     @classmethod
-    def decode_of(cls, registration: Mapping[str, Any]) -> Peer:
+    def decode_of(cls, registration: Mapping[str, Any]) -> PushPeer:
         """Who asks, of the same."""
         return cls(
             str(registration["decode_engine_id"]),
@@ -55,13 +55,13 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Message:
+class PushWord:
     """One of them."""
 
     what: Literal["withdraw", "clear"]
     request_id: str
     """Decode's own."""
-    sender: Peer
+    sender: PushPeer
     rank: int
     """Of the sender within its engine."""
 
@@ -69,15 +69,15 @@ class Message:
         return PREFIX + json.dumps(asdict(self)).encode()
 
 
-def decode(notification: bytes) -> Message | None:
+def decode(notification: bytes) -> PushWord | None:
     """None: it is none of ours, or one that this version does not understand."""
     if not notification.startswith(PREFIX):
         return None
     try:
         fields = json.loads(notification[len(PREFIX) :])
-        sender = Peer(**fields["sender"])
+        sender = PushPeer(**fields["sender"])
         if fields["what"] not in ("withdraw", "clear"):
             return None
-        return Message(fields["what"], str(fields["request_id"]), sender, int(fields["rank"]))
+        return PushWord(fields["what"], str(fields["request_id"]), sender, int(fields["rank"]))
     except (ValueError, TypeError, KeyError):
         return None

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.nixl.push_messages import Message, Peer, base_of
+from pdserve.patches.nixl.push_messages import PushPeer, PushWord, base_of
 
 NAME = "nixl-push"
 REFUSED, KEPT, ANSWERED = "writes-refused", "leases-outlived", "withdrawals-answered"
@@ -40,13 +40,13 @@ class Writes:
         """Ids whose lease the engine's thread is to end."""
         self._outlived: set[str] = set()
         """Ids whose WRITE goes on after the end of their lease. Of the engine's thread."""
-        self._asked: dict[str, tuple[str, Peer]] = {}
+        self._asked: dict[str, tuple[str, PushPeer]] = {}
         """Prefill's id -> decode's id and decode, of WRITEs that have begun."""
-        self._owed: dict[str, tuple[str, Peer]] = {}
+        self._owed: dict[str, tuple[str, PushPeer]] = {}
         """Base id -> whom to answer, once nothing is written. Of the writer thread."""
         self._handshakes: dict[str, Future[Any]] = {}
         """Base id -> what such an answer waits for."""
-        self._failed: deque[tuple[str, Peer]] = deque()
+        self._failed: deque[tuple[str, PushPeer]] = deque()
         """The same, from the engine's thread."""
         self._aborted: deque[str] = deque()
         """Base ids of prompts of which nothing is kept, from the engine's thread."""
@@ -105,7 +105,7 @@ class Writes:
 
     def begin(self, original: Callable[..., None], name: str, blocks: Any, registration: Mapping[str, Any]) -> None:
         """Begins the WRITE, or the handshake before it, unless the blocks are not held any more."""
-        base, asked = base_of(name), (registration["request_id"], Peer.decode_of(registration))
+        base, asked = base_of(name), (registration["request_id"], PushPeer.decode_of(registration))
         with self._lock:
             expires = self._worker._reqs_to_send.get(name)
             ended = expires is not None and time.perf_counter() >= expires
@@ -118,21 +118,18 @@ class Writes:
             self._close_now(base)
             self._owe(registration)
             return
+        failed = True
         try:
             original(name, blocks, registration)
-        except Exception:
-            # Before anything was posted: a failure of the library's own is caught where it happens.
-            self._close_now(base)
-            self._owe(registration)
-            raise
+            with self._worker._sending_transfers_lock:
+                failed = name in self._worker._send_failures and name not in self._worker._sending_transfers
         finally:
             with self._lock:
                 self._posting.discard(name)
-        with self._worker._sending_transfers_lock:
-            refused = name in self._worker._send_failures and name not in self._worker._sending_transfers
-        if refused:
-            self._close_now(base)
-            self._owe(registration)
+            if failed:
+                # By an exception: before anything was posted. One of the library's own is caught where it happens.
+                self._close_now(base)
+                self._owe(registration)
 
     def registered(self, original: Callable[[], None], registration: Any) -> None:
         """A decode waits for a WRITE: as upstream, unless there will be none."""
@@ -144,7 +141,7 @@ class Writes:
         else:
             original()
 
-    def withdrawn(self, message: Message) -> None:
+    def withdrawn(self, message: PushWord) -> None:
         """Decode wants nothing written any more."""
         base, worker = base_of(message.request_id), self._worker
         with self._lock:
@@ -157,7 +154,7 @@ class Writes:
             worker._push_finished_blocks.pop(name, None)
         self._owed[base] = (message.request_id, message.sender)
 
-    def answer(self, say: Callable[[Peer, str], Future[Any] | None]) -> None:
+    def answer(self, say: Callable[[PushPeer, str], Future[Any] | None]) -> None:
         """Tells each decode that is owed an answer, as soon as it is true. `say` sends it, or returns what it waits
         for."""
         while self._failed:
@@ -193,7 +190,7 @@ class Writes:
 
     def _owe(self, registration: Mapping[str, Any]) -> None:
         try:
-            name, peer = str(registration["request_id"]), Peer.decode_of(registration)
+            name, peer = str(registration["request_id"]), PushPeer.decode_of(registration)
         except (KeyError, TypeError, ValueError):
             return
         self._owed[base_of(name)] = (name, peer)

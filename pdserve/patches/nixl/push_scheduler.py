@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.nixl.push_messages import Peer
+from pdserve.patches.nixl.push_messages import PushPeer
 from pdserve.patches.nixl.push_prefill import NAME
 
 EXPIRED, WITHDRAWN = "registrations-expired", "registrations-withdrawn"
@@ -39,7 +39,9 @@ def _withdrawing(original: Callable[..., Any]) -> Callable[..., Any]:
             # Upstream would have each worker keep an entry of it for ever.
             self._reqs_need_recv.pop(name, None)
             if (peer := _prefill_in(params)) is not None:
-                self.__dict__.setdefault(RELEASES, {})[name] = peer
+                tp = self.vllm_config.parallel_config.tensor_parallel_size
+                here = PushPeer(self.engine_id, self.side_channel_host, self.side_channel_port, tp)
+                self.__dict__.setdefault(RELEASES, []).append((name, peer, here))
         return result
 
     return request_finished
@@ -60,9 +62,9 @@ def _ordering(original: Callable[..., Any]) -> Callable[..., Any]:
     return build_connector_meta
 
 
-def _prefill_in(params: dict[str, Any]) -> Peer | None:
+def _prefill_in(params: dict[str, Any]) -> PushPeer | None:
     try:
-        return Peer.prefill_of(
+        return PushPeer.prefill_of(
             {
                 "remote_engine_id": params["remote_engine_id"],
                 "remote_host": params["remote_host"],

@@ -4,70 +4,66 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from pdserve.patches.nixl import push_decode, push_prefill
-from pdserve.patches.nixl.push_messages import Message, Peer, decode
+from pdserve.patches.nixl.push_messages import PushPeer, PushWord, decode
 from pdserve.patches.nixl.push_scheduler import ORDERS, RELEASES
 
 log = logging.getLogger("pdserve.patches")
 
 ATTRIBUTE = "pdserve_push"
-"""Where a worker of NixlPushConnector has its Push."""
+"""Where a worker of NixlPushConnector has its PushHalf."""
 POLL_SECONDS = 0.1
 """Until an idle writer thread looks for notifications."""
 
 
-class Push:
+class PushHalf:
     """What one worker has beside upstream's."""
 
     def __init__(self, worker: Any) -> None:
-        from vllm import envs
-
         self._worker = worker
         self.writes = push_prefill.Writes(worker)
         self.withdrawals = push_decode.Withdrawals(worker)
-        parallel = worker.vllm_config.parallel_config
-        self._here = Peer(
-            worker.engine_id,
-            envs.VLLM_NIXL_SIDE_CHANNEL_HOST,
-            envs.VLLM_NIXL_SIDE_CHANNEL_PORT + parallel.data_parallel_index,
-            parallel.tensor_parallel_size,
-            parallel.pipeline_parallel_size,
-        )
-        """This engine, as the other one reaches it."""
+        self._heard: deque[PushWord] = deque()
+
+    def work(self) -> None:
+        """In the writer thread, about every POLL_SECONDS: what was heard, and what is due."""
+        while self._heard:
+            message = self._heard.popleft()
+            if message.what == "withdraw":
+                self.writes.withdrawn(message)
+            else:
+                self.withdrawals.cleared(message)
+        self.withdrawals.tick(self._ask)
+        self.writes.answer(self._answer)
 
     def hear(self, notifications: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
-        """In the writer thread, about every POLL_SECONDS: takes ours out, and does what is due."""
+        """Takes ours out, for `work` to do at once."""
         others: dict[str, list[bytes]] = {}
-        ours: list[Message] = []
         for agent, each in notifications.items():
             for notification in each:
                 if (message := decode(notification)) is None:
                     others.setdefault(agent, []).append(notification)
                 else:
-                    ours.append(message)
-        try:
-            for message in ours:
-                if message.what == "withdraw":
-                    self.writes.withdrawn(message)
-                else:
-                    self.withdrawals.cleared(message)
-            self.withdrawals.tick(self._ask)
-            self.writes.answer(self._answer)
-        except Exception:
-            # Upstream's notifications must not be lost with it; what was not done is due again.
-            log.exception("nixl-push: withdrawals of KV transfers were not handled")
+                    self._heard.append(message)
+        if self._heard:
+            self._worker._push_writer_wake.set()
         return others
 
-    def _ask(self, prefill: Peer, request_id: str) -> Any:
-        return self._say("withdraw", prefill, request_id, notif_agents_only=True)
+    def _ask(self, prefill: PushPeer, decode_engine: PushPeer, request_id: str) -> Any:
+        message = PushWord("withdraw", request_id, decode_engine, self._worker.tp_rank)
+        return self._say(message, prefill, notif_agents_only=True)
 
-    def _answer(self, decode_engine: Peer, request_id: str) -> Any:
-        return self._say("clear", decode_engine, request_id, notif_agents_only=False)
+    def _answer(self, decode_engine: PushPeer, request_id: str) -> Any:
+        # Decode knows where prefill is: the engine id says which life of it answers.
+        message = PushWord("clear", request_id, PushPeer(self._worker.engine_id, "", 0, 1), self._worker.tp_rank)
+        return self._say(message, decode_engine, notif_agents_only=False)
 
-    def _say(self, what: Any, peer: Peer, request_id: str, *, notif_agents_only: bool) -> Any:
+    def _say(self, message: PushWord, peer: PushPeer, *, notif_agents_only: bool) -> Any:
         """None: it is sent, as far as this engine can tell. Else what it waits for."""
         worker = self._worker
         pending = worker._ensure_handshake(
@@ -77,26 +73,31 @@ class Push:
             return pending
         with worker._handshake_lock:
             agents = list((worker._remote_agents.get(peer.engine) or {}).values())
-        notification = Message(what, request_id, self._here, worker.tp_rank).encode()
+        notification = message.encode()
         for agent in agents:
-            try:
+            sent = False
+            # Whatever the library raises, the peer may be gone. Decode asks again and looks at the side channel;
+            # prefill is asked again.
+            with suppress(Exception):
                 worker.nixl_wrapper.send_notif(agent, notif_msg=notification)
-            except Exception:
-                # The peer may be gone. Decode asks again and looks at the side channel; prefill is asked again.
-                log.exception("nixl-push: %s was not told of %s", peer.engine, request_id)
+                sent = True
+            if not sent:
+                log.warning("nixl-push: %s was not told of %s", peer.engine, message.request_id)
                 worker.xfer_stats.record_failed_notification()
         return None
 
 
 class _Ears:
-    """The library's agent, but that its notifications go through Push first."""
+    """The library's agent, but that its notifications go through PushHalf."""
 
-    def __init__(self, agent: Any, hear: Callable[[dict[str, list[bytes]]], dict[str, list[bytes]]]) -> None:
+    def __init__(self, agent: Any, push: PushHalf) -> None:
         self._agent = agent
-        self._hear = hear
+        self._push = push
 
     def get_new_notifs(self, *args: Any, **kwargs: Any) -> dict[str, list[bytes]]:
-        return self._hear(self._agent.get_new_notifs(*args, **kwargs))
+        # First what may fail: nothing that was taken from the library must be lost with it.
+        self._push.work()
+        return self._push.hear(self._agent.get_new_notifs(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
@@ -112,9 +113,9 @@ class _Ticking(threading.Event):
 def _installing(original: Callable[..., None]) -> Callable[..., None]:
     def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        push = Push(self)
+        push = PushHalf(self)
         setattr(self, ATTRIBUTE, push)
-        self.nixl_wrapper = _Ears(self.nixl_wrapper, push.hear)
+        self.nixl_wrapper = _Ears(self.nixl_wrapper, push)
         self._push_writer_wake = _Ticking()
 
     return initialize
@@ -122,10 +123,10 @@ def _installing(original: Callable[..., None]) -> Callable[..., None]:
 
 def _taking_orders(original: Callable[..., None]) -> Callable[..., None]:
     def start_load_kv(self: Any, metadata: Any) -> None:
-        push: Push = getattr(self, ATTRIBUTE)
+        push: PushHalf = getattr(self, ATTRIBUTE)
         push.writes.begin_step(metadata.push_finished_blocks, metadata.reqs_not_processed)
         original(self, metadata)
-        push.withdrawals.order(getattr(metadata, ORDERS, ()), getattr(metadata, RELEASES, {}))
+        push.withdrawals.order(getattr(metadata, ORDERS, ()), getattr(metadata, RELEASES, ()))
 
     return start_load_kv
 
@@ -139,7 +140,7 @@ def _ending_leases(original: Callable[..., None]) -> Callable[..., None]:
 
 def _ending_writes(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_transfer_results(self: Any) -> Any:
-        push: Push = getattr(self, ATTRIBUTE)
+        push: PushHalf = getattr(self, ATTRIBUTE)
         results = push.writes.end_writes(lambda: original(self))
         push.withdrawals.received(results.finished_recving)
         return results

@@ -23,7 +23,7 @@ from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.protocols import both_legs, prefill_leg
 from pdserve.pd.protocols.background import Background, settle
 from pdserve.pd.protocols.mooncake_legs import Legs
-from pdserve.pd.protocols.push_addresses import Address, PushAddresses
+from pdserve.pd.protocols.push_addresses import ASK, Address, PushAddresses
 from pdserve.pd.random_id import new_id
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.leg import Leg
@@ -42,7 +42,6 @@ TAKEN_IN_SECONDS = 1.0
 without a word to prefill."""
 REFUSED_SECONDS = 0.25
 """How long prefill may take to answer once decode has failed: what both fail with is explained by prefill."""
-_ASK = b'{"do_remote_decode":true,"do_remote_prefill":false}'
 
 
 class NixlPushProtocol:
@@ -85,7 +84,7 @@ class NixlPushProtocol:
             self._engines,
             request,
             prefill,
-            dialect.prefill_body(body, _ASK),
+            dialect.prefill_body(body, ASK),
             rank_header=address.rank_header,
             headers=headers,
             poke=watch.poke,

@@ -16,10 +16,9 @@ from pdserve.pd.workers.registry import Worker
 LEARN_SECONDS = 60.0
 """How long a prefill may take for one token. It may have a queue."""
 _PATH = b"/v1/completions"
-_BODY = (
-    b'{"model":%b,"prompt":[1],"max_tokens":1,"stream":false,"ignore_eos":true,'
-    b'"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}'
-)
+ASK = b'{"do_remote_decode":true,"do_remote_prefill":false}'
+"""kv_transfer_params of a prefill leg."""
+_BODY = b'{"model":%b,"prompt":[1],"max_tokens":1,"stream":false,"ignore_eos":true,"kv_transfer_params":' + ASK + b"}"
 _NEEDED = ("remote_engine_id", "remote_host", "remote_port", "tp_size")
 _PASSED_ON = (*_NEEDED, "pp_size", "dcp_size")
 
@@ -65,21 +64,25 @@ class PushAddresses:
         try:
             if not leg.complete:
                 raise _failed(worker, "does not answer one token in time")
-            return Address(_for_decode(leg.result().data, worker), rank_header)
+            try:
+                return Address(for_decode(leg.result().data), rank_header)
+            except ValueError as error:
+                raise _failed(worker, str(error)) from error
         finally:
             leg.close()
 
 
-def _for_decode(answer: bytes, worker: Worker) -> bytes:
+def for_decode(answer: bytes) -> bytes:
+    """The kv_transfer_params of a decode leg, of any answer of its prefill. ValueError: what is wrong with it."""
     try:
         raw = Body(answer).raw_value("kv_transfer_params")
         params = Body(raw) if raw is not None and raw.startswith(b"{") else None
     except ApiError as error:
-        raise _failed(worker, "gave an answer that is no JSON object") from error
+        raise ValueError("gave an answer that is no JSON object") from error
     values = {} if params is None else {name: params.raw_value(name) for name in _PASSED_ON if name in params}
     missing = [name for name in _NEEDED if values.get(name) in (None, b"null")]
     if missing:
-        raise _failed(worker, f"does not say {', '.join(missing)} in its kv_transfer_params")
+        raise ValueError(f"does not say {', '.join(missing)} in its kv_transfer_params")
     named = b",".join(b'"%b":%b' % (name.encode(), value) for name, value in values.items() if value is not None)
     # Decode puts an id of its own there; upstream must find the key.
     return b'{"do_remote_decode":false,"do_remote_prefill":true,"remote_request_id":"",%b}' % named

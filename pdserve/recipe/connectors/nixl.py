@@ -93,8 +93,8 @@ class NixlPushSection(NixlSection):
     registration_seconds: Count = Field(
         default=480,
         description=(
-            "How long decode waits for the KV of a prompt, in prefill's queue too, before it computes it; more than "
-            "`proxy.request_timeout_seconds`."
+            "How long decode waits for the KV of a prompt, in prefill's queue too, before that counts as a "
+            "load that has failed (`kv_load_failure_policy`)."
         ),
     )
     accept_open_cases: bool = Field(

@@ -6,7 +6,7 @@ cases, under ids of their own, because every agent of the library has threads th
 
 from __future__ import annotations
 
-from tests.upstream.nixl_push_lab import PROMPT, Engine, params_for, until  # isort: skip  # takes the CPU
+from tests.upstream.nixl_push_lab import ASK, PROMPT, Engine, until  # isort: skip  # takes the CPU
 
 import itertools
 import json
@@ -35,6 +35,7 @@ class Pair:
     def __init__(self) -> None:
         self.prefill = Engine("kv_producer")
         self.decode = Engine("kv_consumer")
+        self.address = dict(self.prefill.address)
         self._seen: dict[str, float] = {}
 
     def names(self) -> tuple[str, str, list[int]]:
@@ -149,7 +150,7 @@ def never_pushed(pair: Pair) -> Any:
 def prefill_aborts(pair: Pair) -> Any:
     """Decode is told at once, and computes."""
     here, there, tokens = pair.names()
-    pair.prefill.lab.add(here, tokens, {"do_remote_decode": True, "do_remote_prefill": False}, max_tokens=8)
+    pair.prefill.lab.add(here, tokens, json.loads(ASK), max_tokens=8)
     pair.prefill.step()
     pair.decode.ask(there, tokens, pair.prefill)
     pair.decode.step()
@@ -179,7 +180,7 @@ def heartbeats(pair: Pair) -> Any:
     pair.prefill.prefill(here, tokens)
     pair.prefill.step()
     before = pair.prefill.worker._reqs_to_send[here]
-    request = pair.decode.lab.request(there, tokens, params_for(pair.prefill))
+    request = pair.decode.lab.request(there, tokens, dict(pair.prefill.address))
     pair.decode.scheduler.on_new_request(request)
     named = request.kv_transfer_params["remote_request_id"]
     with pair.prefill.later(LEASE / 2):
@@ -314,6 +315,7 @@ def main() -> None:
     push_decode.GONE_SECONDS = push_decode.ASK_SECONDS = 0.5
     results: dict[str, Any] = {"verdict": judge(push.PATCH, versions_here()).outcome}
     pair = Pair()
+    results["address"] = sorted(pair.address)
     for case in CASES:
         results[case.__name__] = {"saw": case(pair), "counted": pair.counted()}
         print(case.__name__, results[case.__name__], flush=True)
