@@ -19,6 +19,7 @@ import pytest
 from pdserve.patches.nixl.push_decode import ASK_SECONDS, GONE_SECONDS, Presence, Withdrawals, presence_of
 from pdserve.patches.nixl.push_messages import PREFIX, PushPeer, PushWord, base_of, decode
 from pdserve.patches.nixl.push_prefill import Writes
+from pdserve.patches.nixl.push_scheduler import METHODS, RELEASES
 
 PREFILL = PushPeer("prefill-engine", "10.0.0.1", 5600, 1)
 DECODE = PushPeer("decode-engine", "10.0.0.2", 5600, 1)
@@ -248,6 +249,39 @@ def test_a_side_channel_that_cannot_be_found_proves_nothing(monkeypatch: pytest.
 
     monkeypatch.setattr(socket, "create_connection", unreachable)
     assert presence_of(PREFILL) == "unknown"
+
+
+# --- decode's scheduler
+
+
+class Half:
+    """As much of upstream's as an allocation without external tokens needs."""
+
+    engine_id, side_channel_host, side_channel_port = DECODE.engine, DECODE.host, DECODE.port
+    vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=1))
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+
+    def _stop_heartbeat(self, name: str) -> None:
+        self.stopped.append(name)
+
+
+@pytest.mark.parametrize("tokens", [0, 16])
+def test_a_prompt_that_decode_has_already_lets_prefill_go(tokens: int) -> None:
+    """Else decode's heartbeats would hold prefill's blocks until it has answered."""
+    params = {
+        "do_remote_prefill": True,
+        "remote_engine_id": PREFILL.engine,
+        "remote_host": PREFILL.host,
+        "remote_port": PREFILL.port,
+        "tp_size": 1,
+    }
+    half, request = Half(), SimpleNamespace(request_id=THERE, kv_transfer_params=params)
+    METHODS["update_state_after_alloc"](lambda *_: None)(half, request, None, tokens)
+    assert half.stopped == ([] if tokens else [THERE])
+    assert vars(half).get(RELEASES, []) == ([] if tokens else [(THERE, PREFILL, DECODE)])
+    assert params["do_remote_prefill"] is (tokens > 0)
 
 
 # --- prefill

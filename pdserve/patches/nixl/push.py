@@ -22,7 +22,7 @@ from pdserve.patches.wrap import wrap
 
 
 def apply() -> None:
-    """Wraps three methods of NixlPushConnector's scheduler half, and nine of its worker."""
+    """Wraps four methods of NixlPushConnector's scheduler half, and ten of its worker."""
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_scheduler import NixlPushConnectorScheduler
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
 

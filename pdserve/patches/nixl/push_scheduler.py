@@ -38,13 +38,23 @@ def _withdrawing(original: Callable[..., Any]) -> Callable[..., Any]:
         elif unscheduled:
             # Upstream would have each worker keep an entry of it for ever.
             self._reqs_need_recv.pop(name, None)
-            if (peer := _prefill_in(params)) is not None:
-                tp = self.vllm_config.parallel_config.tensor_parallel_size
-                here = PushPeer(self.engine_id, self.side_channel_host, self.side_channel_port, tp)
-                self.__dict__.setdefault(RELEASES, []).append((name, peer, here))
+            _release(self, name, params)
         return result
 
     return request_finished
+
+
+def _releasing_what_is_not_needed(original: Callable[..., None]) -> Callable[..., None]:
+    def update_state_after_alloc(self: Any, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        original(self, request, blocks, num_external_tokens)
+        params = request.kv_transfer_params
+        if params and params.get("do_remote_prefill") and num_external_tokens <= 0:
+            # Decode has all of it already. Its heartbeats would extend prefill's lease until it has answered.
+            self._stop_heartbeat(request.request_id)
+            params["do_remote_prefill"] = False
+            _release(self, request.request_id, params)
+
+    return update_state_after_alloc
 
 
 def _ordering(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,6 +70,14 @@ def _ordering(original: Callable[..., Any]) -> Callable[..., Any]:
         return meta
 
     return build_connector_meta
+
+
+def _release(half: Any, name: str, params: dict[str, Any]) -> None:
+    """Prefill is told that nobody waits for its KV."""
+    if (peer := _prefill_in(params)) is not None:
+        tp = half.vllm_config.parallel_config.tensor_parallel_size
+        here = PushPeer(half.engine_id, half.side_channel_host, half.side_channel_port, tp)
+        half.__dict__.setdefault(RELEASES, []).append((name, peer, here))
 
 
 def _prefill_in(params: dict[str, Any]) -> PushPeer | None:
@@ -79,6 +97,7 @@ def _prefill_in(params: dict[str, Any]) -> PushPeer | None:
 
 METHODS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "on_new_request": _naming_itself,
+    "update_state_after_alloc": _releasing_what_is_not_needed,
     "request_finished": _withdrawing,
     "build_connector_meta": _ordering,
 }
