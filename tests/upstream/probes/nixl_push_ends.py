@@ -10,10 +10,8 @@ from tests.upstream.nixl_push_lab import PROMPT, Engine, until  # isort: skip  #
 
 import itertools
 import json
-import random
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +27,6 @@ LEASE = 30.0
 TIMEOUT = 480.0
 """push_registration_timeout, as upstream sets it."""
 _NUMBERS = itertools.count()
-ROUNDS, MOST = 120, 6
-"""Requests, and how many are live at most: all blocks are in use at times."""
 WAITS = "WAITING_FOR_REMOTE_KVS"
 
 
@@ -273,58 +269,6 @@ def a_write_that_fails(pair: Pair) -> Any:
     return {"ended": ended, "computed": pair.decode.scheduled.get(there), "free": pair.rest()}
 
 
-def many_at_once(pair: Pair) -> Any:
-    """Prompts whose legs come in either order, of which some are left by either side at any moment: what arrives is
-    what prefill had, whatever the blocks held before, and all blocks come back."""
-    chance = random.Random(20261125)
-    arrived = wrong = 0
-    live: dict[str, tuple[str, list[int]]] = {}
-    """Decode's id -> prefill's, and the KV that prefill has made of it."""
-    made: dict[str, Any] = {}
-    for _ in range(ROUNDS):
-        here, there, tokens = pair.names()
-        first = partial(_computed, pair, here, tokens, made)
-        second = partial(pair.decode.ask, there, tokens, pair.prefill)
-        legs = [first, second] if chance.random() < 0.5 else [second, first]
-        if chance.random() < 0.2:
-            legs.remove(first)
-        live[there] = (here, tokens)
-        for leg in legs:
-            leg()
-            for _ in range(chance.randrange(3)):
-                arrived, wrong = _looked(pair, live, made, arrived, wrong)
-        if chance.random() < 0.4:
-            leaves = chance.choice(sorted(live))
-            pair.decode.lab.abort(leaves)
-            pair.prefill.lab.abort(live.pop(leaves)[0])
-        while len(live) > MOST:
-            leaves = next(iter(live))
-            pair.decode.lab.abort(leaves)
-            live.pop(leaves)
-    for there in live:
-        pair.decode.lab.abort(there)
-    return {"arrived": arrived > 0, "wrong": wrong, "free": pair.rest()}
-
-
-def _computed(pair: Pair, name: str, tokens: list[int], made: dict[str, Any]) -> None:
-    if pair.prefill.lab.free_blocks > PROMPT // pair.prefill.lab.block_size:
-        made[name] = pair.prefill.kv[pair.prefill.prefill(name, tokens)].clone()
-
-
-def _looked(
-    pair: Pair, live: dict[str, tuple[str, list[int]]], made: dict[str, Any], arrived: int, wrong: int
-) -> tuple[int, int]:
-    """One step of each engine. What has arrived in it is compared before decode goes on."""
-    pair.prefill.step()
-    pair.decode.step()
-    for name in _received(pair) & live.keys():
-        if name in pair.decode.lab.scheduler.failed_recving_kv_req_ids:
-            continue
-        arrived += 1
-        wrong += not torch.equal(pair.decode.kv[pair.decode.lab.blocks(name)], made[live[name][0]])
-    return arrived, wrong
-
-
 def _failing(handle: Any) -> str:
     raise RuntimeError("no transfer")
 
@@ -363,7 +307,6 @@ CASES = (
     withdrawn_while_it_is_written,
     write_after_the_lease,
     a_write_that_fails,
-    many_at_once,
 )
 
 
