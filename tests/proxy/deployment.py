@@ -97,7 +97,6 @@ class Fake(Child):
         *,
         port: int = 0,
         bootstrap: int = 0,
-        side_channel: int = 0,
         ranks: int = 1,
         connector: str = "MooncakeConnector",
         lease: float = 30,
@@ -113,7 +112,7 @@ class Fake(Child):
         env = {
             "VLLM_API_KEY": KEY,
             "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap),
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel),
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": "0",
         }
         super().__init__(argv, env | {f"FAKE_{name.upper()}": str(value) for name, value in faults.items()})
         self.bootstrap = 0

@@ -98,25 +98,6 @@ def test_a_prefill_that_dies_before_the_request_is_replaced(deployment: Deployme
     assert answers[0].json()["choices"][0]["text"] == reference(deployment.prefills[1])
 
 
-def test_a_prefill_restarted_on_the_same_url_is_used_with_its_new_engine_id(deployment: Deployment) -> None:
-    """Nobody tells the proxy: decode's failure does."""
-    deployment.up(push=True)
-    old = deployment.prefills[0]
-    before = deployment.complete(PROMPT).json()["choices"]
-    old.end()
-    deployment.prefills[0] = deployment.engine(
-        old.name, "prefill", port=old.port, connector=old.connector, side_channel=side_channel_of(deployment)
-    )
-    answer = deployment.complete(PROMPT)
-    assert answer.status_code == 200
-    assert answer.json()["choices"] == before
-
-
-def side_channel_of(deployment: Deployment) -> int:
-    """The port that decode was told."""
-    return int(deployment.decodes[0].requests()[-1]["body"]["kv_transfer_params"]["remote_port"])
-
-
 def test_a_prefill_that_dies_while_it_computes_is_replaced_and_its_decode_leg_is_left(deployment: Deployment) -> None:
     deployment.up(2, 1, push=True)
     warmed(deployment)

@@ -42,8 +42,6 @@ TAKEN_IN_SECONDS = 1.0
 without a word to prefill."""
 REFUSED_SECONDS = 0.25
 """How long prefill may take to answer once decode has failed: what both fail with is explained by prefill."""
-ASK_AGAIN_SECONDS = 10.0
-"""How long it may then take for one token, which says whether it still is where it was."""
 
 
 class NixlPushProtocol:
@@ -67,7 +65,7 @@ class NixlPushProtocol:
             try:
                 await both_legs.first_event(legs, watch)
             except WorkerFailedError as failure:
-                await self._after_failure(address, legs, failure)
+                await self._after_failure(legs, failure)
                 raise
             except (ApiError, ClientGoneError, asyncio.CancelledError):
                 # The client left, its time is up, or this proxy is ending.
@@ -103,27 +101,16 @@ class NixlPushProtocol:
 
     # --- what happens to legs that no request waits for
 
-    async def _after_failure(self, address: Address, legs: Legs, failure: WorkerFailedError) -> None:
+    async def _after_failure(self, legs: Legs, failure: WorkerFailedError) -> None:
         """Leaves both legs. Raises a better explanation of the failure if there is one."""
-        decode = legs.decode
-        asks = failure.worker is decode.worker and failure.error.status >= 500
-        asks = asks and decode.reached and decode.worker.state != "dead"
-        decode.close()
-        if asks:
+        if failure.worker is legs.decode.worker:
+            legs.decode.close()
             await settle((legs.prefill,), lambda: legs.prefill.complete, REFUSED_SECONDS)
-        better = legs.prefill.failure
+            if failure.error.status >= 500 and legs.prefill.failure is not None:
+                better = legs.prefill.failure
+                legs.close()
+                raise better
         legs.close()
-        if asks:
-            await self._ask_prefill(address, legs.prefill.worker, failure, better)
-
-    async def _ask_prefill(
-        self, address: Address, prefill: Worker, failure: WorkerFailedError, better: WorkerFailedError | None
-    ) -> None:
-        """Decode failed. The fault is the prefill's if that failed too, is gone or has another address by now."""
-        if better is not None:
-            raise better
-        if address not in await self._addresses.learn(prefill, ASK_AGAIN_SECONDS):
-            raise WorkerFailedError(prefill, failure.error, retry=True, avoid=False) from failure
 
     async def _leave(self, legs: Legs, until: float) -> None:
         """Decode aborts once its scheduler has the request, and has prefill drop its KV."""

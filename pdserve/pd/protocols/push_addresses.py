@@ -49,19 +49,18 @@ class PushAddresses:
         turn = self._turns[worker.name] = self._turns.get(worker.name, -1) + 1
         return addresses[turn % len(addresses)]
 
-    async def learn(self, worker: Worker, seconds: float = LEARN_SECONDS) -> list[Address]:
+    async def learn(self, worker: Worker) -> None:
         """Asks every rank for one token, whose KV prefill keeps for its lease. WorkerFailedError when one does not
-        answer as it should within that time."""
+        answer as it should."""
         life, ranks = worker.life, worker.config.ranks
-        addresses = [await self._ask(worker, rank, ranks, seconds) for rank in range(ranks)]
+        addresses = [await self._ask(worker, rank, ranks) for rank in range(ranks)]
         self._known[worker.name] = (life, addresses)
-        return addresses
 
-    async def _ask(self, worker: Worker, rank: int, ranks: int, seconds: float) -> Address:
+    async def _ask(self, worker: Worker, rank: int, ranks: int) -> Address:
         rank_header = b"x-data-parallel-rank: %d\r\n" % rank if ranks > 1 else b""
         headers = self._engines.client_headers((), f"address-{new_id()}", ours=True) + rank_header
         leg = Leg(worker, self._engines.post(worker, _PATH, headers, self._body), self._body, never)
-        await settle((leg,), lambda: leg.complete, seconds)
+        await settle((leg,), lambda: leg.complete, LEARN_SECONDS)
         try:
             if not leg.complete:
                 raise _failed(worker, "does not answer one token in time")
