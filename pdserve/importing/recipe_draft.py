@@ -188,7 +188,7 @@ class _Writer:
             if carried.load_failure is not None:
                 self.put((role, "kv_load_failure_policy"), at.of(carried.load_failure))
             for path in connectors.acceptances(carried.section):
-                why = f"it can corrupt KV (docs/moriio.md): the recipe is refused until you add {path[-1]}: true"
+                why = f"it can corrupt KV (docs/limits.md): the recipe is refused until you add {path[-1]}: true"
                 self.note(at, why, "confirm")
             for key, why in carried.replaced:
                 self.note(Sourced(None, f"{at.key}: {key}", at.line), why, "replaced")

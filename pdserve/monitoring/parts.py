@@ -9,7 +9,10 @@ from pdserve.plan.model import Plan
 Part = Literal["proxy", "engines", "disaggregated", "mooncake", "nixl", "lmcache", "mooncake-store"]
 """proxy: pdserve's own; vllm-router has metrics of its own, which are scraped and have no panels here."""
 
-_CONNECTORS: dict[Part, str] = {"mooncake": "MooncakeConnector", "nixl": "NixlConnector"}
+_CONNECTORS: dict[Part, frozenset[str]] = {
+    "mooncake": frozenset({"MooncakeConnector"}),
+    "nixl": frozenset({"NixlConnector", "NixlPushConnector"}),
+}
 """vLLM's classes."""
 
 
@@ -20,7 +23,7 @@ def parts_of(plan: Plan) -> frozenset[Part]:
         "proxy": plan.proxy_kind == "pdserve",
         "engines": True,
         "disaggregated": plan.mode == "disaggregated",
-        **{part: name in classes for part, name in _CONNECTORS.items()},
+        **{part: bool(names & classes) for part, names in _CONNECTORS.items()},
         "lmcache": bool(plan.lmcache),
         "mooncake-store": any(process.is_store_master for process in plan.processes),
     }

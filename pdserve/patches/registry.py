@@ -23,7 +23,7 @@ from pdserve.patches.lmcache import (
 from pdserve.patches.mooncake import bootstrap, cpu_device, pulls, requests, sends
 from pdserve.patches.moriio import unread_prompts
 from pdserve.patches.multiconnector import prom_metrics, selection
-from pdserve.patches.nixl import abandoned_kv, failed_groups
+from pdserve.patches.nixl import abandoned_kv, failed_groups, push
 from pdserve.patches.patch import Deployment, Patch
 from pdserve.patches.scheduler import (
     common_local_hit,
@@ -54,6 +54,7 @@ REGISTRY: tuple[Patch, ...] = (
     abandoned_kv.PATCH,
     failed_groups.PATCH,
     unread_prompts.PATCH,
+    push.PATCH,
     identity.PATCH,
     demand_pinned.PATCH,
     final_capacity.PATCH,

@@ -164,7 +164,7 @@ def _warnings(
         if isinstance(connector, RawSection):
             yield f"the connector of {name} is raw: unverified, nothing about it was checked"
         for class_name in untested(class_names(connector)):
-            yield f"{class_name} of {name} is untested: no device that it needs was at hand (docs/moriio.md)"
+            yield f"{class_name} of {name} is untested: no device that it needs was at hand (docs/limits.md)"
     yield from rocm.hazards(recipe)
     for instance in instances:
         if moves_kv_to_host(recipe, instance) and kv_gib_on_cpu(recipe, instance) is None:

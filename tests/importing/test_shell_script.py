@@ -120,6 +120,19 @@ def test_prefill_and_decode_are_told_apart_by_their_connectors() -> None:
     assert "a second server" in asked(line % "kv_both" + line % "kv_both")
 
 
+def test_a_push_is_carried_over_and_has_to_be_accepted_by_its_user() -> None:
+    extra = '"kv_connector_extra_config":{"kv_lease_duration":60,"push_registration_timeout":900}'
+    line = 'vllm serve m --kv-transfer-config \'{"kv_connector":"NixlPushConnector","kv_role":"%s",' + extra + "}' &\n"
+    draft = read(line % "kv_producer" + line % "kv_consumer")
+    for role in ("prefill", "decode"):
+        assert draft.document[role]["connector"] == {
+            "kind": "nixl-push",
+            "lease_seconds": 60,
+            "registration_seconds": 900,
+        }
+    assert any("until you add accept_open_cases: true" in why for why in notes(draft, "confirm").values())
+
+
 def test_a_secret_of_the_script_is_named_only() -> None:
     draft = read("export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz\nvllm serve m\n")
     assert draft.document["aggregated"]["env"] == {"HF_TOKEN": {"secret": "HF_TOKEN"}}

@@ -143,7 +143,7 @@ def test_status_says_that_it_ran_nowhere() -> None:
         started_at=0.0,
     )
     view = StatusView(state, built, "ready", "/run/r1", [])
-    assert f"untested: {CLASS} ran on no device here, and can corrupt KV (docs/moriio.md)" in head(view)
+    assert f"untested: {CLASS} ran on no device here, and can corrupt KV (docs/limits.md)" in head(view)
     assert view.to_json()["untested_connectors"] == [CLASS]
 
 

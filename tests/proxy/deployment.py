@@ -249,6 +249,7 @@ class Deployment:
         key: str = KEY,
         nixl: bool = False,
         moriio: bool = False,
+        push: bool = False,
         prefill: dict[str, object] | None = None,
         decode: dict[str, object] | None = None,
         moments: Mapping[str, float] | None = None,
@@ -258,14 +259,16 @@ class Deployment:
         them; `config`: fields of ProxyConfig."""
         if aggregated:
             prefills = decodes = 0
-        shared = {"connector": "NixlConnector"} if nixl else {"connector": "MoRIIOConnector"} if moriio else {}
+        connector = "NixlPushConnector" if push else "NixlConnector" if nixl else "MoRIIOConnector" if moriio else None
+        shared = {} if connector is None else {"connector": connector}
         for i in range(prefills):
             self.prefills.append(self.engine(f"prefill-{i}", "prefill", ranks=ranks, **shared, **(prefill or {})))
         for i in range(decodes):
             self.decodes.append(self.engine(f"decode-{i}", "decode", **shared, **(decode or {})))
         for i in range(aggregated):
             self.aggregated.append(self.engine(f"aggregated-{i}", "aggregated"))
-        protocol: Protocol = "aggregated" if aggregated else "nixl" if nixl else "moriio" if moriio else "mooncake"
+        split: Protocol = "nixl-push" if push else "nixl" if nixl else "moriio" if moriio else "mooncake"
+        protocol: Protocol = "aggregated" if aggregated else split
         self.proxy = Proxy(
             self.folder / "proxy.json",
             self.config(**{"protocol": protocol, **config}),

@@ -205,7 +205,7 @@ def test_a_stream_that_breaks_before_prefill_has_answered_has_not_begun(tmp_path
         raise CutError
 
     with raw_deployment(
-        tmp_path, split=True, moments={"pdserve.pd.protocols.mooncake._ANSWER_SECONDS": SECONDS}
+        tmp_path, split=True, moments={"pdserve.pd.protocols.both_legs.ANSWER_SECONDS": SECONDS}
     ) as raw:
         raw.engines[0].script = silent
         raw.engine.script = sends(head(SSE), chunk(EVENT), cut=True)

@@ -1,6 +1,6 @@
-"""Why NIXL's push mode is refused (recipe/connectors/refused.py), on the installed vLLM.
+"""Why NIXL's push mode needs the patch nixl-push: the installed vLLM without it.
 
-A test here that fails has news: upstream may have mended what the refusal names.
+A test here that fails has news: upstream may have mended what the patch is for.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def head(view: StatusView) -> list[str]:
     elif state.endpoint and view.phase in ("ready", "degraded"):
         place = view.plan.proxy_place
         lines.append(f"endpoint: {state.endpoint}/v1{place}  model: {view.plan.served_name}")
-    lines += [f"untested: {name} ran on no device here, and can corrupt KV (docs/moriio.md)" for name in view.untested]
+    lines += [f"untested: {name} ran on no device here, and can corrupt KV (docs/limits.md)" for name in view.untested]
     lines.extend(_patches(view))
     lines.append(f"record: {view.run_dir}")
     lines.extend(_cgroups(view))

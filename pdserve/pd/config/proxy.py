@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pdserve.pd.config.serving import Serving
 from pdserve.roles import EngineRole
 
-Protocol = Literal["mooncake", "nixl", "moriio", "aggregated"]
+Protocol = Literal["mooncake", "nixl", "nixl-push", "moriio", "aggregated"]
 
 
 class FrozenConfig(BaseModel):

@@ -21,6 +21,7 @@ from pdserve.pd.protocols.background import Background
 from pdserve.pd.protocols.mooncake import MooncakeProtocol
 from pdserve.pd.protocols.moriio import MoriioProtocol
 from pdserve.pd.protocols.nixl import NixlProtocol
+from pdserve.pd.protocols.nixl_push import UNSPLIT, NixlPushProtocol
 from pdserve.pd.protocols.single_engine import SingleEngine
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.entrance import Entrance
@@ -60,7 +61,7 @@ class Dispatcher:
         self.failovers: Counter[tuple[str, str]] = Counter()
         """Attempts made once more, by the role that failed and how."""
         self._single = SingleEngine(engines)
-        self._split = _split(config, registry, engines)
+        self._split = _protocol(config, registry, engines)
 
     def serve(self, request: ClientRequest, client: Client) -> Awaitable[None]:
         """Answers one client. Raises ApiError or ClientGoneError, at once or when awaited; what it leaves running ends
@@ -70,6 +71,8 @@ class Dispatcher:
         field = request.dialect.needs_single_engine(request.body)
         if field is not None:
             return self._on_single_engine(self._whole_role(), f"field:{field}", request, client)
+        if self._config.protocol == "nixl-push" and request.dialect.name in UNSPLIT:
+            return self._on_single_engine(self._whole_role(), f"api:{request.dialect.name}", request, client)
         empty = self._registry.empty_pools()
         if len(empty) == 1 and self._config.routing.on_empty_pool == "aggregate":
             role: EngineRole = "prefill" if empty[0] == "decode" else "decode"
@@ -183,13 +186,15 @@ class Dispatcher:
         return "decode"
 
 
-def _split(config: ProxyConfig, registry: Registry, engines: Engines) -> Split:
+def _protocol(config: ProxyConfig, registry: Registry, engines: Engines) -> Split:
     match config.protocol:
         case "nixl":
             return NixlProtocol(registry, engines, config.kv_lease_seconds)
+        case "nixl-push":
+            return NixlPushProtocol(registry, engines, config.served_name)
         case "moriio":
             return MoriioProtocol(registry, engines, config.request_timeout_seconds)
-        case _:
+        case "mooncake" | "aggregated":
             return MooncakeProtocol(registry, engines, config.served_name)
 
 

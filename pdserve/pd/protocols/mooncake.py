@@ -20,14 +20,14 @@ import asyncio
 import logging
 
 from pdserve.pd.errors import ApiError, ClientGoneError
-from pdserve.pd.protocols import prefill_leg
+from pdserve.pd.protocols import both_legs
 from pdserve.pd.protocols.background import Background, settle
 from pdserve.pd.protocols.engine_ids import EngineIds
 from pdserve.pd.protocols.mooncake_legs import Legs, send
 from pdserve.pd.protocols.transfer import Transfer
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.leg import Leg, never
-from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch
+from pdserve.pd.relay.waiting import Watch
 from pdserve.pd.requests.body import encode
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
@@ -47,8 +47,6 @@ holds nothing."""
 _WITHDRAW_SECONDS = 5.0
 """How long a decode may take to refuse."""
 _WITHDRAW_PATH = b"/v1/completions"
-_ANSWER_SECONDS = 0.5
-"""How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
 
 
 class MooncakeProtocol:
@@ -79,7 +77,7 @@ class MooncakeProtocol:
                 if not sent:
                     prefill.slots.give()
             try:
-                await self._first_event(legs, watch)
+                await both_legs.first_event(legs, watch)
             except WorkerFailedError as failure:
                 await self._after_failure(transfer, legs, failure)
                 raise
@@ -88,25 +86,9 @@ class MooncakeProtocol:
                 self.background.start(self._deliver_and_abort(transfer, legs))
                 raise
             request.stages.decoding = legs.decode.first_byte
-            await self._relay(legs, client, watch)
+            await both_legs.relay(legs, client, watch, self.background)
         finally:
             watch.end()
-
-    async def _relay(self, legs: Legs, client: Client, watch: Watch) -> None:
-        """Decode's answer, to its end."""
-        try:
-            client.cached_tokens = prefill_leg.cached_tokens(legs.prefill)
-            client.relay(legs.decode)
-            if not client.ended:
-                await watch.until(lambda: client.ended)
-        except WorkerFailedError as failure:
-            raise failure.error from failure
-        finally:
-            legs.decode.close()
-            if legs.prefill.complete:
-                legs.prefill.close()
-            else:
-                self.background.start(self._finish(legs.prefill))
 
     async def _learnt(self, prefill: Worker, watch: Watch) -> Transfer:
         await watch.race(self._engine_ids.learn(prefill))
@@ -114,33 +96,6 @@ class MooncakeProtocol:
         if transfer is None:
             raise WorkerFailedError(prefill, ApiError(502, f"{prefill.name} has just restarted"), retry=True)
         return transfer
-
-    async def _first_event(self, legs: Legs, watch: Watch) -> None:
-        """Until decode's answer begins, and prefill's is there; a failure of prefill until then ends the wait at
-        once."""
-        prefill, decode = legs.prefill, legs.decode
-        await watch.until(lambda: decode.settled or (prefill.complete and not prefill_leg.ended_well(prefill)))
-        if not decode.settled:
-            prefill_leg.check(prefill)
-            await watch.until(lambda: decode.settled)
-        _unbroken(decode)
-        watch.forget(prefill.worker)
-        if not prefill.complete:
-            # Its cached tokens are wanted; it comes before decode's first token but for a race.
-            await self._prefill_answered(legs, watch)
-
-    async def _prefill_answered(self, legs: Legs, watch: Watch) -> None:
-        """Waits a moment for that. Nothing of decode's answer has reached the client: should it break now, another may
-        still give one."""
-        prefill, decode = legs.prefill, legs.decode
-        loop = asyncio.get_running_loop()
-        late = loop.time() + _ANSWER_SECONDS
-        timer = loop.call_at(late + EARLY_SECONDS, watch.poke)
-        try:
-            await watch.until(lambda: prefill.complete or decode.failure is not None or loop.time() >= late)
-        finally:
-            timer.cancel()
-        _unbroken(decode)
 
     # --- what happens to legs that no request waits for
 
@@ -215,10 +170,6 @@ class MooncakeProtocol:
         leg.close()
         return refused
 
-    async def _finish(self, leg: Leg) -> None:
-        await settle((leg,), lambda: leg.complete)
-        leg.close()
-
     def _learn(self, worker: Worker) -> None:
         """Ask a new prefill for its engine ids before its first request does."""
         if worker.config.role == "prefill":
@@ -233,15 +184,6 @@ class MooncakeProtocol:
 
 # Beyond any context: refused before an engine's scheduler sees it. 2**31 - 1 is an integer everywhere.
 _REFUSED = b'{"model":%b,"prompt":[1],"max_tokens":2147483647,"kv_transfer_params":%b}'
-
-
-def _unbroken(decode: Leg) -> None:
-    """WorkerFailedError after a failure. One in the middle of an answer is as good as one before it, while nothing of
-    that has reached the client."""
-    failure = decode.failure
-    if failure is not None:
-        retry = failure.retry or decode.answer is not None
-        raise WorkerFailedError(decode.worker, failure.error, retry=retry, suspect=failure.suspect)
 
 
 async def wait_for_slot(prefill: Worker, watch: Watch) -> None:

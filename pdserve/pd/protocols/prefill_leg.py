@@ -24,11 +24,13 @@ def send(
     body: Payload,
     *,
     rank_header: bytes,
+    headers: bytes | None = None,
     poke: Callable[[], None],
     on_complete: Callable[[], None] = never,
 ) -> Leg:
-    """Sends it. Its prompt counts as load of the worker until it is complete; then `on_complete` is called too. Once
-    the prompt is computed, the request's place in the prefill pool is free."""
+    """Sends it, with the request's own header lines or others. Its prompt counts as load of the worker until it is
+    complete; then `on_complete` is called too. Once the prompt is computed, the request's place in the prefill pool is
+    free."""
     tokens, attempt = request.ask.estimate, request.attempts
     prefill.load.add_prompt_tokens(tokens)
 
@@ -41,7 +43,8 @@ def send(
             if request.prefill_ticket is not None:
                 request.prefill_ticket.release()
 
-    head = engines.post(prefill, request.dialect.path.encode(), request.headers + rank_header, body)
+    own = request.headers if headers is None else headers
+    head = engines.post(prefill, request.dialect.path.encode(), own + rank_header, body)
     leg = Leg(prefill, head, body, poke, complete)
     return leg
 

@@ -41,6 +41,12 @@ class Engines:
         return b"".join(lines)
 
     @staticmethod
+    def renamed(headers: bytes, request_id: str) -> bytes:
+        """Lines of `client_headers`, with another request id."""
+        _, _, others = headers.partition(b"\r\n")
+        return b"x-request-id: %b\r\n%b" % (request_id.encode("latin-1"), others)
+
+    @staticmethod
     def bare(worker: Worker, method: bytes, path: bytes, headers: bytes) -> bytes:
         """The head of a request without a body."""
         length = b"" if method == b"GET" else b"content-length: 0\r\n"

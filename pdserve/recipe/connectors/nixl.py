@@ -1,7 +1,8 @@
-"""NIXL: decode pulls KV from prefill."""
+"""NIXL: decode pulls KV from prefill, or prefill pushes it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -24,32 +25,35 @@ def _environment(side: EngineSide) -> dict[str, str]:
     return {"VLLM_NIXL_SIDE_CHANNEL_HOST": side.address, "VLLM_NIXL_SIDE_CHANNEL_PORT": first}
 
 
+_SIDE_CHANNEL = ConnectorPort(
+    key="nixl",
+    purpose="nixl",
+    what="NIXL side channels",
+    exposes="NIXL side channel: transfer metadata of the engine",
+    used_by="the other role",
+    reached_by={"prefill": ("decode",)},
+    per_rank=True,
+)
+
+# UCX takes the network devices that it finds: nothing is asked of RDMA devices.
+_PULL = ConnectorKind(
+    class_name="NixlConnector",
+    package="nixl",
+    protocol="nixl",
+    tp_must_divide=True,
+    ports=(_SIDE_CHANNEL,),
+    environment=_environment,
+    owned_variables={
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "it is the address of the engine's node",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": "set ports.nixl",
+    },
+)
+
+
 class NixlSection(LeafSection):
     """Decode pulls KV from prefill through NIXL."""
 
-    # UCX takes the network devices that it finds: nothing is asked of RDMA devices.
-    ABOUT: ClassVar[ConnectorKind] = ConnectorKind(
-        class_name="NixlConnector",
-        package="nixl",
-        protocol="nixl",
-        tp_must_divide=True,
-        ports=(
-            ConnectorPort(
-                key="nixl",
-                purpose="nixl",
-                what="NIXL side channels",
-                exposes="NIXL side channel: transfer metadata of the engine",
-                used_by="the other role",
-                reached_by={"prefill": ("decode",)},
-                per_rank=True,
-            ),
-        ),
-        environment=_environment,
-        owned_variables={
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": "it is the address of the engine's node",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": "set ports.nixl",
-        },
-    )
+    ABOUT: ClassVar[ConnectorKind] = _PULL
 
     kind: Literal["nixl"] = Field(default="nixl", description="NIXL, decode pulls.")
     backends: list[str] = Field(default=["UCX"], description="NIXL backends in order of preference.")
@@ -69,3 +73,47 @@ class NixlSection(LeafSection):
 
     def proxy_settings(self) -> dict[str, Any]:
         return {"kv_lease_seconds": self.lease_seconds}
+
+
+class NixlPushSection(NixlSection):
+    """Prefill pushes KV to decode through NIXL. Both legs of a request are sent at once."""
+
+    # Both shake hands with the other: decode registers its blocks, and prefill needs decode's memory to write there.
+    ABOUT: ClassVar[ConnectorKind] = replace(
+        _PULL,
+        class_name="NixlPushConnector",
+        protocol="nixl-push",
+        experimental=True,
+        ports=(replace(_SIDE_CHANNEL, reached_by={"prefill": ("decode",), "decode": ("prefill",)}),),
+    )
+
+    kind: Literal["nixl-push"] = Field(  # type: ignore[assignment]
+        default="nixl-push", description="NIXL, prefill pushes."
+    )
+    registration_seconds: Count = Field(
+        default=480,
+        description=(
+            "How long decode waits for the KV of a prompt, in prefill's queue too, before that counts as a "
+            "load that has failed (`kv_load_failure_policy`)."
+        ),
+    )
+    accept_open_cases: bool = Field(
+        default=False, description="Must be true: pushes have open cases (docs/limits.md) and were not run on a device."
+    )
+
+    def config(self, context: Context) -> Config:
+        """The lease is as long as with pulls: decode's heartbeats extend it (patch nixl-push)."""
+        config = super().config(context)
+        config["kv_connector_extra_config"]["push_registration_timeout"] = self.registration_seconds
+        return config
+
+    def doubts(self, platform: str) -> tuple[tuple[str, str], ...]:
+        return ((f"nixl-push {OPEN_CASES}", "use kind: nixl unless you have measured that pushes gain something"),)
+
+
+OPEN_CASES = (
+    "was not run on a device, and two cases are open: decode gives blocks back 30 s after prefill's engine is gone, "
+    "and a worker of it that still writes after that would corrupt KV; blocks of a prefill that hangs, or of a WRITE "
+    "whose end NIXL never reports, stay in use until the engine restarts"
+)
+"""What is left with the patch nixl-push (patches/nixl/push_decode.py)."""

@@ -18,18 +18,13 @@ class Refused:
 
 
 REFUSED: Mapping[str, Refused] = {
-    # kv_connector/v1/nixl/push_*.py. The patch load-timeout has decode's request computed, but its first blocks stay in
-    # quarantine: no end of the transfer is ever reported. Request ids that are new in every attempt keep attempts apart
-    # at prefill, and no more. To be safe it needs a patch of both workers: decode withdraws a registration; prefill
-    # answers when it writes for it no more; a side channel that is refused, or has another engine id, stands for that
-    # answer; and no WRITE begins after the lease or outlives it.
+    # kv_connector/v1/nixl/push_*.py. The patch nixl-push closes most of it, for engines that the section's rules let
+    # through (rules/connectors.py); what it leaves open has to be accepted there.
     "NixlPushConnector": Refused(
         "nixl-push",
-        "if prefill dies, aborts a prompt or drops its KV before decode has asked for it, vLLM 0.32 only logs that: "
-        "decode's request waits for ever, and its blocks are lost, also when its client leaves; with both legs "
-        "sent at once nothing extends prefill's lease (30 s), and a WRITE begins or goes on after it from blocks that "
-        "other prompts may have",
-        "use kind: nixl, where decode pulls",
+        "in a raw mapping nothing says that its open cases are accepted (docs/limits.md), nor that the sizes of "
+        "prefill and decode fit",
+        "use kind: nixl-push, or kind: nixl, where decode pulls",
     ),
     # kv_connector/v1/moriio/moriio_connector.py. `update_connector_output` frees sends after `defer_timeout`: a long
     # one, and a proxy that aborts decode before, would close that. Nothing closes the rest: `wait_for_layer_load` gives

@@ -46,6 +46,7 @@ _RULES = (
     connectors.tensor_parallel,
     layouts.pipeline_parallel,
     layouts.block_sizes,
+    connectors.pushes,
     connectors.duplicates,
     connectors.raw_children,
     connectors.refused,

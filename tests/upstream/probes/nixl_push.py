@@ -1,4 +1,4 @@
-"""Why NIXL's push mode is refused: what vLLM does with a push that never comes, and with one that comes late.
+"""Why NIXL's push mode needs the patch nixl-push: what vLLM does with a push that never comes, or comes late.
 
 On the real Scheduler and both real halves of NixlPushConnector; the library's agent is stood in for.
 """
