@@ -37,7 +37,7 @@ def test_what_only_follows_from_a_wrong_value_is_not_reported(tmp_path: Path) ->
     message = refused(tmp_path, CPU.replace("kind: lmcache-mp}", "kind: lmcache}"))
     assert message == (
         'recipe.yaml:12: prefill.connector.of.1.kind: no connector is called "lmcache"; there are mooncake, nixl, '
-        "moriio, lmcache-mp, mooncake-store and offloading\n  what to do:   did you mean lmcache-mp?"
+        "nixl-push, moriio, lmcache-mp, mooncake-store and offloading\n  what to do:   did you mean lmcache-mp?"
     )
 
 

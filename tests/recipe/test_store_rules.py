@@ -79,8 +79,8 @@ CASES: list[Case] = [
             "decode.connector={kind: raw, config: {kv_connector: NixlPushConnector}}",
             "lmcache=null",
         ),
-        "decode.connector: NixlPushConnector: if prefill dies, aborts a prompt or drops its KV",
-        "use kind: nixl, where decode pulls",
+        "nor that the sizes of prefill and decode fit",
+        "use kind: nixl-push, or kind: nixl, where decode pulls",
     ),
     (
         GPU,
