@@ -205,13 +205,14 @@ def test_what_is_looked_at_in_a_large_body_takes_a_small_part_of_its_memory(name
     tracemalloc.start()
     body = scanned(raw)
     field = COMPLETIONS.needs_single_engine(body)
-    routed = COMPLETIONS.prompt(body)
+    routed, begin, end = COMPLETIONS.prompt(body)
     legs = [COMPLETIONS.prefill_body(body, TRANSFER), COMPLETIONS.decode_body(body, TRANSFER)]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert field == (None if name == "prompt" else "stop")
-    assert (len(routed), len(legs)) == (1 << 20 if name == "prompt" else 0, 2)
-    assert peak < len(raw)
+    assert (end - begin, len(legs)) == (1 << 20 if name == "prompt" else 0, 2)
+    assert routed[begin:end] == (prompt[: 1 << 20] if name == "prompt" else b"")
+    assert peak < len(raw) // 4
 
 
 @pytest.mark.parametrize(

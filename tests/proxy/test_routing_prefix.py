@@ -13,7 +13,7 @@ from pdserve.pd.config.routing import PrefixAwareSettings as PrefixSettings
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.burden import Burden
-from pdserve.pd.routing.chain import Chain
+from pdserve.pd.routing.chain import FINE_BYTES, Chain, GrowingChain
 from pdserve.pd.routing.policies.prefix_aware import PrefixAware
 from pdserve.roles import EngineRole
 from tests.proxy.candidates import Worker, everywhere, workers
@@ -198,21 +198,51 @@ def test_a_chain_is_the_same_in_whatever_steps_it_is_asked_for(data: bytes, size
     assert stepwise.held(frozenset(whole)) == len(whole)
 
 
-@given(
-    data=st.binary(max_size=300),
-    cut=st.integers(0, 300),
-    size=st.integers(1, 5),
-    fine=st.integers(0, 20),
-    coarse=st.integers(1, 4),
-)
-def test_blocks_far_behind_are_larger(data: bytes, cut: int, size: int, fine: int, coarse: int) -> None:
-    ends = [size * number for number in range(1, fine + 1)]
-    ends += range(size * (fine + coarse), 301, size * coarse)
-    chain = Chain(data, size, fine, coarse)
-    assert [chain.length(blocks) for blocks in range(1, chain.blocks + 1)] == [end for end in ends if end <= len(data)]
-    changed = data[:cut] + b"different"
-    same = [end for end in ends if end <= min(len(data), len(changed)) and data[:end] == changed[:end]]
-    assert chain.held(frozenset(Chain(changed, size, fine, coarse).first(400))) == len(same)
+lengths = st.integers(0, 20_000) | st.integers(0, 300)
+
+
+@given(seed=st.integers(0, 9), sent=lengths, more=lengths, size=st.integers(1, 300))
+def test_what_goes_on_is_known_to_hold_all_that_was_sent_to_the_size_of_a_block(
+    seed: int, sent: int, more: int, size: int
+) -> None:
+    data = Random(seed).randbytes(sent + more)
+    known = frozenset(GrowingChain(data[:sent], size).names)
+    assert GrowingChain(data, size).held(known) == sent // size * size
+    assert GrowingChain(data[:sent], size).held(known) == sent // size * size
+
+
+@given(seed=st.integers(0, 9), same=lengths, ends=st.tuples(lengths, lengths), size=st.integers(1, 300))
+def test_where_two_part_is_known_to_a_sixteenth(seed: int, same: int, ends: tuple[int, int], size: int) -> None:
+    data, one, other = (Random(seed + number).randbytes(length) for number, length in enumerate((same, *ends)))
+    chain = GrowingChain(data + b"1" + one, size)
+    held = chain.held(frozenset(GrowingChain(data + b"2" + other, size).names))
+    assert same - max(size, same // 16) < held <= same
+    assert held >= min(same, FINE_BYTES - size) // size * size, "in the beginning all blocks are small"
+
+
+@given(seed=st.integers(0, 9), sent=lengths, less=lengths, size=st.integers(1, 300))
+def test_a_shorter_one_is_known_to_a_sixteenth(seed: int, sent: int, less: int, size: int) -> None:
+    data = Random(seed).randbytes(sent)
+    shorter = data[: max(0, sent - less)]
+    held = GrowingChain(shorter, size).held(frozenset(GrowingChain(data, size).names))
+    assert len(shorter) - max(size, len(shorter) // 16) < held <= len(shorter)
+
+
+def test_a_long_prompt_has_few_blocks() -> None:
+    data = Random(4).randbytes(1_000_000)
+    assert [len(GrowingChain(data[:length], 256).names) for length in (1024, 100_000, 1_000_000)] == [4, 90, 144]
+
+
+def test_of_two_long_conversations_with_one_beginning_each_is_known_to_its_end() -> None:
+    policy, (first, other) = prefix_aware(), workers(2)
+    shared = Random(1).randbytes(50_000)
+    prompts = [shared + Random(seed).randbytes(30_000 + seed) for seed in (2, 3)]
+    for worker, prompt in zip((first, other), prompts, strict=True):
+        policy.routed(worker, ask(prompt))
+    for worker, prompt in zip((first, other), prompts, strict=True):
+        longer = ask(prompt + b"and more" * 100)
+        assert len(prompt) - 260 < 4 * policy.matched(worker, longer) <= len(prompt)
+        assert policy.choose([first, other], longer).worker is worker
 
 
 def test_a_long_conversation_is_known_to_its_end() -> None:

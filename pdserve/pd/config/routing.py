@@ -38,7 +38,11 @@ class PrefixAwareSettings(Settings):
     """The worker that was sent the longest prefix of this prompt, as far as this proxy process remembers."""
 
     kind: Literal["prefix_aware"] = Field(default="prefix_aware", description="The worker that saw the prefix.")
-    block_bytes: Count = Field(default=256, description="Prompts are compared in blocks of so many bytes.")
+    block_bytes: Count = Field(
+        default=256,
+        description="Prompts are compared in blocks of so many bytes; behind the first 8 kB, and 32 of them, in larger "
+        "ones, up to a sixteenth of what is before them.",
+    )
     max_blocks: Count = Field(
         default=32_768, description="Blocks remembered for each worker (0.2 kB each), the least used forgotten first."
     )

@@ -127,13 +127,20 @@ class Body:
         """How often a byte is in the first `most` bytes of a value, without a copy of it."""
         if name not in self.members:
             return 0
-        begin, end = self._place(name)
+        begin, end = self.place(name)
         return self.raw.count(byte, begin, min(end, begin + most))
 
     def length(self, name: str) -> int:
         """Bytes of a value; 0 when there is none."""
         value = self.members.get(name)
         return 0 if value is None else len(memoryview(value))
+
+    def place(self, name: str) -> tuple[int, int]:
+        """Where in `raw` a value of the client's own is: of a member that was not replaced. KeyError: there is none."""
+        for spelled, _, end in self._spans:
+            if spelled == name:
+                return end - self.length(name), end
+        raise KeyError(name)
 
     def beginning(self, names: Collection[str], most: int) -> bytes:
         """These values one after the other, as they were sent, up to so many bytes."""
@@ -150,7 +157,7 @@ class Body:
         value = self.members.get(name)
         if value is None or self.begins(name) != b"[":
             return False
-        begin, end = self._place(name)
+        begin, end = self.place(name)
         raw = self.raw
         first = _FIRST_ITEM.match(raw, begin, min(end, begin + _MOST_BLANKS))
         at = end if first is None else first.end()
@@ -198,11 +205,6 @@ class Body:
             pieces.pop()
         pieces.append(raw[end:])
         return payload(pieces, len(raw))
-
-    def _place(self, name: str) -> tuple[int, int]:
-        """Where a value of the client's own is."""
-        end = next(end for spelled, _, end in self._spans if spelled == name)
-        return end - self.length(name), end
 
     def _walk(self) -> list[tuple[str, int, int]]:
         """(name, start, end) of each member, in order."""

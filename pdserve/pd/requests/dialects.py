@@ -180,12 +180,21 @@ class Dialect:
             return body.payload
         return body.spliced(without=INTERNAL, plus=extra)
 
-    def prompt(self, body: Body) -> bytes:
-        """What shapes the prompt, as it was sent: equal bytes are equal prompts, but for what is far behind."""
-        if len(body.raw) > _LONGEST_PROMPT:
-            return body.beginning(self.prompt_fields, _LONGEST_PROMPT)
+    def prompt(self, body: Body) -> tuple[bytes, int, int]:
+        """What shapes the prompt, as it was sent, and where in those bytes it begins and ends: equal bytes are equal
+        prompts, but for what is far behind. To be asked before members of the body are replaced."""
         members = body.members
-        return b"".join([bytes(members[name]) for name in self.prompt_fields if name in members])
+        fields = [name for name in self.prompt_fields if name in members]
+        if len(fields) == 1:
+            # Not copied: a prompt may be as large as a body, and both live as long as the request.
+            begin, end = body.place(fields[0])
+            return body.raw, begin, min(end, begin + _LONGEST_PROMPT)
+        prompt = (
+            body.beginning(fields, _LONGEST_PROMPT)
+            if len(body.raw) > _LONGEST_PROMPT
+            else b"".join([members[name] for name in fields])
+        )
+        return prompt, 0, len(prompt)
 
     def error_body(self, error: ApiError) -> bytes:
         """The JSON document of an error, in the shape that this API's clients read."""

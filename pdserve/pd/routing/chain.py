@@ -1,7 +1,7 @@
-"""A sequence cut into blocks of one size, each named by a hash of it and all before it.
+"""A sequence cut into blocks, each named by a hash of it and all before it.
 
 Two sequences have the same first n names exactly if their first n blocks are the same: a prefix is found by looking up
-names, one a block. Python's own hash of bytes is keyed by a secret of the process, so a client cannot make two prompts
+names. Python's own hash of bytes is keyed by a secret of the process, so a client cannot make two prompts
 collide on purpose; by chance one of 10^6 blocks does with a probability below 10^-6. Names mean nothing outside the
 process.
 """
@@ -17,6 +17,9 @@ TOKEN_BYTES = array("I").itemsize
 ROOT = 0
 """Stands before the first block."""
 _STEP = 64
+FINE_BYTES = 8192
+"""Of a GrowingChain: as far as its blocks have one size."""
+_FINE_BLOCKS = 32
 
 
 def pack(tokens: Sequence[int]) -> bytes | None:
@@ -44,22 +47,13 @@ def names(parent: int, data: bytes, size: int, offset: int, blocks: int) -> list
 class Chain:
     """The names of the whole blocks of `data`, worked out as far as they are asked for."""
 
-    __slots__ = ("_coarse", "_data", "_fine", "_names", "_size", "blocks")
+    __slots__ = ("_data", "_names", "_size", "blocks")
 
-    def __init__(self, data: bytes, size: int, fine: int | None = None, coarse: int = 1) -> None:
-        """Blocks after the first `fine` ones are `coarse` times as large: of a megabyte it is not worth knowing to 256
-        bytes where it differs, but every block costs."""
+    def __init__(self, data: bytes, size: int) -> None:
         self._data = data
         self._size = size
-        self._coarse = coarse
-        self._fine = len(data) // size if fine is None else min(fine, len(data) // size)
         self._names: list[int] = []
-        self.blocks = self._fine + (len(data) - self._fine * size) // (size * coarse)
-
-    def length(self, blocks: int) -> int:
-        """In bytes, of so many blocks from the beginning on."""
-        fine = self._fine
-        return self._size * (blocks if blocks <= fine else fine + (blocks - fine) * self._coarse)
+        self.blocks = len(data) // size
 
     def first(self, count: int) -> list[int]:
         """At most `count` names from the beginning on."""
@@ -82,10 +76,96 @@ class Chain:
         return depth
 
     def _grow(self) -> None:
-        """By a few blocks of one size."""
+        """By a few blocks."""
         known = self._names
         done = len(known)
-        fine = done < self._fine
-        size = self._size if fine else self._size * self._coarse
-        count = min(_STEP, (self._fine if fine else self.blocks) - done)
-        known += names(known[-1] if known else ROOT, self._data, size, self.length(done), count)
+        count = min(_STEP, self.blocks - done)
+        known += names(known[-1] if known else ROOT, self._data, self._size, done * self._size, count)
+
+
+class GrowingChain:
+    """The names of the blocks of `data` that grow with what is before them: of a megabyte it is not worth knowing to
+    256 bytes where it differs, but every block costs.
+
+    The first FINE_BYTES, and at least 32 blocks, are in blocks of `size`. Then they double whenever what is before them
+    has doubled, so a block is at most a sixteenth of that. What is left behind the last whole block, less than another
+    one, is in pieces, each a power of two times `size` and smaller than the one before: so the end of what was sent is
+    known to `size` bytes, wherever it is, and what goes on from there is found to hold all of it.
+    """
+
+    __slots__ = ("_begin", "_data", "_ends", "_whole", "length", "names", "size")
+
+    def __init__(self, data: bytes, size: int, begin: int = 0, end: int | None = None) -> None:
+        """Of `data` from `begin` to `end`."""
+        self.size = size
+        self.length = length = (len(data) if end is None else end) - begin
+        self._data = data
+        self._begin = begin
+        self._ends = _ends(size, length)
+        """Of the blocks, from `begin` on, one of them beyond the data."""
+        names: list[int] = []
+        parent, done = ROOT, 0
+        for stop in self._ends:
+            if stop > length:
+                break
+            # A copy, but one that stays in the processor's cache; a memoryview hashes all that it is a view of, too.
+            parent = hash((parent, data[begin + done : begin + stop]))
+            names.append(parent)
+            done = stop
+        self._whole = len(names)
+        """How many of the names are those of blocks; the others are pieces."""
+        step = (self._ends[self._whole] - done) // 2
+        while step >= size:
+            stop = done + step
+            if stop <= length:
+                parent = hash((parent, data[begin + done : begin + stop]))
+                names.append(parent)
+                done = stop
+            step //= 2
+        self.names = names
+        """From the beginning on."""
+
+    def held(self, by: Container[int]) -> int:
+        """How many bytes from the beginning on are in `by`. That must have no block without those before it."""
+        names = self.names
+        low, high = 0, self._whole
+        while low < high:
+            middle = (low + high) // 2
+            if names[middle] in by:
+                low = middle + 1
+            else:
+                high = middle
+        if not low:
+            return 0
+        # What was sent before may have ended within the next block: its pieces.
+        data, begin, length = self._data, self._begin, self.length
+        parent, done = names[low - 1], self._ends[low - 1]
+        step = (self._ends[low] - done) // 2
+        while step >= self.size:
+            stop = done + step
+            if stop <= length:
+                name = hash((parent, data[begin + done : begin + stop]))
+                if name in by:
+                    parent, done = name, stop
+            step //= 2
+        return done
+
+
+_layouts: dict[int, list[int]] = {}
+"""Ends of blocks by the size of the first one: a few, for sizes are settings. They grow with the longest data."""
+
+
+def _ends(size: int, total: int) -> list[int]:
+    """Where the blocks of a GrowingChain end, up to the first of them beyond `total`; perhaps more."""
+    ends = _layouts.get(size)
+    if ends is None:
+        ends = _layouts[size] = [size]
+    end = ends[-1]
+    step, doubled = size, size * max(_FINE_BLOCKS, FINE_BYTES // size)
+    while end <= total:
+        while doubled <= end:
+            step *= 2
+            doubled *= 2
+        end += step
+        ends.append(end)
+    return ends

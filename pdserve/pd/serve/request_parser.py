@@ -59,8 +59,8 @@ class RequestParser:
     def read(
         self, dialect: Dialect, request: Request, body: Body, request_id: str, trace: Trace | None, received: float
     ) -> ClientRequest:
-        prompt = dialect.prompt(body)
-        size = len(prompt)
+        prompt, begin, end = dialect.prompt(body)
+        size = end - begin
         if len(body.raw) > _LARGEST_EXTRA:
             if body.length("vllm_xargs") > _LARGEST_EXTRA:
                 raise bad_request(f"vllm_xargs is larger than {_LARGEST_EXTRA} bytes.", "vllm_xargs")
@@ -83,7 +83,13 @@ class RequestParser:
             target=request.target,
             request_id=request_id,
             headers=self._engines.client_headers(headers, request_id),
-            ask=RoutingRequest(prompt, estimate=max(1, size // _BYTES_PER_TOKEN), session=self._session(request, body)),
+            ask=RoutingRequest(
+                prompt,
+                begin,
+                end,
+                estimate=max(1, size // _BYTES_PER_TOKEN),
+                session=self._session(request, body),
+            ),
             stages=Stages(received=received),
             priority=priority,
         )

@@ -14,7 +14,7 @@ from typing import ClassVar
 from pdserve.pd.config.routing import PrefixAwareSettings as PrefixSettings
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
-from pdserve.pd.routing.chain import Chain
+from pdserve.pd.routing.chain import GrowingChain
 from pdserve.pd.routing.policies.by_match import BY_MATCH, by_match
 from pdserve.pd.routing.policy import Choice, RoutingCandidate, W
 
@@ -40,13 +40,13 @@ class PrefixAware:
 
     def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
         bound = self._max_blocks
-        names = ask.prompt_chain(self._block_bytes).first(bound)
+        names = ask.prompt_chain(self._block_bytes).names
         sent = self._sent.get(worker.name)
         if sent is None:
             sent = self._sent[worker.name] = OrderedDict()
         # From the end to the beginning: an end without its beginning is worth nothing, so it is to be forgotten first.
         again = sent.move_to_end
-        for name in reversed(names):
+        for name in reversed(names if len(names) <= bound else names[:bound]):
             if name in sent:
                 again(name)
             else:
@@ -66,8 +66,8 @@ class PrefixAware:
         """Remembered now, of all workers."""
         return sum(len(sent) for sent in self._sent.values())
 
-    def _held(self, name: str, chain: Chain, ask: RoutingRequest) -> int:
+    def _held(self, name: str, chain: GrowingChain, ask: RoutingRequest) -> int:
         """Prompt tokens that the worker of that name was sent."""
         sent = self._sent.get(name)
-        blocks = chain.held(sent) if sent else 0
-        return ask.estimate * chain.length(blocks) // len(ask.prompt) if blocks else 0
+        held = chain.held(sent) if sent else 0
+        return ask.estimate * held // chain.length if held else 0
