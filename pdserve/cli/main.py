@@ -7,6 +7,7 @@ import would print where that was. Before the first line of this file the interp
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -14,6 +15,7 @@ import sys
 
 _SIGPIPE_EXIT = 141
 _CTRL_C_EXIT = 130
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main() -> None:
@@ -34,6 +36,7 @@ def _main(*, interruptible: bool) -> int | str | None:
     from pdserve.cli.commands import ReaderLeft
     from pdserve.system import utf8
 
+    _open_closed_streams()
     utf8.ensure()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what the locale has no character for is shown as its number
@@ -44,10 +47,61 @@ def _main(*, interruptible: bool) -> int | str | None:
         code = _run()
         sys.stdout.flush()
     except (ReaderLeft, BrokenPipeError):
-        # What is still buffered must go somewhere when the interpreter flushes once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         code = _SIGPIPE_EXIT
+    except OSError as error:
+        if (failure := _output_failure(error)) is None:
+            raise
+        _discard_output()
+        code = _report(failure)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Opens /dev/null for each standard stream that is closed (`>&-`), so that no file of ours becomes it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  (for the rest of the process)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  (for the rest of the process)
+
+
+def _output_failure(error: OSError) -> OSError | None:
+    """Why stdout takes nothing (a full disk), or None if `error` is of something else.
+
+    What was not written is still buffered, and fails again. Without a buffer (PYTHONUNBUFFERED) the errno has to do:
+    our own files have errors of their own.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as failure:
+        return failure
+    unbuffered = isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.write_through
+    return error if unbuffered and error.filename is None and error.errno in _NO_ROOM else None
+
+
+def _discard_output() -> None:
+    """Sends what is still buffered to /dev/null, where the interpreter's last flush cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _report(failure: OSError) -> int:
+    """Prints that stdout cannot be written, on stderr if that takes it, and returns the exit code."""
+    from pdserve.errors import StateError
+
+    ours = StateError(
+        f"the output cannot be written: {failure.strerror}",
+        where="stdout",
+        cause="the disk of the file that it goes to is full, or has gone",
+        todo="make room on that disk, or send the output to a file on another one",
+    )
+    with contextlib.suppress(OSError):
+        print(f"error: {ours.render()}", file=sys.stderr)
+    return ours.exit_code
 
 
 def _run() -> int | str | None:
@@ -59,7 +113,8 @@ def _run() -> int | str | None:
     except PdserveError as error:
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.flush()
-        print(f"error: {error.render()}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the exit code is right also where stderr takes nothing
+            print(f"error: {error.render()}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _CTRL_C_EXIT

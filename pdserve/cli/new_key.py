@@ -54,4 +54,8 @@ def _append(file: Path, name: str, line: str) -> None:
                 end.truncate(len(before))  # half a line would make the whole file unreadable for the proxy
                 raise
     except OSError as error:
-        raise RecipeError(f"the key cannot be saved: {error.strerror}", where=str(file)) from error
+        raise RecipeError(
+            f"the key cannot be saved: {error.strerror}",
+            where=str(file),
+            todo="name a file in a folder that exists, that you can write and that has room",
+        ) from error

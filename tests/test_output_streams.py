@@ -1,0 +1,52 @@
+"""What a verb ends in when its output goes to a full disk, or to a stream that is closed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+MAIN = (sys.executable, "-m", "pdserve.cli.main")
+
+
+def shell(redirection: str, *arguments: str, home: Path, unbuffered: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/bin/sh", "-c", f'"$@" {redirection}', "sh", *MAIN, *arguments],
+        env={**os.environ, "PDSERVE_HOME": str(home), "PYTHONUNBUFFERED": unbuffered},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("verb", "unbuffered"), [("--version", ""), ("schema", "1")])
+def test_a_full_disk_below_stdout_is_an_error_with_a_fix_and_no_traceback(
+    verb: str, unbuffered: str, tmp_path: Path
+) -> None:
+    done = shell(">/dev/full", verb, home=tmp_path, unbuffered=unbuffered)
+    assert done.returncode == 8, done.stderr
+    assert done.stderr.startswith("error: stdout: the output cannot be written: No space left on device\n")
+    assert "what to do:   make room on that disk" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirection", "arguments", "code"),
+    [
+        (">&-", ("schema",), 0),
+        ("2>/dev/full", ("status",), 8),
+        ("<&- >&- 2>&-", ("status",), 8),
+        ("<&- >&- 2>&-", ("schema",), 0),
+    ],
+)
+def test_a_closed_or_full_stream_leaves_the_exit_code_of_the_verb(
+    redirection: str, arguments: tuple[str, ...], code: int, tmp_path: Path
+) -> None:
+    done = shell(redirection, *arguments, home=tmp_path)
+    assert (done.returncode, done.stderr) == (code, "")
