@@ -12,6 +12,7 @@ import io
 import os
 import signal
 import sys
+from typing import TextIO
 
 _SIGPIPE_EXIT = 141
 _CTRL_C_EXIT = 130
@@ -47,12 +48,12 @@ def _main(*, interruptible: bool) -> int | str | None:
         code = _run()
         sys.stdout.flush()
     except (ReaderLeft, BrokenPipeError):
-        _discard_output()
+        _discard(sys.stdout)
         code = _SIGPIPE_EXIT
     except OSError as error:
         if (failure := _output_failure(error)) is None:
             raise
-        _discard_output()
+        _discard(sys.stdout)
         code = _report(failure)
     return code
 
@@ -84,9 +85,9 @@ def _output_failure(error: OSError) -> OSError | None:
     return error if unbuffered and error.filename is None and error.errno in _NO_ROOM else None
 
 
-def _discard_output() -> None:
+def _discard(stream: TextIO) -> None:
     """Sends what is still buffered to /dev/null, where the interpreter's last flush cannot fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _report(failure: OSError) -> int:
@@ -99,9 +100,16 @@ def _report(failure: OSError) -> int:
         cause="the disk of the file that it goes to is full, or has gone",
         todo="make room on that disk, or send the output to a file on another one",
     )
-    with contextlib.suppress(OSError):
-        print(f"error: {ours.render()}", file=sys.stderr)
+    _print_error(f"error: {ours.render()}")
     return ours.exit_code
+
+
+def _print_error(text: str) -> None:
+    """On stderr. Where that takes nothing, the exit code is right all the same."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
 
 
 def _run() -> int | str | None:
@@ -113,8 +121,7 @@ def _run() -> int | str | None:
     except PdserveError as error:
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.flush()
-        with contextlib.suppress(OSError):  # the exit code is right also where stderr takes nothing
-            print(f"error: {error.render()}", file=sys.stderr)
+        _print_error(f"error: {error.render()}")
         return error.exit_code
     except KeyboardInterrupt:
         return _CTRL_C_EXIT
