@@ -40,6 +40,8 @@ def read(reading: SourceReading, launch: Launch, engines: Iterable[Path]) -> Non
             continue
         reading.leave((*store, "container"), "the master runs in the engines' container", "replaced")
         launch.engine_env.update(environment.carried(reading.mapping(*store, "env"), launch, None))
+        if (lease := reading.take(*store, "default_kv_lease_ttl_ms")) is not None:
+            launch.store.setdefault("extra_args", {})["default_kv_lease_ttl"] = lease
         _store(reading, launch, (*store, "store_config"), (*store, "master_extra_args"))
     services = reading.tree.get("services")
     for index, service in enumerate(services if isinstance(services, list) else ()):
@@ -56,8 +58,8 @@ def _service(reading: SourceReading, launch: Launch, path: Path, service: dict[s
     elif kind == "mooncake-master":
         reading.leave((*path, "container"), "the master runs in the engines' container", "replaced")
         reading.leave((*path, "placement"), "the master runs on the first node", "replaced")
-        why = "a NIC for each GPU; the store of a recipe has one device_name for all ranks"
-        reading.leave((*path, "options", "device_names_by_gpu"), why, "served")
+        why = "a NIC for each GPU: here Mooncake chooses one of device_name for each rank; look that it is a near one"
+        reading.leave((*path, "options", "device_names_by_gpu"), why, "confirm")
         _store(reading, launch, (*path, "options", "store_config"), (*path, "args"))
     elif kind == "lmcache-server":
         _lmcache(reading, launch, path)

@@ -11,6 +11,7 @@ import random
 import sys
 import time
 import urllib.request
+from itertools import pairwise
 
 from tests.upstream.probes.lmcache_bytes import CHUNK, Engine
 from tests.upstream.probes.lmcache_engine import OURS
@@ -53,18 +54,19 @@ def main() -> None:
     dice = random.Random(7)
     prompts = [[dice.randrange(1000) for _ in range(CHUNKS * CHUNK + 8)] for _ in range(PROMPTS)]
     numbers = order(dice)
-    usage: list[int] = []
+    objects: list[int] = []
     with server(chunk=CHUNK, l1_gb=mib / 1024, more=["--lookup-hash-log-dir", folder]) as at:
         engine = Engine(at, OURS, {}, mark=1)
         for turn, number in enumerate(numbers):
             began = time.monotonic()
             engine.lab.add(f"r{turn}", prompts[number], max_tokens=1)
             engine.run()
-            usage.append(at.l1()["total_object_count"])
+            objects.append(at.l1()["total_object_count"])
             time.sleep(max(0.0, SECONDS_EACH - (time.monotonic() - began)))
-        status, found = at.l1(), counters(at)
+        found = counters(at)
         engine.close()
-    print(json.dumps({**found, "numbers": numbers, "loaded": engine.loaded, "objects": usage, "l1": status}))
+    evictions = sum(later < earlier for earlier, later in pairwise(objects))
+    print(json.dumps({**found, "prompts": numbers, "loaded": engine.loaded, "evictions": evictions}))
 
 
 if __name__ == "__main__":
