@@ -35,6 +35,8 @@ class Report(BaseModel):
 
     deployment: str
     proofs: tuple[Proof, ...]
+    meanwhile: tuple[str, ...] = ()
+    """What went wrong in the deployment while the proofs ran, from its history: deaths, restarts."""
 
     def having(self, status: Status) -> tuple[Proof, ...]:
         return tuple(proof for proof in self.proofs if proof.status == status)
@@ -54,7 +56,10 @@ class Report(BaseModel):
                 raise error(
                     f"{', '.join(proof.name for proof in proofs)}: {status.replace('-', ' ')}",
                     where=self.deployment,
-                    evidence=tuple(f"{proof.name}: {proof.reason}" for proof in proofs),
+                    evidence=(
+                        *(f"{proof.name}: {proof.reason}" for proof in proofs),
+                        *(f"meanwhile: {line}" for line in self.meanwhile),
+                    ),
                 )
 
     def to_json(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import Deployment, Lab
 from tests.cluster.spec import LOGIN
-from tests.cluster.tiny import RECIPE, assert_all_proven, until_ready
+from tests.cluster.tiny import PATIENT, RECIPE, assert_all_proven, until_ready
 from tests.launch.deployment import REPOSITORY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -23,6 +23,7 @@ def submitted(lab: Lab) -> Deployment:
     output = lab.folder / "job.out"
     argv = ["sbatch", "--parsable", "--nodes=2", "--gres=none", f"--output={output}", "slurm/disagg.sh"]
     argv += [str(RECIPE.relative_to(REPOSITORY)), "--set", "slurm.nodes=2"]
+    argv += [word for name, value in PATIENT.items() for word in ("--set", f"timeouts.{name}={value}")]
     done = lab.cluster.run(LOGIN, argv, env=lab.env, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
     return Deployment(lab, output, job=done.stdout.strip())

@@ -23,6 +23,7 @@ import yaml
 
 from tests.cluster.deployments import Deployment, Lab
 from tests.cluster.spec import LOGIN
+from tests.cluster.tiny import PATIENT
 from tests.cluster.waiting import wait_until
 from tests.launch.deployment import REPOSITORY
 
@@ -56,7 +57,7 @@ def recipe(folder: Path, mode: str) -> Path:
             "served_name": "tiny",
         },
         "aggregated": {"parallel": {"dp": 2, "nodes": 2, "load_balancing": mode}},
-        "timeouts": {"engine_seconds": START_SECONDS},
+        "timeouts": {"engine_seconds": START_SECONDS} | PATIENT,
     }
     file = folder / f"{NAME}.yaml"
     file.write_text(yaml.safe_dump(document, sort_keys=False))

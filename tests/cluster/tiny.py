@@ -11,6 +11,9 @@ from tests.launch.deployment import REPOSITORY
 
 RECIPE = REPOSITORY / "recipes/tiny-cpu.yaml"
 START_SECONDS = 900
+PATIENT = {"heartbeat_seconds": 30, "agent_lease_seconds": 60}
+"""Timeouts of recipes whose engines are real and whose tests are of other things than a node that is lost: engines that
+load or compute beside other tests can keep an agent from its core, or from its pages, for five seconds."""
 PROOFS = ("endpoints", "requests", "transfer", "stored", "output", "reload", "clean")
 
 

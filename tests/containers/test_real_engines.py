@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.cluster.deployments import Deployment
-from tests.cluster.tiny import RECIPE, assert_all_proven, until_ready
+from tests.cluster.tiny import PATIENT, RECIPE, assert_all_proven, until_ready
 from tests.containers.boxes import Boxes
 from tests.containers.image import IMAGE, host_mounts, limits
 
@@ -23,7 +23,7 @@ def contained(folder: Path, **changes: object) -> Path:
     """The recipe of the repository in a container, for a user who adds nothing else."""
     container: dict[str, object] = {"kind": "docker", "image": IMAGE, "python": sys.executable, "mounts": host_mounts()}
     container["options"] = limits()
-    recipe = {"extends": str(RECIPE), "name": NAME, "container": container}
+    recipe = {"extends": str(RECIPE), "name": NAME, "container": container, "timeouts": PATIENT}
     file = folder / f"{NAME}.yaml"
     file.write_text(yaml.safe_dump(recipe | changes, sort_keys=False))
     return file

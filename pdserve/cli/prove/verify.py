@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pdserve.cli.console import event_text
 from pdserve.cli.prove.serving import serving
 from pdserve.observe.remote_http import client, seen_from_here
 from pdserve.plan.model import Plan
@@ -22,6 +24,19 @@ from pdserve.verify import Report, run_proofs
 from pdserve.verify.load import LoadOptions, LoadReport, LoadWindow, run_load
 from pdserve.verify.load.traffic import ENDINGS, SentWindow
 
+_TROUBLE = (
+    "died",
+    "late",
+    "unresponsive",
+    "given_up",
+    "restarting",
+    "cache_down",
+    "engine_not_back",
+    "agent_gone",
+    "failed",
+)
+"""Events that explain why a proof failed."""
+_RECORDED_SECONDS = 1.0
 _COLUMNS = ("requests", "until second", "answered", "cancelled", "failed", "differ")
 _STYLES = {"proven": "green", "failed": "bold red", "not-proven": "yellow"}
 
@@ -30,7 +45,9 @@ def run(name: str | None, *, as_json: bool, load: LoadOptions | None = None) -> 
     """Prints every proof with its numbers. Raises VerifyError or NotProvenError after that. `load`: prove it under
     load."""
     run_dir, state, plan = serving(name, "verify")
+    _, began = run_dir.read_events()
     report = asyncio.run(_prove(run_dir, state, plan, load))
+    report = report.model_copy(update={"meanwhile": _meanwhile(run_dir, began, failed=bool(report.having("failed")))})
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     elif sys.stdout.isatty():
@@ -59,6 +76,18 @@ async def _prove(run_dir: RunDir, state: DeploymentState, plan: Plan, load: Load
         if load is None:
             return await run_proofs(seen, engine_key=key, client=everywhere)
         return await run_load(seen, load, engine_key=key, client=everywhere, on_window=_progress)
+
+
+def _meanwhile(run_dir: RunDir, began: int, *, failed: bool) -> tuple[str, ...]:
+    """What went wrong in the deployment since a byte of its history, a line an event. A request fails a moment before
+    the launcher has recorded the death that is its cause: after a failure that moment is waited for."""
+    until = time.monotonic() + (_RECORDED_SECONDS if failed else 0.0)
+    while True:
+        events, _ = run_dir.read_events(began)
+        texts = [text for event in events if event["event"] in _TROUBLE and (text := event_text(event))]
+        if texts or time.monotonic() >= until:
+            return tuple(" ".join(text.split()) for text in texts)
+        time.sleep(0.05)
 
 
 def _progress(window: SentWindow) -> None:
