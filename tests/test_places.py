@@ -21,7 +21,7 @@ from pdserve.system.procfs import Place, ProcessId, place
 from tests.launch.deployment import REPOSITORY, recipe, up
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
-from tests.test_leftovers import LEFT
+from tests.test_recycled_sessions import LEFT
 
 pytestmark = pytest.mark.process
 

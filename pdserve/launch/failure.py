@@ -18,7 +18,7 @@ from pdserve.plan.nodes.agent_line import in_docker
 from pdserve.plan.nodes.reach import Local, Ssh
 from pdserve.reach.docker_hang import docker_hangs
 from pdserve.reach.link import DOCKER_HANGS
-from pdserve.reach.protocol import STOPPED, Died, Gone, Health, Late
+from pdserve.reach.protocol import NOT_HEARD, STOPPED, Died, Gone, Health, Late
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
 
@@ -102,6 +102,8 @@ def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) ->
         todo += f"; {ended.todo}"
     elif isinstance(plan.node(gone.node).reach, Ssh):  # Slurm ends what a step leaves
         todo += f"; `pdserve down {plan.name}`, typed on {gone.node}, clears up what an agent that was killed has left"
+    if gone.how.startswith(NOT_HEARD):
+        todo += "; a node that is only busy needs a longer timeouts.heartbeat_seconds (and agent_lease_seconds)"
     tail: tuple[str, ...] = _tail(log)
     cause = _why_lost(gone, plan)
     if gone.because is None and tail and tail[-1].startswith(STOPPED):

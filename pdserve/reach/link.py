@@ -11,6 +11,7 @@ from pdserve.errors import AgentProtocolError
 from pdserve.plan.nodes.agent_line import BEATS
 from pdserve.reach.channel import Channel
 from pdserve.reach.protocol import (
+    NOT_HEARD,
     AgentMessage,
     Answered,
     Ask,
@@ -182,7 +183,8 @@ class AgentLink:
             self._heard += held
             if (silent := loop.time() - self._heard) > heartbeat:
                 self.silent = True
-                self._lost(f"not heard for {silent:.1f} s: the node or its network is down, or the agent hangs")
+                why = "the node or its network is down, or the agent hangs or gets no CPU"
+                self._lost(f"{NOT_HEARD} {silent:.1f} s: {why}")
 
     def _lost(self, how: str, *, because: Because | None = None, exit_code: int | None = None) -> None:
         """Reports it once. The pipe is closed at once, so that an agent whose network comes back stops, and not before

@@ -228,6 +228,8 @@ class SignalReceived(Message):
 
 STOPPED = "the agent was stopped by"
 """The beginning of its guard's line in the log: an agent that is stopped writes none itself."""
+NOT_HEARD = "not heard for"
+"""The beginning of what the link reports of an agent whose heartbeat did not come."""
 Because = Literal["lease", "signal", "killed"]
 
 

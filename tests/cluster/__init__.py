@@ -26,5 +26,5 @@ connections before it returns: a client that connects later does so from outside
 
 The fixtures of conftest.py (`slurm`, `bare`) share one cluster in a module; each test that uses one must leave it as it
 was, which they check. Below: packages (apt, unpacked), files (configuration), keeper -> sandbox -> node (processes),
-network (cables), guard, sandbox_link and commands (the test process's side), leftovers, cgroups, names, machine.
+network (cables), guard, sandbox_link and commands (the test process's side), node_contents, cgroups, names, machine.
 """

@@ -19,9 +19,9 @@ from tests.cluster.errors import LabError
 from tests.cluster.files import write_files
 from tests.cluster.guard import guard_host_network
 from tests.cluster.inside import Result, in_network
-from tests.cluster.leftovers import node_processes, node_segments
 from tests.cluster.machine import check_machine
 from tests.cluster.names import claim_prefix
+from tests.cluster.node_contents import node_processes, node_segments
 from tests.cluster.packages import CACHE, unpacked
 from tests.cluster.sandbox_link import SandboxLink
 from tests.cluster.spec import LOGIN, SlurmSettings, Spec

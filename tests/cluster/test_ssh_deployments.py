@@ -203,6 +203,7 @@ def test_a_cut_while_engines_start_is_named_within_the_heartbeat(hosts: Lab) -> 
             note(time.time(), line)
         wait_until(f"nothing of ours on {node}", lambda: not agents(hosts, node), LIMIT)
         hosts.cluster.heal(node)
+        assert "needs a longer timeouts.heartbeat_seconds" in up.expect("what to do:")
         assert up.ended() == "4"
     hosts.cluster.assert_nothing_left(timeout=LIMIT)
 

@@ -138,7 +138,7 @@ def overtaken(deployment: Deployment, server: Server, number: int) -> dict[str, 
     with server.silent():
         deployment.step()
     loading = deployment.lab.status(f"r-{number}")
-    server.until(lambda status: status["locked"] > locked)
+    server.until(lambda status: status["locked"] >= locked + TOKENS // CHUNK)
     deployment.run()
     return {"after one step": loading, **server.until(lambda status: not status["sessions"])}
 
@@ -150,7 +150,7 @@ def aborted(deployment: Deployment, server: Server, number: int) -> dict[str, An
     with server.silent():
         deployment.step()
     assert deployment.lab.status(f"r-{number}") == "WAITING"
-    server.until(lambda status: status["locked"] > locked)
+    server.until(lambda status: status["locked"] >= locked + TOKENS // CHUNK)
     deployment.lab.abort(f"r-{number}")
     deployment.run()
     return server.until(lambda status: not status["sessions"])

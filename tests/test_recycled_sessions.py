@@ -315,7 +315,7 @@ from pathlib import Path
 from pdserve.run.directory import RunDir
 from pdserve.run.orphans import stop_left
 from pdserve.system.procfs import identify
-from tests.test_leftovers import state
+from tests.test_recycled_sessions import state
 deployment = state(4_194_000, None)
 deployment.processes["d"].id, deployment.processes["d"].phase = identify(int(sys.argv[1])), "ready"
 if sys.argv[2] == "another user":
