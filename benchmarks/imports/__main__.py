@@ -35,13 +35,16 @@ _SERVER = re.compile(r"^[^#\n]*\bvllm serve\b", re.MULTILINE)
 
 
 def outcomes(file: Path, choice: ImportChoice) -> list[tuple[str, list[str]]]:
-    """The rank of each deployment that differs from the others, and why."""
+    """The rank of each deployment that differs from the others, and why. A base with overrides is none: srtctl submits
+    the overrides."""
     rank, why, error = _outcome(file, choice)
     if error is None or "--variant: " not in (error.todo or ""):
         return [(rank, why)]
     trees = variants(read(text_of(file), str(file)))
     names: dict[str, str] = {}
     for name, tree in trees.items():
+        if name == "base":
+            continue
         served = json.dumps({**tree.data, "name": "", "benchmark": ""}, default=str, sort_keys=True)
         names.setdefault(served, name)
     return [_outcome(file, ImportChoice(variant=name))[:2] for name in names.values()]
@@ -79,8 +82,12 @@ def srt_files(checkout: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def disaggregated(data: dict[str, Any]) -> bool:
     """Whether prefill and decode are engines of their own."""
-    top = data.get("base", data)
-    return bool((top.get("resources") or {}).get("prefill_workers") or (top.get("roles") or {}).get("prefill"))
+    variants = [each for key, each in data.items() if key.startswith(("override_", "zip_override_"))]
+    return any(
+        (top.get("resources") or {}).get("prefill_workers") or (top.get("roles") or {}).get("prefill")
+        for top in (data.get("base", data), *variants)
+        if isinstance(top, dict)
+    )
 
 
 def count(files: Iterator[tuple[str, Path, ImportChoice]]) -> None:

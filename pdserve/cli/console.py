@@ -139,6 +139,9 @@ _TEXTS: dict[str, Any] = {
     "responsive": lambda e: f"{e['name']:<12} answers again",
     "out_of_sockets": lambda e: f"{e['name']:<12} ran out of sockets or file descriptors: {e['todo']}",
     "log_cut": lambda e: f"{e['name']:<12} {e['lost'] >> 20} MiB of its log are lost, cut without a copy: {e['why']}",
+    "swapped": lambda e: (
+        f"{e['name']:<12} {e['bytes'] >> 20} MiB of its memory are in swap: {e['node']} has too little"
+    ),
     "sockets_again": lambda e: f"{e['name']:<12} has sockets again",
     "given_up": lambda e: f"{e['name']:<12} {e['why']}; treated as dead",
     "restarting": lambda e: f"{e['name']:<12} restart {e['attempt']} in {e['after_seconds']:.0f} s",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pdserve.doctor.diagnosis import Diagnosis, EvidenceLine
+from pdserve.doctor.history import Event, events_of, evidence_of, number, text
 from pdserve.doctor.log_facts import LogFacts
 from pdserve.doctor.records import RunRecords
-from pdserve.doctor.settings import fewer_sequences
+from pdserve.doctor.settings import fewer_sequences, less_memory
 from pdserve.roles import is_engine
+from pdserve.system.pressure import SWAPPED_ENOUGH
 
-_SWAPPED = 64 << 20
-"""Bytes: a little of every process is swapped out on a host with much memory, and never missed."""
 _THROTTLED_SHARE = 0.05
 """Of the accounting periods of its cgroup."""
 
@@ -77,18 +77,27 @@ def counted_failures(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[
 
 
 def swapping(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Memory of a process that was written to a disk."""
-    for name, pressure in records.live.pressure.items():
-        if pressure.swapped_bytes >= _SWAPPED:
-            size = f"{pressure.swapped_bytes / 2**30:.2f} GiB"
-            yield Diagnosis(
-                "swapping",
-                (name,),
-                f"{size} of its memory were swapped out to a disk: the host has too little memory for what runs on it",
-                "free memory, or ask for less (lmcache.l1_size_gb, VLLM_CPU_KVCACHE_SPACE, fewer instances); "
-                "swapoff -a makes a lack of memory a clear error",
-                (EvidenceLine(f"/proc of {name}", "", f"VmSwap {size}"),),
-            )
+    """Memory of a process that was written to a disk: now, or as its agent has recorded it."""
+    recorded: dict[str, Event] = {text(event, "name"): event for event in events_of(records, "swapped")}
+    now = {name: each.swapped_bytes for name, each in records.live.pressure.items()}
+    for name in dict.fromkeys((*recorded, *now)):
+        event = recorded.get(name)
+        swapped = max(now.get(name, 0), 0 if event is None else int(number(event, "bytes")))
+        if swapped < SWAPPED_ENOUGH:
+            continue
+        size, read = f"{swapped / 2**30:.2f} GiB", 0 if event is None else int(number(event, "read_back"))
+        again = f", and its node has read {read / 2**30:.2f} GiB back" if read else ""
+        shown = (EvidenceLine(f"/proc of {name}", "", f"VmSwap {size}"),) if now.get(name, 0) else ()
+        yield Diagnosis(
+            "swapping",
+            (name,),
+            f"{size} of its memory were swapped out to a disk{again}: "
+            "the host has too little memory for what runs on it",
+            "free memory, or ask for less (lmcache.l1_size_gb, VLLM_CPU_KVCACHE_SPACE, fewer instances); "
+            "swapoff -a makes a lack of memory a clear error",
+            (*(() if event is None else (evidence_of(event),)), *shown),
+            setting=less_memory(records, records.role(name), swapped),
+        )
 
 
 def throttled_cpus(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from pdserve.roles import EngineRole
 _CHANGE = re.compile(r"([=*+])")
 _SINGLE = ("instances", "workers")
 """Keys whose default is 1: of roles, and of the proxy."""
+_CPU_KV = "VLLM_CPU_KVCACHE_SPACE"
 _SEATS = 256
 """vLLM's max-num-seqs where no recipe sets it."""
 
@@ -46,6 +48,29 @@ def fewer_sequences(records: RunRecords, role: EngineRole) -> str:
         if isinstance(seats, int) and not isinstance(seats, bool) and seats > 1:
             return f"{section}.args.max-num-seqs={seats // 2}"
     return f"{role}.args.max-num-seqs={_SEATS // 2}"
+
+
+def less_memory(records: RunRecords, role: str, lacking: int) -> str:
+    """The largest piece of host memory that the recipe asks for, less what the process lacked (bytes): the L1 of an
+    LMCache server, the KV of an engine on a CPU. Empty where it asks for none, or all of it lacked."""
+    if role == "lmcache":
+        l1 = _now(records, "lmcache.l1_size_gb")
+        return _reduced("lmcache.l1_size_gb", l1, lacking, 0.1)
+    for section in (role, "engine"):
+        key = f"{section}.env.{_CPU_KV}"
+        if (space := value_at(records.recipe, key)) is not None:
+            return _reduced(key, space, lacking, 1)
+    return ""
+
+
+def _reduced(key: str, now: object, lacking: int, step: float) -> str:
+    """GiB, down to a multiple of `step`: VLLM_CPU_KVCACHE_SPACE is a whole number."""
+    if isinstance(now, str) and now.isdecimal():
+        now = int(now)
+    if not isinstance(now, int | float) or isinstance(now, bool):
+        return ""
+    left = math.floor((now - lacking / 2**30) / step + 1e-9) * step
+    return f"{key}={left:g}" if left >= step else ""
 
 
 def _default(key: str) -> float:

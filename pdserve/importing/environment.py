@@ -11,6 +11,8 @@ _HASH_SEED = "PYTHONHASHSEED"
 _DEVELOPMENT = "VLLM_SERVER_DEV_MODE"
 _MOONCAKE = ("MOONCAKE_CONFIG_PATH", "MOONCAKE_MASTER", "MOONCAKE_LOCAL_HOSTNAME", "MOONCAKE_TE_META_DATA_SERVER")
 _DYNAMO = ("DYN_", "DYNAMO_", "ETCD_", "NATS_")
+_ANSWERS = ("DYN_TOOL_CALL_PARSER", "DYN_REASONING_PARSER", "DYN_DEFAULT_THINKING_MODE")
+_SRTCTL, _NICS = "SRT_", "SRT_MOONCAKE_RANK_LOCAL_HCA_MAP"
 _UNUSED_BY_VLLM = "read by Dynamo, which a recipe does not start"
 
 
@@ -24,6 +26,15 @@ def carried(env: dict[str, Sourced], launch: Launch, role: EngineRole | None) ->
         elif name == _DEVELOPMENT:
             why = "opens development endpoints without a key; for a test: engine.cache_reset_endpoint: true"
             launch.note(at, why, "replaced")
+        elif name in _ANSWERS:
+            launch.note(at, "changes Dynamo's answers: write its flag (dyn-...) into the role's args", "served")
+        elif name == _NICS:
+            why = (
+                "a NIC for each rank, by its name: here Mooncake chooses one of device_name; look that it is a near one"
+            )
+            launch.note(at, why, "confirm")
+        elif name.startswith(_SRTCTL):
+            launch.note(at, "a variable of srtctl: what it does with it is not known", "served")
         elif name.startswith(_DYNAMO):
             launch.note(at, _UNUSED_BY_VLLM, "unused")
         elif instead is not None or name in _MOONCAKE:

@@ -60,6 +60,8 @@ def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | No
         if name not in trees:
             raise RecipeError(f"there is no variant {name}", where=file, todo=_choose(trees))
         return _draft(recipe.launch(trees[name]), text)
+    if "base" in trees and len(trees) > 1 and not recipe.has_roles(trees["base"]):
+        trees = {variant: tree for variant, tree in trees.items() if variant != "base"}
     drafts = {variant: _draft(recipe.launch(tree), text) for variant, tree in trees.items()}
     first = next(iter(drafts.values()))
     if any(_served(other) != _served(first) for other in drafts.values()):

@@ -37,6 +37,7 @@ from pdserve.reach.protocol import (
     Started,
     Stop,
     Stopped,
+    Swapped,
 )
 from pdserve.run.directory import RunDir
 from pdserve.run.patch_proof import forget
@@ -229,6 +230,8 @@ class Fleet:
                 self._changed_health(event)
             case Sockets():
                 self._changed_sockets(event)
+            case Swapped():
+                self._swapped(event)
             case Stopped():
                 self._stopped(event.name)
                 self.record("stopped", name=event.name, forced=event.forced, seconds=round(event.seconds, 3))
@@ -308,6 +311,10 @@ class Fleet:
         else:
             self.release(event.name, NO_SOCKETS)
             self.record("sockets_again", name=event.name, times=event.times)
+
+    def _swapped(self, event: Swapped) -> None:
+        node = self.state.processes[event.name].node
+        self.record("swapped", name=event.name, node=node, bytes=event.bytes, read_back=event.read_back)
 
     def _lost(self, event: Gone) -> None:
         self.links.pop(event.node, None)

@@ -19,8 +19,21 @@ from pdserve.logs.progress import describe, is_fatal
 from pdserve.logs.rotation import earlier
 from pdserve.node import diagnostics
 from pdserve.node.socket_shortage import SocketShortage
+from pdserve.node.swap_use import SwapUse
 from pdserve.plan.model import Env, ExitProbe, Process
-from pdserve.reach.protocol import Died, Event, Health, Late, LogCut, Progress, Ready, Sockets, Started, Stopped
+from pdserve.reach.protocol import (
+    Died,
+    Event,
+    Health,
+    Late,
+    LogCut,
+    Progress,
+    Ready,
+    Sockets,
+    Started,
+    Stopped,
+    Swapped,
+)
 from pdserve.system import procfs
 from pdserve.system.cgroup import Cgroup
 from pdserve.system.cgroup_memory import OomWatch
@@ -247,10 +260,11 @@ class Supervised:
         await self._watch_health(child)
 
     async def _watch_health(self, child: Child) -> None:
-        """While it serves: is it stopped, does it still answer, has it sockets? Only changes are events."""
+        """While it serves: is it stopped, does it still answer, has it sockets and memory? Only changes are events."""
         failures, responsive = 0, True
         records = self.plan.env.set.get("PDSERVE_PATCH_RECORD")
         shortage = SocketShortage(Path(records)) if records and self.plan.patches else None
+        swap = SwapUse()
         for looks in itertools.count():
             if looks < _FIRST_LOOKS or looks % _LOOKS_AT_THE_SAME == 0:
                 members = procfs.identities(self.family())
@@ -266,6 +280,8 @@ class Supervised:
                 self._emit(Health(name=self.name, responsive=False, why=answer.text))
             if shortage is not None and shortage.look():
                 self._emit(Sockets(name=self.name, short=shortage.lasts, times=shortage.times))
+            if swap.look(member.pid for member in members):
+                self._emit(Swapped(name=self.name, bytes=swap.swapped, read_back=swap.read_back))
 
     async def _probe(self) -> ProbeAnswer:
         if self.plan.probe is None:

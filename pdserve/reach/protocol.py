@@ -191,6 +191,17 @@ class Sockets(Message):
     """How often since it was started."""
 
 
+class Swapped(Message):
+    """Memory of a ready process was written to swap: enough to be seen, or twice what was told before."""
+
+    event: Literal["swapped"] = "swapped"
+    name: str
+    bytes: int
+    """Of its whole tree, now."""
+    read_back: int
+    """Bytes that its node has read from swap since the process was ready, for whichever process."""
+
+
 class Stopped(Message):
     """The tree is gone."""
 
@@ -255,7 +266,21 @@ class Gone(Message):
     """Seconds for which the launcher itself had not run when that became known."""
 
 
-Event = Hello | Started | Progress | LogCut | Ready | Died | Late | Health | Sockets | Stopped | SignalReceived | Gone
+Event = (
+    Hello
+    | Started
+    | Progress
+    | LogCut
+    | Ready
+    | Died
+    | Late
+    | Health
+    | Sockets
+    | Swapped
+    | Stopped
+    | SignalReceived
+    | Gone
+)
 """What a link hands on. Pulse, Leaving and Answered end in the link."""
 AgentMessage = Event | Pulse | Leaving | Answered
 

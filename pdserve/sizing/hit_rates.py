@@ -50,9 +50,12 @@ class HitRates(Frozen):
 
 
 def held(eviction: Eviction) -> tuple[float, float]:
-    """Shares of L1 that hold chunks: right after an eviction, and right before one. An eviction begins at the watermark
-    and frees `ratio` of L1 (lmcache 0.5.6, as its flags say)."""
-    return max(eviction.watermark - eviction.ratio, eviction.watermark / 10), eviction.watermark
+    """Shares of L1 that hold chunks: right after an eviction, and right before one.
+
+    LMCache looks once a second whether L1 is full to the watermark, and takes then `ratio` of the chunks in it, not of
+    L1 (lmcache 0.5.6, v1/distributed: L1EvictionController, LRUEvictionPolicy). Within that second it may get fuller.
+    """
+    return eviction.watermark * max(1 - eviction.ratio, 0.1), eviction.watermark
 
 
 def enough(sizes: Sequence[HitRate], best: float) -> float | None:

@@ -16,7 +16,7 @@ class Hardware:
     name: str
     platform: Literal["cuda", "rocm", "cpu"]
     device_gib: float
-    """Memory of a device; 0 without devices."""
+    """Memory of a device, GiB, as PyTorch has it, in whole ones that are surely there; 0 without devices."""
     devices: int
     """Of a usual node; 0 without devices."""
     transfer: Mapping[str, FlagValue]
@@ -60,10 +60,15 @@ def _rocm(name: str, device_gib: float) -> Hardware:
 
 
 _ALL = (
-    _rocm("mi355x", 288),
-    _rocm("mi300x", 192),
+    # 288 GiB: rocm.docs.amd.com/en/latest/reference/gpu-specs.html. PyTorch: 287.98.
+    _rocm("mi355x", 287),
+    # 192 GiB: the same page. PyTorch: 191.69 to 191.98.
+    _rocm("mi300x", 191),
+    # SXM, 80 GB: www.nvidia.com/en-us/data-center/h100/. PyTorch: 79.14 to 79.25. (The NVL has 94 GB.)
     _cuda("h100", 79),
+    # 141 GB: www.nvidia.com/en-us/data-center/h200/. PyTorch: 139.80.
     _cuda("h200", 139),
+    # 180 GB: 1,440 GB of 8, docs.nvidia.com/dgx/dgxb200-user-guide/introduction-to-dgxb200.html. PyTorch: 178.35.
     _cuda("b200", 178),
     Hardware(
         "cpu",
@@ -84,5 +89,6 @@ _ALL = (
     ),
 )
 HARDWARE: Mapping[str, Hardware] = {hardware.name: hardware for hardware in _ALL}
-"""Device memory is about what a device of the kind shows to vLLM. It was not measured here: a recipe is right only
+"""Each device's memory has its vendor's figure beside it, and what PyTorch calls "total capacity" in public logs of it
+(vLLM takes its share of that), which is 0.7 to 1.8 GiB less on NVIDIA. None was measured here: a recipe is right only
 after `pdserve preflight` on the nodes."""

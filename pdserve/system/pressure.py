@@ -11,6 +11,8 @@ from pdserve.system import procfs
 
 _PROC = Path("/proc")
 _CPU = "cpu"
+SWAPPED_ENOUGH = 64 << 20
+"""Bytes: a little of every process is swapped out on a host with much memory, and never missed."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ def pressure_of(root: int, top: Path | None, v1: Path | None = None, *, proc: Pa
     folders += [] if v1 is None else _cgroups_of(root, proc, v1, _CPU)
     throttled = _throttled(folders)
     if throttled is None:
-        return Pressure(_swapped(pids, proc), None)
+        return Pressure(swapped_bytes(pids, proc), None)
     periods, limited, microseconds = throttled
-    return Pressure(_swapped(pids, proc), microseconds / 1e6, periods, limited)
+    return Pressure(swapped_bytes(pids, proc), microseconds / 1e6, periods, limited)
 
 
 def cpu_seconds(root: int) -> dict[int, float]:
@@ -69,7 +71,8 @@ def busiest(before: dict[int, float], after: dict[int, float], seconds: float) -
     return max(shares, default=None)
 
 
-def _swapped(pids: Iterable[int], proc: Path) -> int:
+def swapped_bytes(pids: Iterable[int], proc: Path = _PROC) -> int:
+    """Of these processes together, in swap; one that has gone has none."""
     total = 0
     for pid in pids:
         try:

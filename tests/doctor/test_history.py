@@ -28,6 +28,11 @@ EVENTS: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"event": "unresponsive", "name": "decode-0", "why": "PID 7 is stopped"}, "process-silent", "PID 7 is stopped"),
     ({"event": "out_of_sockets", "name": "decode-0", "times": 3, "todo": "raise it"}, "out-of-sockets", "3 times"),
+    (
+        {"event": "swapped", "name": "decode-0", "node": "n1", "bytes": 3 << 30, "read_back": 1 << 30},
+        "swapping",
+        "3.00 GiB of its memory were swapped out to a disk, and its node has read 1.00 GiB back",
+    ),
     ({"event": "cache_down", "name": "lmcache-0", "engines": ["prefill-0"]}, "cache-server-down", "prefill-0"),
     ({"event": "agent_gone", "node": "n1", "how": "its pipe closed"}, "node-lost", "n1"),
     ({"event": "told_to_end", "node": "n1", "signal": "SIGTERM"}, "ended-from-outside", "SIGTERM"),

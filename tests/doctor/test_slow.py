@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -285,6 +287,46 @@ def test_what_a_live_process_reports(tmp_path: Path, live: LiveFigures, rule: st
 
 def test_figures_of_a_deployment_that_is_well_are_no_cause(tmp_path: Path) -> None:
     assert living(run_dir(tmp_path), HEALTHY) == []
+
+
+SWAPPED = {"event": "swapped", "name": "lmcache-0", "node": "host", "bytes": 700 << 20, "read_back": 0}
+
+
+def test_swapping_that_was_recorded_and_lasts_is_one_cause_with_both_figures(tmp_path: Path) -> None:
+    run = run_dir(tmp_path, events=[SWAPPED, {**SWAPPED, "bytes": 1400 << 20}])
+    [diagnosis] = living(run, LiveFigures(pressure={"lmcache-0": Pressure(2 << 30, None)}))
+    assert diagnosis.cause.startswith("2.00 GiB of its memory were swapped out to a disk: ")
+    assert [line.source for line in diagnosis.evidence] == ["events.jsonl", "/proc of lmcache-0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "setting"),
+    [
+        ("lmcache-0", {"lmcache": {"l1_size_gb": 4}}, "lmcache.l1_size_gb=3.3"),
+        ("lmcache-0", {"lmcache": {"l1_size_gb": 0.5}}, ""),
+        ("prefill-0", {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 4}}}, "engine.env.VLLM_CPU_KVCACHE_SPACE=3"),
+        (
+            "prefill-0",
+            {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 4}}, "prefill": {"env": {"VLLM_CPU_KVCACHE_SPACE": "8"}}},
+            "prefill.env.VLLM_CPU_KVCACHE_SPACE=7",
+        ),
+        ("prefill-0", {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 1}}}, ""),
+        ("prefill-0", {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": "auto"}}}, ""),
+        ("prefill-0", {}, ""),
+        ("proxy", {}, ""),
+    ],
+)
+def test_swapping_asks_for_the_memory_that_lacked(
+    tmp_path: Path, name: str, recipe: dict[str, Any], setting: str
+) -> None:
+    run = run_dir(tmp_path, events=[{**SWAPPED, "name": name}])
+    run.recipe.write_text(json.dumps(recipe))
+    assert only(run).setting == setting
+
+
+@pytest.mark.parametrize("size", [1 << 20, -5, "much", None, float("nan"), True])
+def test_a_little_swap_or_a_torn_figure_is_no_cause(tmp_path: Path, size: object) -> None:
+    assert rules(run_dir(tmp_path, events=[{**SWAPPED, "bytes": size}])) == set()
 
 
 def test_salts_of_their_own_are_the_reason_of_a_cache_that_never_hits(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_names_of_secrets_are_known(name: str) -> None:
         "tokenizer",
         "max-num-batched-tokens",
         "SSL_KEY_FILE",
+        "max_load_batch_keys",
         "MONKEY",
         "KEYBOARD",
     ],

@@ -29,8 +29,8 @@ def rates(now: HitRate, best: float, *sizes: HitRate) -> HitRates:
     )
 
 
-def test_an_eviction_begins_at_the_watermark_and_frees_its_ratio() -> None:
-    assert held(Eviction()) == pytest.approx((0.6, 0.8))
+def test_an_eviction_begins_at_the_watermark_and_takes_its_ratio_of_what_is_there() -> None:
+    assert held(Eviction()) == pytest.approx((0.64, 0.8))
     assert held(Eviction(watermark=1.0, ratio=0.1)) == pytest.approx((0.9, 1.0))
 
 

@@ -6,7 +6,7 @@ Schema 1 has the roles spread over `resources` and `backend`; schema 2 has them 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pdserve.errors import RecipeError
 from pdserve.importing import environment
@@ -14,10 +14,9 @@ from pdserve.importing.flags import collected, flag
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
 from pdserve.importing.named_versions import frameworks
 from pdserve.importing.reading import SourceReading, whole
-from pdserve.importing.srt import services
+from pdserve.importing.srt import dynamo, services
 from pdserve.importing.srt.job import read_job
 from pdserve.importing.yaml_tree import Tree
-from pdserve.recipe.load import show
 from pdserve.recipe.load.problems import Path
 from pdserve.roles import EngineRole
 
@@ -33,11 +32,6 @@ _SHORTHANDS = {
     "lmcache": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"},
     "lmcache-mp": {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"},
 }
-_PARSERS = {"dyn-tool-call-parser": "tool-call-parser", "dyn-reasoning-parser": "reasoning-parser"}
-"""Flags of Dynamo's worker -> vLLM's own: with a recipe, vLLM's API server writes the answers."""
-_SAME_PARSERS = frozenset({"minimax_m3", "kimi_k2", "kimi_k3", "deepseek_v4", "hermes", "glm47"})
-"""Names of parsers that mean the same to both."""
-_GONE = {"disable-log-requests": "vLLM 0.32 has no such flag, and logs no requests unless it is asked to"}
 _PLACED = "pdserve places instances on devices in order, and fills a node first"
 
 
@@ -58,22 +52,23 @@ def launch(tree: Tree) -> Launch:
             where=f"{tree.file}:{tree.line('schema')}",
             todo="schemas 1 and 2 are read",
         )
-    engine = ("engine",) if tree.has("engine") else ("backend",)
-    _check_engine(tree, engine)
-    reading.take(*engine, "type")
+    engines = _engines(tree)
+    for engine in engines.values():
+        reading.take(*engine, "type")
     name = reading.take("name") or Sourced("imported", "name", 0)
     result = Launch(tree.file, FORMATS[schema], name, platform=_platform(reading))
     result.devices_per_node = reading.take("resources", "gpus_per_node") or Sourced(4, "srt-slurm's default", 0)
     result.engine_env = environment.carried(reading.mapping("environment"), result, None)
     roles = [role for role in _ROLES if _present(tree, role)]
     for role in roles:
-        result.roles[role] = _role(reading, result, role, engine)
+        result.roles[role] = _role(reading, result, role, engines[role])
+    dynamo.read(reading, result)
     _model(reading, result)
     if not roles:
         raise RecipeError("no role has workers", where=f"{tree.file}:{tree.line('resources')}", todo=_NO_ROLE)
-    services.read(reading, result, engine)
+    services.read(reading, result, dict.fromkeys(engines.values()))
     read_job(reading, result)
-    _leave(reading, engine)
+    _leave(reading, dict.fromkeys(engines.values()))
     result.notes.extend(reading.notes)
     return result
 
@@ -81,23 +76,28 @@ def launch(tree: Tree) -> Launch:
 _NO_ROLE = "srt-slurm needs prefill and decode, or agg, with a number of workers"
 
 
-def _check_engine(tree: Tree, engine: Path) -> None:
-    value = tree.get(*engine)
-    kind = value if isinstance(value, str) else tree.get(*engine, "type")
-    if kind is None and any(isinstance(tree.get("roles", role, "engine"), str | dict) for role, _ in _ROLES.values()):
-        raise RecipeError(
-            "each role names an engine of its own",
-            where=f"{tree.file}:{tree.line('roles')}",
-            cause="a recipe has one engine for all roles",
-            todo="write one `engine: vllm` at the top, and import again",
-        )
-    if kind != "vllm":
-        raise RecipeError(
-            f"the engine is {kind or 'sglang, by default'}",
-            where=f"{tree.file}:{tree.line(*engine)}",
-            cause="pdserve serves vLLM only",
-            todo="import a recipe whose engine is vllm",
-        )
+def has_roles(tree: Tree) -> bool:
+    """Whether the document has engines to start. The `base` of a file with overrides may have none."""
+    return any(_present(tree, role) for role in _ROLES)
+
+
+def _engines(tree: Tree) -> dict[EngineRole, Path]:
+    """Where the engine of each role is described: one for all, or one in each role (schema 2)."""
+    top: Path = ("engine",) if tree.has("engine") else ("backend",)
+    own: dict[EngineRole, Path] = {
+        role: ("roles", theirs, "engine") for role, (theirs, _) in _ROLES.items() if tree.has("roles", theirs, "engine")
+    }
+    for path in own.values() if own and not tree.has(*top) else (top,):
+        value = tree.get(*path)
+        kind = value if isinstance(value, str) else tree.get(*path, "type")
+        if kind != "vllm":
+            raise RecipeError(
+                f"the engine is {kind or 'sglang, by default'}",
+                where=f"{tree.file}:{tree.line(*path)}",
+                cause="pdserve serves vLLM only",
+                todo="import a recipe whose engine is vllm",
+            )
+    return {role: top if tree.has(*top) else own.get(role, top) for role in _ROLES}
 
 
 def _platform(reading: SourceReading) -> Sourced:
@@ -162,7 +162,10 @@ def _role(reading: SourceReading, result: Launch, role: EngineRole, engine: Path
         workers, gpus, env, args = (*at, "workers"), (*at, "gpus"), (*at, "env"), (*at, "args")
         reading.leave((*at, "nodes"), _PLACED, "replaced")
         reading.leave((*at, "kv_events"), _EVENTS, "replaced")
-        reading.leave((*at, "critical"), "on_node_loss and restart decide what follows a death", "replaced")
+        for key in ("critical", "restart"):
+            reading.leave((*at, key), "on_node_loss and restart decide what follows a death", "replaced")
+        _image_of_role(reading, result, at)
+        reading.leave((*at, "srun_options"), "for this role only; container.options holds for all", "confirm")
         reading.leave((*at, "sidecar"), "a part of Dynamo", "unused")
     else:
         at = ("backend", "vllm_config", mode)
@@ -182,13 +185,24 @@ def _role(reading: SourceReading, result: Launch, role: EngineRole, engine: Path
             kept.append((flag(f"--{key}", value.value), value))
     engines.args = collected(kept)
     engines.kv_transfer = _transfer(
-        engines, shorthand or default, unset=not reading.tree.has(*engine, "connector"), role=role
+        engines,
+        shorthand or default,
+        unset=not reading.tree.has(*engine, "connector"),
+        role=role,
+        file=reading.tree.file,
     )
-    _dynamo_flags(engines, result)
     return engines
 
 
-def _transfer(engines: EngineLaunch, connector: Sourced | None, *, unset: bool, role: EngineRole) -> Sourced | None:
+def _image_of_role(reading: SourceReading, result: Launch, at: Path) -> None:
+    image = reading.take(*at, "container")
+    if image is not None and image.value != reading.tree.get("model", "container"):
+        result.note(image, "a recipe has one image for all engines: that of model.container is used", "served")
+
+
+def _transfer(
+    engines: EngineLaunch, connector: Sourced | None, *, unset: bool, role: EngineRole, file: str
+) -> Sourced | None:
     """The role's mapping: its flag, else its connector, else that of the engine, which is nixl unless it is null."""
     given = engines.args.pop("kv-transfer-config", None)
     if given is not None:
@@ -200,22 +214,14 @@ def _transfer(engines: EngineLaunch, connector: Sourced | None, *, unset: bool, 
     if isinstance(text, str) and text.lower() in ("none", "null"):
         return None
     known = _SHORTHANDS.get(text.lower()) if isinstance(text, str) else None
+    if known is None and isinstance(text, str) and text.isidentifier():
+        raise RecipeError(
+            f"the connector {text} is not known",
+            where=f"{file}:{connector.line}",
+            cause=f"srtctl makes its mapping at the start; known are {', '.join(_SHORTHANDS)}",
+            todo="give each role its --kv-transfer-config (kv-transfer-config under args), and import again",
+        )
     return connector.of(known if known is not None else flag("--kv-transfer-config", text).value)
-
-
-def _dynamo_flags(engines: EngineLaunch, result: Launch) -> None:
-    for name in [name for name in engines.args if name.startswith("dyn-")]:
-        at = engines.args.pop(name)
-        ours = _PARSERS.get(name)
-        if ours is None or at.value not in _SAME_PARSERS:
-            result.note(at, f"a flag of Dynamo's worker: vLLM has none like {name}={show.value(at.value)}", "served")
-            continue
-        engines.args.setdefault(ours, at)
-        if ours == "tool-call-parser":
-            engines.args.setdefault("enable-auto-tool-choice", at.of(True))
-        result.note(at, f"a flag of Dynamo's worker; vLLM's own is {ours}", "replaced")
-    for name in [name for name in engines.args if name in _GONE]:
-        result.note(engines.args.pop(name), _GONE[name], "replaced")
 
 
 _EVENTS = "for event-driven routing: proxy.routing.<role>.kind: kv_events publishes them by itself"
@@ -225,6 +231,7 @@ _REPORTS = "what srtctl records of a run; pdserve keeps a run directory"
 _UNUSED: Mapping[Path, str] = {
     ("benchmark",): _BENCHMARK,
     ("profiling",): _BENCHMARK,
+    ("post_eval",): _BENCHMARK,
     ("telemetry",): _REPORTS,
     ("observability",): _REPORTS,
     ("reporting",): _REPORTS,
@@ -247,18 +254,35 @@ _ENGINE_REPLACED: Mapping[str, str] = {
     "allow_prefill_decode_colocation_across_nodes": _PLACED,
     "dp_launch_mode": "pdserve starts one API server an instance, in front of all of its data-parallel ranks",
     "set_cuda_visible_devices": "pdserve gives each engine its devices",
+    "set_visible_devices": "pdserve gives each engine its devices",
     "kv_events_config": _EVENTS,
     "served_model_name": "see served-model-name of the roles",
 }
 
 
-def _leave(reading: SourceReading, engine: Path) -> None:
-    for key, why in _ENGINE_REPLACED.items():
-        reading.leave((*engine, key), why, "replaced")
+_LOST: Mapping[Path, str] = {
+    ("host_setup",): "commands on each host, outside of the container: run them before `pdserve up`",
+}
+_ENGINE_LOST: Mapping[str, str] = {
+    "failover": "shadow engines of Dynamo; restart.policy starts a dead engine anew, without its weights",
+    "vllm_serve_binary": "a recipe starts vLLM's own server",
+}
+
+
+def _leave(reading: SourceReading, engines: Iterable[Path]) -> None:
+    for engine in engines:
+        for key, why in _ENGINE_REPLACED.items():
+            reading.leave((*engine, key), why, "replaced")
+        for key, why in _ENGINE_LOST.items():
+            reading.leave((*engine, key), why, "served")
+        if isinstance(reading.tree.get(*engine), str):
+            reading.take(*engine)
+    for theirs, _ in _ROLES.values():
+        reading.leave(("roles", theirs, "engine"), "the engine of all roles is named at the top", "replaced")
     for path, why in _REPLACED.items():
         reading.leave(path, why, "replaced")
+    for path, why in _LOST.items():
+        reading.leave(path, why, "served")
     for path, why in _UNUSED.items():
         reading.leave(path, why, "unused")
-    if isinstance(reading.tree.get(*engine), str):
-        reading.take(*engine)
     reading.leave_rest("pdserve does not know this key", "served")

@@ -5,7 +5,7 @@ In schema 1 the store is `backend.mooncake_kv_store`; in schema 2 it is an entry
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pdserve.importing import environment
@@ -26,14 +26,22 @@ _LMCACHE = {
 """Flags of its server -> keys of the lmcache section."""
 _MASTER_FILE: Mapping[str, Any] = {"metadata_server": "P2PHANDSHAKE", "mode": "embedded", "enable_offload": False}
 """Values of the store's file that pdserve writes too, or that are vLLM's defaults."""
+_PROTOCOLS = ("rdma", "tcp")
+_NO_DISKS = "vLLM 0.32 hands it to no store in mode embedded: no KV goes to disks, large loads are split"
+"""vllm/distributed/mooncake_store.py: setup_mooncake_store does not pass it; store/worker.py takes from it the size of
+its batches of loads, nothing else."""
 
 
-def read(reading: SourceReading, launch: Launch, engine: Path) -> None:
-    """The sections `mooncake_store` and `lmcache`."""
-    store = (*engine, "mooncake_kv_store")
-    if isinstance(reading.tree.get(*store), dict):
+def read(reading: SourceReading, launch: Launch, engines: Iterable[Path]) -> None:
+    """The sections `mooncake_store` and `lmcache`. `engines`: where the file describes its engines."""
+    for engine in engines:
+        store = (*engine, "mooncake_kv_store")
+        if not isinstance(reading.tree.get(*store), dict):
+            continue
         reading.leave((*store, "container"), "the master runs in the engines' container", "replaced")
         launch.engine_env.update(environment.carried(reading.mapping(*store, "env"), launch, None))
+        if (lease := reading.take(*store, "default_kv_lease_ttl_ms")) is not None:
+            launch.store.setdefault("extra_args", {})["default_kv_lease_ttl"] = lease
         _store(reading, launch, (*store, "store_config"), (*store, "master_extra_args"))
     services = reading.tree.get("services")
     for index, service in enumerate(services if isinstance(services, list) else ()):
@@ -50,6 +58,8 @@ def _service(reading: SourceReading, launch: Launch, path: Path, service: dict[s
     elif kind == "mooncake-master":
         reading.leave((*path, "container"), "the master runs in the engines' container", "replaced")
         reading.leave((*path, "placement"), "the master runs on the first node", "replaced")
+        why = "a NIC for each GPU: here Mooncake chooses one of device_name for each rank; look that it is a near one"
+        reading.leave((*path, "options", "device_names_by_gpu"), why, "confirm")
         _store(reading, launch, (*path, "options", "store_config"), (*path, "args"))
     elif kind == "lmcache-server":
         _lmcache(reading, launch, path)
@@ -67,8 +77,13 @@ def _store(reading: SourceReading, launch: Launch, config: Path, master: Path) -
                 launch.note(at, "not a size that Mooncake reads", "served")
             else:
                 launch.store[sizes[key]] = at.of(size)
+        elif key == "protocol" and at.value not in _PROTOCOLS:
+            why = f"the mooncake_store section knows {' and '.join(_PROTOCOLS)}; its default is used"
+            launch.note(at, why, "served")
         elif key in ("protocol", "device_name"):
             launch.store[key] = at
+        elif key == "enable_offload" and at.value is True and reading.tree.get(*config, "mode") in (None, "embedded"):
+            launch.note(at, _NO_DISKS, "replaced")
         elif key in _MASTER_FILE and at.value == _MASTER_FILE[key]:
             launch.note(at, "pdserve writes this file with the same value, or it is vLLM's default", "replaced")
         elif key == "master_server_address":

@@ -14,11 +14,14 @@ from typing import Any
 
 STEP = 2**0.25
 """Between one size of L1 and the next."""
+LOOK_SECONDS = 1.0
+"""LMCache looks so often whether L1 is full to its watermark (0.5.6, L1EvictionController)."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """`paths`: files, or folders of them. `model`: the one whose lookups count, where the log has it. `chunk_bytes`:
-    of a chunk in L1. `shares`: of L1 that are full of chunks, from right after an eviction to right before one.
+    of a chunk in L1. `shares`: of L1 that are full of chunks, from right after an eviction to where one begins; it gets
+    fuller by what comes until LMCache looks.
     `points`: how many sizes, from the one that holds all chunks downwards. `sizes`: further ones, in bytes."""
     from lmcache.tools.cache_simulator.simulator import load_lookup_events, simulate
 
@@ -51,10 +54,20 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 rates[capacity] = replayed["token_hit_rate"]
             return rates[capacity]
 
+        times = [event.get("timestamp", 0.0) for event in events]
+        seconds = max(times) - min(times)
+        looked_up = sum(len(event.get("chunk_hashes", ())) for event in events)
+        chunk_tokens = result["chunk_sizes"][0]
+
+        def fullest(size: float) -> float:
+            missed = looked_up - rate(size * high) * result["tokens"] / max(chunk_tokens, 1)
+            arriving = missed / seconds * LOOK_SECONDS if seconds > 0 else 0.0
+            return min(1.0, high + max(0.0, arriving) * request["chunk_bytes"] / size)
+
         whole = unique * request["chunk_bytes"] / low
         sizes = [*(whole / STEP**step for step in range(request["points"])), *request["sizes"]]
         result["sizes"] = [
-            {"bytes": size, "low": rate(size * low), "high": rate(size * high)}
+            {"bytes": size, "low": rate(size * low), "high": rate(size * fullest(size))}
             for size in sorted(set(sizes))
             if size * low >= request["chunk_bytes"]
         ]

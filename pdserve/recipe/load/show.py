@@ -21,8 +21,10 @@ _CREDENTIALS_IN_URL = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
 
 def secret_name(name: str) -> bool:
     """Whether a variable or key of this name usually holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM,
-    MAX_TOKENS, SSL_KEY_FILE and long-prefill-token-threshold do not."""
+    MAX_TOKENS, SSL_KEY_FILE, max_load_batch_keys and long-prefill-token-threshold do not."""
     words = [w for w in re.split(r"[^A-Z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).upper()) if w]
+    if words[:1] in (["MAX"], ["MIN"], ["NUM"]) and words[-1] == "KEYS":
+        return False
     return bool(words) and words[-1] not in _NOT_SECRET_ENDS and not _SECRET_WORDS.isdisjoint(words)
 
 

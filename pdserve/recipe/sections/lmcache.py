@@ -19,7 +19,7 @@ class Eviction(Strict):
         default="LRU", description="The server has no default: it exits 1 without one."
     )
     watermark: float = Field(default=0.8, gt=0, le=1, description="Share of L1 in use at which eviction starts.")
-    ratio: float = Field(default=0.2, gt=0, le=1, description="Share of L1 that one eviction frees.")
+    ratio: float = Field(default=0.2, gt=0, le=1, description="Share of the chunks in L1 that one eviction removes.")
 
 
 class Lmcache(Strict):

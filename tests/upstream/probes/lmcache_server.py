@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,11 +51,13 @@ class Server:
 
 
 @contextmanager
-def server(*, chunk: int = 64, l1_gb: float = 0.25, workers: int = 1, mode: str = "auto") -> Iterator[Server]:
+def server(
+    *, chunk: int = 64, l1_gb: float = 0.25, workers: int = 1, mode: str = "auto", more: Sequence[str] = ()
+) -> Iterator[Server]:
     port, http_port = _free_ports()
     argv = ["--host", "127.0.0.1", "--port", str(port), "--http-host", "127.0.0.1", "--http-port", str(http_port)]
     argv += ["--l1-size-gb", str(l1_gb), "--no-l1-use-lazy", "--eviction-policy", "LRU", "--chunk-size", str(chunk)]
-    argv += ["--max-workers", str(workers), "--supported-transfer-mode", mode]
+    argv += ["--max-workers", str(workers), "--supported-transfer-mode", mode, *more]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "lmcache.v1.multiprocess.http_server", *argv],
