@@ -66,6 +66,7 @@ RANGES = (
     over("a port above the last one", "ports: {proxy: 80000}\n"),
     over("port 0", "ports: {decode: 0}\n"),
     over("a size of nothing", "lmcache: {l1_size_gb: 0}\n"),
+    over("a size beyond every node", "lmcache: {l1_size_gb: 1.0e+300}\n"),
     over("a timeout of nothing", "timeouts: {engine_seconds: 0}\n"),
     over("a negative timeout", "timeouts: {stop_seconds: -1}\n"),
     over("a number that is too large", "timeouts: {engine_seconds: 1e999}\n", "timeouts: {engine_seconds: 3600}\n"),

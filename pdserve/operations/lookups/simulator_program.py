@@ -51,7 +51,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             capacity = max(1, int(size / request["chunk_bytes"] + 1e-6))
             if capacity not in rates:
                 replayed = simulate(events, capacity * request["chunk_bytes"], request["chunk_bytes"], fast=True)
-                rates[capacity] = replayed["token_hit_rate"]
+                rates[capacity] = float(replayed["token_hit_rate"])
             return rates[capacity]
 
         times = [event.get("timestamp", 0.0) for event in events]
@@ -62,7 +62,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         def fullest(size: float) -> float:
             missed = looked_up - rate(size * high) * result["tokens"] / max(chunk_tokens, 1)
             arriving = missed / seconds * LOOK_SECONDS if seconds > 0 else 0.0
-            return min(1.0, high + max(0.0, arriving) * request["chunk_bytes"] / size)
+            return float(min(1.0, high + max(0.0, arriving) * request["chunk_bytes"] / size))
 
         whole = unique * request["chunk_bytes"] / low
         sizes = [*(whole / STEP**step for step in range(request["points"])), *request["sizes"]]

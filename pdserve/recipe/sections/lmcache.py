@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pdserve.recipe.base import Count, EnvMap, Seconds, Strict
+from pdserve.recipe.base import MOST_GIB, Count, EnvMap, Seconds, Strict
 from pdserve.roles import EngineRole
 
 TransferMode = Literal["auto", "lmcache_driven", "engine_driven"]
@@ -38,12 +38,14 @@ class Lmcache(Strict):
     )
     l1_size_gb: float = Field(
         gt=0,
+        le=MOST_GIB,
         description="Host memory of one server, GiB. Required: the server has no default, and 0 starts a server "
         "that never stores anything. On CPU all of it is committed at start.",
     )
     l1_init_size_gb: float = Field(
         default=20,
         gt=0,
+        le=MOST_GIB,
         description="Pinned at start on GPU hosts (LMCache's default 20); the rest is pinned in the background.",
     )
     l1_read_ttl_seconds: Count = Field(

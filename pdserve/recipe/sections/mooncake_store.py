@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pdserve.recipe.base import Strict
+from pdserve.recipe.base import MOST_GIB, Strict
 
 
 class MooncakeStore(Strict):
@@ -15,12 +15,14 @@ class MooncakeStore(Strict):
 
     segment_gib: float = Field(
         gt=0,
+        le=MOST_GIB,
         description="Host memory that each engine worker gives to the pool, GiB (global_segment_size). All of it is "
         "committed at start, and its content is lost with the engine.",
     )
     buffer_gib: float = Field(
         default=4,
         gt=0,
+        le=MOST_GIB,
         description="Host memory of each engine worker for transfers, GiB (local_buffer_size; vLLM's default 4).",
     )
     protocol: Literal["rdma", "tcp"] = Field(
