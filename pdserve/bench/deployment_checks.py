@@ -8,7 +8,7 @@ from typing import Any
 from pdserve.bench.answers import Answer, Invalid, Unknown
 from pdserve.bench.client_checks import PROMPT_TOLERANCE
 from pdserve.bench.evidence import Evidence
-from pdserve.bench.reading import FAILED_TRANSFERS
+from pdserve.bench.snapshot import FAILED_TRANSFERS
 
 RECOMPUTED = 1
 """Prompt tokens that decode computes of every request: it needs the logits of the last token."""
@@ -153,9 +153,9 @@ def _counts_failures(evidence: Evidence, counted: Mapping[str, float]) -> bool:
 def _silent(evidence: Evidence, *roles: str) -> Unknown | None:
     """The first engine of a role that could not be read."""
     for name in evidence.names(*roles):
-        for reading in (evidence.before, evidence.after):
-            if name not in reading.engines or reading.engines[name].error:
-                why = reading.engines[name].error if name in reading.engines else ""
+        for snapshot in (evidence.before, evidence.after):
+            if name not in snapshot.engines or snapshot.engines[name].error:
+                why = snapshot.engines[name].error if name in snapshot.engines else ""
                 return Unknown(f"the metrics of {name} could not be read{_why(why)}")
     return None
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdserve.bench.reading import Reading, grown
 from pdserve.bench.records import RequestRecord
+from pdserve.bench.snapshot import DeploymentSnapshot, grown
 from pdserve.bench.workload import Load, Workload
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import Plan
@@ -29,8 +29,8 @@ class Evidence:
     workload: Workload
     load: Load
     records: Sequence[RequestRecord]
-    before: Reading
-    after: Reading
+    before: DeploymentSnapshot
+    after: DeploymentSnapshot
     events: Sequence[Mapping[str, Any]] = ()
     """The history of the run in between."""
     client: CpuUse = field(default_factory=CpuUse)

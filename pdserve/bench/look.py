@@ -1,4 +1,4 @@
-"""Takes a reading of a running deployment: metrics over HTTP, the record of the run, the clocks."""
+"""Takes a snapshot of a running deployment: metrics over HTTP, the record of the run, the clocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import httpx
 
-from pdserve.bench.reading import ENGINE, LMCACHE, PROXY, Clocks, Counts, Reading, counts
+from pdserve.bench.snapshot import ENGINE, LMCACHE, PROXY, Clocks, Counts, DeploymentSnapshot, counts
 from pdserve.observe.engine_metrics import EngineSnapshot, engine_snapshot, read_metrics
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir
@@ -27,7 +27,7 @@ class Looker:
         self._plan = plan
         self._client = client
 
-    async def reading(self) -> Reading:
+    async def snapshot(self) -> DeploymentSnapshot:
         """What cannot be read has the reason in its place. Raises StateError when the run has no record any more."""
         engines, caches = self._plan.proxy.workers, self._plan.lmcache
         pages = await asyncio.gather(
@@ -36,7 +36,7 @@ class Looker:
         )
         proxy = await self._proxy()
         state = self._run.read_state()
-        return Reading(
+        return DeploymentSnapshot(
             clocks=clocks(),
             run_id=state.run_id,
             phase=phase_now(self._run, state),
@@ -54,13 +54,13 @@ class Looker:
             proxy=proxy,
         )
 
-    async def settled(self) -> Reading:
+    async def settled(self) -> DeploymentSnapshot:
         """The first of two equal readings; the last, if the counters do not come to rest."""
         until = time.monotonic() + _SETTLE_SECONDS
-        before = await self.reading()
+        before = await self.snapshot()
         while time.monotonic() < until:
             await asyncio.sleep(_LOOK_SECONDS)
-            after = await self.reading()
+            after = await self.snapshot()
             if (before.engines, before.caches, before.proxy) == (after.engines, after.caches, after.proxy):
                 return after
             before = after

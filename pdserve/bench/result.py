@@ -7,8 +7,8 @@ from typing import Literal
 
 from pdserve.bench.evidence import CpuUse
 from pdserve.bench.figures import Figures
-from pdserve.bench.reading import Reading
 from pdserve.bench.sampling import Peaks
+from pdserve.bench.snapshot import DeploymentSnapshot
 from pdserve.bench.traces.trace import TraceFacts
 from pdserve.bench.validity import BenchVerdict
 from pdserve.bench.workload import Load, Workload
@@ -68,8 +68,8 @@ class Measurement(Frozen):
     verdict: BenchVerdict
     figures: Figures
     window: Window
-    before: Reading
-    after: Reading
+    before: DeploymentSnapshot
+    after: DeploymentSnapshot
     raw: str
     """The client's own output, beside the result."""
     log: str

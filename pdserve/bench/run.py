@@ -1,4 +1,4 @@
-"""Carries a benchmark out: for each load and repeat a warm-up, a reading, the client, a reading, a verdict."""
+"""Carries a benchmark out: for each load and repeat a warm-up, a snapshot, the client, a snapshot, a verdict."""
 
 from __future__ import annotations
 

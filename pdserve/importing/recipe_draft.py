@@ -8,7 +8,7 @@ from typing import Any
 from pdserve.errors import RecipeError
 from pdserve.importing import connectors
 from pdserve.importing.launch import Draft, EngineLaunch, Launch, Note, Sourced
-from pdserve.importing.reading import whole
+from pdserve.importing.tracked_tree import whole
 from pdserve.recipe.flags import where_instead
 from pdserve.recipe.load.corrections import as_name
 from pdserve.recipe.load.environment import escape

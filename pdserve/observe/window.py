@@ -21,7 +21,7 @@ _Series = tuple[str, frozenset[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _Sample:
     at: float
     counts: Mapping[_Series, float]
 
@@ -62,7 +62,7 @@ class MetricsWindow:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
-        self._readings: dict[str, deque[_Reading]] = {}
+        self._readings: dict[str, deque[_Sample]] = {}
 
     def add(self, at: float, pages: Mapping[str, Page]) -> None:
         """One look at all processes, at a time that only grows. What did not answer is forgotten."""
@@ -72,7 +72,7 @@ class MetricsWindow:
             if not isinstance(page, str):
                 self._add(at, self._readings.setdefault(name, deque()), page)
 
-    def _add(self, at: float, readings: deque[_Reading], samples: Iterable[Sample]) -> None:
+    def _add(self, at: float, readings: deque[_Sample], samples: Iterable[Sample]) -> None:
         counts = {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for sample in samples
@@ -80,7 +80,7 @@ class MetricsWindow:
         }
         if readings and any(counts.get(series, 0.0) < value for series, value in readings[-1].counts.items()):
             readings.clear()
-        readings.append(_Reading(at, counts))
+        readings.append(_Sample(at, counts))
         while len(readings) > 2 and readings[1].at <= at - self._seconds:
             readings.popleft()
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from pdserve.bench.evidence import CpuUse, Evidence
-from pdserve.bench.reading import Clocks, Counts, Reading
 from pdserve.bench.records import RequestRecord
+from pdserve.bench.snapshot import Clocks, Counts, DeploymentSnapshot
 from pdserve.bench.workload import Load, Workload
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.plan.model import Env, LmcacheServer, Node, Plan, Process
@@ -109,7 +109,7 @@ def with_connector(class_name: str) -> Plan:
     return plan(mode="aggregated", lmcache=False, processes=(process,))
 
 
-def reading(at: float, engines: Mapping[str, Mapping[str, float]], **changes: Any) -> Reading:
+def reading(at: float, engines: Mapping[str, Mapping[str, float]], **changes: Any) -> DeploymentSnapshot:
     values: dict[str, Any] = {
         "clocks": Clocks(wall=at, monotonic=at, boot=at),
         "run_id": "run-1",
@@ -120,7 +120,7 @@ def reading(at: float, engines: Mapping[str, Mapping[str, float]], **changes: An
         "caches": {"lmcache-0": Counts(values={"written": 5.0 if at < 50 else 65.0})},
         "proxy": Counts(values={"completions": 7.0 if at < 50 else 7.0 + REQUESTS}),
     }
-    return Reading(**(values | changes))
+    return DeploymentSnapshot(**(values | changes))
 
 
 def healthy(**changes: Any) -> Evidence:

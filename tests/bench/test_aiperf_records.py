@@ -9,8 +9,8 @@ import pytest
 
 from pdserve.bench.aiperf.records import cut_records, of_aiperf
 from pdserve.bench.figures import figures
-from pdserve.bench.reading import Clocks
 from pdserve.bench.records import UnreadableResultError
+from pdserve.bench.snapshot import Clocks
 from tests.launch.deployment import REPOSITORY
 
 RECORDED = REPOSITORY / "tests" / "fixtures" / "aiperf"

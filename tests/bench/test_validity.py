@@ -10,7 +10,7 @@ import pytest
 
 from pdserve.bench.answers import Invalid, Unknown
 from pdserve.bench.evidence import CpuUse, Evidence
-from pdserve.bench.reading import Clocks, Counts
+from pdserve.bench.snapshot import Clocks, Counts
 from pdserve.bench.validity import CHECKS, judge
 from pdserve.bench.workload import Load, Workload
 from tests.bench.evidence import INPUT, OUTPUT, REQUESTS, TOKENS, counted, healthy, plan, record, with_connector

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pdserve.bench.figures import figures
-from pdserve.bench.reading import Clocks, Counts
 from pdserve.bench.records import RequestRecord
 from pdserve.bench.result import BenchResult, Measurement, Provenance, Window
+from pdserve.bench.snapshot import Clocks, Counts
 from pdserve.bench.stored import RESULT
 from pdserve.bench.validity import BenchVerdict, Reason
 from pdserve.bench.workload import Load, Workload

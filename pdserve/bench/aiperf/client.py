@@ -14,8 +14,8 @@ from pdserve.bench.aiperf import NAME, VERSION
 from pdserve.bench.aiperf.configuration import configuration
 from pdserve.bench.aiperf.records import cut_records, of_aiperf
 from pdserve.bench.clients.client import KEY, ClientRun, direct
-from pdserve.bench.reading import Clocks
 from pdserve.bench.records import RequestRecord
+from pdserve.bench.snapshot import Clocks
 from pdserve.bench.traces.read import first_sessions
 from pdserve.bench.traces.trace import RequestTrace
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pdserve.bench.reading import Clocks
 from pdserve.bench.records import RequestRecord, UnreadableResultError, last_line
+from pdserve.bench.snapshot import Clocks
 
 _NANOSECONDS, _MILLISECONDS = 1e9, 1e3
 _CANCELLED = re.compile(r"Phase profiling .*complete \| completed=\d+, cancelled=(\d+)")

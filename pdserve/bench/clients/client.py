@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pdserve.bench.reading import Clocks
 from pdserve.bench.records import RequestRecord
+from pdserve.bench.snapshot import Clocks
 from pdserve.bench.workload import Load, Workload
 from pdserve.plan.model import Plan
 

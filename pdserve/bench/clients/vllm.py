@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pdserve.bench.clients import vllm_program
 from pdserve.bench.clients.client import KEY, ClientRun, direct
-from pdserve.bench.reading import Clocks
 from pdserve.bench.records import RequestRecord, of_vllm
+from pdserve.bench.snapshot import Clocks
 from pdserve.errors import PreflightError
 from pdserve.plan.model import Plan
 

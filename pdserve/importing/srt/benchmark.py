@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdserve.importing.launch import Effect, Note, Sourced
-from pdserve.importing.reading import whole
+from pdserve.importing.tracked_tree import whole
 from pdserve.importing.yaml_tree import Tree
 
 USUAL_WORK, USUAL_LOADS = (1024, 128), (1, 4, 8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
-from pdserve.importing.reading import SourceReading
+from pdserve.importing.tracked_tree import TrackedTree
 from pdserve.recipe.load import show
 
 _PARSERS = {"dyn-tool-call-parser": "tool-call-parser", "dyn-reasoning-parser": "reasoning-parser"}
@@ -30,12 +30,12 @@ _RUNTIME = frozenset(
 _GONE = {"disable-log-requests": "vLLM 0.32 has no such flag, and logs no requests unless it is asked to"}
 
 
-def read(reading: SourceReading, launch: Launch) -> None:
+def read(tracked: TrackedTree, launch: Launch) -> None:
     """Turn what Dynamo is told into flags of all roles: prefill and decode render the same prompt."""
     thinking = [at for engines in launch.roles.values() if (at := engines.args.pop(_THINKING, None)) is not None]
     for engines in launch.roles.values():
         _worker(engines, launch)
-    _frontend(reading, launch)
+    _frontend(tracked, launch)
     _think(thinking, launch)
 
 
@@ -68,13 +68,13 @@ def _parser(name: str, at: Sourced, engines: EngineLaunch, launch: Launch) -> No
     launch.note(at, f"a flag of Dynamo's worker; vLLM's own is {ours}", "replaced")
 
 
-def _frontend(reading: SourceReading, launch: Launch) -> None:
+def _frontend(tracked: TrackedTree, launch: Launch) -> None:
     """The parsers that the frontend runs itself."""
-    processor = reading.tree.get("frontend", "args", "dyn-chat-processor")
+    processor = tracked.tree.get("frontend", "args", "dyn-chat-processor")
     for name in _FRONTEND:
-        if reading.tree.get("frontend", "args", name) in (None, False):
+        if tracked.tree.get("frontend", "args", name) in (None, False):
             continue
-        at = reading.take("frontend", "args", name)
+        at = tracked.take("frontend", "args", name)
         if at is None:
             continue
         if processor != "vllm":

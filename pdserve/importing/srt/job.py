@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from pdserve.importing.launch import Launch, Sourced
-from pdserve.importing.reading import SourceReading, whole
+from pdserve.importing.tracked_tree import TrackedTree, whole
 
 _SLURM = {"time_limit": "time", "account": "account", "partition": "partition"}
 _DIRECTIVES = ("time", "account", "partition", "qos", "reservation", "constraint")
@@ -16,13 +16,13 @@ vLLM for numa-bind (vllm#41098, merged in April 2026, thus in all that pdserve s
 _NUMACTL = (["apt-get", "-y", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "numactl"])
 
 
-def read_job(reading: SourceReading, launch: Launch) -> None:
+def read_job(tracked: TrackedTree, launch: Launch) -> None:
     """The sections `slurm` and `container`, and the timeout of an engine."""
     for key, ours in _SLURM.items():
-        if (at := reading.take("slurm", key)) is not None:
+        if (at := tracked.take("slurm", key)) is not None:
             launch.slurm[ours] = at.of(str(at.value))
     options: list[Sourced] = []
-    for key, at in reading.mapping("sbatch_directives").items():
+    for key, at in tracked.mapping("sbatch_directives").items():
         if key in _DIRECTIVES:
             launch.slurm[key] = at.of(str(at.value))
         elif key == "exclude":
@@ -32,11 +32,11 @@ def read_job(reading: SourceReading, launch: Launch) -> None:
     if options:
         launch.slurm["options"] = options
     launch.container["kind"] = Sourced("pyxis", "srt-slurm starts its containers by pyxis", 0)
-    if srun := [at.of(_option(key, at.value)) for key, at in reading.mapping("srun_options").items()]:
+    if srun := [at.of(_option(key, at.value)) for key, at in tracked.mapping("srun_options").items()]:
         launch.container["options"] = srun
-    _mounts(reading, launch)
-    _setup(reading, launch)
-    attempts, interval = reading.take("health_check", "max_attempts"), reading.take("health_check", "interval_seconds")
+    _mounts(tracked, launch)
+    _setup(tracked, launch)
+    attempts, interval = tracked.take("health_check", "max_attempts"), tracked.take("health_check", "interval_seconds")
     if attempts is not None and (number := whole(attempts.value)):
         pause = whole(interval.value) if interval is not None else 10
         launch.engine_seconds = attempts.of(number * (pause or 10))
@@ -46,12 +46,12 @@ def _option(name: str, value: object) -> str:
     return f"--{name}" if value in (None, "") else f"--{name}={value}"
 
 
-def _mounts(reading: SourceReading, launch: Launch) -> None:
+def _mounts(tracked: TrackedTree, launch: Launch) -> None:
     mounts: list[Sourced] = []
-    wanted = [at.of(f"{source}:{at.value}") for source, at in reading.mapping("container_mounts").items()]
-    extra = reading.take("extra_mount")
+    wanted = [at.of(f"{source}:{at.value}") for source, at in tracked.mapping("container_mounts").items()]
+    extra = tracked.take("extra_mount")
     if extra is not None and isinstance(extra.value, list):
-        wanted += [reading.at("extra_mount", index) for index in range(len(extra.value))]
+        wanted += [tracked.at("extra_mount", index) for index in range(len(extra.value))]
     for at in wanted:
         parts = str(at.value).split(":")
         if len(parts) in (2, 3) and all(part.startswith("/") and "$" not in part for part in parts[:2]):
@@ -63,8 +63,8 @@ def _mounts(reading: SourceReading, launch: Launch) -> None:
         launch.container["mounts"] = mounts
 
 
-def _setup(reading: SourceReading, launch: Launch) -> None:
-    script = reading.take("setup_script")
+def _setup(tracked: TrackedTree, launch: Launch) -> None:
+    script = tracked.take("setup_script")
     if script is None:
         return
     if script.value != _DEPENDENCIES:

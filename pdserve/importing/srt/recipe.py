@@ -13,9 +13,9 @@ from pdserve.importing import environment
 from pdserve.importing.flags import collected, flag
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
 from pdserve.importing.named_versions import frameworks
-from pdserve.importing.reading import SourceReading, whole
 from pdserve.importing.srt import dynamo, services
 from pdserve.importing.srt.job import read_job
+from pdserve.importing.tracked_tree import TrackedTree, whole
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path
 from pdserve.roles import EngineRole
@@ -43,8 +43,8 @@ def matches(tree: Tree) -> bool:
 
 def launch(tree: Tree) -> Launch:
     """One variant of a file. Raises RecipeError for what is no deployment of vLLM."""
-    reading = SourceReading(tree)
-    version = reading.take("schema")
+    tracked = TrackedTree(tree)
+    version = tracked.take("schema")
     schema = 1 if version is None else whole(version.value)
     if schema not in FORMATS:
         raise RecipeError(
@@ -54,22 +54,22 @@ def launch(tree: Tree) -> Launch:
         )
     engines = _engines(tree)
     for engine in engines.values():
-        reading.take(*engine, "type")
-    name = reading.take("name") or Sourced("imported", "name", 0)
-    result = Launch(tree.file, FORMATS[schema], name, platform=_platform(reading))
-    result.devices_per_node = reading.take("resources", "gpus_per_node") or Sourced(4, "srt-slurm's default", 0)
-    result.engine_env = environment.carried(reading.mapping("environment"), result, None)
+        tracked.take(*engine, "type")
+    name = tracked.take("name") or Sourced("imported", "name", 0)
+    result = Launch(tree.file, FORMATS[schema], name, platform=_platform(tracked))
+    result.devices_per_node = tracked.take("resources", "gpus_per_node") or Sourced(4, "srt-slurm's default", 0)
+    result.engine_env = environment.carried(tracked.mapping("environment"), result, None)
     roles = [role for role in _ROLES if _present(tree, role)]
     for role in roles:
-        result.roles[role] = _role(reading, result, role, engines[role])
-    dynamo.read(reading, result)
-    _model(reading, result)
+        result.roles[role] = _role(tracked, result, role, engines[role])
+    dynamo.read(tracked, result)
+    _model(tracked, result)
     if not roles:
         raise RecipeError("no role has workers", where=f"{tree.file}:{tree.line('resources')}", todo=_NO_ROLE)
-    services.read(reading, result, dict.fromkeys(engines.values()))
-    read_job(reading, result)
-    _leave(reading, dict.fromkeys(engines.values()))
-    result.notes.extend(reading.notes)
+    services.read(tracked, result, dict.fromkeys(engines.values()))
+    read_job(tracked, result)
+    _leave(tracked, dict.fromkeys(engines.values()))
+    result.notes.extend(tracked.notes)
     return result
 
 
@@ -100,17 +100,17 @@ def _engines(tree: Tree) -> dict[EngineRole, Path]:
     return {role: top if tree.has(*top) else own.get(role, top) for role in _ROLES}
 
 
-def _platform(reading: SourceReading) -> Sourced:
-    gpu = reading.take("resources", "gpu_type")
+def _platform(tracked: TrackedTree) -> Sourced:
+    gpu = tracked.take("resources", "gpu_type")
     if gpu is None:
         return Sourced("cuda", "no resources.gpu_type", 0)
     return gpu.of("rocm" if str(gpu.value).lower().startswith("mi") else "cuda")
 
 
-def _model(reading: SourceReading, result: Launch) -> None:
-    path = reading.take("model", "path")
-    repo = reading.take("identity", "model", "repo")
-    result.revision = reading.take("identity", "model", "revision")
+def _model(tracked: TrackedTree, result: Launch) -> None:
+    path = tracked.take("model", "path")
+    repo = tracked.take("identity", "model", "repo")
+    result.revision = tracked.take("identity", "model", "revision")
     text = str(path.value) if path is not None else ""
     if path is None:
         result.model_id = repo
@@ -120,12 +120,12 @@ def _model(reading: SourceReading, result: Launch) -> None:
         result.model_path, result.revision = path, None
     else:
         _alias(result, path, repo)
-    listed = reading.tree.get("identity", "frameworks")
+    listed = tracked.tree.get("identity", "frameworks")
     if isinstance(listed, dict):
-        line = reading.tree.line("identity", "frameworks")
+        line = tracked.tree.line("identity", "frameworks")
         result.frameworks = frameworks(listed, "identity.frameworks", line)
-    image = reading.take("model", "container")
-    identity = reading.take("identity", "container", "image")
+    image = tracked.take("model", "container")
+    identity = tracked.take("identity", "container", "image")
     result.image = image
     if image is not None and "/" not in str(image.value) and ":" not in str(image.value):
         result.image = identity or image
@@ -150,33 +150,33 @@ def _present(tree: Tree, role: EngineRole) -> bool:
     return bool(tree.get("resources", f"{theirs}_workers")) or bool(tree.get("backend", "vllm_config", mode))
 
 
-def _role(reading: SourceReading, result: Launch, role: EngineRole, engine: Path) -> EngineLaunch:
+def _role(tracked: TrackedTree, result: Launch, role: EngineRole, engine: Path) -> EngineLaunch:
     theirs, mode = _ROLES[role]
     at: Path
     workers: Path
     gpus: Path
     env: Path
     args: Path
-    if reading.tree.has("roles"):
+    if tracked.tree.has("roles"):
         at = ("roles", theirs)
         workers, gpus, env, args = (*at, "workers"), (*at, "gpus"), (*at, "env"), (*at, "args")
-        reading.leave((*at, "nodes"), _PLACED, "replaced")
-        reading.leave((*at, "kv_events"), _EVENTS, "replaced")
+        tracked.leave((*at, "nodes"), _PLACED, "replaced")
+        tracked.leave((*at, "kv_events"), _EVENTS, "replaced")
         for key in ("critical", "restart"):
-            reading.leave((*at, key), "on_node_loss and restart decide what follows a death", "replaced")
-        _image_of_role(reading, result, at)
-        reading.leave((*at, "srun_options"), "for this role only; container.options holds for all", "confirm")
-        reading.leave((*at, "sidecar"), "a part of Dynamo", "unused")
+            tracked.leave((*at, key), "on_node_loss and restart decide what follows a death", "replaced")
+        _image_of_role(tracked, result, at)
+        tracked.leave((*at, "srun_options"), "for this role only; container.options holds for all", "confirm")
+        tracked.leave((*at, "sidecar"), "a part of Dynamo", "unused")
     else:
         at = ("backend", "vllm_config", mode)
         workers, gpus = ("resources", f"{theirs}_workers"), ("resources", f"gpus_per_{theirs}")
         env, args = ("backend", f"{mode}_environment"), at
-        reading.leave(("resources", f"{theirs}_nodes"), _PLACED, "replaced")
-    engines = EngineLaunch(reading.at(*at), reading.take(*workers) or reading.at(*at).of(1), reading.take(*gpus))
-    engines.env = environment.carried(reading.mapping(*env), result, role)
-    written = reading.mapping(*args)
+        tracked.leave(("resources", f"{theirs}_nodes"), _PLACED, "replaced")
+    engines = EngineLaunch(tracked.at(*at), tracked.take(*workers) or tracked.at(*at).of(1), tracked.take(*gpus))
+    engines.env = environment.carried(tracked.mapping(*env), result, role)
+    written = tracked.mapping(*args)
     shorthand = written.pop("connector", None)
-    default = reading.take(*engine, "connector")
+    default = tracked.take(*engine, "connector")
     kept = []
     for key, value in written.items():
         if value.value is False:
@@ -187,16 +187,16 @@ def _role(reading: SourceReading, result: Launch, role: EngineRole, engine: Path
     engines.kv_transfer = _transfer(
         engines,
         shorthand or default,
-        unset=not reading.tree.has(*engine, "connector"),
+        unset=not tracked.tree.has(*engine, "connector"),
         role=role,
-        file=reading.tree.file,
+        file=tracked.tree.file,
     )
     return engines
 
 
-def _image_of_role(reading: SourceReading, result: Launch, at: Path) -> None:
-    image = reading.take(*at, "container")
-    if image is not None and image.value != reading.tree.get("model", "container"):
+def _image_of_role(tracked: TrackedTree, result: Launch, at: Path) -> None:
+    image = tracked.take(*at, "container")
+    if image is not None and image.value != tracked.tree.get("model", "container"):
         result.note(image, "a recipe has one image for all engines: that of model.container is used", "served")
 
 
@@ -269,20 +269,20 @@ _ENGINE_LOST: Mapping[str, str] = {
 }
 
 
-def _leave(reading: SourceReading, engines: Iterable[Path]) -> None:
+def _leave(tracked: TrackedTree, engines: Iterable[Path]) -> None:
     for engine in engines:
         for key, why in _ENGINE_REPLACED.items():
-            reading.leave((*engine, key), why, "replaced")
+            tracked.leave((*engine, key), why, "replaced")
         for key, why in _ENGINE_LOST.items():
-            reading.leave((*engine, key), why, "served")
-        if isinstance(reading.tree.get(*engine), str):
-            reading.take(*engine)
+            tracked.leave((*engine, key), why, "served")
+        if isinstance(tracked.tree.get(*engine), str):
+            tracked.take(*engine)
     for theirs, _ in _ROLES.values():
-        reading.leave(("roles", theirs, "engine"), "the engine of all roles is named at the top", "replaced")
+        tracked.leave(("roles", theirs, "engine"), "the engine of all roles is named at the top", "replaced")
     for path, why in _REPLACED.items():
-        reading.leave(path, why, "replaced")
+        tracked.leave(path, why, "replaced")
     for path, why in _LOST.items():
-        reading.leave(path, why, "served")
+        tracked.leave(path, why, "served")
     for path, why in _UNUSED.items():
-        reading.leave(path, why, "unused")
-    reading.leave_rest("pdserve does not know this key", "served")
+        tracked.leave(path, why, "unused")
+    tracked.leave_rest("pdserve does not know this key", "served")

@@ -116,7 +116,7 @@ class KvIndex:
         self._max_blocks = max_blocks
         self._workers: dict[str, dict[int, _Rank]] = {}
         self.counts: Counter[str] = Counter()
-        """Blocks: stored, unnamed (stored, but not to be matched), elsewhere (not on the GPU, or of a group that is not
+        """Blocks: stored, unnamed (stored, but not to be matched), ignored (not on the GPU, or of a group that is not
         counted), removed; clears and forgets."""
 
     def apply(self, worker: str, rank: int, events: Iterable[Event]) -> None:
@@ -131,7 +131,7 @@ class KvIndex:
                     self.counts["stored"] += len(event.block_hashes)
                     self.counts["unnamed"] += cache.store(event)
                 else:
-                    self.counts["elsewhere"] += len(event.block_hashes)
+                    self.counts["ignored"] += len(event.block_hashes)
             elif isinstance(event, BlockRemoved):
                 if _on_gpu(event.medium):
                     self.counts["removed"] += len(event.block_hashes)

@@ -9,7 +9,7 @@ from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path, dotted
 
 
-class SourceReading:
+class TrackedTree:
     """A tree, and what was read of it so far."""
 
     def __init__(self, tree: Tree) -> None:

@@ -127,7 +127,7 @@ class Clocks(Frozen):
     """Goes on while the machine is suspended; the monotonic clock does not."""
 
 
-class Reading(Frozen):
+class DeploymentSnapshot(Frozen):
     """All of a deployment at a moment."""
 
     clocks: Clocks
