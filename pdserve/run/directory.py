@@ -419,9 +419,11 @@ def find(root: Path, name: str | None) -> RunDir:
     """
     if name is not None:
         if (named := _current(root, name)) is None:
-            known = ", ".join(_by_name(root)) or "none"
+            known = ", ".join(_by_name(root))
             raise StateError(
-                f"no deployment called {name!r} was ever started", where=str(root), todo=f"known deployments: {known}"
+                f"no deployment called {name!r} was ever started",
+                where=str(root),
+                todo=f"known deployments: {known}" if known else "start one: pdserve up RECIPE",
             )
         _check_folders(root / name, named)
         return named

@@ -66,7 +66,8 @@ def read_file(path: FilePath, what: str = "a recipe", chain: tuple[FilePath, ...
         raise RecipeError(
             f"{what} is a mapping of keys, this is {'a list' if isinstance(parsed.data, list) else 'one value'}",
             where=f"{path}:1",
-            todo="begin with the line `schema: 1`, one `key: value` on each line; clusters/ and recipes/ have examples",
+            todo="begin with the line `schema: 1`, one `key: value` on each line; recipes/, clusters/ and sweeps/ have "
+            "examples",
         )
     return Document(
         parsed.data, dict(parsed.origins), set(parsed.quoted), list(parsed.problems), dict(parsed.spellings)
