@@ -63,7 +63,8 @@ class Engine:
         self.lab.connector.shutdown()
 
     def run(self) -> None:
-        while self.lab.scheduler.requests:
+        # As an engine does, which steps while locks of lookups that came too late are to be given back.
+        while self.lab.scheduler.requests or self.lab.connector.has_pending_push_work():
             self.step()
         for _ in range(3):
             self.step()
