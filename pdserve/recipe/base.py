@@ -28,8 +28,8 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-MOST_GIB = 100_000
-"""Of memory that a recipe asks for: no node has 100 TiB, and more is a slip of the unit."""
+MOST_GIB = 1_000_000
+"""Of memory that a recipe asks for: no node has a pebibyte, and more is a slip of the unit."""
 
 FlagName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 FlagValue = bool | int | float | str | list[Any] | dict[str, Any] | None

@@ -135,10 +135,10 @@ LMCACHE: list[Case] = [
     (
         CPU,
         ("lmcache.l1_size_gb=0",),
-        "lmcache.l1_size_gb: expected more than 0 and at most 100000, got 0",
+        "lmcache.l1_size_gb: expected more than 0 and at most 1e+06, got 0",
         "l1_size_gb=64",
     ),
-    (CPU, ("lmcache.l1_size_gb=-1",), "lmcache.l1_size_gb: expected more than 0 and at most 100000, got -1", ""),
+    (CPU, ("lmcache.l1_size_gb=-1",), "lmcache.l1_size_gb: expected more than 0 and at most 1e+06, got -1", ""),
     (CPU, ("lmcache.l1_init_size_gb=2",), "lmcache.l1_init_size_gb: 2 is more than the whole of L1, 1", ""),
     (
         CPU,
