@@ -1,7 +1,8 @@
 """Runs the tests in a random order (`-p tests.random_order --random-order SEED`), which no test may depend on.
 
 Every test may come after every other one, but those of a module that share a fixture come together: they are shuffled
-among themselves. With pytest-xdist's `loadfile`, modules come in the order of their first tests.
+among themselves. One that ends what such a fixture has made is marked `ends_fixture` and comes after them. With
+pytest-xdist's `loadfile`, modules come in the order of their first tests.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
     order.shuffle(mixed)
     for block in mixed:
         order.shuffle(block)
+        block.sort(key=lambda item: item.get_closest_marker("ends_fixture") is not None)
     return [item for block in mixed for item in block]
 
 

@@ -29,31 +29,13 @@ def submitted(lab: Lab) -> Deployment:
     return Deployment(lab, output, job=done.stdout.strip())
 
 
-class Serving:
-    """A deployment for all tests of this file: the one that ends it may come first."""
-
-    def __init__(self, lab: Lab) -> None:
-        self._lab = lab
-        self._deployment: Deployment | None = None
-
-    def deployment(self) -> Deployment:
-        if self._deployment is None or self._deployment.job_state() != "RUNNING":
-            self._deployment = submitted(self._lab)
-            until_ready(self._deployment, "tiny-cpu")
-        return self._deployment
-
-
 @pytest.fixture(scope="module")
-def serving(slurm_of_the_module: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    lab = Lab(slurm_of_the_module, tmp_path_factory.mktemp("real"))
-    yield Serving(lab)
-    lab.pdserve(LOGIN, "down", "tiny-cpu")
+def tiny(slurm_of_the_module: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    deployment = submitted(Lab(slurm_of_the_module, tmp_path_factory.mktemp("real")))
+    until_ready(deployment, "tiny-cpu")
+    yield deployment
+    deployment.lab.pdserve(LOGIN, "down", "tiny-cpu")
     slurm_of_the_module.assert_nothing_left()
-
-
-@pytest.fixture
-def tiny(serving: Serving) -> Deployment:
-    return serving.deployment()
 
 
 def test_prefill_and_decode_are_on_different_nodes_and_the_cache_beside_prefill(tiny: Deployment) -> None:
@@ -77,6 +59,7 @@ def test_the_login_node_sees_what_listens_on_another_nodes_loopback(tiny: Deploy
     assert processes["decode-0"]["engine"]["running"] == 0
 
 
+@pytest.mark.ends_fixture
 def test_a_real_engine_that_dies_on_another_node_is_named_and_everything_is_stopped(tiny: Deployment) -> None:
     second = tiny.cluster.nodes[1]
     [core] = [pid for pid, argv in tiny.cluster.processes(second) if argv[0].startswith("VLLM::EngineCore")]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import own_cgroup
 from tests.cluster.deployments import LIMIT, Deployment, Lab, measured, next_token
 from tests.cluster.spec import LOGIN
 from tests.cluster.waiting import wait_until
@@ -129,3 +130,5 @@ def test_a_killed_launcher_takes_everything_along(job: Lab) -> None:
         assert up.ended() == "FAILED"
         note(time.time(), (up.printed().splitlines())[-1])
     job.cluster.assert_nothing_left()
+    # Slurm may kill a guard before it has removed its cgroup. That has no process any more.
+    assert all(own_cgroup.lost(node) for node in job.cluster.nodes)
