@@ -27,6 +27,16 @@ class _Terminal(RichConsole):
         # What is still buffered must go somewhere at the next flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
+    def line(self, text: Text) -> OSError | None:
+        """Prints it. A disk that is full stops no deployment either: the failure is returned, once, and nothing is
+        printed after it."""
+        try:
+            self.print(text)
+        except OSError as failure:
+            self.on_broken_pipe()
+            return failure
+        return None
+
 
 class Console:
     """A verb's progress as lines. Colours on a terminal, plain lines when piped."""
@@ -42,7 +52,7 @@ class Console:
     def warn(self, warnings: Iterable[str]) -> None:
         """Prints each warning once, before anything starts."""
         for warning in dict.fromkeys(warnings):
-            self._err.print(Text(f"warning: {warning}", style="yellow"))
+            self._err.line(Text(f"warning: {warning}", style="yellow"))
 
     def note(self, *lines: str) -> None:
         """Lines with the time, as those of events."""
@@ -51,7 +61,7 @@ class Console:
 
     def result(self, line: str) -> None:
         """A line as it is."""
-        self._out.print(Text(line))
+        self._print(Text(line))
 
     def begin(self, run: RunDir, plan: Plan) -> None:
         """The head: what starts, where it is recorded."""
@@ -81,7 +91,7 @@ class Console:
     def _kept(self, event: dict[str, Any], plan: Plan) -> None:
         """A failure after which the command goes on: its error is not printed at exit."""
         sys.stdout.flush()
-        self._err.print(Text(f"error: {event['error']}"))
+        self._err.line(Text(f"error: {event['error']}"))
         name = plan.name
         self._line(
             f"what is healthy was kept; next: pdserve status {name} | pdserve logs --deployment {name} | "
@@ -99,7 +109,21 @@ class Console:
         sys.stdout.flush()
 
     def _line(self, text: str, style: str | None = None) -> None:
-        self._out.print(Text(f"[{time.monotonic() - self._began:6.1f}s] {text}", style=style or ""))
+        self._print(Text(f"[{time.monotonic() - self._began:6.1f}s] {text}", style=style or ""))
+
+    def _print(self, text: Text) -> None:
+        """The first line that cannot be written is the last, and stderr says so: what the verb does goes on."""
+        if (failure := self._out.line(text)) is None or self._out is self._err:
+            return
+        run = self._begun[0] if self._begun is not None else None
+        history = f"; its history is in {run.events}" if run is not None else ""
+        self._err.line(
+            Text(
+                f"warning: stdout: the progress cannot be written: {failure.strerror}. The command goes on without it; "
+                f"pdserve status has the state{history}",
+                style="yellow",
+            )
+        )
 
 
 def event_text(event: dict[str, Any]) -> str | None:
