@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from pdserve.cli.commands import app
 from pdserve.errors import PreflightError, RecipeError, StateError
 from pdserve.plan.render.sbatch_array import render_arrays
+from pdserve.reach import slurm_array, slurm_job
 from pdserve.reach.slurm_array import SlurmTask, numbers, stop_array, tasks_in
 from pdserve.sweep.described import letters
 from pdserve.sweep.estimate import Estimate, array_seconds
@@ -63,6 +64,16 @@ def test_deployments_of_other_sizes_are_in_arrays_of_their_own(tmp_path: Path) -
     assert "#SBATCH --nodes=3\n" in arrays[1].script
     assert "#SBATCH --array=0-1\n" in arrays[0].script
     assert "#SBATCH --array=0-0\n" in arrays[1].script
+
+
+def test_a_recipe_that_is_no_job_is_named_and_not_the_first_one(tmp_path: Path) -> None:
+    made = planned(tmp_path, "  decode.instances: [17]\n  slurm.nodes: [3, 1]\n")
+    with pytest.raises(RecipeError) as caught:
+        scripts(made, made.points, ["s.yaml"], at_once=None)
+    text = caught.value.render()
+    assert text.startswith(f"{tmp_path}/s.yaml:8: --set slurm.nodes=1: slurm.nodes: 1 node of 8 devices cannot hold ")
+    assert "(the combination decode.instances=17, slurm.nodes=1)" in text
+    assert text.endswith("write 3, or leave it out")
 
 
 def test_a_deployment_without_points_to_run_is_no_task(tmp_path: Path) -> None:
@@ -222,9 +233,22 @@ def test_a_task_that_has_left_points_behind_is_named_with_job_log_and_reason(tmp
     failed = {"12_1": SlurmTask(1, "FAILED", "NonZeroExitCode", 2, tmp_path / "12_1.out")}
     assert "exit code 2; s.yaml: --only: no such deployment" in unfinished(made, folder, names, failed)[1]
     # Of an earlier array that did come so far, nothing is said of the later one.
-    write_array(folder, ArrayRecord(job="13", deployments=(first.digest,), submitted=2.0))
+    write_array(folder, ArrayRecord(job="13", deployments=(first.digest,), submitted=mine.began + 1))
     assert "job 13_0; it has written nothing" in unfinished(made, folder, names, {})[0]
     assert [array.job for array in arrays_of(folder)] == ["12", "13"]
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "50"}], ids=["here", "by hand"])
+def test_what_ran_after_the_array_is_named_and_the_array_is_not(tmp_path: Path, environ: dict[str, str]) -> None:
+    made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
+    (_, _), (second, _) = by_deployment(made.points)
+    write_array(folder, ArrayRecord(job="41", deployments=(second.digest,), submitted=1.0))
+    with pytest.raises(StateError), recorded(folder, second.digest, environ):
+        raise StateError("the disk is full")
+    (line,) = unfinished(made, folder, letters(made.points), {"41_0": SlurmTask(0, "FAILED", "None", 1, None)})
+    assert line.startswith(f"B: 2 of 2 points were not measured: {'job 50' if environ else 'PID'} ")
+    assert line.endswith("; the disk is full")
+    assert "41" not in line.partition("log")[0].replace(str(os.getpid()), "")
 
 
 def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:
@@ -317,6 +341,16 @@ def test_nothing_is_submitted_while_an_array_of_the_sweep_is_not_over(tmp_path: 
     answer(tools, "scontrol", err="scontrol: error: no", code=1)
     with pytest.raises(StateError, match="scontrol does not show job 65541"):
         check_none_runs(folder)
+
+
+@pytest.mark.process
+def test_a_controller_that_takes_too_long_does_not_answer_now(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy one is no error: the jobs go on, and it is asked again."""
+    (tools / "scontrol").write_text("#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setattr(slurm_array, "_TOOL_SECONDS", 0.1)
+    monkeypatch.setattr(slurm_job, "_TOOL_SECONDS", 0.1)
+    assert slurm_array.look_at_array("41") is None
+    assert slurm_job.look("41") is None
 
 
 @pytest.mark.process
