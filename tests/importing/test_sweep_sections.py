@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
@@ -14,7 +15,7 @@ from pdserve.importing.annotated import line
 from pdserve.importing.formats import imported_sweep
 from pdserve.importing.sweep_draft import SweepDraft
 from pdserve.sweep.file import load_sweep
-from pdserve.sweep.imported import ImportedSweep, check_whole, import_sweep
+from pdserve.sweep.imported import ImportedSweep, check_whole, import_sweep, write_sweep
 from pdserve.sweep.resolve import resolve
 from tests.importing.kit import SCHEMA_1
 
@@ -135,6 +136,69 @@ def test_what_is_measured_otherwise_is_named(benchmark: str, said: str, effect: 
     notes = draft(text).notes
     assert [note.effect for note in notes if said in note.why] == [effect]
     assert any("nothing has {unused}" in note.why for note in notes)
+
+
+def test_what_a_variant_loses_is_named_though_no_other_deployment_is_left_of_it(tmp_path: Path) -> None:
+    """What would make it another one is what was not carried over."""
+    setup = OVERRIDE.replace("small", "setup").rstrip() + "\n  host_setup: [modprobe x]\n"
+    found = made(tmp_path, BASE + OVERRIDE + setup)
+    assert [name for name, _ in found.draft.deployments] == ["override_small"]
+    with pytest.raises(SourceDifferenceError) as raised:
+        check_whole(found, tmp_path / "launch.yaml")
+    assert "host_setup: commands on each host" in raised.value.render()
+    why = "override_setup: no deployment of its own: what was carried over of it is the same as of override_small"
+    assert any(why in line(note) for note in found.draft.notes)
+    assert why in found.sweep
+
+
+def test_a_rate_that_holds_at_each_concurrency_is_named() -> None:
+    """sa-bench gives its client both limits at once (srt-slurm, benchmarks/scripts/sa-bench/bench.sh)."""
+    text = PLAIN.replace("req_rate: inf", "req_rate: 2") + "sweep: {unused: [1]}\n"
+    (note,) = [note for note in draft(text).notes if "the most at a time of req_rate 2" in note.why]
+    assert (note.effect, note.at.key) == ("confirm", "benchmark.concurrencies")
+    assert not [note for note in draft(PLAIN + "sweep: {unused: [1]}\n").notes if "req_rate 2" in note.why]
+
+
+@pytest.mark.parametrize(("written", "bad"), [("[4, 8a, 0]", "8a, 0"), ("4xmany", "many")])
+def test_a_load_that_is_no_number_is_named(written: str, bad: str) -> None:
+    text = PLAIN.replace("[4, 8]", written) + "sweep: {unused: [1]}\n"
+    found = draft(text)
+    assert found.document["concurrency"] == [4]
+    assert [note.effect for note in found.notes if note.why == f"no number of requests: {bad}"] == ["confirm"]
+
+
+def test_a_connector_that_its_user_has_to_accept_is_a_sweep_too(tmp_path: Path) -> None:
+    """As in the import of a single recipe: it is written without the acceptance, which is the user's."""
+    text = PLAIN.replace("NixlConnector", "NixlPushConnector").replace("data-parallel-size: 4", "data-parallel-size: 1")
+    text = text.replace("tensor-parallel-size: 1", "tensor-parallel-size: 8").replace(
+        "gpus_per_prefill: 4", "gpus_per_prefill: 8"
+    )
+    text = text.replace("prefill_nodes: 1", "prefill_nodes: 2")
+    seqs = text.replace("max-num-seqs: 64", 'max-num-seqs: "{seqs}"')
+    found = made(tmp_path, seqs + "sweep: {seqs: [4, 8]}\n")
+    assert len(found.draft.deployments) == 2
+    assert yaml.safe_load(found.recipe)["prefill"]["connector"] == {"kind": "nixl-push"}
+    with pytest.raises(RecipeError) as refused:
+        resolve(load_sweep(tmp_path / "sweep.yaml"), {})
+    assert "set accept_open_cases: true" in refused.value.render()
+    nixl = """{kv-transfer-config: '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'}"""
+    pull = f"override_pull:\n  backend: {{vllm_config: {{prefill: {nixl}, decode: {nixl}}}}}\n"
+    kinds = f"base:\n{textwrap.indent(text, '  ')}{OVERRIDE}{pull}"
+    other = tmp_path / "other"
+    other.mkdir()
+    assert made(other, kinds).draft.document["zip"]["prefill.connector"] == [{"kind": "nixl-push"}, {"kind": "nixl"}]
+
+
+@pytest.mark.parametrize(
+    ("out", "sweep"), [("x.yaml", "x.yaml"), ("r.yaml", "nowhere/s.yaml"), ("nowhere/r.yaml", "s.yaml")]
+)
+def test_where_one_file_cannot_be_written_neither_is(tmp_path: Path, out: str, sweep: str) -> None:
+    (tmp_path / "launch.yaml").write_text(PLAIN + "sweep: {unused: [1]}\n")
+    paths = tmp_path / out, tmp_path / sweep
+    found = import_sweep(tmp_path / "launch.yaml", *paths, {})
+    with pytest.raises(RecipeError):
+        write_sweep(found, *paths)
+    assert [path.name for path in tmp_path.iterdir()] == ["launch.yaml"]
 
 
 def test_a_rate_and_loads_with_an_x_are_read() -> None:
