@@ -27,7 +27,7 @@ class _Terminal(RichConsole):
         # What is still buffered must go somewhere at the next flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
-    def line(self, text: Text) -> OSError | None:
+    def written(self, text: Text) -> OSError | None:
         """Prints it. A disk that is full stops no deployment either: the failure is returned, once, and nothing is
         printed after it."""
         try:
@@ -52,7 +52,7 @@ class Console:
     def warn(self, warnings: Iterable[str]) -> None:
         """Prints each warning once, before anything starts."""
         for warning in dict.fromkeys(warnings):
-            self._err.line(Text(f"warning: {warning}", style="yellow"))
+            self._err.written(Text(f"warning: {warning}", style="yellow"))
 
     def note(self, *lines: str) -> None:
         """Lines with the time, as those of events."""
@@ -91,7 +91,7 @@ class Console:
     def _kept(self, event: dict[str, Any], plan: Plan) -> None:
         """A failure after which the command goes on: its error is not printed at exit."""
         sys.stdout.flush()
-        self._err.line(Text(f"error: {event['error']}"))
+        self._err.written(Text(f"error: {event['error']}"))
         name = plan.name
         self._line(
             f"what is healthy was kept; next: pdserve status {name} | pdserve logs --deployment {name} | "
@@ -113,11 +113,11 @@ class Console:
 
     def _print(self, text: Text) -> None:
         """The first line that cannot be written is the last, and stderr says so: what the verb does goes on."""
-        if (failure := self._out.line(text)) is None or self._out is self._err:
+        if (failure := self._out.written(text)) is None or self._out is self._err:
             return
         run = self._begun[0] if self._begun is not None else None
         history = f"; its history is in {run.events}" if run is not None else ""
-        self._err.line(
+        self._err.written(
             Text(
                 f"warning: stdout: the progress cannot be written: {failure.strerror}. The command goes on without it; "
                 f"pdserve status has the state{history}",

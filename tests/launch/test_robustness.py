@@ -147,9 +147,7 @@ def test_the_warning_of_a_run_names_where_its_history_is(
     assert f"its history is in {run.events}" in capsys.readouterr().err
 
 
-def test_where_neither_stream_takes_anything_nothing_is_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_neither_stream_takes_anything_nothing_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Path("/dev/full").open("w") as out, Path("/dev/full").open("w") as err:
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)

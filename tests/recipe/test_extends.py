@@ -148,7 +148,9 @@ def not_found(path: Path) -> str:
     return caught.value.render()
 
 
-def test_hidden_files_and_files_that_are_no_recipes_are_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_files_and_files_that_are_no_recipes_are_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in (".hidden.yaml", ".nofile.yaml"):
         (tmp_path / name).write_text(CPU)

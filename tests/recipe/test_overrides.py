@@ -141,7 +141,9 @@ def test_a_value_that_is_no_yaml_names_option_and_cause_and_its_fix_can_be_typed
     load(tmp_path, CPU, *shlex.split(typed))
 
 
-@pytest.mark.parametrize("option", ["prefill.devices=[0,1", "lmcache={l1_size_gb: 2", "engine.args.x={", "lmcache.on=["])
+@pytest.mark.parametrize(
+    "option", ["prefill.devices=[0,1", "lmcache={l1_size_gb: 2", "engine.args.x={", "lmcache.on=["]
+)
 def test_a_list_or_mapping_that_is_not_closed_is_to_be_closed(tmp_path: Path, option: str) -> None:
     assert re.search("what to do:   close it with []}]", refused(tmp_path, CPU, option))
 

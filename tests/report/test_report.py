@@ -145,9 +145,8 @@ def test_a_folder_that_is_not_there_and_a_file_are_told_apart_from_one_without_r
     (tmp_path / "result.json").write_text("{}")
     with pytest.raises(StateError) as file:
         read_report([tmp_path / "result.json"])
-    assert file.value.render() == (
-        f"{tmp_path}/result.json: this is a file, not a folder\n  what to do:   give the folder that it is in: {tmp_path}"
-    )
+    assert file.value.what == "this is a file, not a folder"
+    assert file.value.todo == f"give the folder that it is in: {tmp_path}"
 
 
 def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

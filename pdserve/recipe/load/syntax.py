@@ -219,7 +219,9 @@ def _brackets(spot: _Spot) -> _Finding | None:
         opening = spot.text.rstrip()[-1]
         closing = "]" if opening == "[" else "}"
         what = f"not YAML: the {opening} of this line is not closed"
-        return _Finding(what, f"{opening} begins a {'list' if opening == '[' else 'mapping'}", f"close it with {closing}")
+        return _Finding(
+            what, f"{opening} begins a {'list' if opening == '[' else 'mapping'}", f"close it with {closing}"
+        )
     if "quoted scalar" in spot.context and "end of stream" in spot.problem:
         return _Finding("not YAML: the quote of this line is not closed", None, "add the second quote", spot.opened)
     pair = _PAIR.fullmatch(spot.text)
