@@ -166,15 +166,23 @@ class ArrayFollower:
 
 
 def unfinished(
-    planned: PlannedSweep, folder: SweepFolder, names: Mapping[Variant, str], states: Mapping[str, SlurmTask]
+    planned: PlannedSweep,
+    folder: SweepFolder,
+    names: Mapping[Variant, str],
+    states: Mapping[str, SlurmTask],
+    again: Mapping[str, PointRecord] | None = None,
 ) -> list[str]:
     """A line for each deployment that a task has left without all of its points: the job, its log, and why. `names`:
-    what each is called; `states`: what Slurm said of tasks, by `job_number`."""
+    what each is called; `states`: what Slurm said of tasks, by `job_number`; `again`: by the id of each point that was
+    to be measured again, its record from before."""
+    before = again or {}
     lines = []
     arrays = arrays_of(folder)
     for deployment, points in by_deployment(planned.points):
-        lacking = sum(folder.read(point) is None for point in points)
-        if not lacking:
+        seen = [(point, folder.read(point)) for point in points]
+        missing = sum(record is None for _, record in seen)
+        stale = sum(record is not None and record == before.get(point.id) for point, record in seen)
+        if not missing and not stale:
             continue
         array = next((each for each in reversed(arrays) if deployment.digest in each.deployments), None)
         job = None if array is None else f"{array.job}_{array.deployments.index(deployment.digest)}"
@@ -186,8 +194,11 @@ def unfinished(
                 record = None  # it has nothing to say of a task that did not come as far as to write its own
         if record is None and job is None:
             continue
+        if not missing and record is not None and record.ended is not None and record.error is None:
+            continue  # it has measured them again, and found the same
         task = states.get(job) if job is not None else None
-        what = f"{names[deployment]}: {lacking} of {len(points)} points were not measured"
+        what = f"{names[deployment]}: {missing + stale} of {len(points)} points were not measured"
+        what += " again" if not missing else ""
         lines.append(f"{what}: {_end_of(job, task, record)}")
     return lines
 

@@ -251,6 +251,22 @@ def test_what_ran_after_the_array_is_named_and_the_array_is_not(tmp_path: Path, 
     assert "41" not in line.partition("log")[0].replace(str(os.getpid()), "")
 
 
+def test_a_task_that_was_to_measure_points_again_and_did_not_is_named(tmp_path: Path) -> None:
+    """Their records are there, of the time before: they have nothing to say of the task that ended."""
+    made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
+    (first, its_points), (second, others) = by_deployment(made.points)
+    for point in (*its_points, *others):
+        folder.write(point, record(point, 1.0))
+    again = {point.id: record(point, 1.0) for point in (its_points[0], others[0])}
+    write_array(folder, ArrayRecord(job="12", deployments=(first.digest, second.digest), submitted=1.0))
+    with recorded(folder, first.digest, {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "0"}):
+        pass  # it has found the same once more
+    states = {"12_1": SlurmTask(1, "NODE_FAIL", "NodeDown", 137, None)}
+    (line,) = unfinished(made, folder, letters(made.points), states, again)
+    assert line.startswith("B: 1 of 2 points were not measured again: job 12_1; node_fail (NodeDown)")
+    assert unfinished(made, folder, letters(made.points), states) == []
+
+
 def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
     (tmp_path / "tasks").mkdir()

@@ -106,7 +106,7 @@ def _no_yaml(refused: RecipeError, document: Document, path: Path, value: str, o
 
 
 def _is_text(document: Document, path: Path, value: str) -> bool:
-    """Whether the value may be meant as text. Of a flag, which takes any value, one in brackets is a list or mapping."""
+    """Whether the value may be meant as text. Of a flag, which takes any value, one in brackets is no text."""
     declared = RECIPE.field_at(path, document.data) is not None
     return RECIPE.scalars_at(path, document.data)[0] and (declared or not value.lstrip().startswith(("[", "{")))
 
