@@ -18,13 +18,13 @@ from pdserve.importing.launch import Draft, Note, Sourced
 from pdserve.importing.sweep_draft import SweepDraft, shown_names
 from pdserve.operations.import_recipe import save
 from pdserve.recipe.load.extends import text_of
-from pdserve.recipe.load.loader import load_recipe
+from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe
 from pdserve.roles import ENGINE_ROLES
 from pdserve.sweep.file import load_sweep
 from pdserve.sweep.points import combinations
-from pdserve.sweep.resolve import resolve, set_of
+from pdserve.sweep.resolve import PlannedSweep, resolve, set_of
 
 _TITLES = {
     "served": "NOT CARRIED OVER, and it changes what is served",
@@ -43,6 +43,8 @@ class ImportedSweep:
     sweep: str
     draft: SweepDraft
     points: int
+    recipes: tuple[LoadedRecipe, ...]
+    """Of each deployment, as they were read again."""
 
 
 def import_sweep(file: Path, recipe: Path, sweep: Path, environ: Mapping[str, str]) -> ImportedSweep:
@@ -59,8 +61,9 @@ def import_sweep(file: Path, recipe: Path, sweep: Path, environ: Mapping[str, st
     draft = replace(draft, document={**draft.document, "name": str(draft.recipe.document["name"])})
     beside = Path(recipe.name) if recipe.absolute().parent == sweep.absolute().parent else recipe.absolute()
     with tempfile.TemporaryDirectory() as folder:
-        draft, points = _checked(draft, Path(folder), file, environ)
-    return ImportedSweep(annotated(draft.recipe), _text(draft, str(beside)), draft, points)
+        draft, planned = _checked(draft, Path(folder), file, environ)
+    text, recipes = _text(draft, str(beside)), tuple(planned.recipes.values())
+    return ImportedSweep(annotated(draft.recipe), text, draft, len(planned.points), recipes)
 
 
 def write_sweep(imported: ImportedSweep, recipe: Path, sweep: Path) -> None:
@@ -86,7 +89,9 @@ def check_whole(imported: ImportedSweep, file: Path) -> None:
         )
 
 
-def _checked(draft: SweepDraft, folder: Path, file: Path, environ: Mapping[str, str]) -> tuple[SweepDraft, int]:
+def _checked(
+    draft: SweepDraft, folder: Path, file: Path, environ: Mapping[str, str]
+) -> tuple[SweepDraft, PlannedSweep]:
     recipe, sweep = folder / "recipe.yaml", folder / "sweep.yaml"
     try:
         recipe.write_text(annotated(_as_accepted(draft.recipe)), encoding="utf-8")
@@ -113,7 +118,7 @@ def _checked(draft: SweepDraft, folder: Path, file: Path, environ: Mapping[str, 
             todo="import the others one by one with --variant, or change the file as the lines below say",
             evidence=tuple(error.render().replace(f"{folder}/", "").splitlines()),
         ) from None
-    return replace(draft, notes=(*draft.notes, *notes)), len(planned.points)
+    return replace(draft, notes=(*draft.notes, *notes)), planned
 
 
 def _alone(variant: Draft, path: Path, environ: Mapping[str, str]) -> Recipe:

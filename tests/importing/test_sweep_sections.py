@@ -222,6 +222,18 @@ def test_the_verb_writes_both_files_and_overwrites_none(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, words[:2] + words[4:]).exit_code == 2, "without --out"
 
 
+def test_the_verb_warns_of_the_versions_that_the_file_names_as_for_a_single_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "launch.yaml"
+    text = PLAIN.replace("registry.example/vllm:v1", "vllm/vllm-openai:v0.25.1") + "sweep: {unused: [1]}\n"
+    file.write_text(text)
+    alone = CliRunner().invoke(app, ["import", str(file)])
+    words = ["--out", str(tmp_path / "r.yaml"), "--sweep", str(tmp_path / "s.yaml")]
+    together = CliRunner().invoke(app, ["import", str(file), *words])
+    expected = [text for text in alone.stderr.splitlines() if text.startswith("warning: ")]
+    assert any("the file names vllm 0.25.1" in text for text in expected)
+    assert [text for text in together.stderr.splitlines() if text.startswith("warning: ")] == expected
+
+
 def test_a_file_with_one_deployment_is_no_sweep(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="describes no sweep"):
         made(tmp_path, PLAIN)
