@@ -70,13 +70,17 @@ def submit_arrays(
     arrays: Sequence[RenderedArray], folder: SweepFolder, show: Show, *, one_after_other: bool
 ) -> tuple[ArrayRecord, ...]:
     """`one_after_other`: a limit of tasks at a time is that of all arrays together. Raises PreflightError with sbatch's
-    own words."""
+    own words, and StateError where the record cannot be written: then the array is cancelled."""
     records: list[ArrayRecord] = []
     for array in arrays:
         after = [f"--dependency=afterany:{records[-1].job}"] if records and one_after_other else []
         job = submit(array.script, after)
         record = ArrayRecord(job=job, deployments=tuple(m.id for m in array.members), submitted=time.time())
-        write_array(folder, record)
+        try:
+            write_array(folder, record)
+        except StateError:
+            cancel(job)  # nothing would know of it: neither who types the same command again, nor what it says
+            raise
         records.append(record)
         tasks = "1 task" if len(array.members) == 1 else f"{len(array.members)} tasks"
         show(f"submitted job {job}: {tasks} of {array.nodes} node{'s' if array.nodes > 1 else ''}; scancel {job}")

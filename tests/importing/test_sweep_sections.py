@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 from pdserve.cli.commands import app
 from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.annotated import line
-from pdserve.importing.formats import imported_sweep
+from pdserve.importing.choice import ImportChoice
+from pdserve.importing.formats import imported, imported_sweep
 from pdserve.importing.sweep_draft import SweepDraft
 from pdserve.sweep.file import load_sweep
 from pdserve.sweep.imported import ImportedSweep, check_whole, import_sweep, write_sweep
 from pdserve.sweep.resolve import resolve
-from tests.importing.kit import SCHEMA_1
+from tests.importing.kit import SCHEMA_1, SCHEMA_2
 
 BENCH = "benchmark: {type: sa-bench, isl: 1024, osl: 64, concurrencies: [4, 8], req_rate: inf}\n"
 PLAIN = SCHEMA_1.replace("benchmark:\n  type: sa-bench\n  isl: 1024\n", BENCH)
@@ -109,6 +110,39 @@ def test_lists_that_srtctl_refuses_are_refused_with_their_line(section: str, wha
         draft(BASE + section)
     assert what in raised.value.render()
     assert f"launch.yaml:{len(BASE.splitlines()) + 1}" in raised.value.render()
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "line_number"),
+    [
+        (PLAIN + "sweep: {seqs: []}\n", "sweep.seqs has no value", len(PLAIN.splitlines()) + 1),
+        (BASE + "override_a:\n", "override_a is no mapping", len(BASE.splitlines()) + 1),
+        (BASE + "zip_override_a: [1]\n", "zip_override_a is no mapping", len(BASE.splitlines()) + 1),
+    ],
+)
+def test_a_section_of_which_no_variant_can_be_made_is_refused_with_its_line(
+    text: str, what: str, line_number: int
+) -> None:
+    for read in (lambda: draft(text), lambda: imported(text, "launch.yaml", ImportChoice())):
+        with pytest.raises(RecipeError) as raised:
+            read()
+        assert raised.value.render().startswith(f"launch.yaml:{line_number}: {what}")
+
+
+def test_a_key_beside_the_base_that_is_no_variant_is_named(tmp_path: Path) -> None:
+    """A slip in `override_` would lose a deployment in silence."""
+    slip = OVERRIDE.replace("override_small", "overide_big")
+    (note,) = [note for note in draft(BASE + OVERRIDE + slip).notes if note.at.key == "overide_big"]
+    assert (note.effect, note.at.line) == ("confirm", len((BASE + OVERRIDE).splitlines()) + 1)
+
+
+def test_a_schema_beside_the_base_is_that_of_every_variant() -> None:
+    bare = SCHEMA_2.replace("schema: 2\n", "")
+    assert bare != SCHEMA_2
+    base = f"base:\n{textwrap.indent(bare, '  ')}override_a: {{environment: {{A: b}}}}\n"
+    assert draft("schema: 2\n" + base).recipe.format == "srt-slurm, schema 2"
+    with pytest.raises(RecipeError, match="schema 3 of srt-slurm is not known"):
+        draft("schema: 3\n" + base)
 
 
 def test_a_variant_that_is_no_recipe_is_named_and_the_others_are_points(tmp_path: Path) -> None:

@@ -340,6 +340,17 @@ def test_arrays_follow_each_other_where_there_is_a_limit(tmp_path: Path, tools: 
 
 
 @pytest.mark.process
+def test_an_array_that_cannot_be_recorded_is_cancelled(tmp_path: Path, tools: Path) -> None:
+    made, folder = planned(tmp_path), SweepFolder(tmp_path / "r.yaml")  # a file: no folder can be made in it
+    answer(tools, "sbatch", out="41\n")
+    with pytest.raises(StateError, match="the record of a sweep cannot be written"):
+        submit_arrays(
+            scripts(made, made.points, ["s.yaml"], at_once=None), folder, lambda _: None, one_after_other=False
+        )
+    assert (tools / "scancel.argv").read_text().splitlines() == ["41"]
+
+
+@pytest.mark.process
 def test_nothing_is_submitted_while_an_array_of_the_sweep_is_not_over(tmp_path: Path, tools: Path) -> None:
     folder = SweepFolder(tmp_path / "sweep")
     check_none_runs(folder)
