@@ -20,22 +20,30 @@ _QUIET_SECONDS = 15.0
 """Progress of one process is printed at most so often; other news always."""
 
 
-class _Terminal(RichConsole):
+class ProgressTerminal(RichConsole):
+    """Lines of a verb that goes on when nothing takes them any more: their reader has left, or their disk is full."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, soft_wrap=True)
+        self.also = ""
+        """Of the warning, for a reader who has no lines any more."""
+
     def on_broken_pipe(self) -> None:
         """Whoever read the lines has left. The deployment serves on: it is stopped by Ctrl-C or `down`, not by this."""
         self.quiet = True
         # What is still buffered must go somewhere at the next flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
-    def written(self, text: Text) -> OSError | None:
-        """Prints it. A disk that is full stops no deployment either: the failure is returned, once, and nothing is
-        printed after it."""
+    def print(self, *objects: Any, **more: Any) -> None:
+        """The first line that a full disk does not take is the last one, and stderr says so."""
         try:
-            self.print(text)
+            super().print(*objects, **more)
         except OSError as failure:
             self.on_broken_pipe()
-            return failure
-        return None
+            if not self.stderr:
+                why = f"stdout: the progress cannot be written: {failure.strerror}"
+                text = f"warning: {why}. The command goes on without it{self.also}"
+                ProgressTerminal(stderr=True).print(Text(text, style="yellow"))
 
 
 class Console:
@@ -43,8 +51,9 @@ class Console:
 
     def __init__(self, *, stdout: bool = True) -> None:
         """`stdout` False: all goes to stderr, because stdout is another program's."""
-        self._err = _Terminal(stderr=True, highlight=False, soft_wrap=True)
-        self._out = _Terminal(highlight=False, soft_wrap=True) if stdout else self._err
+        self._err = ProgressTerminal(stderr=True)
+        self._out = ProgressTerminal() if stdout else self._err
+        self._out.also = "; pdserve status has the state"
         self._began = time.monotonic()
         self._progress: dict[str, float] = {}
         self._begun: tuple[RunDir, Plan] | None = None
@@ -52,7 +61,7 @@ class Console:
     def warn(self, warnings: Iterable[str]) -> None:
         """Prints each warning once, before anything starts."""
         for warning in dict.fromkeys(warnings):
-            self._err.written(Text(f"warning: {warning}", style="yellow"))
+            self._err.print(Text(f"warning: {warning}", style="yellow"))
 
     def note(self, *lines: str) -> None:
         """Lines with the time, as those of events."""
@@ -61,11 +70,12 @@ class Console:
 
     def result(self, line: str) -> None:
         """A line as it is."""
-        self._print(Text(line))
+        self._out.print(Text(line))
 
     def begin(self, run: RunDir, plan: Plan) -> None:
         """The head: what starts, where it is recorded."""
         self._begun = (run, plan)
+        self._out.also = f"; pdserve status has the state, and {run.events} the history"
         count = len(plan.processes)
         self._line(f"{plan.name}: {count} processes on {len(plan.nodes)} node(s), {plan.mode}; record: {run.path}")
 
@@ -91,7 +101,7 @@ class Console:
     def _kept(self, event: dict[str, Any], plan: Plan) -> None:
         """A failure after which the command goes on: its error is not printed at exit."""
         sys.stdout.flush()
-        self._err.written(Text(f"error: {event['error']}"))
+        self._err.print(Text(f"error: {event['error']}"))
         name = plan.name
         self._line(
             f"what is healthy was kept; next: pdserve status {name} | pdserve logs --deployment {name} | "
@@ -109,21 +119,7 @@ class Console:
         sys.stdout.flush()
 
     def _line(self, text: str, style: str | None = None) -> None:
-        self._print(Text(f"[{time.monotonic() - self._began:6.1f}s] {text}", style=style or ""))
-
-    def _print(self, text: Text) -> None:
-        """The first line that cannot be written is the last, and stderr says so: what the verb does goes on."""
-        if (failure := self._out.written(text)) is None or self._out is self._err:
-            return
-        run = self._begun[0] if self._begun is not None else None
-        history = f"; its history is in {run.events}" if run is not None else ""
-        self._err.written(
-            Text(
-                f"warning: stdout: the progress cannot be written: {failure.strerror}. The command goes on without it; "
-                f"pdserve status has the state{history}",
-                style="yellow",
-            )
-        )
+        self._out.print(Text(f"[{time.monotonic() - self._began:6.1f}s] {text}", style=style or ""))
 
 
 def event_text(event: dict[str, Any]) -> str | None:

@@ -144,7 +144,7 @@ def test_the_warning_of_a_run_names_where_its_history_is(
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         Console().begin(run, plan(planned_recipe()))
-    assert f"its history is in {run.events}" in capsys.readouterr().err
+    assert f"{run.events} the history" in capsys.readouterr().err
 
 
 def test_where_neither_stream_takes_anything_nothing_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from pdserve.cli.bench.sweep import run as run_sweep
 from pdserve.cli.commands import app
 from pdserve.errors import PreflightError, RecipeError, StateError
 from pdserve.plan.render.sbatch_array import render_arrays
@@ -18,9 +21,10 @@ from pdserve.reach.slurm_array import SlurmTask, numbers, stop_array, tasks_in
 from pdserve.sweep.described import letters
 from pdserve.sweep.estimate import Estimate, array_seconds
 from pdserve.sweep.file import load_sweep
-from pdserve.sweep.points import by_deployment
+from pdserve.sweep.points import Point, by_deployment
 from pdserve.sweep.record import SweepFolder
 from pdserve.sweep.resolve import PlannedSweep, only, resolve
+from pdserve.sweep.run import SweepOptions, SweepRunner
 from pdserve.sweep.slurm import check_none_runs, scripts, submit_arrays, unfinished
 from pdserve.sweep.tasks import ArrayRecord, TaskRecord, alone, arrays_of, recorded, task_of, write_array
 from tests.sweep.array_golden import FILE, array_script, member
@@ -141,6 +145,28 @@ def test_the_script_goes_to_stdout_after_the_plan_and_nothing_is_written(tmp_pat
     assert "to run: 4 points on 2 starts" in result.stderr
     assert "task 0 = A, 1 = B" in result.stderr
     assert not (pdserve_home / "small").exists()
+
+
+def test_a_full_disk_below_the_log_of_a_task_costs_no_point(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Points are kept in files of their own: their lines are no reason to stop measuring."""
+    made = planned(tmp_path)
+    measured: list[str] = []
+
+    def measure(runner: SweepRunner, some: Sequence[Point]) -> None:
+        for point in some:
+            kept = record(point, 1.0)
+            runner.folder.write(point, kept)
+            runner.on_point(point, kept)
+            measured.append(point.id)
+
+    monkeypatch.setattr(SweepRunner, "run", measure)
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        run_sweep(tmp_path / "s.yaml", SweepOptions(None, None, 60.0), dry=False, retry=False)
+    assert measured == [point.id for point in made.points]
+    assert capsys.readouterr().err.count("stdout: the progress cannot be written: No space left on device") == 1
 
 
 @pytest.mark.parametrize(

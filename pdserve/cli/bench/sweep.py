@@ -41,7 +41,7 @@ def run(
     root = home(os.environ)
     folder = SweepFolder.of(root, whole.name, whole.loaded.sweep.name)
     planned = whole if deployment is None else only(whole, deployment, os.environ)
-    out = wide_console(stderr=dry and array is not None)
+    out = wide_console(stderr=dry and array is not None, goes_on=not dry)
     some = to_run(planned, folder, retry=retry)
     former = list(records_in(folder.path).values())
     show_plan(planned, some, {record.id: record for record in former}, out)
