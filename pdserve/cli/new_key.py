@@ -60,10 +60,9 @@ def _opened(file: Path, name: str) -> Iterator[tuple[FileIO, bytes]]:
     with end:
         try:
             yield end, before
-        except BaseException:
+        finally:
             if made and os.fstat(end.fileno()).st_size == 0:
                 file.unlink(missing_ok=True)
-            raise
 
 
 def _append(file: Path, end: FileIO, before: bytes, line: str) -> None:
