@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pdserve.bench.figures import Figures, Spread
 from pdserve.bench.result import BenchResult, Measurement, Provenance
-from pdserve.bench.workload import Workload
+from pdserve.bench.workload import Load, Workload
 from pdserve.errors import StateError
 from pdserve.plan.frozen import Frozen
 from pdserve.recipe.load.yaml12 import flow, parse
@@ -25,6 +25,8 @@ _T = (
 figures, and of those that are equal 1 in 20 would be called different."""
 _TITLES = {"git_revision": "commit of pdserve"}
 """Of what versions.json calls otherwise."""
+_HOW = ("warmup", "max_failed", "session_header", "trace_block")
+"""Settings of a workload that two results of the same work may have differently."""
 _FEWEST = 2
 """Repeats on each side, of which there is a spread."""
 
@@ -128,7 +130,7 @@ def compare(a: BenchResult, b: BenchResult) -> Comparison:
             sides.append([measurement.figures for measurement in valid])
         if all(sides):
             changes += _changes(load, *sides)
-    differences = _differences(a.provenance, b.provenance)
+    differences = [*_differences(a.provenance, b.provenance), *_measured_otherwise(a.workload, b.workload)]
     return Comparison(differences=tuple(differences), changes=tuple(changes), left_out=tuple(left_out))
 
 
@@ -156,11 +158,17 @@ def work_of(work: Workload) -> str:
     return f"{work.input_tokens} tokens in, {work.output_tokens} out, seed {work.seed}, SLO {slo}"
 
 
+def asked_of(load: Load) -> str:
+    """What two measurements of the same load were asked for."""
+    return ", ".join(
+        [load.title, f"{load.requests} requests", *([] if load.seconds is None else [f"{load.seconds:g} s"])]
+    )
+
+
 def _by_load(result: BenchResult) -> dict[str, list[Measurement]]:
     loads: dict[str, list[Measurement]] = {}
     for measurement in result.measurements:
-        title = f"{measurement.load.title}, {measurement.load.requests} requests"
-        loads.setdefault(title, []).append(measurement)
+        loads.setdefault(asked_of(measurement.load), []).append(measurement)
     return loads
 
 
@@ -205,6 +213,16 @@ def _differences(a: Provenance, b: Provenance) -> list[Difference]:
         Difference(what=name, a=ours.get(name), b=theirs.get(name))
         for name in names
         if ours.get(name) != theirs.get(name)
+    ]
+
+
+def _measured_otherwise(a: Workload, b: Workload) -> list[Difference]:
+    """What is asked of the client beside the work itself."""
+    values = [(f"workload: {name}", getattr(a, name), getattr(b, name)) for name in _HOW]
+    return [
+        Difference(what=what, a=None if left is None else str(left), b=None if right is None else str(right))
+        for what, left, right in values
+        if left != right
     ]
 
 

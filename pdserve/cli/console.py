@@ -20,12 +20,30 @@ _QUIET_SECONDS = 15.0
 """Progress of one process is printed at most so often; other news always."""
 
 
-class _Terminal(RichConsole):
+class ProgressTerminal(RichConsole):
+    """Lines of a verb that goes on when nothing takes them any more: their reader has left, or their disk is full."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, soft_wrap=True)
+        self.also = ""
+        """Of the warning, for a reader who has no lines any more."""
+
     def on_broken_pipe(self) -> None:
         """Whoever read the lines has left. The deployment serves on: it is stopped by Ctrl-C or `down`, not by this."""
         self.quiet = True
         # What is still buffered must go somewhere at the next flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+    def print(self, *objects: Any, **more: Any) -> None:
+        """The first line that a full disk does not take is the last one, and stderr says so."""
+        try:
+            super().print(*objects, **more)
+        except OSError as failure:
+            self.on_broken_pipe()
+            if not self.stderr:
+                why = f"stdout: the progress cannot be written: {failure.strerror}"
+                text = f"warning: {why}. The command goes on without it{self.also}"
+                ProgressTerminal(stderr=True).print(Text(text, style="yellow"))
 
 
 class Console:
@@ -33,8 +51,9 @@ class Console:
 
     def __init__(self, *, stdout: bool = True) -> None:
         """`stdout` False: all goes to stderr, because stdout is another program's."""
-        self._err = _Terminal(stderr=True, highlight=False, soft_wrap=True)
-        self._out = _Terminal(highlight=False, soft_wrap=True) if stdout else self._err
+        self._err = ProgressTerminal(stderr=True)
+        self._out = ProgressTerminal() if stdout else self._err
+        self._out.also = "; pdserve status has the state"
         self._began = time.monotonic()
         self._progress: dict[str, float] = {}
         self._begun: tuple[RunDir, Plan] | None = None
@@ -56,6 +75,7 @@ class Console:
     def begin(self, run: RunDir, plan: Plan) -> None:
         """The head: what starts, where it is recorded."""
         self._begun = (run, plan)
+        self._out.also = f"; pdserve status has the state, and {run.events} the history"
         count = len(plan.processes)
         self._line(f"{plan.name}: {count} processes on {len(plan.nodes)} node(s), {plan.mode}; record: {run.path}")
 

@@ -202,6 +202,17 @@ def acceptances(section: Mapping[str, Any]) -> Iterator[Path]:
         yield from (("of", index, *key) for key in acceptances(child))
 
 
+def accepted(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The same connector with all of that written: whether the rest is valid does not depend on it."""
+    result = copy.deepcopy(dict(section))
+    for *above, key in acceptances(section):
+        there: Any = result
+        for part in above:
+            there = there[part]
+        there[key] = True
+    return result
+
+
 def _number(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.lstrip("-").isdecimal() else value
 

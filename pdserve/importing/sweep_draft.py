@@ -48,9 +48,14 @@ class SweepDraft:
 def sweep_draft(variants: Sequence[ImportedVariant], notes: Sequence[Note]) -> SweepDraft:
     """`notes`: of variants that are not in it, and of what the file's tool does otherwise."""
     deployments: list[ImportedVariant] = []
+    same: list[Note] = []
     for variant in variants:
-        if not any(_served(variant.draft) == _served(known.draft) for known in deployments):
+        known = next((each for each in deployments if _served(variant.draft) == _served(each.draft)), None)
+        if known is None:
             deployments.append(variant)
+        elif {line(note) for note in variant.draft.notes} != {line(note) for note in known.draft.notes}:
+            why = f"no deployment of its own: what was carried over of it is the same as of {known.name or 'the file'}"
+            same.append(Note(Sourced(None, variant.name or "the file", 0), why, "confirm"))
     first = deployments[0].draft
     lists = dict(_differing([_served(variant.draft) for variant in deployments], ()))
     works = list(dict.fromkeys(variant.benchmark.work for variant in variants))
@@ -64,11 +69,12 @@ def sweep_draft(variants: Sequence[ImportedVariant], notes: Sequence[Note]) -> S
         **({"rate": rates} if rates else {}),
         **({"zip": {".".join(map(str, path)): values for path, values in lists.items()}} if lists else {}),
     }
-    every = [*notes, *_more_points(variants, len(deployments), len(works) * (len(concurrency) + len(rates)))]
+    every = [*notes, *same, *_more_points(variants, len(deployments), len(works) * (len(concurrency) + len(rates)))]
     every += [note for variant in variants for note in variant.benchmark.notes]
-    # What the first recipe lacks is in its own lines; of the others, what is not the same.
-    known = {line(note) for note in first.notes}
-    every += [note for variant in deployments[1:] for note in variant.draft.notes if line(note) not in known]
+    # What the first recipe lacks is in its own lines; of the others, what is not the same: also of one that is no
+    # deployment of its own, because what would make it one was not carried over.
+    its_own = {line(note) for note in first.notes}
+    every += [note for variant in variants for note in variant.draft.notes if line(note) not in its_own]
     once = {(line(note), note.effect): note for note in every}
     return SweepDraft(
         recipe=replace(first, notes=tuple(first.notes)),

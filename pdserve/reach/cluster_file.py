@@ -130,7 +130,7 @@ class LoadedCluster:
 def load_cluster(path: FilePath, *, environ: Mapping[str, str]) -> LoadedCluster:
     """The cluster file at `path`, with `${NAME}` taken from `environ`. RecipeError has all that is wrong at once."""
     shape = Shape(Cluster)
-    document = extends.read_file(path, "a cluster file")
+    document = extends.read_file(path, "cluster file")
     if "model" in document.data and "hosts" not in document.data:
         raise RecipeError(
             "this is a recipe, not a cluster file",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.errors import PreflightError, StateError
-from pdserve.system.process import output_of
+from pdserve.system.process import LATE, output_of
 
 _TOOL_SECONDS = 30.0
 _SHAPE_SECONDS = 10.0
@@ -17,7 +17,8 @@ _FIELD = re.compile(r"(?:^|\s)(JobState|Reason|ExitCode|StdOut|NodeList)=(.*?)(?
 """A value goes on to the next name: paths may have blanks."""
 _ASKED = re.compile(r"(?:^|\s)TresPerNode=(\S+)")
 _GPUS = re.compile(r"(?:gres[:/])?gpu((?:[:=][^:=,]+)*)")
-AWAY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
+AWAY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted", LATE)
+"""What Slurm's tools say of a controller that does not answer, and what is said of a tool that waits too long."""
 ENDED = (
     "BOOT_FAIL",
     "CANCELLED",

@@ -84,6 +84,7 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
             rows += rows_of(series, result, None)
             runs.append(KeptRun(result.provenance.run_id, folder / EVENTS, series))
             continue
+        _check_folder(folder)
         records = records_in(folder)
         if not records:
             raise StateError(
@@ -113,6 +114,16 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
     rows = _sorted(rows)
     provenance = tuple((series, result.provenance) for series, result in results)
     return ReportContents(provenance, tuple(rows), tuple(_timelines(runs, rows)))
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    if not folder.exists():
+        what, todo = "this folder does not exist", "correct the path: `pdserve sweep` and `pdserve bench` print theirs"
+    else:
+        what, todo = "this is a file, not a folder", f"give the folder that it is in: {folder.parent}"
+    raise StateError(what, where=str(folder), todo=todo)
 
 
 def _varied(records: Iterable[PointRecord]) -> set[str]:

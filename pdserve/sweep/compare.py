@@ -7,16 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.bench.compare import Difference, FigureChange, compare, work_of
+from pdserve.bench.compare import Difference, FigureChange, asked_of, compare, work_of
 from pdserve.bench.result import BenchResult
 from pdserve.bench.stored import read_result
+from pdserve.bench.workload import Workload
 from pdserve.errors import StateError
 from pdserve.plan.frozen import Frozen
 from pdserve.sweep.described import letter
 from pdserve.sweep.record import PointRecord, records_in
 
 Key = tuple[tuple[tuple[str, str | None], ...], str, str]
-"""What the points of two sweeps are matched by: varied settings, work, load."""
+"""What the points of two sweeps are matched by: varied settings of the recipe and of the workload, work, load."""
+_WORK = "workload."
+"""How settings of the workload begin, beside keys of the recipe."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +140,21 @@ def _result(folder: Path) -> BenchResult:
 
 
 def _varied(points: Sequence[MeasuredPoint]) -> set[str]:
-    """Keys of the recipe that do not have one value at all points."""
+    """Keys of the recipe that do not have one value at all points; and settings of the workload (its client, warm-ups)
+    that are not the same at points which are the same work on the same recipe."""
     settings = [dict(point.record.settings) for point in points]
-    return {key for each in settings for key in each if len({one.get(key) for one in settings}) > 1}
+    keys = {key for each in settings for key in each if len({one.get(key) for one in settings}) > 1}
+    same: dict[Key, list[Mapping[str, str | None]]] = {}
+    for point in points:
+        same.setdefault(_key(point.record, keys), []).append(_how(point.record.workload))
+    how = {key for group in same.values() for key in group[0] if len({one[key] for one in group}) > 1}
+    return keys | how
+
+
+def _how(work: Workload) -> Mapping[str, str | None]:
+    """A trace is known by its name and digest, wherever it stands."""
+    values = work.model_dump(mode="json", exclude={"trace"})
+    return {f"{_WORK}{name}": None if value is None else str(value) for name, value in values.items()}
 
 
 def _by_key(
@@ -169,14 +184,8 @@ def _began(point: MeasuredPoint) -> float:
 
 
 def _key(record: PointRecord, keys: set[str]) -> Key:
-    settings = dict(record.settings)
-    load = record.load
-    more = [f"{load.requests} requests", *([f"{load.seconds:g} s"] if load.seconds is not None else [])]
-    return (
-        tuple((key, settings.get(key)) for key in sorted(keys)),
-        work_of(record.workload),
-        ", ".join([load.title, *more]),
-    )
+    settings = {**dict(record.settings), **_how(record.workload)}
+    return tuple((key, settings.get(key)) for key in sorted(keys)), work_of(record.workload), asked_of(record.load)
 
 
 def _title(key: Key) -> str:

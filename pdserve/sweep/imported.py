@@ -7,21 +7,24 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.annotated import annotated, commented, line
 from pdserve.importing.compare import departures
+from pdserve.importing.connectors import accepted
 from pdserve.importing.formats import imported_sweep
 from pdserve.importing.launch import Draft, Note, Sourced
 from pdserve.importing.sweep_draft import SweepDraft, shown_names
 from pdserve.operations.import_recipe import save
 from pdserve.recipe.load.extends import text_of
-from pdserve.recipe.load.loader import load_recipe
+from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe
+from pdserve.roles import ENGINE_ROLES
 from pdserve.sweep.file import load_sweep
 from pdserve.sweep.points import combinations
-from pdserve.sweep.resolve import resolve, set_of
+from pdserve.sweep.resolve import PlannedSweep, resolve, set_of
 
 _TITLES = {
     "served": "NOT CARRIED OVER, and it changes what is served",
@@ -40,6 +43,8 @@ class ImportedSweep:
     sweep: str
     draft: SweepDraft
     points: int
+    recipes: tuple[LoadedRecipe, ...]
+    """Of each deployment, as they were read again."""
 
 
 def import_sweep(file: Path, recipe: Path, sweep: Path, environ: Mapping[str, str]) -> ImportedSweep:
@@ -56,17 +61,21 @@ def import_sweep(file: Path, recipe: Path, sweep: Path, environ: Mapping[str, st
     draft = replace(draft, document={**draft.document, "name": str(draft.recipe.document["name"])})
     beside = Path(recipe.name) if recipe.absolute().parent == sweep.absolute().parent else recipe.absolute()
     with tempfile.TemporaryDirectory() as folder:
-        draft, points = _checked(draft, Path(folder), file, environ)
-    return ImportedSweep(annotated(draft.recipe), _text(draft, str(beside)), draft, points)
+        draft, planned = _checked(draft, Path(folder), file, environ)
+    text, recipes = _text(draft, str(beside)), tuple(planned.recipes.values())
+    return ImportedSweep(annotated(draft.recipe), text, draft, len(planned.points), recipes)
 
 
 def write_sweep(imported: ImportedSweep, recipe: Path, sweep: Path) -> None:
-    """Two new files. Raises RecipeError where one of them is there already: then neither is written."""
-    if sweep.exists():
-        todo = "choose another name, or remove the file; nothing is overwritten"
-        raise RecipeError("the file is there already", where=str(sweep), todo=todo)
-    save(imported.recipe, recipe)
+    """Two new files. Raises RecipeError where one of them is there already or cannot be written: then neither is."""
+    if recipe.absolute() == sweep.absolute():
+        raise RecipeError("--out and --sweep name the same file", where=str(sweep), todo="give each a name of its own")
     save(imported.sweep, sweep)
+    try:
+        save(imported.recipe, recipe)
+    except RecipeError:
+        sweep.unlink(missing_ok=True)  # it is ours, and new
+        raise
 
 
 def check_whole(imported: ImportedSweep, file: Path) -> None:
@@ -80,11 +89,15 @@ def check_whole(imported: ImportedSweep, file: Path) -> None:
         )
 
 
-def _checked(draft: SweepDraft, folder: Path, file: Path, environ: Mapping[str, str]) -> tuple[SweepDraft, int]:
+def _checked(
+    draft: SweepDraft, folder: Path, file: Path, environ: Mapping[str, str]
+) -> tuple[SweepDraft, PlannedSweep]:
     recipe, sweep = folder / "recipe.yaml", folder / "sweep.yaml"
     try:
-        recipe.write_text(annotated(draft.recipe), encoding="utf-8")
-        sweep.write_text(_text(draft, recipe.name), encoding="utf-8")
+        recipe.write_text(annotated(_as_accepted(draft.recipe)), encoding="utf-8")
+        sweep.write_text(
+            _text(replace(draft, document=_zip_as_accepted(draft.document)), recipe.name), encoding="utf-8"
+        )
         loaded = load_sweep(sweep)
         planned = resolve(loaded, environ)
         notes = []
@@ -105,12 +118,39 @@ def _checked(draft: SweepDraft, folder: Path, file: Path, environ: Mapping[str, 
             todo="import the others one by one with --variant, or change the file as the lines below say",
             evidence=tuple(error.render().replace(f"{folder}/", "").splitlines()),
         ) from None
-    return replace(draft, notes=(*draft.notes, *notes)), len(planned.points)
+    return replace(draft, notes=(*draft.notes, *notes)), planned
 
 
 def _alone(variant: Draft, path: Path, environ: Mapping[str, str]) -> Recipe:
-    path.write_text(annotated(variant), encoding="utf-8")
+    path.write_text(annotated(_as_accepted(variant)), encoding="utf-8")
     return load_recipe(path, environ=environ).recipe
+
+
+def _as_accepted(draft: Draft) -> Draft:
+    """What only the user may write counts as written, as in the import of a single recipe."""
+    return replace(draft, document=_roles_as_accepted(draft.document))
+
+
+def _roles_as_accepted(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: {**value, "connector": accepted(value["connector"])}
+        if key in ENGINE_ROLES and isinstance(value, Mapping) and isinstance(value.get("connector"), Mapping)
+        else value
+        for key, value in document.items()
+    }
+
+
+def _zip_as_accepted(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists over the whole connector of a role, or over the whole role."""
+
+    def one(key: str, value: Any) -> Any:
+        role, _, below = key.partition(".")
+        if role in ENGINE_ROLES and below == "connector" and isinstance(value, Mapping):
+            return accepted(value)
+        return _roles_as_accepted({key: value})[key]
+
+    lists = {key: [one(key, value) for value in values] for key, values in document.get("zip", {}).items()}
+    return {**document, **({"zip": lists} if lists else {})}
 
 
 def _text(draft: SweepDraft, recipe: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pdserve.errors import RecipeError
@@ -41,10 +42,8 @@ def resolve(loaded: LoadedSweep, environ: Mapping[str, str]) -> PlannedSweep:
     recipes: dict[str, LoadedRecipe] = {}
     digests: list[tuple[Settings, str]] = []
     for settings in combinations(loaded.sweep):
-        try:
+        with placed(settings, loaded):
             recipe = load_recipe(loaded.recipe, set_=set_of(settings), environ=environ)
-        except RecipeError as error:
-            raise _placed(error, loaded, settings) from None
         digest = recipe_digest(_lasting(recipe, loaded, settings, environ), str(recipe.path.parent.absolute()))
         recipes.setdefault(digest, recipe)
         digests.append((settings, digest))
@@ -89,6 +88,15 @@ def _lasting(
 def set_of(settings: Settings) -> list[str]:
     """As options of `pdserve up`."""
     return [f"{key}={value}" for key, value in settings]
+
+
+@contextmanager
+def placed(settings: Settings, loaded: LoadedSweep) -> Iterator[None]:
+    """An error of a combination has the lines of the sweep file."""
+    try:
+        yield
+    except RecipeError as error:
+        raise _placed(error, loaded, settings) from None
 
 
 def _placed(error: RecipeError, loaded: LoadedSweep, settings: Settings) -> RecipeError:

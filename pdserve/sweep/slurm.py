@@ -6,18 +6,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from pdserve.errors import StateError
 from pdserve.logs.lines import end_of, split
 from pdserve.operations.plan_recipe import located, plan_for
+from pdserve.plan.nodes.allocation import job_shape
 from pdserve.plan.render.sbatch_array import ArrayMember, RenderedArray, render_arrays
 from pdserve.reach.slurm_array import SlurmTask, look_at_array, stop_array
 from pdserve.reach.slurm_job import cancel, submit
 from pdserve.sweep.points import Point, Variant, by_deployment
 from pdserve.sweep.record import PointRecord, SweepFolder
-from pdserve.sweep.resolve import PlannedSweep
+from pdserve.sweep.resolve import PlannedSweep, placed
 from pdserve.sweep.tasks import ArrayRecord, TaskRecord, arrays_of, task_of, write_array
 
 _POLL_SECONDS = 5.0
@@ -36,16 +36,15 @@ def scripts(
     planned: PlannedSweep, some: Sequence[Point], words: Sequence[str], *, at_once: int | None
 ) -> tuple[RenderedArray, ...]:
     """One array for each set of nodes and options; nothing is submitted. `words`: the sweep file and the options that
-    each task is given. Raises RecipeError for a recipe that is no job."""
+    each task is given. Raises RecipeError for a recipe that is no job, with the lines of the sweep file."""
     members = []
     for deployment, _ in by_deployment(some):
         loaded = planned.recipes[deployment.digest]
-        plan = plan_for(loaded, None, run_dir=f"run-{loaded.path.stem}", run_id="rendered").plan
+        with placed(deployment.settings, planned.loaded), located(loaded):
+            job_shape(loaded.recipe)  # refused here, where it is known which of the recipes is wrong
+            plan = plan_for(loaded, None, run_dir=f"run-{loaded.path.stem}", run_id="rendered").plan
         members.append(ArrayMember(deployment.digest, deployment.title, loaded.recipe, plan))
-    if not members:
-        return ()
-    with located(planned.recipes[members[0].id]):
-        return render_arrays(members, words, name=planned.loaded.sweep.name, at_once=at_once)
+    return render_arrays(members, words, name=planned.loaded.sweep.name, at_once=at_once)
 
 
 def check_none_runs(folder: SweepFolder) -> None:
@@ -71,13 +70,17 @@ def submit_arrays(
     arrays: Sequence[RenderedArray], folder: SweepFolder, show: Show, *, one_after_other: bool
 ) -> tuple[ArrayRecord, ...]:
     """`one_after_other`: a limit of tasks at a time is that of all arrays together. Raises PreflightError with sbatch's
-    own words."""
+    own words, and StateError where the record cannot be written: then the array is cancelled."""
     records: list[ArrayRecord] = []
     for array in arrays:
         after = [f"--dependency=afterany:{records[-1].job}"] if records and one_after_other else []
         job = submit(array.script, after)
         record = ArrayRecord(job=job, deployments=tuple(m.id for m in array.members), submitted=time.time())
-        write_array(folder, record)
+        try:
+            write_array(folder, record)
+        except StateError:
+            cancel(job)  # nothing would know of it: neither who types the same command again, nor what it says
+            raise
         records.append(record)
         tasks = "1 task" if len(array.members) == 1 else f"{len(array.members)} tasks"
         show(f"submitted job {job}: {tasks} of {array.nodes} node{'s' if array.nodes > 1 else ''}; scancel {job}")
@@ -167,30 +170,41 @@ class ArrayFollower:
 
 
 def unfinished(
-    planned: PlannedSweep, folder: SweepFolder, names: Mapping[Variant, str], states: Mapping[str, SlurmTask]
+    planned: PlannedSweep,
+    folder: SweepFolder,
+    names: Mapping[Variant, str],
+    states: Mapping[str, SlurmTask],
+    again: Mapping[str, PointRecord] | None = None,
 ) -> list[str]:
     """A line for each deployment that a task has left without all of its points: the job, its log, and why. `names`:
-    what each is called; `states`: what Slurm said of tasks, by `job_number`."""
+    what each is called; `states`: what Slurm said of tasks, by `job_number`; `again`: by the id of each point that was
+    to be measured again, its record from before."""
+    before = again or {}
     lines = []
     arrays = arrays_of(folder)
     for deployment, points in by_deployment(planned.points):
-        lacking = sum(folder.read(point) is None for point in points)
-        if not lacking:
+        seen = [(point, folder.read(point)) for point in points]
+        missing = sum(record is None for _, record in seen)
+        stale = sum(record is not None and record == before.get(point.id) for point, record in seen)
+        if not missing and not stale:
             continue
-        job = next(filter(None, map(partial(_job_of, deployment=deployment.digest), reversed(arrays))), None)
-        task = states.get(job) if job is not None else None
+        array = next((each for each in reversed(arrays) if deployment.digest in each.deployments), None)
+        job = None if array is None else f"{array.job}_{array.deployments.index(deployment.digest)}"
         record = task_of(folder, deployment.digest)
-        # The record of an earlier one has nothing to say of a task that did not come as far as to write its own.
-        record = record if record is not None and job in (None, record.job) else None
+        if array is not None and record is not None and record.job != job:
+            if record.began > array.submitted:
+                job = None  # it was run once more after the array: here, or by a script that was submitted by hand
+            else:
+                record = None  # it has nothing to say of a task that did not come as far as to write its own
         if record is None and job is None:
             continue
-        what = f"{names[deployment]}: {lacking} of {len(points)} points were not measured"
+        if not missing and record is not None and record.ended is not None and record.error is None:
+            continue  # it has measured them again, and found the same
+        task = states.get(job) if job is not None else None
+        what = f"{names[deployment]}: {missing + stale} of {len(points)} points were not measured"
+        what += " again" if not missing else ""
         lines.append(f"{what}: {_end_of(job, task, record)}")
     return lines
-
-
-def _job_of(array: ArrayRecord, *, deployment: str) -> str | None:
-    return f"{array.job}_{array.deployments.index(deployment)}" if deployment in array.deployments else None
 
 
 def _end_of(job: str | None, task: SlurmTask | None, record: TaskRecord | None) -> str:

@@ -35,6 +35,8 @@ _KILL_SECONDS = 30.0
 """Who still lives then waits for a device in the kernel, or stands in a frozen cgroup."""
 _REFUSED_SECONDS = 2.0
 """For those that we may not signal (another user's): what they wait for was killed, and they may end by themselves."""
+LATE = "no answer within"
+"""How the error of a tool begins that had no end in its time."""
 _OUTPUT_BYTES = 64 << 20
 """The output of a tool: one without an end would take all memory."""
 _PART_BYTES = 1 << 16
@@ -357,7 +359,7 @@ def output_of(
             out, err = _talk(tool, stdin.encode(), deadline)
             code = tool.wait(max(0.0, deadline - time.monotonic()))
         except (TimeoutError, subprocess.TimeoutExpired):
-            return Output(None, "", f"no answer within {timeout:.0f} s")
+            return Output(None, "", f"{LATE} {timeout:.0f} s")
         except _TooMuchError:
             return Output(None, "", f"more than {_OUTPUT_BYTES >> 20} MiB of output")
         finally:

@@ -129,6 +129,23 @@ def test_different_work_is_not_compared(change: dict[str, Any]) -> None:
         compare(result(), result(workload=other))
 
 
+def test_a_load_that_ends_by_time_is_another_load() -> None:
+    """A minute of requests, and all of them, are not measured alike."""
+    by_time = measured(0.1).model_copy(update={"load": Load(requests=20, concurrency=4, seconds=60)})
+    compared = compare(result(by_time, by_time), result(measured(0.2), measured(0.2)))
+    assert compared.changes == ()
+    assert compared.left_out == (
+        "concurrency 4, 20 requests, 60 s: B has no measurement of it",
+        "concurrency 4, 20 requests: A has no measurement of it",
+    )
+
+
+def test_what_is_asked_of_the_client_beside_the_work_is_a_difference() -> None:
+    cold = Workload(input_tokens=10, output_tokens=5, warmup=0)
+    (only,) = compare(result(measured(0.1), workload=cold), result(measured(0.1))).differences
+    assert (only.what, only.a, only.b) == ("workload: warmup", "0", "8")
+
+
 def test_keys_of_a_recipe() -> None:
     assert keys_of("a:\n  b: [1, {c: x}]\nd: {}\n") == {"a.b[0]": "1", "a.b[1].c": "x", "d": "{}"}
     assert keys_of("a: null\nb: true\n") == {"b": "true"}, "null is not set, as where there is no such key"

@@ -6,17 +6,19 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
 from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.annotated import line
-from pdserve.importing.formats import imported_sweep
+from pdserve.importing.choice import ImportChoice
+from pdserve.importing.formats import imported, imported_sweep
 from pdserve.importing.sweep_draft import SweepDraft
 from pdserve.sweep.file import load_sweep
-from pdserve.sweep.imported import ImportedSweep, check_whole, import_sweep
+from pdserve.sweep.imported import ImportedSweep, check_whole, import_sweep, write_sweep
 from pdserve.sweep.resolve import resolve
-from tests.importing.kit import SCHEMA_1
+from tests.importing.kit import SCHEMA_1, SCHEMA_2
 
 BENCH = "benchmark: {type: sa-bench, isl: 1024, osl: 64, concurrencies: [4, 8], req_rate: inf}\n"
 PLAIN = SCHEMA_1.replace("benchmark:\n  type: sa-bench\n  isl: 1024\n", BENCH)
@@ -110,6 +112,39 @@ def test_lists_that_srtctl_refuses_are_refused_with_their_line(section: str, wha
     assert f"launch.yaml:{len(BASE.splitlines()) + 1}" in raised.value.render()
 
 
+@pytest.mark.parametrize(
+    ("text", "what", "line_number"),
+    [
+        (PLAIN + "sweep: {seqs: []}\n", "sweep.seqs has no value", len(PLAIN.splitlines()) + 1),
+        (BASE + "override_a:\n", "override_a is no mapping", len(BASE.splitlines()) + 1),
+        (BASE + "zip_override_a: [1]\n", "zip_override_a is no mapping", len(BASE.splitlines()) + 1),
+    ],
+)
+def test_a_section_of_which_no_variant_can_be_made_is_refused_with_its_line(
+    text: str, what: str, line_number: int
+) -> None:
+    for read in (lambda: draft(text), lambda: imported(text, "launch.yaml", ImportChoice())):
+        with pytest.raises(RecipeError) as raised:
+            read()
+        assert raised.value.render().startswith(f"launch.yaml:{line_number}: {what}")
+
+
+def test_a_key_beside_the_base_that_is_no_variant_is_named(tmp_path: Path) -> None:
+    """A slip in `override_` would lose a deployment in silence."""
+    slip = OVERRIDE.replace("override_small", "overide_big")
+    (note,) = [note for note in draft(BASE + OVERRIDE + slip).notes if note.at.key == "overide_big"]
+    assert (note.effect, note.at.line) == ("confirm", len((BASE + OVERRIDE).splitlines()) + 1)
+
+
+def test_a_schema_beside_the_base_is_that_of_every_variant() -> None:
+    bare = SCHEMA_2.replace("schema: 2\n", "")
+    assert bare != SCHEMA_2
+    base = f"base:\n{textwrap.indent(bare, '  ')}override_a: {{environment: {{A: b}}}}\n"
+    assert draft("schema: 2\n" + base).recipe.format == "srt-slurm, schema 2"
+    with pytest.raises(RecipeError, match="schema 3 of srt-slurm is not known"):
+        draft("schema: 3\n" + base)
+
+
 def test_a_variant_that_is_no_recipe_is_named_and_the_others_are_points(tmp_path: Path) -> None:
     found = made(tmp_path, BASE + OVERRIDE + "override_other:\n  backend: {type: sglang}\n")
     assert [name for name, _ in found.draft.deployments] == ["override_small"]
@@ -137,6 +172,69 @@ def test_what_is_measured_otherwise_is_named(benchmark: str, said: str, effect: 
     assert any("nothing has {unused}" in note.why for note in notes)
 
 
+def test_what_a_variant_loses_is_named_though_no_other_deployment_is_left_of_it(tmp_path: Path) -> None:
+    """What would make it another one is what was not carried over."""
+    setup = OVERRIDE.replace("small", "setup").rstrip() + "\n  host_setup: [modprobe x]\n"
+    found = made(tmp_path, BASE + OVERRIDE + setup)
+    assert [name for name, _ in found.draft.deployments] == ["override_small"]
+    with pytest.raises(SourceDifferenceError) as raised:
+        check_whole(found, tmp_path / "launch.yaml")
+    assert "host_setup: commands on each host" in raised.value.render()
+    why = "override_setup: no deployment of its own: what was carried over of it is the same as of override_small"
+    assert any(why in line(note) for note in found.draft.notes)
+    assert why in found.sweep
+
+
+def test_a_rate_that_holds_at_each_concurrency_is_named() -> None:
+    """sa-bench gives its client both limits at once (srt-slurm, benchmarks/scripts/sa-bench/bench.sh)."""
+    text = PLAIN.replace("req_rate: inf", "req_rate: 2") + "sweep: {unused: [1]}\n"
+    (note,) = [note for note in draft(text).notes if "the most at a time of req_rate 2" in note.why]
+    assert (note.effect, note.at.key) == ("confirm", "benchmark.concurrencies")
+    assert not [note for note in draft(PLAIN + "sweep: {unused: [1]}\n").notes if "req_rate 2" in note.why]
+
+
+@pytest.mark.parametrize(("written", "bad"), [("[4, 8a, 0]", "8a, 0"), ("4xmany", "many")])
+def test_a_load_that_is_no_number_is_named(written: str, bad: str) -> None:
+    text = PLAIN.replace("[4, 8]", written) + "sweep: {unused: [1]}\n"
+    found = draft(text)
+    assert found.document["concurrency"] == [4]
+    assert [note.effect for note in found.notes if note.why == f"no number of requests: {bad}"] == ["confirm"]
+
+
+def test_a_connector_that_its_user_has_to_accept_is_a_sweep_too(tmp_path: Path) -> None:
+    """As in the import of a single recipe: it is written without the acceptance, which is the user's."""
+    text = PLAIN.replace("NixlConnector", "NixlPushConnector").replace("data-parallel-size: 4", "data-parallel-size: 1")
+    text = text.replace("tensor-parallel-size: 1", "tensor-parallel-size: 8").replace(
+        "gpus_per_prefill: 4", "gpus_per_prefill: 8"
+    )
+    text = text.replace("prefill_nodes: 1", "prefill_nodes: 2")
+    seqs = text.replace("max-num-seqs: 64", 'max-num-seqs: "{seqs}"')
+    found = made(tmp_path, seqs + "sweep: {seqs: [4, 8]}\n")
+    assert len(found.draft.deployments) == 2
+    assert yaml.safe_load(found.recipe)["prefill"]["connector"] == {"kind": "nixl-push"}
+    with pytest.raises(RecipeError) as refused:
+        resolve(load_sweep(tmp_path / "sweep.yaml"), {})
+    assert "set accept_open_cases: true" in refused.value.render()
+    nixl = """{kv-transfer-config: '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'}"""
+    pull = f"override_pull:\n  backend: {{vllm_config: {{prefill: {nixl}, decode: {nixl}}}}}\n"
+    kinds = f"base:\n{textwrap.indent(text, '  ')}{OVERRIDE}{pull}"
+    other = tmp_path / "other"
+    other.mkdir()
+    assert made(other, kinds).draft.document["zip"]["prefill.connector"] == [{"kind": "nixl-push"}, {"kind": "nixl"}]
+
+
+@pytest.mark.parametrize(
+    ("out", "sweep"), [("x.yaml", "x.yaml"), ("r.yaml", "nowhere/s.yaml"), ("nowhere/r.yaml", "s.yaml")]
+)
+def test_where_one_file_cannot_be_written_neither_is(tmp_path: Path, out: str, sweep: str) -> None:
+    (tmp_path / "launch.yaml").write_text(PLAIN + "sweep: {unused: [1]}\n")
+    paths = tmp_path / out, tmp_path / sweep
+    found = import_sweep(tmp_path / "launch.yaml", *paths, {})
+    with pytest.raises(RecipeError):
+        write_sweep(found, *paths)
+    assert [path.name for path in tmp_path.iterdir()] == ["launch.yaml"]
+
+
 def test_a_rate_and_loads_with_an_x_are_read() -> None:
     text = PLAIN.replace(BENCH, "benchmark: {type: sa-bench, isl: 8, osl: 4, concurrencies: 1x2x64, req_rate: 2.5}\n")
     document = draft(text + "sweep: {unused: [1]}\n").document
@@ -156,6 +254,18 @@ def test_the_verb_writes_both_files_and_overwrites_none(tmp_path: Path) -> None:
     assert isinstance(again.exception, RecipeError)
     assert "there already" in again.exception.render()
     assert CliRunner().invoke(app, words[:2] + words[4:]).exit_code == 2, "without --out"
+
+
+def test_the_verb_warns_of_the_versions_that_the_file_names_as_for_a_single_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "launch.yaml"
+    text = PLAIN.replace("registry.example/vllm:v1", "vllm/vllm-openai:v0.25.1") + "sweep: {unused: [1]}\n"
+    file.write_text(text)
+    alone = CliRunner().invoke(app, ["import", str(file)])
+    words = ["--out", str(tmp_path / "r.yaml"), "--sweep", str(tmp_path / "s.yaml")]
+    together = CliRunner().invoke(app, ["import", str(file), *words])
+    expected = [text for text in alone.stderr.splitlines() if text.startswith("warning: ")]
+    assert any("the file names vllm 0.25.1" in text for text in expected)
+    assert [text for text in together.stderr.splitlines() if text.startswith("warning: ")] == expected
 
 
 def test_a_file_with_one_deployment_is_no_sweep(tmp_path: Path) -> None:

@@ -119,6 +119,70 @@ def test_a_kept_failure_is_shown_whole_with_what_to_do_next(tmp_path: Path, caps
     assert "pdserve down test" in text
 
 
+def test_progress_that_a_full_disk_does_not_take_is_told_once_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = recorded(tmp_path)
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        console = Console()
+        console.note("before the run")
+        console.begin(run, plan(planned_recipe()))
+        console.event({**FAILED, "kept": True})
+        console.result("done")
+        console.end(detached=True)
+    error = capsys.readouterr().err
+    assert error.count("stdout: the progress cannot be written: No space left on device") == 1
+    assert "pdserve status" in error
+    assert "error: decode-0@here: it died" in error
+
+
+def test_the_warning_of_a_run_names_where_its_history_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = recorded(tmp_path)
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        Console().begin(run, plan(planned_recipe()))
+    assert f"{run.events} the history" in capsys.readouterr().err
+
+
+def test_where_neither_stream_takes_anything_nothing_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as out, Path("/dev/full").open("w") as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        console = Console()
+        console.warn(["a warning"])
+        console.begin(recorded(tmp_path), plan(planned_recipe()))
+        console.event({**FAILED, "kept": True})
+        console.end(detached=True)
+
+
+@pytest.mark.process
+def test_up_on_a_full_disk_below_stdout_serves_and_says_so(tmp_path: Path, pdserve_home: Path) -> None:
+    argv = [sys.executable, "-m", "pdserve.cli.main", "up", str(recipe(tmp_path)), "--detach"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, check=False)
+    try:
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+        assert done.stderr.count("stdout: the progress cannot be written") == 1
+        assert json.loads(pdserve("status", "--json")[1])["phase"] == "ready"
+    finally:
+        assert pdserve("down")[0] == 0
+
+
+@pytest.mark.process
+def test_an_up_that_fails_on_a_full_disk_below_stdout_ends_with_its_own_error(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    argv = [sys.executable, "-m", "pdserve.cli.main", "up", str(recipe(tmp_path, decode__env={"FAKE_DIE_AT": "load"}))]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, check=False)
+    assert done.returncode == 4, done.stderr
+    assert "error: decode-0@" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_failure_that_ends_the_command_is_named_at_once_and_reported_at_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,9 +45,7 @@ def test_a_job_is_as_large_as_the_roles_need_or_as_the_recipe_sets(
 def test_too_few_nodes_in_the_recipe_are_the_recipes_fault() -> None:
     with pytest.raises(RecipeError) as caught:
         job_shape(recipe(*BIG, {"slurm": {"nodes": 1}}))
-    assert caught.value.what == (
-        "slurm.nodes: 1 node of 8 devices cannot hold prefill 1 x 8 + decode 1 x 8 = 16 devices"
-    )
+    assert caught.value.what == ("1 node of 8 devices cannot hold prefill 1 x 8 + decode 1 x 8 = 16 devices")
     assert (caught.value.where, caught.value.todo) == ("slurm.nodes", "write 2, or leave it out")
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hmac
 import json
 import os
+import resource
+import signal
+import sys
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from typer.testing import CliRunner
 
+from pdserve.cli import new_key
 from pdserve.cli.commands import app
 from pdserve.errors import RecipeError
 from pdserve.pd.errors import ApiError
@@ -170,6 +174,16 @@ def test_a_file_replaced_within_one_tick_of_the_clock_is_seen_and_an_order_reads
     assert file.current.names == ("d",)
 
 
+LIMITLESS: dict[str, Any] = {
+    "max_requests": None, "requests_per_minute": None, "tokens_per_minute": None, "priority": 0
+}  # fmt: skip
+
+
+def discarded(stream: TextIO) -> None:
+    """Its buffer can be flushed when it is closed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def test_new_key_prints_a_key_that_the_file_then_knows(tmp_path: Path) -> None:
     path = tmp_path / "keys.jsonl"
     first = CliRunner().invoke(app, ["new-key", "team-a", "--file", str(path), "--max-requests", "4"])
@@ -197,3 +211,65 @@ def test_new_key_refuses_a_name_that_cannot_be(tmp_path: Path, name: str, what: 
     assert isinstance(result.exception, RecipeError)
     assert what in result.exception.render()
     assert path.read_text() == before
+
+
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """stdout on a full disk: what is written fails when it is flushed."""
+    monkeypatch.setattr(sys, "stdout", Path("/dev/full").open("w"))  # noqa: SIM115  (of the test)
+
+
+@pytest.mark.parametrize("before", [None, "", line("known", "k")])
+def test_a_key_that_cannot_be_printed_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    """Nobody has seen it: its name is free for the next one."""
+    path = tmp_path / "keys.jsonl"
+    if before is not None:
+        path.write_text(before)
+    with monkeypatch.context() as patched:
+        full(patched)
+        with pytest.raises(OSError, match="No space left"):
+            new_key.run("a", path, **LIMITLESS)
+        discarded(sys.stdout)
+    assert (path.read_text() if path.exists() else None) == before
+    new_key.run("a", path, **LIMITLESS)
+    assert "a" in keys.KeyFile(path).current.names
+
+
+def test_without_a_file_no_line_is_printed_for_a_key_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patched:
+        full(patched)
+        with pytest.raises(OSError, match="No space left"):
+            new_key.run("a", None, **LIMITLESS)
+        discarded(sys.stdout)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_key_that_was_printed_and_cannot_be_saved_is_named_as_not_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit of the size of files is what a full disk is: the write comes short."""
+    path = file_of(tmp_path, line("known", "k"))
+    before = path.read_text()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+    try:
+        with pytest.raises(RecipeError) as caught:
+            new_key.run("a", path, **LIMITLESS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert capsys.readouterr().out.startswith(keys.PREFIX)
+    assert "the key that was printed is not valid" in caught.value.render()
+    assert path.read_text() == before
+
+
+def test_a_file_of_keys_that_cannot_be_written_is_named_before_a_key_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RecipeError, match="the key cannot be saved"):
+        new_key.run("a", tmp_path / "nowhere" / "keys.jsonl", **LIMITLESS)
+    assert capsys.readouterr().out == ""

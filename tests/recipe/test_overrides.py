@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -88,7 +90,9 @@ def test_a_value_below_a_set_mapping_is_reported_with_the_option(tmp_path: Path)
     ("option", "expected"),
     [
         ("prefill.instances", "--set prefill.instances has no value"),
-        ("=3", '--set : "" is not the path of a key'),
+        ("=3", "--set =3: no key is in front of the ="),
+        ("=hf_abcdefghijklmnopqrstuvwxyz", "--set =...: no key is in front of the ="),
+        ("", "--set '': an empty option"),
         ("a..b=3", '--set a..b: "a..b" is not the path of a key'),
         ("a.=3", '"a." is not the path of a key'),
         (".a=3", '".a" is not the path of a key'),
@@ -105,6 +109,49 @@ def test_a_value_below_a_set_mapping_is_reported_with_the_option(tmp_path: Path)
 )
 def test_a_set_that_cannot_be_carried_out_is_refused(tmp_path: Path, option: str, expected: str) -> None:
     assert expected in refused(tmp_path, CPU, option)
+
+
+def test_an_option_without_a_key_has_an_example_that_can_be_typed(tmp_path: Path) -> None:
+    text = refused(tmp_path, CPU, "=3")
+    assert "cause: an option is KEY=VALUE" in text
+    [option] = re.findall(r"`--set ([^`]+)`", text)
+    assert load(tmp_path, CPU, option).recipe.name == "my-deployment"
+
+
+@pytest.mark.parametrize(
+    ("option", "what", "cause"),
+    [
+        ("prefill.instances={", "the { of this line is not closed", "{ begins a mapping"),
+        ("prefill.instances=[", "the [ of this line is not closed", "[ begins a list"),
+        ("prefill.instances={1", "the { of this line is not closed, or a comma is missing", "a value like 1"),
+        ("description={x", "the { of this line is not closed, or a comma is missing", "read as YAML"),
+        ("description=@team", "no value begins with %, @ or `", "read as YAML"),
+        ("description=%x", "no value begins with %, @ or `", "read as YAML"),
+        ("prefill.env.MODE=@x", "no value begins with %, @ or `", "read as YAML"),
+        ("engine.args.chat-template=@x", "no value begins with %, @ or `", "read as YAML"),
+    ],
+)
+def test_a_value_that_is_no_yaml_names_option_and_cause_and_its_fix_can_be_typed(
+    tmp_path: Path, option: str, what: str, cause: str
+) -> None:
+    text = refused(tmp_path, CPU, option)
+    assert text.startswith(f"--set {option}: not YAML: {what}\n")
+    assert cause in text.splitlines()[1]
+    [typed] = re.findall(r"`--set (.+)`\n", text)
+    load(tmp_path, CPU, *shlex.split(typed))
+
+
+@pytest.mark.parametrize(
+    "option", ["prefill.devices=[0,1", "lmcache={l1_size_gb: 2", "engine.args.x={", "lmcache.on=["]
+)
+def test_a_list_or_mapping_that_is_not_closed_is_to_be_closed(tmp_path: Path, option: str) -> None:
+    assert re.search("what to do:   close it with []}]", refused(tmp_path, CPU, option))
+
+
+def test_a_secret_that_is_no_yaml_is_not_repeated(tmp_path: Path) -> None:
+    text = refused(tmp_path, CPU, "engine.env.HF_TOKEN=@s3cret")
+    assert "--set engine.env.HF_TOKEN=...: not YAML" in text
+    assert "s3cret" not in text
 
 
 @pytest.mark.parametrize(

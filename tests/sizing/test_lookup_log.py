@@ -218,6 +218,14 @@ def test_a_folder_without_a_log_is_an_error_with_what_makes_one(tmp_path: Path, 
     assert "lmcache.lookup_log" in str(caught.value.todo)
 
 
+def test_a_device_is_there_and_has_no_lookups() -> None:
+    with pytest.raises(RecipeError) as caught:
+        servers_in(Path("/dev/null"))
+    assert caught.value.what == "this is neither a file nor a folder, so there are no lookups in it"
+    assert caught.value.where == "/dev/null"
+    assert "lmcache.lookup_log" in str(caught.value.todo)
+
+
 def test_an_interpreter_without_lmcache_is_named(recipe: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)

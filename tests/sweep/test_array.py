@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from pdserve.cli.bench.sweep import run as run_sweep
 from pdserve.cli.commands import app
 from pdserve.errors import PreflightError, RecipeError, StateError
 from pdserve.plan.render.sbatch_array import render_arrays
+from pdserve.reach import slurm_array, slurm_job
 from pdserve.reach.slurm_array import SlurmTask, numbers, stop_array, tasks_in
 from pdserve.sweep.described import letters
 from pdserve.sweep.estimate import Estimate, array_seconds
 from pdserve.sweep.file import load_sweep
-from pdserve.sweep.points import by_deployment
+from pdserve.sweep.points import Point, by_deployment
 from pdserve.sweep.record import SweepFolder
 from pdserve.sweep.resolve import PlannedSweep, only, resolve
+from pdserve.sweep.run import SweepOptions, SweepRunner
 from pdserve.sweep.slurm import check_none_runs, scripts, submit_arrays, unfinished
 from pdserve.sweep.tasks import ArrayRecord, TaskRecord, alone, arrays_of, recorded, task_of, write_array
 from tests.sweep.array_golden import FILE, array_script, member
@@ -63,6 +68,16 @@ def test_deployments_of_other_sizes_are_in_arrays_of_their_own(tmp_path: Path) -
     assert "#SBATCH --nodes=3\n" in arrays[1].script
     assert "#SBATCH --array=0-1\n" in arrays[0].script
     assert "#SBATCH --array=0-0\n" in arrays[1].script
+
+
+def test_a_recipe_that_is_no_job_is_named_and_not_the_first_one(tmp_path: Path) -> None:
+    made = planned(tmp_path, "  decode.instances: [17]\n  slurm.nodes: [3, 1]\n")
+    with pytest.raises(RecipeError) as caught:
+        scripts(made, made.points, ["s.yaml"], at_once=None)
+    text = caught.value.render()
+    assert text.startswith(f"{tmp_path}/s.yaml:8: --set slurm.nodes=1: slurm.nodes: 1 node of 8 devices cannot hold ")
+    assert "(the combination decode.instances=17, slurm.nodes=1)" in text
+    assert text.endswith("write 3, or leave it out")
 
 
 def test_a_deployment_without_points_to_run_is_no_task(tmp_path: Path) -> None:
@@ -130,6 +145,28 @@ def test_the_script_goes_to_stdout_after_the_plan_and_nothing_is_written(tmp_pat
     assert "to run: 4 points on 2 starts" in result.stderr
     assert "task 0 = A, 1 = B" in result.stderr
     assert not (pdserve_home / "small").exists()
+
+
+def test_a_full_disk_below_the_log_of_a_task_costs_no_point(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Points are kept in files of their own: their lines are no reason to stop measuring."""
+    made = planned(tmp_path)
+    measured: list[str] = []
+
+    def measure(runner: SweepRunner, some: Sequence[Point]) -> None:
+        for point in some:
+            kept = record(point, 1.0)
+            runner.folder.write(point, kept)
+            runner.on_point(point, kept)
+            measured.append(point.id)
+
+    monkeypatch.setattr(SweepRunner, "run", measure)
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        run_sweep(tmp_path / "s.yaml", SweepOptions(None, None, 60.0), dry=False, retry=False)
+    assert measured == [point.id for point in made.points]
+    assert capsys.readouterr().err.count("stdout: the progress cannot be written: No space left on device") == 1
 
 
 @pytest.mark.parametrize(
@@ -222,9 +259,38 @@ def test_a_task_that_has_left_points_behind_is_named_with_job_log_and_reason(tmp
     failed = {"12_1": SlurmTask(1, "FAILED", "NonZeroExitCode", 2, tmp_path / "12_1.out")}
     assert "exit code 2; s.yaml: --only: no such deployment" in unfinished(made, folder, names, failed)[1]
     # Of an earlier array that did come so far, nothing is said of the later one.
-    write_array(folder, ArrayRecord(job="13", deployments=(first.digest,), submitted=2.0))
+    write_array(folder, ArrayRecord(job="13", deployments=(first.digest,), submitted=mine.began + 1))
     assert "job 13_0; it has written nothing" in unfinished(made, folder, names, {})[0]
     assert [array.job for array in arrays_of(folder)] == ["12", "13"]
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "50"}], ids=["here", "by hand"])
+def test_what_ran_after_the_array_is_named_and_the_array_is_not(tmp_path: Path, environ: dict[str, str]) -> None:
+    made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
+    (_, _), (second, _) = by_deployment(made.points)
+    write_array(folder, ArrayRecord(job="41", deployments=(second.digest,), submitted=1.0))
+    with pytest.raises(StateError), recorded(folder, second.digest, environ):
+        raise StateError("the disk is full")
+    (line,) = unfinished(made, folder, letters(made.points), {"41_0": SlurmTask(0, "FAILED", "None", 1, None)})
+    assert line.startswith(f"B: 2 of 2 points were not measured: {'job 50' if environ else 'PID'} ")
+    assert line.endswith("; the disk is full")
+    assert "41" not in line.partition("log")[0].replace(str(os.getpid()), "")
+
+
+def test_a_task_that_was_to_measure_points_again_and_did_not_is_named(tmp_path: Path) -> None:
+    """Their records are there, of the time before: they have nothing to say of the task that ended."""
+    made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
+    (first, its_points), (second, others) = by_deployment(made.points)
+    for point in (*its_points, *others):
+        folder.write(point, record(point, 1.0))
+    again = {point.id: record(point, 1.0) for point in (its_points[0], others[0])}
+    write_array(folder, ArrayRecord(job="12", deployments=(first.digest, second.digest), submitted=1.0))
+    with recorded(folder, first.digest, {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "0"}):
+        pass  # it has found the same once more
+    states = {"12_1": SlurmTask(1, "NODE_FAIL", "NodeDown", 137, None)}
+    (line,) = unfinished(made, folder, letters(made.points), states, again)
+    assert line.startswith("B: 1 of 2 points were not measured again: job 12_1; node_fail (NodeDown)")
+    assert unfinished(made, folder, letters(made.points), states) == []
 
 
 def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:
@@ -300,6 +366,17 @@ def test_arrays_follow_each_other_where_there_is_a_limit(tmp_path: Path, tools: 
 
 
 @pytest.mark.process
+def test_an_array_that_cannot_be_recorded_is_cancelled(tmp_path: Path, tools: Path) -> None:
+    made, folder = planned(tmp_path), SweepFolder(tmp_path / "r.yaml")  # a file: no folder can be made in it
+    answer(tools, "sbatch", out="41\n")
+    with pytest.raises(StateError, match="the record of a sweep cannot be written"):
+        submit_arrays(
+            scripts(made, made.points, ["s.yaml"], at_once=None), folder, lambda _: None, one_after_other=False
+        )
+    assert (tools / "scancel.argv").read_text().splitlines() == ["41"]
+
+
+@pytest.mark.process
 def test_nothing_is_submitted_while_an_array_of_the_sweep_is_not_over(tmp_path: Path, tools: Path) -> None:
     folder = SweepFolder(tmp_path / "sweep")
     check_none_runs(folder)
@@ -317,6 +394,16 @@ def test_nothing_is_submitted_while_an_array_of_the_sweep_is_not_over(tmp_path: 
     answer(tools, "scontrol", err="scontrol: error: no", code=1)
     with pytest.raises(StateError, match="scontrol does not show job 65541"):
         check_none_runs(folder)
+
+
+@pytest.mark.process
+def test_a_controller_that_takes_too_long_does_not_answer_now(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy one is no error: the jobs go on, and it is asked again."""
+    (tools / "scontrol").write_text("#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setattr(slurm_array, "_TOOL_SECONDS", 0.1)
+    monkeypatch.setattr(slurm_job, "_TOOL_SECONDS", 0.1)
+    assert slurm_array.look_at_array("41") is None
+    assert slurm_job.look("41") is None
 
 
 @pytest.mark.process

@@ -75,6 +75,30 @@ def test_of_points_of_an_earlier_recipe_the_newest_counts_and_that_is_said() -> 
     assert "A has it several times" in compared.unmatched[0]
 
 
+@pytest.mark.parametrize(("name", "values"), [("warmup", (0, 8)), ("client", ("vllm", "aiperf"))])
+def test_workloads_that_differ_in_how_they_are_sent_are_points_of_their_own(
+    name: str, values: tuple[object, object]
+) -> None:
+    """Cold and warm, or two clients, in one sweep: neither is an older measurement of the other."""
+    sides = [[with_workload(point(0.1, 0.11), **{name: value}) for value in values] for _ in "AB"]
+    compared = compare_sweeps(*sides)
+    assert compared.unmatched == ()
+    assert [pair.title.partition(";")[0] for pair in compared.pairs] == [
+        f"workload.{name}={value}" for value in sorted(map(str, values))
+    ]
+    # Where each sweep has one of them only, they are the same point, measured otherwise.
+    (pair,) = compare_sweeps([sides[0][0]], [sides[1][1]]).pairs
+    assert "workload." not in pair.title
+
+
+def with_workload(some: MeasuredPoint, **changes: object) -> MeasuredPoint:
+    work = some.record.workload.model_copy(update=changes)
+    assert some.result is not None
+    return MeasuredPoint(
+        some.record.model_copy(update={"workload": work}), some.result.model_copy(update={"workload": work})
+    )
+
+
 def test_a_point_that_does_not_count_is_not_compared_and_an_invalid_repeat_is_left_out() -> None:
     good = point(0.1, 0.11)
     warm = MeasuredPoint(

@@ -31,10 +31,7 @@ def run(file: Path, out: Path | None, choice: ImportChoice) -> None:
         typer.echo(recipe.text, nl=False)
     else:
         import_recipe.save(recipe.text, out)
-    for warning in dict.fromkeys(recipe.loaded.warnings):
-        typer.echo(f"warning: {warning.partition(': ')[2]}", err=True)
-    for hazard in import_recipe.version_hazards(recipe):
-        typer.echo(f"warning: {hazard}", err=True)
+    _warn([recipe])
     _report(recipe.draft, out)
     import_recipe.check_whole(recipe, file)
 
@@ -44,6 +41,7 @@ def run_sweep(file: Path, out: Path, sweep: Path) -> None:
     SourceDifferenceError for an import in part."""
     made = imported.import_sweep(file, out, sweep, os.environ)
     imported.write_sweep(made, out, sweep)
+    _warn([import_recipe.ImportedRecipe(made.recipe, made.draft.recipe, loaded) for loaded in made.recipes])
     for note in made.draft.notes:
         if note.effect == "confirm":
             typer.echo(f"please confirm: {line(note)}", err=True)
@@ -57,6 +55,19 @@ def check(recipe: Path, file: Path, choice: ImportChoice) -> None:
     """Prints that the recipe is what the file describes. Raises SourceDifferenceError where it departs."""
     import_recipe.compare(recipe, file, choice)
     typer.echo(f"{recipe}: what {file} describes")
+
+
+def _warn(recipes: Sequence[import_recipe.ImportedRecipe]) -> None:
+    """Of all of them, each once: of the recipe, and of the versions that the file names."""
+    texts = [_without_line(warning) for recipe in recipes for warning in recipe.loaded.warnings]
+    texts += [hazard for recipe in recipes for hazard in import_recipe.version_hazards(recipe)]
+    for text in dict.fromkeys(texts):
+        typer.echo(f"warning: {text}", err=True)
+
+
+def _without_line(warning: str) -> str:
+    """The recipe was read from a file that is not there any more. What a point of a sweep has set is its own place."""
+    return warning if warning.startswith("--set ") else warning.partition(": ")[2]
 
 
 def _report(draft: Draft, out: Path | None) -> None:

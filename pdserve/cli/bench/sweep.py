@@ -41,7 +41,7 @@ def run(
     root = home(os.environ)
     folder = SweepFolder.of(root, whole.name, whole.loaded.sweep.name)
     planned = whole if deployment is None else only(whole, deployment, os.environ)
-    out = wide_console(stderr=dry and array is not None)
+    out = wide_console(stderr=dry and array is not None, goes_on=not dry)
     some = to_run(planned, folder, retry=retry)
     former = list(records_in(folder.path).values())
     show_plan(planned, some, {record.id: record for record in former}, out)
@@ -64,13 +64,20 @@ def run(
         return
     else:
         SweepRunner(planned, root, folder, options, Console(), show).run(some)
-    _conclude(whole, planned, folder, states, out)
+    again = {record.id: record for record in former if record.id in {point.id for point in some}}
+    _conclude(whole, planned, folder, states, again, out)
 
 
 def _conclude(
-    whole: PlannedSweep, planned: PlannedSweep, folder: SweepFolder, states: Mapping[str, SlurmTask], out: RichConsole
+    whole: PlannedSweep,
+    planned: PlannedSweep,
+    folder: SweepFolder,
+    states: Mapping[str, SlurmTask],
+    again: Mapping[str, PointRecord],
+    out: RichConsole,
 ) -> None:
-    """What all tasks have measured so far, whichever of them ends last; then an error for what does not count."""
+    """What all tasks have measured so far, whichever of them ends last; then an error for what does not count. `again`:
+    the former records of points that were to be measured again."""
     records = [record for point in whole.points if (record := folder.read(point)) is not None]
     valid = sum(record.status == "VALID" for record in records)
     lacking = len(whole.points) - len(records)
@@ -78,7 +85,7 @@ def _conclude(
     out.print(Text(f"{valid} of {len(whole.points)} points are VALID{left}: {folder.path}"))
     out.print(Text(f"next: pdserve report {folder.path}"))
     here = [record for point in planned.points if (record := folder.read(point)) is not None]
-    _raise_for_points(planned, here, unfinished(planned, folder, letters(whole.points), states), folder)
+    _raise_for_points(planned, here, unfinished(planned, folder, letters(whole.points), states, again), folder)
 
 
 def _show_unfinished(planned: PlannedSweep, folder: SweepFolder, out: RichConsole) -> None:

@@ -33,7 +33,10 @@ def new_key(
     ] = None,
     priority: Annotated[int, typer.Option("--priority", help="The best its requests can get; 0 unless given.")] = 0,
 ) -> None:
-    """Make an API key for the proxy: print it, once, and add its hash to the file of keys."""
+    """Make an API key for the proxy: print it, once, and add its hash to the file of keys.
+
+    Where it cannot be printed (a full disk), nothing is saved.
+    """
     from pdserve.cli.new_key import run
 
     run(

@@ -51,6 +51,7 @@ def read_benchmark(tree: Tree) -> SrtBenchmark:
         why = f"{what}, or it has no isl, osl and concurrencies: workload and loads are the usual ones of pdserve bench"
         return SrtBenchmark(USUAL_WORK, USUAL_LOADS, notes=[Note(at, why, "confirm")])
     result = SrtBenchmark((work[0], work[1]), loads, tuple(_rates(section)))
+    result.notes.extend(_loads_otherwise(section, result, tree))
     for key, value in section.items():
         at = Sourced(value, f"{_SECTION}.{key}", tree.line(_SECTION, key))
         if key in ("type", "isl", "osl", "concurrencies"):
@@ -68,10 +69,28 @@ def read_benchmark(tree: Tree) -> SrtBenchmark:
     return result
 
 
+def _loads_otherwise(section: dict[str, Any], result: SrtBenchmark, tree: Tree) -> Iterator[Note]:
+    """What is no load, and loads that are limited by both (srt-slurm's sa-bench gives its client --request-rate and
+    --max-concurrency at once)."""
+    value = section.get("concurrencies")
+    at = Sourced(value, f"{_SECTION}.concurrencies", tree.line(_SECTION, "concurrencies"))
+    if bad := [part for part in _parts(value) if not whole(part)]:
+        yield Note(at, f"no number of requests: {', '.join(map(str, bad))}", "confirm")
+    if result.concurrency and result.rate:
+        why = (
+            f"there each of them is the most at a time of req_rate {result.rate[0]:g}; here `concurrency` and `rate` "
+            "are loads of their own"
+        )
+        yield Note(at, why, "confirm")
+
+
 def _concurrencies(value: Any) -> Iterator[int]:
-    """A list, one number, or `1x2x4`."""
-    parts = value if isinstance(value, list) else str(value).split("x") if value is not None else []
-    yield from (number for part in parts if (number := whole(part)))
+    yield from (number for part in _parts(value) if (number := whole(part)))
+
+
+def _parts(value: Any) -> list[Any]:
+    """Of a list, one number, or `1x2x4`."""
+    return value if isinstance(value, list) else str(value).split("x") if value is not None else []
 
 
 def _rates(section: dict[str, Any]) -> list[float]:

@@ -17,7 +17,7 @@ from pdserve.importing.launch import Note, Sourced
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path
 
-_OVERRIDE, _ZIP = "override_", "zip_override_"
+_OVERRIDE, _ZIP, _SCHEMA = "override_", "zip_override_", "schema"
 
 
 def variants(tree: Tree) -> dict[str, Tree]:
@@ -35,6 +35,11 @@ def said_otherwise(tree: Tree) -> Iterator[Note]:
     """What srtctl does with the sections of variants, and a sweep of pdserve does not."""
     top = tree.get("base") if tree.has("base") else tree.data
     sweep = top.get("sweep") if isinstance(top, dict) else None
+    if tree.has("base"):
+        for key in tree.data:
+            if key not in ("base", _SCHEMA) and not key.startswith((_OVERRIDE, _ZIP)):
+                why = f"srtctl reads base, {_OVERRIDE}... and {_ZIP}... of such a file, and nothing else"
+                yield Note(Sourced(None, key, tree.line(key)), why, "confirm")
     if tree.has("base") and len(tree.data) > 1:
         yield Note(
             Sourced(None, "base", tree.line("base")),
@@ -53,8 +58,14 @@ def said_otherwise(tree: Tree) -> Iterator[Note]:
 
 def _overridden(tree: Tree) -> Iterator[tuple[str, Tree]]:
     base = _below(tree, ("base",))
+    if tree.has(_SCHEMA) and not base.has(_SCHEMA):  # beside base it is that of every variant
+        lines = {**base.lines, (_SCHEMA,): tree.line(_SCHEMA)}
+        base = Tree(base.file, {_SCHEMA: tree.get(_SCHEMA), **base.data}, lines)
     yield "base", base
-    for key in tree.data:
+    for key, value in tree.data.items():
+        if key.startswith((_OVERRIDE, _ZIP)) and not isinstance(value, dict):
+            todo = "give it what differs from base, as a mapping, or remove it"
+            raise RecipeError(f"{key} is no mapping", where=f"{tree.file}:{tree.line(key)}", todo=todo)
         if key.startswith(_OVERRIDE):
             yield key, _merged(base, _below(tree, (key,)))
         elif key.startswith(_ZIP):
@@ -70,6 +81,9 @@ def _swept(name: str, tree: Tree) -> Iterator[tuple[str, Tree]]:
         yield name, tree
         return
     values = [value if isinstance(value, list) else [value] for value in sweep.values()]
+    if empty := [key for key, value in zip(sweep, values, strict=True) if not value]:
+        where = f"{tree.file}:{tree.line('sweep', empty[0])}"
+        raise RecipeError(f"sweep.{empty[0]} has no value, so there is no variant", where=where, todo="give it one")
     for combination in itertools.product(*values):
         chosen = dict(zip(sweep, combination, strict=True))
         label = ",".join(f"{key}={value}" for key, value in chosen.items())

@@ -71,6 +71,13 @@ def servers_in(log: Path) -> dict[str, list[Path]]:
     """Name of a server -> its log. Raises RecipeError where there is none."""
     if log.is_file():
         return {log.name: [log]}
+    if log.exists() and not log.is_dir():
+        raise RecipeError(
+            "this is neither a file nor a folder, so there are no lookups in it",
+            where=str(log),
+            cause="a device or a pipe: the log is read more than once, by its name",
+            todo="give the folder of lmcache.lookup_log, or a file of it",
+        )
     folders = [folder for folder in (log, *sorted(log.glob("*/"))) if any(folder.glob(_FILES))]
     if not folders:
         raise RecipeError(

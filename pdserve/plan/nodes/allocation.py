@@ -30,7 +30,7 @@ def job_shape(recipe: Recipe) -> JobShape:
         needed = len(placement.nodes_for(recipe))
         if wanted is not None and wanted < needed:
             raise RecipeError(
-                f"slurm.nodes: {_nodes(wanted)}, and an instance spans {needed}",
+                f"{_nodes(wanted)}, and an instance spans {needed}",
                 where="slurm.nodes",
                 todo=f"write {needed}, or leave it out",
             )
@@ -39,8 +39,7 @@ def job_shape(recipe: Recipe) -> JobShape:
         nodes = placement.nodes_for(recipe)
         if wanted is not None and wanted < len(nodes):
             raise RecipeError(
-                f"slurm.nodes: {_nodes(wanted)} of {recipe.devices_per_node} devices cannot hold "
-                f"{placement.device_sum(recipe)}",
+                f"{_nodes(wanted)} of {recipe.devices_per_node} devices cannot hold {placement.device_sum(recipe)}",
                 where="slurm.nodes",
                 todo=f"write {len(nodes)}, or leave it out",
             )
@@ -49,7 +48,7 @@ def job_shape(recipe: Recipe) -> JobShape:
         if placement.fits(recipe, _unseen(wanted, size)):
             return JobShape(wanted, size)
     raise RecipeError(
-        f"slurm.nodes: {_nodes(wanted)} cannot hold {placement.device_sum(recipe)}, however many devices they have",
+        f"{_nodes(wanted)} cannot hold {placement.device_sum(recipe)}, however many devices they have",
         where="slurm.nodes",
         cause="an instance spans more nodes than there are",
         todo="raise it, or leave it out",

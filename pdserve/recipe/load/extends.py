@@ -8,6 +8,7 @@ inherited and has its default again (inside `args` null is data: it drops the fl
 from __future__ import annotations
 
 import copy
+import errno
 import os.path
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ PATHS = (
 )
 """Values that are paths, relative to the file that names them."""
 Interpolate = Callable[[str], str]
+_RELINK = "name the file itself, or make the link anew: ln -sfn FILE LINK; readlink shows where each link leads"
 
 
 @dataclass
@@ -57,14 +59,15 @@ def read(path: FilePath, interpolate: Interpolate) -> Document:
     return _read(path, interpolate, chain=())
 
 
-def read_file(path: FilePath, what: str = "a recipe", chain: tuple[FilePath, ...] = ()) -> Document:
-    """The file at `path` as it stands. `what` it should be is named in errors, and `chain`: who extends it."""
-    parsed = yaml12.parse(text_of(path, chain), str(path))
+def read_file(path: FilePath, kind: str = "recipe", chain: tuple[FilePath, ...] = ()) -> Document:
+    """The file at `path` as it stands. The `kind` that it should be is named in errors, and `chain`: who extends it."""
+    # What a recipe extends may be any part of one.
+    parsed = yaml12.parse(text_of(path, chain, kind=None if chain else kind), str(path))
     if parsed.data is None:
         raise RecipeError("the file is empty", where=str(path), todo="start with `schema: 1`")
     if not isinstance(parsed.data, dict):
         raise RecipeError(
-            f"{what} is a mapping of keys, this is {'a list' if isinstance(parsed.data, list) else 'one value'}",
+            f"a {kind} is a mapping of keys, this is {'a list' if isinstance(parsed.data, list) else 'one value'}",
             where=f"{path}:1",
             todo="begin with the line `schema: 1`, one `key: value` on each line; recipes/, clusters/ and sweeps/ have "
             "examples",
@@ -143,9 +146,10 @@ class _MissingFileError(RecipeError):
     """A file that cannot be read: reported at the `extends` that names it, where there is one."""
 
 
-def text_of(path: FilePath, chain: tuple[FilePath, ...] = ()) -> str:
-    """What is in the file; `chain`: the recipes that extend it. Raises RecipeError where it cannot be read."""
-    what = f"{path} does not exist"
+def text_of(path: FilePath, chain: tuple[FilePath, ...] = (), *, kind: str | None = None) -> str:
+    """What is in the file; `chain`: the recipes that extend it. `kind`: what may be meant instead, see `similar_files`.
+    Raises RecipeError where it cannot be read."""
+    what, todo = f"{path} does not exist", None
     try:
         if path.is_file():
             if path.stat().st_size > MAX_BYTES:
@@ -155,6 +159,10 @@ def text_of(path: FilePath, chain: tuple[FilePath, ...] = ()) -> str:
             what = f"{path} is a folder, not a file"
         elif path.exists():
             what = f"{path} is not a file"
+        elif _in_a_circle(path):
+            what, todo = f"{path} cannot be found: its links lead in a circle", _RELINK
+        elif path.is_symlink():
+            what = f"{path} is a link to {path.readlink()}, which does not exist"
     except UnicodeDecodeError as error:
         utf16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
         raise RecipeError(
@@ -164,10 +172,19 @@ def text_of(path: FilePath, chain: tuple[FilePath, ...] = ()) -> str:
         ) from None
     except (OSError, ValueError) as error:
         what = f"{path} cannot be read: {error.strerror if isinstance(error, OSError) else error}"
-    todo = similar_files.advice(path)
+    todo = todo or similar_files.advice(path, kind)
     if chain:
         what += f" (extended by {' <- '.join(str(p) for p in reversed(chain))})"
     raise _MissingFileError(what, where=None, todo=todo)
+
+
+def _in_a_circle(path: FilePath) -> bool:
+    """Whether the file, or a folder on the way to it, is a link that leads back to itself."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def _same(a: FilePath, b: FilePath) -> bool:

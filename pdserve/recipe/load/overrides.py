@@ -7,15 +7,21 @@ index of a list; a dot inside a key is written `\\.`.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.load import invisible, show, yaml12
+from pdserve.recipe.load import examples, invisible, show, yaml12
 from pdserve.recipe.load.extends import Document
-from pdserve.recipe.load.problems import Origin, Path, did_you_mean, dotted, error
+from pdserve.recipe.load.problems import Line, Origin, Path, did_you_mean, dotted, error
+from pdserve.recipe.load.shape import RECIPE
+
+_EXAMPLE = "--set name=my-deployment"
+"""Of an option that every recipe takes."""
 
 
 def apply(document: Document, set_: Sequence[str], unset: Sequence[str]) -> None:
@@ -39,6 +45,13 @@ def _unset(document: Document, text: str) -> None:
 
 def _set(document: Document, text: str) -> None:
     key, separator, value_text = text.partition("=")
+    if not key:
+        raise RecipeError(
+            "no key is in front of the =" if separator else "an empty option",
+            where="--set =..." if len(text) > 100 or show.looks_secret(text) else f"--set {shlex.quote(text)}",
+            cause="an option is KEY=VALUE; a variable of the shell that is not set leaves nothing",
+            todo=f"write the key and its value, for example `{_EXAMPLE}`, or leave the option out",
+        )
     if not separator:
         raise RecipeError(f"--set {key} has no value", todo=f"write --set {key}=VALUE, or --unset {key}")
     path = _path(key, f"--set {key}")
@@ -46,7 +59,10 @@ def _set(document: Document, text: str) -> None:
     if any(show.secret_name(str(part)) for part in path) or show.looks_secret(value_text) or len(option) > 100:
         option = f"--set {key}=..."
     option = invisible.escaped(option)
-    parsed = yaml12.parse(value_text, option)
+    try:
+        parsed = yaml12.parse(value_text, option)
+    except RecipeError as refused:
+        raise _no_yaml(refused, document, path, value_text, option) from None
     if parsed.problems:
         problem = parsed.problems[0]
         fix = None if problem.write is None else replace(problem.write, path=(*path, *problem.write.path))
@@ -67,6 +83,32 @@ def _set(document: Document, text: str) -> None:
     document.origins.update({(*path, *below): Origin(option) for below in parsed.origins})
     document.quoted.update((*path, *below) for below in parsed.quoted)
     document.spellings.update({(*path, *below): text for below, text in parsed.spellings.items()})
+
+
+def _no_yaml(refused: RecipeError, document: Document, path: Path, value: str, option: str) -> RecipeError:
+    """With what to type for a value that is no YAML: one that the key can have, or, where it is a text, the same in
+    quotes. A secret is not repeated."""
+    if show.looks_secret(value) or any(show.secret_name(str(part)) for part in path):
+        return RecipeError(refused.what, where=refused.where, cause=refused.cause, todo=refused.todo)
+    path = tuple(int(part) if str(part).isdecimal() else part for part in path)
+    line, cause = examples.value(path, document.data, RECIPE), refused.cause
+    if line is not None and line.yaml.startswith(("[", "{")):
+        return refused
+    if line is not None:
+        cause = cause or f"the key has a value like {line.yaml}, and a value of --set is read as YAML"
+    elif _is_text(document, path, value):
+        line, cause = Line(path, json.dumps(value, ensure_ascii=False)), cause or "a value of --set is read as YAML"
+    else:
+        return refused
+    example = "for example " if line.example else ""
+    todo = f"write {example}`{line.typed(Origin(option), document.origins)}`"
+    return RecipeError(refused.what, where=refused.where, cause=cause, todo=todo, evidence=refused.evidence)
+
+
+def _is_text(document: Document, path: Path, value: str) -> bool:
+    """Whether the value may be meant as text. Of a flag, which takes any value, one in brackets is no text."""
+    declared = RECIPE.field_at(path, document.data) is not None
+    return RECIPE.scalars_at(path, document.data)[0] and (declared or not value.lstrip().startswith(("[", "{")))
 
 
 def _create(document: Document, path: Path, option: str) -> dict[str, Any] | list[Any]:

@@ -135,7 +135,7 @@ def _blocks(spot: _Spot) -> _Finding | None:
         return _no_colon(spot)
     if "mapping values are not allowed" in problem:
         return _second_colon(spot)
-    if "expected '<document start>'" in problem:
+    if "expected '<document start>'" in problem and not spot.text.startswith("%"):
         return _Finding(
             "not YAML: this line does not line up with the lines above",
             "the first keys of the file are indented, or a line above is no `key: value`",
@@ -215,6 +215,13 @@ def _brackets(spot: _Spot) -> _Finding | None:
             f"close it with {closing}, and put a comma between two items",
             spot.opened,
         )
+    if "flow node" in spot.context and "<stream end>" in spot.problem and spot.text.rstrip()[-1:] in ("[", "{"):
+        opening = spot.text.rstrip()[-1]
+        closing = "]" if opening == "[" else "}"
+        what = f"not YAML: the {opening} of this line is not closed"
+        return _Finding(
+            what, f"{opening} begins a {'list' if opening == '[' else 'mapping'}", f"close it with {closing}"
+        )
     if "quoted scalar" in spot.context and "end of stream" in spot.problem:
         return _Finding("not YAML: the quote of this line is not closed", None, "add the second quote", spot.opened)
     pair = _PAIR.fullmatch(spot.text)
@@ -231,7 +238,7 @@ def _values(spot: _Spot) -> _Finding | None:
     """Values that begin with a character that means something to YAML."""
     pair = _PAIR.fullmatch(spot.text)
     written = None if pair is None else f"write `{pair.group(2)}: {_quoted(pair.group(3))}`"
-    if "cannot start any token" in spot.problem:
+    if "cannot start any token" in spot.problem or "expected '<document start>'" in spot.problem:
         return _Finding("not YAML: no value begins with %, @ or `", None, written or "put the value in quotes")
     if "block scalar" in spot.context:
         why = "a value that begins with > or | needs quotes"
