@@ -405,15 +405,20 @@ def test_a_withdrawal_is_answered_when_the_write_has_ended() -> None:
 
 
 def test_a_withdrawal_before_the_prompt_is_computed_is_answered_at_once_and_frees_it_later() -> None:
+    """Nothing asks for a WRITE then: there is no registration any more that upstream would match it with."""
     prefill = Prefill()
     prefill.worker._pending_d_registrations[THERE] = REGISTRATION
     prefill.withdraw()
     assert prefill.answer() == ANSWER
     assert prefill.worker._pending_d_registrations == {}
-    prefill.computed()
-    prefill.begin()
+    assert prefill.computed().reap() == {HERE}
+
+
+def test_none_begins_after_a_withdrawal_that_came_before_the_prompt_was_computed() -> None:
+    prefill = Prefill()
+    prefill.withdraw()
+    prefill.computed().begin()
     assert prefill.begun == []
-    assert prefill.reap() == {HERE}
 
 
 def test_what_is_kept_for_a_decode_that_withdraws_is_freed_at_once() -> None:

@@ -56,7 +56,11 @@ class Writes:
     def begin_step(self, finished: Iterable[str], aborted: Iterable[str]) -> None:
         """Before the writer thread hears of them: prompts that are computed, and prompts of which nothing is kept."""
         with self._lock:
-            self._held.update((base_of(name), name) for name in finished)
+            for name in finished:
+                self._held[base_of(name)] = name
+                if base_of(name) in self._closed:
+                    # Decode has withdrawn while it was computed: nobody will ask for it.
+                    self._ending.add(name)
             for name in aborted:
                 self._close(base_of(name))
                 self._aborted.append(base_of(name))
