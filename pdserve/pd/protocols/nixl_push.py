@@ -52,6 +52,7 @@ class NixlPushProtocol:
         self._addresses = PushAddresses(engines, served_name)
         self.background = Background()
         registry.on_ready(self._learn)
+        registry.on_lost(self._addresses.forget)
 
     async def attempt(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
         """Answers the client. Raises ApiError, ClientGoneError or WorkerFailedError; what it leaves running ends by
