@@ -28,6 +28,7 @@ class Prefill:
     def __init__(self, name: str, before: asyncio.Event | None) -> None:
         self.name, self._before = name, before
         self.asked = 0
+        self.status = b"200 OK"
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,9 +42,8 @@ class Prefill:
         else:
             answer = {"choices": [{"finish_reason": "length"}], "kv_transfer_params": address}
         data = json.dumps(answer).encode()
-        writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data
-        )
+        line = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        writer.write(line % (self.status, len(data)) + data)
         with suppress(ConnectionError):
             await writer.drain()
             writer.close()
@@ -138,6 +138,20 @@ def test_all_that_wait_hear_that_it_has_failed_and_the_next_one_asks_again() -> 
             one.name = good
             await known.learn(worker)
             assert (one.asked, address_of(known, worker)) == (2, "one")
+
+    asyncio.run(ask())
+
+
+def test_a_refusal_is_no_fault_of_the_client_whose_request_waits_for_it() -> None:
+    """A 4xx would go to the client as it is, and no other prefill would be tried."""
+
+    async def ask() -> None:
+        async with prefill("one") as one:
+            worker, known = ready(registry_of(config(one))), addresses()
+            one.status = b"404 Not Found"
+            with pytest.raises(WorkerFailedError, match="prefill-0 refuses to say where it is") as raised:
+                await known.learn(worker)
+            assert (raised.value.error.status, raised.value.retry) == (502, True)
 
     asyncio.run(ask())
 

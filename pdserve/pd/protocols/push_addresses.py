@@ -94,6 +94,11 @@ class PushAddresses:
                 return Address(for_decode(leg.result().data), rank_header)
             except ValueError as error:
                 raise _failed(worker, str(error)) from error
+            except WorkerFailedError as failure:
+                if failure.error.status >= 500:
+                    raise
+                # Of our request: no client of a prompt is to blame.
+                raise _failed(worker, f"refuses to say where it is: {failure.error.message}") from failure
         finally:
             leg.close()
 
