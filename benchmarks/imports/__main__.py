@@ -30,6 +30,7 @@ from pdserve.operations.import_recipe import ImportedRecipe, import_file
 from pdserve.recipe.load.extends import text_of
 
 RANK = ("whole", "partial", "refused")
+_STORE = "kv_store_distributed_mooncake"
 _NUMBER = re.compile(r"\d+")
 _SERVER = re.compile(r"^[^#\n]*\bvllm serve\b", re.MULTILINE)
 
@@ -121,13 +122,17 @@ def of_srt(checkout: Path, folder: Path) -> Iterator[tuple[str, Path, ImportChoi
 
 
 def of_vllm(checkout: Path) -> Iterator[tuple[str, Path, ImportChoice]]:
-    """The models of vLLM's collection with what its page begins with, and as prefill and decode where it has that."""
+    """The models of vLLM's collection with what its page begins with, with stores, and as prefill and decode where it
+    has that."""
     if not (checkout / TAXONOMY).is_file():
         return
     for file in sorted((checkout / "models").rglob("*.yaml")):
         yield f"{checkout.name}, default strategy", file, ImportChoice()
+        for offload in ("lmcache", "simple", _STORE):
+            yield f"{checkout.name}, {offload}", file, ImportChoice(kv_offload=offload)
         if "pd_cluster" in (yaml.safe_load(file.read_text(encoding="utf-8")).get("compatible_strategies") or []):
             yield f"{checkout.name}, pd_cluster", file, ImportChoice(strategy="pd_cluster")
+            yield f"{checkout.name}, pd_cluster, {_STORE}", file, ImportChoice(strategy="pd_cluster", kv_offload=_STORE)
 
 
 def of_scripts(checkout: Path, given: dict[str, str]) -> Iterator[tuple[str, Path, ImportChoice]]:

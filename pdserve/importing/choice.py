@@ -15,5 +15,18 @@ class ImportChoice:
     strategy: str | None = None
     features: tuple[str, ...] | None = None
     nodes: int | None = None
+    kv_offload: str | None = None
+    """Of vLLM's recipes; None: KV is kept on the devices alone."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of a shell script."""
+
+    def of_collection(self) -> list[str]:
+        """The options that are given and mean something for vLLM's recipes alone."""
+        given = {
+            "--hardware": self.hardware,
+            "--strategy": self.strategy,
+            "--feature": self.features,
+            "--nodes": self.nodes,
+            "--kv-offload": self.kv_offload,
+        }
+        return [option for option, value in given.items() if value is not None]

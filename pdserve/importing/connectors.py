@@ -21,6 +21,16 @@ _MADE_BY_PDSERVE = {
 }
 _STORE_ALWAYS = {"load_async": True, "lookup_async": True}
 """What MooncakeStoreSection writes."""
+_OFFLOADING = {
+    "cpu_bytes_to_use": "cpu_gib",
+    "blocks_per_chunk": "blocks_per_chunk",
+    "eviction_policy": "eviction",
+    "store_threshold": "store_threshold",
+    "offload_prompt_only": "prompts_only",
+}
+"""vLLM's words -> keys of the section, whose defaults are vLLM's."""
+_SERVER_TIMEOUTS = {"lmcache.mp.mq_timeout": "mq_timeout_seconds", "lmcache.mp.heartbeat_interval": "heartbeat_seconds"}
+"""Of LMCache's clients -> keys of the lmcache section."""
 _PUSH_KEYS = {"backends", "kv_lease_duration", "push_registration_timeout"}
 _WITHOUT_MEANING = {"enable_offload": False, "enable_cross_layers_blocks": False}
 """Their value is vLLM's default."""
@@ -67,6 +77,16 @@ def needs_raw(config: Config) -> bool:
 def classes(config: Config) -> set[str]:
     """vLLM's class names in the mapping."""
     return {str(config.get("kv_connector")), *(name for child in _children(config) for name in classes(child))}
+
+
+def without_timeouts(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The mapping without the timeouts of LMCache's clients, and those as keys of the lmcache section."""
+    mapping = copy.deepcopy(dict(config))
+    found: dict[str, Any] = {}
+    for each in (mapping, *_children(mapping)):
+        extra = _extra(each)
+        found.update({_SERVER_TIMEOUTS[key]: extra.pop(key) for key in _SERVER_TIMEOUTS if key in extra})
+    return mapping, found
 
 
 def _section(config: Config) -> dict[str, Any] | None:
@@ -129,9 +149,10 @@ def _leaf(config: Config) -> dict[str, Any] | None:
                 cache_prefix=extra.get("cache_prefix") or None,
             )
         case "OffloadingConnector":
-            if others or extra.keys() - {"cpu_bytes_to_use"} or "cpu_bytes_to_use" not in extra:
+            if others or extra.keys() - _OFFLOADING.keys() or "cpu_bytes_to_use" not in extra:
                 return None
-            return _filled("offloading", cpu_gib=extra["cpu_bytes_to_use"] / _GIB)
+            kept = {_OFFLOADING[key]: value for key, value in extra.items()}
+            return _filled("offloading", **{**kept, "cpu_gib": kept["cpu_gib"] / _GIB})
         case "MoRIIOConnector":
             if others or extra.keys() - {*_MORIIO_KEPT, *_MORIIO_LEFT}:
                 return None
@@ -156,6 +177,8 @@ def _left_out(config: Config) -> Iterator[str]:
     if name == "MooncakeStoreConnector":
         yield from (key for key in _STORE_ALWAYS if key not in extra)
     for child in _children(config):
+        if "kv_load_failure_policy" in child:
+            yield f"{child.get('kv_connector')}.kv_load_failure_policy"
         yield from _left_out(child)
 
 
@@ -164,6 +187,8 @@ def _why_left_out(key: str) -> str:
         return "the engines of a recipe find the LMCache server of their node (section lmcache)"
     if key in _MORIIO_LEFT:
         return _MORIIO_LEFT[key]
+    if key.endswith(".kv_load_failure_policy"):
+        return "vLLM reads it at the top level only"
     return "the section always has it: true" if key in _STORE_ALWAYS else "it is vLLM's default"
 
 

@@ -18,7 +18,7 @@ from pdserve.importing.srt.variants import has_several, said_otherwise, variants
 from pdserve.importing.sweep_draft import ImportedVariant, SweepDraft, sweep_draft
 from pdserve.importing.yaml_tree import Tree, read
 
-TAXONOMY, STRATEGIES = "taxonomy.yaml", "strategies"
+TAXONOMY, STRATEGIES, STORES = "taxonomy.yaml", "strategies", "kv_store"
 """Of vLLM's collection of recipes."""
 
 
@@ -26,6 +26,7 @@ def imported(text: str, file: str, choice: ImportChoice, beside: Mapping[str, st
     """The recipe that `text` describes. `beside`: the other files of a collection of recipes, by their paths in it.
     Raises RecipeError for what cannot become a recipe."""
     if script.matches(text) and not file.endswith((".yaml", ".yml")):
+        _check_choice(choice, file)
         return _draft(script.launch(text, file, choice), text)
     tree = read(text, file)
     if vllm_recipe.matches(tree):
@@ -37,7 +38,18 @@ def imported(text: str, file: str, choice: ImportChoice, beside: Mapping[str, st
             where=f"{file}:1",
             todo="give a recipe of srt-slurm, one of vLLM's recipes, or a shell script with a line `vllm serve`",
         )
+    _check_choice(choice, file)
     return _of_variants(variants(tree), text, file, choice.variant)
+
+
+def _check_choice(choice: ImportChoice, file: str) -> None:
+    if options := choice.of_collection():
+        raise RecipeError(
+            f"{' and '.join(options)} choose nothing in this file",
+            where=file,
+            cause="these options are for a recipe of vLLM's collection (models/ORG/NAME.yaml)",
+            todo=f"leave {' and '.join(options)} out",
+        )
 
 
 def _collection(file: str, beside: Mapping[str, str]) -> vllm_recipe.Collection:
@@ -48,10 +60,13 @@ def _collection(file: str, beside: Mapping[str, str]) -> vllm_recipe.Collection:
             cause="a recipe of vLLM's collection says little without the collection's hardware and strategies",
             todo="give the file inside a checkout of vllm-project/recipes",
         )
-    folder = f"{STRATEGIES}/"
-    strategies = [read(text, name) for name, text in beside.items() if name.startswith(folder)]
-    named = {str(variant.get("name")): variant for variant in strategies}
-    return vllm_recipe.Collection(read(beside[TAXONOMY], TAXONOMY), named)
+    strategies, stores = (_named_files(beside, folder) for folder in (STRATEGIES, STORES))
+    return vllm_recipe.Collection(read(beside[TAXONOMY], TAXONOMY), strategies, stores)
+
+
+def _named_files(beside: Mapping[str, str], folder: str) -> dict[str, Tree]:
+    trees = [read(text, name) for name, text in beside.items() if name.startswith(f"{folder}/")]
+    return {str(tree.get("name")): tree for tree in trees}
 
 
 def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | None) -> Draft:

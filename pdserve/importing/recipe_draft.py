@@ -179,6 +179,11 @@ class _Writer:
                 cause="without one nothing moves KV from prefill to decode",
                 todo="add --kv-transfer-config to both roles of the file, and import again",
             )
+        if "l1_size_gb" in self.launch.lmcache:
+            for role, at in list(configs.items()):
+                mapping, timeouts = connectors.without_timeouts(at.value)
+                configs[role] = at.of(mapping)
+                self.launch.lmcache.update({key: at.of(value) for key, value in timeouts.items()})
         raw = any(connectors.needs_raw(at.value) for at in configs.values())
         for role, at in configs.items():
             carried = connectors.carried(at.value, raw=raw)

@@ -3,7 +3,7 @@ strategy and a set of features.
 
 The collection puts the command line together from layers (src/lib/command-synthesis.js there, 8959cf6): base, variant,
 strategy, the recipe's changes of the strategy, hardware, features; of a flag given twice the later one holds. The
-layers are the same here, in that order.
+layers are the same here, in that order; KV offloading (vllm_offload.py) is the last one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.importing import environment
+from pdserve.importing import environment, vllm_offload
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.flags import ImportedFlag, collected, from_argv
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
@@ -38,10 +38,11 @@ _TRAYS = ("gb200", "gb300")
 
 @dataclass(frozen=True)
 class Collection:
-    """What lies beside a recipe: the hardware, and the strategies by name."""
+    """What lies beside a recipe: the hardware, and the strategies and stores by name."""
 
     taxonomy: Tree
     strategies: Mapping[str, Tree]
+    stores: Mapping[str, Tree]
 
 
 @dataclass
@@ -111,9 +112,15 @@ class _Composer:
         self.features = [self._choice("feature", name, known) for name in chosen]
         self.nodes = choice.nodes
         self.generation = self._generation()
+        self.brand = str(self.profile.get("brand"))
+        self.has_pools = self.plan.get("deploy_type") == "pd_cluster"
+        self.offload = None
+        if choice.kv_offload is not None:
+            situation = vllm_offload.Situation(tree, self.strategy, self.has_pools, self.brand)
+            self.offload = vllm_offload.chosen(choice.kv_offload, beside.taxonomy, beside.stores, situation)
 
     def launch(self) -> Launch:
-        brand = str(self.profile.get("brand"))
+        brand = self.brand
         if brand not in _IMAGES:
             raise RecipeError(
                 f"the hardware {self.hardware} is of {brand}",
@@ -130,7 +137,7 @@ class _Composer:
         result.image = self._image(brand)
         result.container["kind"] = Sourced("docker", "vLLM's recipes start docker", 0)
         roles: tuple[EngineRole, ...] = ("aggregated",)
-        if self.plan.get("deploy_type") == "pd_cluster":
+        if self.has_pools:
             roles = ("prefill", "decode")
         for role in roles:
             result.roles[role] = self._role(role, result)
@@ -189,6 +196,8 @@ class _Composer:
             layers.add_env(tree, (*own, "extra_env"))
         layers.add(self.plan, (part, "vllm_args") if part else ("vllm_args",))
         layers.add_env(self.plan, (part, "env") if part else ("env",))
+        if self.offload is not None:
+            layers.add_env(self.offload.tree, self.offload.env())
         self._parallelism(role, layers)
         changes: Path = ("strategy_overrides", self.strategy)
         for own in ((*changes, part),) if part else (changes,):
@@ -201,6 +210,8 @@ class _Composer:
             layers.add_env(tree, (*own, "extra_env"))
         for path in self._features():
             layers.add(tree, path)
+        if self.offload is not None:
+            layers.add(self.offload.tree, self.offload.args(part))
         env = {name: at for name, at in layers.env.items() if self._kept(name, at, result)}
         item = EngineLaunch(Sourced(None, f"strategy {self.strategy}", 0), Sourced(1, "one instance", 0))
         item.env = environment.carried(env, result, role)
@@ -329,6 +340,8 @@ class _Composer:
             if self.tree.has("features", name, "companion"):
                 at = Sourced(None, f"features.{name}.companion", self.tree.line("features", name, "companion"))
                 result.note(at, "a process beside the engines, which is not started", "served")
+        if self.offload is not None:
+            self.offload.read_servers(result)
         if self.plan.has("router"):
             at = Sourced(None, _key(self.plan, ("router",)), self.plan.line("router"))
             result.note(at, "pdserve has a proxy of its own (section proxy)", "unused")
@@ -345,4 +358,4 @@ def _parts(word: str) -> list[str]:
 def _key(tree: Tree, path: Path) -> str:
     """The key, with the file where it is not the recipe itself."""
     name = tree.file.rpartition("/")[2]
-    return f"{name} {dotted(path)}" if tree.get("deploy_type") is not None else dotted(path)
+    return dotted(path) if matches(tree) else f"{name} {dotted(path)}"

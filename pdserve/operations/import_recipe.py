@@ -14,7 +14,7 @@ from pdserve.importing.annotated import annotated, line
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.compare import Departure, departures
 from pdserve.importing.connectors import acceptances
-from pdserve.importing.formats import STRATEGIES, TAXONOMY, imported
+from pdserve.importing.formats import STORES, STRATEGIES, TAXONOMY, imported
 from pdserve.importing.launch import Draft, Sourced
 from pdserve.installed.versions import Versions
 from pdserve.operations.plan_recipe import load, plan_for
@@ -115,7 +115,8 @@ def _beside(file: Path) -> dict[str, str]:
     """The files of the collection that `file` is in, by their paths there; empty where it is in none."""
     for folder in file.absolute().parents:
         if (folder / TAXONOMY).is_file():
-            there = [folder / TAXONOMY, *sorted((folder / STRATEGIES).glob("*.yaml"))]
+            there = [folder / TAXONOMY]
+            there += (path for name in (STRATEGIES, STORES) for path in sorted((folder / name).glob("*.yaml")))
             return {str(path.relative_to(folder)): text_of(path) for path in there}
     return {}
 

@@ -13,6 +13,7 @@ from pdserve.installed.versions import Versions as Versions
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.plan.frozen import Frozen as Frozen
 from pdserve.plan.nodes.reach import Local, Reach
+from pdserve.recipe.connectors.base import TrialTransfer
 from pdserve.recipe.model import Logs, RestartPolicy, Retention, Timeouts, Verify
 from pdserve.roles import ProcessRole, is_engine
 
@@ -113,6 +114,8 @@ class PlannedConnector(Frozen):
     """The engine package that it imports; None: not known."""
     rdma_devices: tuple[str, ...] | None = None
     """The RDMA devices that it uses, none when it may choose; None: it moves KV without RDMA."""
+    trial: TrialTransfer | None = None
+    """How a transfer of it is tried before the start; None: none is."""
 
 
 class Process(Frozen):

@@ -21,7 +21,7 @@ from pdserve.preflight.limits import find_memlock, find_open_files
 from pdserve.preflight.memory import find_memory
 from pdserve.preflight.of_plan import on_node
 from pdserve.preflight.patches import find_patches
-from pdserve.preflight.rdma import find_rdma
+from pdserve.preflight.rdma import find_peer_memory, find_rdma
 from pdserve.preflight.run_dir import find_run_dir
 
 
@@ -59,6 +59,7 @@ def check_node(
         findings.extend(find_shared_environment(plan, node, wanted, os.environ))
         findings.extend(find_firmware(plan, node, wanted, os.environ))
         findings.extend(find_rdma(node, wanted))
+        findings.extend(find_peer_memory(node, plan.platform, wanted))
     return findings
 
 

@@ -1,4 +1,5 @@
-"""RDMA devices and the state of their links, from what the kernel shows in /sys; no tool is needed."""
+"""RDMA devices, the state and the addresses of their links, and whether they reach device memory, from what the kernel
+shows in /sys; no tool is needed."""
 
 from __future__ import annotations
 
@@ -12,6 +13,10 @@ from pdserve.preflight.finding import Finding, Status
 _SYS = Path("/sys/class/infiniband")
 _VERBS = Path("/dev/infiniband")
 _ACTIVE = "ACTIVE"
+_MODULES = Path("/sys/module")
+_PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
+_GID_INDEX = "MC_GID_INDEX"
+"""Mooncake's choice among the GIDs of a port."""
 
 
 class RdmaPort(NamedTuple):
@@ -22,6 +27,8 @@ class RdmaPort(NamedTuple):
     state: str
     """As the kernel writes it: `4: ACTIVE`."""
     rate: str
+    gids: tuple[int, ...] | None = None
+    """Indexes of its addresses; None: the kernel does not show them."""
 
     @property
     def active(self) -> bool:
@@ -36,7 +43,7 @@ def ports(sys: Path = _SYS) -> list[RdmaPort]:
     if not sys.is_dir():
         return []
     return [
-        RdmaPort(device.name, port.name, _text(port / "state"), _text(port / "rate"))
+        RdmaPort(device.name, port.name, _text(port / "state"), _text(port / "rate"), _gids(port / "gids"))
         for device in sorted(sys.iterdir())
         for port in sorted((device / "ports").iterdir())
     ]
@@ -53,11 +60,14 @@ def find_rdma(node: str, starting: Collection[Process], *, sys: Path = _SYS, ver
         rdma_ports = ports(sys)
     except OSError as error:
         return [_finding(node, "unknown", f"{sys} cannot be read: {error.strerror}", need)]
-    status, value, fix = _judge(rdma_ports, named, verbs)
+    index = next((number for process in starting if (number := process.env.set.get(_GID_INDEX))), None)
+    status, value, fix = _judge(rdma_ports, named, verbs, index)
     return [_finding(node, status, value, need, fix, tuple(str(port) for port in rdma_ports))]
 
 
-def _judge(rdma_ports: list[RdmaPort], named: list[str], verbs: Path) -> tuple[Status, str, str | None]:
+def _judge(
+    rdma_ports: list[RdmaPort], named: list[str], verbs: Path, gid_index: str | None
+) -> tuple[Status, str, str | None]:
     tcp = "or use the connector with protocol: tcp"
     if not rdma_ports:
         return "failed", "no RDMA device", f"load the driver of the adapters, {tcp}"
@@ -76,11 +86,46 @@ def _judge(rdma_ports: list[RdmaPort], named: list[str], verbs: Path) -> tuple[S
             f"no active port on {', '.join(down)}",
             f"bring the link up (cable, switch, subnet manager), {tcp}",
         )
+    usable = [port for port in rdma_ports if port.active and (not wanted or port.device in wanted)]
+    if without := [port for port in usable if port.gids is not None and not _has_gid(port.gids, gid_index)]:
+        which = "no GID" if gid_index is None else f"no GID {gid_index} ({_GID_INDEX})"
+        value = f"{which} on {', '.join(f'{port.device} port {port.number}' for port in without)}"
+        fix = "give the network interface of the device an address (RoCE), or start the subnet manager (InfiniBand)"
+        if gid_index is not None:
+            shown = sorted({gid for port in without for gid in port.gids or ()})
+            fix = f"set {_GID_INDEX} to one that is there: {', '.join(map(str, shown)) or 'none is'}; or {fix}"
+        return "failed", value, f"{fix}, {tcp}"
     value = ", ".join(str(port) for port in rdma_ports if port.active)
     if not named and there - active:
         fix = "name the good ones in device_name (of the connector or of mooncake_store): any may be taken otherwise"
         return "warning", f"{value}; no active port on {', '.join(sorted(there - active))}", fix
     return "ok", value, None
+
+
+def find_peer_memory(
+    node: str, platform: str, starting: Collection[Process], *, modules: Path = _MODULES
+) -> list[Finding]:
+    """Whether adapters can reach device memory; nothing where no connector wants RDMA, and on a CPU."""
+    if platform != "cuda" or all(process.rdma_devices is None for process in starting):
+        return []
+    need = "adapters that reach device memory: nvidia_peermem, or dmabuf"
+    if any((modules / name).is_dir() for name in _PEER_MODULES):
+        return [_finding(node, "ok", "nvidia_peermem is loaded", need)]
+    value = "nvidia_peermem is not loaded: device memory is registered by dmabuf, or not at all"
+    fix = "modprobe nvidia_peermem on the host, or a kernel >= 5.12 with NVIDIA's open modules; --fabric tries it"
+    return [_finding(node, "warning", value, need, fix)]
+
+
+def _has_gid(gids: tuple[int, ...], index: str | None) -> bool:
+    return bool(gids) if index is None else index in map(str, gids)
+
+
+def _gids(folder: Path) -> tuple[int, ...] | None:
+    """The entries that are no zeroes. Those that were never set cannot be read."""
+    if not folder.is_dir():
+        return None
+    texts = {file.name: _text(file) for file in folder.iterdir() if file.name.isdecimal()}
+    return tuple(sorted(int(name) for name, text in texts.items() if text[4:5] == ":" and set(text) - set("0:")))
 
 
 def _finding(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -280,8 +282,11 @@ def owners(inodes: set[str], pids: Iterable[int]) -> set[int]:
     return {pid for pid in pids if wanted & set(_open_files(pid))}
 
 
-def listening_ports(pids: Iterable[int]) -> dict[int, int]:
-    """TCP ports on which these processes listen -> PID. How ports that cannot be pinned are read after start."""
+def listening_ports(pids: Iterable[int], *, at: str | None = None) -> dict[int, int]:
+    """TCP ports on which these processes listen -> PID. How ports that cannot be pinned are read after start.
+    `at`: only those that are open at this IPv4 address."""
+    open_at = None if at is None else _kernel_address(at)
+    accepted = {"0" * 8, "0" * 32, open_at}
     by_inode: dict[str, int] = {}
     for table in ("tcp", "tcp6"):
         try:
@@ -290,9 +295,18 @@ def listening_ports(pids: Iterable[int]) -> dict[int, int]:
             continue
         for line in lines:
             fields = line.split()
-            if fields[3] == _TCP_LISTEN:
-                by_inode[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
+            address, _, port = fields[1].rpartition(":")
+            if fields[3] == _TCP_LISTEN and (open_at is None or address in accepted):
+                by_inode[f"socket:[{fields[9]}]"] = int(port, 16)
     return {by_inode[link]: pid for pid in pids for link in _open_files(pid) if link in by_inode}
+
+
+def _kernel_address(address: str) -> str | None:
+    """An IPv4 address as /proc/net/tcp has it; None of another text."""
+    try:
+        return f"{int.from_bytes(socket.inet_pton(socket.AF_INET, address), sys.byteorder):08X}"
+    except OSError:
+        return None
 
 
 def listener_owner(port: int) -> str | None:

@@ -74,6 +74,33 @@ def test_a_firewall_that_drops_one_port_of_the_range(hosts: Lab) -> None:
     assert "ports.transfer" in finding["fix"]
 
 
+def over_nixl(hosts: Lab, **changes: Any) -> Path:
+    """The recipe with NIXL, whose decode pulls."""
+    connector = {"kind": "nixl", "buffer_device": "cpu"}
+    return hosts.recipe(prefill__connector=connector, decode__connector=connector, lmcache=None, **changes)
+
+
+def test_nixl_reads_from_prefill_over_ucx(hosts: Lab) -> None:
+    first, second, _ = hosts.cluster.nodes
+    [finding] = fabric(hosts, over_nixl(hosts), fault="no fault, NIXL")
+    assert (finding["node"], finding["status"]) == (second, "ok"), finding
+    assert f"{first} -> {second}: " in finding["value"]
+    assert "eth0 (MTU 1500) -> eth0 (MTU 1500)" in finding["value"]
+    assert f"reads from {hosts.cluster.address(first)}, host memory to host memory" in finding["need"]
+
+
+def test_ports_of_nixl_that_a_firewall_drops(hosts: Lab) -> None:
+    """UCX takes them out of the range that it is given, else any of the system's."""
+    first, _, _ = hosts.cluster.nodes
+    recipe = over_nixl(hosts, engine__env={"UCX_TCP_PORT_RANGE": "12000-12999"})
+    with rule(hosts, first, "ipproto", "tcp", "sport", "12000-12999", "blackhole"):
+        [finding] = fabric(hosts, recipe, fault="ports of UCX dropped")
+    assert finding["status"] == "failed"
+    assert f" at {hosts.cluster.address(first)}, port 12" in finding["value"]
+    assert "no answer within 2 s" in finding["value"]
+    assert "UCX_TCP_PORT_RANGE" in finding["fix"]
+
+
 def test_a_link_that_is_slower_than_asked_for(hosts: Lab) -> None:
     with slow(hosts, hosts.cluster.nodes[0], "20mbit"):
         [finding] = fabric(hosts, hosts.recipe(), "--min-gbps", "0.1", fault="slow link")

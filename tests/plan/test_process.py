@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from pdserve.plan.model import Plan, PlannedConnector, PortRange, Process
+from pdserve.recipe.connectors.base import TrialTransfer
 from pdserve.recipe.connectors.registry import KINDS
 from pdserve.roles import ProcessRole
 from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
@@ -34,7 +35,11 @@ def both(connector: dict[str, Any]) -> dict[str, Any]:
 def test_children_of_a_multi_stand_for_it() -> None:
     built = plan(recipe(with_lmcache()))
     assert built.process("prefill-0").connectors == (
-        PlannedConnector(class_name="MooncakeConnector", package="mooncake"),
+        PlannedConnector(
+            class_name="MooncakeConnector",
+            package="mooncake",
+            trial=TrialTransfer(engine="mooncake", pulled=False, host_buffer=False, ports="transfer"),
+        ),
         PlannedConnector(class_name="LMCacheMPConnector", package="lmcache"),
     )
     assert built.process("prefill-0").packages == ("vllm", "mooncake", "lmcache")
@@ -44,7 +49,8 @@ def test_children_of_a_multi_stand_for_it() -> None:
 def test_a_raw_mapping_is_looked_into_as_well() -> None:
     raw = {"kind": "raw", "config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}
     process = plan(recipe(both(raw))).process("decode-0")
-    assert process.connectors == (PlannedConnector(class_name="NixlConnector", package="nixl"),)
+    trial = TrialTransfer(engine="nixl", pulled=True, host_buffer=False, ports="nixl")
+    assert process.connectors == (PlannedConnector(class_name="NixlConnector", package="nixl", trial=trial),)
     unknown = {"kind": "raw", "config": {"kv_connector": "Other", "kv_role": "kv_both"}}
     built = plan(recipe({"mode": "aggregated", "prefill": None, "decode": None, "aggregated": {"connector": unknown}}))
     assert built.process("aggregated-0").packages == ("vllm",)

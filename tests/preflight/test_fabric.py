@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
 from pdserve.preflight.fabric import ends
-from pdserve.preflight.fabric.ends import EndFailure, Link, Receiving, Sent, WaitingEnd, send
+from pdserve.preflight.fabric.ends import EndFailure, Link, Sent, Waiting, WaitingEnd, send
 from pdserve.preflight.fabric.judge import gbps, judge_end, judge_path, judge_untried
 from pdserve.preflight.fabric.paths import End, find_untried, paths, rounds
 from pdserve.preflight.fabric.paths import Path as FabricPath
@@ -22,11 +22,15 @@ from tests.recipe.kit import CPU, refused
 MIB = 1 << 20
 
 
-def end(node: str, *, protocol: str = "tcp", address: str = "127.0.0.1") -> End:
+def end(node: str, *, protocol: str = "tcp", address: str = "127.0.0.1", on_device: bool = False) -> End:
     return End.model_validate(
         {
             "node": node,
             "address": address,
+            "connector": "NixlConnector" if protocol == "ucx" else "MooncakeConnector",
+            "engine": "nixl" if protocol == "ucx" else "mooncake",
+            "platform": "rocm" if on_device else "cpu",
+            "on_device": on_device,
             "protocol": protocol,
             "devices": "",
             "environment": {},
@@ -35,8 +39,9 @@ def end(node: str, *, protocol: str = "tcp", address: str = "127.0.0.1") -> End:
     )
 
 
-def path(source: str = "a", target: str = "b", protocol: str = "tcp") -> FabricPath:
-    return FabricPath(source=end(source, protocol=protocol), target=end(target, protocol=protocol))
+def path(source: str = "a", target: str = "b", protocol: str = "tcp", *, on_device: bool = False) -> FabricPath:
+    ends = (end(node, protocol=protocol, on_device=on_device) for node in (source, target))
+    return FabricPath(source=next(ends), target=next(ends), reads=protocol == "ucx")
 
 
 def receiver(mtu: int = 1500) -> WaitingEnd:
@@ -94,8 +99,23 @@ def test_what_stays_on_a_node_is_not_tried() -> None:
     assert "no prefill and decode are on different nodes" in untried.value
 
 
+def test_nixl_is_pulled_and_in_the_memory_that_the_engines_will_use() -> None:
+    def only(**settings: object) -> FabricPath:
+        nixl = {"connector": {**kit.NIXL, **settings}}
+        [path] = on_nodes(1, 1, {"prefill": nixl, "decode": nixl})
+        return path
+
+    pulled = only()
+    assert (pulled.caller.node, pulled.waiting.node) == ("host1", "host0")
+    assert (pulled.source.engine, pulled.source.protocol, pulled.source.connector) == ("nixl", "ucx", "NixlConnector")
+    assert pulled.source.on_device
+    assert not only(buffer_device="cpu").source.on_device
+    pushed = only(kind="nixl-push", accept_open_cases=True)
+    assert (pushed.caller.node, pushed.waiting.node) == ("host0", "host1")
+
+
 def test_a_connector_that_is_not_supported_is_named() -> None:
-    nixl = {"connector": kit.NIXL}
+    nixl = {"connector": {**kit.NIXL, "backends": ["LIBFABRIC"]}}
     plan = kit.plan(kit.recipe(kit.on_gpus(), {"prefill": nixl, "decode": nixl}), *kit.hosts(1, 1))
     untried = find_untried(plan)
     assert untried is not None
@@ -158,6 +178,8 @@ def test_ports_that_are_dropped_are_named_and_the_others_are_not() -> None:
         ("register", "rdma", None, "the device refuses the memory", "lines below"),
         ("compare", "tcp", None, "not what was sent", "exclude_nodes: [a]"),
         ("transfer", "tcp", None, "far too slow", "ip -s link"),
+        ("import", "ucx", None, "NIXL, or a system library of it", "nixl package"),
+        ("initialize", "ucx", None, "no transport or network device", "UCX_NET_DEVICES"),
     ],
 )
 def test_each_step_has_its_cause_and_its_fix(
@@ -207,11 +229,11 @@ def test_an_interpreter_without_mooncake_is_named(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    receiving = Receiving(end("b"), str(python))
+    waiting = Waiting(end("b"), str(python), is_read=False)
     try:
-        begun = receiving.begin()
+        begun = waiting.begin()
     finally:
-        receiving.close()
+        waiting.close()
     assert isinstance(begun, EndFailure)
     assert (begun.step, begun.error) == ("import", "No module named 'mooncake'")
     sent = send(path(), WaitingEnd(session_port=1, pointer=1, ports=(), link=None), str(python))
@@ -224,11 +246,11 @@ def test_an_interpreter_that_ends_at_once_is_a_failure_with_its_output(tmp_path:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no such library >&2\nexit 1\n")
     python.chmod(0o755)
-    receiving = Receiving(end("b"), str(python))
+    waiting = Waiting(end("b"), str(python), is_read=False)
     try:
-        begun = receiving.begin()
+        begun = waiting.begin()
     finally:
-        receiving.close()
+        waiting.close()
     assert begun == EndFailure(
         step="start", error="its program ended, or was not ready in time", output=("no such library",)
     )
@@ -258,12 +280,47 @@ class TransferEngine:
 """A stand-in for Mooncake, to hang or to be slow where it is asked for."""
 
 
-def sent_by(folder: Path, *, start: str = "pass", write: str = "pass") -> Sent:
+TORCH = """
+import ctypes
+from types import SimpleNamespace
+
+uint8, cuda = "uint8", SimpleNamespace(synchronize=lambda: None)
+
+class Tensor:
+    def __init__(self, buffer, size):
+        self.buffer, self.size = buffer, size
+
+    def data_ptr(self):
+        return ctypes.addressof(self.buffer)
+
+    def __getitem__(self, part):
+        return Tensor((ctypes.c_char * (part.stop - part.start)).from_buffer(self.buffer, part.start), None)
+
+    def copy_(self, other):
+        ctypes.memmove(self.buffer, other, len(other))
+
+    def cpu(self):
+        return SimpleNamespace(tolist=lambda: list(bytes(self.buffer)))
+
+def empty(size, dtype, device):
+    {device}
+    return Tensor(ctypes.create_string_buffer(size), size)
+
+def frombuffer(data, dtype):
+    return bytes(data)
+"""
+"""A stand-in for torch, whose device is host memory."""
+
+
+def sent_by(
+    folder: Path, *, start: str = "pass", write: str = "pass", on_device: bool = False, device: str = "pass"
+) -> Sent:
     package = folder / "mooncake"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "engine.py").write_text(ENGINE.format(start=start, write=write))
-    source = end("a").model_copy(update={"environment": {"PYTHONPATH": str(folder)}})
+    (folder / "torch.py").write_text(TORCH.format(device=device))
+    source = end("a", on_device=on_device).model_copy(update={"environment": {"PYTHONPATH": str(folder)}})
     there = WaitingEnd(session_port=1, pointer=1, ports=(), link=None)
     return send(path().model_copy(update={"source": source}), there, sys.executable)
 
@@ -273,6 +330,55 @@ def test_a_transfer_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(ends, "_SEND_SECONDS", 1)
     sent = sent_by(tmp_path, write="threading.Event().wait()")
     assert sent.failure == EndFailure(step="transfer", error="not done within 1 s")
+
+
+@pytest.mark.process
+def test_memory_of_a_device_is_written_and_compared_by_torch(tmp_path: Path) -> None:
+    sent = sent_by(tmp_path, on_device=True)
+    assert sent.failure is None
+    assert sent.timings
+
+
+@pytest.mark.process
+def test_bytes_of_a_device_that_do_not_arrive_are_seen(tmp_path: Path) -> None:
+    sent = sent_by(tmp_path, on_device=True, write="ctypes.memset(here[0] + sizes[0] - 9, 0, 9)")
+    assert sent.failure is not None
+    assert sent.failure.step == "compare"
+
+
+@pytest.mark.process
+def test_without_a_device_nothing_is_tried_and_nothing_is_blamed(tmp_path: Path) -> None:
+    sent = sent_by(tmp_path, on_device=True, device="raise RuntimeError('No HIP GPUs are available')")
+    assert sent.failure is not None
+    assert (sent.failure.step, sent.failure.error) == ("device", "RuntimeError: No HIP GPUs are available")
+    [finding] = judge_path(path(on_device=True), receiver(), sent, min_gbps=None)
+    assert (finding.status, finding.unverified_on_hardware) == ("unknown", True)
+    assert "the driver is not loaded" in finding.evidence[0]
+
+
+@pytest.mark.parametrize("step", ["register", "transfer"])
+def test_what_fails_in_memory_of_a_device_names_peer_memory(step: str) -> None:
+    sent = Sent(failure=EndFailure(step=step, error="returned -1"))
+    [finding] = judge_path(path(protocol="rdma", on_device=True), receiver(), sent, min_gbps=None)
+    assert finding.status == "failed"
+    assert "dmabuf" in finding.evidence[0]
+    assert "fabric.check: false" in str(finding.fix)
+
+
+def test_where_decode_reads_the_link_is_still_shown_from_prefill_to_decode() -> None:
+    sent = wrote(MIB, 0.1, link=Link(name="eth9", mtu=1500), leaves_by="10.0.0.9")
+    rate, route = judged(sent, protocol="ucx")
+    assert rate.node == "b"
+    assert rate.value.endswith("eth0 (MTU 1500) -> eth9 (MTU 1500)")
+    assert "NixlConnector with ucx reads from 127.0.0.1, host memory to host memory" in rate.need
+    assert route.value.startswith("a -> b: from b to a: packets leave from 10.0.0.9")
+
+
+def test_ports_of_ucx_have_a_fix_of_their_own() -> None:
+    sent = Sent(unreachable=((40001, "no answer within 2 s", "a firewall drops it"),))
+    [finding] = judged(sent, protocol="ucx")
+    assert finding.value == "a -> b at 127.0.0.1, port 40001: no answer within 2 s"
+    assert "UCX_TCP_PORT_RANGE" in str(finding.fix)
 
 
 @pytest.mark.process
@@ -302,7 +408,7 @@ def test_a_port_that_refuses_is_named_before_the_engine_tries_it() -> None:
 def test_an_interpreter_that_is_not_there_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(OSError, match="No such file"):
-        Receiving(end("b"), "/none/python")
+        Waiting(end("b"), "/none/python", is_read=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -313,9 +419,9 @@ def test_an_end_whose_owner_is_killed_leaves_no_file(tmp_path: Path, monkeypatch
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nread order; echo a word >&2; echo \'{"session_port": 1, "pointer": 1}\'; read end\n')
     python.chmod(0o755)
-    receiving = Receiving(end("b"), str(python))
+    waiting = Waiting(end("b"), str(python), is_read=False)
     try:
-        assert isinstance(receiving.begin(), WaitingEnd)
+        assert isinstance(waiting.begin(), WaitingEnd)
         assert list(tmp_path.iterdir()) == [python]
     finally:
-        receiving.close()
+        waiting.close()

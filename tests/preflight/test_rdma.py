@@ -10,7 +10,7 @@ import pytest
 
 from pdserve.plan.model import Process
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.rdma import find_rdma
+from pdserve.preflight.rdma import find_peer_memory, find_rdma
 from tests.plan import kit
 from tests.preflight.kit import here
 from tests.preflight.recorded import INFINIBAND, INFINIBAND_DOWN
@@ -129,6 +129,54 @@ def test_without_a_name_a_device_that_is_down_may_be_taken(tmp_path: Path) -> No
 def test_all_links_down(tmp_path: Path) -> None:
     tree = {"mlx5_0": {"1": {"state": INFINIBAND_DOWN, "rate": "25 Gb/sec (1X EDR)"}}}
     assert find(tmp_path, tree).status == "failed"
+
+
+def with_gids(folder: Path, gids: Mapping[str, str]) -> None:
+    place = folder / "infiniband" / "mlx5_0" / "ports" / "1"
+    (place / "gids").mkdir(parents=True)
+    for index, text in gids.items():
+        (place / "gids" / index).write_text(f"{text}\n")
+    (place / "state").write_text("4: ACTIVE\n")
+    (place / "rate").write_text("400 Gb/sec (4X NDR)\n")
+
+
+_NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+_GID = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+
+
+@pytest.mark.parametrize(
+    ("gids", "index", "value"),
+    [
+        ({"0": _NO_GID}, None, "no GID on mlx5_0 port 1"),
+        ({}, None, "no GID on mlx5_0 port 1"),
+        ({"0": _GID, "3": _NO_GID}, "3", "no GID 3 (MC_GID_INDEX) on mlx5_0 port 1"),
+    ],
+)
+def test_a_port_without_an_address_is_named(
+    tmp_path: Path, gids: Mapping[str, str], index: str | None, value: str
+) -> None:
+    with_gids(tmp_path, gids)
+    env = {} if index is None else {"engine": {"env": {"MC_GID_INDEX": index}}}
+    finding = find(tmp_path, {}, processes=here(rdma(), env).processes)
+    assert (finding.status, finding.value) == ("failed", value)
+    assert "an address (RoCE)" in str(finding.fix)
+
+
+def test_the_gid_that_is_asked_for_is_there(tmp_path: Path) -> None:
+    with_gids(tmp_path, {"0": _NO_GID, "3": _GID})
+    processes = here(rdma(), {"engine": {"env": {"MC_GID_INDEX": "3"}}}).processes
+    assert find(tmp_path, {}, processes=processes).status == "ok"
+
+
+def test_device_memory_without_peer_memory_is_a_warning_on_cuda(tmp_path: Path) -> None:
+    processes = here(rdma()).processes
+    [finding] = find_peer_memory("here", "cuda", processes, modules=tmp_path)
+    assert (finding.status, "modprobe nvidia_peermem" in str(finding.fix)) == ("warning", True)
+    (tmp_path / "nvidia_peermem").mkdir()
+    [finding] = find_peer_memory("here", "cuda", processes, modules=tmp_path)
+    assert finding.status == "ok"
+    assert find_peer_memory("here", "rocm", processes, modules=tmp_path) == []
+    assert find_peer_memory("here", "cuda", here().processes, modules=tmp_path) == []
 
 
 def test_a_tree_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:

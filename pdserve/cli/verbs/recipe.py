@@ -115,6 +115,12 @@ def import_(
         typer.Option("--feature", help="vLLM's recipes: exactly these; without it those that are on by default."),
     ] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="vLLM's recipes: nodes of an instance.")] = None,
+    kv_offload: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-offload", metavar="NAME", help="vLLM's recipes: lmcache, kv_store_distributed_mooncake, ..."
+        ),
+    ] = None,
     var: Annotated[
         list[str] | None,
         typer.Option("--var", metavar="NAME=VALUE", help="A shell script's variable: what its caller would set."),
@@ -134,7 +140,7 @@ def import_(
     from pdserve.importing.choice import ImportChoice
 
     features = None if feature is None else tuple(feature)
-    choice = ImportChoice(variant, hardware, strategy, features, nodes, import_recipe.variables(var or []))
+    choice = ImportChoice(variant, hardware, strategy, features, nodes, kv_offload, import_recipe.variables(var or []))
     if (check is None) != (against is None):
         raise typer.BadParameter("--check RECIPE and --against FILE belong together")
     if check is not None and against is not None:

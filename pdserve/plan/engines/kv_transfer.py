@@ -74,7 +74,9 @@ def planned_connectors(
             devices = kind.rdma_devices(leaf, variables)
             if kind.uses_store and devices is not None:
                 devices = (*devices, *store_devices)
-            planned.append(PlannedConnector(class_name=name, package=kind.package, rdma_devices=devices))
+            planned.append(
+                PlannedConnector(class_name=name, package=kind.package, rdma_devices=devices, trial=kind.trial(leaf))
+            )
     return tuple(planned)
 
 

@@ -51,12 +51,17 @@ class Link(Frozen):
 
 
 class WaitingEnd(Frozen):
-    """A receiving end that waits."""
+    """An end that waits for the other one to write to its memory, or to read it."""
 
     session_port: int
+    """Of Mooncake; 0: NIXL has none."""
     pointer: int
+    kind: str = "DRAM"
+    """NIXL's word for the memory."""
+    metadata: str = ""
+    """Of NIXL's agent, in base64."""
     ports: tuple[int, ...]
-    """All on which it listens."""
+    """All on which it listens at its address."""
     link: Link | None
 
 
@@ -74,10 +79,10 @@ class Sent(Frozen):
     """The address that packets to the target really come from."""
 
 
-class Receiving:
-    """The receiving end on this node. Its owner must `close` it; it also leaves when its owner dies."""
+class Waiting:
+    """The waiting end on this node. Its owner must `close` it; it also leaves when its owner dies."""
 
-    def __init__(self, end: End, python: str | None) -> None:
+    def __init__(self, end: End, python: str | None, *, is_read: bool) -> None:
         # A file without a name: nobody is left to remove one when this process is killed.
         self._output = os.memfd_create("pdserve-fabric")
         self._log = Path(f"/proc/self/fd/{self._output}")
@@ -86,19 +91,19 @@ class Receiving:
         except OSError:
             os.close(self._output)
             raise
-        self._end = end
+        self._end, self._is_read = end, is_read
 
     def begin(self) -> WaitingEnd | EndFailure:
         """Waits until it has its memory."""
         assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: its answer is missing
-            os.write(self._popen.stdin.fileno(), _order(self._end))
+            os.write(self._popen.stdin.fileno(), _order(self._end, reads=self._is_read))
         answer = _parsed(self._line(), _tail(self._log))
         if isinstance(answer, EndFailure):
             return answer
-        ports = tuple(sorted(procfs.listening_ports([self._popen.pid])))
-        link = _link(self._end.address)
-        return WaitingEnd(session_port=answer["session_port"], pointer=answer["pointer"], ports=ports, link=link)
+        address = self._end.address
+        ports = tuple(sorted(procfs.listening_ports([self._popen.pid], at=address)))
+        return WaitingEnd.model_validate({**answer, "ports": ports, "link": _link(address)})
 
     def _line(self) -> str:
         """Its answer; empty when it ended or was too late."""
@@ -120,19 +125,20 @@ class Receiving:
 
 
 def send(path: FabricPath, to: WaitingEnd, python: str | None) -> Sent:
-    """One transfer from this node. First the ports that the receiver listens on: where a firewall drops
+    """One transfer of this node with another. First the ports that the other end listens on: where a firewall drops
     packets, the engine would wait for half a minute."""
-    link, leaves_by = _link(path.source.address), route_source(path.target.address)
+    here, there = path.caller, path.waiting
+    link, leaves_by = _link(here.address), route_source(there.address)
     tried = asyncio.run(_connect(path, to))
     unreachable = tuple(
         (attempt.target.port, attempt.problem, attempt.cause or "unknown") for attempt in tried if attempt.problem
     )
     if unreachable:
         return Sent(unreachable=unreachable, link=link, leaves_by=leaves_by)
-    session = f"{path.target.address}:{to.session_port}"
-    order = _order(path.source, {"session": session, "pointer": to.pointer, "seconds": _SEND_SECONDS}).decode()
+    peer = {"address": there.address, **to.model_dump(include={"session_port", "pointer", "kind", "metadata"})}
+    order = _order(here, {"peer": peer, "seconds": _SEND_SECONDS}, reads=path.reads).decode()
     limit = _START_SECONDS + _SEND_SECONDS
-    done = output_of(_argv(python), timeout=limit, cwd=Path("/"), stdin=order, environ=_environment(path.source))
+    done = output_of(_argv(python), timeout=limit, cwd=Path("/"), stdin=order, environ=_environment(here))
     output = tuple(done.err.splitlines()[-_MOST_LINES:])
     answer: dict[str, Any] | EndFailure
     if done.code is None:
@@ -150,11 +156,11 @@ def send(path: FabricPath, to: WaitingEnd, python: str | None) -> Sent:
 async def _connect(path: FabricPath, to: WaitingEnd) -> list[Tried]:
     targets = [
         CrossNodePort(
-            source=path.source.node,
-            node=path.target.node,
-            address=path.target.address,
+            source=path.caller.node,
+            node=path.waiting.node,
+            address=path.waiting.address,
             port=port,
-            purpose=f"transfer of {path.target.process}",
+            purpose=f"transfer of {path.waiting.process}",
         )
         for port in to.ports
     ]
@@ -171,9 +177,9 @@ def _environment(end: End) -> dict[str, str]:
     return {**os.environ, **end.environment}
 
 
-def _order(end: End, more: Mapping[str, Any] | None = None) -> bytes:
-    order = {"host": end.address, "protocol": end.protocol, "devices": end.devices, **(more or {})}
-    return json.dumps(order).encode() + b"\n"
+def _order(end: End, more: Mapping[str, Any] | None = None, *, reads: bool) -> bytes:
+    known = end.model_dump(include={"engine", "platform", "on_device", "protocol", "devices"})
+    return json.dumps({"host": end.address, "reads": reads, **known, **(more or {})}).encode() + b"\n"
 
 
 def _parsed(line: str, output: tuple[str, ...]) -> dict[str, Any] | EndFailure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdserve.preflight.fabric.ends import EndFailure, Link, Sent, WaitingEnd
-from pdserve.preflight.fabric.paths import ENGINE, End, Path
+from pdserve.preflight.fabric.paths import End, Path
 from pdserve.preflight.finding import ALL_NODES, Finding, Status
 
 _MIB = 1 << 20
@@ -17,25 +17,26 @@ def judge_end(end: End, failure: EndFailure) -> Finding:
     cause, fix = _cause_and_fix(end, failure)
     return _finding(
         end.node,
-        "failed",
+        _status(failure),
         f"{failure.step} failed: {failure.error}",
-        f"the transfer engine of {ENGINE} with {end.protocol} at {end.address}",
+        f"the transfer engine of {end.connector} with {end.protocol} at {end.address}",
         fix=fix,
         evidence=(f"likely cause: {cause}", *failure.output),
-        protocol=end.protocol,
+        unverified=_is_unverified(end),
     )
 
 
 def judge_path(path: Path, to: WaitingEnd, sent: Sent, *, min_gbps: float | None) -> list[Finding]:
     """Of a transfer that was tried."""
-    need = f"{path}: {ENGINE} with {path.source.protocol} writes to {path.target.address} from host memory"
+    need = f"{path}: {_what(path)}"
     if sent.unreachable:
         return [_unreachable(path, to, sent, need)]
     if sent.failure is not None:
-        cause, fix = _cause_and_fix(path.source, sent.failure)
-        value = f"{path}, port {to.session_port}: {sent.failure.step} failed: {sent.failure.error}"
+        cause, fix = _cause_and_fix(path.caller, sent.failure)
+        port = f", port {to.session_port}" if to.session_port else ""
+        value = f"{path}{port}: {sent.failure.step} failed: {sent.failure.error}"
         evidence = (f"likely cause: {cause}", *sent.failure.output)
-        return [_of_path(path, "failed", value, need, fix, evidence), *_route(path, sent)]
+        return [_of_path(path, _status(sent.failure), value, need, fix, evidence), *_route(path, sent)]
     return [_rate(path, to, sent, need, min_gbps), *_route(path, sent), *_mtu(path, to, sent)]
 
 
@@ -45,7 +46,7 @@ def judge_untried(tried: int, wanted: int) -> list[Finding]:
         return []
     value = f"{tried} of {wanted} pairs were tried, each node with some of the others"
     need = "a transfer for each pair of nodes"
-    return [_finding(ALL_NODES, "unknown", value, need, fix="pdserve verify RECIPE, once it serves", protocol="tcp")]
+    return [_finding(ALL_NODES, "unknown", value, need, fix="pdserve verify RECIPE, once it serves", unverified=False)]
 
 
 def gbps(sent: Sent) -> float:
@@ -61,12 +62,12 @@ def _rate(path: Path, to: WaitingEnd, sent: Sent, need: str, min_gbps: float | N
     value = (
         f"{path}: {rate:.3g} Gbit/s ({size / _MIB:.3g} MiB in {seconds * 1000:.0f} ms), {small >> 10} KiB in "
         f"{small_seconds * 1000:.1f} ms, connected in {sent.connect_seconds * 1000:.1f} ms; "
-        f"{_shown(sent.link)} -> {_shown(to.link)}"
+        f"{' -> '.join(map(_shown, (to.link, sent.link) if path.reads else (sent.link, to.link)))}"
     )
     if min_gbps is None or rate >= min_gbps:
         return _of_path(path, "ok", value, need)
     cause = "likely cause: a slow or shared link, or an interface that is not the fast one"
-    if path.source.protocol == "tcp":
+    if path.source.protocol != "rdma":
         cause += "; one connection over TCP may be slower than the link"
     return _of_path(
         path,
@@ -81,27 +82,33 @@ def _rate(path: Path, to: WaitingEnd, sent: Sent, need: str, min_gbps: float | N
 def _unreachable(path: Path, to: WaitingEnd, sent: Sent, need: str) -> Finding:
     ports = ", ".join(str(port) for port, _, _ in sent.unreachable)
     problems = ", ".join(dict.fromkeys(problem for _, problem, _ in sent.unreachable))
-    value = f"{path} at {path.target.address}, port {ports}: {problems}"
-    if len(sent.unreachable) == len(to.ports):
-        fix = f"choose the network ({_NETWORK}), or open the transfer ports of {path.target.process} (ports.transfer)"
+    there = path.waiting
+    value = f"{path} at {there.address}, port {ports}: {problems}"
+    if there.engine == "nixl":
+        which = "UCX takes any of the system's ports: open those of net.ipv4.ip_local_port_range between the nodes"
+        fix = f"choose the network ({_NETWORK}); {which}, or set UCX_TCP_PORT_RANGE in engine.env and open that range"
+    elif len(sent.unreachable) == len(to.ports):
+        fix = f"choose the network ({_NETWORK}), or open the transfer ports of {there.process} (ports.transfer)"
     else:
-        fix = f"open TCP {ports} on {path.target.node}, as all transfer ports of {path.target.process} (ports.transfer)"
+        fix = f"open TCP {ports} on {there.node}, as all transfer ports of {there.process} (ports.transfer)"
     evidence = tuple(f"port {port}: {problem}; {cause}" for port, problem, cause in sent.unreachable)
     route = tuple(finding.value for finding in _route(path, sent))
     return _of_path(path, "failed", value, need, fix, (*evidence, *route))
 
 
 def _route(path: Path, sent: Sent) -> list[Finding]:
-    if sent.leaves_by in (None, path.source.address):
+    here, there = path.caller, path.waiting
+    if sent.leaves_by in (None, here.address):
         return []
-    value = f"{path}: packets leave from {sent.leaves_by}, not from {path.source.address} ({_shown(sent.link)})"
+    way = f"from {here.node} to {there.node}: " if path.reads else ""
+    value = f"{path}: {way}packets leave from {sent.leaves_by}, not from {here.address} ({_shown(sent.link)})"
     need = "KV on the network of the deployment"
-    fix = f"name the network that both nodes have ({_NETWORK}), or correct the route to {path.target.address}"
+    fix = f"name the network that both nodes have ({_NETWORK}), or correct the route to {there.address}"
     return [_of_path(path, "warning", value, need, fix)]
 
 
 def _mtu(path: Path, to: WaitingEnd, sent: Sent) -> list[Finding]:
-    ours, theirs = sent.link, to.link
+    ours, theirs = (to.link, sent.link) if path.reads else (sent.link, to.link)
     if ours is None or theirs is None or ours.mtu == theirs.mtu:
         return []
     value = f"{path}: MTU {ours.mtu} on {ours.name}, {theirs.mtu} on {theirs.name}"
@@ -110,17 +117,33 @@ def _mtu(path: Path, to: WaitingEnd, sent: Sent) -> list[Finding]:
     return [_of_path(path, "warning", value, need, fix)]
 
 
+def _status(failure: EndFailure) -> Status:
+    """Without memory of a device nothing was tried."""
+    return "unknown" if failure.step == "device" else "failed"
+
+
 def _cause_and_fix(end: End, failure: EndFailure) -> tuple[str, str]:
     if failure.step == "import":
+        name, package = ("NIXL", "nixl") if end.engine == "nixl" else ("Mooncake", "mooncake")
         return (
-            "Mooncake, or a system library of it, is not there for the engines' interpreter",
-            "pip install the mooncake package there; correct engine.python, or LD_LIBRARY_PATH in engine.env",
+            f"{name}, or a system library of it, is not there for the engines' interpreter",
+            f"pip install the {package} package there; correct engine.python, or LD_LIBRARY_PATH in engine.env",
+        )
+    if failure.step == "device":
+        return (
+            "torch has no device there, the driver is not loaded, or another process has all its memory",
+            "see the findings about devices; correct devices_per_node, or the image",
         )
     if failure.step == "initialize":
         if end.protocol == "rdma":
             return (
                 "no usable RDMA device, or its link is down, or no permission on /dev/infiniband",
                 "see the findings about rdma; correct device_name of the connector, or set protocol: tcp",
+            )
+        if end.engine == "nixl":
+            return (
+                "UCX found no transport or network device that it may use",
+                "correct UCX_TLS and UCX_NET_DEVICES in engine.env; `ucx_info -d` lists what there is",
             )
         return (
             f"{end.address} is not an address of {end.node}, or no port of the range of {end.process} is free",
@@ -133,18 +156,50 @@ def _cause_and_fix(end: End, failure: EndFailure) -> tuple[str, str]:
                 "ulimit -l unlimited where pdserve starts (docker: --ulimit memlock=-1; Slurm: LimitMEMLOCK=infinity "
                 "for slurmd)",
             )
+        if end.on_device:
+            return _device_memory(end)
         return "the device refuses the memory", "read the engine's own lines below"
     if failure.step == "compare":
         return (
             "what arrived is not what was sent: defective memory, adapter or driver",
             f"leave a node out with exclude_nodes: [{end.node}] and try again; check the adapter's error counters",
         )
+    if failure.step == "transfer" and end.on_device:
+        return _device_memory(end)
     if failure.step == "start":
         return "the interpreter of the engines cannot run there", "correct engine.python; read the lines below"
     return (
         "the link drops or delays what is large (a cut link, a different MTU on the way), or is far too slow",
         f"compare MTU and error counters of both interfaces (ip -s link), or name another network ({_NETWORK})",
     )
+
+
+def _device_memory(end: End) -> tuple[str, str]:
+    """Of what an adapter or a library could not do with it."""
+    module = "nvidia_peermem" if end.platform == "cuda" else "amdgpu with peer memory (or ib_peer_mem)"
+    return (
+        f"the adapter cannot reach device memory: neither {module} nor dmabuf, or a build of the transfer engine "
+        "without support for the device",
+        "see the findings about rdma; load the module on the host (modprobe), or use a kernel and a driver with dmabuf",
+    )
+
+
+def _what(path: Path) -> str:
+    """What the transfer was."""
+    memory = f"{_memory(path.source)} to {_memory(path.target)}"
+    if path.reads:
+        return f"{path.source.connector} with {path.source.protocol} reads from {path.source.address}, {memory}"
+    if not path.source.on_device and not path.target.on_device:
+        return f"{path.source.connector} with {path.source.protocol} writes to {path.target.address} from host memory"
+    return f"{path.source.connector} with {path.source.protocol} writes to {path.target.address}, {memory}"
+
+
+def _memory(end: End) -> str:
+    return "device memory" if end.on_device else "host memory"
+
+
+def _is_unverified(end: End) -> bool:
+    return end.protocol == "rdma" or end.on_device
 
 
 def _shown(link: Link | None) -> str:
@@ -154,7 +209,8 @@ def _shown(link: Link | None) -> str:
 def _of_path(
     path: Path, status: Status, value: str, need: str, fix: str | None = None, evidence: Sequence[str] = ()
 ) -> Finding:
-    return _finding(path.source.node, status, value, need, fix=fix, evidence=evidence, protocol=path.source.protocol)
+    unverified = _is_unverified(path.source) or _is_unverified(path.target)
+    return _finding(path.caller.node, status, value, need, fix=fix, evidence=evidence, unverified=unverified)
 
 
 def _finding(
@@ -164,11 +220,14 @@ def _finding(
     need: str,
     *,
     fix: str | None,
-    protocol: str,
+    unverified: bool,
     evidence: Sequence[str] = (),
 ) -> Finding:
-    if fix and status == "failed" and protocol == "rdma":
-        fix += "; if the engines do move KV there, fabric.check: false leaves out this check, which never ran on RDMA"
+    if fix and status == "failed" and unverified:
+        fix += (
+            "; if the engines do move KV there, fabric.check: false leaves out this check, which never ran on RDMA or "
+            "in device memory"
+        )
     return Finding(
         node=node,
         check="fabric",
@@ -177,5 +236,5 @@ def _finding(
         need=need,
         fix=fix,
         evidence=tuple(evidence),
-        unverified_on_hardware=protocol == "rdma",
+        unverified_on_hardware=unverified,
     )

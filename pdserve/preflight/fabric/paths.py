@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pdserve.plan.frozen import Frozen
-from pdserve.plan.model import Plan, PlannedConnector, Process
+from pdserve.plan.model import Plan, PlannedConnector
 from pdserve.preflight.finding import ALL_NODES, Finding
 from pdserve.preflight.of_plan import address_of
+from pdserve.recipe.connectors.base import TrialTransfer
 
-ENGINE = "MooncakeConnector"
-_TRANSFER = "transfer"
 MOST_ROUNDS = 8
 """Each round takes about two seconds: a node is tried with so many others, not with all of a hundred."""
 
@@ -21,7 +20,14 @@ class End(Frozen):
 
     node: str
     address: str
-    protocol: Literal["tcp", "rdma"]
+    connector: str
+    """vLLM's class."""
+    engine: Literal["mooncake", "nixl"]
+    platform: Literal["cpu", "cuda", "rocm"]
+    on_device: bool
+    """KV is in the memory of a device; otherwise in host memory."""
+    protocol: Literal["tcp", "rdma", "ucx"]
+    """ucx: UCX chooses among what it finds."""
     devices: str
     """RDMA devices by the recipe, comma separated; empty: the engine chooses."""
     environment: dict[str, str]
@@ -31,10 +37,22 @@ class End(Frozen):
 
 
 class Path(Frozen):
-    """KV of `source` is written into the memory of `target`."""
+    """KV of `source` comes into the memory of `target`."""
 
     source: End
     target: End
+    reads: bool = False
+    """`target` reads it; otherwise `source` writes it."""
+
+    @property
+    def caller(self) -> End:
+        """The end that does it."""
+        return self.target if self.reads else self.source
+
+    @property
+    def waiting(self) -> End:
+        """The end whose memory is read or written, and whose ports are connected to."""
+        return self.source if self.reads else self.target
 
     def __str__(self) -> str:
         return f"{self.source.node} -> {self.target.node}"
@@ -52,10 +70,10 @@ class Wish(Frozen):
 def paths(plan: Plan) -> tuple[Path, ...]:
     """Each pair of nodes once; what stays on a node is not here."""
     pairs = {
-        (source.node, target.node): Path(source=source, target=target)
-        for target in _ends(plan, "decode")
-        for source in _ends(plan, "prefill")
-        if source.node != target.node
+        (source.node, target.node): Path(source=source, target=target, reads=trial.pulled)
+        for target, trial in _ends(plan, "decode")
+        for source, _ in _ends(plan, "prefill")
+        if source.node != target.node and source.connector == target.connector
     }
     return tuple(pairs.values())
 
@@ -76,10 +94,11 @@ def find_untried(plan: Plan) -> Finding | None:
     """Why this plan has nothing to try; None: it has."""
     if paths(plan):
         return None
-    kinds = sorted({connector.class_name for process in plan.processes for connector in process.connectors})
+    connectors = [connector for process in plan.processes for connector in process.connectors]
+    kinds = sorted({connector.class_name for connector in connectors})
     value = f"no transfer was tried: the connectors of the plan are {', '.join(kinds) or 'none'}"
-    fix = f"only {ENGINE} is supported: start the deployment and run pdserve verify, which proves its transfers"
-    if ENGINE in kinds:
+    fix = "only Mooncake and NIXL over UCX are tried: start the deployment, and pdserve verify proves its transfers"
+    if any(connector.trial is not None for connector in connectors):
         value, fix = "no transfer was tried: no prefill and decode are on different nodes", "pdserve verify RECIPE"
     return _untried(value, fix)
 
@@ -94,25 +113,31 @@ def _untried(value: str, fix: str) -> Finding:
     return Finding(node=ALL_NODES, check="fabric", status="unknown", value=value, need=need, fix=fix)
 
 
-def _ends(plan: Plan, role: str) -> Iterator[End]:
+def _ends(plan: Plan, role: str) -> Iterator[tuple[End, TrialTransfer]]:
     """For each node the first of its engines of that role."""
     seen = set()
     for process in plan.processes:
-        connector = _mooncake(process)
-        if process.role == role and connector is not None and process.node not in seen:
+        for connector in process.connectors:
+            trial = connector.trial
+            if process.role != role or trial is None or process.node in seen:
+                continue
+            if trial.ports not in {*process.ports, *process.port_ranges}:
+                continue
             seen.add(process.node)
-            yield End(
+            end = End(
                 node=process.node,
                 address=address_of(plan, process.node),
-                protocol="tcp" if connector.rdma_devices is None else "rdma",
+                connector=connector.class_name,
+                engine=trial.engine,
+                platform=plan.platform,
+                on_device=plan.platform != "cpu" and not trial.host_buffer,
+                protocol="ucx" if trial.engine == "nixl" else _protocol(connector),
                 devices=",".join(connector.rdma_devices or ()),
                 environment=process.env.set,
                 process=process.name,
             )
+            yield end, trial
 
 
-def _mooncake(process: Process) -> PlannedConnector | None:
-    """Its connector that moves KV, if it has the ports for it."""
-    if _TRANSFER not in process.port_ranges:
-        return None
-    return next((connector for connector in process.connectors if connector.class_name == ENGINE), None)
+def _protocol(connector: PlannedConnector) -> Literal["tcp", "rdma"]:
+    return "tcp" if connector.rdma_devices is None else "rdma"

@@ -1,4 +1,4 @@
-"""The fabric check over the probes of all nodes: all receivers begin, then rounds of transfers."""
+"""The fabric check over the probes of all nodes: all waiting ends begin, then rounds of transfers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdserve.preflight.fabric.ends import WaitingEnd
 from pdserve.preflight.fabric.judge import judge_end, judge_path, judge_untried
 from pdserve.preflight.fabric.paths import MOST_ROUNDS, Path, Wish, find_not_reached, find_untried, paths, rounds
 from pdserve.preflight.finding import Finding, failed
-from pdserve.preflight.nodes.node_probe import Answer, HasSent, Question, Receive, Receives, Send
+from pdserve.preflight.nodes.node_probe import Answer, HasSent, Question, Send, Wait, Waits
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
@@ -32,34 +32,37 @@ async def try_fabric(
     if (untried := find_untried(plan)) is not None:
         return [untried]
     wanted = paths(plan)
-    targets = {path.target.node: path.target for path in wanted}
+    waiting = {path.waiting.node: (path.waiting, path.reads) for path in wanted}
     begun = await asyncio.gather(
-        *(probes[name].ask(Receive(end=end, python=wish.python), Receives) for name, end in targets.items())
+        *(
+            probes[name].ask(Wait(end=end, is_read=is_read, python=wish.python), Waits)
+            for name, (end, is_read) in waiting.items()
+        )
     )
-    findings, receivers = [], dict[str, WaitingEnd]()
-    for end, answer in zip(targets.values(), begun, strict=True):
-        if answer.receiver is not None:
-            receivers[end.node] = answer.receiver
+    findings, there = [], dict[str, WaitingEnd]()
+    for (end, _), answer in zip(waiting.values(), begun, strict=True):
+        if answer.waiting is not None:
+            there[end.node] = answer.waiting
         elif answer.failure is not None:
             findings.append(judge_end(end, answer.failure))
-    in_rounds = rounds([path for path in wanted if path.target.node in receivers])
+    in_rounds = rounds([path for path in wanted if path.waiting.node in there])
     for some in in_rounds[:MOST_ROUNDS]:
-        findings += await _round(probes, some, receivers, wish)
+        findings += await _round(probes, some, there, wish)
     tried = sum(map(len, in_rounds[:MOST_ROUNDS]))
     return [*findings, *judge_untried(tried, sum(map(len, in_rounds)))]
 
 
 async def _round(
-    probes: Mapping[str, FabricProbe], some: Sequence[Path], receivers: Mapping[str, WaitingEnd], wish: Wish
+    probes: Mapping[str, FabricProbe], some: Sequence[Path], there: Mapping[str, WaitingEnd], wish: Wish
 ) -> list[Finding]:
     answers = await asyncio.gather(
         *(
-            probes[path.source.node].ask(Send(path=path, to=receivers[path.target.node], python=wish.python), HasSent)
+            probes[path.caller.node].ask(Send(path=path, to=there[path.waiting.node], python=wish.python), HasSent)
             for path in some
         )
     )
     return [
         finding
         for path, answer in zip(some, answers, strict=True)
-        for finding in judge_path(path, receivers[path.target.node], answer.sent, min_gbps=wish.min_gbps)
+        for finding in judge_path(path, there[path.waiting.node], answer.sent, min_gbps=wish.min_gbps)
     ]

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import LmcacheServer, Plan
-from pdserve.preflight.fabric.ends import EndFailure, Receiving, Sent, WaitingEnd, send
+from pdserve.preflight.fabric.ends import EndFailure, Sent, Waiting, WaitingEnd, send
 from pdserve.preflight.fabric.paths import End, Path
 from pdserve.preflight.facts import NodeFacts, gather
 from pdserve.preflight.finding import Finding
@@ -66,16 +66,17 @@ class Connect(Frozen):
     targets: tuple[CrossNodePort, ...]
 
 
-class Receive(Frozen):
-    """Hold memory that others write to by the transfer engine, until the probe leaves. Answered by Receives."""
+class Wait(Frozen):
+    """Hold memory that others write to or read by the transfer engine, until the probe leaves. Answered by Waits."""
 
-    ask: Literal["receive"] = "receive"
+    ask: Literal["wait"] = "wait"
+    is_read: bool
     end: End
     python: str | None
 
 
 class Send(Frozen):
-    """Write into the memory of another node's receiver. Answered by HasSent."""
+    """Write to the memory of another node's waiting end, or read it. Answered by HasSent."""
 
     ask: Literal["send"] = "send"
     path: Path
@@ -104,11 +105,11 @@ class Listens(Frozen):
     taken: tuple[tuple[str, int], ...] = ()
 
 
-class Receives(Frozen):
-    """Answer to Receive: where it waits, or why not."""
+class Waits(Frozen):
+    """Answer to Wait: where it waits, or why not."""
 
-    answers: Literal["receives"] = "receives"
-    receiver: WaitingEnd | None = None
+    answers: Literal["waits"] = "waits"
+    waiting: WaitingEnd | None = None
     failure: EndFailure | None = None
 
 
@@ -126,8 +127,8 @@ class Findings(Frozen):
     findings: tuple[Finding, ...] = ()
 
 
-Question = WhatIs | Check | Listen | Connect | Receive | Send
-Answer = ProbeReady | Here | Listens | Receives | HasSent | Findings
+Question = WhatIs | Check | Listen | Connect | Wait | Send
+Answer = ProbeReady | Here | Listens | Waits | HasSent | Findings
 QUESTIONS: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="ask")])
 ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answers")])
 
@@ -164,26 +165,26 @@ class Probe:
                 return Listens(findings=listening.findings, taken=listening.taken)
             case Connect():
                 return Findings(findings=tuple(asyncio.run(connect(question.node, question.targets))))
-            case Receive():
-                return self._receive(question)
+            case Wait():
+                return self._wait(question)
             case Send():
                 return HasSent(sent=send(question.path, question.to, question.python))
             case _:
                 assert_never(question)
 
-    def _receive(self, question: Receive) -> Receives:
+    def _wait(self, question: Wait) -> Waits:
         try:
-            receiving = Receiving(question.end, question.python)
+            waiting = Waiting(question.end, question.python, is_read=question.is_read)
         except OSError as error:
-            return Receives(
+            return Waits(
                 failure=EndFailure(step="start", error=f"{question.python or sys.executable}: {error.strerror}")
             )
-        self._listening.callback(receiving.close)
-        begun = receiving.begin()
-        return Receives(failure=begun) if isinstance(begun, EndFailure) else Receives(receiver=begun)
+        self._listening.callback(waiting.close)
+        begun = waiting.begin()
+        return Waits(failure=begun) if isinstance(begun, EndFailure) else Waits(waiting=begun)
 
     def close(self) -> None:
-        """Listens and receives no longer."""
+        """Listens and waits no longer."""
         self._listening.close()
 
 

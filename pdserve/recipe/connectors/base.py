@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -125,6 +125,23 @@ def _no_rdma(config: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[s
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrialTransfer:
+    """How a transfer of a connector is tried before its engines start (preflight/fabric)."""
+
+    engine: Literal["mooncake", "nixl"]
+    pulled: bool
+    """Decode reads what prefill has; otherwise prefill writes to decode."""
+    host_buffer: bool
+    """KV moves through host memory, whatever the device is."""
+    ports: str
+    """Purpose of ports that an engine process with such transfers has."""
+
+
+def _no_trial(config: Mapping[str, Any]) -> TrialTransfer | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConnectorKind:
     """What holds of a connector class of vLLM, whether a section or a raw mapping names it."""
 
@@ -157,6 +174,8 @@ class ConnectorKind:
     rdma_devices: Callable[[Mapping[str, Any], Mapping[str, str]], tuple[str, ...] | None] = _no_rdma
     """Its mapping, and the engine's environment -> the RDMA devices that it uses, none when it may choose; None: it
     moves KV without RDMA."""
+    trial: Callable[[Mapping[str, Any]], TrialTransfer | None] = _no_trial
+    """Its mapping -> how a transfer of it is tried; None: none is."""
 
 
 class LeafSection(Strict, ABC):

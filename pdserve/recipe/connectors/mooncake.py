@@ -8,7 +8,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from pdserve.recipe.base import Count, Port, Strict
-from pdserve.recipe.connectors.base import Config, ConnectorKind, ConnectorPort, Context, EngineSide, LeafSection
+from pdserve.recipe.connectors.base import (
+    Config,
+    ConnectorKind,
+    ConnectorPort,
+    Context,
+    EngineSide,
+    LeafSection,
+    TrialTransfer,
+)
 
 TRANSFER_PORTS = 100
 """Ports in the range of one engine process: two a worker would do, the rest keeps the random choice from failing."""
@@ -105,6 +113,7 @@ class MooncakeSection(LeafSection):
         },
         libraries=LIBRARIES,
         rdma_devices=_rdma_devices,
+        trial=lambda _: TrialTransfer(engine="mooncake", pulled=False, host_buffer=False, ports=TRANSFER.purpose),
     )
     AGREED = ("protocol",)
 

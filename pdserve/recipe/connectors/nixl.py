@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from pdserve.recipe.base import Count, Port, Strict
-from pdserve.recipe.connectors.base import Config, ConnectorKind, ConnectorPort, Context, EngineSide, LeafSection
+from pdserve.recipe.connectors.base import (
+    Config,
+    ConnectorKind,
+    ConnectorPort,
+    Context,
+    EngineSide,
+    LeafSection,
+    TrialTransfer,
+)
 
 
 class NixlPorts(Strict):
@@ -35,6 +45,17 @@ _SIDE_CHANNEL = ConnectorPort(
     per_rank=True,
 )
 
+
+def _trial(config: Mapping[str, Any], *, pulled: bool) -> TrialTransfer | None:
+    """Only UCX is tried."""
+    extra = config.get("kv_connector_extra_config")
+    backends = extra.get("backends", ["UCX"]) if isinstance(extra, Mapping) else ["UCX"]
+    if backends != ["UCX"]:
+        return None
+    on_host = config.get("kv_buffer_device") == "cpu"
+    return TrialTransfer(engine="nixl", pulled=pulled, host_buffer=on_host, ports=_SIDE_CHANNEL.purpose)
+
+
 # UCX takes the network devices that it finds: nothing is asked of RDMA devices.
 _PULL = ConnectorKind(
     class_name="NixlConnector",
@@ -47,6 +68,7 @@ _PULL = ConnectorKind(
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "it is the address of the engine's node",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "set ports.nixl",
     },
+    trial=partial(_trial, pulled=True),
 )
 
 
@@ -84,6 +106,7 @@ class NixlPushSection(NixlSection):
         class_name="NixlPushConnector",
         protocol="nixl-push",
         experimental=True,
+        trial=partial(_trial, pulled=False),
         ports=(replace(_SIDE_CHANNEL, reached_by={"prefill": ("decode",), "decode": ("prefill",)}),),
     )
 

@@ -13,7 +13,7 @@ from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules.engines import env_path, flag_path
 
 _CONFIG = "MOONCAKE_CONFIG_PATH"
-_OWNED_FLAGS = {
+MASTER_FLAGS = {
     "rpc_port": "set ports.mooncake_master",
     "port": "set ports.mooncake_master",
     "metrics_port": "set ports.mooncake_master_http",
@@ -23,6 +23,7 @@ _OWNED_FLAGS = {
     "enable_ha": "the deployment has one master, and starts it again",
     "config_path": "write the flags of that file under extra_args",
 }
+"""Flags of mooncake_master that pdserve sets itself, and what to write instead."""
 
 
 def attachment(recipe: Recipe) -> Iterator[Problem]:
@@ -66,8 +67,8 @@ def master_flags(recipe: Recipe) -> Iterator[Problem]:
     for flag in recipe.mooncake_store.extra_args:
         path: Path = ("mooncake_store", "extra_args", flag)
         name = flag.replace("-", "_")
-        if name in _OWNED_FLAGS:
-            yield Problem(path, "pdserve sets this flag", _OWNED_FLAGS[name])
+        if name in MASTER_FLAGS:
+            yield Problem(path, "pdserve sets this flag", MASTER_FLAGS[name])
         elif name != flag:
             yield Problem(path, "flags of mooncake_master have underscores", f"write {name.strip('_')}")
 

@@ -16,12 +16,12 @@ class Fabric(Strict):
 
     check: bool = Field(
         default=True,
-        description="Whether `up` over several nodes makes the check. It takes seconds, and needs Mooncake; other "
-        "connectors are not tried. `pdserve preflight RECIPE --fabric` makes it in any case.",
+        description="Whether `up` over several nodes makes the check. It takes seconds. Mooncake and "
+        "NIXL over UCX are tried, other connectors are not. `pdserve preflight RECIPE --fabric` makes it in any case.",
     )
     min_gbps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="10^9 bits a second that each pair must reach, in host memory and with one sender; null: any rate.",
+        description="10^9 bits a second that each pair must reach, with one sender; null: any rate.",
     )
 
 

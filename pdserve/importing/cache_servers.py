@@ -1,0 +1,96 @@
+"""What keeps KV beside the engines of another tool's launch, as sections of a recipe: LMCache's server, and a Mooncake
+store with its master."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pdserve.importing.flags import ImportedFlag
+from pdserve.importing.launch import Launch, Sourced
+from pdserve.importing.sizes import gib
+from pdserve.recipe.rules.mooncake_store import MASTER_FLAGS
+from pdserve.recipe.server_flags import SERVER_FLAGS
+
+_LMCACHE: Mapping[str, tuple[str, ...]] = {
+    "l1-size-gb": ("l1_size_gb",),
+    "l1-init-size-gb": ("l1_init_size_gb",),
+    "l1-read-ttl-seconds": ("l1_read_ttl_seconds",),
+    "l1-write-ttl-seconds": ("l1_write_ttl_seconds",),
+    "chunk-size": ("chunk_size",),
+    "max-workers": ("max_workers",),
+    "eviction-policy": ("eviction", "policy"),
+    "eviction-trigger-watermark": ("eviction", "watermark"),
+    "eviction-ratio": ("eviction", "ratio"),
+    "supported-transfer-mode": ("transfer_mode",),
+    "worker-reap-timeout-seconds": ("worker_reap_seconds",),
+    "shm-name": ("shm_name",),
+}
+"""Flags of its server -> keys of the lmcache section."""
+_STORE_FILE: Mapping[str, Any] = {"metadata_server": "P2PHANDSHAKE", "mode": "embedded", "enable_offload": False}
+"""Values of the store's file that pdserve writes too, or that are vLLM's defaults."""
+_SIZES = {"global_segment_size": "segment_gib", "local_buffer_size": "buffer_gib"}
+_PROTOCOLS = ("rdma", "tcp")
+_NO_DISKS = "vLLM 0.32 hands it to no store in mode embedded: no KV goes to disks, large loads are split"
+"""vllm/distributed/mooncake_store.py: setup_mooncake_store does not pass it; store/worker.py takes from it the size of
+its batches of loads, nothing else."""
+
+Words = Iterable[tuple[Sourced, ImportedFlag | str]]
+"""Flags of a command line, each with its place; what belongs to no flag is a text."""
+
+
+def read_lmcache(words: Words, launch: Launch) -> None:
+    """The flags of LMCache's server -> the section `lmcache`."""
+    for at, item in words:
+        if not isinstance(item, ImportedFlag):
+            launch.note(at.of(item), "no flag of LMCache's server", "served")
+        elif (path := _LMCACHE.get(item.name)) is not None:
+            into = launch.lmcache
+            for key in path[:-1]:
+                into = into.setdefault(key, {})
+            into[path[-1]] = at.of(item.value)
+        elif (owned := SERVER_FLAGS.get(item.name)) is not None:
+            launch.note(at.of(item.value), f"pdserve sets --{item.name}: {owned.instead}", "replaced")
+        else:
+            launch.lmcache.setdefault("extra_args", {})[item.name] = at.of(item.value)
+
+
+def read_store_file(values: Mapping[str, Sourced], launch: Launch) -> None:
+    """The file that engines read of a store (MOONCAKE_CONFIG_PATH) -> the section `mooncake_store`."""
+    embedded = "mode" not in values or values["mode"].value in (None, "embedded")
+    for key, at in values.items():
+        if key in _SIZES:
+            size = gib(at.value)
+            if size is None:
+                launch.note(at, "not a size that Mooncake reads", "served")
+            else:
+                launch.store[_SIZES[key]] = at.of(size)
+        elif key == "protocol" and at.value not in _PROTOCOLS:
+            why = f"the mooncake_store section knows {' and '.join(_PROTOCOLS)}; its default is used"
+            launch.note(at, why, "served")
+        elif key == "device_name" and str(at.value).startswith("$"):
+            why = "a variable of its site: without mooncake_store.device_name Mooncake chooses a NIC for each rank"
+            launch.note(at, why, "confirm")
+        elif key in ("protocol", "device_name"):
+            launch.store[key] = at
+        elif key == "enable_offload" and at.value is True and embedded:
+            launch.note(at, _NO_DISKS, "replaced")
+        elif key in _STORE_FILE and at.value == _STORE_FILE[key]:
+            launch.note(at, "pdserve writes this file with the same value, or it is vLLM's default", "replaced")
+        elif key == "master_server_address":
+            launch.note(at, "pdserve writes the address of the first node", "replaced")
+        else:
+            launch.note(at, "the mooncake_store section has no such setting", "served")
+
+
+def read_master(words: Words, launch: Launch) -> None:
+    """The flags of mooncake_master -> `extra_args` of the section `mooncake_store`."""
+    for at, item in words:
+        if not isinstance(item, ImportedFlag):
+            launch.note(at.of(item), "no flag of the store's master", "served")
+            continue
+        name = item.name.replace("-", "_")
+        if name in MASTER_FLAGS:
+            launch.note(at.of(item.value), f"pdserve sets -{name}: {MASTER_FLAGS[name]}", "replaced")
+        else:
+            launch.store.setdefault("extra_args", {})[name] = at.of(item.value)
