@@ -185,12 +185,14 @@ def _changes(load: str, a: Sequence[Figures], b: Sequence[Figures]) -> list[Figu
 
 
 def facts_of(about: Provenance) -> dict[str, str | None]:
-    """What decides the figures, in the order in which it is read: versions, hardware, client, keys of the recipe."""
+    """What decides the figures, in the order in which it is read: versions, hardware, what was planned, client,
+    keys of the recipe."""
     # The host is hardware; versions.json has it because each of its lines was read there.
     versions = {name: value for name, value in about.versions.items() if name != "host"}
     return {
         **{_TITLES.get(name, f"version of {name}"): value for name, value in versions.items()},
         **{f"hardware: {name}": value for name, value in about.hardware.items()},
+        **{f"planned: {name}": value for name, value in about.planned.items()},
         "client": about.client,
         **{f"recipe: {key}": value for key, value in keys_of(about.recipe).items()},
     }
@@ -209,7 +211,12 @@ def _differences(a: Provenance, b: Provenance) -> list[Difference]:
 def _place(name: str) -> int:
     """A fact that only one of two results has is shown among its own kind."""
     return next(
-        (place for place, kind in enumerate(("hardware: ", "client", "recipe: "), 1) if name.startswith(kind)), 0
+        (
+            place
+            for place, kind in enumerate(("hardware: ", "planned: ", "client", "recipe: "), 1)
+            if name.startswith(kind)
+        ),
+        0,
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads what a result has to name: versions, hardware, recipe."""
+"""Reads what a result has to name: versions, hardware, recipe, and what was planned."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from pdserve.bench.clients.client import LoadClient
@@ -22,7 +23,7 @@ _GPUS = (
 )
 
 
-def provenance(run: RunDir, plan: Plan, client: LoadClient) -> Provenance:
+def provenance(run: RunDir, plan: Plan, client: LoadClient, planned: Mapping[str, str]) -> Provenance:
     """What cannot be read is left out."""
     return Provenance(
         deployment=plan.name,
@@ -32,6 +33,7 @@ def provenance(run: RunDir, plan: Plan, client: LoadClient) -> Provenance:
         versions={**_versions(run.versions), **client.versions, "pdserve (client)": own_pdserve()},
         hardware=_hardware(plan),
         recipe=_text(run.recipe),
+        planned=planned,
     )
 
 

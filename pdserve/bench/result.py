@@ -29,6 +29,8 @@ class Provenance(Frozen):
     """Of the machine with the client; of other nodes only their names and devices are known."""
     recipe: str
     """The resolved recipe (YAML)."""
+    planned: Mapping[str, str] = {}
+    """What `pdserve plan` has of it: blocks, requests at once, tokens in L1. Empty where it could not be computed."""
 
 
 class Window(Frozen):

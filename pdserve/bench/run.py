@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -54,6 +54,8 @@ class ServingDeployment:
     state: DeploymentState
     plan: Plan
     key: str
+    planned: Mapping[str, str] = field(default_factory=dict)
+    """What the planner has computed of it."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ class _Bench:
         with written(self._serving.run):
             self._folder.mkdir(parents=True, mode=0o700)
         client, trace = self._task.client, self._task.trace
-        about = await asyncio.to_thread(provenance, self._serving.run, self._serving.plan, client)
+        about = await asyncio.to_thread(
+            provenance, self._serving.run, self._serving.plan, client, self._serving.planned
+        )
         of_trace = None if trace is None else facts(trace)
         result = BenchResult(provenance=about, workload=self._task.workload, trace=of_trace, measurements=())
         for load in self._task.loads:

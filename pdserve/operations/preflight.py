@@ -33,7 +33,7 @@ def preflight(
         )
     recipe = loaded.recipe
     least = recipe.fabric.min_gbps if min_gbps is None else min_gbps
-    wish = Wish(python=recipe.engine.python, min_gbps=least) if fabric else None
+    wish = Wish(python=recipe.engine.python, min_gbps=least, rails=True) if fabric else None
     seen = look_once(loaded, there.machines, report, wish)
     plan = seen.planned.plan
     here_only = find_untried(plan) if fabric and there.machines is None else None

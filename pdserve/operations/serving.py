@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pdserve.bench.run import ServingDeployment
 from pdserve.errors import StateError
+from pdserve.operations.size import planned_numbers
 from pdserve.run.directory import find
 from pdserve.run.presence import phase_now
 from pdserve.run.state import DeploymentState
@@ -25,7 +26,7 @@ def serving(root: Path, name: str | None, verb: str) -> ServingDeployment:
             todo=f"pdserve status {state.name} shows what is missing; pdserve up starts it",
         )
     check_host(state, f"{state.name} is measured", verb)
-    return ServingDeployment(run, state, plan, run.read_key())
+    return ServingDeployment(run, state, plan, run.read_key(), planned_numbers(run.recipe))
 
 
 def check_host(state: DeploymentState, what: str, verb: str) -> None:

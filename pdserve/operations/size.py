@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pdserve.errors import PreflightError, RecipeError
@@ -12,10 +13,13 @@ from pdserve.operations.plan_recipe import Planned, located, model_folder, plan_
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.sizes import of_crossings
 from pdserve.recipe import effective
-from pdserve.recipe.load.loader import LoadedRecipe
+from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.sizing.given import Given
 from pdserve.sizing.hit_rates import crossings_of
+from pdserve.sizing.rows import rows
 from pdserve.sizing.whole import Sizing, size_recipe
+
+_BOUNDS = ("weights of", "memory for KV", "blocks of", "requests of", "tokens", "KV of a token and rank")
 
 
 def size(
@@ -40,6 +44,16 @@ def find_crossings(planned: Planned) -> list[Finding]:
         return of_crossings(planned.plan, _sized(planned, Given()).crossings)
     except (PreflightError, RecipeError):
         return []
+
+
+def planned_numbers(recipe: Path) -> dict[str, str]:
+    """Of what `pdserve plan` has of a recipe the numbers that bound a load, as lines; empty where it cannot be computed
+    here."""
+    try:
+        sizing, _ = size(load_recipe(recipe, environ=os.environ), Given())
+    except (PreflightError, RecipeError):
+        return {}
+    return {f"{of}: {label}": value for of, label, value in rows(sizing) if label.startswith(_BOUNDS)}
 
 
 def _sized(planned: Planned, given: Given) -> Sizing:

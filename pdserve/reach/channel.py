@@ -83,7 +83,7 @@ class Channel:
         assert self._popen.stdin is not None
         self._writer.close()
         if not self._popen.stdin.closed:
-            # Nothing is in the object's own buffer: the outlet writes to the descriptor.
+            # Nothing is in the object's own buffer: the pipe writer writes to the descriptor.
             self._popen.stdin.close()
 
     async def exit_code(self, seconds: float) -> int | None:

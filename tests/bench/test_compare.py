@@ -62,13 +62,17 @@ def three(*ttfts: float) -> BenchResult:
 
 def test_versions_hardware_and_recipe_that_differ_are_named() -> None:
     other = result(
-        versions={"vllm": "0.33.0", "nixl": "1"}, hardware={"cpus": "4"}, recipe="name: d\nprefill:\n  instances: 2\n"
+        versions={"vllm": "0.33.0", "nixl": "1"},
+        hardware={"cpus": "4"},
+        planned={"decode: blocks of a rank": "2048"},
+        recipe="name: d\nprefill:\n  instances: 2\n",
     )
     differences = [(each.what, each.a, each.b) for each in compare(result(), other).differences]
     assert differences == [
         ("version of vllm", "0.32.0", "0.33.0"),
         ("version of nixl", None, "1"),
         ("hardware: cpus", "2", "4"),
+        ("planned: decode: blocks of a rank", None, "2048"),
         ("recipe: prefill.instances", "1", "2"),
     ]
 

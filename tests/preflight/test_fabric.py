@@ -12,49 +12,17 @@ from pdserve.cli.commands import app
 from pdserve.preflight.fabric import ends
 from pdserve.preflight.fabric.ends import EndFailure, Link, Sent, Waiting, WaitingEnd, send
 from pdserve.preflight.fabric.judge import gbps, judge_end, judge_path, judge_untried
-from pdserve.preflight.fabric.paths import End, find_untried, paths, rounds
 from pdserve.preflight.fabric.paths import Path as FabricPath
+from pdserve.preflight.fabric.paths import find_untried, paths, rounds
 from pdserve.preflight.finding import Finding
 from tests.launch.deployment import free_ports
 from tests.plan import kit
+from tests.preflight.fabric_kit import MIB, end, path, receiver, wrote
 from tests.recipe.kit import CPU, refused
-
-MIB = 1 << 20
-
-
-def end(node: str, *, protocol: str = "tcp", address: str = "127.0.0.1", on_device: bool = False) -> End:
-    return End.model_validate(
-        {
-            "node": node,
-            "address": address,
-            "connector": "NixlConnector" if protocol == "ucx" else "MooncakeConnector",
-            "engine": "nixl" if protocol == "ucx" else "mooncake",
-            "platform": "rocm" if on_device else "cpu",
-            "on_device": on_device,
-            "protocol": protocol,
-            "devices": "",
-            "environment": {},
-            "process": "decode-0",
-        }
-    )
-
-
-def path(source: str = "a", target: str = "b", protocol: str = "tcp", *, on_device: bool = False) -> FabricPath:
-    ends = (end(node, protocol=protocol, on_device=on_device) for node in (source, target))
-    return FabricPath(source=next(ends), target=next(ends), reads=protocol == "ucx")
-
-
-def receiver(mtu: int = 1500) -> WaitingEnd:
-    return WaitingEnd(session_port=15002, pointer=1, ports=(15002, 15075), link=Link(name="eth0", mtu=mtu))
 
 
 def judged(sent: Sent, *, min_gbps: float | None = None, protocol: str = "tcp", mtu: int = 1500) -> list[Finding]:
     return judge_path(path(protocol=protocol), receiver(mtu), sent, min_gbps=min_gbps)
-
-
-def wrote(size: int, seconds: float, **more: object) -> Sent:
-    values = {"timings": ((4096, 0.001), (size, seconds)), "link": Link(name="eth0", mtu=1500), **more}
-    return Sent.model_validate(values)
 
 
 def on_nodes(prefills: int, decodes: int, *changes: dict[str, object]) -> tuple[FabricPath, ...]:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pdserve.cli.commands import app
 from pdserve.errors import PreflightError
 from pdserve.operations.plan_recipe import load, plan_for
-from pdserve.operations.size import find_crossings
+from pdserve.operations.size import find_crossings, planned_numbers
 from tests.models.test_files import COMMIT, safetensors, tensor
 from tests.sizing.kit import CONFIG, HYBRID
 
@@ -183,3 +183,14 @@ def test_a_model_of_unknown_layers_is_refused(tmp_path: Path) -> None:
     assert isinstance(failed.exception, PreflightError)
     assert "compressed attention" in failed.exception.what
     assert failed.exception.todo is not None
+
+
+def test_a_report_has_the_numbers_that_the_command_prints(recipe: Path) -> None:
+    printed = CliRunner().invoke(app, ["plan", str(recipe)]).stdout.splitlines()
+    numbers = planned_numbers(recipe)
+    assert {f"{name}: {value}" for name, value in numbers.items()} <= set(printed)
+    assert {"prefill: blocks of a rank", "decode: blocks of a rank"} <= numbers.keys()
+
+
+def test_without_the_model_a_report_has_no_numbers_of_the_planner(tmp_path: Path) -> None:
+    assert planned_numbers(with_recipe(tmp_path, "path: nowhere")) == {}

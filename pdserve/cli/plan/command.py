@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -15,16 +15,8 @@ from pdserve.errors import RecipeError
 from pdserve.operations.plan_recipe import load
 from pdserve.operations.size import size
 from pdserve.printable import printable
-from pdserve.sizing.engines import RoleSize
-from pdserve.sizing.given import GIB, Given, Span
-from pdserve.sizing.hit_rates import NEAR, HitRates
-from pdserve.sizing.lmcache import L1Size
-from pdserve.sizing.whole import Sizing
-
-_LEAST_SHOWN = 0.001
-"""Hit rate: below it lie the many sizes that are too small for anything."""
-_MIB, _KIB = 1 << 20, 1 << 10
-_UNKNOWN = "not known"
+from pdserve.sizing.given import Given
+from pdserve.sizing.rows import rows
 
 
 def run(
@@ -44,7 +36,7 @@ def run(
     if as_json:
         typer.echo(sizing.model_dump_json(indent=2))
     else:
-        _show(list(_rows(sizing)))
+        _show(list(rows(sizing)))
         for crossing in sizing.crossings:
             typer.echo(
                 f"{crossing.severity}: {planned.loaded.locate(crossing.where)}: {crossing.where}: {crossing.what}"
@@ -56,106 +48,14 @@ def run(
         raise typer.Exit(RecipeError.exit_code)
 
 
-def _show(rows: Sequence[tuple[str, str, str]]) -> None:
+def _show(lines: Sequence[tuple[str, str, str]]) -> None:
     if not sys.stdout.isatty():
-        for of, label, value in rows:
+        for of, label, value in lines:
             typer.echo(printable(f"{of}: {label}: {value}"))
         return
     table = Table("of", "what", "value", header_style="bold")
     before = ""
-    for of, label, value in rows:
+    for of, label, value in lines:
         table.add_row(Text("" if of == before else of), Text(label), Text(value))
         before = of
     Console().print(table)
-
-
-def _rows(sizing: Sizing) -> Iterator[tuple[str, str, str]]:
-    yield sizing.name, "model", f"{sizing.model} ({sizing.architecture})"
-    for role in sizing.roles:
-        yield from ((str(role.role), label, value) for label, value in _role(role))
-    for server in sizing.l1:
-        yield from ((f"L1 of {server.role}", label, value) for label, value in _l1(server))
-    for log in sizing.hit_rates:
-        yield from ((f"hit rate, {log.server}", label, value) for label, value in _hit_rates(log))
-    if (moved := sizing.transfer) is not None:
-        copies = f", {moved.copies} copies" if moved.copies > 1 else ""
-        yield "transfer", f"KV of {moved.prompt_tokens} tokens", f"{_size(moved.request_bytes)}{copies}"
-        if moved.seconds is not None:
-            yield "transfer", "alone on the link", f"{moved.seconds:.3g} s"
-    if (rates := sizing.balance) is not None:
-        yield "balance", "prefill", f"{rates.prefill:.3g} requests a second"
-        yield "balance", "decode", f"{rates.decode:.3g} requests a second"
-    if (start := sizing.start) is not None:
-        read = (
-            "at a speed that is not given (--disk)" if start.read_seconds is None else f"in {start.read_seconds:.0f} s"
-        )
-        yield "start", "weights to read on a node", f"{_size(start.weights_bytes)} {read}"
-        yield "start", "engine beside them", f"{_span(start.engine_seconds, '.0f')} s"
-
-
-def _role(role: RoleSize) -> Iterator[tuple[str, str]]:
-    ranks = role.tp * role.pp * role.dp
-    yield "instances", f"{role.instances} of {ranks} rank(s): TP {role.tp}, PP {role.pp}, DP {role.dp}"
-    yield "weights of a rank", _UNKNOWN if role.weights_bytes is None else _sizes(role.weights_bytes)
-    yield "KV of a token and rank", _size(role.token_bytes)
-    yield (
-        "KV groups",
-        ", ".join(
-            f"{group.layers} x {group.keeps} (block {group.block}, page {_size(group.page_bytes)}"
-            + (f", {group.padding:.1%} padding)" if group.padding else ")")
-            for group in role.groups
-        ),
-    )
-    yield "bytes of a block", _size(role.block_bytes)
-    yield (
-        "memory for KV",
-        f"{_UNKNOWN} (--device-memory or --kv-memory)" if role.kv_bytes is None else _sizes(role.kv_bytes),
-    )
-    if role.blocks is not None and role.requests is not None and role.tokens is not None:
-        yield "blocks of a rank", _span(role.blocks, ".0f")
-        yield f"requests of {role.model_len} tokens", f"{_span(role.requests, '.2f')} at once in an instance"
-        yield "tokens", f"{_span(role.tokens, ',.0f')} in an instance"
-    for text in role.assumed:
-        yield "assumed", text
-
-
-def _l1(server: L1Size) -> Iterator[tuple[str, str]]:
-    yield "size", f"{server.l1_gib:g} GiB, one a {server.per}"
-    yield "KV of a token", f"{_size(server.token_bytes)}; of a chunk {_size(server.chunk_bytes)}"
-    yield "tokens", f"{server.tokens:,} at most, {server.kept_tokens:,} before eviction starts"
-    if server.engine_tokens is not None:
-        yield "tokens in one of its engines", f"{server.engine_tokens:,.0f} at most"
-    if server.registration_seconds:
-        yield "to register", f"{server.pinned_gib:.0f} GiB, about {server.registration_seconds:.0f} s at a second a GiB"
-    if server.shm_gib:
-        yield "in /dev/shm", f"{server.shm_gib:g} GiB"
-
-
-def _hit_rates(log: HitRates) -> Iterator[tuple[str, str]]:
-    yield "source", log.source
-    yield "log", f"{log.requests:,} lookups, {log.tokens:,} tokens, {log.chunks:,} different chunks"
-    for row in log.sizes:
-        if row.rate.high >= _LEAST_SHOWN or row == log.now:
-            yield f"{row.l1_gib:.3g} GiB", _span(row.rate, ".1%") + (" (this recipe)" if row == log.now else "")
-    yield "with room for all", f"{log.best:.1%}"
-    if log.enough_gib is None:
-        yield "smallest that is enough", "none: nothing comes twice"
-    else:
-        yield "smallest that is enough", f"lmcache.l1_size_gb: {log.enough_gib:g}, at least {NEAR:.0%} of the best"
-    for text in log.notes:
-        yield "note", text
-
-
-def _span(span: Span, style: str) -> str:
-    return format(span.low, style) if span.exact else f"{span.low:{style}} to {span.high:{style}}"
-
-
-def _sizes(span: Span) -> str:
-    return _size(span.low) if span.exact else f"{_size(span.low)} to {_size(span.high)}"
-
-
-def _size(size: float) -> str:
-    for unit, name in ((GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.4g} {name}"
-    return f"{size:g} bytes"

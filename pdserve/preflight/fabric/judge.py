@@ -40,6 +40,23 @@ def judge_path(path: Path, to: WaitingEnd, sent: Sent, *, min_gbps: float | None
     return [_rate(path, to, sent, need, min_gbps), *_route(path, sent), *_mtu(path, to, sent)]
 
 
+def judge_rails(done: Sequence[tuple[Path, Sent]]) -> list[Finding]:
+    """Of the rails of a pair of nodes those that move less than half of what the fastest one does."""
+    pairs: dict[tuple[str, str], list[tuple[Path, float]]] = {}
+    for path, sent in done:
+        if path.rail is not None and sent.timings:
+            pairs.setdefault((path.source.node, path.target.node), []).append((path, gbps(sent)))
+    findings = []
+    for rails in pairs.values():
+        best, most = max(rails, key=lambda each: each[1])
+        for path, rate in rails:
+            if rate < most / 2:
+                value = f"{path}: {rate:.3g} Gbit/s, and {most:.3g} by {best.rail}"
+                fix = f"look at cable, switch and error counters of {path.rail}, or leave it out of device_name"
+                findings.append(_of_path(path, "warning", value, "rails of about one rate", fix))
+    return findings
+
+
 def judge_untried(tried: int, wanted: int) -> list[Finding]:
     """What the limit of rounds has left out."""
     if tried == wanted:

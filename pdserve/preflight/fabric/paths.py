@@ -35,6 +35,10 @@ class End(Frozen):
     process: str
     """The engine whose ports are used: `decode-0`."""
 
+    def by(self, device: str) -> End:
+        """The same with this RDMA device alone."""
+        return self.model_copy(update={"devices": device})
+
 
 class Path(Frozen):
     """KV of `source` comes into the memory of `target`."""
@@ -43,6 +47,8 @@ class Path(Frozen):
     target: End
     reads: bool = False
     """`target` reads it; otherwise `source` writes it."""
+    rail: str | None = None
+    """The RDMA device of both ends, where each is tried by itself."""
 
     @property
     def caller(self) -> End:
@@ -55,7 +61,7 @@ class Path(Frozen):
         return self.source if self.reads else self.target
 
     def __str__(self) -> str:
-        return f"{self.source.node} -> {self.target.node}"
+        return f"{self.source.node} -> {self.target.node}" + (f" by {self.rail}" if self.rail else "")
 
 
 class Wish(Frozen):
@@ -65,6 +71,8 @@ class Wish(Frozen):
     """The engines' interpreter; None: the one that runs the probe."""
     min_gbps: float | None = None
     """Less fails; None: any rate will do."""
+    rails: bool = False
+    """Each RDMA device that the recipe names is tried by itself."""
 
 
 def paths(plan: Plan) -> tuple[Path, ...]:
@@ -78,15 +86,31 @@ def paths(plan: Plan) -> tuple[Path, ...]:
     return tuple(pairs.values())
 
 
+def by_rails(wanted: Sequence[Path]) -> list[Path]:
+    """Each path once for each of its rails: the first device of one end with the first of the other, and so on."""
+    railed = []
+    for path in wanted:
+        ours, theirs = (end.devices.split(",") for end in (path.source, path.target))
+        if len(ours) != len(theirs) or len(ours) < 2:
+            railed.append(path)
+            continue
+        for here, there in zip(ours, theirs, strict=True):
+            source, target = path.source.by(here), path.target.by(there)
+            rail = here if here == there else f"{here} and {there}"
+            railed.append(path.model_copy(update={"source": source, "target": target, "rail": rail}))
+    return railed
+
+
 def rounds(wanted: Sequence[Path]) -> list[list[Path]]:
-    """Each path once, in rounds in which no node is the source or the target of two: they would share its link."""
+    """Each path once, in rounds in which no node is the source or the target of two: they would share its link. All
+    rails of a pair come before another pair of its nodes."""
     sources = list(dict.fromkeys(path.source.node for path in wanted))
     targets = list(dict.fromkeys(path.target.node for path in wanted))
     width = max(len(sources), len(targets))
-    done: dict[int, list[Path]] = {}
+    done: dict[tuple[int, str | None], list[Path]] = {}
     for path in wanted:
         shift = (targets.index(path.target.node) - sources.index(path.source.node)) % width
-        done.setdefault(shift, []).append(path)
+        done.setdefault((shift, path.rail), []).append(path)
     return list(done.values())
 
 

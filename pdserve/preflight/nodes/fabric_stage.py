@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from pdserve.plan.model import Plan
-from pdserve.preflight.fabric.ends import WaitingEnd
-from pdserve.preflight.fabric.judge import judge_end, judge_path, judge_untried
-from pdserve.preflight.fabric.paths import MOST_ROUNDS, Path, Wish, find_not_reached, find_untried, paths, rounds
+from pdserve.preflight.fabric.ends import Sent, WaitingEnd
+from pdserve.preflight.fabric.judge import judge_end, judge_path, judge_rails, judge_untried
+from pdserve.preflight.fabric.paths import (
+    MOST_ROUNDS,
+    Path,
+    Wish,
+    by_rails,
+    find_not_reached,
+    find_untried,
+    paths,
+    rounds,
+)
 from pdserve.preflight.finding import Finding, failed
 from pdserve.preflight.nodes.node_probe import Answer, HasSent, Question, Send, Wait, Waits
 
@@ -31,38 +41,52 @@ async def try_fabric(
         return [find_not_reached()]
     if (untried := find_untried(plan)) is not None:
         return [untried]
-    wanted = paths(plan)
-    waiting = {path.waiting.node: (path.waiting, path.reads) for path in wanted}
-    begun = await asyncio.gather(
-        *(
-            probes[name].ask(Wait(end=end, is_read=is_read, python=wish.python), Waits)
-            for name, (end, is_read) in waiting.items()
-        )
-    )
-    findings, there = [], dict[str, WaitingEnd]()
-    for (end, _), answer in zip(waiting.values(), begun, strict=True):
+    wanted = by_rails(paths(plan)) if wish.rails else list(paths(plan))
+    waiting: dict[str, dict[_Place, Path]] = {}
+    for path in wanted:
+        waiting.setdefault(path.waiting.node, {})[_place(path)] = path
+    begun = await asyncio.gather(*(_begin(probes[node], here, wish.python) for node, here in waiting.items()))
+    findings, there = [], dict[_Place, WaitingEnd]()
+    for path, answer in chain.from_iterable(begun):
         if answer.waiting is not None:
-            there[end.node] = answer.waiting
+            there[_place(path)] = answer.waiting
         elif answer.failure is not None:
-            findings.append(judge_end(end, answer.failure))
-    in_rounds = rounds([path for path in wanted if path.waiting.node in there])
-    for some in in_rounds[:MOST_ROUNDS]:
-        findings += await _round(probes, some, there, wish)
+            findings.append(judge_end(path.waiting, answer.failure))
+    in_rounds = rounds([path for path in wanted if _place(path) in there])
+    done = [
+        (path, sent)
+        for some in in_rounds[:MOST_ROUNDS]
+        for path, sent in await _round(probes, some, there, wish.python)
+    ]
+    for path, sent in done:
+        findings += judge_path(path, there[_place(path)], sent, min_gbps=wish.min_gbps)
     tried = sum(map(len, in_rounds[:MOST_ROUNDS]))
-    return [*findings, *judge_untried(tried, sum(map(len, in_rounds)))]
+    return [*findings, *judge_rails(done), *judge_untried(tried, sum(map(len, in_rounds)))]
+
+
+_Place = tuple[str, str]
+
+
+def _place(path: Path) -> _Place:
+    """Of the waiting end: there is one for each device that is tried by itself."""
+    return path.waiting.node, path.waiting.devices
+
+
+async def _begin(probe: FabricProbe, here: Mapping[_Place, Path], python: str | None) -> list[tuple[Path, Waits]]:
+    """All waiting ends of a node; a probe answers one question at a time."""
+    return [
+        (path, await probe.ask(Wait(end=path.waiting, is_read=path.reads, python=python), Waits))
+        for path in here.values()
+    ]
 
 
 async def _round(
-    probes: Mapping[str, FabricProbe], some: Sequence[Path], there: Mapping[str, WaitingEnd], wish: Wish
-) -> list[Finding]:
+    probes: Mapping[str, FabricProbe], some: Sequence[Path], there: Mapping[_Place, WaitingEnd], python: str | None
+) -> list[tuple[Path, Sent]]:
     answers = await asyncio.gather(
         *(
-            probes[path.caller.node].ask(Send(path=path, to=there[path.waiting.node], python=wish.python), HasSent)
+            probes[path.caller.node].ask(Send(path=path, to=there[_place(path)], python=python), HasSent)
             for path in some
         )
     )
-    return [
-        finding
-        for path, answer in zip(some, answers, strict=True)
-        for finding in judge_path(path, there[path.waiting.node], answer.sent, min_gbps=wish.min_gbps)
-    ]
+    return [(path, answer.sent) for path, answer in zip(some, answers, strict=True)]
