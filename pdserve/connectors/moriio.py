@@ -15,6 +15,9 @@ from pdserve.patches import effects
 from pdserve.patches.moriio.unread_prompts import COMPUTED, NAME
 from pdserve.patches.record import left_out
 
+_COUNTED = "pdserve_unread_prompt"
+"""Attribute of a request."""
+
 
 class MoRIIOConnector(upstream.MoRIIOConnector):  # type: ignore[misc]  # vllm is not there when types are checked
     """Upstream's, which in READ mode counts a prompt as external only when the request says where its KV is."""
@@ -27,7 +30,10 @@ class MoRIIOConnector(upstream.MoRIIOConnector):  # type: ignore[misc]  # vllm i
         """Upstream's answer for what will be read; else no tokens, so that vLLM computes them."""
         scheduler = self.connector_scheduler
         if self.mode == MoRIIOMode.READ and not scheduler.is_producer and not _names_kv(request):
-            effects.count(NAME, COMPUTED)
+            # The scheduler asks again in each step until there are blocks for it.
+            if not getattr(request, _COUNTED, False):
+                setattr(request, _COUNTED, True)
+                effects.count(NAME, COMPUTED)
             return 0, False
         return super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[no-any-return]
 

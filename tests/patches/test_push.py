@@ -20,6 +20,7 @@ from pdserve.patches.nixl.push_decode import ASK_SECONDS, GONE_SECONDS, Presence
 from pdserve.patches.nixl.push_messages import PREFIX, PushPeer, PushWord, base_of, decode
 from pdserve.patches.nixl.push_prefill import Writes
 from pdserve.patches.nixl.push_scheduler import METHODS, RELEASES
+from pdserve.patches.nixl.push_worker import METHODS as WORKER_METHODS
 
 PREFILL = PushPeer("prefill-engine", "10.0.0.1", 5600, 1)
 DECODE = PushPeer("decode-engine", "10.0.0.2", 5600, 1)
@@ -298,7 +299,12 @@ class Prefill:
             _send_failures=set(),
             _pending_d_registrations={},
             _push_finished_blocks={},
+            _ensure_handshake=lambda *_: self.handshake,
+            _deferred_push_inbox=queue.Queue(),
+            _push_writer_wake=threading.Event(),
         )
+        self.handshake: Future[Any] | None = None
+        """With decode; None: it is done."""
         self.writes = Writes(self.worker)
         self.begun: list[str] = []
         self.told: list[tuple[str, str]] = []
@@ -405,15 +411,31 @@ def test_a_withdrawal_is_answered_when_the_write_has_ended() -> None:
 
 
 def test_a_withdrawal_before_the_prompt_is_computed_is_answered_at_once_and_frees_it_later() -> None:
+    """Nothing asks for a WRITE then: there is no registration any more that upstream would match it with."""
     prefill = Prefill()
     prefill.worker._pending_d_registrations[THERE] = REGISTRATION
     prefill.withdraw()
     assert prefill.answer() == ANSWER
     assert prefill.worker._pending_d_registrations == {}
-    prefill.computed()
-    prefill.begin()
+    assert prefill.computed().reap() == {HERE}
+
+
+def test_the_writer_does_not_hear_of_a_prompt_that_decode_has_withdrawn() -> None:
+    """It would look for a registration, a thousand times a second, if it heard of the end of the lease first."""
+    prefill, other = Prefill(), "cmpl-other-0-cccccccc"
+    prefill.withdraw()
+    half = SimpleNamespace(pdserve_push=SimpleNamespace(writes=prefill.writes, withdrawals=Decode().withdrawals))
+    metadata = SimpleNamespace(push_finished_blocks={HERE: ([1],), other: ([2],)}, reqs_not_processed=set())
+    heard: list[Any] = []
+    WORKER_METHODS["start_load_kv"](lambda _, metadata: heard.append(metadata.push_finished_blocks))(half, metadata)
+    assert heard == [{other: ([2],)}]
+
+
+def test_none_begins_after_a_withdrawal_that_came_before_the_prompt_was_computed() -> None:
+    prefill = Prefill()
+    prefill.withdraw()
+    prefill.computed().begin()
     assert prefill.begun == []
-    assert prefill.reap() == {HERE}
 
 
 def test_what_is_kept_for_a_decode_that_withdraws_is_freed_at_once() -> None:
@@ -446,6 +468,45 @@ def test_a_write_that_fails_ends_the_lease_and_decode_is_told() -> None:
     prefill = Prefill().computed()
     prefill.begin()
     prefill.written(well=False)
+    assert prefill.answer() == ANSWER
+    assert prefill.reap() == {HERE}
+
+
+def test_a_write_that_has_failed_before_anybody_saw_it_under_way_is_told_too() -> None:
+    """NIXL posts it, and the engine's thread finds it in error, both while that thread asks for what has ended. Decode
+    would wait until `push_registration_timeout`, and its heartbeats would hold prefill's blocks for as long."""
+    prefill = Prefill().computed()
+
+    def upstream() -> Any:
+        prefill.begin()
+        prefill.worker._sending_transfers.pop(HERE)
+        return SimpleNamespace(finished_sending=set())
+
+    prefill.writes.end_writes(upstream)
+    assert prefill.answer() == ANSWER
+    assert prefill.reap() == {HERE}
+
+
+def test_a_write_that_waits_for_its_handshake_begins_after_it() -> None:
+    prefill = Prefill().computed()
+    prefill.handshake = Future()
+    prefill.begin()
+    prefill.written(well=False)
+    assert (prefill.begun, prefill.answer(), prefill.reap()) == ([], [], set())
+    prefill.handshake.set_result(({}, 0.0))
+    assert prefill.worker._deferred_push_inbox.get_nowait() == (HERE, ([1],), REGISTRATION)
+    assert prefill.worker._push_writer_wake.is_set()
+    prefill.handshake = None
+    prefill.begin()
+    assert prefill.begun == [HERE]
+
+
+def test_a_handshake_that_fails_ends_the_lease_and_decode_is_told() -> None:
+    prefill = Prefill().computed()
+    prefill.handshake = Future()
+    prefill.begin()
+    prefill.handshake.set_exception(TimeoutError())
+    assert prefill.worker._push_writer_wake.is_set()
     assert prefill.answer() == ANSWER
     assert prefill.reap() == {HERE}
 

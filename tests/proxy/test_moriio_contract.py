@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pdserve.pd.protocols import chosen_ids
+from pdserve.pd.requests.body import Body
+from pdserve.pd.requests.scan import Scan
 from tests.proxy.deployment import MODEL, Deployment
 from tests.proxy.test_contract import reference
 
@@ -93,6 +97,15 @@ def test_an_escaped_address_is_an_address(moriio: Deployment) -> None:
     text = json.dumps(body).replace("___prefill", "\\u005f__prefill").replace("___decode", "_\\u005f_decode")
     answer = moriio.proxy.http.post("/v1/completions", content=text)
     assert answer.status_code == 400
+
+
+def test_a_long_id_in_a_body_is_refused_and_one_that_is_no_string_is_not_read(moriio: Deployment) -> None:
+    """A list of 60 MB takes half a minute to read, in which no other client would be served."""
+    assert moriio.complete(PROMPT, request_id="x" * 5000).status_code == 400
+    raw = b'{"request_id":[1,,2]}'
+    scan = Scan(raw)
+    assert scan.step()
+    assert chosen_ids.in_body(SimpleNamespace(body=Body(raw, scan))) == ""  # type: ignore[arg-type]
 
 
 def test_a_client_cannot_name_a_remote(moriio: Deployment) -> None:

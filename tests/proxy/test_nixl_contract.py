@@ -137,3 +137,32 @@ def test_more_requests_than_mooncake_has_slots_are_prefilled_at_once(deployment:
     deployment.decodes[0].wait(finished=5)
     for connection in connections:
         connection.close()
+
+
+def test_engines_get_an_id_without_the_comma_that_parts_the_ids_of_a_heartbeat(nixl: Deployment) -> None:
+    """Decode's heartbeats would not name such a request: prefill's blocks could have other prompts when decode, which
+    has a queue, pulls them."""
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}
+    answer = nixl.proxy.http.post("/v1/completions", json=body, headers={"x-request-id": "a,b"})
+    assert answer.status_code == 200
+    assert answer.headers["x-request-id"] == "a,b"
+    legs = [engine.requests()[0] for engine in (nixl.prefills[0], nixl.decodes[0])]
+    assert [leg["headers"]["x-request-id"] for leg in legs] == ["a_b", "a_b"]
+
+
+@pytest.mark.parametrize("name", ["a,b", "HB:a", "a\\u002cb"])
+def test_the_id_of_a_response_cannot_be_what_nixl_misreads(nixl: Deployment, name: str) -> None:
+    """The Responses API takes it from the body, as it is."""
+    text = json.dumps({"model": MODEL, "input": PROMPT, "max_output_tokens": 2, "request_id": "?"}).replace("?", name)
+    answer = nixl.proxy.http.post("/v1/responses", content=text)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
+    assert nixl.prefills[0].requests() == nixl.decodes[0].requests() == []
+
+
+def test_other_apis_do_not_take_an_id_from_the_body(nixl: Deployment) -> None:
+    assert nixl.complete(PROMPT, max_tokens=2, request_id="a,b").status_code == 200
+
+
+def test_an_id_of_vllms_own_kind_is_one_for_a_response(nixl: Deployment) -> None:
+    body = {"model": MODEL, "input": PROMPT, "max_output_tokens": 2, "request_id": "resp_0123-4.x"}
+    assert nixl.proxy.http.post("/v1/responses", json=body).status_code == 200

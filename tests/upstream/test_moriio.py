@@ -78,6 +78,11 @@ def test_the_patch_has_decode_compute_what_it_does_not_read() -> None:
     assert seen()["unread"] == {"plain": PROMPT, "again": PROMPT}
 
 
+def test_a_prompt_that_waits_for_blocks_is_counted_once() -> None:
+    """The scheduler asks in each step how much of it will be read."""
+    assert seen()["counted"] == 1
+
+
 def test_an_address_in_a_request_id_counts_more_than_prefills_answer() -> None:
     """Which is why the proxy refuses such ids."""
     assert seen()["address"] == "192.0.2.99"

@@ -72,6 +72,15 @@ def test_a_client_that_leaves_while_prefill_has_not_heard_of_the_prompt_leaves_n
     }
 
 
+def test_what_prefill_computes_for_a_client_that_has_left_is_free_before_the_lease_ends() -> None:
+    assert saw("client_leaves_before_prefill_has_computed") == {
+        "told": True,
+        "free": True,
+        "within_the_lease": True,
+        "writer_waits_for": [],
+    }
+
+
 def test_one_that_leaves_before_the_registration_is_sent_is_free_at_once() -> None:
     assert saw("client_leaves_before_the_registration") == {"free": True, "registered": False}
     assert counted("client_leaves_before_the_registration") == {"registrations-withdrawn", "registrations-unsent"}

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -40,6 +41,8 @@ class Writes:
         """Ids whose lease the engine's thread is to end."""
         self._outlived: set[str] = set()
         """Ids whose WRITE goes on after the end of their lease. Of the engine's thread."""
+        self._posted: set[str] = set()
+        """Ids whose WRITE has begun, until its end is known: one may have failed before anybody saw it under way."""
         self._asked: dict[str, tuple[str, PushPeer]] = {}
         """Prefill's id -> decode's id and decode, of WRITEs that have begun."""
         self._owed: dict[str, tuple[str, PushPeer]] = {}
@@ -48,18 +51,28 @@ class Writes:
         """Base id -> what such an answer waits for."""
         self._failed: deque[tuple[str, PushPeer]] = deque()
         """The same, from the engine's thread."""
+        self._unreached: deque[Mapping[str, Any]] = deque()
+        """Registrations of decodes with which the handshake has failed, from the thread that tried."""
         self._aborted: deque[str] = deque()
         """Base ids of prompts of which nothing is kept, from the engine's thread."""
 
     # --- the engine's thread
 
-    def begin_step(self, finished: Iterable[str], aborted: Iterable[str]) -> None:
-        """Before the writer thread hears of them: prompts that are computed, and prompts of which nothing is kept."""
+    def begin_step(self, finished: Iterable[str], aborted: Iterable[str]) -> set[str]:
+        """Before the writer thread hears of them: prompts that are computed, and prompts of which nothing is kept.
+        Returns those computed ones that decode has withdrawn meanwhile. The writer must not hear of them: their lease
+        ends in this step, and what tells it so could come first; it would look for a registration for ever."""
+        unwanted = set()
         with self._lock:
-            self._held.update((base_of(name), name) for name in finished)
+            for name in finished:
+                self._held[base_of(name)] = name
+                if base_of(name) in self._closed:
+                    self._ending.add(name)
+                    unwanted.add(name)
             for name in aborted:
                 self._close(base_of(name))
                 self._aborted.append(base_of(name))
+        return unwanted
 
     def heartbeat(self, payload: str) -> str:
         """The same, with prefill's own ids: decode only knows the part of an id that both have."""
@@ -89,12 +102,12 @@ class Writes:
 
     def end_writes(self, original: Callable[[], Any]) -> Any:
         """As upstream; a WRITE that has failed ends its lease, and decode is told."""
-        before = self._under_way()
         results = original()
         with self._lock:
             for name in results.finished_sending:
                 self._let_go(name)
-            for name in before - self._under_way() - results.finished_sending:
+            for name in self._posted - self._under_way():
+                self._posted.discard(name)
                 self._close(base_of(name))
                 self._ending.add(name)
                 if (asked := self._asked.pop(name, None)) is not None:
@@ -105,14 +118,19 @@ class Writes:
 
     def begin(self, original: Callable[..., None], name: str, blocks: Any, registration: Mapping[str, Any]) -> None:
         """Begins the WRITE, or the handshake before it, unless the blocks are not held any more."""
-        base, asked = base_of(name), (registration["request_id"], PushPeer.decode_of(registration))
+        base, decode = base_of(name), PushPeer.decode_of(registration)
+        handshake = self._worker._ensure_handshake(decode.engine, decode.host, decode.port, decode.tp)
+        if handshake is not None:
+            # As upstream, but that decode is told when it fails.
+            handshake.add_done_callback(partial(self._shaken, (name, blocks, registration)))
+            return
         with self._lock:
             expires = self._worker._reqs_to_send.get(name)
             ended = expires is not None and time.perf_counter() >= expires
             may = self._held.get(base) == name and base not in self._closed and not ended
             if may:
                 self._posting.add(name)
-                self._asked[name] = asked
+                self._asked[name] = (registration["request_id"], decode)
         if not may:
             effects.count(NAME, REFUSED)
             self._close_now(base)
@@ -126,6 +144,8 @@ class Writes:
         finally:
             with self._lock:
                 self._posting.discard(name)
+                if not failed and self._held.get(base) == name:
+                    self._posted.add(name)
             if failed:
                 # By an exception: before anything was posted. One of the library's own is caught where it happens.
                 self._close_now(base)
@@ -160,6 +180,10 @@ class Writes:
         while self._failed:
             request_id, peer = self._failed.popleft()
             self._owed[base_of(request_id)] = (request_id, peer)
+        while self._unreached:
+            registration = self._unreached.popleft()
+            self._close_now(base_of(registration["request_id"]))
+            self._owe(registration)
         while self._aborted:
             self._forget_registrations(self._aborted.popleft())
         for base, (request_id, peer) in list(self._owed.items()):
@@ -182,6 +206,14 @@ class Writes:
                 self._handshakes[base] = pending
 
     # ---
+
+    def _shaken(self, write: tuple[str, Any, Mapping[str, Any]], handshake: Future[Any]) -> None:
+        """It has ended, in the thread that tried."""
+        if handshake.cancelled() or handshake.exception() is not None:
+            self._unreached.append(write[2])
+        else:
+            self._worker._deferred_push_inbox.put(write)
+        self._worker._push_writer_wake.set()
 
     def _forget_registrations(self, base: str) -> None:
         pending = self._worker._pending_d_registrations
@@ -210,6 +242,7 @@ class Writes:
         base = base_of(name)
         if self._held.get(base) == name:
             del self._held[base]
+        self._posted.discard(name)
         self._asked.pop(name, None)
         self._close(base)
 

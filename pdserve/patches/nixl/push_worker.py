@@ -124,7 +124,9 @@ def _installing(original: Callable[..., None]) -> Callable[..., None]:
 def _taking_orders(original: Callable[..., None]) -> Callable[..., None]:
     def start_load_kv(self: Any, metadata: Any) -> None:
         push: PushHalf = getattr(self, ATTRIBUTE)
-        push.writes.begin_step(metadata.push_finished_blocks, metadata.reqs_not_processed)
+        finished = metadata.push_finished_blocks
+        if unwanted := push.writes.begin_step(finished, metadata.reqs_not_processed):
+            metadata.push_finished_blocks = {name: finished[name] for name in finished if name not in unwanted}
         original(self, metadata)
         push.withdrawals.order(getattr(metadata, ORDERS, ()), getattr(metadata, RELEASES, ()))
 

@@ -19,13 +19,13 @@ class EngineIds:
     """What the bootstrap servers have answered."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[int, list[tuple[str, str]]]] = {}
+        self._known: dict[Worker, tuple[int, list[tuple[str, str]]]] = {}
+        """By the worker itself: another one may have its name by now."""
         self._turns: dict[str, int] = {}
-        self._pools: dict[str, Pool] = {}
 
     def next(self, worker: Worker) -> Transfer | None:
         """A new transfer from the next rank of a prefill; None when its ids are not known for this life."""
-        life, ranks = self._known.get(worker.name, (-1, []))
+        life, ranks = self._known.get(worker, (-1, []))
         if life != worker.life:
             return None
         turn = self._turns[worker.name] = self._turns.get(worker.name, -1) + 1
@@ -36,20 +36,17 @@ class EngineIds:
         """Asks the bootstrap server. WorkerFailedError when it does not answer as it should."""
         life = worker.life
         ranks = await self._query(worker)
-        self._known[worker.name] = (life, sorted(ranks.items()))
+        if worker.life == life and worker.state != "dead":
+            self._known[worker] = (life, sorted(ranks.items()))
         return ranks
 
-    def forget(self, name: str) -> None:
-        """The worker was removed."""
-        self._known.pop(name, None)
-        if pool := self._pools.pop(name, None):
-            pool.close()
+    def forget(self, worker: Worker) -> None:
+        """It died, or was removed."""
+        self._known.pop(worker, None)
+        self._turns.pop(worker.name, None)
 
     async def _query(self, worker: Worker) -> dict[str, str]:
-        pool = self._pools.get(worker.name)
-        if pool is None:
-            url = worker.config.bootstrap_url or ""
-            pool = self._pools[worker.name] = Pool(url, connect_timeout=_CONNECT_SECONDS)
+        pool = Pool(worker.config.bootstrap_url or "", connect_timeout=_CONNECT_SECONDS)
         try:
             answer = await fetch(pool, "GET", "/query")
             ranks = {str(rank): str(entry["engine_id"]) for rank, entry in json.loads(answer.body).items()}
@@ -57,6 +54,8 @@ class EngineIds:
             raise _failed(worker, "does not answer") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise _failed(worker, "gives no engine ids") from error
+        finally:
+            pool.close()
         if not ranks:
             raise _failed(worker, "has no engine yet")
         return ranks

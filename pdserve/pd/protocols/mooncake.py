@@ -59,6 +59,7 @@ class MooncakeProtocol:
         self._engine_ids = EngineIds()
         self.background = Background()
         registry.on_ready(self._learn)
+        registry.on_lost(self._engine_ids.forget)
 
     async def attempt(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
         """Answers the client. Raises ApiError, ClientGoneError or WorkerFailedError; what it leaves running ends by

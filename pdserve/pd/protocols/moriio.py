@@ -25,11 +25,10 @@ the WRITE is recognised.
 from __future__ import annotations
 
 from pdserve.pd.errors import ApiError
+from pdserve.pd.protocols import chosen_ids
 from pdserve.pd.protocols.nixl import NixlProtocol
 from pdserve.pd.random_id import new_id
-from pdserve.pd.relay.client import Client
 from pdserve.pd.requests.request import ClientRequest
-from pdserve.pd.workers.registry import Worker
 
 _ASK = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
@@ -42,12 +41,11 @@ _MARKS = ("___prefill_addr_", "___decode_addr_")
 class MoriioProtocol(NixlProtocol):
     """The protocol object of one proxy. `lease_seconds` is the limit of a request."""
 
-    async def attempt(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
-        """As NIXL's; ApiError too for a request id that names an address."""
-        for given in (request.request_id, str(request.body.get("request_id"))):
+    def _fit_id(self, request: ClientRequest) -> None:
+        """ApiError 400 for an id that names an address."""
+        for given in (request.request_id, chosen_ids.in_body(request)):
             if any(mark in given for mark in _MARKS):
                 raise ApiError(400, "a request id must not name the address of an engine", param="request_id")
-        await super().attempt(request, client, prefill, decode)
 
     def _asked(self) -> bytes:
         return ask()

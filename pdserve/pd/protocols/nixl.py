@@ -23,7 +23,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pdserve.pd.errors import ApiError, ClientGoneError
-from pdserve.pd.protocols import prefill_leg
+from pdserve.pd.protocols import chosen_ids, prefill_leg
 from pdserve.pd.protocols.background import Background, settle
 from pdserve.pd.protocols.pulse import RepeatingTimer
 from pdserve.pd.relay.client import Client
@@ -82,6 +82,7 @@ class NixlProtocol:
     async def attempt(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
         """Answers the client. Raises ApiError, ClientGoneError or WorkerFailedError; what it leaves running ends by
         itself."""
+        self._fit_id(request)
         watch = Watch(client, (prefill, decode))
         try:
             sent = self._loop.time()
@@ -102,6 +103,13 @@ class NixlProtocol:
                 leg.close()
         finally:
             watch.end()
+
+    def _fit_id(self, request: ClientRequest) -> None:
+        """Gives the engines an id that a heartbeat can name. ApiError 400 for one of the body that it could not."""
+        chosen_ids.check_of_response(request)
+        if "," in request.request_id:
+            name = chosen_ids.without_commas(request.request_id)
+            request.headers = self._engines.renamed(request.headers, name)
 
     # --- first stage
 

@@ -20,7 +20,7 @@ import asyncio
 import logging
 
 from pdserve.pd.errors import ApiError, ClientGoneError
-from pdserve.pd.protocols import both_legs, prefill_leg
+from pdserve.pd.protocols import both_legs, chosen_ids, prefill_leg
 from pdserve.pd.protocols.background import Background, settle
 from pdserve.pd.protocols.mooncake_legs import Legs
 from pdserve.pd.protocols.push_addresses import ASK, Address, PushAddresses
@@ -52,6 +52,7 @@ class NixlPushProtocol:
         self._addresses = PushAddresses(engines, served_name)
         self.background = Background()
         registry.on_ready(self._learn)
+        registry.on_lost(self._addresses.forget)
 
     async def attempt(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
         """Answers the client. Raises ApiError, ClientGoneError or WorkerFailedError; what it leaves running ends by
@@ -78,7 +79,8 @@ class NixlPushProtocol:
 
     def _send(self, request: ClientRequest, address: Address, prefill: Worker, decode: Worker, watch: Watch) -> Legs:
         dialect, body = request.dialect, request.body
-        headers = self._engines.renamed(request.headers, f"{request.request_id}.{new_id()}")
+        name = f"{chosen_ids.without_commas(request.request_id)}.{new_id()}"
+        headers = self._engines.renamed(request.headers, name)
         decode_body = dialect.decode_body(body, address.for_decode)
         first = prefill_leg.send(
             self._engines,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.protocols.background import settle
@@ -38,23 +40,47 @@ class PushAddresses:
     def __init__(self, engines: Engines, served_name: str) -> None:
         self._engines = engines
         self._body = _BODY % encode(served_name)
-        self._known: dict[str, tuple[int, list[Address]]] = {}
+        self._known: dict[Worker, tuple[int, list[Address]]] = {}
+        """By the worker itself: another one may have its name by now."""
+        self._asking: dict[Worker, tuple[int, asyncio.Task[None]]] = {}
         self._turns: dict[str, int] = {}
 
     def next(self, worker: Worker) -> Address | None:
         """The next rank's; None when it is not known for this life."""
-        life, addresses = self._known.get(worker.name, (-1, []))
+        life, addresses = self._known.get(worker, (-1, []))
         if life != worker.life:
             return None
         turn = self._turns[worker.name] = self._turns.get(worker.name, -1) + 1
         return addresses[turn % len(addresses)]
 
     async def learn(self, worker: Worker) -> None:
-        """Asks every rank for one token, whose KV prefill keeps for its lease. WorkerFailedError when one does not
-        answer as it should."""
+        """Asks every rank for one token, whose KV prefill keeps for its lease; once for all that want to know.
+        WorkerFailedError when one does not answer as it should."""
+        life, asking = self._asking.get(worker, (-1, None))
+        if asking is None or life != worker.life:
+            asking = asyncio.ensure_future(self._ask_all(worker))
+            self._asking[worker] = (worker.life, asking)
+            asking.add_done_callback(partial(self._asked, worker))
+        # Who waits may leave.
+        await asyncio.shield(asking)
+
+    def forget(self, worker: Worker) -> None:
+        """It died, or was removed."""
+        self._known.pop(worker, None)
+        self._turns.pop(worker.name, None)
+
+    async def _ask_all(self, worker: Worker) -> None:
         life, ranks = worker.life, worker.config.ranks
         addresses = [await self._ask(worker, rank, ranks) for rank in range(ranks)]
-        self._known[worker.name] = (life, addresses)
+        if worker.life == life and worker.state != "dead":
+            self._known[worker] = (life, addresses)
+
+    def _asked(self, worker: Worker, task: asyncio.Task[None]) -> None:
+        if self._asking.get(worker, (-1, None))[1] is task:
+            del self._asking[worker]
+        if not task.cancelled():
+            # Perhaps nobody waits for it any more.
+            task.exception()
 
     async def _ask(self, worker: Worker, rank: int, ranks: int) -> Address:
         rank_header = b"x-data-parallel-rank: %d\r\n" % rank if ranks > 1 else b""
@@ -68,6 +94,11 @@ class PushAddresses:
                 return Address(for_decode(leg.result().data), rank_header)
             except ValueError as error:
                 raise _failed(worker, str(error)) from error
+            except WorkerFailedError as failure:
+                if failure.error.status >= 500:
+                    raise
+                # Of our request: no client of a prompt is to blame.
+                raise _failed(worker, f"refuses to say where it is: {failure.error.message}") from failure
         finally:
             leg.close()
 

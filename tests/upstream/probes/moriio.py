@@ -13,6 +13,8 @@ from unittest import mock
 from vllm.distributed.kv_transfer.kv_connector.v1.moriio import moriio_common
 from vllm.distributed.kv_transfer.kv_connector.v1.moriio.moriio_common import MoRIIOConfig
 
+from pdserve.patches import effects
+from pdserve.patches.moriio.unread_prompts import COMPUTED, NAME
 from pdserve.pd.protocols.moriio import ask
 from pdserve.plan.model import Versions
 from tests.plan.kit import hosts, on_gpus, plan, recipe, value_of
@@ -127,6 +129,17 @@ def unread(*, upstream: bool) -> Any:
     return {"plain": plain, "again": len(PROMPT) - taken}
 
 
+def counted() -> Any:
+    """How often a prompt that names no KV is counted, when the scheduler has asked for it in several steps."""
+    decode = engine("decode-0")
+    before = effects.totals().get((NAME, COMPUTED), 0)
+    request = decode.add("cmpl-plain", PROMPT)
+    for _ in range(3):
+        decode.connector.get_num_new_matched_tokens(request, 0)
+    decode.schedule()
+    return effects.totals()[NAME, COMPUTED] - before
+
+
 def address() -> Any:
     """Where decode would read for a request id that names an address, whatever the parameters say."""
     _, _, params = keeping()
@@ -145,7 +158,7 @@ def later(seconds: float) -> Iterator[None]:
 
 
 def main() -> None:
-    results = {case.__name__: case() for case in (config, legs, stopped, aborted, given_up, address)}
+    results = {case.__name__: case() for case in (config, legs, stopped, aborted, given_up, address, counted)}
     results |= {"unread_upstream": unread(upstream=True), "unread": unread(upstream=False)}
     print(json.dumps(results))
 

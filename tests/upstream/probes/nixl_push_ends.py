@@ -10,6 +10,7 @@ from tests.upstream.nixl_push_lab import PROMPT, Engine, until  # isort: skip  #
 
 import itertools
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -102,6 +103,25 @@ def client_leaves(pair: Pair) -> Any:
         "held": held,
         "free": pair.rest(),
         "left": sorted(pair.prefill.worker._pending_d_registrations),
+    }
+
+
+def client_leaves_before_prefill_has_computed(pair: Pair) -> Any:
+    """Its leg there goes on: what is kept then is for nobody, and is free long before its lease ends."""
+    here, there, tokens = pair.names()
+    pair.decode.ask(there, tokens, pair.prefill)
+    pair.decode.step()
+    pair.until(lambda: there in pair.prefill.worker._pending_d_registrations)
+    pair.decode.lab.abort(there)
+    told = pair.until(lambda: pair.decode.all_free)
+    pair.prefill.prefill(here, tokens)
+    began = time.monotonic()
+    free = pair.rest()
+    return {
+        "told": told,
+        "free": free,
+        "within_the_lease": time.monotonic() - began < LEASE - 1,
+        "writer_waits_for": sorted(pair.prefill.worker._push_finished_blocks),
     }
 
 
@@ -297,6 +317,7 @@ CASES = (
     prefill_first,
     decode_first,
     client_leaves,
+    client_leaves_before_prefill_has_computed,
     client_leaves_before_the_registration,
     client_leaves_decodes_queue,
     never_pushed,
