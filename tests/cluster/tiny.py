@@ -21,7 +21,8 @@ def until_ready(up: Deployment, name: str) -> None:
     up.name = name
 
     def over() -> bool:
-        return "serving tiny at" in up.printed() or "\nerror: " in f"\n{up.printed()}"
+        printed = f"\n{up.printed()}"
+        return any(end in printed for end in ("serving tiny at", "\nerror: ", "deployment is draining"))
 
     wait_until("ready", over, START_SECONDS, why=up.printed)
     assert "serving tiny at" in up.printed(), up.printed()
