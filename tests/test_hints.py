@@ -46,6 +46,7 @@ CAUSES = {
     "vllm-lmcache-chunk": ("chunk_size 100 is not a multiple of the engine's block size 128", "multiple of 128"),
     "vllm-lmcache-mode": ("did not register the engine's KV within 8.0 s", "No handler registered"),
     "vllm-model-len": ("max-model-len 99999 is more than the model's 8192", "prefill.args"),
+    "vllm-mooncake-bootstrap-late": ("not there yet at http://10.77.0.10:8998/register", "load_balancing: external"),
     "vllm-mooncake-no-device": ("mooncake-cpu-device was not active", "patches: auto"),
     "vllm-nixl-missing": ("NIXL library is not installed", "nixl"),
     "vllm-no-config": ("/models/tiny-empty is no model", "model.path"),

@@ -222,7 +222,9 @@ class Supervised:
                 self._probe, death=self._death, seconds=self.plan.ready_seconds, clock=time.monotonic
             )
         finally:
-            following.cancel()
+            # One that is never probed (a headless follower) counts as ready at once, and its log goes on to matter.
+            if self.plan.probe is not None:
+                following.cancel()
         if waited.died is not None or self._stopping:
             return
         if not waited.ready:
@@ -243,6 +245,8 @@ class Supervised:
             self._emit(Ready(name=self.name, seconds=time.monotonic() - child.started))
             return
         family = self.family()
+        # Who hears that it is ready may end its container at once, and a busy agent looks for segments seconds later.
+        self._ledger.record(family)
         if self._cpus is not None:
             # NIXL on CPU binds the main thread of every worker to the last core of each NUMA node, the same for all
             # engines of a machine (nixl/base_worker.py of vLLM 0.32). Can go when it looks at its own affinity.
@@ -297,7 +301,7 @@ class Supervised:
         failed_at: float | None = None
         while True:
             lines = log.step()
-            if lines:
+            if lines or self._ready:
                 last_line = time.monotonic()
             elif time.monotonic() - last_line >= _SILENT_SECONDS:
                 self._emit(

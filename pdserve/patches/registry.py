@@ -20,7 +20,7 @@ from pdserve.patches.lmcache import (
     min_load,
     registration,
 )
-from pdserve.patches.mooncake import bootstrap, cpu_device, pulls, requests, sends
+from pdserve.patches.mooncake import bootstrap, cpu_device, late_bootstrap, pulls, requests, sends
 from pdserve.patches.moriio import unread_prompts
 from pdserve.patches.multiconnector import prom_metrics, selection
 from pdserve.patches.nixl import abandoned_kv, failed_groups, push
@@ -50,6 +50,7 @@ REGISTRY: tuple[Patch, ...] = (
     sends.PATCH,
     pulls.PATCH,
     bootstrap.PATCH,
+    late_bootstrap.PATCH,
     cpu_device.PATCH,
     abandoned_kv.PATCH,
     failed_groups.PATCH,

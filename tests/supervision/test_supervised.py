@@ -14,8 +14,9 @@ import pytest
 
 from pdserve.node.supervised import Supervised
 from pdserve.plan.model import Env, HttpProbe, Process
-from pdserve.reach.protocol import Died, Event, Late, Progress, Started
+from pdserve.reach.protocol import Died, Event, Late, Progress, Ready, Started
 from pdserve.system.shared_memory import ShmLedger, existing
+from tests.launch.deployment import free_ports
 
 pytestmark = pytest.mark.process
 
@@ -103,6 +104,37 @@ def test_an_engine_that_has_failed_but_hangs_is_dead_long_before_its_limit(tmp_p
     assert (died.pid, died.code, died.member, died.while_starting) == (started.id.pid, None, None, True)
     assert any(FATAL in line for line in died.log_tail)
     assert died.log_tail[-1].endswith("Transfer Engine teardown")
+
+
+def test_a_headless_engine_that_has_failed_but_hangs_is_dead_too(tmp_path: Path) -> None:
+    """It is never probed, so it counts as ready from its first moment."""
+
+    async def scenario() -> list[Event]:
+        headless = engine(HUNG).model_copy(update={"probe": None})
+        async with watched(headless, tmp_path, fatal_grace=2) as under_test:
+            await under_test.expect(Died)
+            return list(under_test.events)
+
+    events = asyncio.run(scenario())
+    kinds = [type(event).__name__ for event in events]
+    assert kinds.index("Ready") < kinds.index("Died")
+    (died,) = (event for event in events if isinstance(event, Died))
+    assert died.how == "engine core failed; its processes did not end"
+    assert any(FATAL in line for line in died.log_tail)
+
+
+def test_what_it_has_mapped_is_on_record_before_it_is_ready(tmp_path: Path) -> None:
+    """The agent's own look at shared memory does not run here: that may come seconds later."""
+
+    async def scenario() -> str:
+        [port] = free_ports(1)
+        fake = engine({"FAKE_SHM": "1"})
+        argv, probe = (*fake.argv, "--port", str(port)), HttpProbe(host="127.0.0.1", port=port, path="/health")
+        async with watched(fake.model_copy(update={"argv": argv, "probe": probe}), tmp_path) as under_test:
+            await under_test.expect(Ready)
+            return (tmp_path / "shm.json").read_text()
+
+    assert "psm_" in asyncio.run(scenario())
 
 
 def test_an_engine_that_ends_within_the_grace_died_of_its_own_and_once(tmp_path: Path) -> None:

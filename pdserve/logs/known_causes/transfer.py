@@ -33,6 +33,13 @@ TRANSFER: tuple[Rule, ...] = (
         "stop what holds the bootstrap port (ports.bootstrap), then start it again",
     ),
     rule(
+        r"Failed to register .{0,400}with the Mooncake bootstrap server at (?P<url>\S+) after",
+        "the first rank of this prefill was not there yet at {url}: vLLM 0.31 and newer try it three times, for 3 s",
+        "start it again: what is loaded once loads faster; or give each rank a server of its own (parallel."
+        "load_balancing: external), use instances in place of ranks, or the connector nixl",
+        ENGINES,
+    ),
+    rule(
         r"DP Coordinator process failed to report ZMQ addresses within timeout=(?P<seconds>\d+)",
         "the node was so busy that a helper of vLLM's data parallelism was not up after {seconds} s, which no setting "
         "changes",
