@@ -105,6 +105,19 @@ def test_too_few_open_files_on_one_node(hosts: Lab) -> None:
     assert "ulimit -n 65535" in output
 
 
+def test_too_little_locked_memory_on_one_node(hosts: Lab) -> None:
+    """CAP_IPC_LOCK, which root has, lifts the limit."""
+    other = hosts.cluster.nodes[1]
+    python = python_that(
+        hosts, "few-pages", f'ulimit -l 64; exec setpriv --bounding-set=-ipc_lock {sys.executable} "$@"'
+    )
+    rdma = {"kind": "mooncake", "protocol": "rdma"}
+    recipe = hosts.recipe(prefill__connector=rdma, decode__connector=rdma, lmcache=None)
+    output = refused(hosts, recipe, hosts.hosts(python={other: python}), "memlock")
+    assert f"memlock on {other}: 0 MiB may be locked" in output
+    assert "ulimit -l unlimited" in output
+
+
 def test_another_pdserve_on_one_node(hosts: Lab) -> None:
     other = hosts.cluster.nodes[1]
     copy = hosts.folder / "other"
