@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pdserve.importing.flags import ImportedFlag
-from pdserve.importing.launch import Launch, Sourced
+from pdserve.importing.launch import Effect, Launch, Sourced
 from pdserve.importing.sizes import gib
 from pdserve.recipe.rules.mooncake_store import MASTER_FLAGS
 from pdserve.recipe.server_flags import SERVER_FLAGS
@@ -25,8 +25,13 @@ _LMCACHE: Mapping[str, tuple[str, ...]] = {
     "supported-transfer-mode": ("transfer_mode",),
     "worker-reap-timeout-seconds": ("worker_reap_seconds",),
     "shm-name": ("shm_name",),
+    "lookup-hash-log-dir": ("lookup_log",),
 }
 """Flags of its server -> keys of the lmcache section."""
+_L2 = "l2-adapter"
+"""Given once for each level of storage, as a JSON object."""
+_MASTERS_PLACE = ("rpc_port", "port", "metrics_port", "rpc_address", "rpc_interface", "metrics_host")
+"""Of the flags of mooncake_master that pdserve sets those that only say where it is."""
 _STORE_FILE: Mapping[str, Any] = {"metadata_server": "P2PHANDSHAKE", "mode": "embedded", "enable_offload": False}
 """Values of the store's file that pdserve writes too, or that are vLLM's defaults."""
 _SIZES = {"global_segment_size": "segment_gib", "local_buffer_size": "buffer_gib"}
@@ -49,10 +54,20 @@ def read_lmcache(words: Words, launch: Launch) -> None:
             for key in path[:-1]:
                 into = into.setdefault(key, {})
             into[path[-1]] = at.of(item.value)
-        elif (owned := SERVER_FLAGS.get(item.name)) is not None:
+        elif item.name == _L2:
+            _read_l2(at.of(item.value), launch)
+        elif (owned := SERVER_FLAGS.get(item.name)) is not None and owned.condition is None:
+            # What is left of them says where the server is and what it is called.
             launch.note(at.of(item.value), f"pdserve sets --{item.name}: {owned.instead}", "replaced")
         else:
             launch.lmcache.setdefault("extra_args", {})[item.name] = at.of(item.value)
+
+
+def _read_l2(at: Sourced, launch: Launch) -> None:
+    if isinstance(at.value, dict):
+        launch.lmcache.setdefault("l2", []).append(at)
+    else:
+        launch.note(at, f"--{_L2} is no JSON object", "served")
 
 
 def read_store_file(values: Mapping[str, Sourced], launch: Launch) -> None:
@@ -91,6 +106,7 @@ def read_master(words: Words, launch: Launch) -> None:
             continue
         name = item.name.replace("-", "_")
         if name in MASTER_FLAGS:
-            launch.note(at.of(item.value), f"pdserve sets -{name}: {MASTER_FLAGS[name]}", "replaced")
+            effect: Effect = "replaced" if name in _MASTERS_PLACE else "served"
+            launch.note(at.of(item.value), f"pdserve sets -{name}: {MASTER_FLAGS[name]}", effect)
         else:
             launch.store.setdefault("extra_args", {})[name] = at.of(item.value)

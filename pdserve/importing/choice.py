@@ -20,13 +20,15 @@ class ImportChoice:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of a shell script."""
 
-    def of_collection(self) -> list[str]:
-        """The options that are given and mean something for vLLM's recipes alone."""
-        given = {
+    def given(self) -> list[str]:
+        """The options that choose something."""
+        values = {
+            "--variant": self.variant,
             "--hardware": self.hardware,
             "--strategy": self.strategy,
             "--feature": self.features,
             "--nodes": self.nodes,
             "--kv-offload": self.kv_offload,
+            "--var": self.variables or None,
         }
-        return [option for option, value in given.items() if value is not None]
+        return [option for option, value in values.items() if value is not None]

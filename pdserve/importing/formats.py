@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pdserve.errors import RecipeError
 from pdserve.importing import vllm_recipe
 from pdserve.importing.choice import ImportChoice
+from pdserve.importing.collection import Collection, is_recipe
 from pdserve.importing.launch import Draft, Launch, Note, Sourced
 from pdserve.importing.named_versions import named_versions
 from pdserve.importing.recipe_draft import draft
@@ -26,10 +27,11 @@ def imported(text: str, file: str, choice: ImportChoice, beside: Mapping[str, st
     """The recipe that `text` describes. `beside`: the other files of a collection of recipes, by their paths in it.
     Raises RecipeError for what cannot become a recipe."""
     if script.matches(text) and not file.endswith((".yaml", ".yml")):
-        _check_choice(choice, file)
+        _check_choice(choice, file, script.OPTIONS)
         return _draft(script.launch(text, file, choice), text)
     tree = read(text, file)
-    if vllm_recipe.matches(tree):
+    if is_recipe(tree):
+        _check_choice(choice, file, vllm_recipe.OPTIONS)
         # Its text is a guide too, whose commands are of other ways to install.
         return _draft(vllm_recipe.launch(tree, _collection(file, beside or {}), choice), "")
     if not recipe.matches(tree):
@@ -38,21 +40,22 @@ def imported(text: str, file: str, choice: ImportChoice, beside: Mapping[str, st
             where=f"{file}:1",
             todo="give a recipe of srt-slurm, one of vLLM's recipes, or a shell script with a line `vllm serve`",
         )
-    _check_choice(choice, file)
+    _check_choice(choice, file, recipe.OPTIONS)
     return _of_variants(variants(tree), text, file, choice.variant)
 
 
-def _check_choice(choice: ImportChoice, file: str) -> None:
-    if options := choice.of_collection():
+def _check_choice(choice: ImportChoice, file: str, known: Sequence[str]) -> None:
+    if options := [option for option in choice.given() if option not in known]:
+        text = " and ".join(options)
         raise RecipeError(
-            f"{' and '.join(options)} choose nothing in this file",
+            f"{text} choose{'s' if len(options) == 1 else ''} nothing in this file",
             where=file,
-            cause="these options are for a recipe of vLLM's collection (models/ORG/NAME.yaml)",
-            todo=f"leave {' and '.join(options)} out",
+            cause=f"a file of this kind takes {', '.join(known)}",
+            todo=f"leave {text} out",
         )
 
 
-def _collection(file: str, beside: Mapping[str, str]) -> vllm_recipe.Collection:
+def _collection(file: str, beside: Mapping[str, str]) -> Collection:
     if TAXONOMY not in beside:
         raise RecipeError(
             f"no {TAXONOMY} in a folder above the file",
@@ -61,7 +64,7 @@ def _collection(file: str, beside: Mapping[str, str]) -> vllm_recipe.Collection:
             todo="give the file inside a checkout of vllm-project/recipes",
         )
     strategies, stores = (_named_files(beside, folder) for folder in (STRATEGIES, STORES))
-    return vllm_recipe.Collection(read(beside[TAXONOMY], TAXONOMY), strategies, stores)
+    return Collection(read(beside[TAXONOMY], TAXONOMY), strategies, stores)
 
 
 def _named_files(beside: Mapping[str, str], folder: str) -> dict[str, Tree]:
@@ -90,7 +93,7 @@ def imported_sweep(text: str, file: str) -> SweepDraft | None:
     if not file.endswith((".yaml", ".yml")):
         return None
     tree = read(text, file)
-    if vllm_recipe.matches(tree) or not recipe.matches(tree) or not has_several(tree):
+    if is_recipe(tree) or not recipe.matches(tree) or not has_several(tree):
         return None
     trees = variants(tree)
     if tree.has("base") and len(trees) > 1:

@@ -180,10 +180,7 @@ class _Writer:
                 todo="add --kv-transfer-config to both roles of the file, and import again",
             )
         if "l1_size_gb" in self.launch.lmcache:
-            for role, at in list(configs.items()):
-                mapping, timeouts = connectors.without_timeouts(at.value)
-                configs[role] = at.of(mapping)
-                self.launch.lmcache.update({key: at.of(value) for key, value in timeouts.items()})
+            configs = {role: self._without_timeouts(at) for role, at in configs.items()}
         raw = any(connectors.needs_raw(at.value) for at in configs.values())
         for role, at in configs.items():
             carried = connectors.carried(at.value, raw=raw)
@@ -201,6 +198,15 @@ class _Writer:
         if attached and "l1_size_gb" in self.launch.lmcache:
             self.put(("lmcache", "on"), [configs[role].of(role) for role in attached])
         self._store_users(configs)
+
+    def _without_timeouts(self, at: Sourced) -> Sourced:
+        """The mapping of a role, whose timeouts of LMCache's clients become keys of the section: those of all roles."""
+        mapping, timeouts = connectors.without_timeouts(at.value)
+        for key, value in timeouts.items():
+            known = self.launch.lmcache.setdefault(key, at.of(value))
+            if known.value != value:
+                self.note(at.of(value), f"all roles have one lmcache.{key}: {known.value}", "served")
+        return at.of(mapping)
 
     def _store_users(self, configs: dict[EngineRole, Sourced]) -> None:
         users = [at for at in configs.values() if "MooncakeStoreConnector" in connectors.classes(at.value)]

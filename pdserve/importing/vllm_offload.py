@@ -8,19 +8,18 @@ section of the recipe.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from pdserve.errors import RecipeError
 from pdserve.importing import cache_servers
+from pdserve.importing.collection import INSTALLED_BY_HAND, NOT_STARTED, OWN_PROXY, Collection, at_in, key_in
 from pdserve.importing.flags import ImportedFlag, from_argv
 from pdserve.importing.launch import Launch, Sourced
 from pdserve.importing.shell.lines import commands, plain
 from pdserve.importing.yaml_tree import Tree
-from pdserve.recipe.load.problems import Path, dotted
-
-_INSTALLED = "installed by hand there; the image must have it, or setup of the recipe"
+from pdserve.recipe.load.problems import Path
 
 
 class KvOffload(Protocol):
@@ -55,14 +54,13 @@ class Situation:
     brand: str
 
 
-def chosen(name: str, taxonomy: Tree, stores: Mapping[str, Tree], situation: Situation) -> KvOffload:
+def chosen(name: str, beside: Collection, situation: Situation) -> KvOffload:
     """The option or store of that name. Raises RecipeError for one that is not there, or not for this launch."""
+    taxonomy, stores = beside.taxonomy, beside.stores
     options = taxonomy.get("kv_offload")
     refused = {key: _why_not(taxonomy, key, situation) for key in (options if isinstance(options, dict) else {})}
-    usable = [
-        *(key for key, why in refused.items() if why is None),
-        *filter(lambda key: _embedded(stores[key]), stores),
-    ]
+    usable = [key for key, why in refused.items() if why is None]
+    usable += [key for key, store in stores.items() if _embedded(store)]
     if name in stores and _embedded(stores[name]):
         return _Store(stores[name])
     if name in refused and refused[name] is None:
@@ -113,14 +111,14 @@ class _Option:
 
     def read_servers(self, launch: Launch) -> None:
         if self.tree.has(*self._path, "install"):
-            launch.note(_at(self.tree, (*self._path, "install")), _INSTALLED, "confirm")
+            launch.note(at_in(self.tree, (*self._path, "install")), INSTALLED_BY_HAND, "confirm")
         companion: Path = (*self._path, "companion")
         if not self.tree.has(*companion):
             return
         found = list(_flags(self.tree, (*companion, "command"), ("lmcache", "server")))
         cache_servers.read_lmcache(found, launch)
         if not found:
-            launch.note(_at(self.tree, companion), "a process beside the engines, which is not started", "served")
+            launch.note(at_in(self.tree, companion), NOT_STARTED, "served")
 
     @property
     def _path(self) -> Path:
@@ -143,13 +141,13 @@ class _Store:
         template: Path = ("mooncake_vllm_config", "template")
         values = self.tree.get(*template)
         names = values if isinstance(values, dict) else {}
-        cache_servers.read_store_file({key: _at(self.tree, (*template, key)) for key in names}, launch)
+        cache_servers.read_store_file({key: at_in(self.tree, (*template, key)) for key in names}, launch)
         master: Path = ("mooncake_master", "command")
         cache_servers.read_master(_flags(self.tree, master, ("mooncake_master",)), launch)
         if self.tree.has("router"):
-            launch.note(_at(self.tree, ("router",)), "pdserve has a proxy of its own (section proxy)", "unused")
+            launch.note(at_in(self.tree, ("router",)), OWN_PROXY, "unused")
         if self.tree.has("vllm", "install"):
-            launch.note(_at(self.tree, ("vllm", "install")), _INSTALLED, "confirm")
+            launch.note(at_in(self.tree, ("vllm", "install")), INSTALLED_BY_HAND, "confirm")
 
 
 def _flags(tree: Tree, path: Path, program: tuple[str, ...]) -> Iterator[tuple[Sourced, ImportedFlag | str]]:
@@ -165,13 +163,5 @@ def _flags(tree: Tree, path: Path, program: tuple[str, ...]) -> Iterator[tuple[S
         for index, item in from_argv(words[len(program) :]):
             # A text of several lines begins behind the line of its key.
             line = first + command[len(program) + index].line if "\n" in text.strip() else first
-            yield Sourced(None, f"{_file(tree)} {dotted(path)}", line), item
+            yield Sourced(None, key_in(tree, path), line), item
         return
-
-
-def _at(tree: Tree, path: Path) -> Sourced:
-    return Sourced(tree.get(*path), f"{_file(tree)} {dotted(path)}", tree.line(*path))
-
-
-def _file(tree: Tree) -> str:
-    return tree.file.rpartition("/")[2]

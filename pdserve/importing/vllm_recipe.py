@@ -16,6 +16,7 @@ from typing import Any
 from pdserve.errors import RecipeError
 from pdserve.importing import environment, vllm_offload
 from pdserve.importing.choice import ImportChoice
+from pdserve.importing.collection import INSTALLED_BY_HAND, NOT_STARTED, OWN_PROXY, Collection, at_in, key_in
 from pdserve.importing.flags import ImportedFlag, collected, from_argv
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
 from pdserve.importing.yaml_tree import Tree
@@ -23,6 +24,8 @@ from pdserve.recipe.load.problems import Path, dotted
 from pdserve.roles import EngineRole
 
 FORMAT = "vLLM recipes"
+OPTIONS = ("--variant", "--hardware", "--strategy", "--feature", "--nodes", "--kv-offload")
+"""What chooses among the deployments of a file."""
 _NODES = ("$IFACE_NAME", "$PREFILL_NODE_1", "$DECODE_NODE_1", "$HEAD_IP")
 _IMAGES = {"NVIDIA": ("nvidia", "vllm/vllm-openai:latest"), "AMD": ("amd", "vllm/vllm-openai-rocm:latest")}
 _TRAY_ONLY = (
@@ -34,15 +37,6 @@ _TRAY_ONLY = (
 )
 """Variables that the collection leaves out on other hardware than GB200 and GB300."""
 _TRAYS = ("gb200", "gb300")
-
-
-@dataclass(frozen=True)
-class Collection:
-    """What lies beside a recipe: the hardware, and the strategies and stores by name."""
-
-    taxonomy: Tree
-    strategies: Mapping[str, Tree]
-    stores: Mapping[str, Tree]
 
 
 @dataclass
@@ -60,24 +54,19 @@ class _Layers:
         # A flag and its value are one item at times.
         split = [(part, i) for i, word in enumerate(words) for part in _parts(str(word))]
         for index, item in from_argv([part for part, _ in split]):
-            at = Sourced(None, _key(tree, path), tree.line(*path, split[index][1]))
+            at = Sourced(None, key_in(tree, path), tree.line(*path, split[index][1]))
             if isinstance(item, ImportedFlag):
                 self.flags.append((item, at))
 
     def add_env(self, tree: Tree, path: Path) -> None:
         """The variables of the mapping at `path`."""
         values = tree.get(*path)
-        for name, value in values.items() if isinstance(values, dict) else ():
-            self.env[name] = Sourced(value, _key(tree, (*path, name)), tree.line(*path, name))
+        for name in values if isinstance(values, dict) else ():
+            self.env[name] = at_in(tree, (*path, name))
 
     def flag(self, name: str, value: Any, at: Sourced) -> None:
         """One more flag."""
         self.flags.append((ImportedFlag(name, value), at))
-
-
-def matches(tree: Tree) -> bool:
-    """Whether the file looks like a recipe of the collection."""
-    return isinstance(tree.get("model"), dict) and tree.has("model", "model_id") and tree.has("variants")
 
 
 def launch(tree: Tree, beside: Collection, choice: ImportChoice) -> Launch:
@@ -117,7 +106,7 @@ class _Composer:
         self.offload = None
         if choice.kv_offload is not None:
             situation = vllm_offload.Situation(tree, self.strategy, self.has_pools, self.brand)
-            self.offload = vllm_offload.chosen(choice.kv_offload, beside.taxonomy, beside.stores, situation)
+            self.offload = vllm_offload.chosen(choice.kv_offload, beside, situation)
 
     def launch(self) -> Launch:
         brand = self.brand
@@ -338,24 +327,15 @@ class _Composer:
     def _notes(self, result: Launch) -> None:
         for name in self.features:
             if self.tree.has("features", name, "companion"):
-                at = Sourced(None, f"features.{name}.companion", self.tree.line("features", name, "companion"))
-                result.note(at, "a process beside the engines, which is not started", "served")
+                result.note(at_in(self.tree, ("features", name, "companion")), NOT_STARTED, "served")
         if self.offload is not None:
             self.offload.read_servers(result)
         if self.plan.has("router"):
-            at = Sourced(None, _key(self.plan, ("router",)), self.plan.line("router"))
-            result.note(at, "pdserve has a proxy of its own (section proxy)", "unused")
+            result.note(at_in(self.plan, ("router",)), OWN_PROXY, "unused")
         for key in ("dependencies", "extra_install"):
             if self.tree.has(key):
-                at = Sourced(None, key, self.tree.line(key))
-                result.note(at, "installed by hand there; the image must have it, or setup of the recipe", "confirm")
+                result.note(at_in(self.tree, (key,)), INSTALLED_BY_HAND, "confirm")
 
 
 def _parts(word: str) -> list[str]:
     return shlex.split(word) if word.startswith("--") and " " in word and "{" not in word else [word]
-
-
-def _key(tree: Tree, path: Path) -> str:
-    """The key, with the file where it is not the recipe itself."""
-    name = tree.file.rpartition("/")[2]
-    return dotted(path) if matches(tree) else f"{name} {dotted(path)}"

@@ -301,7 +301,7 @@ class Supervised:
         failed_at: float | None = None
         while True:
             lines = log.step()
-            if lines or self._ready:
+            if lines or self._ready:  # silence is news of a start alone
                 last_line = time.monotonic()
             elif time.monotonic() - last_line >= _SILENT_SECONDS:
                 self._emit(

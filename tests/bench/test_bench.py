@@ -18,6 +18,7 @@ from pdserve.system.markers import MARKER
 from pdserve.system.procfs import ProcessId
 from tests.bench.kit import serving_at, stand_in
 from tests.launch.deployment import Command, Deployment, pdserve, recipe, up
+from tests.sizing.kit import CONFIG
 
 pytestmark = pytest.mark.process
 
@@ -28,6 +29,9 @@ FEW = ("--requests", "6", "--concurrency", "2", "--repeats", "1", "--warmup", "0
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with serving_at(tmp_path_factory.mktemp("bench"), 0.01) as deployment:
+        model = deployment.run.read_plan().model_path
+        assert model is not None
+        (Path(model) / "config.json").write_text(json.dumps(CONFIG))  # fakes do not read it; the planner does
         yield deployment
 
 
@@ -93,6 +97,9 @@ def test_a_healthy_deployment_is_valid_and_the_result_has_what_was_measured(serv
     assert first["window"]["lmcache"]["written"] == 6 * (600 // 256)
     assert result["provenance"]["recipe"].startswith("schema")
     assert result["provenance"]["versions"]["pdserve"]
+    assert {"prefill: KV of a token and rank", "decode: KV of a token and rank"} <= result["provenance"][
+        "planned"
+    ].keys()
     folder = Path(result["folder"])
     assert json.loads((folder / "result.json").read_text())["workload"]["slo"] == {"ttft": 60000.0, "itl": 60000.0}
     assert (folder / first["raw"]).exists()

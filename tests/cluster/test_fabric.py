@@ -59,7 +59,7 @@ def test_a_link_that_works_is_reported_with_its_rate(hosts: Lab) -> None:
     assert f"{first} -> {second}: " in finding["value"]
     assert "Gbit/s" in finding["value"]
     assert "eth0 (MTU 1500) -> eth0 (MTU 1500)" in finding["value"]
-    assert "from host memory" in finding["need"]
+    assert "host memory to host memory" in finding["need"]
 
 
 def test_a_firewall_that_drops_one_port_of_the_range(hosts: Lab) -> None:

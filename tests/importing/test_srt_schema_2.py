@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.importing.kit import notes, read, refused, whole
+from tests.importing.kit import NIXL, SCHEMA_2, notes, read, refused, whole
 
 STORE_CHILD = '{"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": %s}'
 NIXL_CHILD = (
@@ -251,3 +252,22 @@ backend:
     store = whole(text, tmp_path).loaded.recipe.mooncake_store
     assert store is not None
     assert store.extra_args == {"default_kv_lease_ttl": 20000}
+
+
+def test_timeouts_of_lmcaches_clients_are_those_of_the_section_and_one_that_differs_is_a_loss() -> None:
+    def mapping(seconds: int) -> str:
+        lmcache = {
+            "kv_connector": "LMCacheMPConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"lmcache.mp.mq_timeout": seconds},
+        }
+        both = {"connectors": [json.loads(NIXL), lmcache]}
+        return json.dumps({"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": both})
+
+    server = "  - {name: cache, type: lmcache-server, args: [--l1-size-gb, '64']}"
+    text = SCHEMA_2.replace("  - {name: etcd, type: etcd}", f"  - {{name: etcd, type: etcd}}\n{server}")
+    first, second, third = text.split(f"kv-transfer-config: '{NIXL}'")
+    draft = read(f"{first}kv-transfer-config: '{mapping(300)}'{second}kv-transfer-config: '{mapping(60)}'{third}")
+    assert draft.document["lmcache"]["mq_timeout_seconds"] == 300
+    assert draft.document["prefill"]["connector"]["of"] == [{"kind": "nixl"}, {"kind": "lmcache-mp"}]
+    assert [note.why for note in draft.losses()] == ["all roles have one lmcache.mq_timeout_seconds: 300"]

@@ -216,8 +216,53 @@ def test_what_this_launch_cannot_have_names_the_reason_and_what_it_can(
     assert "store_apart" not in str(caught.value.todo)
 
 
-@pytest.mark.parametrize("text", ["#!/bin/sh\nvllm serve org/small\n", "name: x\nbackend: {type: vllm}\n"])
-def test_an_option_for_vllms_recipes_is_refused_where_it_chooses_nothing(text: str) -> None:
-    file = "serve.sh" if text.startswith("#!") else "serve.yaml"
-    with pytest.raises(RecipeError, match="--nodes and --kv-offload choose nothing"):
-        imported(text, file, ImportChoice(nodes=2, kv_offload="lmcache"))
+SCRIPT, SRT = "#!/bin/sh\nvllm serve org/small\n", "name: x\nbackend: {type: vllm}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "choice", "said"),
+    [
+        (SCRIPT, "serve.sh", {"nodes": 2, "kv_offload": "lmcache"}, "--nodes and --kv-offload choose nothing"),
+        (SCRIPT, "serve.sh", {"variant": "a"}, "--variant chooses nothing"),
+        (SRT, "serve.yaml", {"hardware": "h200"}, "--hardware chooses nothing"),
+        (SRT, "serve.yaml", {"variables": {"TP": "2"}}, "--var chooses nothing"),
+        (MODEL, "small.yaml", {"variables": {"TP": "2"}}, "--var chooses nothing"),
+    ],
+)
+def test_an_option_that_chooses_nothing_in_a_file_is_refused(
+    text: str, file: str, choice: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RecipeError, match=said):
+        imported(text, file, ImportChoice(**choice), BESIDE)
+
+
+def taxonomy(*flags: str) -> dict[str, str]:
+    """With LMCache's server given these flags too."""
+    more = "".join(f" \\\n          {flag}" for flag in flags)
+    return {**BESIDE, "taxonomy.yaml": TAXONOMY.replace("mode lmcache_driven", f"mode lmcache_driven{more}")}
+
+
+def test_storage_behind_l1_is_carried_over() -> None:
+    beside = taxonomy("""--l2-adapter '{"type": "fs", "base_path": "/mnt/kv"}'""", "--lookup-hash-log-dir /var/log/kv")
+    draft = imported(MODEL, "models/org/small.yaml", ImportChoice(kv_offload="lmcache"), beside)
+    assert draft.document["lmcache"]["l2"] == [{"type": "fs", "base_path": "/mnt/kv"}]
+    assert draft.document["lmcache"]["lookup_log"] == "/var/log/kv"
+    assert draft.losses() == []
+
+
+def test_storage_that_cannot_be_read_is_a_loss() -> None:
+    draft = imported(MODEL, "models/org/small.yaml", ImportChoice(kv_offload="lmcache"), taxonomy("--l2-adapter fs"))
+    assert [note.why for note in draft.losses()] == ["--l2-adapter is no JSON object"]
+
+
+def test_a_flag_that_pdserve_sets_on_a_cpu_alone_is_carried_over() -> None:
+    beside = taxonomy("--no-l1-use-lazy")
+    draft = imported(MODEL, "models/org/small.yaml", ImportChoice(kv_offload="lmcache"), beside)
+    assert "no-l1-use-lazy" in draft.document["lmcache"]["extra_args"]
+
+
+@pytest.mark.parametrize("flag", ["-enable_ha=true", "-config_path=/etc/master.yaml"])
+def test_a_flag_of_the_master_that_is_more_than_a_place_is_a_loss(flag: str) -> None:
+    beside = {**BESIDE, "kv_store/shared.yaml": STORE.replace("-logtostderr", flag)}
+    draft = imported(MODEL, "models/org/small.yaml", ImportChoice(kv_offload="shared_store"), beside)
+    assert [note.at.key for note in draft.losses()] == ["shared.yaml mooncake_master.command"]

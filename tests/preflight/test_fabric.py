@@ -103,10 +103,10 @@ def test_no_node_sends_twice_or_receives_twice_in_a_round() -> None:
         assert len({each.source.node for each in some}) == len({each.target.node for each in some}) == len(some)
 
 
-def test_pairs_beyond_the_limit_are_counted() -> None:
+def test_transfers_beyond_the_limit_are_counted() -> None:
     assert judge_untried(4, 4) == []
     [finding] = judge_untried(512, 4096)
-    assert (finding.status, "512 of 4096 pairs" in finding.value) == ("unknown", True)
+    assert (finding.status, "512 of 4096 transfers" in finding.value) == ("unknown", True)
 
 
 # What an answer means

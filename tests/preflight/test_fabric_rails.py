@@ -54,18 +54,17 @@ def test_a_rail_that_failed_is_not_compared() -> None:
 
 
 class Scripted:
-    """A probe that answers what it is asked, one question at a time."""
+    """A probe that answers what it is asked, one question at a time: as if from another thread, so that a second
+    question would come in between."""
 
     def __init__(self) -> None:
         self.asked: list[Question] = []
-        self._busy = False
+        self._busy = asyncio.Lock()
 
     async def ask(self, question: Question, kind: type[Any]) -> Any:
-        assert not self._busy
-        self._busy = True
-        await asyncio.sleep(0)
-        self._busy = False
-        self.asked.append(question)
+        assert not self._busy.locked()
+        async with self._busy:
+            await asyncio.to_thread(self.asked.append, question)
         if isinstance(question, Wait):
             return Waits(waiting=receiver())
         assert isinstance(question, Send)

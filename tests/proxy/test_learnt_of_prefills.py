@@ -27,13 +27,19 @@ class Prefill:
 
     def __init__(self, name: str, before: asyncio.Event | None) -> None:
         self.name, self._before = name, before
+        self._questions = asyncio.Semaphore(0)
         self.asked = 0
         self.status = b"200 OK"
         self.url = ""
 
+    async def is_asked(self) -> None:
+        """Once more than this was called before."""
+        await self._questions.acquire()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         self.asked += 1
+        self._questions.release()
         if self._before is not None:
             await self._before.wait()
         address = {"remote_engine_id": self.name, "remote_host": "h", "remote_port": 1, "tp_size": 1}
@@ -118,8 +124,7 @@ def test_who_has_asked_first_may_leave() -> None:
         async with prefill("one", before) as one:
             worker, known = ready(registry_of(config(one))), addresses()
             first, second = (asyncio.ensure_future(known.learn(worker)) for _ in range(2))
-            while not one.asked:
-                await asyncio.sleep(0)
+            await one.is_asked()
             first.cancel()
             before.set()
             await second
@@ -163,13 +168,11 @@ def test_what_is_learnt_of_a_life_that_has_ended_is_void() -> None:
             registry, known = registry_of(config(one)), addresses()
             worker = ready(registry)
             old = asyncio.ensure_future(known.learn(worker))
-            while not one.asked:
-                await asyncio.sleep(0)
+            await one.is_asked()
             registry.set_state("prefill-0", "dead")
             ready(registry)
             new = asyncio.ensure_future(known.learn(worker))
-            while one.asked < 2:
-                await asyncio.sleep(0)
+            await one.is_asked()
             before.set()
             await asyncio.gather(old, new)
             assert address_of(known, worker) == "one"

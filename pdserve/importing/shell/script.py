@@ -29,6 +29,8 @@ from pdserve.recipe.flags import env_instead, where_instead
 from pdserve.roles import EngineRole
 
 FORMAT = "shell script"
+OPTIONS = ("--var",)
+"""What chooses among the deployments of a file."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _SERVE = ("vllm", "serve")
 _LONGEST_VALUE = 1 << 16

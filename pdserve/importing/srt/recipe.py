@@ -20,6 +20,8 @@ from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path
 from pdserve.roles import EngineRole
 
+OPTIONS = ("--variant",)
+"""What chooses among the deployments of a file."""
 FORMATS = {1: "srt-slurm, schema 1", 2: "srt-slurm, schema 2"}
 _ROLES: Mapping[EngineRole, tuple[str, str]] = {
     "prefill": ("prefill", "prefill"),

@@ -1,9 +1,9 @@
 """Patch mooncake-late-bootstrap: workers of a prefill wait for the bootstrap server of its first rank.
 
 The first data-parallel rank of a prefill has the bootstrap server, and starts it once its own memory is registered. The
-workers of all ranks register there. Up to vllm 0.30 they try it every second for as long as it takes; since 0.31 (vllm
-#55763) three times, for about three seconds. Ranks that load faster, on other nodes, fail then, and with
-them the instance.
+workers of all ranks register there. Up to vllm 0.30 they try it every second for as long as it takes; since 0.31 three
+times, for about three seconds (vllm#55763). Ranks that load faster, on other nodes, fail then, and with them the
+instance.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ def judge_end(end: End, failure: EndFailure) -> Finding:
         end.node,
         _status(failure),
         f"{failure.step} failed: {failure.error}",
-        f"the transfer engine of {end.connector} with {end.protocol} at {end.address}",
+        f"the transfer engine of {end.connector} with {end.protocol} at {end.address}"
+        + (f" on {end.devices}" if end.devices else ""),
         fix=fix,
         evidence=(f"likely cause: {cause}", *failure.output),
         unverified=_is_unverified(end),
@@ -61,8 +62,8 @@ def judge_untried(tried: int, wanted: int) -> list[Finding]:
     """What the limit of rounds has left out."""
     if tried == wanted:
         return []
-    value = f"{tried} of {wanted} pairs were tried, each node with some of the others"
-    need = "a transfer for each pair of nodes"
+    value = f"{tried} of {wanted} transfers were tried, each node with some of the others"
+    need = "a transfer for each pair of nodes, by each of its rails"
     return [_finding(ALL_NODES, "unknown", value, need, fix="pdserve verify RECIPE, once it serves", unverified=False)]
 
 
@@ -203,12 +204,9 @@ def _device_memory(end: End) -> tuple[str, str]:
 
 def _what(path: Path) -> str:
     """What the transfer was."""
+    does = "reads from" if path.reads else "writes to"
     memory = f"{_memory(path.source)} to {_memory(path.target)}"
-    if path.reads:
-        return f"{path.source.connector} with {path.source.protocol} reads from {path.source.address}, {memory}"
-    if not path.source.on_device and not path.target.on_device:
-        return f"{path.source.connector} with {path.source.protocol} writes to {path.target.address} from host memory"
-    return f"{path.source.connector} with {path.source.protocol} writes to {path.target.address}, {memory}"
+    return f"{path.caller.connector} with {path.caller.protocol} {does} {path.waiting.address}, {memory}"
 
 
 def _memory(end: End) -> str:
