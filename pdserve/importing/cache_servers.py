@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pdserve.importing.flags import ImportedFlag
+from pdserve.importing.command_line.flags import ImportedFlag
 from pdserve.importing.launch import Effect, Launch, Sourced
 from pdserve.importing.sizes import gib
 from pdserve.recipe.rules.mooncake_store import MASTER_FLAGS

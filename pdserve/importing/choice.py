@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FlagSource(StrEnum):
+    """Who knows the flags of engines."""
+
+    VLLM = "vllm"
+    """The parser of the vLLM that is installed; without one, the list."""
+    LIST = "list"
+    """What pdserve knows of one version."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pdserve.errors import RecipeError
 from pdserve.importing import vllm_recipe
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.collection import Collection, is_recipe
+from pdserve.importing.command_line.installed_parser import LineReader
 from pdserve.importing.launch import Draft, Launch, Note, Sourced
 from pdserve.importing.named_versions import named_versions
 from pdserve.importing.recipe_draft import draft
@@ -23,17 +24,27 @@ TAXONOMY, STRATEGIES, STORES = "taxonomy.yaml", "strategies", "kv_store"
 """Of vLLM's collection of recipes."""
 
 
-def imported(text: str, file: str, choice: ImportChoice, beside: Mapping[str, str] | None = None) -> Draft:
+LISTED = LineReader()
+"""Command lines are read by the flags of pdserve's list."""
+
+
+def imported(
+    text: str,
+    file: str,
+    choice: ImportChoice,
+    beside: Mapping[str, str] | None = None,
+    lines: LineReader = LISTED,
+) -> Draft:
     """The recipe that `text` describes. `beside`: the other files of a collection of recipes, by their paths in it.
     Raises RecipeError for what cannot become a recipe."""
     if script.matches(text) and not file.endswith((".yaml", ".yml")):
         _check_choice(choice, file, script.OPTIONS)
-        return _draft(script.launch(text, file, choice), text)
+        return _draft(script.launch(text, file, choice, lines), text)
     tree = read(text, file)
     if is_recipe(tree):
         _check_choice(choice, file, vllm_recipe.OPTIONS)
         # Its text is a guide too, whose commands are of other ways to install.
-        return _draft(vllm_recipe.launch(tree, _collection(file, beside or {}), choice), "")
+        return _draft(vllm_recipe.launch(tree, _collection(file, beside or {}), choice, lines), "")
     if not recipe.matches(tree):
         raise RecipeError(
             "this is no launch that pdserve can read",
@@ -41,7 +52,7 @@ def imported(text: str, file: str, choice: ImportChoice, beside: Mapping[str, st
             todo="give a recipe of srt-slurm, one of vLLM's recipes, or a shell script with a line `vllm serve`",
         )
     _check_choice(choice, file, recipe.OPTIONS)
-    return _of_variants(variants(tree), text, file, choice.variant)
+    return _of_variants(variants(tree), text, file, choice.variant, lines)
 
 
 def _check_choice(choice: ImportChoice, file: str, known: Sequence[str]) -> None:
@@ -72,22 +83,22 @@ def _named_files(beside: Mapping[str, str], folder: str) -> dict[str, Tree]:
     return {str(tree.get("name")): tree for tree in trees}
 
 
-def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | None) -> Draft:
+def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | None, lines: LineReader) -> Draft:
     """The variant of that name; without a name the only one, or the first where all serve the same."""
     if name is not None:
         if name not in trees:
             raise RecipeError(f"there is no variant {name}", where=file, todo=_choose(trees))
-        return _draft(recipe.launch(trees[name]), text)
+        return _draft(recipe.launch(trees[name], lines), text)
     if "base" in trees and len(trees) > 1 and not recipe.has_roles(trees["base"]):
         trees = {variant: tree for variant, tree in trees.items() if variant != "base"}
-    drafts = {variant: _draft(recipe.launch(tree), text) for variant, tree in trees.items()}
+    drafts = {variant: _draft(recipe.launch(tree, lines), text) for variant, tree in trees.items()}
     first = next(iter(drafts.values()))
     if any(_served(other) != _served(first) for other in drafts.values()):
         raise RecipeError(f"the file describes {len(drafts)} deployments", where=f"{file}:1", todo=_choose(trees))
     return first
 
 
-def imported_sweep(text: str, file: str) -> SweepDraft | None:
+def imported_sweep(text: str, file: str, lines: LineReader = LISTED) -> SweepDraft | None:
     """All deployments of `text` as a recipe and a sweep over it; None: it is no recipe of srt-slurm with several. A
     variant that cannot become a recipe is a note. Raises RecipeError where none can."""
     if not file.endswith((".yaml", ".yml")):
@@ -103,7 +114,7 @@ def imported_sweep(text: str, file: str) -> SweepDraft | None:
     refused: RecipeError | None = None
     for name, variant in trees.items():
         try:
-            made.append(ImportedVariant(name, _draft(recipe.launch(variant), text), read_benchmark(variant)))
+            made.append(ImportedVariant(name, _draft(recipe.launch(variant, lines), text), read_benchmark(variant)))
         except RecipeError as error:
             refused = refused or error
             notes.append(Note(Sourced(None, name or "the file", 0), f"it is no point: {error.what}", "served"))

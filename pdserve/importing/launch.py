@@ -20,6 +20,14 @@ unused: it belongs to a benchmark, to the other tool's frontend or to its servic
 
 
 @dataclass(frozen=True)
+class CommandLine:
+    """Of an engine, as a file has it: what follows `vllm serve`, and the variables of vLLM in its environment."""
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Sourced:
     """A value and where it was written."""
 
@@ -58,6 +66,8 @@ class EngineLaunch:
     env: dict[str, Sourced] = field(default_factory=dict)
     kv_transfer: Sourced | None = None
     """vLLM's own mapping."""
+    line: CommandLine | None = None
+    """What `args` were read from, for the parser of an installed vLLM."""
 
 
 @dataclass
@@ -106,6 +116,10 @@ class Draft:
     format: str
     versions: Mapping[str, Sourced] = field(default_factory=dict)
     """Package -> its version, where the file names one (named_versions.py)."""
+    lines: tuple[CommandLine, ...] = ()
+    """Of the engines of each role, as the file has them."""
+    parser: str = ""
+    """Who read their flags, for people."""
 
     def losses(self) -> list[Note]:
         """What changes what is served."""

@@ -15,7 +15,7 @@ from typing import Protocol
 from pdserve.errors import RecipeError
 from pdserve.importing import cache_servers
 from pdserve.importing.collection import INSTALLED_BY_HAND, NOT_STARTED, OWN_PROXY, Collection, at_in, key_in
-from pdserve.importing.flags import ImportedFlag, from_argv
+from pdserve.importing.command_line.flags import ImportedFlag, from_argv
 from pdserve.importing.launch import Launch, Sourced
 from pdserve.importing.shell.lines import commands, plain
 from pdserve.importing.yaml_tree import Tree

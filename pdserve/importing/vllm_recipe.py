@@ -17,7 +17,10 @@ from pdserve.errors import RecipeError
 from pdserve.importing import environment, vllm_offload
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.collection import INSTALLED_BY_HAND, NOT_STARTED, OWN_PROXY, Collection, at_in, key_in
-from pdserve.importing.flags import ImportedFlag, collected, from_argv
+from pdserve.importing.command_line.flag_names import FlagNames
+from pdserve.importing.command_line.flags import ImportedFlag, collected, from_argv
+from pdserve.importing.command_line.installed_parser import LineReader
+from pdserve.importing.command_line.parsed import as_parsed, line_of
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path, dotted
@@ -43,6 +46,7 @@ _TRAYS = ("gb200", "gb300")
 class _Layers:
     """The flags and variables of one role, layer by layer."""
 
+    names: FlagNames
     flags: list[tuple[ImportedFlag, Sourced]] = field(default_factory=list)
     env: dict[str, Sourced] = field(default_factory=dict)
 
@@ -53,7 +57,7 @@ class _Layers:
             return
         # A flag and its value are one item at times.
         split = [(part, i) for i, word in enumerate(words) for part in _parts(str(word))]
-        for index, item in from_argv([part for part, _ in split]):
+        for index, item in from_argv([part for part, _ in split], self.names):
             at = Sourced(None, key_in(tree, path), tree.line(*path, split[index][1]))
             if isinstance(item, ImportedFlag):
                 self.flags.append((item, at))
@@ -69,13 +73,14 @@ class _Layers:
         self.flags.append((ImportedFlag(name, value), at))
 
 
-def launch(tree: Tree, beside: Collection, choice: ImportChoice) -> Launch:
+def launch(tree: Tree, beside: Collection, choice: ImportChoice, lines: LineReader) -> Launch:
     """The launch. Raises RecipeError for a choice that the recipe does not offer, naming those that it does."""
-    return _Composer(tree, beside, choice).launch()
+    return _Composer(tree, beside, choice, lines).launch()
 
 
 class _Composer:
-    def __init__(self, tree: Tree, beside: Collection, choice: ImportChoice) -> None:
+    def __init__(self, tree: Tree, beside: Collection, choice: ImportChoice, lines: LineReader) -> None:
+        self.lines = lines
         self.tree = tree
         self.taxonomy = beside.taxonomy
         if tree.has("omni"):
@@ -175,7 +180,7 @@ class _Composer:
         return Sourced(nightly, "the image that vLLM's recipes take", 0)
 
     def _role(self, role: EngineRole, result: Launch) -> EngineLaunch:
-        layers = _Layers()
+        layers = _Layers(self.lines.names)
         tree, part = self.tree, None if role == "aggregated" else role
         layers.add(tree, ("model", "base_args"))
         layers.add_env(tree, ("model", "base_env"))
@@ -204,7 +209,9 @@ class _Composer:
         env = {name: at for name, at in layers.env.items() if self._kept(name, at, result)}
         item = EngineLaunch(Sourced(None, f"strategy {self.strategy}", 0), Sourced(1, "one instance", 0))
         item.env = environment.carried(env, result, role)
-        item.args = collected(layers.flags)
+        args = collected(layers.flags)
+        item.line = line_of(args, env)
+        item.args = as_parsed(args, item.line, self.lines, result, item.at)
         item.kv_transfer = item.args.pop("kv-transfer-config", None)
         return item
 

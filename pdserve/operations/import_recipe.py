@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pdserve.errors import RecipeError, SourceDifferenceError
@@ -17,6 +17,7 @@ from pdserve.importing.connectors import acceptances
 from pdserve.importing.formats import STORES, STRATEGIES, TAXONOMY, imported
 from pdserve.importing.launch import Draft, Sourced
 from pdserve.installed.versions import Versions
+from pdserve.operations.authoring.vllm_parser import Ask, ask_none, read_with
 from pdserve.operations.plan_recipe import load, plan_for
 from pdserve.plan.recipe_use import use_of
 from pdserve.plan.versions import check_coverage, hazards
@@ -38,10 +39,17 @@ class ImportedRecipe:
     loaded: LoadedRecipe
 
 
-def import_file(file: Path, choice: ImportChoice, environ: Mapping[str, str] = os.environ) -> ImportedRecipe:
-    """The recipe that `file` describes. Raises RecipeError where it describes none, or none that is valid."""
+def import_file(
+    file: Path, choice: ImportChoice, environ: Mapping[str, str] = os.environ, ask: Ask = ask_none
+) -> ImportedRecipe:
+    """The recipe that `file` describes; `ask`: whose parser reads the flags of its engines. Raises RecipeError where it
+    describes none, or none that is valid."""
     try:
-        draft = imported(text_of(file), str(file), choice, _beside(file))
+        source, beside = text_of(file), _beside(file)
+        draft, parser = read_with(
+            ask, lambda lines: imported(source, str(file), choice, beside, lines), lambda draft: draft.lines
+        )
+        draft = replace(draft, parser=parser)
         text = annotated(draft)
     except RecursionError:
         raise RecipeError(
@@ -145,10 +153,10 @@ def check_whole(recipe: ImportedRecipe, file: Path) -> None:
         )
 
 
-def compare(recipe: Path, file: Path, choice: ImportChoice) -> None:
+def compare(recipe: Path, file: Path, choice: ImportChoice, ask: Ask = ask_none) -> None:
     """Raises SourceDifferenceError where the recipe departs from the file."""
     ours = load(recipe, (), ())
-    source = import_file(file, choice)
+    source = import_file(file, choice, ask=ask)
     if not (differing := departures(ours.recipe, source.loaded.recipe)):
         return
     number = f"{len(differing)} {'value' if len(differing) == 1 else 'values'}"

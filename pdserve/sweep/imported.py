@@ -14,8 +14,9 @@ from pdserve.importing.annotated import annotated, commented, line
 from pdserve.importing.compare import departures
 from pdserve.importing.connectors import accepted
 from pdserve.importing.formats import imported_sweep
-from pdserve.importing.launch import Draft, Note, Sourced
+from pdserve.importing.launch import CommandLine, Draft, Note, Sourced
 from pdserve.importing.sweep_draft import SweepDraft, shown_names
+from pdserve.operations.authoring.vllm_parser import Ask, ask_none, read_with
 from pdserve.operations.import_recipe import save
 from pdserve.recipe.load.extends import text_of
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
@@ -47,10 +48,13 @@ class ImportedSweep:
     """Of each deployment, as they were read again."""
 
 
-def import_sweep(file: Path, recipe: Path, sweep: Path, environ: Mapping[str, str]) -> ImportedSweep:
-    """`recipe`, `sweep`: where the two will be. Raises RecipeError where the file has no deployments that become a
-    sweep, or none that is valid."""
-    draft = imported_sweep(text_of(file), str(file))
+def import_sweep(
+    file: Path, recipe: Path, sweep: Path, environ: Mapping[str, str], ask: Ask = ask_none
+) -> ImportedSweep:
+    """`recipe`, `sweep`: where the two will be; `ask`: whose parser reads the flags of the engines. Raises RecipeError
+    where the file has no deployments that become a sweep, or none that is valid."""
+    text = text_of(file)
+    draft, parser = read_with(ask, lambda lines: imported_sweep(text, str(file), lines), _lines)
     if draft is None:
         raise RecipeError(
             "the file describes no sweep",
@@ -58,12 +62,20 @@ def import_sweep(file: Path, recipe: Path, sweep: Path, environ: Mapping[str, st
             cause="a sweep is made of an srt-slurm recipe with `sweep`, or with `base` and `override_*`",
             todo="leave --sweep out: pdserve import prints the recipe of a single deployment",
         )
-    draft = replace(draft, document={**draft.document, "name": str(draft.recipe.document["name"])})
+    draft = replace(
+        draft,
+        recipe=replace(draft.recipe, parser=parser),
+        document={**draft.document, "name": str(draft.recipe.document["name"])},
+    )
     beside = Path(recipe.name) if recipe.absolute().parent == sweep.absolute().parent else recipe.absolute()
     with tempfile.TemporaryDirectory() as folder:
         draft, planned = _checked(draft, Path(folder), file, environ)
-    text, recipes = _text(draft, str(beside)), tuple(planned.recipes.values())
-    return ImportedSweep(annotated(draft.recipe), text, draft, len(planned.points), recipes)
+    written, recipes = _text(draft, str(beside)), tuple(planned.recipes.values())
+    return ImportedSweep(annotated(draft.recipe), written, draft, len(planned.points), recipes)
+
+
+def _lines(draft: SweepDraft | None) -> list[CommandLine]:
+    return [line for _, variant in draft.deployments for line in variant.lines] if draft is not None else []
 
 
 def write_sweep(imported: ImportedSweep, recipe: Path, sweep: Path) -> None:

@@ -12,7 +12,7 @@ from tests.messages.kit import Outcome, run
 
 
 def typed(folder: Path, *words: str) -> Outcome:
-    return run(("import", *words), folder, {})
+    return run(("import", "--flags-from", "list", *words), folder, {})
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_a_file_without_a_version_has_no_such_warning(tmp_path: Path) -> None:
 def test_import_prints_it_and_ends_as_before(tmp_path: Path) -> None:
     text = WITH_MULTI.replace("registry.example/vllm:v1", "vllm/vllm-openai:v0.25.1")
     (tmp_path / "launch.yaml").write_text(text)
-    done = run(("import", "launch.yaml"), tmp_path, {})
+    done = run(("import", "launch.yaml", "--flags-from", "list"), tmp_path, {})
     assert done.code == 0
     assert "warning: the file names vllm 0.25.1 (line" in done.err
     assert "vllm#46865" in done.err

@@ -156,5 +156,5 @@ def test_a_script_without_a_server_is_refused(text: str) -> None:
 
 def test_the_verb_takes_variables(tmp_path: Path) -> None:
     (tmp_path / "serve.sh").write_text('vllm serve "$MODEL" -tp 2\n')
-    assert run(("import", "serve.sh", "--var", "MODEL=org/x"), tmp_path, {}).code == 0
+    assert run(("import", "serve.sh", "--flags-from", "list", "--var", "MODEL=org/x"), tmp_path, {}).code == 0
     assert run(("import", "serve.sh", "--var", "MODEL"), tmp_path, {}).code == 2

@@ -245,7 +245,7 @@ def test_the_verb_writes_both_files_and_overwrites_none(tmp_path: Path) -> None:
     file = tmp_path / "launch.yaml"
     file.write_text(BASE + OVERRIDE + ZIP)
     recipe, sweep = tmp_path / "r.yaml", tmp_path / "s.yaml"
-    words = ["import", str(file), "--out", str(recipe), "--sweep", str(sweep)]
+    words = ["import", str(file), "--flags-from", "list", "--out", str(recipe), "--sweep", str(sweep)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "9 points on 3 deployments" in done.stdout
@@ -253,16 +253,16 @@ def test_the_verb_writes_both_files_and_overwrites_none(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, words)
     assert isinstance(again.exception, RecipeError)
     assert "there already" in again.exception.render()
-    assert CliRunner().invoke(app, words[:2] + words[4:]).exit_code == 2, "without --out"
+    assert CliRunner().invoke(app, words[:4] + words[6:]).exit_code == 2, "without --out"
 
 
 def test_the_verb_warns_of_the_versions_that_the_file_names_as_for_a_single_recipe(tmp_path: Path) -> None:
     file = tmp_path / "launch.yaml"
     text = PLAIN.replace("registry.example/vllm:v1", "vllm/vllm-openai:v0.25.1") + "sweep: {unused: [1]}\n"
     file.write_text(text)
-    alone = CliRunner().invoke(app, ["import", str(file)])
+    alone = CliRunner().invoke(app, ["import", str(file), "--flags-from", "list"])
     words = ["--out", str(tmp_path / "r.yaml"), "--sweep", str(tmp_path / "s.yaml")]
-    together = CliRunner().invoke(app, ["import", str(file), *words])
+    together = CliRunner().invoke(app, ["import", str(file), "--flags-from", "list", *words])
     expected = [text for text in alone.stderr.splitlines() if text.startswith("warning: ")]
     assert any("the file names vllm 0.25.1" in text for text in expected)
     assert [text for text in together.stderr.splitlines() if text.startswith("warning: ")] == expected

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.engines.argv import flags
+from pdserve.recipe.flag_words import flag_words
 from tests.plan.kit import hosts, on_gpus, plan, recipe, value_of, with_lmcache
 
 
@@ -111,7 +111,7 @@ def test_a_roles_flags_win_over_the_shared_ones_and_null_drops_a_flag() -> None:
     ],
 )
 def test_every_type_of_value_has_one_form(value: Any, arguments: list[str]) -> None:
-    assert list(flags({"flag": value})) == arguments
+    assert list(flag_words({"flag": value})) == arguments
 
 
 SPANNING = {"prefill": {"parallel": {"tp": 16, "nodes": 2}}}

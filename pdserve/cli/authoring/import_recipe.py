@@ -12,6 +12,7 @@ from pdserve.importing.annotated import line
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.launch import Draft
 from pdserve.operations import import_recipe
+from pdserve.operations.authoring.vllm_parser import Ask
 from pdserve.sweep import imported
 
 
@@ -23,10 +24,10 @@ def variables(texts: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
 
-def run(file: Path, out: Path | None, choice: ImportChoice) -> None:
+def run(file: Path, out: Path | None, choice: ImportChoice, ask: Ask) -> None:
     """Prints the recipe, or writes it to `out`; what was not carried over goes to stderr. Raises RecipeError, and
     SourceDifferenceError for an import in part."""
-    recipe = import_recipe.import_file(file, choice)
+    recipe = import_recipe.import_file(file, choice, ask=ask)
     if out is None:
         typer.echo(recipe.text, nl=False)
     else:
@@ -36,10 +37,10 @@ def run(file: Path, out: Path | None, choice: ImportChoice) -> None:
     import_recipe.check_whole(recipe, file)
 
 
-def run_sweep(file: Path, out: Path, sweep: Path) -> None:
+def run_sweep(file: Path, out: Path, sweep: Path, ask: Ask) -> None:
     """Writes a recipe and a sweep file over it; what was not carried over goes to stderr. Raises RecipeError, and
     SourceDifferenceError for an import in part."""
-    made = imported.import_sweep(file, out, sweep, os.environ)
+    made = imported.import_sweep(file, out, sweep, os.environ, ask)
     imported.write_sweep(made, out, sweep)
     _warn([import_recipe.ImportedRecipe(made.recipe, made.draft.recipe, loaded) for loaded in made.recipes])
     for note in made.draft.notes:
@@ -51,9 +52,9 @@ def run_sweep(file: Path, out: Path, sweep: Path) -> None:
     imported.check_whole(made, file)
 
 
-def check(recipe: Path, file: Path, choice: ImportChoice) -> None:
+def check(recipe: Path, file: Path, choice: ImportChoice, ask: Ask) -> None:
     """Prints that the recipe is what the file describes. Raises SourceDifferenceError where it departs."""
-    import_recipe.compare(recipe, file, choice)
+    import_recipe.compare(recipe, file, choice, ask)
     typer.echo(f"{recipe}: what {file} describes")
 
 

@@ -17,6 +17,7 @@ from pdserve.cli.options import (
     UnsetOption,
 )
 from pdserve.cli.plan import options
+from pdserve.importing.choice import FlagSource
 from pdserve.starter.goal import Goal
 
 verbs = typer.Typer()
@@ -125,6 +126,14 @@ def import_(
         list[str] | None,
         typer.Option("--var", metavar="NAME=VALUE", help="A shell script's variable: what its caller would set."),
     ] = None,
+    flags_from: Annotated[
+        FlagSource,
+        typer.Option(
+            "--flags-from",
+            help="Who reads the engines' flags: the parser of the vLLM that is installed here (without one: the list), "
+            "or the list that pdserve has, which takes no seconds.",
+        ),
+    ] = FlagSource.VLLM,
     check: Annotated[
         Path | None,
         typer.Option("--check", metavar="RECIPE", help="Compare this recipe with the launch of --against instead."),
@@ -138,7 +147,9 @@ def import_(
     """
     from pdserve.cli.authoring import import_recipe
     from pdserve.importing.choice import ImportChoice
+    from pdserve.operations.authoring.vllm_parser import ask_installed, ask_none
 
+    ask = ask_installed if flags_from is FlagSource.VLLM else ask_none
     features = None if feature is None else tuple(feature)
     choice = ImportChoice(variant, hardware, strategy, features, nodes, kv_offload, import_recipe.variables(var or []))
     if (check is None) != (against is None):
@@ -146,15 +157,15 @@ def import_(
     if check is not None and against is not None:
         if file is not None or out is not None or sweep is not None:
             raise typer.BadParameter("--check compares and writes nothing: leave FILE, --out and --sweep out")
-        import_recipe.check(check, against, choice)
+        import_recipe.check(check, against, choice, ask)
     elif file is None:
         raise typer.BadParameter("give the FILE to import, or --check RECIPE --against FILE")
     elif sweep is not None:
         if out is None or variant is not None:
             raise typer.BadParameter("--sweep SWEEP takes all variants, and --out RECIPE for the recipe beside it")
-        import_recipe.run_sweep(file, out, sweep)
+        import_recipe.run_sweep(file, out, sweep, ask)
     else:
-        import_recipe.run(file, out, choice)
+        import_recipe.run(file, out, choice, ask)
 
 
 @verbs.command()

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from pdserve.errors import RecipeError
 from pdserve.importing import environment
 from pdserve.importing.choice import ImportChoice
-from pdserve.importing.flags import ImportedFlag, collected, from_argv
-from pdserve.importing.launch import EngineLaunch, Launch, Sourced
+from pdserve.importing.command_line.flags import ImportedFlag, collected, from_argv
+from pdserve.importing.command_line.installed_parser import LineReader
+from pdserve.importing.command_line.parsed import as_parsed, variables_of
+from pdserve.importing.launch import CommandLine, EngineLaunch, Launch, Sourced
 from pdserve.importing.shell.lines import IN_QUOTES, Command, ScriptLimitError, check_marks, commands
 from pdserve.importing.shell.values import (
     UnknownValue,
@@ -212,7 +215,7 @@ def matches(text: str) -> bool:
     return re.search(r"\bvllm\s+serve\b", text) is not None
 
 
-def launch(text: str, file: str, choice: ImportChoice) -> Launch:
+def launch(text: str, file: str, choice: ImportChoice, lines: LineReader) -> Launch:
     """The launch. Raises RecipeError for what is known only when the script runs."""
     reader = _Reader(file, Variables(choice.variables))
     line = 1
@@ -247,7 +250,7 @@ def launch(text: str, file: str, choice: ImportChoice) -> Launch:
     why = "a script names no hardware: taken from its name and variables; --hardware names it"
     result.note(result.platform, why, "confirm")
     for server in servers:
-        _add(result, server)
+        _add(result, server, lines)
     for name, line in reader.sourced:
         result.note(Sourced(name, f"source {name.rpartition('/')[2]}", line), "it is not read", "confirm")
     return result
@@ -258,12 +261,15 @@ def _takes_value(words: list[tuple[str, int]]) -> bool:
     return bool(words) and words[-1][0].startswith("--") and "=" not in words[-1][0] and _UNKNOWN not in words[-1][0]
 
 
-def _add(result: Launch, server: Server) -> None:
+def _add(result: Launch, server: Server, lines: LineReader) -> None:
     at = Sourced(None, "vllm serve", server.line)
     flags: list[tuple[ImportedFlag, Sourced]] = []
     model: Sourced | None = None
     missing: dict[str, int] = {}
-    for index, item in from_argv([text for text, _ in server.words]):
+    words = [text for text, _ in server.words]
+    read = list(from_argv(words, lines.names))
+    left_out: set[int] = set()
+    for (index, item), (following, _) in pairwise([*read, (len(words), "")]):
         here = Sourced(
             None, f"--{item.name}" if isinstance(item, ImportedFlag) else "vllm serve", server.words[index][1]
         )
@@ -275,6 +281,7 @@ def _add(result: Launch, server: Server) -> None:
             and not _needed(item.name)
         ):
             result.note(here, "its value is not known, and pdserve sets it", "replaced")
+            left_out.update(range(index, following))
         elif names is not None:
             missing.update(dict.fromkeys(names or [f"the value at line {here.line}"], here.line))
         elif isinstance(item, ImportedFlag):
@@ -285,6 +292,9 @@ def _add(result: Launch, server: Server) -> None:
             result.note(here, "a word that belongs to no flag", "served")
     _check_known(missing, result.file)
     engines = EngineLaunch(at, at.of(1), args=collected(flags))
+    known = tuple(word for number, word in enumerate(words) if number not in left_out)
+    engines.line = CommandLine(known, variables_of(server.env))
+    engines.args = as_parsed(engines.args, engines.line, lines, result, at)
     given = engines.args.pop("model", None)
     engines.kv_transfer = engines.args.pop("kv-transfer-config", None)
     role = _role(result, server, engines)

@@ -30,6 +30,11 @@ _RUNTIME = frozenset(
 _GONE = {"disable-log-requests": "vLLM 0.32 has no such flag, and logs no requests unless it is asked to"}
 
 
+def owns(name: str) -> bool:
+    """Whether a worker's flag is Dynamo's, and not vLLM's."""
+    return name in _GONE or name in _RUNTIME or name == _TEMPLATE or name.startswith(("dyn-", *_ROUTING))
+
+
 def read(tracked: TrackedTree, launch: Launch) -> None:
     """Turn what Dynamo is told into flags of all roles: prefill and decode render the same prompt."""
     thinking = [at for engines in launch.roles.values() if (at := engines.args.pop(_THINKING, None)) is not None]

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 
 from pdserve.errors import RecipeError
 from pdserve.importing import environment
-from pdserve.importing.flags import collected, flag
+from pdserve.importing.command_line.flags import collected, flag
+from pdserve.importing.command_line.installed_parser import LineReader
+from pdserve.importing.command_line.parsed import as_parsed, line_of
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
 from pdserve.importing.named_versions import frameworks
 from pdserve.importing.srt import dynamo, services
@@ -43,7 +45,7 @@ def matches(tree: Tree) -> bool:
     return isinstance(top, dict) and bool(top.keys() & {"resources", "backend", "engine"}) and "meta" not in top
 
 
-def launch(tree: Tree) -> Launch:
+def launch(tree: Tree, lines: LineReader) -> Launch:
     """One variant of a file. Raises RecipeError for what is no deployment of vLLM."""
     tracked = TrackedTree(tree)
     version = tracked.take("schema")
@@ -63,7 +65,7 @@ def launch(tree: Tree) -> Launch:
     result.engine_env = environment.carried(tracked.mapping("environment"), result, None)
     roles = [role for role in _ROLES if _present(tree, role)]
     for role in roles:
-        result.roles[role] = _role(tracked, result, role, engines[role])
+        result.roles[role] = _role(tracked, result, role, engines[role], lines)
     dynamo.read(tracked, result)
     _model(tracked, result)
     if not roles:
@@ -152,7 +154,7 @@ def _present(tree: Tree, role: EngineRole) -> bool:
     return bool(tree.get("resources", f"{theirs}_workers")) or bool(tree.get("backend", "vllm_config", mode))
 
 
-def _role(tracked: TrackedTree, result: Launch, role: EngineRole, engine: Path) -> EngineLaunch:
+def _role(tracked: TrackedTree, result: Launch, role: EngineRole, engine: Path, lines: LineReader) -> EngineLaunch:
     theirs, mode = _ROLES[role]
     at: Path
     workers: Path
@@ -175,7 +177,8 @@ def _role(tracked: TrackedTree, result: Launch, role: EngineRole, engine: Path) 
         env, args = ("backend", f"{mode}_environment"), at
         tracked.leave(("resources", f"{theirs}_nodes"), _PLACED, "replaced")
     engines = EngineLaunch(tracked.at(*at), tracked.take(*workers) or tracked.at(*at).of(1), tracked.take(*gpus))
-    engines.env = environment.carried(tracked.mapping(*env), result, role)
+    variables = tracked.mapping(*env)
+    engines.env = environment.carried(variables, result, role)
     written = tracked.mapping(*args)
     shorthand = written.pop("connector", None)
     default = tracked.take(*engine, "connector")
@@ -184,8 +187,11 @@ def _role(tracked: TrackedTree, result: Launch, role: EngineRole, engine: Path) 
         if value.value is False:
             result.note(value, "srtctl passes no flag for `false`", "replaced")
         elif value.value is not None:
-            kept.append((flag(f"--{key}", value.value), value))
-    engines.args = collected(kept)
+            kept.append((flag(f"--{key}", value.value, lines.names), value))
+    given = collected(kept)
+    others = {key: given.pop(key) for key in list(given) if dynamo.owns(key)}
+    engines.line = line_of(given, variables)
+    engines.args = {**as_parsed(given, engines.line, lines, result, engines.at), **others}
     engines.kv_transfer = _transfer(
         engines,
         shorthand or default,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pdserve.importing import cache_servers, environment
-from pdserve.importing.flags import ImportedFlag, from_argv
+from pdserve.importing.command_line.flags import ImportedFlag, from_argv
 from pdserve.importing.launch import Launch, Sourced
 from pdserve.importing.tracked_tree import TrackedTree
 from pdserve.recipe.load.problems import Path

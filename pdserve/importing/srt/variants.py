@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.importing.flags import typed
+from pdserve.importing.command_line.flags import typed
 from pdserve.importing.launch import Note, Sourced
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path

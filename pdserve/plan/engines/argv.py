@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pdserve.plan.nodes.placement import Instance
 from pdserve.recipe import effective
+from pdserve.recipe.flag_words import flag_words
 from pdserve.recipe.flags import ENGINE_FLAGS, EngineLine, Rendezvous
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.owned import Each, own_flags
+from pdserve.recipe.owned import own_flags
 
 CPU_SERVE = "pdserve.patches.vllm_cpu_serve_main"
 """`vllm serve` where the distribution of vLLM has another name."""
@@ -54,27 +54,7 @@ def vllm_argv(
     free = {name: value for name, value in _free_flags(recipe, instance).items() if name not in own}
     parallel = instance.role.parallel
     served = _program(recipe, model, python, one_process=port is not None and parallel.api_servers == 1)
-    return (*served, *flags({**own, **free}))
-
-
-def flags(values: Mapping[str, Any]) -> Iterator[str]:
-    """A typed flag map as arguments: true --flag, false --no-flag, list --flag a b, mapping --flag JSON,
-    Each --flag a --flag b."""
-    for name, value in values.items():
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            yield f"--{name}" if value else f"--no-{name}"
-        elif isinstance(value, Each):
-            yield from (word for item in value.values for word in (f"--{name}", item))
-        elif isinstance(value, list):
-            yield f"--{name}"
-            yield from (_text(item) for item in value)
-        elif (text := _text(value)).startswith("-"):
-            yield f"--{name}={text}"  # argparse would take it for a flag
-        else:
-            yield f"--{name}"
-            yield text
+    return (*served, *flag_words({**own, **free}))
 
 
 def _program(recipe: Recipe, model: str, python: str, *, one_process: bool) -> tuple[str, ...]:
@@ -95,14 +75,6 @@ def _free_flags(recipe: Recipe, instance: Instance) -> dict[str, Any]:
         # Caches store and look up by the engine's block hashes, and events are about cached blocks.
         defaults["enable-prefix-caching"] = True
     return {**defaults, **recipe.engine.args, **instance.role.args}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict | list | bool) or value is None:
-        return json.dumps(value)
-    return str(value)
 
 
 def kv_gib_on_cpu(recipe: Recipe, instance: Instance) -> int | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pdserve.plan.engines.argv import flags
 from pdserve.plan.lmcache.patching import SERVER_MAIN
+from pdserve.recipe.flag_words import flag_words
 from pdserve.recipe.owned import own_flags
 from pdserve.recipe.sections.lmcache import Lmcache
 from pdserve.recipe.server_flags import SERVER_FLAGS, ServerLine
@@ -38,4 +38,4 @@ def lmcache_argv(
         ),
     )
     free = {name: value for name, value in section.extra_args.items() if name not in own}
-    return (*program, *flags({**own, **free}))
+    return (*program, *flag_words({**own, **free}))

@@ -1,0 +1,1 @@
+"""Command lines of engines, as other tools write them."""

@@ -1,0 +1,83 @@
+"""Command lines of other tools, read by the parser of the vLLM that is installed beside pdserve.
+
+The list of flags that pdserve has is of one version, and knows names only. vLLM's own parser knows its version's names,
+and refuses what it does not take. It runs in a process of its own: importing vLLM takes seconds and a GB.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from pdserve.importing.command_line.installed_parser import InstalledParser, LineReader
+from pdserve.importing.launch import CommandLine
+from pdserve.installed import distributions
+from pdserve.operations.authoring import vllm_parser_program
+from pdserve.recipe.vllm_flags import VERSION
+from pdserve.system.process import output_of
+
+Ask = Callable[[Sequence[CommandLine]], InstalledParser | str]
+"""Command lines -> what a vLLM makes of them, or why there is no answer."""
+Read = TypeVar("Read")
+_SECONDS = 300.0
+"""The import alone takes ten seconds, and much more from a network disk that is cold."""
+_TIMES = 3
+NOT_ASKED = "its parser was not asked (--flags-from list)"
+
+
+def ask_installed(lines: Sequence[CommandLine]) -> InstalledParser | str:
+    """The vLLM of this interpreter."""
+    if distributions.installed()["vllm"] is None:
+        return "no vLLM is installed here"
+    program = Path(vllm_parser_program.__file__).read_text(encoding="utf-8")
+    asked = json.dumps([{"words": line.words, "variables": dict(line.variables)} for line in lines])
+    # -c puts the current folder on its path.
+    output = output_of([sys.executable, "-c", program], timeout=_SECONDS, cwd=Path("/"), stdin=asked)
+    if output.code != 0:
+        why = (output.err.strip().splitlines() or [f"exit code {output.code}"])[-1]
+        return f"the installed vLLM gives no parser: {why}"
+    try:
+        return InstalledParser.model_validate_json(output.out)
+    except ValidationError:
+        return "the installed vLLM gives no parser: its answer cannot be read"
+
+
+def ask_none(lines: Sequence[CommandLine]) -> str:
+    """Where the list is wanted."""
+    del lines
+    return NOT_ASKED
+
+
+def read_with(
+    ask: Ask, read: Callable[[LineReader], Read], lines_of: Callable[[Read], Iterable[CommandLine]]
+) -> tuple[Read, str]:
+    """What `read` gives with the answers to its own command lines, and who read the flags, for people.
+
+    Its first reading is by the list. Where other names make other lines of it, these are asked about too."""
+    listed = LineReader()
+    result = read(listed)
+    asked: list[CommandLine] = []
+    version = ""
+    for _ in range(_TIMES):
+        lines = _unique(lines_of(result))
+        if lines == asked or not lines:
+            break
+        answer = ask(lines)
+        if isinstance(answer, str):
+            return (result, _by_list(answer)) if not asked else (read(listed), _by_list(answer))
+        asked, result = lines, read(LineReader.of(answer, lines))
+        version = answer.version
+    return result, f"Flags were read by the parser of vLLM {version}." if asked else _by_list("no engine has any")
+
+
+def _unique(lines: Iterable[CommandLine]) -> list[CommandLine]:
+    return list({line.words: line for line in lines}.values())
+
+
+def _by_list(why: str) -> str:
+    return f"Flags were read by a list of those of vLLM {VERSION}: {why}."
