@@ -22,6 +22,7 @@ from tests.launch.deployment import DELAYS, Deployment
 from tests.launch.post_mortem import post_mortem
 
 _CGROUP_SECONDS = 30.0
+_ENDING_SECONDS = 30.0
 
 ON_THE_MACHINE = ("real", "upstream", "cluster", "container")
 """Markers of tests that need the machine's own network."""
@@ -80,7 +81,7 @@ def _nothing_is_left(request: pytest.FixtureRequest, made_before: None) -> Itera
     _reap_zombies(before)
     if left := _descendants() - before:
         # What a longer-lived fixture's process starts belongs to that fixture.
-        left -= procfs.family(before)
+        left = _without_ending(left - procfs.family(before))
     assert not left, "processes outlive the test: " + ", ".join(f"{pid} ({procfs.command(pid)})" for pid in left)
     # What a longer-lived fixture's process has mapped belongs to that fixture.
     if new := own_memory.segments() - segments:
@@ -93,6 +94,15 @@ def _nothing_is_left(request: pytest.FixtureRequest, made_before: None) -> Itera
     while (kept := own_cgroup.made_inside() - cgroups) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not kept, f"cgroups outlive the test: {kept}"
+
+
+def _without_ending(left: set[int]) -> set[int]:
+    """One that was killed has no memory, thus no command, before it has ended; on a busy machine that takes a while."""
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while not all(procfs.command(pid) for pid in left) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = left & _descendants()
+    return left
 
 
 def _descendants() -> set[int]:

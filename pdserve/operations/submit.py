@@ -18,6 +18,7 @@ from pdserve.run.directory import RunDir, home, lives
 from pdserve.run.inbox import Down, ask
 
 _POLL_SECONDS = 1.0
+_SOON_SECONDS = 0.1
 _LAST_WORDS_SECONDS = 5.0
 """A network file system may show the end of the job's output after Slurm reports its end."""
 _DOWN_SECONDS = 600.0
@@ -79,6 +80,8 @@ class _Following:
         self._detach = detach
         self._offset = 0
         self._shown = ""
+        self._last = ""
+        """What was printed last of the job's output."""
 
     def until_over(self) -> None:
         while True:
@@ -90,7 +93,8 @@ class _Following:
             if job.over:
                 self._end(job)
                 return
-            if self._detach and self._is_up():
+            if self._detach and (endpoint := self._endpoint()) is not None:
+                self._show_until(endpoint, job)
                 self._print(f"next: pdserve status {self._name} | pdserve logs -f | pdserve down {self._name}\n")
                 return
             time.sleep(_POLL_SECONDS)
@@ -145,7 +149,9 @@ class _Following:
             return False
         whole = new if job.over else new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
-        self._print(whole.decode(errors="replace"))
+        if whole:
+            self._last = whole.decode(errors="replace")
+            self._print(self._last)
         return bool(whole)
 
     def _run(self) -> RunDir | None:
@@ -156,5 +162,15 @@ class _Following:
         reach = plan.nodes[0].reach
         return run if isinstance(reach, Srun) and reach.job == self._job else None
 
-    def _is_up(self) -> bool:
-        return (run := self._run()) is not None and any(event["event"] == "up" for event in run.read_events()[0])
+    def _endpoint(self) -> str | None:
+        """Of the proxy, once the deployment is ready."""
+        if (run := self._run()) is None:
+            return None
+        return next((str(event["endpoint"]) for event in run.read_events()[0] if event["event"] == "up"), None)
+
+    def _show_until(self, text: str, job: Job) -> None:
+        """The launcher records that it is ready before the job prints so."""
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while text not in self._last and time.monotonic() < deadline:
+            time.sleep(_SOON_SECONDS)
+            self._show(job)
