@@ -157,7 +157,12 @@ LINES = {
     "lacking": ("org/m", "--seed"),
     "stray": ("org/m", "--enforce-eager", "stray", "--seed", "3", "4"),
 }
-VARIABLES = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_NEVER_THERE": SECRET, "VLLM_RINGBUFFER_WARNING_INTERVAL": SECRET, "OTHER": "1"}
+VARIABLES = {
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "VLLM_NEVER_THERE": SECRET,
+    "VLLM_RINGBUFFER_WARNING_INTERVAL": SECRET,
+    "OTHER": "1",
+}
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,11 @@ T = TypeVar("T")
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A home for run directories that the tests of one module share."""
-    folder = tmp_path_factory.mktemp("real")
+    yield from home_in(tmp_path_factory.mktemp("real"))
+
+
+def home_in(folder: Path) -> Iterator[Path]:
+    """PDSERVE_HOME and the runtime secrets are in `folder` meanwhile."""
     (folder / "runtime").mkdir(mode=0o700)
     before = {name: os.environ.get(name) for name in ("PDSERVE_HOME", "XDG_RUNTIME_DIR")}
     os.environ["PDSERVE_HOME"], os.environ["XDG_RUNTIME_DIR"] = str(folder / "home"), str(folder / "runtime")

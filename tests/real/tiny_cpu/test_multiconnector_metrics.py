@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -12,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdserve.plan.model import HttpProbe
 from tests.launch.deployment import Deployment, pdserve, read_json
-from tests.real.conftest import brought_up
 
 pytestmark = pytest.mark.real
 
@@ -24,11 +22,6 @@ WAIT_SECONDS = 120.0
 
 Counts = dict[str, tuple[float, float]]
 """What is counted -> of Mooncake, of LMCache."""
-
-
-@pytest.fixture(scope="module")
-def tiny(home: Path) -> Iterator[Deployment]:
-    yield from brought_up("tiny-cpu", home)
 
 
 def prefill(tiny: Deployment) -> str:

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +22,11 @@ from pdserve.plan.model import HttpProbe
 from pdserve.system import procfs
 from pdserve.system.process import pid_end, send
 from tests.launch.deployment import Deployment, pdserve, read_json
-from tests.real.conftest import Shared, brought_up, member, serves, status_of_all
+from tests.real.conftest import member, status_of_all
 
 pytestmark = pytest.mark.real
 
 PROOFS = {"endpoints", "requests", "transfer", "stored", "output", "reload", "clean"}
-
-
-@pytest.fixture(scope="module")
-def shared(home: Path) -> Iterator[Shared[Deployment]]:
-    deployment = Shared(lambda: contextmanager(brought_up)("tiny-cpu", home), serves)
-    yield deployment
-    deployment.close()
-
-
-@pytest.fixture
-def made_before(shared: Shared[Deployment]) -> None:
-    shared.get()
-
-
-@pytest.fixture
-def tiny(shared: Shared[Deployment]) -> Deployment:
-    return shared.get()
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Tests that share one deployment of recipes/tiny-cpu.yaml: its start is most of what they cost."""
