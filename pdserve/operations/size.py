@@ -8,6 +8,7 @@ from pathlib import Path
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.models import files
 from pdserve.models.layers import UnknownModelError
+from pdserve.operations.estimates.aisimulate import estimated
 from pdserve.operations.lookups.replay import hit_rates
 from pdserve.operations.plan_recipe import Planned, located, model_folder, plan_for
 from pdserve.preflight.finding import Finding
@@ -23,13 +24,21 @@ _BOUNDS = ("weights of", "memory for KV", "blocks of", "requests of", "tokens", 
 
 
 def size(
-    loaded: LoadedRecipe, given: Given, *, online: bool = False, lookup_log: Path | None = None
+    loaded: LoadedRecipe,
+    given: Given,
+    *,
+    online: bool = False,
+    lookup_log: Path | None = None,
+    aisimulate: str | None = None,
 ) -> tuple[Sizing, Planned]:
     """`online`: a model that is not here is asked for at the hub, without its weights. `lookup_log`: of an LMCache
-    server, replayed for the hit rates of its L1. Raises RecipeError, and PreflightError where the model, or what
-    replays the log, is not to be had or not known."""
+    server, replayed for the hit rates of its L1. `aisimulate`: the device whose rates it estimates. Raises RecipeError,
+    and PreflightError where the model, or what replays the log or estimates rates, is not to be had or not known."""
     planned = plan_for(loaded, None, run_dir="RUN_DIR", run_id="RUN_ID", online=online)
     with located(loaded):
+        if aisimulate is not None:
+            config, path = planned.model_config, os.environ.get("PATH")
+            given = estimated(loaded.recipe, planned.plan, config, aisimulate, given, path=path)
         sizing = _sized(planned, given)
         if lookup_log is not None:
             rates = hit_rates(loaded.recipe, planned.plan, sizing.l1, lookup_log)

@@ -33,6 +33,10 @@ def rows(sizing: Sizing) -> Iterator[tuple[str, str, str]]:
     if (rates := sizing.balance) is not None:
         yield "balance", "prefill", f"{rates.prefill:.3g} requests a second"
         yield "balance", "decode", f"{rates.decode:.3g} requests a second"
+        yield "balance", "rate of a prefill", f"{rates.prefill_rate:,.0f} prompt tokens a second"
+        yield "balance", "rate of a decode", f"{rates.decode_rate:,.0f} tokens a second"
+        if rates.rates_from is not None:
+            yield "balance", "rates from", rates.rates_from
     if (start := sizing.start) is not None:
         read = (
             "at a speed that is not given (--disk)" if start.read_seconds is None else f"in {start.read_seconds:.0f} s"

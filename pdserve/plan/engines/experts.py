@@ -13,9 +13,14 @@ _COUNTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_expe
 """The keys that vLLM 0.32 reads (transformers_utils/model_arch_config_convertor.py)."""
 
 
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether the model is a mixture of experts."""
+    return any(text.get(key) for text in texts(config) for key in _COUNTS)
+
+
 def check(recipe: Recipe, config: Mapping[str, Any] | None) -> None:
     """Raises RecipeError. `config`: the model's config.json; None where it is not at hand, and nothing is refused."""
-    if config is None or any(text.get(key) for text in texts(config) for key in _COUNTS):
+    if config is None or has_experts(config):
         return
     for name, role in recipe.roles():
         if role.parallel.load_balancing == "external":

@@ -1,0 +1,1 @@
+"""Other tools that estimate what pdserve does not measure."""
