@@ -13,6 +13,7 @@ from pdserve.importing.command_line.flag_names import LISTED
 from pdserve.importing.command_line.installed_parser import InstalledParser, ParsedLine
 from pdserve.importing.launch import CommandLine
 from pdserve.installed.versions import TESTED
+from pdserve.operations.authoring import vllm_parser
 from pdserve.operations.authoring.vllm_parser import ask_installed
 from pdserve.operations.import_recipe import ImportedRecipe, import_file
 from tests.importing.kit import SCHEMA_1
@@ -220,13 +221,19 @@ def test_no_file_is_opened_for_a_line(installed: InstalledParser) -> None:
     assert parsed(installed, "config") == line()
 
 
-@pytest.mark.process
-def test_the_verb_asks_the_installed_vllm(tmp_path: Path) -> None:
+def test_the_verb_asks_the_installed_vllm_unless_the_list_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Answers(answer(line(flags={"max-num-seqs": ["4"]}, refused={"gone-flag": "it has no such flag"})))
+    monkeypatch.setattr(vllm_parser, "ask_installed", ask)
     script(tmp_path, "vllm serve org/m --max-num-se 4 --gone-flag 1")
     done = run(("import", "serve.sh"), tmp_path, {})
     assert done.code == 0, done.err
-    assert f"# Flags were read by the parser of vLLM {TESTED['vllm']}" in done.out
-    assert "please confirm: 2: --gone-flag: vLLM " in done.err
+    assert "# Flags were read by the parser of vLLM 7.0.\n" in done.out
+    assert "please confirm: 2: --gone-flag: vLLM 7.0, which is installed here: it has no such flag\n" in done.err
+    listed = run(("import", "serve.sh", "--flags-from", "list"), tmp_path, {})
+    assert "# Flags were read by a list of those of vLLM 0.32: " in listed.out
+    assert len(ask.asked) == 1
 
 
 @pytest.mark.process

@@ -131,7 +131,7 @@ def test_many_connections_at_once() -> None:
     targets = [target(port, purpose=f"port {n}") for n in range(600)]
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 600
     with listen("b", targets):
-        [finding] = connected(targets)
+        [finding] = connected(targets, deadline=60)
     assert finding.status == "ok", finding.evidence
 
 
