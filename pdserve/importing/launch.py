@@ -24,7 +24,8 @@ class CommandLine:
     """Of an engine, as a file has it: what follows `vllm serve`, and the variables of vLLM in its environment."""
 
     words: tuple[str, ...]
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: tuple[tuple[str, str], ...] = ()
+    """Names and values."""
 
 
 @dataclass(frozen=True)

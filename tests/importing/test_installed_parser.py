@@ -29,7 +29,7 @@ def answer(*lines: ParsedLine, names: Sequence[str] = (), switches: Sequence[str
 
 
 def line(**changes: object) -> ParsedLine:
-    return ParsedLine.model_validate({"flags": {}, "refused": {}, "variables": {}, **changes})
+    return ParsedLine.model_validate({"flags": {}, "refused": {}, "repeated": [], "variables": {}, **changes})
 
 
 class Answers:
@@ -68,7 +68,7 @@ def test_it_is_asked_about_the_words_and_vllms_variables_of_the_script_once(tmp_
     text = "vllm serve org/m -tp 2 \\\n  --max-num-seqs 4"
     _, ask = read(tmp_path, text, answer(line(flags={"tensor-parallel-size": ["2"], "max-num-seqs": ["4"]})))
     words = ("org/m", "-tp", "2", "--max-num-seqs", "4")
-    assert ask.asked == [[CommandLine(words, {"VLLM_LOGGING_LEVEL": "INFO"})]], "and not about its key"
+    assert ask.asked == [[CommandLine(words, (("VLLM_LOGGING_LEVEL", "INFO"),))]], "and not about its key"
 
 
 def test_its_values_hold_and_keep_their_lines(tmp_path: Path) -> None:
@@ -109,6 +109,22 @@ def test_more_words_than_a_flag_takes_are_a_loss(tmp_path: Path) -> None:
     assert [note.why for note in recipe.draft.losses()] == [
         "vLLM 7.0 takes one value; the other words belong to no flag"
     ]
+
+
+def test_a_flag_that_collects_is_a_loss_when_it_is_given_twice(tmp_path: Path) -> None:
+    theirs = line(flags={"middleware": ["a.b", "c.d"]}, repeated=["middleware"])
+    recipe, _ = read(tmp_path, "vllm serve org/m --middleware a.b --middleware c.d", answer(theirs))
+    assert args(recipe) == {"middleware": "c.d"}
+    assert ["given several times" in note.why for note in recipe.draft.losses()] == [True]
+
+
+def test_roles_with_the_same_flags_have_their_own_variables(tmp_path: Path) -> None:
+    path = tmp_path / "launch.yaml"
+    same = SCHEMA_1.replace("decode_environment: *shared", "decode_environment: {VLLM_ONE: '1'}")
+    path.write_text(same)
+    ask = Answers("no vLLM is installed here")
+    import_file(path, ImportChoice(), environ={}, ask=ask)
+    assert [dict(asked.variables) for asked in ask.asked[0]] == [{"VLLM_SERVER_DEV_MODE": "1"}, {"VLLM_ONE": "1"}]
 
 
 def test_what_it_refuses_is_carried_over_and_named(tmp_path: Path) -> None:
@@ -156,6 +172,7 @@ LINES = {
     "config": ("org/m", "--config", "/dev/zero", "--seed", "3"),
     "ambiguous": ("org/m", f"--max-num={SECRET}", "--seed", "3"),
     "lacking": ("org/m", "--seed"),
+    "repeated": ("org/m", "--middleware", "a.b", "--middleware", "c.d", "--seed", "1", "--seed", "2"),
     "stray": ("org/m", "--enforce-eager", "stray", "--seed", "3", "4"),
 }
 VARIABLES = {
@@ -168,7 +185,9 @@ VARIABLES = {
 
 @pytest.fixture(scope="module")
 def installed() -> InstalledParser:
-    asked = [CommandLine(words, VARIABLES if name == "beginning" else {}) for name, words in LINES.items()]
+    asked = [
+        CommandLine(words, tuple(VARIABLES.items()) if name == "beginning" else ()) for name, words in LINES.items()
+    ]
     found = ask_installed(asked)
     assert isinstance(found, InstalledParser), found
     return found
@@ -194,6 +213,8 @@ def test_the_installed_parser_resolves_names_and_keys(installed: InstalledParser
         "enable-prefix-caching": False,
     }
     assert parsed(installed, "dotted").flags == {"hf-overrides": ['{"some_list": ["a", "b", "c"], "size": 2000}']}
+    assert parsed(installed, "repeated").flags == {"middleware": ["a.b", "c.d"], "seed": ["2"]}
+    assert parsed(installed, "repeated").repeated == {"middleware"}
     assert parsed(installed, "stray").flags == {"enforce-eager": True, "seed": ["3"]}
 
 

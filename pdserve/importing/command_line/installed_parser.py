@@ -18,12 +18,14 @@ from pdserve.importing.launch import CommandLine
 class ParsedLine(BaseModel):
     """One command line as the parser read it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     flags: Mapping[str, bool | Sequence[str]]
     """Whole names without dashes -> their words, or whether a switch is on."""
     refused: Mapping[str, str]
     """Flags -> why this version does not take them. No value is repeated: it may be a secret."""
+    repeated: frozenset[str]
+    """Flags that take a word each time that they are given, and are given several times."""
     variables: Mapping[str, str]
     """Variables of vLLM -> why this version does not take them."""
 
@@ -31,7 +33,7 @@ class ParsedLine(BaseModel):
 class InstalledParser(BaseModel):
     """What a vLLM answered."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: str
     names: frozenset[str]
@@ -52,10 +54,9 @@ class LineReader:
     names: FlagNames = LISTED
     version: str | None = None
     """Of the vLLM whose parser was asked; None: the list."""
-    lines: Mapping[tuple[str, ...], ParsedLine] = field(default_factory=dict)
+    lines: Mapping[CommandLine, ParsedLine] = field(default_factory=dict)
 
     @classmethod
     def of(cls, parser: InstalledParser, asked: Sequence[CommandLine]) -> LineReader:
         """`asked`: the lines to which `parser` has the answers."""
-        lines = {line.words: answer for line, answer in zip(asked, parser.lines, strict=True)}
-        return cls(parser.flag_names(), parser.version, lines)
+        return cls(parser.flag_names(), parser.version, dict(zip(asked, parser.lines, strict=True)))

@@ -16,13 +16,13 @@ def line_of(args: Mapping[str, Sourced], env: Mapping[str, Sourced]) -> CommandL
     return CommandLine(("MODEL", *flag_words({name: at.value for name, at in args.items()})), variables_of(env))
 
 
-def variables_of(env: Mapping[str, Sourced]) -> dict[str, str]:
+def variables_of(env: Mapping[str, Sourced]) -> tuple[tuple[str, str], ...]:
     """Those of vLLM, without its key."""
-    return {
-        name: str(at.value)
+    return tuple(
+        (name, str(at.value))
         for name, at in env.items()
         if name.startswith("VLLM_") and isinstance(at.value, str | int | float) and not show.secret_name(name)
-    }
+    )
 
 
 def as_parsed(
@@ -30,7 +30,7 @@ def as_parsed(
 ) -> dict[str, Sourced]:
     """`args` as the names give them, in their order; `at`: where the role is described. The parser's values hold. What
     its version does not take stays in the recipe, and is a note."""
-    parsed = reader.lines.get(line.words)
+    parsed = reader.lines.get(line)
     if parsed is None:
         return args
     for name, why in (*parsed.refused.items(), *parsed.variables.items()):
@@ -56,6 +56,9 @@ def _corrected(
         value = _value(parsed.flags[name])
         if ours is None:
             ours = Sourced(None, f"--{name}", at.line)
+        if name in parsed.repeated:
+            launch.note(ours, "given several times, which args of a recipe cannot: it has the last one", "served")
+            value = typed(list(parsed.flags[name])[-1])  # type: ignore[arg-type]
         elif isinstance(ours.value, list) and not isinstance(value, list):
             launch.note(ours, f"vLLM {version} takes one value; the other words belong to no flag", "served")
         corrected[name] = ours.of(value)

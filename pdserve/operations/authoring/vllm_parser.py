@@ -64,7 +64,7 @@ def read_with(
     asked: list[CommandLine] = []
     version = ""
     for _ in range(_TIMES):
-        lines = _unique(lines_of(result))
+        lines = list(dict.fromkeys(lines_of(result)))
         if lines == asked or not lines:
             break
         answer = ask(lines)
@@ -73,10 +73,6 @@ def read_with(
         asked, result = lines, read(LineReader.of(answer, lines))
         version = answer.version
     return result, f"Flags were read by the parser of vLLM {version}." if asked else _by_list("no engine has any")
-
-
-def _unique(lines: Iterable[CommandLine]) -> list[CommandLine]:
-    return list({line.words: line for line in lines}.values())
 
 
 def _by_list(why: str) -> str:

@@ -48,15 +48,21 @@ def _recording(parser_class: Any) -> Any:
 
         seen: dict[argparse.Action, list[str]]
         refused: dict[str, str]
+        repeated: set[str]
 
         def clear(self) -> None:
-            self.seen, self.refused = {}, {}
+            self.seen, self.refused, self.repeated = {}, {}, set()
 
         def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
             if action.option_strings:
                 words = [word for word in arg_strings if word != "--"]
-                collects = isinstance(action, argparse._AppendAction | argparse._ExtendAction)
-                self.seen[action] = [*self.seen.get(action, []), *words] if collects else words
+                appends = isinstance(action, argparse._AppendAction)
+                extends = isinstance(action, argparse._ExtendAction)
+                before = self.seen.get(action, []) if appends or extends else []
+                self.seen[action] = [*before, *words]
+                # What an extending one has collected is a list of words behind one flag.
+                if before and not extends:
+                    self.repeated.add(name_of(action))
             try:
                 return super()._get_values(action, arg_strings)
             except argparse.ArgumentError:
@@ -105,7 +111,8 @@ def _parsed(parser: Any, words: list[str]) -> dict[str, Any]:
             refused[""] = f"its parser stops with {type(error).__name__}"
     # What was read before a parser stopped is no whole line.
     flags = {} if values is None else {name_of(action): _kept(action, words, values) for action, words in seen(parser)}
-    return {"flags": flags, "refused": {**parser.refused, **refused}, "variables": {}}
+    repeated = sorted(parser.repeated & flags.keys())
+    return {"flags": flags, "refused": {**parser.refused, **refused}, "repeated": repeated, "variables": {}}
 
 
 def seen(parser: Any) -> list[tuple[argparse.Action, list[str]]]:
