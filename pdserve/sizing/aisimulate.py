@@ -67,13 +67,15 @@ class Rates(Frozen):
     """For people."""
 
     def into(self, given: Given) -> Given:
-        """Rates that are given hold."""
+        """Rates that are given hold, and are nobody's estimate."""
+        estimated = {
+            name: rate
+            for name, rate in (("prefill", self.prefill), ("decode", self.decode))
+            if getattr(given, f"{name}_rate") is None
+        }
+        basis = self.basis if len(estimated) > 1 else f"{''.join(estimated)}: {self.basis}"
         return given.model_copy(
-            update={
-                "prefill_rate": given.prefill_rate or self.prefill,
-                "decode_rate": given.decode_rate or self.decode,
-                "rates_from": self.basis,
-            }
+            update={"rates_from": basis, **{f"{name}_rate": rate for name, rate in estimated.items()}}
         )
 
 

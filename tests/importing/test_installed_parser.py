@@ -173,11 +173,13 @@ LINES = {
     "ambiguous": ("org/m", f"--max-num={SECRET}", "--seed", "3"),
     "lacking": ("org/m", "--seed"),
     "repeated": ("org/m", "--middleware", "a.b", "--middleware", "c.d", "--seed", "1", "--seed", "2"),
+    "help": ("org/m", "--seed", "1", "-h"),
     "stray": ("org/m", "--enforce-eager", "stray", "--seed", "3", "4"),
 }
 VARIABLES = {
     "VLLM_LOGGING_LEVEL": "INFO",
     "VLLM_NEVER_THERE": SECRET,
+    "VLLM_HOST_IP": "a\0b",
     "VLLM_RINGBUFFER_WARNING_INTERVAL": SECRET,
     "OTHER": "1",
 }
@@ -228,9 +230,11 @@ def test_the_installed_parser_names_what_it_refuses_and_reads_on(installed: Inst
     assert list(parsed(installed, "kv").refused) == ["kv-transfer-config"]
     assert list(parsed(installed, "json").refused) == ["compilation-config"]
     assert parsed(installed, "ambiguous").refused == {"max-num": "its parser stops there"}
+    assert parsed(installed, "help") == line(refused={"": "it prints its help, and serves nothing"})
     assert parsed(installed, "lacking").refused == {"seed": "its parser stops there"}
     assert parsed(installed, "beginning").variables == {
         "VLLM_NEVER_THERE": "it does not read this variable",
+        "VLLM_HOST_IP": "it does not take the value",
         "VLLM_RINGBUFFER_WARNING_INTERVAL": "it does not take the value",
     }
     reasons = [why for line in installed.lines for why in (*line.refused.values(), *line.variables.values())]

@@ -172,6 +172,15 @@ def test_a_rate_that_is_given_holds(recipe: Path, tmp_path: Path, monkeypatch: p
     installed(tmp_path, monkeypatch)
     balance = planned(recipe, "--prefill-rate", "5000")["balance"]
     assert (balance["prefill_rate"], balance["decode_rate"]) == (5000.0, 4000.0)
+    assert balance["rates_from"].startswith("decode: AISimulate's estimate")
+    assert "both rates are given" in refused(recipe, "--prefill-rate", "5000", "--decode-rate", "1").what
+
+
+def test_a_decode_that_no_number_of_prefills_fills_has_a_lower_bound(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, monkeypatch, {"prefill": summary(1, 8), "decode": summary(40000, 4000)})
+    assert planned(recipe)["balance"]["rates_from"].endswith("of decode at least, as 512 prefills do not fill one")
 
 
 @pytest.mark.parametrize(

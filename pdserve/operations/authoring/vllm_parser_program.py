@@ -107,7 +107,9 @@ def _parsed(parser: Any, words: list[str]) -> dict[str, Any]:
             # `ambiguous option: --x=value could match ...`, `argument --xy/-x: expected one argument`
             name = _NAME.search(str(stopped))
             refused[name.group(1) if name else ""] = "its parser stops there"
-        except (ValueError, IndexError, TypeError, AssertionError) as error:
+        except SystemExit:
+            refused[""] = "it prints its help, and serves nothing"
+        except (ValueError, IndexError, TypeError, AssertionError, RecursionError, ArithmeticError) as error:
             refused[""] = f"its parser stops with {type(error).__name__}"
     # What was read before a parser stopped is no whole line.
     flags = {} if values is None else {name_of(action): _kept(action, words, values) for action, words in seen(parser)}
@@ -137,14 +139,14 @@ def _variables(given: dict[str, str]) -> dict[str, str]:
             refused[name] = "it does not read this variable"
             continue
         before = os.environ.get(name)
-        os.environ[name] = value
         try:
+            os.environ[name] = value
             known[name]()
         except (ValueError, TypeError, KeyError):
             refused[name] = "it does not take the value"
         finally:
             if before is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = before
     return refused

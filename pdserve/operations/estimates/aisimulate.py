@@ -52,8 +52,12 @@ def estimated(
         written = predict("decode", prefills)
         rates = _rates(filled, written, hardware)
         if follows(rates, given, prefills) or prefills >= MOST_PREFILLS:
-            return rates.into(given)
+            break
         prefills *= 4
+    if not follows(rates, given, prefills):
+        basis = f"{rates.basis}; of decode at least, as {prefills} prefills do not fill one"
+        rates = rates.model_copy(update={"basis": basis})
+    return rates.into(given)
 
 
 def _check(recipe: Recipe, given: Given) -> None:
@@ -68,6 +72,11 @@ def _check(recipe: Recipe, given: Given) -> None:
             "AISimulate is asked for the balance of prefill and decode, and this recipe has one pool",
             where="mode",
             todo="leave --aisimulate out",
+        )
+    if given.prefill_rate is not None and given.decode_rate is not None:
+        raise RecipeError(
+            "both rates are given, so there is nothing for AISimulate to estimate",
+            todo="leave out --aisimulate, or the rate that it shall estimate",
         )
     if given.prompt_tokens is None or given.output_tokens is None:
         raise RecipeError(
