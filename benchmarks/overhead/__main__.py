@@ -198,7 +198,8 @@ def _bench(system: System, given: argparse.Namespace, concurrency: int, seed: in
         "result-dir": file.parent,
         "result-filename": file.name,
     }
-    argv = [sys.executable, vllm_program.__file__, *(f"--{name}={value}" for name, value in words.items())]
+    program = Path(vllm_program.__file__).read_text()
+    argv = [sys.executable, "-c", program, *(f"--{name}={value}" for name, value in words.items())]
     argv += ["--ignore-eos", "--save-result", "--disable-tqdm"]
     environ = {**os.environ, "OPENAI_API_KEY": system.key}
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)

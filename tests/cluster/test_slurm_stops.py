@@ -113,7 +113,9 @@ def test_a_requeued_job_is_a_new_run_and_the_old_one_is_gone(job: Lab) -> None:
     wait_until("the job waits", lambda: up.job_state() == "PENDING", LIMIT, why=up.printed)
     left = [line for node in job.cluster.nodes for line in up.ours(node)]
     assert left == []
-    wait_until("the job runs again", lambda: runs_now(up), LIMIT, why=up.shown_by_slurm)
+    # The exit code of its first script, when that comes after its second start, is taken for that of the second.
+    job.cluster.wait_idle()
+    wait_until("the job runs again", lambda: runs_now(up), LIMIT, why=lambda: f"{up.shown_by_slurm()}\n{up.printed()}")
     up.expect("serving fake at", times=2)
     assert up.run.run_id != first
     assert up.complete()[0] == 200
