@@ -145,7 +145,9 @@ class _Writer:
         self._nodes(role, engines, ranks)
         for name in list(engines.args):
             if (instead := where_instead(name, role)) is not None:
-                self.note(engines.args.pop(name), f"pdserve sets --{name}: {instead}", "replaced")
+                # What a file of flags sets is not known, and was served.
+                effect = "served" if name == "config" else "replaced"
+                self.note(engines.args.pop(name), f"pdserve sets --{name}: {instead}", effect)
         self.put((role, "args"), engines.args)
         self.put((role, "env"), engines.env)
         for name, at in [*engines.args.items(), *engines.env.items()]:

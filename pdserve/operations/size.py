@@ -37,6 +37,7 @@ def size(
     planned = plan_for(loaded, None, run_dir="RUN_DIR", run_id="RUN_ID", online=online)
     with located(loaded):
         if aisimulate is not None:
+            _sized(planned, given)  # what cannot be computed is an error before another program runs for minutes
             config, path = planned.model_config, os.environ.get("PATH")
             given = estimated(loaded.recipe, planned.plan, config, aisimulate, given, path=path)
         sizing = _sized(planned, given)

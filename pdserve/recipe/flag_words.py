@@ -33,5 +33,5 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, dict | list | bool) or value is None:
-        return json.dumps(value)
+        return json.dumps(value, default=str)  # dates of YAML: the rules of a recipe refuse them later
     return str(value)

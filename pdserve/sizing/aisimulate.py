@@ -8,9 +8,9 @@ two tokens, of decode behind more prefill workers than it can follow.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from pdserve.plan.frozen import Frozen
 from pdserve.recipe import effective
@@ -28,6 +28,14 @@ _AT_ONCE = 256
 _BATCH_TOKENS = 8192
 _ROUNDS = 8
 """Requests for each one at a time: the first and the last ones see a deployment that is not full."""
+_NOT_ASKED = {
+    "kv-cache-dtype",
+    "speculative-config",
+    "quantization",
+    "block-size",
+    "max-num-partial-prefills",
+    "spec-model",
+}
 _SCHEDULER = {"max-num-batched-tokens": "max_batched_tokens", "max-num-seqs": "max_sequences"}
 
 
@@ -51,9 +59,9 @@ class Prediction(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    completed_requests: int
-    input_throughput_tok_s: float | None
-    output_throughput_tok_s: float | None
+    completed_requests: Annotated[int, Field(ge=0)]
+    input_throughput_tok_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    output_throughput_tok_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
     diagnostic: str | None = None
     prediction_provenance: Mapping[str, EstimateBasis] = {}
 
@@ -77,6 +85,12 @@ class Rates(Frozen):
         return given.model_copy(
             update={"rates_from": basis, **{f"{name}_rate": rate for name, rate in estimated.items()}}
         )
+
+
+def not_asked(recipe: Recipe) -> list[str]:
+    """Flags of the recipe that change a rate and are no part of the question."""
+    given = {name for _, role in recipe.roles() for name in effective.args_of(recipe, role)}
+    return sorted(given & _NOT_ASKED)
 
 
 def prediction_config(

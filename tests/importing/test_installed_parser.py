@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,27 @@ def test_without_an_answer_the_list_reads_and_the_recipe_has_the_reason(tmp_path
     assert "# Flags were read by a list of those of vLLM 0.32: no vLLM is installed here.\n" in recipe.text
 
 
+@pytest.mark.parametrize("parser", ["list", "vllm"])
+def test_a_word_stays_what_the_engine_would_get(tmp_path: Path, parser: str) -> None:
+    text = "vllm serve org/m --allowed-origins '[\"https://a\"]' --served-model-name 1.10 --pass '-p4ss word'"
+    flags = {"allowed-origins": ['["https://a"]'], "served-model-name": ["1.10"], "pass": ["-p4ss word"]}
+    recipe, _ = read(tmp_path, text, "none" if parser == "list" else answer(line(flags=flags)))
+    assert args(recipe) == {"allowed-origins": '["https://a"]', "pass": "-p4ss word"}
+    assert recipe.draft.document["model"]["served_name"] == "1.10"
+
+
+def test_a_second_model_and_a_file_of_flags_are_losses(tmp_path: Path) -> None:
+    recipe, _ = read(tmp_path, "vllm serve org/m --model other/x --config flags.yaml", "none")
+    assert [note.at.key for note in recipe.draft.losses()] == ["--model", "--config"]
+
+
+def test_a_date_in_a_mapping_of_flags_is_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "launch.yaml"
+    path.write_text(SCHEMA_1.replace("max-num-seqs: 64", "hf-overrides: {a: 2020-01-01}"))
+    with suppress(RecipeError):
+        import_file(path, ImportChoice(), environ={}, ask=Answers("none"))
+
+
 def test_dynamos_flags_are_not_asked_about(tmp_path: Path) -> None:
     path = tmp_path / "launch.yaml"
     path.write_text(SCHEMA_1.replace("max-num-seqs: 64", "dyn-tool-call-parser: hermes"))
@@ -174,12 +196,16 @@ LINES = {
     "lacking": ("org/m", "--seed"),
     "repeated": ("org/m", "--middleware", "a.b", "--middleware", "c.d", "--seed", "1", "--seed", "2"),
     "help": ("org/m", "--seed", "1", "-h"),
+    "code": ("org/m", "--compilation-config", '{"inductor_passes": {"a": "this.x"}}', "--seed", "3"),
+    "negative": ("org/m", "--pin-code", "-12345", "--seed", "3", "--pass", "-p4ss word"),
+    "list": ("org/m", "--allowed-origins", '["https://a"]', "--served-model-name", "1.10"),
     "stray": ("org/m", "--enforce-eager", "stray", "--seed", "3", "4"),
 }
 VARIABLES = {
     "VLLM_LOGGING_LEVEL": "INFO",
     "VLLM_NEVER_THERE": SECRET,
     "VLLM_HOST_IP": "a\0b",
+    "VLLM_HUMMING_ONLINE_QUANT_CONFIG": "/",
     "VLLM_RINGBUFFER_WARNING_INTERVAL": SECRET,
     "OTHER": "1",
 }
@@ -230,11 +256,12 @@ def test_the_installed_parser_names_what_it_refuses_and_reads_on(installed: Inst
     assert list(parsed(installed, "kv").refused) == ["kv-transfer-config"]
     assert list(parsed(installed, "json").refused) == ["compilation-config"]
     assert parsed(installed, "ambiguous").refused == {"max-num": "its parser stops there"}
+    assert set(parsed(installed, "negative").refused) == {"pin-code", "pass"}
+    assert parsed(installed, "list").flags == {"allowed-origins": ['["https://a"]'], "served-model-name": ["1.10"]}
     assert parsed(installed, "help") == line(refused={"": "it prints its help, and serves nothing"})
     assert parsed(installed, "lacking").refused == {"seed": "its parser stops there"}
     assert parsed(installed, "beginning").variables == {
         "VLLM_NEVER_THERE": "it does not read this variable",
-        "VLLM_HOST_IP": "it does not take the value",
         "VLLM_RINGBUFFER_WARNING_INTERVAL": "it does not take the value",
     }
     reasons = [why for line in installed.lines for why in (*line.refused.values(), *line.variables.values())]
@@ -243,7 +270,10 @@ def test_the_installed_parser_names_what_it_refuses_and_reads_on(installed: Inst
 
 @pytest.mark.process
 def test_no_file_is_opened_for_a_line(installed: InstalledParser) -> None:
-    assert parsed(installed, "config") == line()
+    why = "its parser would read that file, so this line was not given to it"
+    assert parsed(installed, "config") == line(refused={"config": why})
+    assert parsed(installed, "code").flags["seed"] == ["3"]
+    assert "this" not in parsed(installed, "code").refused
 
 
 def test_the_verb_asks_the_installed_vllm_unless_the_list_is_wanted(

@@ -168,6 +168,23 @@ def test_experts_are_spread_as_the_recipe_has_them(
     assert workers["decode"]["parallelism"]["moe_expert"] == 4
 
 
+def test_what_it_is_not_asked_about_is_a_part_of_the_basis(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, monkeypatch)
+    assert planned(recipe, "--set", "engine.args.kv-cache-dtype=fp8")["balance"]["rates_from"].endswith(
+        "not measured; without kv-cache-dtype"
+    )
+
+
+def test_lengths_that_do_not_fit_are_refused_before_it_is_asked(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, monkeypatch)
+    assert "do not fit in max-model-len 1000" in refused(recipe, "--set", "engine.args.max-model-len=1000").what
+    assert not (tmp_path / "asked").exists()
+
+
 def test_a_rate_that_is_given_holds(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch)
     balance = planned(recipe, "--prefill-rate", "5000")["balance"]
@@ -216,7 +233,16 @@ def test_its_own_words_are_the_evidence_where_it_knows_something_not(
     assert json.loads(error.evidence[0])["engine"]["hardware"] == "h200_sxm"
 
 
-@pytest.mark.parametrize("answer", ["", "no json", '{"completed_requests": 3}'])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "no json",
+        '{"completed_requests": 3}',
+        '{"completed_requests": 1, "input_throughput_tok_s": 1e999, "output_throughput_tok_s": 5}',
+        '{"completed_requests": 1, "input_throughput_tok_s": 1, "output_throughput_tok_s": -5}',
+    ],
+)
 def test_an_answer_of_another_version_is_not_guessed_at(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:

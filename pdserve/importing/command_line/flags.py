@@ -18,7 +18,19 @@ from pdserve.importing.command_line.flag_names import LISTED, FlagNames
 from pdserve.importing.launch import Sourced
 from pdserve.recipe.load import yaml12
 
-_WORD = re.compile(r"--?[A-Za-z]")
+_WORD = re.compile(r"--?[A-Za-z][^\s=]*(=|$)")
+_TEXTS = (
+    "served-model-name",
+    "model",
+    "revision",
+    "tokenizer",
+    "tokenizer-revision",
+    "code-revision",
+    "response-role",
+    "download-dir",
+    "chat-template",
+)
+"""Flags whose value is a name, also where it looks like a number: `1.10`."""
 _LEVEL = re.compile(r"-O[0-3]")
 
 
@@ -45,15 +57,15 @@ def flag(name: str, value: Any, names: FlagNames = LISTED) -> ImportedFlag:
         return ImportedFlag(first, value, name.partition(".")[0])
     if value is True and (off := names.switched_off(first)) is not None:
         return ImportedFlag(off, False)
-    return ImportedFlag(first, typed(value))
+    return ImportedFlag(first, value if first in _TEXTS else typed(value))
 
 
 def typed(value: Any) -> Any:
-    """A text as what it says: a JSON object or list, a number, or the text. `True` stays a text: a flag of vLLM that is
-    a switch takes no value."""
+    """A text as what it says: a JSON object, a number, or the text. A JSON list is one word for vLLM, and a list of a
+    recipe is several: it stays a text. So does `True`: a flag of vLLM that is a switch takes no value."""
     if not isinstance(value, str):
         return value
-    if value.lstrip()[:1] in ("{", "["):
+    if value.lstrip().startswith("{"):
         return _json(value)
     try:
         scalar = yaml12.scalar(value)
@@ -97,7 +109,9 @@ def from_argv(words: Sequence[str], names: FlagNames = LISTED) -> Iterator[tuple
         while takes_values and index < len(words) and not _WORD.match(words[index]):
             values.append(words[index])
             index += 1
-        value: Any = True if not values else values[0] if len(values) == 1 else [typed(item) for item in values]
+        value: Any = True if not values else values[0]
+        if len(values) > 1:
+            value = values if names.named(name) in _TEXTS else [typed(item) for item in values]
         yield start, flag(name, value, names)
 
 

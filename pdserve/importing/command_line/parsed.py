@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pdserve.importing.command_line.flags import typed
+from pdserve.importing.command_line.flags import flag, typed
 from pdserve.importing.command_line.installed_parser import LineReader, ParsedLine
 from pdserve.importing.launch import CommandLine, Launch, Sourced
 from pdserve.recipe.flag_words import flag_words
@@ -53,19 +53,19 @@ def _corrected(
             if ours is not None and name in parsed.refused:
                 corrected[name] = ours
             continue
-        value = _value(parsed.flags[name])
+        value = _value(name, parsed.flags[name])
         if ours is None:
             ours = Sourced(None, f"--{name}", at.line)
         if name in parsed.repeated:
             launch.note(ours, "given several times, which args of a recipe cannot: it has the last one", "served")
             value = typed(list(parsed.flags[name])[-1])  # type: ignore[arg-type]
-        elif isinstance(ours.value, list) and not isinstance(value, list):
+        elif isinstance(ours.value, list) and len(ours.value) > 1 and not isinstance(value, list):
             launch.note(ours, f"vLLM {version} takes one value; the other words belong to no flag", "served")
         corrected[name] = ours.of(value)
     return corrected
 
 
-def _value(words: bool | Sequence[str]) -> object:
+def _value(name: str, words: bool | Sequence[str]) -> object:
     if isinstance(words, bool):
         return words
-    return typed(words[0]) if len(words) == 1 else [typed(word) for word in words]
+    return flag(f"--{name}", words[0]).value if len(words) == 1 else [typed(word) for word in words]

@@ -304,6 +304,8 @@ def _add(result: Launch, server: Server, lines: LineReader) -> None:
         why = "its value is not known" if instead is None else f"pdserve sets this variable: {instead}"
         result.note(server.env[name], why, "served" if instead is None else "replaced")
     engines.env = environment.carried(env, result, role)
+    if model is not None and given is not None:
+        result.note(given, f"the line names a model in front too (line {model.line}), which is taken", "served")
     _model(result, model or given, server)
     result.roles[role] = engines
     for name in sorted(server.conditions):

@@ -1,8 +1,10 @@
 """Run by an interpreter that has vLLM: command lines of engines, as JSON on stdin -> what vLLM's own parser makes of
 them, as one line of JSON on stdout (InstalledParser).
 
-Imports nothing of pdserve, because its source is given to `PYTHON -c`. Nothing of the command lines is run or opened:
-a line with `--config`, for which the parser would read a file, is not parsed. Values are never part of a reason.
+Imports nothing of pdserve, because its source is given to `PYTHON -c`. Nothing of the lines is run or opened: a line
+with `--config`, for which the parser would read a file, is not parsed; of configurations that are objects only those in
+_CONFIGS are built (CompilationConfig imports modules that it names); variables that may name a file are not read. Values
+are never part of a reason.
 """
 
 from __future__ import annotations
@@ -26,6 +28,23 @@ _LINES = (
 )
 _UNKNOWN = "it has no such flag"
 _CONFIG = "--config"
+_CONFIGS = ("kv_transfer_config", "kv_events_config", "attention_config")
+_FILES = ("_CONFIG", "_PATH", "_FILE", "_DIR", "_ROOT", "_MODULE", "_PLUGINS")
+_PLAIN = re.compile(r"[\w.,:+-]{0,100}")
+_FLAG = re.compile(r"--?([A-Za-z][\w-]*)(?:[.=].*)?", re.DOTALL)
+_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+"""Whatever vLLM's code makes of a word: one line must not cost the others their answers."""
 _NAME = re.compile(r"(?<![\w-])--?([A-Za-z][\w-]*)")
 
 
@@ -63,9 +82,13 @@ def _recording(parser_class: Any) -> Any:
                 # What an extending one has collected is a list of words behind one flag.
                 if before and not extends:
                     self.repeated.add(name_of(action))
+            builds = getattr(action.type, "__name__", "") == "parse_dataclass" and action.dest not in _CONFIGS
             try:
+                if builds:
+                    json.loads(arg_strings[0])
+                    return action.default
                 return super()._get_values(action, arg_strings)
-            except argparse.ArgumentError:
+            except (argparse.ArgumentError, json.JSONDecodeError):
                 if not action.option_strings:
                     raise
                 choices = f"; it takes {', '.join(map(str, action.choices))}" if action.choices else ""
@@ -76,9 +99,8 @@ def _recording(parser_class: Any) -> Any:
         def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
             known, extra = super().parse_known_args(args, namespace)
             for word in extra:
-                if word.startswith("-"):
-                    name = word.partition("=")[0].partition(".")[0].lstrip("-")
-                    self.refused.setdefault(name, _UNKNOWN)
+                if match := _FLAG.fullmatch(word):
+                    self.refused.setdefault(match.group(1), _UNKNOWN)
             return known, []
 
         def error(self, message: str) -> Any:
@@ -100,7 +122,9 @@ def _parsed(parser: Any, words: list[str]) -> dict[str, Any]:
     parser.clear()
     refused: dict[str, str] = {}
     values: argparse.Namespace | None = None
-    if _CONFIG not in words:
+    if _CONFIG in words:
+        refused["config"] = "its parser would read that file, so this line was not given to it"
+    else:
         try:
             values = parser.parse_args(words)
         except _StoppedError as stopped:
@@ -109,7 +133,7 @@ def _parsed(parser: Any, words: list[str]) -> dict[str, Any]:
             refused[name.group(1) if name else ""] = "its parser stops there"
         except SystemExit:
             refused[""] = "it prints its help, and serves nothing"
-        except (ValueError, IndexError, TypeError, AssertionError, RecursionError, ArithmeticError) as error:
+        except _ERRORS as error:
             refused[""] = f"its parser stops with {type(error).__name__}"
     # What was read before a parser stopped is no whole line.
     flags = {} if values is None else {name_of(action): _kept(action, words, values) for action, words in seen(parser)}
@@ -138,11 +162,13 @@ def _variables(given: dict[str, str]) -> dict[str, str]:
         if name not in known:
             refused[name] = "it does not read this variable"
             continue
+        if name.endswith(_FILES) or not _PLAIN.fullmatch(value):
+            continue
         before = os.environ.get(name)
         try:
             os.environ[name] = value
             known[name]()
-        except (ValueError, TypeError, KeyError):
+        except _ERRORS:
             refused[name] = "it does not take the value"
         finally:
             if before is None:

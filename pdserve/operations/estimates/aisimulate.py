@@ -19,8 +19,9 @@ from pydantic import ValidationError
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.plan.engines.experts import has_experts
 from pdserve.plan.model import Plan
+from pdserve.recipe import effective
 from pdserve.recipe.model import Recipe
-from pdserve.sizing.aisimulate import MOST_PREFILLS, Phase, Prediction, Rates, follows, prediction_config
+from pdserve.sizing.aisimulate import MOST_PREFILLS, Phase, Prediction, Rates, follows, not_asked, prediction_config
 from pdserve.sizing.given import Given
 from pdserve.system.process import output_of
 
@@ -54,6 +55,8 @@ def estimated(
         if follows(rates, given, prefills) or prefills >= MOST_PREFILLS:
             break
         prefills *= 4
+    if left_out := not_asked(recipe):
+        rates = rates.model_copy(update={"basis": f"{rates.basis}; without {', '.join(left_out)}"})
     if not follows(rates, given, prefills):
         basis = f"{rates.basis}; of decode at least, as {prefills} prefills do not fill one"
         rates = rates.model_copy(update={"basis": basis})
@@ -83,13 +86,21 @@ def _check(recipe: Recipe, given: Given) -> None:
             "AISimulate estimates rates for a length of prompts and of answers",
             todo="add --prompt-tokens and --output-tokens",
         )
+    for _, role in recipe.roles():
+        longest = effective.args_of(recipe, role).get("max-model-len")
+        if isinstance(longest, int) and given.prompt_tokens + given.output_tokens > longest:
+            raise RecipeError(
+                f"a prompt of {given.prompt_tokens} tokens and an answer of {given.output_tokens} do not fit in "
+                f"max-model-len {longest}",
+                todo="shorter --prompt-tokens and --output-tokens, or a larger max-model-len",
+            )
 
 
 def _find(path: str | None) -> str:
     beside = str(Path(sys.executable).with_name(PROGRAM))
     if (program := shutil.which(PROGRAM, path=path) or shutil.which(beside)) is None:
         raise PreflightError(f"there is no program {PROGRAM}", cause="it is not installed, or not on PATH", todo=_FIX)
-    return program
+    return str(Path(program).absolute())
 
 
 def _predict(program: str, asked: Mapping[str, object], phase: Phase) -> Prediction:
