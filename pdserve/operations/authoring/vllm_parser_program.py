@@ -2,9 +2,9 @@
 them, as one line of JSON on stdout (InstalledParser).
 
 Imports nothing of pdserve, because its source is given to `PYTHON -c`. Nothing of the lines is run or opened: a line
-with `--config`, for which the parser would read a file, is not parsed; of configurations that are objects only those in
-_CONFIGS are built (CompilationConfig imports modules that it names); variables that may name a file are not read. Values
-are never part of a reason.
+with `--config`, for which the parser would read a file, is not parsed; of configurations that are objects only those
+in _CONFIGS are built (CompilationConfig imports modules that it names); variables that may name a file are not read.
+Values are never part of a reason.
 """
 
 from __future__ import annotations
