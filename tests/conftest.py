@@ -6,9 +6,11 @@ tests/README.md has the rules that tests keep so that they can run in any order,
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -98,11 +100,12 @@ def _nothing_is_left(request: pytest.FixtureRequest, made_before: None) -> Itera
 
 def _without_ending(left: set[int]) -> set[int]:
     """One that was killed has no memory, thus no command, before it has ended; on a busy machine that takes a while."""
-    deadline = time.monotonic() + _ENDING_SECONDS
-    while not all(procfs.command(pid) for pid in left) and time.monotonic() < deadline:
-        time.sleep(0.05)
-        left = left & _descendants()
-    return left
+    for pid in (pid for pid in left if not procfs.command(pid)):
+        with suppress(ProcessLookupError):
+            end = os.pidfd_open(pid)
+            select.select([end], [], [], _ENDING_SECONDS)
+            os.close(end)
+    return left & _descendants() if left else left
 
 
 def _descendants() -> set[int]:

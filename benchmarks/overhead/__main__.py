@@ -147,11 +147,9 @@ def _until_served(system: System) -> None:
             )
             if answer.status_code == 200:
                 return
-        except httpx.HTTPError as error:
-            answer = None
-            why = str(error)
-        else:
             why = answer.text
+        except httpx.HTTPError as error:
+            why = str(error)
         if time.monotonic() > deadline:
             raise SystemExit(f"{system.name} does not serve: {why}")
         time.sleep(0.5)

@@ -9,7 +9,7 @@ from pdserve.errors import RecipeError
 from pdserve.importing import vllm_recipe
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.collection import Collection, is_recipe
-from pdserve.importing.command_line.installed_parser import LineReader
+from pdserve.importing.command_line.installed_parser import BY_LIST, LineReader
 from pdserve.importing.launch import Draft, Launch, Note, Sourced
 from pdserve.importing.named_versions import named_versions
 from pdserve.importing.recipe_draft import draft
@@ -24,16 +24,12 @@ TAXONOMY, STRATEGIES, STORES = "taxonomy.yaml", "strategies", "kv_store"
 """Of vLLM's collection of recipes."""
 
 
-LISTED = LineReader()
-"""Command lines are read by the flags of pdserve's list."""
-
-
 def imported(
     text: str,
     file: str,
     choice: ImportChoice,
     beside: Mapping[str, str] | None = None,
-    lines: LineReader = LISTED,
+    lines: LineReader = BY_LIST,
 ) -> Draft:
     """The recipe that `text` describes. `beside`: the other files of a collection of recipes, by their paths in it.
     Raises RecipeError for what cannot become a recipe."""
@@ -98,7 +94,7 @@ def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | No
     return first
 
 
-def imported_sweep(text: str, file: str, lines: LineReader = LISTED) -> SweepDraft | None:
+def imported_sweep(text: str, file: str, lines: LineReader = BY_LIST) -> SweepDraft | None:
     """All deployments of `text` as a recipe and a sweep over it; None: it is no recipe of srt-slurm with several. A
     variant that cannot become a recipe is a note. Raises RecipeError where none can."""
     if not file.endswith((".yaml", ".yml")):

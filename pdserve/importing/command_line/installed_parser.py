@@ -60,3 +60,7 @@ class LineReader:
     def of(cls, parser: InstalledParser, asked: Sequence[CommandLine]) -> LineReader:
         """`asked`: the lines to which `parser` has the answers."""
         return cls(parser.flag_names(), parser.version, dict(zip(asked, parser.lines, strict=True)))
+
+
+BY_LIST = LineReader()
+"""Where no vLLM was asked."""

@@ -53,15 +53,15 @@ def _corrected(
             if ours is not None and name in parsed.refused:
                 corrected[name] = ours
             continue
-        value = _value(name, parsed.flags[name])
+        words = parsed.flags[name]
         if ours is None:
             ours = Sourced(None, f"--{name}", at.line)
         if name in parsed.repeated:
             launch.note(ours, "given several times, which args of a recipe cannot: it has the last one", "served")
-            value = typed(list(parsed.flags[name])[-1])  # type: ignore[arg-type]
-        elif isinstance(ours.value, list) and len(ours.value) > 1 and not isinstance(value, list):
+            words = words if isinstance(words, bool) else words[-1:]
+        elif isinstance(ours.value, list) and len(ours.value) > 1 and (isinstance(words, bool) or len(words) == 1):
             launch.note(ours, f"vLLM {version} takes one value; the other words belong to no flag", "served")
-        corrected[name] = ours.of(value)
+        corrected[name] = ours.of(_value(name, words))
     return corrected
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from pdserve.importing.command_line.installed_parser import InstalledParser, LineReader
+from pdserve.importing.command_line.installed_parser import BY_LIST, InstalledParser, LineReader
 from pdserve.importing.launch import CommandLine
 from pdserve.installed import distributions
 from pdserve.operations.authoring import vllm_parser_program
@@ -59,8 +59,7 @@ def read_with(
     """What `read` gives with the answers to its own command lines, and who read the flags, for people.
 
     Its first reading is by the list. Where other names make other lines of it, these are asked about too."""
-    listed = LineReader()
-    result = read(listed)
+    result = read(BY_LIST)
     asked: list[CommandLine] = []
     version = ""
     for _ in range(_TIMES):
@@ -69,7 +68,7 @@ def read_with(
             break
         answer = ask(lines)
         if isinstance(answer, str):
-            return (result, _by_list(answer)) if not asked else (read(listed), _by_list(answer))
+            return read(BY_LIST), _by_list(answer)
         asked, result = lines, read(LineReader.of(answer, lines))
         version = answer.version
     return result, f"Flags were read by the parser of vLLM {version}." if asked else _by_list("no engine has any")

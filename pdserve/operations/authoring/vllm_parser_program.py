@@ -114,10 +114,6 @@ def name_of(action: argparse.Action) -> str:
     return next((text for text in action.option_strings if text.startswith("--")), action.option_strings[0]).lstrip("-")
 
 
-def _is_switch(action: argparse.Action) -> bool:
-    return action.nargs == 0
-
-
 def _parsed(parser: Any, words: list[str]) -> dict[str, Any]:
     parser.clear()
     refused: dict[str, str] = {}
@@ -136,14 +132,9 @@ def _parsed(parser: Any, words: list[str]) -> dict[str, Any]:
         except _ERRORS as error:
             refused[""] = f"its parser stops with {type(error).__name__}"
     # What was read before a parser stopped is no whole line.
-    flags = {} if values is None else {name_of(action): _kept(action, words, values) for action, words in seen(parser)}
+    flags = {} if values is None else {name_of(key): _kept(key, kept, values) for key, kept in parser.seen.items()}
     repeated = sorted(parser.repeated & flags.keys())
     return {"flags": flags, "refused": {**parser.refused, **refused}, "repeated": repeated, "variables": {}}
-
-
-def seen(parser: Any) -> list[tuple[argparse.Action, list[str]]]:
-    """The flags of the last line."""
-    return list(parser.seen.items())
 
 
 def _kept(action: argparse.Action, words: list[str], values: argparse.Namespace) -> Any:
@@ -202,7 +193,7 @@ def _answer(asked: list[dict[str, Any]]) -> dict[str, Any]:
         "version": importlib.import_module("vllm").__version__,
         "names": sorted(names),
         "short": short,
-        "switches": sorted(name_of(action) for action in options if _is_switch(action)),
+        "switches": sorted(name_of(action) for action in options if action.nargs == 0),
         "lines": lines,
     }
 
