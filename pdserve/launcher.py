@@ -96,7 +96,7 @@ class Launcher:
         after everything is torn down."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(signum, self._asked_to_stop)
+            loop.add_signal_handler(signum, self._asked_to_stop, signum)
         background = [
             asyncio.create_task(self._take_requests()),
             asyncio.create_task(keep_bounded(self._run_dir.logs, lambda: self._fleet.plan.logs)),
@@ -135,14 +135,12 @@ class Launcher:
             events, _ = self._run_dir.read_events()
             self._run_dir.write(self._run_dir.failure, report(error, self._state.name, self._state, events))
 
-    def _asked_to_stop(self) -> None:
-        """Signal handler: leaves a mark, the loop acts. A second signal shortens every grace to nothing."""
-        if self._stop_asked.is_set():
+    def _asked_to_stop(self, by: signal.Signals | None = None) -> None:
+        """Signal handler (`by` None: `down`): leaves a mark, the loop acts. A second Ctrl-C ends the grace of what is
+        stopping, a second TERM does not: scancel sends one to the launcher, and the batch script passes its own on."""
+        if self._stop_asked.is_set() and by is signal.SIGINT:
             self._client.hurry()
-            for name, state in self._state.processes.items():
-                if state.phase == "draining":
-                    task = asyncio.ensure_future(self._fleet.stop(name, grace=0.0))
-                    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._fleet.hurry()
         self._stop_asked.set()
 
     # Start ---------------------------------------------------------------------------------------------------------

@@ -147,6 +147,13 @@ class Fleet:
         for _, stage in groupby(ordered, key=lambda process: process.stop_stage):
             await asyncio.gather(*(self.stop(process.name) for process in stage))
 
+    def hurry(self) -> None:
+        """Ends the grace of all that is stopping now."""
+        for name, state in self.state.processes.items():
+            if state.phase == "draining":
+                task = asyncio.ensure_future(self.stop(name, grace=0.0))
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
     def route(self, worker: str, routing: Routing) -> None:
         """Tells the proxy, at once, what it may send to a worker."""
         if worker not in self._routing or self._routing[worker] == routing:

@@ -140,15 +140,15 @@ def _interruptions() -> list[signal.Signals]:
 
 
 def end_launcher(launcher: Child) -> None:
-    """Passes a Ctrl-C or TERM on to a detached launcher and returns once it has ended. Each further one arrives there
-    too, where it shortens every grace."""
+    """Asks a detached launcher to stop and returns once it has ended. What comes meanwhile is passed on: a Ctrl-C
+    ends the grace of what is stopping."""
 
-    def pass_on(*_: object) -> None:
-        send(launcher.identity, signal.SIGTERM)
+    def pass_on(signum: int, _: object = None) -> None:
+        send(launcher.identity, signal.Signals(signum))
 
     for signum in _interruptions():
         signal.signal(signum, pass_on)
-    pass_on()
+    pass_on(signal.SIGTERM)
     asyncio.run(launcher.wait())
 
 

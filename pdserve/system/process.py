@@ -97,8 +97,10 @@ class Child:
         if self._reaped is None:
             roots.add(self.pid)
         else:
-            session = procfs.identities(procfs.in_session(self.pid))
-            roots.update(member.pid for member in session if member.start_ticks < self._reaped)
+            # A later session may have its number. One that began in the tick of the root's end can be of either.
+            for member in procfs.identities(procfs.in_session(self.pid)):
+                if member.start_ticks < self._reaped or self._is_ours(member.pid):
+                    roots.add(member.pid)
         return procfs.family(roots, within=os.getpid(), ours=self._is_ours)
 
     def _is_ours(self, pid: int) -> bool:

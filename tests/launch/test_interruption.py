@@ -1,15 +1,18 @@
-"""Ctrl-C at moments when no launcher runs yet or any more: no traceback, and nothing is left."""
+"""Ctrl-C when no launcher runs yet or any more: no traceback, nothing left. And a second signal while one stops."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.launch.deployment import LINE_SECONDS, REPOSITORY, recipe
+from tests.launch.deployment import LINE_SECONDS, REPOSITORY, Command, Deployment, pdserve, recipe, up
 from tests.launch.test_keys import keys, struck
 
 pytestmark = pytest.mark.process
@@ -78,3 +81,65 @@ def test_an_up_that_has_started_nothing_leaves_no_folder(
     assert struck(function, "SIGINT", recipe(tmp_path), late=late) == 130
     assert list(pdserve_home.glob("*/*")) == []
     assert keys() == []
+
+
+def hold(deployment: Deployment, point: str) -> None:
+    """Where the decode engine waits from now on."""
+    url = f"http://127.0.0.1:{deployment.run.read_plan().process('decode-0').ports['http']}/fake/script"
+    assert httpx.post(url, json={"hold": point}, trust_env=False, timeout=LINE_SECONDS).status_code == 200
+
+
+@contextmanager
+def draining(folder: Path, home: Path, signum: signal.Signals) -> Iterator[tuple[Deployment, Iterator[str]]]:
+    """A deployment that got this signal while a stream has one token and waits for the next; and that stream."""
+    with up(recipe(folder, proxy__drain_seconds=LINE_SECONDS), home) as deployment:
+        deployment.command.expect("serving fake at")
+        hold(deployment, "token")
+        body = {"model": "fake", "prompt": "one two three", "max_tokens": 3, "stream": True}
+        url = f"{deployment.state().endpoint}/v1/completions"
+        client = httpx.Client(trust_env=False, timeout=LINE_SECONDS)
+        with client, client.stream("POST", url, json=body) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            assert next(lines).startswith("data: {")
+            deployment.command.popen.send_signal(signum)
+            deployment.wait_for("stop", name="proxy")
+            yield deployment, lines
+
+
+def forced(deployment: Deployment) -> list[str]:
+    return [event["name"] for event in deployment.events("stopped") if event["forced"]]
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_term_cuts_no_stream(tmp_path: Path, pdserve_home: Path, first: signal.Signals) -> None:
+    with draining(tmp_path, pdserve_home, first) as (deployment, lines):
+        deployment.command.popen.send_signal(signal.SIGTERM)
+        assert pdserve("restart", "decode-0")[0] == 8  # the answer of a launcher that has had the signal
+        hold(deployment, "")
+        assert list(lines)[-1] == "data: [DONE]"
+        deployment.command.finish()
+    assert forced(deployment) == []
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_ctrl_c_while_it_stops_waits_for_no_stream(tmp_path: Path, pdserve_home: Path, first: signal.Signals) -> None:
+    with draining(tmp_path, pdserve_home, first) as (deployment, lines):
+        deployment.command.interrupt()
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(lines)
+        deployment.command.finish()
+    assert forced(deployment) == ["proxy"]
+
+
+def test_a_second_ctrl_c_reaches_the_launcher_of_a_detached_start(tmp_path: Path, pdserve_home: Path) -> None:
+    stubborn = {"FAKE_NEVER_READY": "1", "FAKE_IGNORE_TERM": "1"}
+    file = recipe(tmp_path, decode__env=stubborn, timeouts__stop_seconds=10 * LINE_SECONDS)
+    command = Command("up", file, "--detach")
+    command.expect("decode-0     starting")
+    deployment = Deployment(command, pdserve_home)
+    deployment.wait_for("started", name="decode-0")
+    command.interrupt()
+    deployment.wait_for("stop", name="decode-0")
+    command.interrupt()
+    assert command.finish() == 130, command.output
+    assert forced(deployment) == ["decode-0"]

@@ -19,6 +19,22 @@ from pdserve.system.procfs import ProcessId
 
 pytestmark = pytest.mark.process
 
+LEAVES_ONE_AT_ONCE = """
+import asyncio, sys
+from pathlib import Path
+from pdserve.system.process import spawn
+
+async def lives() -> None:
+    for _ in range(10):
+        argv = ["sh", "-c", "sleep 600 &"]
+        child = spawn(argv, env={}, log=Path(sys.argv[1]), marker="test/child", control_stdin=False)
+        await child.wait()
+        print(len(child.family()))
+        await child.stop(grace=5)
+
+asyncio.run(lives())
+"""
+"""The root ends in the tick in which its member has begun, nearly every time, and their owner adopts none."""
 READY = "import time; print('up', flush=True); time.sleep(600)"
 IGNORES_TERM = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -320,6 +336,11 @@ def test_once_it_was_waited_for_its_number_is_a_strangers_and_who_was_in_its_ses
             stranger.wait()
 
     asyncio.run(scenario())
+
+
+def test_a_member_that_is_as_young_as_the_end_of_its_root_is_family(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", LEAVES_ONE_AT_ONCE, str(tmp_path / "child.log")]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split() == ["1"] * 10
 
 
 def test_one_that_cannot_be_killed_does_not_hold_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
