@@ -85,6 +85,7 @@ _ALL = (
             "VLLM_CPU_KVCACHE_SPACE": (1, "GiB of KV, whole numbers only; vLLM's own choice is sized for a big host"),
             "VLLM_CPU_OMP_THREADS_BIND": ("nobind", "by default every engine binds to the same cores"),
             "OMP_NUM_THREADS": (1, "two engines share this machine"),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": (0, "an engine with one rank needs no process for it: a faster start"),
         },
     ),
 )

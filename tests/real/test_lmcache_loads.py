@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from pdserve.plan.model import HttpProbe
+from pdserve.plan.process import HttpProbe
 from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
 from tests.real import kv_faults
 

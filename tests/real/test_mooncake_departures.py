@@ -353,14 +353,14 @@ def test_false_parameters_cost_no_other_request_anything(tiny: Deployment) -> No
 
 def test_decode_notices_that_its_prefill_was_killed(tiny: Deployment) -> None:
     """The only prefill is gone then, and the next test gets another deployment."""
-    worker = member(tiny, "prefill-0", "VLLM::Worker")
+    core = member(tiny, "prefill-0", "VLLM::EngineCor")
 
     async def killed() -> tuple[float, float | None]:
         async with of(tiny) as engines:
             waiting = asyncio.ensure_future(engines.decode("killed", engines.prompt(900)))
             assert await engines.until("decode-0", WAITING, 1, 10) is not None
             began = time.monotonic()
-            tiny.fault("prefill-0", worker, signal.SIGKILL)
+            tiny.fault("prefill-0", core, signal.SIGKILL)
             await asyncio.wait({waiting})
             took = time.monotonic() - began
             return took, await engines.until("decode-0", USED, 0, 5)

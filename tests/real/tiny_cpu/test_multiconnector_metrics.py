@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdserve.plan.model import HttpProbe
+from pdserve.plan.process import HttpProbe
 from tests.launch.deployment import Deployment, pdserve, read_json
 
 pytestmark = pytest.mark.real
