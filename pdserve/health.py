@@ -14,17 +14,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pdserve.plan.model import HttpProbe, LmcacheProbe
+from pdserve.plan.process import HttpProbe, LmcacheProbe
 from pdserve.reach.proxy_tls import unverified
 from pdserve.system import procfs
 
 if TYPE_CHECKING:
-    import httpx
+    import httpcore
 
 DeathT = TypeVar("DeathT")
 
 PROBE_SECONDS = 3.0
 """One try: an HTTP server that accepts but does not answer must not hold a wait for longer."""
+_TIMEOUTS = dict.fromkeys(("connect", "read", "write", "pool"), PROBE_SECONDS)
 INTERVAL_SECONDS = 0.1
 _PROVEN_AGAIN = 15
 """Checks after which a connection that lasts is no proof any more: its server may have stopped listening."""
@@ -89,7 +90,7 @@ class Prober:
 
     def __init__(self, family: Callable[[], set[int]]) -> None:
         self._family = family
-        self._client: httpx.AsyncClient | None = None
+        self._connections: httpcore.AsyncConnectionPool | None = None
         self._proven: object = None
         """Our end of a connection whose other end is ours."""
         self._checks = 0
@@ -122,17 +123,17 @@ class Prober:
         return None
 
     async def _http(self, host: str, port: int, path: str, contains: str | None, scheme: str = "http") -> ProbeAnswer:
-        import httpx
+        import httpcore
 
-        if self._client is None:
-            # trust_env off: a proxy variable of the site must not stand between us and loopback.
-            self._client = httpx.AsyncClient(timeout=PROBE_SECONDS, trust_env=False, verify=unverified())
+        if self._connections is None:
+            self._connections = httpcore.AsyncConnectionPool(ssl_context=unverified())
+        url, limits = f"{scheme}://{host}:{port}{path}", {"timeout": _TIMEOUTS}
         try:
-            async with self._client.stream("GET", f"{scheme}://{host}:{port}{path}") as response:
+            async with self._connections.stream("GET", url, extensions=limits) as response:
                 # Asked before the body's end, after which the connection may be closed.
                 connection = response.extensions["network_stream"].get_extra_info("client_addr")
-                await response.aread()
-        except (httpx.HTTPError, OSError) as error:
+                text = (await response.aread()).decode(errors="replace")
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
             self._proven = None
             return ProbeAnswer(False, f"GET {path}: {type(error).__name__}")
         # As long as a connection lives, the process at its other end is the one that was proven ours.
@@ -140,16 +141,16 @@ class Prober:
             if (stranger := self._stranger(port)) is not None:
                 return ProbeAnswer(False, stranger)
             self._proven = connection
-        if response.status_code != 200:
-            return ProbeAnswer(False, f"GET {path}: {response.status_code} {response.text[:200]}")
-        if contains is not None and contains not in response.text:
+        if response.status != 200:
+            return ProbeAnswer(False, f"GET {path}: {response.status} {text[:200]}")
+        if contains is not None and contains not in text:
             return ProbeAnswer(False, f"GET {path}: another instance answers on port {port}")
         return ProbeAnswer(True, f"GET {path}: 200")
 
     async def close(self) -> None:
         """Closes the connections."""
-        if self._client is not None:
-            await self._client.aclose()
+        if self._connections is not None:
+            await self._connections.aclose()
 
 
 async def _refused(host: str, port: int) -> bool:

@@ -26,8 +26,10 @@ from pdserve.launch.proxy_restart import roll
 from pdserve.launch.recovery import Recovery
 from pdserve.launch.start_account import shares
 from pdserve.launch.start_proofs import StartProofs
-from pdserve.plan.model import Node, Plan, Process
+from pdserve.plan.model import Plan
 from pdserve.plan.nodes.agent_line import has_lease
+from pdserve.plan.nodes.node import Node
+from pdserve.plan.process import Process
 from pdserve.preflight import ENGINE_KEY
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event, Gone, Health, Shutdown

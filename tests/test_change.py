@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import StateError
-from pdserve.plan.model import Node, Plan
+from pdserve.plan.model import Plan
+from pdserve.plan.nodes.node import Node
 from pdserve.run.change import recorded_change
 from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Apply, request_text

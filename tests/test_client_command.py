@@ -10,7 +10,8 @@ import pytest
 
 from pdserve.errors import CommandError, PreflightError
 from pdserve.operations.client_command import ClientCommand
-from pdserve.plan.model import Node, Plan
+from pdserve.plan.model import Plan
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.reach import Ssh
 from tests.plan import kit
 

@@ -15,7 +15,8 @@ from pdserve.errors import PreflightError
 from pdserve.installed import distributions
 from pdserve.installed.versions import PACKAGES
 from pdserve.pd.config.proxy import ProxyConfig
-from pdserve.plan.model import Env, LmcacheServer, Plan, Process, Versions
+from pdserve.plan.model import LmcacheServer, Plan, Versions
+from pdserve.plan.process import Env, Process
 from pdserve.preflight import engine_packages
 from pdserve.preflight.engine_packages import check_installed, read_versions
 from pdserve.recipe.model import Recipe, Timeouts, Verify

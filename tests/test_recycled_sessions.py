@@ -22,7 +22,7 @@ import pytest
 from pdserve.errors import StateError
 from pdserve.launch.fleet import Fleet
 from pdserve.node.agent_record import AgentRecord
-from pdserve.plan.model import ExitProbe
+from pdserve.plan.process import ExitProbe
 from pdserve.reach.protocol import Ready, Stopped
 from pdserve.run.directory import RunDir
 from pdserve.run.orphans import living, may_be_busy, members, none_held

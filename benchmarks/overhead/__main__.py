@@ -29,7 +29,7 @@ import yaml
 
 from pdserve.bench.clients import vllm_program
 from pdserve.operations.plan_recipe import load, plan_for
-from pdserve.plan.model import HttpProbe
+from pdserve.plan.process import HttpProbe
 from pdserve.run.directory import find, home
 
 _REPOSITORY = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from pdserve.errors import NotOursError, StateError
 from pdserve.installed.distributions import installed
 from pdserve.patches.here import judge_here
 from pdserve.patches.patch import Patch
-from pdserve.patches.proof import PatchRecord, merged_effects
+from pdserve.patches.process_records import PatchRecord, merged_effects
 from pdserve.patches.registry import REGISTRY
 from pdserve.run.directory import RunDir, find, home, lives
 from pdserve.run.patch_proof import records

@@ -15,7 +15,8 @@ from itertools import groupby
 from typing import Any, Literal, assert_never
 
 from pdserve.plan.engines.cpus import cpu_share
-from pdserve.plan.model import ExitProbe, Plan, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.process import ExitProbe, Process
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import (
     Answered,

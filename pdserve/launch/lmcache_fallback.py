@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from pdserve.errors import StartError
 from pdserve.logs.lines import GrowingLog, message
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
 from pdserve.run.directory import RunDir
 
 _WARNING = re.compile(

@@ -19,7 +19,8 @@ from pdserve.launch.failure import serve_error
 from pdserve.launch.fleet import Fleet, Trouble
 from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.lmcache_server import wait_attached
-from pdserve.plan.model import HttpProbe, LmcacheServer, Process
+from pdserve.plan.model import LmcacheServer
+from pdserve.plan.process import HttpProbe, Process
 from pdserve.reach.protocol import Died, Gone, Health, Late
 from pdserve.run.patch_proof import unpatched
 

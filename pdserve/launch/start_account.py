@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pdserve.plan.model import Process
+from pdserve.plan.process import Process
 from pdserve.run.state import ProcessState
 
 

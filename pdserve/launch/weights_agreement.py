@@ -7,7 +7,8 @@ import json
 from typing import TypedDict
 
 from pdserve.errors import StartError
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
 from pdserve.plan.weights import RECORDS
 from pdserve.recipe.hub_models import SPECULATIVE
 from pdserve.run.directory import RunDir

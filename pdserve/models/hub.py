@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-import httpx
 
 from pdserve.errors import PreflightError
 from pdserve.models import config_json
 from pdserve.models.files import MAIN
+
+if TYPE_CHECKING:
+    import httpx
 
 ENDPOINT = "https://huggingface.co"
 _SECONDS = 20
@@ -22,6 +23,8 @@ def fetch_config(
     model: str, revision: str | None, environ: Mapping[str, str], transport: httpx.BaseTransport | None = None
 ) -> dict[str, Any]:
     """HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE of `environ` count, as for huggingface_hub. Raises PreflightError."""
+    import httpx
+
     if environ.get("HF_HUB_OFFLINE", "").lower() in _OFFLINE:
         raise _failed(model, "HF_HUB_OFFLINE forbids to ask the hub", "unset HF_HUB_OFFLINE, or leave out --online")
     endpoint = (environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")

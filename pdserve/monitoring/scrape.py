@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from pdserve.plan.model import HttpProbe, Plan, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.process import HttpProbe, Process
 from pdserve.plan.proxy.pdserve_proxy import WILDCARDS
 
 PROMETHEUS_FILE = "prometheus.yml"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pdserve.patches.mooncake.sockets import OUT_OF_SOCKETS
-from pdserve.patches.proof import merged_effects, read_records
+from pdserve.patches.process_records import merged_effects, read_records
 
 QUIET_SECONDS = 10.0
 """Without a new lack: a shortage is one event, however many requests it fails."""

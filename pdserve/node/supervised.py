@@ -20,7 +20,7 @@ from pdserve.logs.rotation import earlier
 from pdserve.node import diagnostics
 from pdserve.node.socket_shortage import SocketShortage
 from pdserve.node.swap_use import SwapUse
-from pdserve.plan.model import Env, ExitProbe, Process
+from pdserve.plan.process import Env, ExitProbe, Process
 from pdserve.reach.protocol import (
     Died,
     Event,

@@ -13,7 +13,8 @@ import httpx
 
 from pdserve.errors import StateError
 from pdserve.observe.engine_metrics import view_client
-from pdserve.plan.model import LmcacheServer, Plan, Process
+from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.plan.process import Process
 from pdserve.reach.protocol import Answered
 from pdserve.run.directory import RunDir, lives
 from pdserve.run.inbox import Fetch, ask

@@ -12,8 +12,9 @@ import httpx
 from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
 from pdserve.observe.remote_http import client, loopback_of, seen_from_here
 from pdserve.observe.store_metrics import StoreSnapshot, store_snapshot
-from pdserve.patches.proof import PatchRecord, merged_effects
-from pdserve.plan.model import HttpProbe, Plan
+from pdserve.patches.process_records import PatchRecord, merged_effects
+from pdserve.plan.model import Plan
+from pdserve.plan.process import HttpProbe
 from pdserve.recipe.connectors.registry import untested
 from pdserve.run.directory import RunDir, lives
 from pdserve.run.orphans import living

@@ -19,7 +19,8 @@ from pdserve.errors import NotOursError, PdserveError, ReportedError, StartError
 from pdserve.launcher import Launcher
 from pdserve.logs.lines import end_of, split
 from pdserve.operations.client_command import ClientCommand
-from pdserve.plan.model import Node, Plan
+from pdserve.plan.model import Plan
+from pdserve.plan.nodes.node import Node
 from pdserve.preflight import ENGINE_KEY, resolve_secrets
 from pdserve.reach.agent_start import open_agent
 from pdserve.reach.link import AgentLink

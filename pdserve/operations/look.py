@@ -17,7 +17,8 @@ from pdserve.launch.failure_report import report as failure_report
 from pdserve.operations.images import image_store, provide
 from pdserve.operations.interpreters import as_running
 from pdserve.operations.plan_recipe import Planned, located, plan_for
-from pdserve.plan.model import LmcacheServer, Node, Plan
+from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.plan.nodes.node import Node
 from pdserve.preflight.engine_packages import check_installed
 from pdserve.preflight.fabric.paths import Wish
 from pdserve.preflight.facts import gather

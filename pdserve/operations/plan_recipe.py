@@ -14,7 +14,8 @@ from typing import Any
 from pdserve.errors import PdserveError
 from pdserve.models import files, hub
 from pdserve.plan.build import build_plan, nodes_for
-from pdserve.plan.model import Node, Plan, Versions
+from pdserve.plan.model import Plan, Versions
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.render.sbatch import render_sbatch
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.reach.cluster_file import LoadedCluster

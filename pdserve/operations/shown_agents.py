@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from pdserve.operations.images import image_store
 from pdserve.operations.plan_recipe import Planned, located
-from pdserve.plan.model import Node
 from pdserve.plan.nodes.agent_line import with_agent
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.reach import Local, Srun
 from pdserve.reach.candidates import DEFAULT_KILL_WAIT_SECONDS, Candidate, Candidates, in_containers
 from pdserve.recipe.load.loader import LoadedRecipe

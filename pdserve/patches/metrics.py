@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pdserve.patches.proof import merged_effects, read_records
+from pdserve.patches.process_records import merged_effects, read_records
 from pdserve.patches.registry import REGISTRY
 
 

@@ -20,17 +20,20 @@ from pdserve.plan.engines.argv import kv_gib_on_cpu
 from pdserve.plan.engines.instances import EngineInputs, engine_processes, port_needs
 from pdserve.plan.lmcache import rocm
 from pdserve.plan.lmcache.servers import moves_kv_to_host, server_process, servers_for, summary
-from pdserve.plan.model import Node, Plan, Process, Versions
+from pdserve.plan.model import Plan, Versions
 from pdserve.plan.nodes import placement
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts
+from pdserve.plan.process import Process
 from pdserve.plan.proxy import exposure, pdserve_proxy, reached, vllm_router
 from pdserve.plan.recipe_use import use_of
 from pdserve.plan.setup import setup_processes
 from pdserve.plan.weights import weights_processes
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names, untested
-from pdserve.recipe.model import Logs, Recipe
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.sections.logs import Logs
 from pdserve.roles import EngineRole
 
 __all__ = ["build_plan", "nodes_for"]

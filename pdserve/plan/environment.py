@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from pdserve.errors import RecipeError
 from pdserve.plan.engines.devices import device_env
-from pdserve.plan.model import Env
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts
+from pdserve.plan.process import Env
 from pdserve.recipe import effective
 from pdserve.recipe.base import EnvValue, SecretRef
 from pdserve.recipe.connectors.base import EngineSide

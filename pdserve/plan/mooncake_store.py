@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.plan.environment import store_master_env
-from pdserve.plan.model import Exposure, HttpProbe, Node, Process
+from pdserve.plan.model import Exposure
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts, Need
+from pdserve.plan.process import HttpProbe, Process
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.base import HostMemory
 from pdserve.recipe.connectors.mooncake import FORCE_TCP, device_names

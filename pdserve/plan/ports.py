@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from pdserve.errors import RecipeError
-from pdserve.plan.model import PortRange
+from pdserve.plan.process import PortRange
 from pdserve.recipe.connectors.base import ConnectorPort
 from pdserve.recipe.connectors.registry import SECTIONS
 from pdserve.recipe.model import Recipe

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pdserve.plan.environment import setup_env
-from pdserve.plan.model import ExitProbe, Process
 from pdserve.plan.nodes.placement import Instance
+from pdserve.plan.process import ExitProbe, Process
 from pdserve.plan.weights import START_STAGE as WEIGHTS_STAGE
 from pdserve.plan.weights import STOP_STAGE
 from pdserve.recipe.model import Recipe

@@ -11,8 +11,8 @@ import posixpath
 from collections.abc import Iterator, Sequence
 
 from pdserve.plan.environment import weights_env
-from pdserve.plan.model import ExitProbe, Process
 from pdserve.plan.nodes.placement import Instance
+from pdserve.plan.process import ExitProbe, Process
 from pdserve.recipe import effective
 from pdserve.recipe.hub_models import HubModel, hub_models
 from pdserve.recipe.model import Recipe, Role

@@ -12,7 +12,8 @@ from pdserve.errors import PreflightError
 from pdserve.installed import distributions
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.limits import keys
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
 from pdserve.plan.proxy import vllm_router
 
 

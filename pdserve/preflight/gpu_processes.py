@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdserve.errors import NotOursError, StateError
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding
 from pdserve.run.directory import RunDir
 from pdserve.run.orphans import members

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from pdserve.plan.model import Process
+from pdserve.plan.process import Process
 from pdserve.preflight.facts import Limit, NodeFacts
 from pdserve.preflight.finding import Finding, Status
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from pdserve.errors import PreflightError
 from pdserve.lmcache_server import check_memory
-from pdserve.plan.model import LmcacheServer, Plan, Process
+from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding, of_error
 from pdserve.system.host import MemoryFacts
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from pdserve.errors import PdserveError
-from pdserve.plan.model import LmcacheServer, Plan, Process
+from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.plan.process import Process
 from pdserve.preflight import files, ports
 from pdserve.preflight.accelerators.device_copies import find_device_copies
 from pdserve.preflight.accelerators.firmware import find_firmware

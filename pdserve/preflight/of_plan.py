@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
 
 
 def on_node(plan: Plan, node: str) -> tuple[Process, ...]:

@@ -18,7 +18,7 @@ from pdserve.patches import judgement
 from pdserve.patches.registry import find
 from pdserve.patches.verdict import Verdict, decide, way_out
 from pdserve.plan.environment import ALLOW_UNKNOWN
-from pdserve.plan.model import Process
+from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding, Status
 from pdserve.system.process import output_of
 

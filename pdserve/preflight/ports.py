@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from pdserve.errors import PreflightError
-from pdserve.plan.model import Process
+from pdserve.plan.process import Process
 from pdserve.system import procfs
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from pdserve.plan.model import Process
+from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding, Status
 
 _SYS = Path("/sys/class/infiniband")

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdserve.errors import AgentProtocolError
-from pdserve.plan.model import Process
+from pdserve.plan.process import Process
 from pdserve.system.cgroup import CgroupId
 from pdserve.system.procfs import Place, ProcessId
 

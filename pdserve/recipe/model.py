@@ -10,6 +10,7 @@ from pdserve.recipe.base import Count, EnvMap, FlagMap, Name, Port, Seconds, Str
 from pdserve.recipe.connectors.registry import Connector, ConnectorPorts
 from pdserve.recipe.sections.container import Container as Container
 from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.recipe.sections.logs import Logs
 from pdserve.recipe.sections.mooncake_store import MooncakeStore as MooncakeStore
 from pdserve.recipe.sections.nodes import Fabric as Fabric
 from pdserve.recipe.sections.nodes import Network as Network
@@ -172,19 +173,6 @@ class Timeouts(Strict):
         default=15,
         description="An agent that hears nothing from the launcher for so long stops its processes by itself: a cut "
         "cable ends no connection. Not less than heartbeat_seconds.",
-    )
-
-
-class Logs(Strict):
-    """How large the log of one process may become. Its writer is never interrupted."""
-
-    max_mib: Annotated[int, Field(ge=0)] = Field(
-        default=256,
-        description="A log that is larger is cut: what it held goes to NAME.log.1, and that of before to NAME.log.2, "
-        "... 0: never. Where no copy fits on the disk, the end of the log is kept and the rest is lost.",
-    )
-    keep: Annotated[int, Field(ge=0)] = Field(
-        default=3, description="How many of the files that were cut off are kept, for each process."
     )
 
 

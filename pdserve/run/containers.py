@@ -11,8 +11,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from pdserve.node.ledger_file import ledger_file
-from pdserve.plan.model import Node, Plan
+from pdserve.plan.model import Plan
 from pdserve.plan.nodes.agent_line import in_docker
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.reach import Local
 from pdserve.reach.containers import (
     LeftContainers,

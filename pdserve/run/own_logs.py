@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pdserve.logs import rotation
-from pdserve.recipe.model import Logs
+from pdserve.recipe.sections.logs import Logs
 
 _PATTERNS = ("launcher.log", "agent@*.log", "probe@*.log", "scout@*.log")
 """The last one of an earlier version."""

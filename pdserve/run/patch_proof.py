@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pdserve.errors import StartError
-from pdserve.patches.proof import PatchRecord, read_records, shortcomings
-from pdserve.plan.model import Plan, Process
+from pdserve.patches.process_records import PatchRecord, read_records
+from pdserve.patches.proof import shortcomings
+from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
 from pdserve.run.directory import RunDir
 
 

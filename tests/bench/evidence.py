@@ -11,7 +11,9 @@ from pdserve.bench.records import RequestRecord
 from pdserve.bench.snapshot import Clocks, Counts, DeploymentSnapshot
 from pdserve.bench.workload import Load, Workload
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
-from pdserve.plan.model import Env, LmcacheServer, Node, Plan, Process
+from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.plan.nodes.node import Node
+from pdserve.plan.process import Env, Process
 from pdserve.recipe.model import Timeouts, Verify
 
 INPUT, OUTPUT, REQUESTS = 1000, 10, 20

@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
 from pdserve.roles import ENGINE_ROLES
 from tests.plan.golden import shipped_plan
 

@@ -13,7 +13,7 @@ from pdserve.reach import cluster_file
 from pdserve.recipe import model
 from pdserve.recipe.base import SecretRef
 from pdserve.recipe.connectors import registry
-from pdserve.recipe.sections import container, lmcache, mooncake_store, nodes, proxy, restart, slurm
+from pdserve.recipe.sections import container, lmcache, logs, mooncake_store, nodes, proxy, restart, slurm
 from tests.docs.markdown import anchor
 
 _HEAD = """\
@@ -86,7 +86,7 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("proxy.otel", "`proxy.otel:`", settings.OtelSettings),
     ("ports", "`ports:`", model.Ports),
     ("timeouts", "`timeouts:`", model.Timeouts),
-    ("logs", "`logs:`", model.Logs),
+    ("logs", "`logs:`", logs.Logs),
     ("retention", "`retention:`", model.Retention),
     ("verify", "`verify:`", model.Verify),
     ("network", "`network:`", nodes.Network),

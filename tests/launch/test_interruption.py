@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.cluster.waiting import wait_until
 from tests.launch.deployment import LINE_SECONDS, REPOSITORY, Command, Deployment, pdserve, recipe, up
 from tests.launch.test_keys import keys, struck
 
@@ -133,13 +134,15 @@ def test_a_ctrl_c_while_it_stops_waits_for_no_stream(tmp_path: Path, pdserve_hom
 
 def test_a_second_ctrl_c_reaches_the_launcher_of_a_detached_start(tmp_path: Path, pdserve_home: Path) -> None:
     stubborn = {"FAKE_NEVER_READY": "1", "FAKE_IGNORE_TERM": "1"}
-    file = recipe(tmp_path, decode__env=stubborn, timeouts__stop_seconds=10 * LINE_SECONDS)
+    file = recipe(tmp_path, prefill__env=stubborn, timeouts__stop_seconds=10 * LINE_SECONDS)
     command = Command("up", file, "--detach")
-    command.expect("decode-0     starting")
+    command.expect("prefill-0    starting")
     deployment = Deployment(command, pdserve_home)
-    deployment.wait_for("started", name="decode-0")
+    [log] = deployment.run.logs.glob("prefill-0@*")
+    # It ignores TERM by then.
+    wait_until("the engine has begun", lambda: "Bootstrap server on port" in log.read_text(), LINE_SECONDS)
     command.interrupt()
-    deployment.wait_for("stop", name="decode-0")
+    deployment.wait_for("stop", name="prefill-0")
     command.interrupt()
     assert command.finish() == 130, command.output
-    assert forced(deployment) == ["decode-0"]
+    assert forced(deployment) == ["prefill-0"]

@@ -13,7 +13,7 @@ import pytest
 
 from pdserve.errors import StartError
 from pdserve.launch.weights_agreement import same_commit
-from pdserve.plan.model import ExitProbe
+from pdserve.plan.process import ExitProbe
 from pdserve.run.directory import RunDir
 from tests.fakes.hub import COMMIT, Hub
 from tests.launch.deployment import assert_nothing_left, pdserve, read_json, recipe, up

@@ -15,7 +15,7 @@ import pytest
 
 from pdserve.errors import StartError
 from pdserve.patches.lmcache.demand_pinned import step_bytes
-from pdserve.patches.proof import read_records
+from pdserve.patches.process_records import read_records
 from pdserve.patches.registry import RETIRED
 
 MAIN = "pdserve.patches.lmcache_server_main"

@@ -11,7 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pdserve.patches.metrics import EffectsCollector
-from pdserve.patches.proof import PatchRecord, read_records, shortcomings
+from pdserve.patches.process_records import PatchRecord, read_records
+from pdserve.patches.proof import shortcomings
 
 REQUIRED = "multiconnector-prom-metrics"
 WHOLE = ("api-server", "engine-core", "worker")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pdserve.plan.build import build_plan, nodes_for
-from pdserve.plan.model import Node, Plan, Process, Versions
+from pdserve.plan.model import Plan, Versions
+from pdserve.plan.nodes.node import Node
+from pdserve.plan.process import Process
 from pdserve.recipe.model import Recipe
 
 VERSIONS = Versions(vllm="0.32.0", lmcache="0.5.6", mooncake="0.3.13.post1", nixl="1.5.1")

@@ -11,7 +11,9 @@ import pytest
 
 import pdserve.plan
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
-from pdserve.plan.model import Exposure, HttpProbe, Node
+from pdserve.plan.model import Exposure
+from pdserve.plan.nodes.node import Node
+from pdserve.plan.process import HttpProbe
 from tests.plan.kit import MOONCAKE, NIXL, aggregated, hosts, on_gpus, plan, recipe, with_lmcache
 
 

@@ -7,7 +7,7 @@ import pytest
 from pdserve.errors import RecipeError
 from pdserve.node.supervised import environment
 from pdserve.plan.engines.devices import ALL_VARIABLES
-from pdserve.plan.model import Env
+from pdserve.plan.process import Env
 from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
 
 

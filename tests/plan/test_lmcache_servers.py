@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.plan.model import LmcacheProbe, Plan
+from pdserve.plan.model import Plan
+from pdserve.plan.process import LmcacheProbe
 from tests.plan.kit import LMCACHE, MOONCAKE, MULTI, aggregated, hosts, on_gpus, plan, recipe, value_of, with_lmcache
 
 GIB = 1 << 30

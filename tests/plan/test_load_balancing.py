@@ -9,7 +9,8 @@ import pytest
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.plan.engines import experts
 from pdserve.plan.engines.argv import CPU_SERVE
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
 from pdserve.recipe.rules import problems
 from tests.plan.kit import NIXL, hosts, on_gpus, plan, recipe, value_of, with_lmcache
 

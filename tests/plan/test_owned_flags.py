@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
 from pdserve.recipe.flags import ENGINE_FLAGS
 from pdserve.recipe.owned import OwnedFlag
 from pdserve.recipe.rules import problems

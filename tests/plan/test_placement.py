@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdserve.errors import PreflightError, RecipeError
-from pdserve.plan.model import Node
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.placement import Instance, nodes_for, place
 from tests.plan.kit import hosts, on_gpus, recipe
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pdserve.errors import PdserveError
 from pdserve.plan.build import build_plan
-from pdserve.plan.model import Node, Plan, Versions
+from pdserve.plan.model import Plan, Versions
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.render.bash import render_shell
 from pdserve.recipe.model import Recipe
 from tests.plan.kit import MOONCAKE, MULTI, NIXL, VERSIONS, hosts, recipe

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.model import Node
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.reach import Srun
 from pdserve.plan.proxy.reached import hints
 from tests.plan.golden import shipped, shipped_plan

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
 from pdserve.roles import ENGINE_ROLES
 from tests.plan.golden import RECIPES, shipped_plan
 from tests.plan.kit import value_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pdserve.plan.model import ExitProbe, Process
+from pdserve.plan.process import ExitProbe, Process
 from pdserve.plan.render.bash import render_shell
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from vllm_router.launch_router import parse_router_args
 
-from pdserve.plan.model import HttpProbe, Plan
+from pdserve.plan.model import Plan
+from pdserve.plan.process import HttpProbe
 from pdserve.plan.proxy.vllm_router import MODULE, VERSION
 from tests.plan.kit import NIXL, hosts, on_gpus, plan, recipe
 

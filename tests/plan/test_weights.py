@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.model import ExitProbe, Process
+from pdserve.plan.process import ExitProbe, Process
 from pdserve.plan.render.bash import render_shell
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
 

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pdserve.plan.model import Node, Plan
+from pdserve.plan.model import Plan
+from pdserve.plan.nodes.node import Node
 from pdserve.preflight.facts import Limit, NodeFacts
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.interfaces import Interface

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.model import Process
+from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.rdma import find_peer_memory, find_rdma
 from tests.plan import kit

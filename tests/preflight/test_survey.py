@@ -15,7 +15,8 @@ import pytest
 
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
-from pdserve.plan.model import Node, Plan
+from pdserve.plan.model import Plan
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.reach import Local
 from pdserve.preflight.interfaces import interfaces, is_loopback
 from pdserve.preflight.nodes import survey

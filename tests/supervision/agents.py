@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from pdserve.plan.model import Env, HttpProbe, Node, Process
+from pdserve.plan.nodes.node import Node
+from pdserve.plan.process import Env, HttpProbe, Process
 from pdserve.reach.agent_start import open_agent
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from pdserve.health import ProbeAnswer, Prober, Waited, wait_ready
-from pdserve.plan.model import HttpProbe
+from pdserve.plan.process import HttpProbe
 
 
 class Clock:

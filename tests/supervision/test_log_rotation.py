@@ -14,9 +14,9 @@ import pytest
 from pdserve.logs import rotation
 from pdserve.logs.lines import GrowingLog, end_of
 from pdserve.logs.rotation import earlier
-from pdserve.plan.model import Env, Process
+from pdserve.plan.process import Env, Process
 from pdserve.reach.protocol import Died, Started
-from pdserve.recipe.model import Logs
+from pdserve.recipe.sections.logs import Logs
 from pdserve.run import own_logs
 from pdserve.system.process import send
 from tests.launch.deployment import REPOSITORY

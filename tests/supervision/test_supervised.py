@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from pdserve.node.supervised import Supervised
-from pdserve.plan.model import Env, HttpProbe, Process
+from pdserve.plan.process import Env, HttpProbe, Process
 from pdserve.reach.protocol import Died, Event, Late, Progress, Ready, Started
 from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import free_ports

@@ -16,7 +16,7 @@ from pdserve.errors import ServeError
 from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot
 from pdserve.observe.status import StatusView, look
 from pdserve.observe.store_metrics import StoreSnapshot
-from pdserve.patches.proof import merged_effects
+from pdserve.patches.process_records import merged_effects
 from pdserve.plan.model import Exposure
 from pdserve.plan.proxy.exposure import RANDOM_PORT
 from pdserve.run.directory import LIVES_SECONDS, find, home

@@ -13,9 +13,11 @@ from pdserve.plan.engines.argv import vllm_argv
 from pdserve.plan.engines.patching import select_patches
 from pdserve.plan.environment import engine_env
 from pdserve.plan.lmcache.servers import CacheServer, servers_of
-from pdserve.plan.model import HttpProbe, Node, PlannedConnector, Process, Ranks, Versions
+from pdserve.plan.model import Versions
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts, Need
+from pdserve.plan.process import HttpProbe, PlannedConnector, Process, Ranks
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.base import ConnectorPort, Context
 from pdserve.recipe.connectors.registry import AnyConnector, kinds_of, ports_of

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pdserve.errors import RecipeError
 from pdserve.patches.registry import find
 from pdserve.pd.config.proxy import Protocol
-from pdserve.plan.model import PlannedConnector
+from pdserve.plan.process import PlannedConnector
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.base import Config, Context
 from pdserve.recipe.connectors.registry import (

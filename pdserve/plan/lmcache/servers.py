@@ -15,9 +15,11 @@ from pdserve.plan import environment
 from pdserve.plan.engines.argv import kv_gib_on_cpu
 from pdserve.plan.lmcache.argv import lmcache_argv
 from pdserve.plan.lmcache.patching import select_server_patches
-from pdserve.plan.model import LmcacheProbe, LmcacheServer, Node, Process
+from pdserve.plan.model import LmcacheServer
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts, Need
+from pdserve.plan.process import LmcacheProbe, Process
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
 from pdserve.recipe.model import Recipe, RestartPolicy

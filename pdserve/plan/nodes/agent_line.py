@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pdserve.plan.model import Node
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.reach import Local, reach_argv, term_seconds
 from pdserve.recipe.model import Timeouts
 

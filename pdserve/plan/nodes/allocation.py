@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.errors import PreflightError, RecipeError
-from pdserve.plan.model import Node
 from pdserve.plan.nodes import placement
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.submit_line import submit_line
 from pdserve.recipe.model import Recipe
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.plan.model import Node
+from pdserve.plan.nodes.node import Node
 from pdserve.recipe.model import Parallel, Role
 from pdserve.roles import EngineRole
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.errors import PreflightError, RecipeError
-from pdserve.plan.model import Node
 from pdserve.plan.nodes import misfits
 from pdserve.plan.nodes.instance import Instance as Instance
 from pdserve.plan.nodes.instance import Share, split_by_process
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.submit_line import submit_line
 from pdserve.recipe.model import Recipe, Role
 from pdserve.roles import EngineRole

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.plan import mooncake_store
 from pdserve.plan.lmcache.servers import CacheServer
-from pdserve.plan.model import Exposure, Node
+from pdserve.plan.model import Exposure
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts
 from pdserve.plan.proxy.vllm_router import METRICS_HOST

@@ -11,9 +11,10 @@ from pydantic import BaseModel
 from pdserve.pd.config.proxy import Protocol, ProxyConfig, WorkerConfig
 from pdserve.pd.config.serving import Serving
 from pdserve.plan.environment import proxy_env
-from pdserve.plan.model import HttpProbe, Node, Process
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts, Need
+from pdserve.plan.process import HttpProbe, Process
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import SECTIONS
 from pdserve.recipe.model import Recipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pdserve.plan.model import Node
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.reach import Srun
 from pdserve.recipe.model import Recipe
 

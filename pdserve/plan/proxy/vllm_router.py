@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.plan.environment import vllm_router_env
-from pdserve.plan.model import HttpProbe, Node, Process
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.ports import AssignedPorts, Need
+from pdserve.plan.process import HttpProbe, Process
 from pdserve.plan.proxy.pdserve_proxy import EXIT_SECONDS, NAME, STOP_STAGE, WILDCARDS
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.vllm_router import DEFAULT_POLICY, POLICIES

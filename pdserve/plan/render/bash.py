@@ -13,7 +13,9 @@ from typing import assert_never
 
 from pdserve.plan.engines.cpus import cpu_share
 from pdserve.plan.environment import ENGINE_KEY
-from pdserve.plan.model import ExitProbe, HttpProbe, LmcacheProbe, Node, Plan, Probe, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.nodes.node import Node
+from pdserve.plan.process import ExitProbe, HttpProbe, LmcacheProbe, Probe, Process
 
 _POLL_SECONDS = 0.5
 

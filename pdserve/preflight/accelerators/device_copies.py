@@ -9,7 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pdserve.installed import mooncake_build
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding
 from pdserve.system.process import output_of
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pdserve.plan.frozen import Frozen
-from pdserve.plan.model import Plan, PlannedConnector
+from pdserve.plan.model import Plan
+from pdserve.plan.process import PlannedConnector
 from pdserve.preflight.finding import ALL_NODES, Finding
 from pdserve.preflight.of_plan import address_of
-from pdserve.recipe.connectors.base import TrialTransfer
+from pdserve.recipe.connectors.trial import TrialTransfer
 
 MOST_ROUNDS = 8
 """Each round takes about two seconds: a node is tried with so many others, not with all of a hundred."""

@@ -6,7 +6,8 @@ import json
 from collections.abc import Collection, Iterable, Iterator
 from urllib.parse import urlsplit
 
-from pdserve.plan.model import Frozen, Plan, Process
+from pdserve.plan.model import Frozen, Plan
+from pdserve.plan.process import Process
 from pdserve.preflight.interfaces import is_loopback
 from pdserve.preflight.of_plan import address_of, on_node
 

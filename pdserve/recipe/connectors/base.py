@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from pdserve.pd.config.proxy import Protocol
 from pdserve.recipe.base import Strict
+from pdserve.recipe.connectors.trial import TrialTransfer
 from pdserve.recipe.sections.lmcache import Lmcache
 from pdserve.roles import ENGINE_ROLES, EngineRole, ProcessRole
 
@@ -122,19 +123,6 @@ def _no_variables(side: EngineSide) -> dict[str, str]:
 
 def _no_rdma(config: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[str, ...] | None:
     return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialTransfer:
-    """How a transfer of a connector is tried before its engines start (preflight/fabric)."""
-
-    engine: Literal["mooncake", "nixl"]
-    pulled: bool
-    """Decode reads what prefill has; otherwise prefill writes to decode."""
-    host_buffer: bool
-    """KV moves through host memory, whatever the device is."""
-    ports: str
-    """Purpose of ports that an engine process with such transfers has."""
 
 
 def _no_trial(config: Mapping[str, Any]) -> TrialTransfer | None:
