@@ -18,6 +18,7 @@ from pdserve.launch.canary import one_token, until_idle
 from pdserve.launch.failure import serve_error
 from pdserve.launch.fleet import Fleet, Trouble
 from pdserve.launch.instance_routing import InstanceRouting
+from pdserve.launch.store_memory import wait_for_memory
 from pdserve.lmcache_server import wait_attached
 from pdserve.plan.model import LmcacheServer
 from pdserve.plan.process import HttpProbe, Process
@@ -27,6 +28,8 @@ from pdserve.run.patch_proof import unpatched
 _LMCACHE_TRIES = 3
 UNPROVEN = "to be proven"
 """Reason for holding an engine that is healthy but has not answered its canary yet."""
+_EMPTY = "without the memory of its engines"
+"""Reason for holding the master of a Mooncake store."""
 
 
 class Recovery:
@@ -190,6 +193,9 @@ class Recovery:
         if is_engine:
             self._instances.hold(name, UNPROVEN)
             self._instances.route(name, "starting")
+        is_master = self._fleet.plan.process(name).is_store_master
+        if is_master:
+            self._fleet.hold(name, _EMPTY)
         if name == "proxy":
             self._router_is_stale = False
         processes = [process.name for process in self._fleet.plan.instance_of(name)]
@@ -203,6 +209,8 @@ class Recovery:
         ):
             await self._stop_failed(name)
             return False
+        if is_master:
+            await self._has_memory(self._fleet.plan.process(name))
         self._instances.release(name, UNPROVEN)
         if any(worker.name == name and worker.bootstrap_url is not None for worker in self._fleet.plan.proxy.workers):
             self._router_is_stale = True
@@ -248,6 +256,13 @@ class Recovery:
     def _expected(self, server: LmcacheServer) -> int:
         living = sum(1 for engine in server.engines if self._serves(engine))
         return server.expected_workers * living // len(server.engines)
+
+    async def _has_memory(self, master: Process) -> None:
+        """Without any it counts as ready all the same in the end: its engines compute what they would have loaded."""
+        seconds = self._fleet.plan.timeouts.attach_seconds
+        mounted = await wait_for_memory(master, self._fleet.on_node_of(master.name), seconds=seconds)
+        self._fleet.release(master.name, _EMPTY)
+        self._fleet.record("pool", name=master.name, mounted=mounted, within_seconds=seconds)
 
     async def _all_answer(self, name: str) -> bool:
         return all(await asyncio.gather(*map(self._answers, self._instances.servers(name))))

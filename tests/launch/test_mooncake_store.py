@@ -49,6 +49,24 @@ def test_it_is_ready_before_the_engines_start_and_ends_after_them(tmp_path: Path
         assert_nothing_left(deployment)
 
 
+def test_it_is_ready_again_only_once_its_engines_have_given_it_memory(tmp_path: Path, pdserve_home: Path) -> None:
+    pool = tmp_path / "pool"
+    pool.write_text("1048576")
+    file = with_store(tmp_path, command=[*MASTER, f"-fake_pool={pool}"])
+    with up(file, pdserve_home) as deployment:
+        serving(deployment)
+        pool.write_text("0")
+        deployment.send_signal(NAME, signal.SIGKILL)
+        deployment.command.expect(f"{NAME} restart 1")
+        deployment.command.expect(f"{NAME} ready after")
+        assert deployment.post("/v1/completions", BODY)[0] == 200
+        state = deployment.state()
+        assert (state.phase, state.processes[NAME].phase) == ("degraded", "degraded")
+        assert "without the memory of its engines" in state.processes[NAME].note
+        pool.write_text("1048576")
+        deployment.command.expect("deployment is ready")
+
+
 def test_it_is_restarted_on_its_ports_and_its_engines_serve_on(tmp_path: Path, pdserve_home: Path) -> None:
     with up(with_store(tmp_path), pdserve_home) as deployment:
         before = serving(deployment).id_of(NAME)

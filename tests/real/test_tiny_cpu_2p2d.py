@@ -31,6 +31,14 @@ def test_every_instance_took_part(tiny: Deployment) -> None:
     assert all(sum(engine["prompt_tokens"].values()) > 0 for engine in engines.values()), engines
 
 
+def test_every_process_proves_its_patches_the_workers_too(tiny: Deployment) -> None:
+    plan, (_, status) = tiny.run.read_plan(), status_of_all()
+    for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
+        reported = status["processes"][name]["patch_processes"]
+        assert sorted(record["kind"] for record in reported) == ["api-server", "engine-core", "worker"]
+        assert {tuple(record["active"]) for record in reported} == {plan.process(name).patches}
+
+
 def test_a_killed_worker_is_the_death_of_its_engine_and_the_others_serve(tiny: Deployment) -> None:
     """Last: vLLM itself exits with code 0 seconds later, as if nothing had happened."""
     worker = member(tiny, "decode-1", "VLLM::Worker")
