@@ -430,12 +430,12 @@ class Launcher:
     def _note(self, text: str) -> None:
         """Something out of order about the stop, for the terminal and for who asked for it."""
         self._notes.append(text)
-        self._fleet.record("said", said=text)
+        self._fleet.record("note", text=text)
 
     def _answer_downs(self, busy: Sequence[str]) -> None:
         nodes = not_reached(self._state, self._fleet.plan)
         for node, text in nodes.items():
-            self._fleet.record("untold", node=node, said=text)
+            self._fleet.record("not_reached", node=node, text=text)
         reply = Reply(exit_code=0, message="; ".join(["stopped", *self._notes, *nodes.values()]))
         if busy:
             reply = Reply(exit_code=ServeError.exit_code, message=_still_stopping(busy).render())

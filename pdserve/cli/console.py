@@ -148,7 +148,7 @@ _TEXTS: dict[str, Any] = {
     "ready": lambda e: f"{e['name']:<12} ready after {e['seconds']:.1f} s",
     "weights": lambda e: f"weights: every node has commit {e['commit']}",
     "attached": lambda e: "LMCache: " + ", ".join(f"{s} has {n} worker(s)" for s, n in e["servers"].items()),
-    "canary": lambda e: f"{e['name']:<12} canary: {e['said']} in {e['seconds']:.2f} s",
+    "canary": lambda e: f"{e['name']:<12} canary: {e['text']} in {e['seconds']:.2f} s",
     "up": lambda e: (
         f"ready after {e['total_seconds']:.1f} s (LMCache {e['lmcache_seconds']:.1f}, engines "
         f"{e['engine_seconds']:.1f}, canary {e['canary_seconds']:.2f}, pdserve {e['orchestration_seconds']:.2f})"
@@ -182,10 +182,10 @@ _TEXTS: dict[str, Any] = {
     # What follows it is the teardown; the whole error comes at the end, where nothing scrolls it away.
     "failed": lambda e: None if e.get("kept") else f"failed: {e['error'].splitlines()[0]}",
     "stopped": lambda e: f"{e['name']:<12} stopped in {e['seconds']:.1f} s" + (" (killed)" if e["forced"] else ""),
-    "told_to_end": lambda e: f"the agent of {e['node']} was ended from outside ({e['signal']})",
-    "command": lambda e: e["said"],
-    "untold": lambda e: e["said"],
-    "said": lambda e: e["said"],
-    "record_deleted": lambda e: e["said"],
+    "signal_received": lambda e: f"the agent of {e['node']} was ended from outside ({e['signal']})",
+    "command": lambda e: e["text"],
+    "not_reached": lambda e: e["text"],
+    "note": lambda e: e["text"],
+    "record_deleted": lambda e: e["text"],
     "agent_gone": lambda e: f"the agent of {e['node']} is gone: {e['how']}",
 }

@@ -93,7 +93,7 @@ def lost_nodes(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis
             "look at that node: was it booted again, did its job end (sacct), was the agent killed (dmesg)?",
             (evidence_of(event),),
         )
-    for event in events_of(records, "told_to_end"):
+    for event in events_of(records, "signal_received"):
         yield Diagnosis(
             "ended-from-outside",
             (),

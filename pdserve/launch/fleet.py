@@ -207,7 +207,7 @@ class Fleet:
                 self.state.nodes[event.node] = NodeState(**event.model_dump(exclude={"event", "node"}))
                 self.record("agent", node=event.node, pid=event.agent.pid)
             case SignalReceived():
-                self.record("told_to_end", node=event.node, signal=event.signal)
+                self.record("signal_received", node=event.node, signal=event.signal)
                 self._end()
             case Gone():
                 self._lost(event)

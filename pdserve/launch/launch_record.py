@@ -123,7 +123,7 @@ class KeptRecord:
         # The plan is the last one: as long as it is missing, the next look does all of this again.
         for file, text in sorted(self._texts.items(), key=lambda kept: kept[0] == self._run.plan):
             self._run.write(file, text)
-        self._fleet.record("record_deleted", said=f"{state.name}: {state.note}")
+        self._fleet.record("record_deleted", text=f"{state.name}: {state.note}")
 
     def _point(self) -> None:
         """Unless a newer launcher has taken the deployment over: it is the one that `status` and `down` mean, until it
@@ -138,7 +138,7 @@ class KeptRecord:
                     f"another deployment of this name was started: {other}; pdserve status and down mean that one "
                     f"until it has ended, and TERM ends this one ({me})"
                 )
-            self._fleet.record("said", said=f"{self._fleet.state.name}: {note}")
+            self._fleet.record("note", text=f"{self._fleet.state.name}: {note}")
 
 
 def git_revision(folder: Path) -> str | None:

@@ -278,7 +278,7 @@ class Recovery:
             seconds=self._fleet.plan.timeouts.canary_seconds,
             key=self._engine_key,
         )
-        self._fleet.record("canary", name=name, ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.text)
+        self._fleet.record("canary", name=name, ok=canary.ok, seconds=round(canary.seconds, 3), text=canary.text)
         return canary.ok
 
     # Silence -------------------------------------------------------------------------------------------------------

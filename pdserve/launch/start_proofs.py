@@ -100,7 +100,7 @@ class StartProofs:
             seconds=plan.canary_seconds,
             key=self._engine_key if plan.proxy_kind == "pdserve" else None,
         )
-        self._fleet.record("canary", name="proxy", ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.text)
+        self._fleet.record("canary", name="proxy", ok=canary.ok, seconds=round(canary.seconds, 3), text=canary.text)
         if not canary.ok:
             raise StartError(
                 f"one token through the proxy did not come back: {canary.text}",

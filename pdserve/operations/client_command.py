@@ -64,15 +64,15 @@ class ClientCommand:
         except OSError as error:
             self._failure = _cannot_run(self._argv[0], error)
             return
-        record("command", said=f"{self._argv[0]} runs (PID {child.pid})")
+        record("command", text=f"{self._argv[0]} runs (PID {child.pid})")
         try:
             self._ended = await child.wait()
-            record("command", said=f"{self._argv[0]} {self._ended}")
+            record("command", text=f"{self._argv[0]} {self._ended}")
             if self._ended.code:
                 await asyncio.sleep(_SETTLE_SECONDS)
         finally:
             if self._ended is None:
-                record("command", said=f"{self._argv[0]} is ended, because the deployment ends before it")
+                record("command", text=f"{self._argv[0]} is ended, because the deployment ends before it")
             await _stop(child, plan.timeouts.stop_seconds)
 
     def exit_code(self) -> int:

@@ -176,8 +176,8 @@ def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool) -> No
             on_event(
                 {
                     "at": time.time(),
-                    "event": "said",
-                    "said": f"{state.name} is ready; its history lacks that (full disk?)",
+                    "event": "note",
+                    "text": f"{state.name} is ready; its history lacks that (full disk?)",
                 }
             )
             return

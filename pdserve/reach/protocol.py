@@ -221,7 +221,7 @@ class SignalReceived(Message):
     """The agent has got a signal to end, and it stops all of its processes: Slurm signals every step at scancel, and
     at preemption the steps only."""
 
-    event: Literal["told-to-end"] = "told-to-end"
+    event: Literal["signal-received"] = "signal-received"
     node: str
     signal: str
 

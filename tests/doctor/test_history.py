@@ -35,7 +35,7 @@ EVENTS: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"event": "cache_down", "name": "lmcache-0", "engines": ["prefill-0"]}, "cache-server-down", "prefill-0"),
     ({"event": "agent_gone", "node": "n1", "how": "its pipe closed"}, "node-lost", "n1"),
-    ({"event": "told_to_end", "node": "n1", "signal": "SIGTERM"}, "ended-from-outside", "SIGTERM"),
+    ({"event": "signal_received", "node": "n1", "signal": "SIGTERM"}, "ended-from-outside", "SIGTERM"),
     ({"event": "log_cut", "name": "decode-0", "lost": 5 << 20, "why": "No space left"}, "log-lost", "5 MiB"),
 ]
 

@@ -47,7 +47,7 @@ def test_a_deployment_that_is_up_is_seen_without_its_event(run: RunDir, launcher
     run.write(run.state, up.model_dump_json())
     events: list[dict[str, Any]] = []
     follow(run, launcher, events.append, keep=False)
-    assert "fake is ready" in events[-1]["said"]
+    assert "fake is ready" in events[-1]["text"]
 
 
 def test_an_event_that_is_there_is_what_is_reported(run: RunDir, launcher: Child) -> None:

@@ -184,13 +184,13 @@ def test_a_newer_deployment_is_not_fought_and_the_older_one_is_found_when_that_h
             kept.record.look()
             kept.record.look()
             assert find(home, "fake").run_id == "run-2"
-            assert kept.events == ["said", "record_deleted"]
-            [message] = [event["said"] for event in kept.run.read_events()[0] if event["event"] == "said"]
+            assert kept.events == ["note", "record_deleted"]
+            [message] = [event["text"] for event in kept.run.read_events()[0] if event["event"] == "note"]
             assert f"PID {os.getpid()}" in message
             assert kept.run.read_state().run_id == "run-1"
         kept.record.look()
         assert find(home, "fake").run_id == "run-1"
-        assert kept.events == ["said", "record_deleted", "said"]
+        assert kept.events == ["note", "record_deleted", "note"]
 
 
 def test_a_key_that_went_with_its_folder_is_there_again_after_the_next_login(kept: Kept, pdserve_home: Path) -> None:
