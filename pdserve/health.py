@@ -25,6 +25,7 @@ DeathT = TypeVar("DeathT")
 
 PROBE_SECONDS = 3.0
 """One try: an HTTP server that accepts but does not answer must not hold a wait for longer."""
+_IDLE_SECONDS = 5.0
 _TIMEOUTS = dict.fromkeys(("connect", "read", "write", "pool"), PROBE_SECONDS)
 INTERVAL_SECONDS = 0.1
 _PROVEN_AGAIN = 15
@@ -126,7 +127,7 @@ class Prober:
         import httpcore
 
         if self._connections is None:
-            self._connections = httpcore.AsyncConnectionPool(ssl_context=unverified())
+            self._connections = httpcore.AsyncConnectionPool(ssl_context=unverified(), keepalive_expiry=_IDLE_SECONDS)
         url, limits = f"{scheme}://{host}:{port}{path}", {"timeout": _TIMEOUTS}
         try:
             async with self._connections.stream("GET", url, extensions=limits) as response:

@@ -138,8 +138,7 @@ class Launcher:
             self._run_dir.write(self._run_dir.failure, report(error, self._state.name, self._state, events))
 
     def _asked_to_stop(self, by: signal.Signals | None = None) -> None:
-        """Signal handler (`by` None: `down`): leaves a mark, the loop acts. A second Ctrl-C ends the grace of what is
-        stopping, a second TERM does not: scancel sends one to the launcher, and the batch script passes its own on."""
+        """Signal handler (`by` None: `down`). A second TERM hurries nothing: scancel sends one, its script another."""
         if self._stop_asked.is_set() and by is signal.SIGINT:
             self._client.hurry()
             self._fleet.hurry()
@@ -164,6 +163,7 @@ class Launcher:
                     await self._race(self._proofs.same_weights())
             self._proofs.patches_active(process.name for process in processes)
             await self._race(self._proofs.attached())
+            await self._race(self._proofs.pools(process.name for process in processes))
             await self._race(self._proofs.reached())
             self._fleet.release_all()
             canary = await self._race(self._proofs.canary())

@@ -203,6 +203,13 @@ def test_another_index_can_be_named(clone: Clone, how: str) -> None:
     assert f"--index-url {url} torch=={TORCH}+cpu" in clone.installs()
 
 
+def test_an_index_may_have_any_name(clone: Clone) -> None:
+    clone.add("offered")
+    done = clone.setup("--torch-index", """/a b/c'd"e\\f""")
+    assert done.returncode == 0, done.stderr
+    assert f"""--index-url /a b/c'd"e\\f torch=={TORCH}+cpu""" in clone.installs()
+
+
 def test_the_other_index_can_be_refused_and_then_nothing_is_installed(clone: Clone) -> None:
     clone.add("offered")
     done = clone.setup("--torch-index", "none")

@@ -94,6 +94,8 @@ class Recovery:
             else:
                 self._begin(name, self._restart(name))
         await asyncio.shield(self._tasks[name])
+        if _memory_of(name) in self._tasks:
+            await asyncio.shield(self._tasks[_memory_of(name)])
         if name != "proxy" and self._fleet.plan.proxy_kind == "vllm-router" and "proxy" in self._tasks:
             await asyncio.shield(self._tasks["proxy"])  # it learns what is new about this one
         return self._fleet.phase_of(name) == "ready"
@@ -193,9 +195,8 @@ class Recovery:
         if is_engine:
             self._instances.hold(name, UNPROVEN)
             self._instances.route(name, "starting")
-        is_master = self._fleet.plan.process(name).is_store_master
-        if is_master:
-            self._fleet.hold(name, _EMPTY)
+        if self._fleet.plan.process(name).is_store_master:
+            await self._watch_memory(name)
         if name == "proxy":
             self._router_is_stale = False
         processes = [process.name for process in self._fleet.plan.instance_of(name)]
@@ -209,8 +210,6 @@ class Recovery:
         ):
             await self._stop_failed(name)
             return False
-        if is_master:
-            await self._has_memory(self._fleet.plan.process(name))
         self._instances.release(name, UNPROVEN)
         if any(worker.name == name and worker.bootstrap_url is not None for worker in self._fleet.plan.proxy.workers):
             self._router_is_stale = True
@@ -257,12 +256,24 @@ class Recovery:
         living = sum(1 for engine in server.engines if self._serves(engine))
         return server.expected_workers * living // len(server.engines)
 
-    async def _has_memory(self, master: Process) -> None:
-        """Without any it counts as ready all the same in the end: its engines compute what they would have loaded."""
-        seconds = self._fleet.plan.timeouts.attach_seconds
-        mounted = await wait_for_memory(master, self._fleet.on_node_of(master.name), seconds=seconds)
-        self._fleet.release(master.name, _EMPTY)
-        self._fleet.record("pool", name=master.name, mounted=mounted, within_seconds=seconds)
+    async def _watch_memory(self, master: str) -> None:
+        """Holds the master of a Mooncake store until its pool has memory. No part of its recovery: engines that start
+        wait for that, and memory comes from engines; and a master that dies meanwhile is to be recovered."""
+        if (former := self._tasks.get(_memory_of(master))) is not None:
+            former.cancel()
+            await asyncio.gather(former, return_exceptions=True)
+        self._fleet.hold(master, _EMPTY)
+        self._begin(_memory_of(master), self._release_with_memory(self._fleet.plan.process(master)))
+
+    async def _release_with_memory(self, master: Process) -> None:
+        """Without any it is released all the same in the end: its engines compute what they would have loaded."""
+        seconds = master.ready_seconds + self._fleet.plan.timeouts.attach_seconds
+        mounted = False
+        try:
+            mounted = await wait_for_memory(master, self._fleet.on_node_of(master.name), seconds=seconds)
+        finally:
+            self._fleet.release(master.name, _EMPTY)
+            self._fleet.record("pool", name=master.name, mounted=mounted)
 
     async def _all_answer(self, name: str) -> bool:
         return all(await asyncio.gather(*map(self._answers, self._instances.servers(name))))
@@ -362,6 +373,11 @@ def _leads(process: Process) -> bool:
 
 def _without(server: str) -> str:
     return f"{server} is down"
+
+
+def _memory_of(master: str) -> str:
+    """Under which name the watch of its pool's memory runs."""
+    return f"memory of {master}"
 
 
 def _gave_up(name: str, how: str, seconds: float) -> Died:

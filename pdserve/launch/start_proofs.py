@@ -11,6 +11,7 @@ from pdserve.launch.canary import one_token
 from pdserve.launch.failure import not_attached
 from pdserve.launch.fleet import Fleet
 from pdserve.launch.lmcache_fallback import without_kernels
+from pdserve.launch.store_memory import wait_for_memory
 from pdserve.launch.weights_agreement import same_commit
 from pdserve.lmcache_server import wait_attached
 from pdserve.preflight.nodes.cross_node import CrossNodePort, side_channels
@@ -88,6 +89,14 @@ class StartProofs:
         url = f"tcp://{target.address}:{target.port}"
         answer = await link.ask("CONNECT", url, seconds=_REACH_SECONDS)
         return None if answer.status == 200 else f"{target.source}: {target.node} at {url}: {answer.error}"
+
+    async def pools(self, names: Iterable[str]) -> None:
+        """The Mooncake stores whose masters are among these have memory; where they have none in time, their engines
+        compute what they would have loaded."""
+        plan = self._fleet.plan
+        for master in (plan.process(name) for name in names if plan.process(name).is_store_master):
+            ask, seconds = self._fleet.on_node_of(master.name), plan.timeouts.attach_seconds
+            self._fleet.record("pool", name=master.name, mounted=await wait_for_memory(master, ask, seconds=seconds))
 
     async def canary(self) -> float:
         """One token through the proxy; the seconds that it took."""

@@ -18,22 +18,25 @@ _POLL_SECONDS = 0.2
 
 
 async def wait_for_memory(master: Process, ask: AskNode, *, seconds: float) -> bool:
-    """Polls the master until an engine has given memory to the pool; False when none did in time. True also where a
-    master does not report it. `ask`: from its node."""
+    """Polls the master until an engine has given memory to the pool, whatever becomes of the master meanwhile; False
+    when none did in time. True also where its answer does not have it. `ask`: from its node."""
     deadline = time.monotonic() + seconds
-    while (capacity := await _capacity(master, ask)) == 0:
+    while not await _has_memory(master, ask):
         if time.monotonic() >= deadline:
             return False
         await asyncio.sleep(_POLL_SECONDS)
-    return capacity is None or capacity > 0
+    return True
 
 
-async def _capacity(master: Process, ask: AskNode) -> float | None:
-    from prometheus_client.parser import text_string_to_metric_families  # of use once a master has died
+async def _has_memory(master: Process, ask: AskNode) -> bool:
+    from prometheus_client.parser import text_string_to_metric_families  # for deployments with a store only
 
     answer = await ask("GET", f"http://127.0.0.1:{master.ports['http']}/metrics", seconds=_ASK_SECONDS)
     if answer.status != 200:
-        return None
-    families = text_string_to_metric_families(answer.body)
-    values = [sample.value for family in families for sample in family.samples if sample.name == _CAPACITY]
-    return sum(values) if values else None
+        return False
+    try:
+        samples = [sample for family in text_string_to_metric_families(answer.body) for sample in family.samples]
+    except ValueError:
+        return True
+    values = [sample.value for sample in samples if sample.name == _CAPACITY]
+    return not values or sum(values) > 0

@@ -13,6 +13,9 @@ from pdserve.reach.proxy_tls import unverified
 if TYPE_CHECKING:
     import httpcore
 
+_MOST_CONNECTIONS = 100
+"""Requests to engines that hang must not keep the others waiting."""
+_IDLE_SECONDS = 5.0
 _MOST_BYTES = 4 * 1024 * 1024
 """Of an answer: an order or event must fit a line. LMCache's /status and an engine's /metrics are far below."""
 
@@ -30,7 +33,9 @@ class NodeHttp:
         if ask.method == "CONNECT":
             return await _connected(ask)
         if self._connections is None:
-            self._connections = httpcore.AsyncConnectionPool(ssl_context=unverified(), max_keepalive_connections=20)
+            self._connections = httpcore.AsyncConnectionPool(
+                ssl_context=unverified(), max_connections=_MOST_CONNECTIONS, keepalive_expiry=_IDLE_SECONDS
+            )
         headers: list[tuple[str | bytes, str | bytes]] = [*ask.headers.items()]
         body = None if ask.body is None else ask.body.encode()
         if body is not None:
@@ -40,7 +45,14 @@ class NodeHttp:
                 response = await self._connections.request(ask.method, ask.url, headers=headers, content=body)
         except TimeoutError:
             return Answered(id=ask.id, status=None, error=f"no answer within {ask.seconds:g} s")
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol) as error:
+        except (
+            httpcore.NetworkError,
+            httpcore.ProtocolError,
+            httpcore.UnsupportedProtocol,
+            httpcore.TimeoutException,
+            OSError,
+            ValueError,
+        ) as error:
             why = f"{type(error).__name__}: {error}"
             return Answered(id=ask.id, status=None, error=why, refused=isinstance(error, httpcore.ConnectError))
         if len(response.content) > _MOST_BYTES:

@@ -153,7 +153,10 @@ class Timeouts(Strict):
     )
     engine_seconds: Seconds = Field(default=3600, description="An engine until healthy: 1.7 TB of weights take 30 min.")
     proxy_seconds: Seconds = Field(default=30, description="The proxy until healthy; it needs about a second.")
-    attach_seconds: Seconds = Field(default=60, description="Engines until registered at LMCache, once healthy.")
+    attach_seconds: Seconds = Field(
+        default=60,
+        description="Engines, once healthy, until registered at LMCache, or until a Mooncake store has their memory.",
+    )
     unresponsive_seconds: Seconds = Field(
         default=60,
         description="While serving: a process that lives but does not answer leaves routing at once, and is treated "

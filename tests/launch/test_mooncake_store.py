@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, free_ports, recipe, up
+from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, free_ports, pdserve, recipe, up
 
 pytestmark = pytest.mark.process
 
@@ -65,6 +65,38 @@ def test_it_is_ready_again_only_once_its_engines_have_given_it_memory(tmp_path: 
         assert "without the memory of its engines" in state.processes[NAME].note
         pool.write_text("1048576")
         deployment.command.expect("deployment is ready")
+
+
+def test_one_that_dies_while_it_has_no_memory_is_restarted_again(tmp_path: Path, pdserve_home: Path) -> None:
+    pool = tmp_path / "pool"
+    pool.write_text("1048576")
+    file = with_store(tmp_path, command=[*MASTER, f"-fake_pool={pool}"])
+    with up(file, pdserve_home) as deployment:
+        serving(deployment)
+        pool.write_text("0")
+        for number in (1, 2):
+            deployment.send_signal(NAME, signal.SIGKILL)
+            deployment.command.expect(f"{NAME} restart 1" if number == 1 else f"{NAME} restart 2")
+            deployment.command.expect(f"{NAME} ready after")
+        pool.write_text("1048576")
+        deployment.command.expect("deployment is ready")
+        assert [event["mounted"] for event in deployment.events("pool")][-1] is True
+
+
+def test_one_whose_figures_cannot_be_read_is_ready(tmp_path: Path, pdserve_home: Path) -> None:
+    pool = tmp_path / "pool"
+    pool.write_text("<html>")
+    file = with_store(tmp_path, command=[*MASTER, f"-fake_pool={pool}"])
+    with up(file, pdserve_home) as deployment:
+        serving(deployment).send_signal(NAME, signal.SIGKILL)
+        deployment.command.expect("deployment is degraded")
+        deployment.command.expect("deployment is ready")
+
+
+def test_a_restart_that_was_asked_for_ends_once_it_has_memory(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(with_store(tmp_path), pdserve_home) as deployment:
+        serving(deployment)
+        assert pdserve("restart", NAME) == (0, f"{NAME} is ready")
 
 
 def test_it_is_restarted_on_its_ports_and_its_engines_serve_on(tmp_path: Path, pdserve_home: Path) -> None:

@@ -43,6 +43,13 @@ def test_cpus_that_the_recipe_names_are_not_divided(binding: str, divided: bool)
     assert (cpu_share(built, "decode-0") is not None) is divided
 
 
+def test_a_worker_in_its_engine_core_is_bound_by_nobody_else() -> None:
+    env = {BINDING: "0-3", "VLLM_ENABLE_V1_MULTIPROCESSING": 0}
+    assert cpu_share(plan(recipe({"prefill": {"env": env}})), "prefill-0") == (0, 2)
+    two_workers = recipe({"prefill": {"env": env, "parallel": {"tp": 2}}})
+    assert cpu_share(plan(two_workers), "prefill-0") is None
+
+
 def test_another_engine_makes_those_that_run_no_other_processes() -> None:
     before, after = plan(recipe()), plan(recipe({"prefill": {"instances": 2}}))
     assert cpu_share(before, "prefill-0") != cpu_share(after, "prefill-0")
