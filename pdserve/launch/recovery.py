@@ -122,6 +122,10 @@ class Recovery:
             self._fail(ServeError(f"the recovery of {name} failed: {error!r}", where=name))
         elif name == "proxy" and not task.cancelled():
             self._renew_router()
+        if name in self._fleet.plan.names() and self._serves(name) and self._fleet.silent(name):
+            # It fell silent while it was being recovered, when its troubles belonged to its recovery.
+            why = self._fleet.state.processes[name].note
+            self._react_to_health(Health(name=name, responsive=False, why=why))
 
     def _server(self, name: str) -> LmcacheServer:
         return next(server for server in self._fleet.plan.lmcache if server.process == name)
@@ -252,6 +256,17 @@ class Recovery:
             attachment.complete for attachment in await wait_attached(living, self._fleet.on_node_of, seconds=seconds)
         )
 
+    async def _attached_while_it_lives(self, server: LmcacheServer) -> bool:
+        attached = asyncio.ensure_future(self._attached([server]))
+        dead = asyncio.ensure_future(self._fleet.until(lambda: not self._serves(server.process)))
+        try:
+            await asyncio.wait({attached, dead}, return_when=asyncio.FIRST_COMPLETED)
+            return attached.done() and attached.result()
+        finally:
+            attached.cancel()
+            dead.cancel()
+            await asyncio.gather(attached, dead, return_exceptions=True)
+
     def _expected(self, server: LmcacheServer) -> int:
         living = sum(1 for engine in server.engines if self._serves(engine))
         return server.expected_workers * living // len(server.engines)
@@ -298,8 +313,7 @@ class Recovery:
         is_cache = self._fleet.plan.process(trouble.name).is_lmcache
         if not trouble.responsive:
             if is_cache:
-                for engine in self._server(trouble.name).engines:
-                    self._fleet.hold(engine, _without(trouble.name))
+                self._hold_engines(self._server(trouble.name))
             self._begin(f"watch {trouble.name}", self._give_up_on(trouble))
         elif is_cache:
             self._begin(f"return to {trouble.name}", self._return_engines(self._server(trouble.name)))
@@ -325,8 +339,7 @@ class Recovery:
 
     async def _recover_lmcache(self, server: LmcacheServer, trouble: Died | Late | None) -> None:
         """Engines out of routing, server back on its port, engines registered and proven, engines back."""
-        for engine in server.engines:
-            self._fleet.hold(engine, _without(server.process))
+        self._hold_engines(server)
         self._fleet.record("cache_down", name=server.process, engines=list(server.engines))
         await self._fleet.stop(server.process)
         if trouble is not None and server.on_death == "fail":
@@ -338,13 +351,19 @@ class Recovery:
             self._fleet.start(server.process)
             if await self._fleet.outcome(server.process):
                 await self._return_engines(server)
-                return
+                if self._serves(server.process):
+                    return
+                self._hold_engines(server)  # it died while they returned
             await self._fleet.stop(server.process)
         self._fail(
             serve_error(trouble, self._fleet.plan, self._fleet.run)
             if trouble is not None
             else ServeError(f"{server.process} did not come back in {_LMCACHE_TRIES} tries", where=server.process)
         )
+
+    def _hold_engines(self, server: LmcacheServer) -> None:
+        for engine in server.engines:
+            self._fleet.hold(engine, _without(server.process))
 
     async def _return_engines(self, server: LmcacheServer) -> None:
         """Every living engine of a server that answers again: registered and proven, or restarted."""
@@ -353,9 +372,9 @@ class Recovery:
             if engine in self._tasks or not self._serves(engine) or self._fleet.silent(engine):
                 self._fleet.release(engine, reason)  # what else keeps it out is still there
                 continue
-            attached = await self._attached([server])
+            attached = await self._attached_while_it_lives(server)
             if self._fleet.phase_of(server.process) != "ready":
-                return  # gone again: its next event goes on
+                return  # gone again, or silent: who called this, or its next event, goes on
             if attached and await self._answers(engine):
                 self._fleet.release(engine, reason)
                 continue

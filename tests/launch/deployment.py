@@ -258,6 +258,13 @@ class Deployment:
         names = [name for name, process in state.processes.items() if process.id is not None]
         return [self.id_of(name) for name in (*names, "agent", "guard")]
 
+    def hold(self, engine: str, point: str) -> None:
+        """Where a fake engine waits from now on; empty: nowhere."""
+        import httpx
+
+        url = f"http://127.0.0.1:{self.run.read_plan().process(engine).ports['http']}/fake/script"
+        assert httpx.post(url, json={"hold": point}, trust_env=False, timeout=LINE_SECONDS).status_code == 200
+
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """A request through the proxy."""
         import httpx

@@ -84,18 +84,12 @@ def test_an_up_that_has_started_nothing_leaves_no_folder(
     assert keys() == []
 
 
-def hold(deployment: Deployment, point: str) -> None:
-    """Where the decode engine waits from now on."""
-    url = f"http://127.0.0.1:{deployment.run.read_plan().process('decode-0').ports['http']}/fake/script"
-    assert httpx.post(url, json={"hold": point}, trust_env=False, timeout=LINE_SECONDS).status_code == 200
-
-
 @contextmanager
 def draining(folder: Path, home: Path, signum: signal.Signals) -> Iterator[tuple[Deployment, Iterator[str]]]:
     """A deployment that got this signal while a stream has one token and waits for the next; and that stream."""
     with up(recipe(folder, proxy__drain_seconds=LINE_SECONDS), home) as deployment:
         deployment.command.expect("serving fake at")
-        hold(deployment, "token")
+        deployment.hold("decode-0", "token")
         body = {"model": "fake", "prompt": "one two three", "max_tokens": 3, "stream": True}
         url = f"{deployment.state().endpoint}/v1/completions"
         client = httpx.Client(trust_env=False, timeout=LINE_SECONDS)
@@ -116,7 +110,7 @@ def test_a_second_term_cuts_no_stream(tmp_path: Path, pdserve_home: Path, first:
     with draining(tmp_path, pdserve_home, first) as (deployment, lines):
         deployment.command.popen.send_signal(signal.SIGTERM)
         assert pdserve("restart", "decode-0")[0] == 8  # the answer of a launcher that has had the signal
-        hold(deployment, "")
+        deployment.hold("decode-0", "")
         assert list(lines)[-1] == "data: [DONE]"
         deployment.command.finish()
     assert forced(deployment) == []

@@ -178,6 +178,21 @@ def test_lmcache_dies_its_prefills_leave_routing_and_come_back_proven(tmp_path: 
         assert deployment.post("/v1/completions", BODY)[0] == 200
 
 
+def test_an_lmcache_that_dies_again_while_its_prefills_return_comes_back(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        prefill = serving(deployment).id_of("prefill-0")
+        deployment.hold("prefill-0", "arrival")  # of its canary
+        deployment.send_signal("lmcache-0", signal.SIGKILL)
+        deployment.command.expect("lmcache-0    ready after")
+        deployment.fault("lmcache-0", deployment.id_of("lmcache-0"), signal.SIGKILL)
+        deployment.command.expect("lmcache-0    died")
+        deployment.hold("prefill-0", "")
+        deployment.command.expect("lmcache-0    ready after")
+        deployment.command.expect("deployment is ready")
+        assert deployment.id_of("prefill-0") == prefill
+        assert deployment.post("/v1/completions", BODY)[0] == 200
+
+
 def test_lmcache_death_may_end_the_deployment(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, lmcache__on_death="fail"), pdserve_home) as deployment:
         serving(deployment).send_signal("lmcache-0", signal.SIGKILL)
