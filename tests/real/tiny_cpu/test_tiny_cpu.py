@@ -21,6 +21,7 @@ from openai.types.chat import ChatCompletionUserMessageParam
 from pdserve.plan.process import HttpProbe
 from pdserve.system import procfs
 from pdserve.system.process import pid_end, send
+from tests.cluster.waiting import wait_until
 from tests.launch.deployment import Deployment, pdserve, read_json
 from tests.real.conftest import member, status_of_all
 
@@ -62,10 +63,17 @@ def test_every_process_of_every_engine_proves_its_patches(tiny: Deployment) -> N
 def test_the_effects_of_patches_are_on_the_engines_own_metrics(tiny: Deployment) -> None:
     probe = tiny.run.read_plan().process("prefill-0").probe
     assert isinstance(probe, HttpProbe)
-    text = httpx.get(f"http://{probe.host}:{probe.port}/metrics", timeout=60).text
-    assert 'pdserve_patch_active_processes{patch="multiconnector-prom-metrics"} 2.0' in text
-    # The canary's transfer was the first one: without the patch the API server would be gone by now.
-    assert 'pdserve_patch_effects_total{effect="observations-dropped",patch="multiconnector-prom-metrics"}' in text
+    url = f"http://{probe.host}:{probe.port}/metrics"
+    assert 'pdserve_patch_active_processes{patch="multiconnector-prom-metrics"} 2.0' in httpx.get(url, timeout=60).text
+    dropped = 'pdserve_patch_effects_total{effect="observations-dropped",patch="multiconnector-prom-metrics"}'
+
+    def seen() -> bool:
+        """What an engine has sent it reports with its next step."""
+        assert tiny.post("/v1/completions", {"model": "tiny", "prompt": "one two", "max_tokens": 1})[0] == 200
+        return dropped in httpx.get(url, timeout=60).text
+
+    # Without the patch the API server would be gone with the first transfer.
+    wait_until("an observation was dropped", seen, 60)
 
 
 def test_the_share_of_the_orchestration_is_recorded(tiny: Deployment) -> None:
