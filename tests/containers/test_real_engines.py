@@ -31,7 +31,8 @@ def contained(folder: Path, **changes: object) -> Path:
 
 @pytest.fixture
 def tiny(box: Boxes) -> Iterator[Deployment]:
-    with box.up(box.node, contained(box.folder)) as up:
+    # A worker in a process of its own is handed its work through shared memory.
+    with box.up(box.node, contained(box.folder, engine={"env": {"VLLM_ENABLE_V1_MULTIPROCESSING": 1}})) as up:
         until_ready(up, NAME)
         yield up
 
