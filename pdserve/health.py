@@ -26,6 +26,7 @@ DeathT = TypeVar("DeathT")
 PROBE_SECONDS = 3.0
 """One try: an HTTP server that accepts but does not answer must not hold a wait for longer."""
 _IDLE_SECONDS = 5.0
+"""After which a connection that is not used is closed."""
 _TIMEOUTS = dict.fromkeys(("connect", "read", "write", "pool"), PROBE_SECONDS)
 INTERVAL_SECONDS = 0.1
 _PROVEN_AGAIN = 15

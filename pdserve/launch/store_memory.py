@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from pdserve.plan.process import Process
+from pdserve.plan.process import HttpProbe, Process
 from pdserve.reach.protocol import AskNode
 
-_CAPACITY = "master_total_capacity_bytes"
 _ASK_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 
@@ -29,14 +28,17 @@ async def wait_for_memory(master: Process, ask: AskNode, *, seconds: float) -> b
 
 
 async def _has_memory(master: Process, ask: AskNode) -> bool:
-    from prometheus_client.parser import text_string_to_metric_families  # for deployments with a store only
+    # With httpx, which only deployments with a store need here.
+    from pdserve.observe.engine_metrics import samples_of
+    from pdserve.observe.store_metrics import store_figures
 
-    answer = await ask("GET", f"http://127.0.0.1:{master.ports['http']}/metrics", seconds=_ASK_SECONDS)
+    assert isinstance(master.probe, HttpProbe)
+    url = f"http://{master.probe.host}:{master.probe.port}"
+    answer = await ask("GET", f"{url}/metrics", seconds=_ASK_SECONDS)
     if answer.status != 200:
         return False
     try:
-        samples = [sample for family in text_string_to_metric_families(answer.body) for sample in family.samples]
+        size = store_figures(url, samples_of(answer.body)).bytes_total
     except ValueError:
         return True
-    values = [sample.value for sample in samples if sample.name == _CAPACITY]
-    return not values or sum(values) > 0
+    return size is None or size > 0

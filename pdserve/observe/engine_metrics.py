@@ -264,10 +264,14 @@ async def read_metrics(url: str, client: httpx.AsyncClient) -> Page:
     try:
         response = await client.get(f"{url}/metrics", timeout=_TIMEOUT_SECONDS)
         response.raise_for_status()
-        families = await asyncio.to_thread(lambda: list(text_string_to_metric_families(response.text)))
+        return await asyncio.to_thread(samples_of, response.text)
     except (httpx.HTTPError, ValueError) as error:
         return _why(error)
-    return [sample for family in families for sample in family.samples]
+
+
+def samples_of(text: str) -> list[Sample]:
+    """Of the text of /metrics. Raises ValueError when it is something else."""
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
 def _why(error: Exception) -> str:

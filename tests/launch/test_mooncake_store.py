@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,15 @@ def serving(deployment: Deployment) -> Deployment:
     return deployment
 
 
+@contextmanager
+def with_pool(folder: Path, home: Path, size: str) -> Iterator[tuple[Deployment, Path]]:
+    """One that serves, and the file that has what its master reports as the bytes of its pool."""
+    pool = folder / "pool"
+    pool.write_text(size)
+    with up(with_store(folder, command=[*MASTER, f"-fake_pool={pool}"]), home) as deployment:
+        yield serving(deployment), pool
+
+
 def test_it_is_ready_before_the_engines_start_and_ends_after_them(tmp_path: Path, pdserve_home: Path) -> None:
     with up(with_store(tmp_path), pdserve_home) as deployment:
         serving(deployment)
@@ -50,11 +61,7 @@ def test_it_is_ready_before_the_engines_start_and_ends_after_them(tmp_path: Path
 
 
 def test_it_is_ready_again_only_once_its_engines_have_given_it_memory(tmp_path: Path, pdserve_home: Path) -> None:
-    pool = tmp_path / "pool"
-    pool.write_text("1048576")
-    file = with_store(tmp_path, command=[*MASTER, f"-fake_pool={pool}"])
-    with up(file, pdserve_home) as deployment:
-        serving(deployment)
+    with with_pool(tmp_path, pdserve_home, "1048576") as (deployment, pool):
         pool.write_text("0")
         deployment.send_signal(NAME, signal.SIGKILL)
         deployment.command.expect(f"{NAME} restart 1")
@@ -68,15 +75,11 @@ def test_it_is_ready_again_only_once_its_engines_have_given_it_memory(tmp_path: 
 
 
 def test_one_that_dies_while_it_has_no_memory_is_restarted_again(tmp_path: Path, pdserve_home: Path) -> None:
-    pool = tmp_path / "pool"
-    pool.write_text("1048576")
-    file = with_store(tmp_path, command=[*MASTER, f"-fake_pool={pool}"])
-    with up(file, pdserve_home) as deployment:
-        serving(deployment)
+    with with_pool(tmp_path, pdserve_home, "1048576") as (deployment, pool):
         pool.write_text("0")
         for number in (1, 2):
             deployment.send_signal(NAME, signal.SIGKILL)
-            deployment.command.expect(f"{NAME} restart 1" if number == 1 else f"{NAME} restart 2")
+            deployment.command.expect(f"{NAME} restart {number}")
             deployment.command.expect(f"{NAME} ready after")
         pool.write_text("1048576")
         deployment.command.expect("deployment is ready")
@@ -84,11 +87,8 @@ def test_one_that_dies_while_it_has_no_memory_is_restarted_again(tmp_path: Path,
 
 
 def test_one_whose_figures_cannot_be_read_is_ready(tmp_path: Path, pdserve_home: Path) -> None:
-    pool = tmp_path / "pool"
-    pool.write_text("<html>")
-    file = with_store(tmp_path, command=[*MASTER, f"-fake_pool={pool}"])
-    with up(file, pdserve_home) as deployment:
-        serving(deployment).send_signal(NAME, signal.SIGKILL)
+    with with_pool(tmp_path, pdserve_home, "<html>") as (deployment, _):
+        deployment.send_signal(NAME, signal.SIGKILL)
         deployment.command.expect("deployment is degraded")
         deployment.command.expect("deployment is ready")
 
