@@ -214,8 +214,7 @@ class Recipe(Strict):
     )
     platform: Literal["cpu", "cuda", "rocm"] = Field(
         description="What the engines run on. On `cpu` the engines of a node divide its CPUs among them, unless "
-        "VLLM_CPU_OMP_THREADS_BIND names some (vLLM does not read it where VLLM_ENABLE_V1_MULTIPROCESSING is 0 and an "
-        "engine has one rank)."
+        "VLLM_CPU_OMP_THREADS_BIND binds them."
     )
     devices_per_node: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Devices of the node type this was written for: `render` plans for such nodes."
