@@ -98,9 +98,9 @@ def test_a_launcher_that_is_killed_takes_the_container_along(pods: Pods) -> None
         pods.assert_nothing_left()
 
 
-def test_every_proof_is_proven_inside(pods: Pods) -> None:
+def test_every_proof_is_proven_inside(pods: Pods, cache: Path) -> None:
     """With real engines."""
-    with pods.up(pods.node, pods.podman.added_to(contained(pods.folder))) as up:
+    with pods.up(pods.node, pods.podman.added_to(contained(pods.folder, cache))) as up:
         until_ready(up, NAME)
         assert_all_proven(up)
         assert pods.pdserve(pods.node, "down", NAME).returncode == 0

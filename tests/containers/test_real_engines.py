@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.container, pytest.mark.timeout(1200)]
 NAME = "tiny-box"
 
 
-def contained(folder: Path, **changes: object) -> Path:
+def contained(folder: Path, cache: Path, **changes: object) -> Path:
     """The recipe of the repository in a container, for a user who adds nothing else."""
     container: dict[str, object] = {"kind": "docker", "image": IMAGE, "python": sys.executable, "mounts": host_mounts()}
-    container["options"] = limits()
+    container |= {"options": limits(), "compile_cache": str(cache)}
     recipe = {"extends": str(RECIPE), "name": NAME, "container": container, "timeouts": PATIENT}
     file = folder / f"{NAME}.yaml"
     file.write_text(yaml.safe_dump(recipe | changes, sort_keys=False))
@@ -30,9 +30,10 @@ def contained(folder: Path, **changes: object) -> Path:
 
 
 @pytest.fixture
-def tiny(box: Boxes) -> Iterator[Deployment]:
+def tiny(box: Boxes, cache: Path) -> Iterator[Deployment]:
     # A worker in a process of its own is handed its work through shared memory.
-    with box.up(box.node, contained(box.folder, engine={"env": {"VLLM_ENABLE_V1_MULTIPROCESSING": 1}})) as up:
+    recipe = contained(box.folder, cache, engine={"env": {"VLLM_ENABLE_V1_MULTIPROCESSING": 1}})
+    with box.up(box.node, recipe) as up:
         until_ready(up, NAME)
         yield up
 
@@ -62,11 +63,12 @@ def in_a_job(boxes: Boxes, recipe: Path) -> Iterator[Deployment]:
 
 @pytest.mark.parametrize(("started", "over"), [(over_ssh, "0"), (in_a_job, "COMPLETED")], ids=["ssh", "slurm"])
 def test_every_proof_is_proven_between_containers_of_two_nodes(
-    boxes: Boxes, started: Callable[[Boxes, Path], AbstractContextManager[Deployment]], over: str
+    boxes: Boxes, cache: Path, started: Callable[[Boxes, Path], AbstractContextManager[Deployment]], over: str
 ) -> None:
     first, second = boxes.cluster.nodes
-    with started(boxes, contained(boxes.folder, slurm={"nodes": 2})) as up:
+    with started(boxes, contained(boxes.folder, cache, slurm={"nodes": 2})) as up:
         until_ready(up, NAME)
+        assert list(cache.rglob("modelinfos/*")), "the engines kept nothing in the compile cache"
         for node, engine in ((first, "prefill-0"), (second, "decode-0")):
             assert up.node_of(engine) == node
             assert boxes.inside(node).count("VLLM::EngineCore") == 1
