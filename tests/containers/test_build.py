@@ -1,5 +1,5 @@
 """`containers/*.Dockerfile`, as far as a docker without a registry goes: all are read by docker's own parser, and the
-last stage of the CPU one is built on a stand-in for the stage before it."""
+last stage of the CPU one is built on a stand-in for the stage before it. Real engines run in what was built."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import pytest
 
 from pdserve import __version__
 from tests.cluster.cluster import Cluster
+from tests.cluster.tiny import assert_all_proven, until_ready
+from tests.containers.boxes import Boxes
 from tests.containers.daemon import Docker
 from tests.containers.engines_image import changes, write_engines_image, write_runtime
 from tests.containers.programs import docker_layers
+from tests.containers.test_real_engines import NAME, contained
 from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.container
@@ -27,7 +30,8 @@ CHECK = "RUN python -m pdserve.installed.image_check cpu\n"
 
 
 @pytest.fixture(scope="module")
-def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
+    """One node whose docker has the stand-in."""
     folder = tmp_path_factory.mktemp("build")
     runtime = write_runtime(folder)
     write_engines_image(folder / "engines.tar", folder)
@@ -41,13 +45,18 @@ def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
         docker.start()
         try:
             docker.output("import", *changes(), str(folder / "engines.tar"), ENGINES)
-            yield docker
+            yield Boxes(cluster, {cluster.nodes[0]: docker}, tmp_path_factory.mktemp("box"))
         finally:
             docker.stop()
 
 
+@pytest.fixture
+def docker(box: Boxes) -> Docker:
+    return box.docker
+
+
 def build(docker: Docker, file: Path, tag: str) -> subprocess.CompletedProcess[str]:
-    return docker.call("build", "--network=host", f"--file={file}", f"--tag={tag}", str(REPOSITORY))
+    return docker.call("build", "--force-rm", "--network=host", f"--file={file}", f"--tag={tag}", str(REPOSITORY))
 
 
 @pytest.mark.parametrize("base", sorted(BASES.items()), ids=lambda base: base[0])
@@ -87,9 +96,32 @@ def test_the_check_of_the_image_ends_a_build_that_lacks_something(docker: Docker
     assert "image: the proxy is not compiled" in said[0]
 
 
-def test_the_image_runs_pdserve(docker: Docker, tmp_path: Path) -> None:
-    done = build(docker, last_stage(tmp_path, check=False), "built:1")
+@pytest.fixture(scope="module")
+def image(box: Boxes, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the build makes, but for the compiled proxy."""
+    done = build(box.docker, last_stage(tmp_path_factory.mktemp("image"), check=False), "built:1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert docker.output("run", "--rm", "--network=host", "built:1", "--version").startswith(f"pdserve {__version__}")
-    listed = docker.output("run", "--rm", "--network=host", "--entrypoint=ls", "built:1", "/")
+    return "built:1"
+
+
+def test_the_image_runs_pdserve(docker: Docker, image: str) -> None:
+    assert docker.output("run", "--rm", "--network=host", image, "--version").startswith(f"pdserve {__version__}")
+    listed = docker.output("run", "--rm", "--network=host", "--entrypoint=ls", image, "/")
     assert "build" not in listed.split()
+
+
+@pytest.mark.timeout(1200)
+def test_every_proof_is_proven_in_the_image(box: Boxes, image: str, cache: Path) -> None:
+    """With the image's own Python and nothing mounted by the recipe."""
+    # A worker in a process of its own is handed its work through shared memory.
+    worker = {"env": {"VLLM_ENABLE_V1_MULTIPROCESSING": 1}}
+    with box.up(box.node, contained(box.folder, cache, container={"image": image}, engine=worker)) as up:
+        until_ready(up, NAME)
+        assert_all_proven(up)
+        assert box.inside(box.node).count("VLLM::EngineCore") == 2
+        # A real engine leaves memory behind when it is killed.
+        assert box.cluster.segments(box.node)
+        box.docker.output("kill", box.container())
+        assert "docker run ended with exit code 137" in up.expect("is lost while serving")
+        assert up.ended() == "5"
+    box.assert_nothing_left()

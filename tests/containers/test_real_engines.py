@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -17,36 +17,16 @@ from tests.containers.image import IMAGE, host_mounts, limits
 
 pytestmark = [pytest.mark.container, pytest.mark.timeout(1200)]
 NAME = "tiny-box"
+MOUNTED = {"image": IMAGE, "python": sys.executable, "mounts": host_mounts()}
 
 
-def contained(folder: Path, cache: Path, **changes: object) -> Path:
+def contained(folder: Path, cache: Path, *, container: Mapping[str, object] = MOUNTED, **changes: object) -> Path:
     """The recipe of the repository in a container, for a user who adds nothing else."""
-    container: dict[str, object] = {"kind": "docker", "image": IMAGE, "python": sys.executable, "mounts": host_mounts()}
-    container |= {"options": limits(), "compile_cache": str(cache)}
+    container = {"kind": "docker", "options": limits(), "compile_cache": str(cache), **container}
     recipe = {"extends": str(RECIPE), "name": NAME, "container": container, "timeouts": PATIENT}
     file = folder / f"{NAME}.yaml"
     file.write_text(yaml.safe_dump(recipe | changes, sort_keys=False))
     return file
-
-
-@pytest.fixture
-def tiny(box: Boxes, cache: Path) -> Iterator[Deployment]:
-    # A worker in a process of its own is handed its work through shared memory.
-    recipe = contained(box.folder, cache, engine={"env": {"VLLM_ENABLE_V1_MULTIPROCESSING": 1}})
-    with box.up(box.node, recipe) as up:
-        until_ready(up, NAME)
-        yield up
-
-
-def test_every_proof_is_proven_inside(tiny: Deployment, box: Boxes) -> None:
-    assert_all_proven(tiny)
-    assert box.inside(box.node).count("VLLM::EngineCore") == 2
-    # A real engine leaves memory behind when it is killed.
-    assert box.cluster.segments(box.node)
-    box.docker.output("kill", box.container())
-    assert "docker run ended with exit code 137" in tiny.expect("is lost while serving")
-    assert tiny.ended() == "5"
-    box.assert_nothing_left()
 
 
 @contextmanager
