@@ -115,7 +115,7 @@ def test_every_proof_is_proven_in_the_image(box: Boxes, image: str, cache: Path)
     """With the image's own Python and nothing mounted by the recipe."""
     # A worker in a process of its own is handed its work through shared memory.
     worker = {"env": {"VLLM_ENABLE_V1_MULTIPROCESSING": 1}}
-    with box.up(box.node, contained(box.folder, cache, container={"image": image}, engine=worker)) as up:
+    with box.up(box.node, contained(box.folder, cache, container={"image": image}, decode=worker)) as up:
         until_ready(up, NAME)
         assert_all_proven(up)
         assert box.inside(box.node).count("VLLM::EngineCore") == 2
