@@ -7,7 +7,9 @@ import re
 import shlex
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -27,6 +29,15 @@ echo started
 """
 
 
+def graceful(code: int) -> str:
+    """A launcher that takes its time after a TERM."""
+    return (
+        "#!/usr/bin/env bash\n"
+        f"trap 'echo stopping; read -t 0.3 <> <(:) || true; echo stopped; exit {code}' TERM\n"
+        "echo started\nwhile :; do read -t 0.1 <> <(:) || true; done\n"
+    )
+
+
 def script_of(*changes: dict[str, Any], words: tuple[str, ...] = ("r.yaml",)) -> str:
     made = recipe(*changes)
     return render_sbatch(made, plan(made), list(words))
@@ -36,7 +47,9 @@ def directives(*changes: dict[str, Any]) -> list[str]:
     return re.findall(r"^#SBATCH (.*)$", script_of(*changes), re.MULTILINE)
 
 
-def submitted(folder: Path, script: str, *arguments: str, pdserve: str = RECORDER) -> subprocess.Popen[str]:
+def submitted(
+    folder: Path, script: str, *arguments: str, pdserve: str = RECORDER, env: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[str]:
     """The script as Slurm runs it: a copy elsewhere, with the submit folder in a variable."""
     spool, bin_ = folder / "spool", folder / "bin"
     for made in (spool, bin_, folder / "repository"):
@@ -48,6 +61,7 @@ def submitted(folder: Path, script: str, *arguments: str, pdserve: str = RECORDE
         "PATH": f"{bin_}:{os.environ['PATH']}",
         "SLURM_SUBMIT_DIR": str(folder / "repository"),
         "RECORD": str(folder / "record"),
+        **env,
     }
     command = ["bash", str(spool / "slurm_script"), *arguments]
     return subprocess.Popen(
@@ -205,18 +219,28 @@ def test_its_exit_code_is_the_launchers(tmp_path: Path, code: int) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("code", [0, 5])
 def test_a_term_reaches_the_launcher_which_has_its_time_and_the_last_word(tmp_path: Path, code: int) -> None:
-    graceful = (
-        "#!/usr/bin/env bash\n"
-        f"trap 'echo stopping; read -t 0.3 <> <(:) || true; echo stopped; exit {code}' TERM\n"
-        "echo started\nwhile :; do read -t 0.1 <> <(:) || true; done\n"
-    )
-    job = submitted(tmp_path, script_of(*BIG), pdserve=graceful)
+    job = submitted(tmp_path, script_of(*BIG), pdserve=graceful(code))
     assert job.stdout is not None
     assert job.stdout.readline() == "started\n"
     job.send_signal(signal.SIGTERM)
     assert job.stdout.readline() == "stopping\n"
     job.send_signal(signal.SIGTERM)
     assert ended(job)[0] == code
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("before", ['*"pdserve"*" up "*', "launcher=*!*"])
+def test_a_term_in_the_moment_of_the_start_reaches_the_launcher(tmp_path: Path, before: str) -> None:
+    """The signal comes right before a command of the script, from a trap that bash runs there. Both pipes end with the
+    last process that has them."""
+    early = tmp_path / "early"
+    early.write_text(
+        f"if [[ $0 == *slurm_script ]]; then trap '[[ $BASH_COMMAND != {before} ]] || kill -TERM $$' DEBUG; fi\n"
+    )
+    job = submitted(tmp_path, script_of(*BIG), pdserve=graceful(5), env={"BASH_ENV": str(early)})
+    code, stderr = ended(job)
+    # A TERM that comes before the launcher has its own trap ends it.
+    assert (code in (5, 143), stderr) == (True, "")
 
 
 @pytest.mark.process

@@ -46,10 +46,14 @@ fi
 """
 """The beginning of a batch script; `{missing}`: the exit code where there is no pdserve."""
 IN_BACKGROUND = """\
-# In the background, because bash runs a trap only between commands, and a signal ends `wait` but no other command.
+# In the background, because bash runs a trap only between commands, and a signal ends `wait` but no other command. The
+# trap comes first: a signal that finds none ends this shell, and the launcher does not get it.
+launcher="" asked=""
+forward() {{ asked=yes && if [[ -n $launcher ]]; then kill -TERM "$launcher" 2>/dev/null || true; fi; }}
+trap forward TERM INT
 "$pdserve" {verb} {arguments} &
 launcher=$!
-trap 'kill -TERM "$launcher" 2>/dev/null || true' TERM INT
+if [[ -n $asked ]]; then forward; fi
 while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done
 wait "$launcher"
 """
