@@ -1,7 +1,7 @@
 """The flags of vLLM 0.32.0's API server, without the dashes and without their `--no-` forms.
 
-Read from its `--help=all`. Only for hints: a flag that is not here may belong to another version, so it is warned
-about and not refused.
+Read from its `--help=all`; a test compares them with its parser. Only for hints: a flag that is not here may belong to
+another version, so it is warned about and not refused.
 """
 
 from __future__ import annotations
@@ -73,3 +73,38 @@ uvicorn-log-level video-pruning-method video-pruning-rate watermark watermark-co
 worker-cls worker-extension-cls
 """.split()  # noqa: SIM905 - three hundred quoted words are no easier to read
 )
+
+SWITCHES = frozenset(
+    """
+aggregate-engine-logging allow-credentials allow-deprecated-quantization async-scheduling cohere-is-reasoning-model
+cudagraph-metrics data-parallel-external-lb data-parallel-hybrid-lb data-parallel-multi-port-external-lb
+dcp-q-replicate disable-cascade-attn disable-chunked-mm-input disable-custom-all-reduce disable-fastapi-docs
+disable-hybrid-kv-cache-manager disable-log-stats disable-nccl-for-dp-synchronization disable-sliding-window
+disable-uvicorn-access-log enable-auto-tool-choice enable-batch-sharded-sampling enable-chunked-prefill
+enable-cumem-allocator enable-dbo enable-elastic-ep enable-ep-weight-filter enable-eplb enable-expert-parallel
+enable-fault-tolerance enable-flash-late-interaction enable-flashinfer-autotune enable-force-include-usage
+enable-hc-sp enable-layerwise-nvtx-tracing enable-log-deltas enable-log-outputs enable-log-requests
+enable-logging-iteration-details enable-lora enable-mamba-cache-stochastic-rounding
+enable-mamba-shared-prefix-checkpoint enable-mfu-metrics enable-mixed-moe-lora-format enable-mm-embeds
+enable-moe-shared-loras enable-nccl-comm-suspend enable-offline-docs enable-per-request-metrics enable-prefix-caching
+enable-prompt-embeds enable-prompt-tokens-details enable-request-id-headers enable-return-routed-experts
+enable-scale-out enable-server-load-tracking enable-shm-tensor-arena enable-sleep-mode enable-ssl-refresh
+enable-tokenizer-info-endpoint enable-tower-connector-lora enable-trace-replay enforce-eager
+exclude-tools-when-tool-choice-none fail-on-environ-validation fully-sharded-loras grpc headless interleave-mm-strings
+jit-monitor-verbose kv-cache-metrics kv-sharing-fast-prefill language-model-only log-error-stack
+long-prefill-token-threshold-adaptive mm-device-do-normalize mm-encoder-only numa-bind ray-workers-use-nsight
+return-sampling-mask return-tokens-as-token-ids scheduler-reserve-full-isl skip-mm-profiling skip-tokenizer-init
+sleep-mode-offload-cudagraph specialize-active-lora swa-bounded-replay tokens-only trust-remote-code
+trust-request-chat-template trust-request-mm-kwargs use-fp64-gumbel use-replayssm use-tqdm-on-load
+""".split()  # noqa: SIM905
+)
+"""Those that take no value."""
+
+LISTS = frozenset(
+    """
+allowed-media-domains api-key collect-detailed-traces cpu-offload-params cudagraph-capture-sizes ignore-patterns
+kv-cache-dtype-skip-layers logits-processors lora-modules lora-target-modules numa-bind-cpus numa-bind-nodes
+offload-params served-model-name sleep-preserve-parameter-names
+""".split()  # noqa: SIM905
+)
+"""Those that take any number of words."""

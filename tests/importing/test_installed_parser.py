@@ -25,8 +25,14 @@ SECRET = "hunter2-hunter2"
 
 def answer(*lines: ParsedLine, names: Sequence[str] = (), switches: Sequence[str] = ()) -> InstalledParser:
     """Of a version that does not exist."""
-    known = LISTED.whole | set(names)
-    return InstalledParser(version="7.0", names=known, short=LISTED.short, switches=frozenset(switches), lines=lines)
+    return InstalledParser(
+        version="7.0",
+        names=LISTED.whole | set(names),
+        short=LISTED.short,
+        switches=frozenset(switches),
+        lists=LISTED.lists,
+        lines=lines,
+    )
 
 
 def line(**changes: object) -> ParsedLine:
@@ -107,9 +113,7 @@ def test_what_follows_a_switch_is_not_its_value(tmp_path: Path) -> None:
 def test_more_words_than_a_flag_takes_are_a_loss(tmp_path: Path) -> None:
     recipe, _ = read(tmp_path, "vllm serve org/m --seed 1 2", answer(line(flags={"seed": ["1"]})))
     assert args(recipe) == {"seed": 1}
-    assert [note.why for note in recipe.draft.losses()] == [
-        "vLLM 7.0 takes one value; the other words belong to no flag"
-    ]
+    assert [note.why for note in recipe.draft.losses()] == ["a word that belongs to no flag"]
 
 
 def test_a_flag_that_collects_is_a_loss_when_it_is_given_twice(tmp_path: Path) -> None:
@@ -229,6 +233,8 @@ def parsed(parser: InstalledParser, name: str) -> ParsedLine:
 def test_the_list_has_the_names_of_the_tested_version(installed: InstalledParser) -> None:
     assert installed.version.startswith(TESTED["vllm"])
     assert installed.names == LISTED.whole
+    assert installed.switches == LISTED.switches
+    assert installed.lists == LISTED.lists
     assert dict(installed.short) == dict(LISTED.short)
 
 

@@ -158,3 +158,30 @@ def test_the_verb_takes_variables(tmp_path: Path) -> None:
     (tmp_path / "serve.sh").write_text('vllm serve "$MODEL" -tp 2\n')
     assert run(("import", "serve.sh", "--flags-from", "list", "--var", "MODEL=org/x"), tmp_path, {}).code == 0
     assert run(("import", "serve.sh", "--var", "MODEL"), tmp_path, {}).code == 2
+
+
+@pytest.mark.parametrize("empty", ["''", '""', '"$NONE"'])
+def test_an_empty_word_in_quotes_is_a_word(empty: str) -> None:
+    document = read(f"NONE=\nvllm serve $MODEL --tokenizer {empty} --seed 3\n").document
+    assert document["aggregated"]["args"] == {"tokenizer": "", "seed": 3}
+
+
+def test_an_empty_variable_outside_of_quotes_is_no_word() -> None:
+    document = read("NONE=\nvllm serve $NONE $MODEL $NONE --seed 3\n").document
+    assert document["model"]["id"] == "org/model"
+    assert document["aggregated"]["args"] == {"seed": 3}
+
+
+@pytest.mark.parametrize("test", ["[ '' ]", "[ -n '' ]", "[[ '' != \"\" ]]"])
+def test_a_test_of_an_empty_word_does_not_hold(test: str) -> None:
+    document = read(f"if {test}; then SEED=1; else SEED=2; fi\nvllm serve $MODEL --seed $SEED\n").document
+    assert document["aggregated"]["args"] == {"seed": 2}
+
+
+def test_the_model_is_the_first_word_that_belongs_to_no_flag() -> None:
+    """As for vLLM, which knows how many words a flag takes."""
+    draft = read("vllm serve --trust-remote-code --no-enable-prefix-caching --seed 3 $MODEL --enforce-eager stray")
+    assert draft.document["model"]["id"] == "org/model"
+    args = {"trust-remote-code": True, "enable-prefix-caching": False, "seed": 3, "enforce-eager": True}
+    assert draft.document["aggregated"]["args"] == args
+    assert notes(draft, "served") == {"vllm serve": "a word that belongs to no flag"}

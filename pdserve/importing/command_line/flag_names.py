@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdserve.recipe.flags import known_flags
+from pdserve.recipe.vllm_flags import LISTS, SWITCHES
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class FlagNames:
     """Short name -> the whole one."""
     switches: frozenset[str] = frozenset()
     """Flags that take no value, where that is known."""
+    lists: frozenset[str] = frozenset()
+    """Flags that take any number of words."""
 
     def named(self, name: str) -> str:
         """The whole name: no dashes in front, `-` for `_`, a short name or a unique beginning written out. What comes
@@ -31,9 +34,12 @@ class FlagNames:
                 first = first.removesuffix(bare) + fitting[0]
         return f"{first}{dot}{rest}"
 
-    def takes_no_value(self, name: str) -> bool:
-        """Whether it is known that no value follows the flag, as it is written."""
-        return self.named(name).removeprefix("no-") in self.switches
+    def most_words(self, name: str) -> int | None:
+        """How many words can follow the flag, as it is written. None: any number, or it is not known."""
+        known = self.named(name).partition(".")[0]
+        if known.removeprefix("no-") in self.switches:
+            return 0
+        return 1 if known in self.whole and known not in self.lists else None
 
     def switched_off(self, name: str) -> str | None:
         """The flag that `no-x` turns off."""
@@ -69,5 +75,7 @@ LISTED = FlagNames(
         "dc": "diffusion-config",
         "O": "optimization-level",
     },
+    SWITCHES,
+    LISTS,
 )
 """Those of vLLM 0.32.0 (recipe/vllm_flags.py; the short names from its engine/arg_utils.py)."""

@@ -105,8 +105,8 @@ def from_argv(words: Sequence[str], names: FlagNames = LISTED) -> Iterator[tuple
             continue
         name, equals, inline = word.partition("=")
         values = [inline] if equals else []
-        takes_values = not equals and not names.takes_no_value(name)
-        while takes_values and index < len(words) and not _WORD.match(words[index]):
+        most = 0 if equals else names.most_words(name)
+        while (most is None or len(values) < most) and index < len(words) and not _WORD.match(words[index]):
             values.append(words[index])
             index += 1
         value: Any = True if not values else values[0]

@@ -39,12 +39,13 @@ class InstalledParser(BaseModel):
     names: frozenset[str]
     short: Mapping[str, str]
     switches: frozenset[str]
+    lists: frozenset[str]
     lines: Sequence[ParsedLine]
     """In the order of the command lines that were asked about."""
 
     def flag_names(self) -> FlagNames:
         """Its names, to read other lines by."""
-        return FlagNames(self.names, self.short, self.switches)
+        return FlagNames(self.names, self.short, self.switches, self.lists)
 
 
 @dataclass(frozen=True)

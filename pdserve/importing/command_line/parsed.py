@@ -39,12 +39,10 @@ def as_parsed(
         launch.note(
             Sourced(None, shown, place.line), f"vLLM {reader.version}, which is installed here: {why}", "confirm"
         )
-    return _corrected(args, parsed, launch, at, str(reader.version)) if parsed.flags else args
+    return _corrected(args, parsed, launch, at) if parsed.flags else args
 
 
-def _corrected(
-    args: dict[str, Sourced], parsed: ParsedLine, launch: Launch, at: Sourced, version: str
-) -> dict[str, Sourced]:
+def _corrected(args: dict[str, Sourced], parsed: ParsedLine, launch: Launch, at: Sourced) -> dict[str, Sourced]:
     corrected: dict[str, Sourced] = {}
     for name in (*args, *(name for name in parsed.flags if name not in args)):
         ours = args.get(name)
@@ -59,8 +57,6 @@ def _corrected(
         if name in parsed.repeated:
             launch.note(ours, "given several times, which args of a recipe cannot: it has the last one", "served")
             words = words if isinstance(words, bool) else words[-1:]
-        elif isinstance(ours.value, list) and len(ours.value) > 1 and (isinstance(words, bool) or len(words) == 1):
-            launch.note(ours, f"vLLM {version} takes one value; the other words belong to no flag", "served")
         corrected[name] = ours.of(_value(name, words))
     return corrected
 

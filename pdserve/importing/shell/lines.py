@@ -119,7 +119,7 @@ def _split(marked: str) -> Iterator[str]:
     lexer.whitespace_split = True
     lexer.commenters = ""
     for token in lexer:
-        yield from _OPERATOR.findall(token) if set(token) <= set(_OPERATORS) else [token]
+        yield from _OPERATOR.findall(token) if token and set(token) <= set(_OPERATORS) else [token]
 
 
 def check_marks(text: str) -> None:

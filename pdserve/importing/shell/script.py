@@ -286,8 +286,8 @@ def _add(result: Launch, server: Server, lines: LineReader) -> None:
             missing.update(dict.fromkeys(names or [f"the value at line {here.line}"], here.line))
         elif isinstance(item, ImportedFlag):
             flags.append((item, here))
-        elif index == 0:
-            model = here.of(item)
+        elif model is None:
+            model = here.of(item)  # vLLM takes the first free word, wherever it stands
         else:
             result.note(here, "a word that belongs to no flag", "served")
     _check_known(missing, result.file)
@@ -305,7 +305,7 @@ def _add(result: Launch, server: Server, lines: LineReader) -> None:
         result.note(server.env[name], why, "served" if instead is None else "replaced")
     engines.env = environment.carried(env, result, role)
     if model is not None and given is not None:
-        result.note(given, f"the line names a model in front too (line {model.line}), which is taken", "served")
+        result.note(given, f"the line names a model without a flag too (line {model.line}), which is taken", "served")
     _model(result, model or given, server)
     result.roles[role] = engines
     for name in sorted(server.conditions):

@@ -194,6 +194,7 @@ def _answer(asked: list[dict[str, Any]]) -> dict[str, Any]:
         "names": sorted(names),
         "short": short,
         "switches": sorted(name_of(action) for action in options if action.nargs == 0),
+        "lists": sorted(name_of(action) for action in options if action.nargs not in (None, "?", 0)),
         "lines": lines,
     }
 
