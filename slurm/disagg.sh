@@ -33,10 +33,10 @@ if (($# == 0)); then set -- recipes/kimi-mi355x-2node.yaml; fi
 # In the background, because bash runs a trap only between commands, and a signal ends `wait` but no other command. The
 # trap comes first: a signal that finds none ends this shell, and the launcher does not get it.
 launcher="" asked=""
-forward() { asked=yes && if [[ -n $launcher ]]; then kill -TERM "$launcher" 2>/dev/null || true; fi; }
+forward() { asked=yes; [[ -z $launcher ]] || kill -TERM "$launcher" 2>/dev/null || true; }
 trap forward TERM INT
 "$pdserve" up "$@" &
 launcher=$!
-if [[ -n $asked ]]; then forward; fi
+[[ -z $asked ]] || forward
 while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done
 wait "$launcher"

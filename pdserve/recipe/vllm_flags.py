@@ -1,7 +1,7 @@
 """The flags of vLLM 0.32.0's API server, without the dashes and without their `--no-` forms.
 
-Read from its `--help=all`; a test compares them with its parser. Only for hints: a flag that is not here may belong to
-another version, so it is warned about and not refused.
+Read from its `--help=all`; a test compares them with its parser. For hints, and to read launches of others: a flag that
+is not here may belong to another version, so it is warned about and not refused.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tests.containers.boxes import Boxes
 from tests.containers.daemon import Docker
 from tests.containers.engines_image import changes, write_engines_image, write_runtime
 from tests.containers.programs import docker_layers
-from tests.containers.test_real_engines import NAME, contained
+from tests.containers.tiny import NAME, contained
 from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.container

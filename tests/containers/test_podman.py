@@ -17,7 +17,7 @@ from tests.containers.boxes import Boxes
 from tests.containers.image import IMAGE, write_image
 from tests.containers.podman import Podman
 from tests.containers.programs import podman_layers
-from tests.containers.test_real_engines import NAME, contained
+from tests.containers.tiny import NAME, contained
 
 pytestmark = [pytest.mark.container, pytest.mark.timeout(1200)]
 

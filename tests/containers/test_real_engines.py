@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.cluster.deployments import Deployment
-from tests.cluster.tiny import PATIENT, RECIPE, assert_all_proven, until_ready
+from tests.cluster.tiny import assert_all_proven, until_ready
 from tests.containers.boxes import Boxes
-from tests.containers.image import IMAGE, host_mounts, limits
+from tests.containers.tiny import NAME, contained
 
 pytestmark = [pytest.mark.container, pytest.mark.timeout(1200)]
-NAME = "tiny-box"
-MOUNTED = {"image": IMAGE, "python": sys.executable, "mounts": host_mounts()}
-
-
-def contained(folder: Path, cache: Path, *, container: Mapping[str, object] = MOUNTED, **changes: object) -> Path:
-    """The recipe of the repository in a container, for a user who adds nothing else."""
-    container = {"kind": "docker", "options": limits(), "compile_cache": str(cache), **container}
-    recipe = {"extends": str(RECIPE), "name": NAME, "container": container, "timeouts": PATIENT}
-    file = folder / f"{NAME}.yaml"
-    file.write_text(yaml.safe_dump(recipe | changes, sort_keys=False))
-    return file
 
 
 @contextmanager

@@ -185,3 +185,13 @@ def test_the_model_is_the_first_word_that_belongs_to_no_flag() -> None:
     args = {"trust-remote-code": True, "enable-prefix-caching": False, "seed": 3, "enforce-eager": True}
     assert draft.document["aggregated"]["args"] == args
     assert notes(draft, "served") == {"vllm serve": "a word that belongs to no flag"}
+
+
+def test_what_is_asked_for_and_noted_comes_in_the_same_order_each_time() -> None:
+    """Whatever the seed of the hashes is."""
+    names = ["A1", "B2", "C3", "D4", "E5", "F6", "G7"]
+    test = "".join(f"${name}" for name in names)
+    text = f'if [ "{test}" = x ]; then T=1; else T=2; fi\nvllm serve m --tokenizer $T\n'
+    assert f"no value of {', '.join(names)} " in asked(text)
+    draft = read("".join(f"export {name}=$(cmd)\n" for name in names) + "vllm serve $MODEL\n")
+    assert [note.at.key for note in draft.notes if "not known" in note.why] == [f"export {name}" for name in names]

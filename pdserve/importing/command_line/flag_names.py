@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pdserve.recipe.flags import known_flags
-from pdserve.recipe.vllm_flags import LISTS, SWITCHES
+from pdserve.recipe.vllm_flags import FLAGS, LISTS, SWITCHES
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class FlagNames:
 
 
 LISTED = FlagNames(
-    known_flags(),
+    FLAGS,
     {
         "asc": "api-server-count",
         "tp": "tensor-parallel-size",

@@ -283,7 +283,7 @@ def _add(result: Launch, server: Server, lines: LineReader) -> None:
             result.note(here, "its value is not known, and pdserve sets it", "replaced")
             left_out.update(range(index, following))
         elif names is not None:
-            missing.update(dict.fromkeys(names or [f"the value at line {here.line}"], here.line))
+            missing.update(dict.fromkeys(sorted(names) or [f"the value at line {here.line}"], here.line))
         elif isinstance(item, ImportedFlag):
             flags.append((item, here))
         elif model is None:
@@ -299,7 +299,7 @@ def _add(result: Launch, server: Server, lines: LineReader) -> None:
     engines.kv_transfer = engines.args.pop("kv-transfer-config", None)
     role = _role(result, server, engines)
     env = {name: value for name, value in server.env.items() if not isinstance(value.value, UnknownValue | None)}
-    for name in server.env.keys() - env.keys():
+    for name in (name for name in server.env if name not in env):
         instead = env_instead(name, role)
         why = "its value is not known" if instead is None else f"pdserve sets this variable: {instead}"
         result.note(server.env[name], why, "served" if instead is None else "replaced")

@@ -49,11 +49,11 @@ IN_BACKGROUND = """\
 # In the background, because bash runs a trap only between commands, and a signal ends `wait` but no other command. The
 # trap comes first: a signal that finds none ends this shell, and the launcher does not get it.
 launcher="" asked=""
-forward() {{ asked=yes && if [[ -n $launcher ]]; then kill -TERM "$launcher" 2>/dev/null || true; fi; }}
+forward() {{ asked=yes; [[ -z $launcher ]] || kill -TERM "$launcher" 2>/dev/null || true; }}
 trap forward TERM INT
 "$pdserve" {verb} {arguments} &
 launcher=$!
-if [[ -n $asked ]]; then forward; fi
+[[ -z $asked ]] || forward
 while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done
 wait "$launcher"
 """
