@@ -85,7 +85,8 @@ def test_a_request_whose_load_failed_elsewhere_waits_for_ever_for_a_hit_that_lmc
 
 
 def test_no_read_lock_is_left_on_a_real_server() -> None:
-    """Four chunks a prompt. Without the keeper, or after an abort with upstream, they stay locked; so does the job."""
+    """Four chunks a prompt. Without the keeper, or after an abort with upstream, they stay locked, and upstream's job too.
+    """
     results = probe(INSTALLED_VLLM, "tests.upstream.probes.multiconnector_server")
     clean = {"objects": 20, "locked": 0, "jobs": 0, "sessions": 0}
     assert results["loaded"] == {"trackers": 0, **clean}
@@ -95,5 +96,7 @@ def test_no_read_lock_is_left_on_a_real_server() -> None:
     # On a busy machine a request can end before the answer to its lookup is here: the end of its session releases it.
     assert released in (1, 2)
     assert results["effects"] == {"instances": 1, "pending-lookups-overtaken": 1}
-    assert (results["overtaken without keeper"]["locked"], results["overtaken without keeper"]["jobs"]) == (4, 1)
-    assert (results["upstream aborted"]["locked"], results["upstream aborted"]["jobs"]) == (8, 2)
+    without, upstream = results["overtaken without keeper"], results["upstream aborted"]
+    # There too the request may have taken the answer: then its job is gone, and the locks stay.
+    assert (without["locked"], without["jobs"] in (0, 1)) == (4, True)
+    assert (upstream["locked"], upstream["jobs"] - without["jobs"]) == (8, 1)

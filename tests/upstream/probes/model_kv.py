@@ -41,6 +41,9 @@ _RAISED = (ValueError, TypeError, AttributeError, AssertionError, RuntimeError, 
 def configured(tiny: Tiny, folder: str) -> VllmConfig:
     Path(folder, "config.json").write_text(json.dumps(tiny.config))
     flags = {flag.replace("-", "_"): value for flag, value in tiny.args.items()}
+    if "kv_lora_rank" in tiny.config:
+        # What a CPU without AMX has anyway. The backend of a CPU with AMX has other blocks: platforms/cpu.py.
+        flags["attention_backend"] = "CPU_MLA"
     args = EngineArgs(
         model=folder,
         skip_tokenizer_init=True,
