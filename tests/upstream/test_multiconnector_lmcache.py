@@ -85,7 +85,7 @@ def test_a_request_whose_load_failed_elsewhere_waits_for_ever_for_a_hit_that_lmc
 
 
 def test_no_read_lock_is_left_on_a_real_server() -> None:
-    """Four chunks a prompt. Without the keeper, or after an abort with upstream, they stay locked; so does upstream's job."""
+    """Four chunks a prompt. Without the keeper they stay locked; after an abort with upstream the job stays too."""
     results = probe(INSTALLED_VLLM, "tests.upstream.probes.multiconnector_server")
     clean = {"objects": 20, "locked": 0, "jobs": 0, "sessions": 0}
     assert results["loaded"] == {"trackers": 0, **clean}
