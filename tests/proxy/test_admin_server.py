@@ -101,6 +101,21 @@ def test_a_worker_that_comes_back_under_its_name_is_looked_at_at_once(deployment
         assert deployment.complete().status_code == 200
 
 
+def test_a_worker_is_not_what_another_one_of_its_name_was(admin: httpx.Client, deployment: Deployment) -> None:
+    """A new process of the proxy hears what the others have heard: decode-0 was drained, and that one is gone."""
+    extra = deployment.engine("decode-9", "decode")
+    admin.post("/workers/decode-0/drain")
+    admin.delete("/workers/decode-0")
+    admin.post("/workers", json={"name": "decode-0", "role": "decode", "url": extra.url})
+    until_ready(admin, "decode-0")
+    deployment.proxy.process.send_signal(signal.SIGUSR2)
+    deployment.proxy.until("the old proxy process 0 has ended")
+    until_ready(admin, "decode-0")
+    assert [worker["state"] for worker in admin.get("/workers").json()["workers"]] == ["ready", "ready"]
+    assert deployment.complete().status_code == 200
+    assert extra.state()["received"] == 1
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
