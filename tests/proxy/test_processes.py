@@ -420,3 +420,27 @@ def test_the_admins_address_goes_to_the_new_process(deployment: Deployment, tmp_
     deployment.proxy.until("the old proxy process 0 has ended")
     with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=90) as admin:
         assert admin.get("http://admin/workers").status_code == 200
+
+
+def test_without_its_admins_token_a_new_process_still_hears_of_its_workers(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("an-admin-token-of-32-characters!")
+    admin = tmp_path / "admin.sock"
+    deployment.up(control=True, admin={"socket": str(admin), "token_file": str(token)})
+    token.unlink()
+    deployment.proxy.process.send_signal(signal.SIGUSR2)
+    # In whatever order: the one opens it while the other ends.
+    deployment.proxy.until_each(
+        f"the admin's listener is not open: {token}: the admin token cannot be read.*restart the proxy",
+        "the old proxy process 0 has ended",
+    )
+    deployment.proxy.push("decode-0", "dead")
+    assert ask(deployment).status_code == 503
+    # What was lacking is there again.
+    token.write_text("an-admin-token-of-32-characters!")
+    deployment.proxy.process.send_signal(signal.SIGUSR2)
+    deployment.proxy.until("the old proxy process 0 has ended")
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(admin)), timeout=90) as client:
+        assert client.get("http://admin/workers").status_code == 401
