@@ -123,10 +123,17 @@ def test_a_worker_is_not_what_another_one_of_its_name_was(admin: httpx.Client, d
         ({"name": "other", "role": "aggregated", "url": "http://127.0.0.1:1"}, 409),
         ({"name": "other", "role": "decode", "url": "http://127.0.0.1:1/path"}, 400),
         ({"name": "other"}, 400),
+        ({"name": "prefill-1", "role": "prefill", "url": "http://127.0.0.1:1"}, 409),
     ],
 )
 def test_what_is_no_new_worker_is_refused(admin: httpx.Client, body: dict[str, Any], status: int) -> None:
     assert admin.post("/workers", json=body).status_code == status
+    assert names(admin.get("/workers")) == {"prefill-0", "decode-0"}
+
+
+def test_a_prefill_of_mooncake_without_its_bootstrap_server_is_told_what_it_lacks(admin: httpx.Client) -> None:
+    answer = admin.post("/workers", json={"name": "prefill-1", "role": "prefill", "url": "http://127.0.0.1:1"})
+    assert answer.json()["error"]["message"] == "prefill-1 has no bootstrap_url, which Mooncake needs"
 
 
 def test_no_request_passes_without_the_admins_token(admin: httpx.Client, deployment: Deployment) -> None:

@@ -12,7 +12,7 @@ import logging
 from typing import IO, Protocol
 
 from pdserve.errors import PdserveError
-from pdserve.pd.config.proxy import WorkerConfig
+from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.workers.registry import STATES, Registry
 
 log = logging.getLogger("pdserve.proxy")
@@ -21,6 +21,7 @@ log = logging.getLogger("pdserve.proxy")
 class Controlled(Protocol):
     """What the lines act on."""
 
+    config: ProxyConfig
     registry: Registry
 
     def add_worker(self, config: WorkerConfig) -> None: ...
