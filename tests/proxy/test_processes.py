@@ -195,6 +195,34 @@ def test_a_process_that_ends_at_once_ends_all(deployment: Deployment) -> None:
     assert deployment.proxy.process.wait() != 0
 
 
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart that failed"])
+def test_a_process_begins_with_the_configuration_that_the_others_have_read_again(
+    deployment: Deployment, tmp_path: Path, restarted: bool
+) -> None:
+    """But for what a running proxy does not take from the file: there is no worker in it."""
+    # A new program takes those that it finds for no short-lived ones.
+    moments = None if restarted else {"pdserve.pd.processes.supervisor.SHORT_LIFE_SECONDS": 1e-9}
+    deployment.up(processes=2, routing={"decode": {"kind": "round_robin"}}, moments=moments)
+    proxy, path = deployment.proxy, deployment.folder / "proxy.json"
+    config = json.loads(path.read_text())
+    config["routing"]["decode"] = {"kind": "power_of_two"}
+    path.write_text(json.dumps(config | {"workers": []}))
+    proxy.process.send_signal(signal.SIGHUP)
+    proxy.until_each(*(f"proxy process {index} has read its configuration again" for index in range(2)))
+    before = proxy.members
+    if restarted:
+        not_restarted(deployment, tmp_path)
+    for member in before:
+        os.kill(member, signal.SIGKILL)
+    for _ in range(2):
+        proxy.until("serving on")
+    assert {answer.status_code for answer in together(deployment, 8)} == {200}
+    decided = 'routing_decisions_total{policy="power_of_two",role="decode"'
+    while decided not in (page := httpx.get(f"{proxy.url}/metrics", trust_env=False, timeout=90).text):
+        pass  # each process writes its page twice a second
+    assert 'policy="round_robin",role="decode"' not in page
+
+
 # --- one that hangs
 
 

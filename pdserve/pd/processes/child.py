@@ -14,6 +14,17 @@ class Configured:
         self.before = before
         self.refused = refused
 
+    def now(self, text: bytes, *, old: bool) -> None:
+        """Members have read theirs again. `old`: those of the program before."""
+        if old:
+            self.before = text
+        else:
+            self.text = text
+
+    def go_back(self) -> None:
+        """The members of the program before are those that serve."""
+        self.text = self.before or self.text
+
 
 class MemberProcess:
     """A member as its parent knows it."""

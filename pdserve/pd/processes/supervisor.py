@@ -151,11 +151,19 @@ class Processes:
             return
         *lines, child.heard = (child.heard + data).split(b"\n")
         for line in lines:
-            if self._lines.remember(line).get("serving") is True:
+            message = self._lines.remember(line)
+            if message.get("serving") is True:
                 child.serving = True
                 self._retire_old()
+            elif isinstance(message.get("runs_with"), str):
+                self._runs_with(child, message["runs_with"].encode())
             else:
                 self._broadcast(line, but=child)
+
+    def _runs_with(self, child: MemberProcess, text: bytes) -> None:
+        if not child.retired:
+            self.config.now(text, old=child.old)
+            log.info("proxy process %d has read its configuration again: a new one begins with it", child.index)
 
     def _broadcast(self, line: bytes, *, but: MemberProcess | None = None) -> None:
         for child in self._children.values():
@@ -400,7 +408,7 @@ class Processes:
     def _keep_old(self) -> None:
         """They are what serves, as if there had been no restart; those that died meanwhile are replaced."""
         self.rolling = False
-        self.config.text = self.config.before or self.config.text
+        self.config.go_back()
         for child in self._children.values():
             child.old = False
         serving = {child.index for child in self._children.values() if not child.retired}
