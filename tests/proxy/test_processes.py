@@ -373,13 +373,26 @@ def test_an_old_process_that_dies_in_a_restart_that_fails_is_replaced(deployment
 def test_after_a_restart_that_failed_processes_are_replaced_as_before_it(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    """With the configuration that they had, although the file has another one."""
-    deployment.up(processes=2, moments={"pdserve.pd.processes.heartbeat.HUNG_SECONDS": 4.0})
+    """With the configuration that they had, although the file has another one, and within one limit with those that
+    go on."""
+    limit = {"decode": {"max_requests": 2, "queue_size": 0}}
+    deployment.up(processes=2, admission=limit, moments={"pdserve.pd.processes.heartbeat.HUNG_SECONDS": 4.0})
     hung, other = sorted(deployment.proxy.members)
     not_restarted(deployment, tmp_path)
     os.kill(hung, signal.SIGSTOP)
     deployment.proxy.until(rf"\({hung}\) has not answered for 4 s")
     deployment.proxy.until("serving on")
+    (decode,) = deployment.decodes
+    decode.script(hold="first")
+    with ThreadPoolExecutor(20) as pool:
+        answers = [pool.submit(ask, deployment) for _ in range(20)]
+        while sum(answer.done() for answer in answers) < 18:
+            pass
+        decode.script(hold="")
+        assert Counter(answer.result().status_code for answer in answers) == {429: 18, 200: 2}
+    counted = 'pdserve_proxy_requests_total{path="/v1/completions",status="429"} 18.0'
+    while counted not in httpx.get(f"{deployment.proxy.url}/metrics", trust_env=False, timeout=90).text:
+        pass  # each process writes its page twice a second
     os.kill(other, signal.SIGKILL)
     deployment.proxy.until("serving on")
     assert fresh(deployment) == [200] * 20

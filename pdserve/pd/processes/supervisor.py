@@ -371,6 +371,7 @@ class Processes:
                 partial=self._partial.decode("latin-1"),
                 stdin_ended=self.stdin is None,
                 config=self.config.text.decode("latin-1"),
+                shared=self.config.shared,
             ),
             {*SIGNALS, signal.SIGCHLD},
         )
