@@ -30,7 +30,7 @@ from pdserve.errors import PdserveError, StartError
 from pdserve.installed import compiled
 from pdserve.pd.processes import handover, shared_numbers
 from pdserve.pd.processes.child import Configured
-from pdserve.pd.processes.handover import Inheritance
+from pdserve.pd.processes.handover import Inheritance, SharedFiles
 from pdserve.pd.processes.heartbeat import Beats
 from pdserve.pd.processes.shared_pages import Pages
 from pdserve.pd.processes.supervisor import Processes, line_of
@@ -117,6 +117,13 @@ def listening(wanted: ListenSettings) -> list[socket.socket]:
     return sockets
 
 
+def shared_with(inherited: Inheritance) -> SharedFiles | None:
+    """What members need to share limits and figures with those of the program before. None: there is nothing that this
+    program can use, as another version may count elsewhere in it."""
+    shared = inherited.shared
+    return shared if shared is not None and shared.version == __version__ else None
+
+
 def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *, with_control: bool) -> int:
     """As many processes on one port as the configuration has; the exit code. RecipeError: it cannot be used.
     StartError: the address cannot be had."""
@@ -135,13 +142,17 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
     else:
         sockets = [socket.socket(fileno=descriptor) for descriptor in inherited.sockets]
     before = b"" if inherited is None else inherited.config.encode("latin-1")
-    configured = Configured(b"" if wanted is None else wanted.text, before, refused)
     count = len(sockets)
+    configured = Configured(
+        b"" if wanted is None else wanted.text,
+        before,
+        refused,
+        shared=SharedFiles(os.memfd_create("pdserve-proxy"), Pages.create(count), __version__),
+        shared_before=None if inherited is None else shared_with(inherited),
+    )
     if wanted is not None and count != wanted.processes:
         log.warning("it stays at %d process(es): another number takes a restart of the deployment's proxy", count)
     generation = 1 if inherited is None else inherited.generation + 1
-    shared = Path(f"/proc/self/fd/{os.memfd_create('pdserve-proxy')}")
-    files = Pages.create(count)
     signs = Beats.create(count)
     processes: Processes
 
@@ -158,16 +169,18 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
             print(error.render(), file=sys.stderr, flush=True)
             return error.exit_code
         size = Gateway.numbers(config)
+        shared = configured.shared
+        assert shared is not None
         # Who reads it closes it.
         source = os.fdopen(lines, "rb", closefd=False)
         place = member.MemberContext(
             numbers=shared_numbers.private(size)
             if count == 1
-            else shared_numbers.shared(shared, size, process=index, processes=count),
+            else shared_numbers.shared(Path(f"/proc/self/fd/{shared.numbers}"), size, process=index, processes=count),
             sock=sockets[index],
             control=source,
             with_states=with_control,
-            pages=None if count == 1 else Pages(files, index),
+            pages=None if count == 1 else Pages(shared.pages, index),
             notify=notify,
             beats=signs,
             generation=generation,

@@ -7,7 +7,7 @@ import signal
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,17 @@ def key_line(name: str, key: str, **limits: int) -> str:
     return json.dumps({"name": name, "sha256": sha256(key.encode()).hexdigest(), **limits}) + "\n"
 
 
-@pytest.fixture
-def admin(deployment: Deployment, tmp_path: Path) -> Iterator[httpx.Client]:
-    """A 1P1D deployment with the admin on a unix socket, and a client of that."""
+@contextmanager
+def administered(deployment: Deployment, tmp_path: Path, interval_seconds: float) -> Iterator[httpx.Client]:
+    """A 1P1D deployment with the admin on a unix socket, and a client of that. `interval_seconds`: between two looks at
+    a worker."""
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "keys").write_text(key_line("team", CLIENT))
     path = tmp_path / "admin.sock"
     deployment.up(
         admin={"socket": str(path), "token_file": str(tmp_path / "token")},
         auth={"keys_file": str(tmp_path / "keys")},
-        health={"interval_seconds": 0.1, "timeout_seconds": 30},
+        health={"interval_seconds": interval_seconds, "timeout_seconds": 30},
     )
     deployment.proxy.http.headers["authorization"] = f"Bearer {CLIENT}"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -42,6 +43,13 @@ def admin(deployment: Deployment, tmp_path: Path) -> Iterator[httpx.Client]:
     with httpx.Client(
         transport=transport, base_url="http://admin", headers={"authorization": f"Bearer {TOKEN}"}, timeout=90
     ) as client:
+        yield client
+
+
+@pytest.fixture
+def admin(deployment: Deployment, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A 1P1D deployment with the admin on a unix socket, and a client of that."""
+    with administered(deployment, tmp_path, interval_seconds=0.1) as client:
         yield client
 
 
@@ -83,6 +91,31 @@ def test_a_removed_worker_is_gone_and_a_running_stream_of_another_goes_on(
     assert admin.delete("/workers/decode-9").status_code == 404
 
 
+def test_a_worker_that_comes_back_under_its_name_is_looked_at_at_once(deployment: Deployment, tmp_path: Path) -> None:
+    """The look at the one before it is not over yet: it is due in an hour."""
+    with administered(deployment, tmp_path, interval_seconds=3600) as admin:
+        (decode,) = deployment.decodes
+        admin.delete("/workers/decode-0")
+        admin.post("/workers", json={"name": "decode-0", "role": "decode", "url": decode.url})
+        until_ready(admin, "decode-0")
+        assert deployment.complete().status_code == 200
+
+
+def test_a_worker_is_not_what_another_one_of_its_name_was(admin: httpx.Client, deployment: Deployment) -> None:
+    """A new process of the proxy hears what the others have heard: decode-0 was drained, and that one is gone."""
+    extra = deployment.engine("decode-9", "decode")
+    admin.post("/workers/decode-0/drain")
+    admin.delete("/workers/decode-0")
+    admin.post("/workers", json={"name": "decode-0", "role": "decode", "url": extra.url})
+    until_ready(admin, "decode-0")
+    deployment.proxy.process.send_signal(signal.SIGUSR2)
+    deployment.proxy.until("the old proxy process 0 has ended")
+    until_ready(admin, "decode-0")
+    assert [worker["state"] for worker in admin.get("/workers").json()["workers"]] == ["ready", "ready"]
+    assert deployment.complete().status_code == 200
+    assert extra.state()["received"] == 1
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -90,10 +123,17 @@ def test_a_removed_worker_is_gone_and_a_running_stream_of_another_goes_on(
         ({"name": "other", "role": "aggregated", "url": "http://127.0.0.1:1"}, 409),
         ({"name": "other", "role": "decode", "url": "http://127.0.0.1:1/path"}, 400),
         ({"name": "other"}, 400),
+        ({"name": "prefill-1", "role": "prefill", "url": "http://127.0.0.1:1"}, 409),
     ],
 )
 def test_what_is_no_new_worker_is_refused(admin: httpx.Client, body: dict[str, Any], status: int) -> None:
     assert admin.post("/workers", json=body).status_code == status
+    assert names(admin.get("/workers")) == {"prefill-0", "decode-0"}
+
+
+def test_a_prefill_of_mooncake_without_its_bootstrap_server_is_told_what_it_lacks(admin: httpx.Client) -> None:
+    answer = admin.post("/workers", json={"name": "prefill-1", "role": "prefill", "url": "http://127.0.0.1:1"})
+    assert answer.json()["error"]["message"] == "prefill-1 has no bootstrap_url, which Mooncake needs"
 
 
 def test_no_request_passes_without_the_admins_token(admin: httpx.Client, deployment: Deployment) -> None:

@@ -195,6 +195,34 @@ def test_a_process_that_ends_at_once_ends_all(deployment: Deployment) -> None:
     assert deployment.proxy.process.wait() != 0
 
 
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart that failed"])
+def test_a_process_begins_with_the_configuration_that_the_others_have_read_again(
+    deployment: Deployment, tmp_path: Path, restarted: bool
+) -> None:
+    """But for what a running proxy does not take from the file: there is no worker in it."""
+    # A new program takes those that it finds for no short-lived ones.
+    moments = None if restarted else {"pdserve.pd.processes.supervisor.SHORT_LIFE_SECONDS": 1e-9}
+    deployment.up(processes=2, routing={"decode": {"kind": "round_robin"}}, moments=moments)
+    proxy, path = deployment.proxy, deployment.folder / "proxy.json"
+    config = json.loads(path.read_text())
+    config["routing"]["decode"] = {"kind": "power_of_two"}
+    path.write_text(json.dumps(config | {"workers": []}))
+    proxy.process.send_signal(signal.SIGHUP)
+    proxy.until_each(*(f"proxy process {index} has read its configuration again" for index in range(2)))
+    before = proxy.members
+    if restarted:
+        not_restarted(deployment, tmp_path)
+    for member in before:
+        os.kill(member, signal.SIGKILL)
+    for _ in range(2):
+        proxy.until("serving on")
+    assert {answer.status_code for answer in together(deployment, 8)} == {200}
+    decided = 'routing_decisions_total{policy="power_of_two",role="decode"'
+    while decided not in (page := httpx.get(f"{proxy.url}/metrics", trust_env=False, timeout=90).text):
+        pass  # each process writes its page twice a second
+    assert 'policy="round_robin",role="decode"' not in page
+
+
 # --- one that hangs
 
 
@@ -345,13 +373,26 @@ def test_an_old_process_that_dies_in_a_restart_that_fails_is_replaced(deployment
 def test_after_a_restart_that_failed_processes_are_replaced_as_before_it(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    """With the configuration that they had, although the file has another one."""
-    deployment.up(processes=2, moments={"pdserve.pd.processes.heartbeat.HUNG_SECONDS": 4.0})
+    """With the configuration that they had, although the file has another one, and within one limit with those that
+    go on."""
+    limit = {"decode": {"max_requests": 2, "queue_size": 0}}
+    deployment.up(processes=2, admission=limit, moments={"pdserve.pd.processes.heartbeat.HUNG_SECONDS": 4.0})
     hung, other = sorted(deployment.proxy.members)
     not_restarted(deployment, tmp_path)
     os.kill(hung, signal.SIGSTOP)
     deployment.proxy.until(rf"\({hung}\) has not answered for 4 s")
     deployment.proxy.until("serving on")
+    (decode,) = deployment.decodes
+    decode.script(hold="first")
+    with ThreadPoolExecutor(20) as pool:
+        answers = [pool.submit(ask, deployment) for _ in range(20)]
+        while sum(answer.done() for answer in answers) < 18:
+            pass
+        decode.script(hold="")
+        assert Counter(answer.result().status_code for answer in answers) == {429: 18, 200: 2}
+    counted = 'pdserve_proxy_requests_total{path="/v1/completions",status="429"} 18.0'
+    while counted not in httpx.get(f"{deployment.proxy.url}/metrics", trust_env=False, timeout=90).text:
+        pass  # each process writes its page twice a second
     os.kill(other, signal.SIGKILL)
     deployment.proxy.until("serving on")
     assert fresh(deployment) == [200] * 20
@@ -420,3 +461,27 @@ def test_the_admins_address_goes_to_the_new_process(deployment: Deployment, tmp_
     deployment.proxy.until("the old proxy process 0 has ended")
     with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=90) as admin:
         assert admin.get("http://admin/workers").status_code == 200
+
+
+def test_without_its_admins_token_a_new_process_still_hears_of_its_workers(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("an-admin-token-of-32-characters!")
+    admin = tmp_path / "admin.sock"
+    deployment.up(control=True, admin={"socket": str(admin), "token_file": str(token)})
+    token.unlink()
+    deployment.proxy.process.send_signal(signal.SIGUSR2)
+    # In whatever order: the one opens it while the other ends.
+    deployment.proxy.until_each(
+        f"the admin's listener is not open: {token}: the admin token cannot be read.*restart the proxy",
+        "the old proxy process 0 has ended",
+    )
+    deployment.proxy.push("decode-0", "dead")
+    assert ask(deployment).status_code == 503
+    # What was lacking is there again.
+    token.write_text("an-admin-token-of-32-characters!")
+    deployment.proxy.process.send_signal(signal.SIGUSR2)
+    deployment.proxy.until("the old proxy process 0 has ended")
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(admin)), timeout=90) as client:
+        assert client.get("http://admin/workers").status_code == 401

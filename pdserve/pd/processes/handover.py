@@ -33,6 +33,16 @@ class Heir(NamedTuple):
     """File descriptor of the file in which it beats; None: an older program did not hand it over."""
 
 
+class SharedFiles(NamedTuple):
+    """What the processes of one generation share: file descriptors."""
+
+    numbers: int
+    pages: list[int]
+    """One for each process."""
+    version: str
+    """Of the program that laid out the numbers."""
+
+
 class Inheritance(NamedTuple):
     """All that is handed over. File descriptors are numbers."""
 
@@ -46,6 +56,8 @@ class Inheritance(NamedTuple):
     stdin_ended: bool
     config: str = ""
     """The text of the configuration that the processes run with: they go on with it when the new one cannot be used."""
+    shared: SharedFiles | None = None
+    """None: an older program did not hand it over."""
 
 
 def taken() -> Inheritance | None:
@@ -56,6 +68,8 @@ def taken() -> Inheritance | None:
     with os.fdopen(int(file), "rb") as source:
         fields = json.load(source)
     fields["children"] = [Heir(**child) for child in fields["children"]]
+    if fields.get("shared") is not None:
+        fields["shared"] = SharedFiles(**fields["shared"])
     inheritance = Inheritance(**fields)
     for descriptor in _descriptors(inheritance):
         os.set_inheritable(descriptor, False)
@@ -71,6 +85,8 @@ def hand_over(inheritance: Inheritance, blocked: Collection[signal.Signals]) -> 
     """Becomes the new program. It must unblock these signals when it can handle them. OSError."""
     file = os.memfd_create("pdserve-succession")
     fields = inheritance._asdict() | {"children": [child._asdict() for child in inheritance.children]}
+    if inheritance.shared is not None:
+        fields["shared"] = inheritance.shared._asdict()
     os.write(file, json.dumps(fields).encode())
     os.lseek(file, 0, os.SEEK_SET)
     for descriptor in (file, *_descriptors(inheritance)):
@@ -82,4 +98,5 @@ def hand_over(inheritance: Inheritance, blocked: Collection[signal.Signals]) -> 
 def _descriptors(inheritance: Inheritance) -> list[int]:
     pipes = [end for child in inheritance.children for end in (child.control, child.asks)]
     beats = {child.beats for child in inheritance.children if child.beats is not None}
-    return [*inheritance.sockets, *pipes, *beats]
+    shared = inheritance.shared
+    return [*inheritance.sockets, *pipes, *beats, *([] if shared is None else [shared.numbers, *shared.pages])]

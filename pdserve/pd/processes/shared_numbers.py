@@ -48,7 +48,8 @@ def private(size: int) -> Numbers:
 def shared(path: Path, size: int, *, process: int, processes: int) -> Numbers:
     """The numbers in the file at `path`, which must exist, as the process with that index sees them."""
     with path.open("r+b") as file:
-        file.truncate(size * _BYTES)
+        if os.fstat(file.fileno()).st_size < size * _BYTES:  # one that others have mapped is never cut: SIGBUS
+            file.truncate(size * _BYTES)
         mapped = mmap.mmap(file.fileno(), size * _BYTES)
     # A descriptor of its own, never closed: closing any other of this file would drop the lock.
     return Numbers(memoryview(mapped).cast("d"), _FileLock(os.open(path, os.O_RDWR)), process, processes)

@@ -25,6 +25,7 @@ from typing import Any
 
 from pdserve.pd.processes import handover, heartbeat
 from pdserve.pd.processes.child import Configured, MemberProcess
+from pdserve.pd.processes.control_lines import ControlLines
 from pdserve.pd.processes.handover import Heir, Inheritance
 from pdserve.pd.processes.heartbeat import Beats, Vigil
 
@@ -77,9 +78,7 @@ class Processes:
         self.rolling = False
         """Old members serve until all new ones do."""
         self._children: dict[int, MemberProcess] = {}
-        self._replayed: list[bytes] = []
-        """Control lines that a new member gets again."""
-        self._states: dict[str, bytes] = {}
+        self._lines = ControlLines()
         self._ending = False
         self._code = 0
         self._partial = b""
@@ -137,7 +136,7 @@ class Processes:
             return
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
-            message = self._remember(line)
+            message = self._lines.remember(line)
             if message.get("restart") is True:
                 if isinstance(message.get("config"), str):
                     self.configure(message["config"])
@@ -152,25 +151,19 @@ class Processes:
             return
         *lines, child.heard = (child.heard + data).split(b"\n")
         for line in lines:
-            if self._remember(line).get("serving") is True:
+            message = self._lines.remember(line)
+            if message.get("serving") is True:
                 child.serving = True
                 self._retire_old()
+            elif isinstance(message.get("runs_with"), str):
+                self._runs_with(child, message["runs_with"].encode())
             else:
                 self._broadcast(line, but=child)
 
-    def _remember(self, line: bytes) -> dict[str, Any]:
-        """The message of a line; an empty one if it cannot be read."""
-        try:
-            message = json.loads(line)
-        except ValueError:
-            return {}
-        if not isinstance(message, dict):
-            return {}
-        if isinstance(message.get("worker"), str):
-            self._states[message["worker"]] = line
-        elif "add" in message or "remove" in message:
-            self._replayed.append(line)
-        return message
+    def _runs_with(self, child: MemberProcess, text: bytes) -> None:
+        if not child.retired:
+            self.config.now(text, old=child.old)
+            log.info("proxy process %d has read its configuration again: a new one begins with it", child.index)
 
     def _broadcast(self, line: bytes, *, but: MemberProcess | None = None) -> None:
         for child in self._children.values():
@@ -222,7 +215,7 @@ class Processes:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(control_out)
         os.close(asks_in)
-        for line in (*self._replayed, *self._states.values()):
+        for line in self._lines.again():
             self._write(child, line)
 
     def _adopt(self, child: MemberProcess) -> None:
@@ -373,11 +366,12 @@ class Processes:
                 generation=self.generation,
                 sockets=list(self.sockets),
                 children=children,
-                told=[line.decode("latin-1") for line in self._replayed],
-                states={name: line.decode("latin-1") for name, line in self._states.items()},
+                told=[line.decode("latin-1") for line in self._lines.told],
+                states={name: line.decode("latin-1") for name, line in self._lines.states.items()},
                 partial=self._partial.decode("latin-1"),
                 stdin_ended=self.stdin is None,
                 config=self.config.text.decode("latin-1"),
+                shared=self.config.shared,
             ),
             {*SIGNALS, signal.SIGCHLD},
         )
@@ -387,8 +381,8 @@ class Processes:
         if before is None:
             return
         self.generation = before.generation + 1
-        self._replayed = [line.encode("latin-1") for line in before.told]
-        self._states = {name: line.encode("latin-1") for name, line in before.states.items()}
+        self._lines.told = [line.encode("latin-1") for line in before.told]
+        self._lines.states = {name: line.encode("latin-1") for name, line in before.states.items()}
         self._partial = before.partial.encode("latin-1")
         if before.stdin_ended:
             self.stdin = None
@@ -415,7 +409,7 @@ class Processes:
     def _keep_old(self) -> None:
         """They are what serves, as if there had been no restart; those that died meanwhile are replaced."""
         self.rolling = False
-        self.config.text = self.config.before or self.config.text
+        self.config.go_back()
         for child in self._children.values():
             child.old = False
         serving = {child.index for child in self._children.values() if not child.retired}

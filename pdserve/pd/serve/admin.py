@@ -29,8 +29,8 @@ class Workers(Protocol):
         """Every worker: name, role, state, load."""
 
     def add(self, worker: WorkerConfig) -> None:
-        """Take it in; it gets requests once its health checks pass. ValueError: the name or the URL is taken, or the
-        deployment has no such role."""
+        """Take it in; it gets requests once its health checks pass. ValueError: the name or the URL is taken, the
+        deployment has no such role, or its protocol needs what the worker does not have."""
 
     def drain(self, name: str) -> None:
         """No new requests; those that run go on. KeyError: there is no such worker."""

@@ -67,6 +67,8 @@ class AdminWorkers:
             raise ValueError(f"this deployment has no {worker.role} workers")
         if worker.url in {known.config.url for known in self._registry.workers.values()}:
             raise ValueError(f"there is a worker at {worker.url} already")
+        if lack := self._gateway.config.lack_of(worker):
+            raise ValueError(lack)
         self._gateway.add_worker(worker)
         self._notify({"add": worker.model_dump()})
 

@@ -11,7 +11,8 @@ import json
 import logging
 from typing import IO, Protocol
 
-from pdserve.pd.config.proxy import WorkerConfig
+from pdserve.errors import PdserveError
+from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.workers.registry import STATES, Registry
 
 log = logging.getLogger("pdserve.proxy")
@@ -20,6 +21,7 @@ log = logging.getLogger("pdserve.proxy")
 class Controlled(Protocol):
     """What the lines act on."""
 
+    config: ProxyConfig
     registry: Registry
 
     def add_worker(self, config: WorkerConfig) -> None: ...
@@ -45,7 +47,7 @@ def apply(gateway: Controlled, line: bytes) -> None:
             gateway.reload()
             return
         if "admin" in message:
-            gateway.open_admin()
+            _open_admin(gateway)
             return
         if "not_restarted" in message:
             gateway.not_restarted = str(message["not_restarted"])
@@ -59,6 +61,19 @@ def apply(gateway: Controlled, line: bytes) -> None:
         return
     gateway.registry.set_state(worker, state)
     log.info("control: %s is %s", worker, state)
+
+
+def _open_admin(gateway: Controlled) -> None:
+    """Without its admin a process serves on, and hears of the workers."""
+    try:
+        gateway.open_admin()
+    except PdserveError as error:
+        log.error(
+            "control: the admin's listener is not open: %s: %s; %s, then restart the proxy (pdserve restart proxy)",
+            error.where,
+            error.what,
+            error.todo or "correct that",
+        )
 
 
 async def listen(gateway: Controlled, source: IO[bytes] | IO[str]) -> None:

@@ -214,6 +214,9 @@ class Gateway:
             else:
                 self._reconfigure(fresh)
                 results["policies"] = "ok"
+                if self._notify is not None:
+                    # For who replaces this process when it dies.
+                    self._notify({"runs_with": self.config.model_dump_json()})
         return results
 
     def _new_admin(self) -> AdminServer | None:

@@ -124,8 +124,8 @@ def parse_config(text: bytes, path: Path) -> ProxyConfig:
     except ValidationError as error:
         raise RecipeError(f"cannot read the proxy's configuration: {error}", where=str(path)) from error
     for worker in config.workers:
-        if config.protocol == "mooncake" and worker.role == "prefill" and not worker.bootstrap_url:
-            raise RecipeError(f"{worker.name} has no bootstrap_url, which Mooncake needs", where=str(path))
+        if lack := config.lack_of(worker):
+            raise RecipeError(lack, where=str(path))
     return config
 
 

@@ -27,23 +27,30 @@ class HealthChecks:
         self, registry: Registry, settings: HealthSettings, headers: bytes, changed: Callable[[], None]
     ) -> None:
         self._registry, self._settings, self._headers, self._changed = registry, settings, headers, changed
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._missed: Counter[str] = Counter()
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        """By worker, as all below: another one of the same name may come while the task of the first still sleeps."""
+        self._missed: Counter[Worker] = Counter()
         """Pages of figures in a row that did not come."""
-        self._lacked: dict[str, float] = {}
+        self._lacked: dict[Worker, float] = {}
         """How often each worker has had no socket, when it was looked at last."""
-        self._starving: set[str] = set()
+        self._starving: set[Worker] = set()
         """Workers of which that number rises. What they are sent fails, though they answer every check."""
 
     def watch(self, worker: Worker) -> None:
         """Begins to look at a worker, until it is removed from the registry."""
-        old = self._tasks.get(worker.name)
-        if old is None or old.done():
-            self._tasks[worker.name] = asyncio.ensure_future(self._look(worker))
+        if worker not in self._tasks:
+            task = self._tasks[worker] = asyncio.ensure_future(self._look(worker))
+            task.add_done_callback(lambda _: self._forget(worker))
 
     def stop(self) -> None:
         for task in self._tasks.values():
             task.cancel()
+
+    def _forget(self, worker: Worker) -> None:
+        del self._tasks[worker]
+        del self._missed[worker]
+        self._lacked.pop(worker, None)
+        self._starving.discard(worker)
 
     async def _look(self, worker: Worker) -> None:
         failures = 0
@@ -57,12 +64,12 @@ class HealthChecks:
                     self._judge(worker, failures)
             else:
                 failures = 0
-            comes_back = not worker.healthy and worker.name not in self._starving
+            comes_back = not worker.healthy and worker not in self._starving
             seconds = self._settings.interval_seconds
             await asyncio.sleep(min(_RETURN_SECONDS, seconds) if comes_back else seconds)
 
     def _judge(self, worker: Worker, failures: int) -> None:
-        starving = worker.name in self._starving
+        starving = worker in self._starving
         healthy = failures < self._settings.failures and not starving
         if healthy != worker.healthy and (healthy is False or failures == 0):
             why = "out of sockets or file descriptors (raise its ulimit -n)" if starving else "not healthy"
@@ -89,24 +96,24 @@ class HealthChecks:
             figures = await fetch(worker.pool, "GET", "/metrics", headers=self._headers, timeout=limit)
         except FetchError as error:
             # A page that takes seconds is the sign of a busy machine, not of an engine that cannot serve.
-            self._missed[worker.name] += 1
+            self._missed[worker] += 1
             log.info("%s: no new figure of its KV use: %s", worker.name, error)
-            if self._missed[worker.name] >= self._settings.failures:
+            if self._missed[worker] >= self._settings.failures:
                 self._is_as_full(worker, 0.0)  # unknown: no request is refused because of an old figure for ever
-                self._starving.discard(worker.name)
+                self._starving.discard(worker)
             return
-        self._missed[worker.name] = 0
+        self._missed[worker] = 0
         # An engine with several ranks is as full as its fullest one.
         self._is_as_full(worker, max(map(float, _KV_USAGE.findall(figures.body)), default=0.0))
-        self._has_lacked(worker.name, sum(map(float, _NO_SOCKETS.findall(figures.body))))
+        self._has_lacked(worker, sum(map(float, _NO_SOCKETS.findall(figures.body))))
 
-    def _has_lacked(self, name: str, times: float) -> None:
+    def _has_lacked(self, worker: Worker, times: float) -> None:
         """The first look at a worker shows nothing: it may have been long ago."""
-        if times > self._lacked.get(name, times):
-            self._starving.add(name)
+        if times > self._lacked.get(worker, times):
+            self._starving.add(worker)
         else:
-            self._starving.discard(name)
-        self._lacked[name] = times
+            self._starving.discard(worker)
+        self._lacked[worker] = times
 
     def _is_as_full(self, worker: Worker, usage: float) -> None:
         if usage != worker.kv_usage:

@@ -40,6 +40,7 @@ class KvFeeds:
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscribers = self._made()
         registry.on_ready(self._follow)
+        registry.on_lost(self._leave)
 
     def restart(self) -> None:
         """The policies are other ones: follows all over again."""
@@ -110,13 +111,21 @@ class KvFeeds:
         if worker.config.role in self._subscribers:
             self._start(self._subscribe(self._subscribers[worker.config.role], worker))
 
+    def _leave(self, worker: Worker) -> None:
+        if worker.config.role in self._subscribers:
+            self._start(self._subscribers[worker.config.role].stop(worker.name))
+
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _subscribe(self, subscriber: KvSubscriber, worker: Worker) -> None:
+        life = worker.life
         sources = await self._sources(worker)
+        known = self._registry.workers.get(worker.name) is worker and worker.state != "dead" and worker.life == life
+        if not known or self._subscribers.get(worker.config.role) is not subscriber:
+            return  # it has gone, or come anew, meanwhile
         if not sources:
             log.warning("%s publishes no KV events: kv_events knows nothing of it", worker.name)
         subscriber.start(worker.name, sources)

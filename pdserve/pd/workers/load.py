@@ -6,6 +6,7 @@ process just counts: routing reads these figures several times a request.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Protocol
 
 from pdserve.pd.processes.shared_numbers import Numbers
@@ -79,7 +80,11 @@ class LoadBoard:
     def __init__(self, numbers: Numbers) -> None:
         self._process, self._alone = numbers.process, numbers.processes == 1
         self._cells = numbers.take(self.cells(numbers.processes))
-        self._names: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
+        self._taken = 0
+        """Rows that a worker has, or had."""
+        self._free: deque[int] = deque()
+        """Those whose worker was removed, the oldest first."""
         self._own: dict[str, _Own] = {}
         if not self._alone:
             for index in range(_ROW):
@@ -91,11 +96,27 @@ class LoadBoard:
         return 0 if processes == 1 else _ROW * processes
 
     def worker(self, name: str) -> WorkerLoad:
-        """Workers get their numbers in the order in which they are asked for: the same in every process. ValueError:
-        there are too many."""
+        """Rows are given in the order in which workers come and go: the same in every process. ValueError: there are
+        too many."""
         if self._alone:
             return self._own.setdefault(name, _Own())
-        index = self._names.setdefault(name, len(self._names))
-        if index >= MAX_WORKERS:
+        row = self._rows.get(name)
+        if row is None:
+            row = self._rows[name] = self._new_row()
+        return _Shared(self._cells, self._process, row)
+
+    def remove(self, name: str) -> None:
+        """Its row is for another worker, as late as possible: legs that still run to it count there until they end.
+        They end as if it had died, and each process takes back what it has counted."""
+        self._own.pop(name, None)
+        row = self._rows.pop(name, None)
+        if row is not None:
+            self._free.append(row)
+
+    def _new_row(self) -> int:
+        if self._taken < MAX_WORKERS:
+            self._taken += 1
+            return self._taken - 1
+        if not self._free:
             raise ValueError(f"more than {MAX_WORKERS} workers")
-        return _Shared(self._cells, self._process, index)
+        return self._free.popleft()

@@ -75,10 +75,11 @@ class Worker:
         """How legs to it have ended: ok, refused (4xx), failed, left."""
         self.watches: set[Wakeable] = set()
         """The attempts that end when it dies."""
-        self.load = board.worker(config.name)
         self.pool = Pool(config.url, connect_timeout=proxy.connect_timeout_seconds, tls=tls)
         self.breaker = CircuitBreaker(proxy.breaker.failures, proxy.breaker.open_seconds, open_breakers)
         self.slots = Slots(proxy.transfer_slots)
+        # Last: a worker that cannot be made takes no row, as the other processes never hear of it.
+        self.load = board.worker(config.name)
 
     @property
     def requests(self) -> int:
@@ -178,6 +179,7 @@ class Registry:
         worker = self.workers.pop(name)
         worker.pool.close()
         worker.breaker.forgotten()
+        self._board.remove(name)
         self.changed()
 
     def set_state(self, name: str, state: WorkerState, *, alive: bool = True) -> None:

@@ -1,0 +1,63 @@
+"""What a new process of the proxy hears of what came before it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pdserve.pd.processes.control_lines import ControlLines
+
+ADD: dict[str, Any] = {"add": {"name": "decode-3", "role": "decode", "url": "http://node:1"}}
+REMOVE: dict[str, Any] = {"remove": "decode-3"}
+
+
+def state(name: str, what: str) -> dict[str, Any]:
+    return {"worker": name, "state": what}
+
+
+def heard_again(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+    lines = ControlLines()
+    for message in messages:
+        assert lines.remember(json.dumps(message).encode()) == message
+    return [json.loads(line) for line in lines.again()]
+
+
+def test_only_the_last_state_of_a_worker_counts() -> None:
+    heard = heard_again(state("decode-0", "ready"), state("decode-1", "ready"), state("decode-0", "dead"))
+    assert heard == [state("decode-0", "dead"), state("decode-1", "ready")]
+
+
+def test_workers_come_and_go_in_their_order_and_states_are_those_of_who_is_there() -> None:
+    assert heard_again(state("decode-0", "ready"), ADD, state("decode-3", "draining"), {"reload": True}) == [
+        ADD,
+        state("decode-0", "ready"),
+        state("decode-3", "draining"),
+    ]
+
+
+@pytest.mark.parametrize("was", ["draining", "dead"])
+def test_a_new_worker_is_not_what_the_one_before_it_was(was: str) -> None:
+    assert heard_again(ADD, state("decode-3", was), REMOVE, ADD) == [ADD, REMOVE, ADD]
+    assert heard_again(state("decode-3", was), ADD) == [ADD]
+
+
+def test_a_state_of_the_new_one_counts() -> None:
+    heard = heard_again(state("decode-3", "dead"), REMOVE, ADD, state("decode-3", "draining"))
+    assert heard == [REMOVE, ADD, state("decode-3", "draining")]
+
+
+@pytest.mark.parametrize("line", [b"", b"no json", b"[1]", b"\xff", b"1"])
+def test_what_is_no_message_is_not_heard_again(line: bytes) -> None:
+    lines = ControlLines()
+    assert lines.remember(line) == {}
+    assert lines.again() == []
+
+
+@pytest.mark.parametrize("line", [b'{"add": 1}', b'{"add": {}}', b'{"remove": ["a"]}', b'{"remove": null}'])
+def test_a_line_that_names_nobody_changes_no_state(line: bytes) -> None:
+    lines = ControlLines()
+    lines.remember(b'{"worker": "decode-0", "state": "ready"}')
+    lines.remember(line)
+    assert lines.again() == [line, b'{"worker": "decode-0", "state": "ready"}']

@@ -1,0 +1,113 @@
+"""The load of each worker over all processes of the proxy, while workers come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
+from pdserve.pd.processes import shared_numbers
+from pdserve.pd.processes.shared_numbers import Numbers
+from pdserve.pd.workers.load import MAX_WORKERS, LoadBoard
+from pdserve.pd.workers.registry import Registry
+
+PROCESSES = 2
+
+
+def numbers(folder: Path, process: int) -> Numbers:
+    path = folder / "numbers"
+    path.touch()
+    return shared_numbers.shared(path, LoadBoard.cells(PROCESSES), process=process, processes=PROCESSES)
+
+
+def test_workers_that_were_removed_make_room_for_others(tmp_path: Path) -> None:
+    """More names in a life than there may be workers at once."""
+    ours, theirs = (LoadBoard(numbers(tmp_path, process)) for process in range(PROCESSES))
+    for number in range(3 * MAX_WORKERS):
+        name = f"decode-{number}"
+        one, other = ours.worker(name), theirs.worker(name)
+        one.add_request(1)
+        other.add_request(2)
+        assert (one.requests, other.requests) == (3, 3), "both count on one row"
+        one.add_request(-1)
+        other.add_request(-2)
+        if number >= MAX_WORKERS - 1:
+            for board in (ours, theirs):
+                board.remove(f"decode-{number - MAX_WORKERS + 1}")
+
+
+def test_a_process_that_hears_later_who_came_and_went_counts_on_the_same_rows(tmp_path: Path) -> None:
+    ours = LoadBoard(numbers(tmp_path, 0))
+    came_and_went = [f"decode-{number}" for number in range(MAX_WORKERS + 20)]
+    for name in came_and_went:
+        ours.worker(name)
+        ours.remove(name)
+    ours.worker("decode-0").add_request(5)
+    successor = LoadBoard(numbers(tmp_path, 1))
+    for name in came_and_went:
+        successor.worker(name)
+        successor.remove(name)
+    assert successor.worker("decode-0").requests == 5
+
+
+def test_what_still_runs_to_a_removed_worker_is_nobodys_load_once_it_has_ended(tmp_path: Path) -> None:
+    board = LoadBoard(numbers(tmp_path, 0))
+    for number in range(MAX_WORKERS):
+        board.worker(f"decode-{number}")
+    gone = board.worker("decode-7")
+    gone.add_request(1)
+    gone.add_prompt_tokens(100)
+    board.remove("decode-7")
+    new = board.worker("new")
+    gone.add_request(-1)
+    gone.add_prompt_tokens(-100)
+    assert (new.requests, new.prompt_tokens) == (0, 0)
+
+
+def test_a_row_is_reused_as_late_as_possible(tmp_path: Path) -> None:
+    board = LoadBoard(numbers(tmp_path, 0))
+    gone = board.worker("decode-0")
+    gone.add_request(1)
+    board.remove("decode-0")
+    assert [board.worker(f"new-{number}").requests for number in range(MAX_WORKERS - 1)] == [0] * (MAX_WORKERS - 1)
+
+
+def test_more_workers_at_once_are_refused_and_leave_no_trace(tmp_path: Path) -> None:
+    board = LoadBoard(numbers(tmp_path, 0))
+    for number in range(MAX_WORKERS):
+        board.worker(f"decode-{number}")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"more than {MAX_WORKERS} workers"):
+            board.worker("one more")
+    board.remove("decode-3")
+    board.worker("one more").add_request(1)
+    assert board.worker("one more").requests == 1
+
+
+def test_a_registry_takes_new_workers_for_ever(tmp_path: Path) -> None:
+    config = ProxyConfig(port=0, served_name="tiny", protocol="nixl", workers=(), processes=PROCESSES)
+
+    async def come_and_go() -> None:
+        registry = Registry(config, LoadBoard(numbers(tmp_path, 0)))
+        for number in range(MAX_WORKERS + 1):
+            registry.add(WorkerConfig(name=f"decode-{number}", role="decode", url="http://127.0.0.1:1"))
+            registry.remove(f"decode-{number}")
+
+    asyncio.run(come_and_go())
+
+
+def test_a_worker_that_cannot_be_made_takes_no_row(tmp_path: Path) -> None:
+    """Only the process whose admin was asked knows of it."""
+    config = ProxyConfig(port=0, served_name="tiny", protocol="nixl", workers=(), processes=PROCESSES)
+
+    async def refused() -> None:
+        registry = Registry(config, LoadBoard(numbers(tmp_path, 0)))
+        with pytest.raises(ValueError, match="label"):
+            registry.add(WorkerConfig(name="bad", role="decode", url=f"http://{'ü' * 80}:1"))
+        ours = registry.add(WorkerConfig(name="decode-0", role="decode", url="http://127.0.0.1:1"))
+        ours.load.add_request(1)
+        assert LoadBoard(numbers(tmp_path, 1)).worker("decode-0").requests == 1
+
+    asyncio.run(refused())
