@@ -10,7 +10,7 @@ class ControlLines:
     """Which workers came and went, in that order, and behind that the last state of each."""
 
     def __init__(self) -> None:
-        self.told: list[bytes] = []
+        self.changes: list[bytes] = []
         self.states: dict[str, bytes] = {}
 
     def remember(self, line: bytes) -> dict[str, Any]:
@@ -28,12 +28,12 @@ class ControlLines:
             name = _name_of(message["add"]) if "add" in message else message["remove"]
             if isinstance(name, str):
                 self.states.pop(name, None)
-            self.told.append(line)
+            self.changes.append(line)
         return message
 
     def again(self) -> list[bytes]:
         """What a new member is to hear."""
-        return [*self.told, *self.states.values()]
+        return [*self.changes, *self.states.values()]
 
 
 def _name_of(worker: object) -> object:

@@ -366,7 +366,7 @@ class Processes:
                 generation=self.generation,
                 sockets=list(self.sockets),
                 children=children,
-                told=[line.decode("latin-1") for line in self._lines.told],
+                told=[line.decode("latin-1") for line in self._lines.changes],
                 states={name: line.decode("latin-1") for name, line in self._lines.states.items()},
                 partial=self._partial.decode("latin-1"),
                 stdin_ended=self.stdin is None,
@@ -381,7 +381,7 @@ class Processes:
         if before is None:
             return
         self.generation = before.generation + 1
-        self._lines.told = [line.encode("latin-1") for line in before.told]
+        self._lines.changes = [line.encode("latin-1") for line in before.told]
         self._lines.states = {name: line.encode("latin-1") for name, line in before.states.items()}
         self._partial = before.partial.encode("latin-1")
         if before.stdin_ended:
