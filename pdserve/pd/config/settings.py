@@ -75,8 +75,16 @@ class LimitsSettings(Settings):
 
     max_header_bytes: Count = Field(default=65_536, description="Request line and headers; larger ones get 431.")
     header_seconds: Seconds = Field(default=10, description="From the first byte of a request to its last header.")
-    body_idle_seconds: Seconds = Field(default=30, description="The longest pause within a request body.")
-    body_seconds: Seconds = Field(default=300, description="How long a request body may take to arrive.")
+    body_idle_seconds: Seconds = Field(
+        default=30,
+        description="The longest pause within a request body. A client that is behind with its answer may read nothing "
+        "for as long, at most twice as long.",
+    )
+    body_seconds: Seconds = Field(
+        default=300,
+        description="How long a request body may take to arrive, and a client that is behind with its answer to catch "
+        "up.",
+    )
     keep_alive_seconds: Seconds = Field(default=75, description="How long a connection may stay without a request.")
     max_connections: Count = Field(
         default=8192,

@@ -17,6 +17,7 @@ import httptools
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http import refusals
+from pdserve.pd.http.behind import Behind
 from pdserve.pd.http.client_connection import ClientConnection
 from pdserve.pd.http.front import Front
 from pdserve.pd.http.incoming import Request
@@ -36,6 +37,7 @@ class Connection(ClientConnection):
     """One client. Owned by its transport; `front.connections` has it while it is open."""
 
     __slots__ = (
+        "_behind",
         "_body",
         "_body_until",
         "_budget",
@@ -89,6 +91,7 @@ class Connection(ClientConnection):
         self._for_probes = self.asked = False
         """It answers nothing else; a request was complete."""
         self.congested = False
+        self._behind: Behind | None = None  # how it was when it last was
         self.deadline = self._loop.time() + front.limits.header_seconds
 
     # --- asyncio.Protocol
@@ -153,7 +156,7 @@ class Connection(ClientConnection):
 
     def pause_writing(self) -> None:
         self.congested = True
-        self._wait(self._front.limits.body_idle_seconds)
+        self._wait_for_reader()
         if self._reply is not None and self._reply.on_pressure is not None:
             self._reply.on_pressure(True)
 
@@ -214,8 +217,7 @@ class Connection(ClientConnection):
             raise refusal
         if self._for_probes and request.path not in self._front.probes:
             raise refusals.only_probes()
-        size = request.announced
-        if size and not self._budget.fits(size, more=size):
+        if request.announced and not self._budget.fits(request.announced, more=request.announced):
             raise refusals.no_memory()
         expected = None if self._http10 else request.header(b"expect")
         if expected is not None and expected.lower() == b"100-continue" and self._reply is None:
@@ -292,9 +294,11 @@ class Connection(ClientConnection):
         return self._transport.get_write_buffer_size() > 0
 
     def late(self) -> None:
-        """The deadline has passed: an unfinished request is answered with 408, anything else is just closed."""
+        """The deadline has passed: 408 for an unfinished request, more time for one that reads on, else the end."""
         if self._reply is None and self._current is not None and not self._refused and not self.congested:
             self._refuse(ApiError(408, "The request took too long to arrive."))
+        elif self.unsent and self._behind is not None and self._behind.reads_on(self._loop.time()):
+            self.deadline = self._behind.deadline
         else:
             self.abort()
 
@@ -362,7 +366,7 @@ class Connection(ClientConnection):
         """Sets the limit for what the client has to do next."""
         limits = self._front.limits
         if self.congested:
-            self._wait(limits.body_idle_seconds)
+            self._wait_for_reader()
         elif self._reply is not None or self._ready:
             self.deadline = float("inf")
         elif self._current is None:
@@ -435,9 +439,12 @@ class Connection(ClientConnection):
 
     def _wait_for_body(self) -> None:
         now, limits = self._loop.time(), self._front.limits
-        if not self._body_until:
-            self._body_until = now + limits.body_seconds
+        self._body_until = self._body_until or now + limits.body_seconds
         self.deadline = min(now + limits.body_idle_seconds, self._body_until)
+
+    def _wait_for_reader(self) -> None:
+        self._behind = Behind(self._transport, self._front.limits, self._loop.time())
+        self.deadline = self._behind.deadline
 
     def _wait(self, seconds: float) -> None:
         self.deadline = self._loop.time() + seconds

@@ -70,6 +70,10 @@ class Front:
         """Something that was answered has not left this process yet."""
         return any(connection.unsent for connection in self.connections)
 
+    def arriving(self) -> bool:
+        """A part of a request is there, and the rest may come: until its own limits of time end it."""
+        return any(connection.arriving for connection in self.connections)
+
     def watch(self, descriptor: int, gone: Callable[[], None]) -> None:
         """`gone` is called when this client leaves, although nothing is read from it."""
         if self._hang_ups is None:

@@ -17,9 +17,9 @@ class ClientLimits:
     header_seconds: float = 15.0
     """From the first byte of a request to the end of its headers."""
     body_idle_seconds: float = 30.0
-    """Between two pieces of a body, and for a client that does not read its answer."""
+    """Between two pieces of a body, and for a client that reads nothing of its answer."""
     body_seconds: float = 300.0
-    """From the first byte of a body to its last."""
+    """From the first byte of a body to its last, and for a client that is behind to catch up."""
     keep_alive_seconds: float = 75.0
     max_connections: int = 10_000
     write_buffer_bytes: int = 256 * 1024

@@ -2,8 +2,9 @@
 
 A gate for each pool: limits of requests and prompt tokens in flight for each ready worker, and of KV use. Whoever does
 not fit waits in a bounded queue, by priority and within one priority in order of arrival; no request is overtaken by a
-request of the same or a worse priority, also not by a smaller one. With several proxy processes the limits hold over
-all of them, while each has a queue of its own.
+request of the same or a worse priority, also not by a smaller one. With several proxy processes each has a queue of
+its own, while limits and order hold over all of them: each shows the others who is first in its queue, and looks often
+at what they show. A process that is not heard of is waited for by nobody.
 """
 
 from __future__ import annotations
@@ -13,14 +14,23 @@ import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Protocol
 
 from pdserve.pd.config.settings import PoolLimits
 from pdserve.pd.errors import ApiError
 from pdserve.pd.processes.shared_numbers import Numbers
 
-CELLS_PER_PROCESS = 2
-"""Shared numbers that a gate takes, for each process."""
+CELLS_PER_PROCESS = 6
+"""Shared numbers that a gate takes, for each process: requests and prompt tokens in flight, and what follows."""
+_PRIORITY, _SINCE, _HEARD, _MOST = 2, 3, 4, 5
+"""Of the first in its queue, with the time of its arrival (0: nobody waits); when the process last looked; and how many
+requests in flight keep it out. Times are those of time.monotonic(), the same in all processes."""
+_LOOK_SECONDS = 0.01
+"""Between two looks at the others, while a request waits: a place that one process leaves to another is empty for about
+so long, which is little beside what a request takes."""
+_HEARD_SECONDS = 1.0
+"""A process that has not looked for so long has died or hangs: its queue is passed."""
 MAX_PRIORITY = 1_000_000
 _UNLIMITED = math.inf
 _COUNTABLE = 1 << 53
@@ -53,11 +63,12 @@ class Ticket:
 class QueuedRequest:
     """One request in the queue."""
 
-    __slots__ = ("future", "priority", "timer", "tokens")
+    __slots__ = ("future", "priority", "since", "timer", "tokens")
 
     def __init__(self, priority: int, tokens: int, future: asyncio.Future[Ticket]) -> None:
         self.priority = priority
         self.tokens = tokens
+        self.since = monotonic()
         self.future = future
         self.timer: asyncio.TimerHandle | None = None
 
@@ -66,8 +77,7 @@ class AdmissionGate:
     """The entrance of one pool. Belongs to one event loop.
 
     `candidates` gives the pool's ready workers, `no_worker` the error when there is none. `refresh` must be called when
-    they change (ready, dead, a new figure of KV use), and, with several processes, every now and then while a
-    request waits: nothing else shows places that another process has freed.
+    they change (ready, dead, a new figure of KV use).
     """
 
     def __init__(
@@ -93,8 +103,12 @@ class AdmissionGate:
         # A list takes half as long as shared memory.
         self._cells: memoryview[float] | list[float] = cells if self._shared else [0.0] * CELLS_PER_PROCESS
         self._own = CELLS_PER_PROCESS * numbers.process
-        # What a process of this index that died had counted.
-        self._cells[self._own] = self._cells[self._own + 1] = 0
+        for index in range(CELLS_PER_PROCESS):
+            # What a process of this index that died had counted.
+            self._cells[self._own + index] = 0
+        self._look_again: asyncio.TimerHandle | None = None
+        self._others = 0.0
+        """Requests in flight of other processes, at the last look."""
         self._queues: dict[int, OrderedDict[QueuedRequest, None]] = {}
         self._priorities: list[int] = []
         self._interval = 0.0
@@ -140,7 +154,9 @@ class AdmissionGate:
 
     def try_admit(self, priority: int = 0, tokens: int = 0) -> Ticket | None:
         """A ticket if there is room and no request is before this one. Never waits."""
-        if (self.waiting and self._priorities[0] <= priority) or not self._enter(tokens):
+        if self.waiting and self._priorities[0] <= priority:
+            return None
+        if (self._shared and self._other_is_first(priority, math.inf)) or not self._enter(tokens):
             return None
         return Ticket(self, tokens)
 
@@ -207,7 +223,7 @@ class AdmissionGate:
             if waiter.future.done():  # cancelled, and not yet gone
                 self._dequeue(waiter)
                 continue
-            if not self._enter(waiter.tokens):
+            if (self._shared and self._other_is_first(waiter.priority, waiter.since)) or not self._enter(waiter.tokens):
                 return
             most -= 1
             self._dequeue(waiter)
@@ -248,6 +264,11 @@ class AdmissionGate:
             insort(self._priorities, waiter.priority)
         queue[waiter] = None
         self.waiting += 1
+        if self._shared:
+            self._show_first()
+            if self._look_again is None:
+                self._others = sum(self._cells[::CELLS_PER_PROCESS]) - self._cells[self._own]
+                self._look_again = waiter.future.get_loop().call_later(_LOOK_SECONDS, self._look)
 
     def _dequeue(self, waiter: QueuedRequest) -> None:
         queue = self._queues.get(waiter.priority)
@@ -258,6 +279,51 @@ class AdmissionGate:
             del self._queues[waiter.priority]
             del self._priorities[bisect_left(self._priorities, waiter.priority)]
         self.waiting -= 1
+        if self._shared:
+            self._show_first()
+
+    # --- beside other processes
+
+    def _show_first(self) -> None:
+        own = self._own
+        if not self.waiting:
+            self._cells[own + _SINCE] = 0
+            return
+        first = next(iter(self._queues[self._priorities[0]]))
+        self._cells[own + _PRIORITY] = first.priority
+        self._cells[own + _SINCE] = first.since
+        self._cells[own + _HEARD] = monotonic()
+        self._cells[own + _MOST] = self._max_requests if self._kv_open else 0
+
+    def _other_is_first(self, priority: int, since: float) -> bool:
+        """Another process has a request that is before this one, and that could enter as it sees the pool: what it
+        alone takes for full holds up nobody else."""
+        cells = self._cells
+        for other in range(0, len(cells), CELLS_PER_PROCESS):
+            arrived = cells[other + _SINCE]
+            if (
+                arrived
+                and other != self._own
+                and (cells[other + _PRIORITY], arrived) < (priority, since)
+                and monotonic() - cells[other + _HEARD] < _HEARD_SECONDS
+                and self.requests < cells[other + _MOST]
+            ):
+                return True
+        return False
+
+    def _look(self) -> None:
+        """While a request waits: at what other processes have freed, and whether it is first by now."""
+        self._look_again = None
+        if not self.waiting:
+            return
+        self._show_first()
+        before, self._others = self._others, sum(self._cells[::CELLS_PER_PROCESS]) - self._cells[self._own]
+        if self._limits.max_kv_usage is None:
+            self._let_in(self.waiting)
+        elif self._others < before:
+            self._let_in(1)
+        if self.waiting and self._look_again is None:
+            self._look_again = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
     def _busy(self, why: str) -> ApiError:
         return ApiError(429, f"The {self.pool} pool is busy, {why}.", retry_after=self.retry_after())

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -172,7 +173,9 @@ class NixlProtocol:
             raise
         dialect, body = request.dialect, request.body
         sent = dialect.whole_body(body) if kept is None else dialect.decode_body(body, kept.params)
-        leg = Leg(decode, self._engines.post(decode, request.target, request.headers, sent), sent, watch.poke)
+        usable_until = math.inf if kept is None else kept.usable_until
+        head = self._engines.post(decode, request.target, request.headers, sent)
+        leg = Leg(decode, head, sent, watch.poke, usable_until=usable_until)
         began = self._loop.time()
         try:
             if kept is not None and not leg.delivered:
@@ -239,7 +242,7 @@ class NixlProtocol:
                 return
             body = request.dialect.prefill_body(request.body, kept.params)
             head = self._engines.post(decode, request.dialect.path.encode(), request.headers, body)
-            if await self._taken_in(Leg(decode, head, body, never)):
+            if await self._taken_in(Leg(decode, head, body, never, usable_until=kept.usable_until)):
                 return
 
     async def _taken_in(self, leg: Leg) -> bool:

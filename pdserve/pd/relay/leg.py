@@ -7,6 +7,7 @@ KV arrives: up to then a failure still has a proper status, and another attempt 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -22,6 +23,9 @@ from pdserve.pd.workers.registry import Worker
 
 HELD_BYTES = 1024 * 1024
 """An answer that is no stream is held up to this size: an engine that dies while it sends can still be replaced."""
+UNREAD_SECONDS = 1.0
+"""A connection that the engine had closed before it read the request is seen to be lost within this time. One that is
+lost later has been read."""
 
 
 @dataclass(slots=True)
@@ -68,9 +72,11 @@ class Leg(Sink):
         "_head",
         "_hung_up",
         "_on_complete",
+        "_resend_until",
         "_reused",
         "_status",
         "_streams",
+        "_usable_until",
         "answer",
         "complete",
         "failure",
@@ -89,9 +95,10 @@ class Leg(Sink):
         body: Payload,
         poke: Callable[[], None],
         on_complete: Callable[[], None] | None = None,
+        usable_until: float = math.inf,
     ) -> None:
         """Sends it. `head`: request line and headers, complete. `on_complete`: called once, when nothing more will
-        come, or when the leg is closed."""
+        come, or when the leg is closed. `usable_until`: loop time from which the body must not be sent any more."""
         self.worker = worker
         self._on_complete = on_complete
         self.poke = poke
@@ -121,7 +128,9 @@ class Leg(Sink):
         self._connection: UpstreamConnection | None = worker.pool.take()
         self._reused = self._connection is not None
         """On a connection that served before: the engine may have closed it without our knowing."""
+        self._usable_until = self._resend_until = usable_until
         if self._connection is not None:
+            self._resend_until = min(usable_until, worker.pool.now() + UNREAD_SECONDS)
             self._connection.send(head, body, self)
         else:
             self._dial()
@@ -180,6 +189,11 @@ class Leg(Sink):
         self._connecting = None
         if self._closed:
             connection.abort()
+            return
+        if self.worker.pool.now() >= self._usable_until:
+            connection.abort()
+            self.worker.breaker.left()
+            self._end_with(self._failure("cannot be reached in time", retry=True))
             return
         self._connection = connection
         connection.send(self._head, self._body, self)
@@ -248,9 +262,10 @@ class Leg(Sink):
             poke = self.poke
             self.close()
             poke()
-        elif self._reused:
+        elif self._reused and self.worker.pool.now() < self._resend_until:
             # Not a byte of an answer: it was closed before the engine read the request (uvicorn does so behind an
-            # answer of 500, and after a pause). A new connection shows whether the engine is there.
+            # answer of 500, and after a pause). A new connection shows whether the engine is there. What an engine may
+            # have read is never sent again: its KV may be taken already.
             self._reused = self.reached = False
             self._dial()
         elif self.answer is None:

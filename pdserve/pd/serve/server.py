@@ -142,8 +142,11 @@ class ProxyServer:
     async def _until_quiet(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while (self._served.busy() or self._front.unsent()) and loop.time() < end and not self._hurry.is_set():  # noqa: ASYNC110  (two counters, at the end of a life: polled)
+        while self._active() and loop.time() < end and not self._hurry.is_set():  # noqa: ASYNC110  (three counters, at the end of a life: polled)
             await asyncio.sleep(0.02)
+
+    def _active(self) -> bool:
+        return self._served.busy() or self._front.unsent() or self._front.arriving()
 
     def _signalled(self, signum: signal.Signals) -> None:
         if self._stop.is_set() and signum == signal.SIGINT:
