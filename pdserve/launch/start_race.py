@@ -1,0 +1,52 @@
+"""The steps of a start, each of them against all that ends it: a death, a lateness, a lost node, a request to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from pdserve.errors import StartError
+from pdserve.launch.failure import start_error
+from pdserve.launch.fleet import Fleet
+from pdserve.reach.protocol import Gone, Health
+
+ResultT = TypeVar("ResultT")
+
+
+class StopRequested(Exception):  # noqa: N818  (a signal or `down` asked for it)
+    """The deployment is to stop."""
+
+
+class StartRace:
+    """One start. It owns the troubles of the fleet meanwhile."""
+
+    def __init__(self, fleet: Fleet, stop_asked: asyncio.Event) -> None:
+        self._fleet = fleet
+        self._stop_asked = stop_asked
+
+    async def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """One step. Raises StartError or StopRequested if that comes first."""
+        step = asyncio.ensure_future(work)
+        trouble = asyncio.ensure_future(self._first_trouble())
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        racing: set[asyncio.Future[Any]] = {step, trouble, stop}
+        try:
+            await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
+            if trouble.done():
+                raise trouble.result()
+            if stop.done():
+                raise StopRequested
+            return step.result()
+        finally:
+            for task in racing:
+                task.cancel()
+            await asyncio.gather(*racing, return_exceptions=True)
+
+    async def _first_trouble(self) -> StartError:
+        while True:
+            trouble = await self._fleet.troubles.get()
+            if isinstance(trouble, Health):
+                continue  # a starting neighbour may hold a CPU for seconds; only death and lateness end a start
+            if isinstance(trouble, Gone) or self._fleet.phase_of(trouble.name) == "dead":
+                return start_error(trouble, self._fleet.plan, self._fleet.run)
