@@ -42,6 +42,8 @@ class Recovery:
         self._fail = fail
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """One recovery a process at most, by its name."""
+        self._waits_for: dict[asyncio.Task[Any] | None, str] = {}
+        """Recovery of a cache server -> the engine whose restart it waits for; that must not wait for it in turn."""
         self._router_is_stale = False
         """A prefill has come back since vllm-router was started."""
 
@@ -194,7 +196,7 @@ class Recovery:
         masters = [process.name for process in self._fleet.plan.processes if process.is_store_master and is_engine]
         for needed in (*(server.process for server in servers), *masters):
             recovering = self._tasks.get(needed)
-            if recovering is not None and recovering is not asyncio.current_task():
+            if recovering is not None and self._waits_for.get(recovering) != name:
                 await asyncio.shield(recovering)  # without it an engine would die, or hang, in its own start
         if is_engine:
             self._instances.hold(name, UNPROVEN)
@@ -378,11 +380,24 @@ class Recovery:
             if attached and await self._answers(engine):
                 self._fleet.release(engine, reason)
                 continue
+            if engine in self._tasks or not self._serves(engine):
+                self._fleet.release(engine, reason)  # it died meanwhile, and is another recovery's
+                continue
             self._fleet.record("engine_not_back", name=engine, attached=attached)
-            back = await self._restart_once(engine)
-            self._fleet.release(engine, reason)
-            if not back:
-                await self._recover(_gave_up(engine, f"did not come back after {server.process} did", 0))
+            self._waits_for[asyncio.current_task()] = engine
+            try:
+                self._begin(engine, self._bring_back(engine, server))
+                await asyncio.wait({self._tasks[engine]})
+            finally:
+                del self._waits_for[asyncio.current_task()]
+
+    async def _bring_back(self, engine: str, server: LmcacheServer) -> None:
+        """The restart of an engine that does not return to its server: its own recovery, so that what becomes of it
+        meanwhile begins no second one."""
+        back = await self._restart_once(engine)
+        self._fleet.release(engine, _without(server.process))
+        if not back:
+            await self._recover(_gave_up(engine, f"did not come back after {server.process} did", 0))
 
 
 def _leads(process: Process) -> bool:

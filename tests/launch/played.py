@@ -133,6 +133,8 @@ class Played:
         """Orders that wait until the test lets them be obeyed."""
         self.answers: dict[str, Answered] = {}
         """What is answered to requests whose URL has this in it."""
+        self.asked: list[str] = []
+        """URLs of requests from the nodes."""
         self.agents: dict[str, PlayedAgent] = {}
         self.events: list[dict[str, Any]] = []
         self.error: PdserveError | None = None
@@ -187,6 +189,7 @@ class Played:
 
     def answer(self, url: str) -> Answered:
         """Of a request from a node: everything is attached and answers, unless the test says otherwise."""
+        self.asked.append(url)
         for part, answer in self.answers.items():
             if part in url:
                 return answer

@@ -1,0 +1,77 @@
+"""Recoveries of a serving deployment whose engines do what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pdserve.reach.protocol import Answered
+from tests.launch.played import REFUSED, Played, plan_with_cache, played
+
+pytestmark = pytest.mark.usefixtures("pdserve_home")
+
+ENGINE = "aggregated-0"
+BROKEN = Answered(id=0, status=500, body="broken")
+
+
+async def to_be_restarted(deployment: Played) -> None:
+    """Its cache server has died and is back; the engine fails its canary, and is being started again for that."""
+    deployment.answers["/v1/completions"] = BROKEN
+    deployment.held.add(("start", ENGINE))
+    deployment.dies("lmcache-0")
+    await deployment.until(lambda: ("start", ENGINE) in deployment.orders)
+    deployment.answers.clear()
+
+
+def orders_of(deployment: Played, name: str) -> list[str]:
+    return [verb for verb, whose in deployment.orders if whose == name]
+
+
+def test_an_engine_that_is_restarted_for_its_cache_server_comes_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, plan_with_cache()) as deployment:
+            await deployment.serving()
+            await to_be_restarted(deployment)
+            deployment.obey("start", ENGINE)
+            await deployment.until(lambda: deployment.phases() == {"ready"})
+            assert orders_of(deployment, "lmcache-0") == ["stop", "start"]
+            assert orders_of(deployment, ENGINE) == ["stop", "start"]
+
+    asyncio.run(scenario())
+
+
+def test_one_that_dies_in_that_restart_is_recovered_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, plan_with_cache(restart="on-failure")) as deployment:
+            await deployment.serving()
+            await to_be_restarted(deployment)
+            deployment.held.clear()
+            deployment.dies(ENGINE)
+            await deployment.until(lambda: deployment.phases() == {"ready"})
+            orders = orders_of(deployment, ENGINE)
+            assert orders.count("start") == 2
+            assert orders[-1] == "start"
+
+    asyncio.run(scenario())
+
+
+def test_one_that_dies_before_it_has_returned_is_left_to_the_recovery_of_its_death(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, plan_with_cache(restart="on-failure")) as deployment:
+            await deployment.serving()
+            deployment.answers["/v1/completions"] = REFUSED
+            deployment.held.add(("stop", ENGINE))
+            deployment.asked.clear()
+            deployment.dies("lmcache-0")
+            await deployment.until(lambda: any("/v1/completions" in url for url in deployment.asked))
+            deployment.dies(ENGINE)
+            deployment.answers["/v1/completions"] = BROKEN
+            await deployment.until(lambda: any(event["event"] == "canary" for event in deployment.events[-3:]))
+            deployment.answers.clear()
+            deployment.obey("stop", ENGINE)
+            await deployment.until(lambda: deployment.phases() == {"ready"})
+            assert orders_of(deployment, ENGINE) == ["stop", "start"]
+
+    asyncio.run(scenario())
