@@ -145,7 +145,7 @@ class Launcher:
     async def _bring_up(self, processes: tuple[Process, ...], *, keep: bool) -> StartError | None:
         """Starts `processes` stage by stage and proves the whole plan; a failure is returned. With `keep` what is
         healthy or still loading goes on, and the deployment waits for another `up`, `restart` or `down`."""
-        race = StartRace(self._fleet, self._stop_asked)
+        race = StartRace(self._fleet, {process.name for process in processes}, self._stop_asked)
         try:
             self._set_phase("starting")
             await self._agents(race)
@@ -173,6 +173,8 @@ class Launcher:
             await self._fleet.stop_in_order(p for p in processes if self._fleet.phase_of(p.name) == "dead")
             self._state.note = failure.what
             self._set_phase("failed")
+            for trouble in race.of_serving:
+                self._recovery.react(trouble)
             return failure
         return None
 
@@ -357,7 +359,7 @@ class Launcher:
         self._record.keep()
         self._fleet.adopt(request.plan)
         missing = tuple(new[name] for name in changes.starting)
-        if not missing and all(map(self._is_ready, new)):
+        if not missing and self._state.phase != "failed" and all(map(self._is_ready, new)):
             return Reply(exit_code=0, message=f"already up{changes.stays}")
         self._began = time.monotonic()
         names = ", ".join(process.name for process in missing)

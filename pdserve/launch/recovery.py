@@ -161,7 +161,9 @@ class Recovery:
     def _alive_or_coming(self, leader: str) -> bool:
         if leader in self._tasks:
             return not self._tasks[leader].cancelling()
-        return all(self._serves(process.name) for process in self._fleet.plan.instance_of(leader))
+        # Starting without a recovery is what an `up` that failed has left to go on.
+        phases = [self._fleet.phase_of(process.name) for process in self._fleet.plan.instance_of(leader)]
+        return all(phase in ("starting", "ready", "degraded") for phase in phases)
 
     def _serves(self, name: str) -> bool:
         return self._fleet.phase_of(name) in ("ready", "degraded")

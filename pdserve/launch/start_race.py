@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, TypeVar
 
 from pdserve.errors import StartError
 from pdserve.launch.failure import start_error
-from pdserve.launch.fleet import Fleet
+from pdserve.launch.fleet import Fleet, Trouble
 from pdserve.reach.protocol import Gone, Health
 
 ResultT = TypeVar("ResultT")
@@ -21,9 +21,13 @@ class StopRequested(Exception):  # noqa: N818  (a signal or `down` asked for it)
 class StartRace:
     """One start. It owns the troubles of the fleet meanwhile."""
 
-    def __init__(self, fleet: Fleet, stop_asked: asyncio.Event) -> None:
+    def __init__(self, fleet: Fleet, starting: Collection[str], stop_asked: asyncio.Event) -> None:
+        """`starting`: names of the processes that are started; the others have served before."""
         self._fleet = fleet
+        self._starting = starting
         self._stop_asked = stop_asked
+        self.of_serving: list[Trouble] = []
+        """What has ended it, if that befell a process that served: somebody still has to react to it."""
 
     async def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """One step. Raises StartError or StopRequested if that comes first."""
@@ -49,4 +53,16 @@ class StartRace:
             if isinstance(trouble, Health):
                 continue  # a starting neighbour may hold a CPU for seconds; only death and lateness end a start
             if isinstance(trouble, Gone) or self._fleet.phase_of(trouble.name) == "dead":
-                return start_error(trouble, self._fleet.plan, self._fleet.run)
+                return self._error(trouble)
+
+    def _error(self, trouble: Trouble) -> StartError:
+        served = self._served(trouble)
+        if served:
+            self.of_serving.append(trouble)
+        return start_error(trouble, self._fleet.plan, self._fleet.run, served=served)
+
+    def _served(self, trouble: Trouble) -> bool:
+        if not isinstance(trouble, Gone):
+            return trouble.name not in self._starting
+        there = {process.name for process in self._fleet.plan.processes if process.node == trouble.node}
+        return not there <= set(self._starting)

@@ -45,11 +45,12 @@ _LOOK_SECONDS = 0.005
 REFUSED = Answered(id=0, status=None, error="connection refused", refused=True)
 
 
-def plan(prefills: int = 1, decodes: int = 1, *, restart: str = "never", **changes: Any) -> Plan:
-    """A plan for fakes: nothing reports patches, and an engine that is restarted is so at once.
-    `changes`: of its timeouts."""
+def plan(prefills: int = 1, decodes: int = 1, *, nodes: int = 1, restart: str = "never", **changes: Any) -> Plan:
+    """A plan for fakes: nothing reports patches, and an engine that is restarted is so at once. `changes`: of its
+    timeouts. With two nodes the first decode is on the second one, everything else on the first."""
     sections: dict[str, Any] = {"prefill": {"instances": prefills}, "decode": {"instances": decodes}}
-    return _adapted(kit.plan(kit.recipe(sections)), restart, changes)
+    hosts = kit.hosts(*[0] * nodes) if nodes > 1 else ()
+    return _adapted(kit.plan(kit.recipe(sections), *hosts), restart, changes)
 
 
 def plan_with_cache(*, restart: str = "never", **changes: Any) -> Plan:
@@ -223,6 +224,12 @@ class Played:
         async with asyncio.timeout(LIMIT):
             while not holds():
                 assert not self.is_over, self.error
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def over(self) -> None:
+        """Waits until all of it was stopped."""
+        async with asyncio.timeout(LIMIT):
+            while not self.is_over:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def serving(self) -> None:
