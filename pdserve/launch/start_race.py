@@ -52,8 +52,12 @@ class StartRace:
             trouble = await self._fleet.troubles.get()
             if isinstance(trouble, Health):
                 continue  # a starting neighbour may hold a CPU for seconds; only death and lateness end a start
-            if isinstance(trouble, Gone) or self._fleet.phase_of(trouble.name) == "dead":
+            if isinstance(trouble, Gone) or self._is_dead(trouble.name):
                 return self._error(trouble)
+
+    def _is_dead(self, name: str) -> bool:
+        """Not of an earlier life, nor of what another plan had and this one lacks."""
+        return name in self._fleet.plan.names() and self._fleet.phase_of(name) == "dead"
 
     def _error(self, trouble: Trouble) -> StartError:
         served = self._served(trouble)

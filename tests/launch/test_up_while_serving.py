@@ -106,3 +106,20 @@ def test_the_loss_of_its_node_ends_the_deployment_as_the_recipe_sets(tmp_path: P
             assert isinstance(deployment.error, ServeError)
 
     asyncio.run(scenario())
+
+
+def test_an_engine_that_dies_before_it_is_stopped_for_a_smaller_plan_is_not_missed(tmp_path: Path) -> None:
+    more, fewer = plan(prefills=2, decodes=2), plan()
+
+    async def scenario() -> None:
+        async with played(tmp_path, more) as deployment:
+            await deployment.serving()
+            deployment.held.add(("stop", "decode-1"))
+            reply = deployment.ask(Apply(plan=fewer, recipe="name: another", replace=True))
+            await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
+            deployment.dies("prefill-1")
+            deployment.obey("stop", "decode-1")
+            assert (await reply).message == "started decode-0, proxy; ready"
+            assert set(deployment.state.processes) == {"prefill-0", "decode-0", "proxy"}
+
+    asyncio.run(scenario())
