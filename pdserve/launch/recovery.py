@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from pdserve.errors import PdserveError, ServeError
+from pdserve.errors import PdserveError, ServeError, StateError
 from pdserve.launch.canary import one_token, until_idle
 from pdserve.launch.failure import serve_error
 from pdserve.launch.fleet import Fleet, Trouble
@@ -87,20 +87,32 @@ class Recovery:
         await asyncio.gather(*(self._fleet.stop(process.name) for process in self._fleet.plan.instance_of(name)))
 
     async def restart(self, name: str) -> bool:
-        """Restarts one process on request, with the rest of its instance; True when it serves
-        again."""
+        """Restarts one process on request, with the rest of its instance; True when it serves again. Raises StateError
+        if something else has ended the restart."""
         name = self._leader(name)
         if name not in self._tasks:
             if self._fleet.plan.process(name).is_lmcache:
                 self._begin(name, self._recover_lmcache(self._server(name), None))
             else:
                 self._begin(name, self._restart(name))
-        await asyncio.shield(self._tasks[name])
-        if _memory_of(name) in self._tasks:
-            await asyncio.shield(self._tasks[_memory_of(name)])
-        if name != "proxy" and self._fleet.plan.proxy_kind == "vllm-router" and "proxy" in self._tasks:
-            await asyncio.shield(self._tasks["proxy"])  # it learns what is new about this one
+        await self._end_of(name, restarted=name)
+        await self._end_of(_memory_of(name), restarted=name)
+        if name != "proxy" and self._fleet.plan.proxy_kind == "vllm-router":
+            await self._end_of("proxy", restarted=name)  # it learns what is new about this one
         return self._fleet.phase_of(name) == "ready"
+
+    async def _end_of(self, task: str, *, restarted: str) -> None:
+        """Waits for a task, if it runs, and leaves it alone if the wait is given up."""
+        if (running := self._tasks.get(task)) is None:
+            return
+        await asyncio.wait({running})
+        if running.cancelled():
+            raise StateError(
+                f"the restart of {restarted} was interrupted",
+                where=restarted,
+                cause="a pdserve up or down, the loss of its node, or another death of it came in between",
+                todo="pdserve status shows what runs; pdserve up starts what does not",
+            )
 
     async def settle(self) -> None:
         """Ends all recoveries, so that another caller decides what is started; the processes stay as they are, and

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.errors import StateError
 from pdserve.reach.protocol import Answered
-from tests.launch.played import REFUSED, Played, plan_with_cache, played
+from pdserve.run.inbox import Apply, Restart
+from tests.launch.played import REFUSED, Played, plan, plan_with_cache, played
 
 pytestmark = pytest.mark.usefixtures("pdserve_home")
 
@@ -73,5 +75,39 @@ def test_one_that_dies_before_it_has_returned_is_left_to_the_recovery_of_its_dea
             deployment.obey("stop", ENGINE)
             await deployment.until(lambda: deployment.phases() == {"ready"})
             assert orders_of(deployment, ENGINE) == ["stop", "start"]
+
+    asyncio.run(scenario())
+
+
+def test_a_restart_that_an_up_interrupts_is_answered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, plan(decodes=2)) as deployment:
+            await deployment.serving()
+            deployment.held.add(("stop", "decode-1"))
+            restart = deployment.ask(Restart(name="decode-1"))
+            await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
+            up = deployment.ask(Apply(plan=deployment.plan, recipe="name: test"))
+            reply = await restart
+            assert reply.exit_code == StateError.exit_code
+            assert "the restart of decode-1 was interrupted" in reply.message
+            deployment.obey("stop", "decode-1")
+            assert (await up).exit_code == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_restart_that_the_loss_of_its_node_interrupts_is_answered(tmp_path: Path) -> None:
+    planned = plan(decodes=2, nodes=2).model_copy(update={"on_node_loss": "degrade"})
+
+    async def scenario() -> None:
+        async with played(tmp_path, planned) as deployment:
+            await deployment.serving()
+            deployment.held.add(("stop", "decode-0"))
+            restart = deployment.ask(Restart(name="decode-0"))
+            await deployment.until(lambda: ("stop", "decode-0") in deployment.orders)
+            deployment.is_lost("host1")
+            reply = await restart
+            assert reply.exit_code == StateError.exit_code
+            assert "the restart of decode-0 was interrupted" in reply.message
 
     asyncio.run(scenario())
