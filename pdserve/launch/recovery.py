@@ -226,7 +226,9 @@ class Recovery:
             await self._stop_failed(name)
             return False
         if is_engine and not (
-            self._has_patches(name) and await self._attached(servers) and await self._all_answer(name)
+            self._has_patches(name)
+            and await self._while(self._lives(name), self._attached(servers))
+            and await self._while(self._lives(name), self._all_answer(name))
         ):
             await self._stop_failed(name)
             return False
@@ -272,16 +274,26 @@ class Recovery:
             attachment.complete for attachment in await wait_attached(living, self._fleet.on_node_of, seconds=seconds)
         )
 
-    async def _attached_while_it_lives(self, server: LmcacheServer) -> bool:
-        attached = asyncio.ensure_future(self._attached([server]))
-        dead = asyncio.ensure_future(self._fleet.until(lambda: not self._serves(server.process)))
+    async def _while(self, holds: Callable[[], bool], proof: Coroutine[Any, Any, bool]) -> bool:
+        """A proof; False as soon as what it needs is no longer there, whatever time the proof itself would take."""
+        proven = asyncio.ensure_future(proof)
+        over = asyncio.ensure_future(self._fleet.until(lambda: not holds()))
         try:
-            await asyncio.wait({attached, dead}, return_when=asyncio.FIRST_COMPLETED)
-            return attached.done() and attached.result()
+            await asyncio.wait({proven, over}, return_when=asyncio.FIRST_COMPLETED)
+            return proven.done() and proven.result()
         finally:
-            attached.cancel()
-            dead.cancel()
-            await asyncio.gather(attached, dead, return_exceptions=True)
+            proven.cancel()
+            over.cancel()
+            await asyncio.gather(proven, over, return_exceptions=True)
+
+    async def _attached_again(self, engine: str, server: LmcacheServer) -> bool:
+        lives = self._lives(engine)
+        return await self._while(lambda: self._serves(server.process) and lives(), self._attached([server]))
+
+    def _lives(self, name: str) -> Callable[[], bool]:
+        """Whether no process of an instance is dead."""
+        processes = [process.name for process in self._fleet.plan.instance_of(name)]
+        return lambda: all(self._fleet.phase_of(process) != "dead" for process in processes)
 
     def _expected(self, server: LmcacheServer) -> int:
         living = sum(1 for engine in server.engines if self._serves(engine))
@@ -388,10 +400,10 @@ class Recovery:
             if engine in self._tasks or not self._serves(engine) or self._fleet.silent(engine):
                 self._fleet.release(engine, reason)  # what else keeps it out is still there
                 continue
-            attached = await self._attached_while_it_lives(server)
+            attached = await self._attached_again(engine, server)
             if self._fleet.phase_of(server.process) != "ready":
                 return  # gone again, or silent: who called this, or its next event, goes on
-            if attached and await self._answers(engine):
+            if attached and await self._while(self._lives(engine), self._answers(engine)):
                 self._fleet.release(engine, reason)
                 continue
             if engine in self._tasks or not self._serves(engine):

@@ -70,7 +70,8 @@ def test_one_that_dies_before_it_has_returned_is_left_to_the_recovery_of_its_dea
             await deployment.until(lambda: any("/v1/completions" in url for url in deployment.asked))
             deployment.dies(ENGINE)
             deployment.answers["/v1/completions"] = BROKEN
-            await deployment.until(lambda: any(event["event"] == "canary" for event in deployment.events[-3:]))
+            await deployment.until(lambda: ("stop", ENGINE) in deployment.orders)
+            await deployment.looks()
             deployment.answers.clear()
             deployment.obey("stop", ENGINE)
             await deployment.until(lambda: deployment.phases() == {"ready"})
@@ -109,5 +110,49 @@ def test_a_restart_that_the_loss_of_its_node_interrupts_is_answered(tmp_path: Pa
             reply = await restart
             assert reply.exit_code == StateError.exit_code
             assert "the restart of decode-0 was interrupted" in reply.message
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [("/status", Answered(id=0, status=200, body="{}")), ("/v1/completions", REFUSED)],
+    ids=["attachment", "canary"],
+)
+def test_an_engine_that_dies_before_it_is_proven_is_not_waited_for(
+    tmp_path: Path, asked: str, answer: Answered
+) -> None:
+    """The proof itself would take an hour."""
+    planned = plan_with_cache(attach_seconds=3600, canary_seconds=3600)
+
+    async def scenario() -> None:
+        async with played(tmp_path, planned) as deployment:
+            await deployment.serving()
+            deployment.answers[asked] = answer
+            restart = deployment.ask(Restart(name=ENGINE))
+            await deployment.until(lambda: ("start", ENGINE) in deployment.orders)
+            deployment.asked.clear()
+            await deployment.until(lambda: any(asked in url for url in deployment.asked))
+            deployment.dies(ENGINE)
+            assert "did not come back: exited" in (await restart).message
+
+    asyncio.run(scenario())
+
+
+def test_one_that_dies_before_it_has_returned_to_its_cache_is_not_waited_for(tmp_path: Path) -> None:
+    planned = plan_with_cache(restart="on-failure", attach_seconds=3600)
+
+    async def scenario() -> None:
+        async with played(tmp_path, planned) as deployment:
+            await deployment.serving()
+            deployment.answers["/status"] = Answered(id=0, status=200, body="{}")
+            deployment.asked.clear()
+            deployment.dies("lmcache-0")
+            await deployment.until(lambda: any("/status" in url for url in deployment.asked))
+            deployment.dies(ENGINE)
+            await deployment.until(lambda: ("start", ENGINE) in deployment.orders)
+            deployment.answers.clear()
+            await deployment.until(lambda: deployment.phases() == {"ready"})
+            assert orders_of(deployment, ENGINE) == ["stop", "start"]
 
     asyncio.run(scenario())
