@@ -173,9 +173,9 @@ class Launcher:
             await self._fleet.stop_in_order(p for p in processes if self._fleet.phase_of(p.name) == "dead")
             self._state.note = failure.what
             self._set_phase("failed")
-            for trouble in race.of_serving:
-                self._recovery.react(trouble)
+            self._recovery.take_over(race.of_serving)
             return failure
+        self._recovery.take_over(())
         return None
 
     def _is_up(self, name: str) -> bool:

@@ -82,6 +82,8 @@ class Fleet:
         self.troubles: asyncio.Queue[Trouble] = asyncio.Queue()
         self.held: dict[str, set[str]] = {}
         """Process -> reasons for which it gets no traffic although it lives; it returns when the last one is gone."""
+        self._silent_since: dict[str, float] = {}
+        """Process that does not answer -> since when (time.monotonic)."""
         self.behind = False
         """The record on disk is older than what is known: writing it failed, and is tried again."""
         self._saving: asyncio.TimerHandle | None = None
@@ -319,10 +321,24 @@ class Fleet:
         """True while a process lives but does not answer."""
         return SILENT in self.held.get(name, ())
 
+    def silent_seconds(self, name: str) -> float:
+        """For how long a process that is silent has been so."""
+        return time.monotonic() - self._silent_since[name]
+
+    def give_up(self, name: str, why: str) -> Died:
+        """A process that was silent for too long counts as dead from here on, although it lives."""
+        seconds, state = self.plan.timeouts.unresponsive_seconds, self.state.processes[name]
+        died = gave_up(name, f"did not answer for {seconds:.0f} s ({why})", seconds)
+        state.phase, state.note = "dead", died.how
+        self.route(name, "dead")
+        self.record("given_up", name=name, why=died.how)
+        return died
+
     def _changed_health(self, event: Health) -> None:
         if event.responsive:
             self.release(event.name, SILENT)
         else:
+            self._silent_since[event.name] = time.monotonic()
             self.hold(event.name, SILENT)
             self.state.processes[event.name].note = event.why
         self.record("responsive" if event.responsive else "unresponsive", name=event.name, why=event.why)
@@ -388,6 +404,11 @@ class Fleet:
             self.behind = True
         else:
             self.behind = False
+
+
+def gave_up(name: str, how: str, seconds: float) -> Died:
+    """A death that we decided on, not one that the kernel reported."""
+    return Died(name=name, pid=0, code=None, how=how, seconds=seconds, while_starting=False)
 
 
 def _to_be(reasons: Collection[str] | None) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from pdserve.errors import PdserveError, ServeError, StateError
 from pdserve.launch.canary import one_token, until_idle
 from pdserve.launch.failure import serve_error
-from pdserve.launch.fleet import Fleet, Trouble
+from pdserve.launch.fleet import Fleet, Trouble, gave_up
 from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.launch.store_memory import wait_for_memory
 from pdserve.lmcache_server import wait_attached
@@ -117,10 +117,21 @@ class Recovery:
     async def settle(self) -> None:
         """Ends all recoveries, so that another caller decides what is started; the processes stay as they are, and
         those that are held stay held."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := list(self._tasks.values()):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def take_over(self, troubles: Iterable[Trouble]) -> None:
+        """From a start, to which all troubles belonged: what befell those that served, and who does not answer now."""
+        for trouble in troubles:
+            self.react(trouble)
+        for name in self._fleet.plan.names():
+            self._watch_if_silent(name)
+
+    def _watch_if_silent(self, name: str) -> None:
+        if name in self._fleet.plan.names() and self._serves(name) and self._fleet.silent(name):
+            self.react(Health(name=name, responsive=False, why=self._fleet.state.processes[name].note))
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         if name in self._tasks:
@@ -132,14 +143,13 @@ class Recovery:
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(name, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            return  # who has cancelled it decides from here on
+        if (error := task.exception()) is not None:
             self._fail(ServeError(f"the recovery of {name} failed: {error!r}", where=name))
-        elif name == "proxy" and not task.cancelled():
+        elif name == "proxy":
             self._renew_router()
-        if name in self._fleet.plan.names() and self._serves(name) and self._fleet.silent(name):
-            # It fell silent while it was being recovered, when its troubles belonged to its recovery.
-            why = self._fleet.state.processes[name].note
-            self._react_to_health(Health(name=name, responsive=False, why=why))
+        self._watch_if_silent(name)  # since a time when its troubles belonged to its recovery
 
     def _server(self, name: str) -> LmcacheServer:
         return next(server for server in self._fleet.plan.lmcache if server.process == name)
@@ -250,7 +260,7 @@ class Recovery:
     async def _restart_router(self) -> None:
         """Nothing waits for it: an engine that dies meanwhile, which it would wait for, must be free to come back."""
         if not await self._restart_once("proxy"):
-            await self._recover(_gave_up("proxy", "did not come back after a prefill did", 0))
+            await self._recover(gave_up("proxy", "did not come back after a prefill did", 0))
 
     async def _stop_failed(self, name: str) -> None:
         state = self._fleet.state.processes[name]
@@ -355,13 +365,9 @@ class Recovery:
             return state.phase != "degraded" or not self._fleet.silent(trouble.name)
 
         try:
-            await asyncio.wait_for(self._fleet.until(over), seconds)
+            await asyncio.wait_for(self._fleet.until(over), seconds - self._fleet.silent_seconds(trouble.name))
         except TimeoutError:
-            died = _gave_up(trouble.name, f"did not answer for {seconds:.0f} s ({trouble.why})", seconds)
-            state.phase, state.note = "dead", died.how
-            self._fleet.route(trouble.name, "dead")
-            self._fleet.record("given_up", name=trouble.name, why=died.how)
-            self.react(died)
+            self.react(self._fleet.give_up(trouble.name, trouble.why))
 
     # LMCache -------------------------------------------------------------------------------------------------------
 
@@ -423,7 +429,7 @@ class Recovery:
         back = await self._restart_once(engine)
         self._fleet.release(engine, _without(server.process))
         if not back:
-            await self._recover(_gave_up(engine, f"did not come back after {server.process} did", 0))
+            await self._recover(gave_up(engine, f"did not come back after {server.process} did", 0))
 
 
 def _leads(process: Process) -> bool:
@@ -438,8 +444,3 @@ def _without(server: str) -> str:
 def _memory_of(master: str) -> str:
     """Under which name the watch of its pool's memory runs."""
     return f"memory of {master}"
-
-
-def _gave_up(name: str, how: str, seconds: float) -> Died:
-    """A death that we decided on, not one that the kernel reported."""
-    return Died(name=name, pid=0, code=None, how=how, seconds=seconds, while_starting=False)

@@ -20,6 +20,7 @@ from pdserve.reach.protocol import (
     Died,
     Event,
     Gone,
+    Health,
     Hello,
     Method,
     Order,
@@ -206,6 +207,14 @@ class Played:
     def dies(self, name: str, member: str | None = None) -> None:
         """A process ends without being asked to; what is left of its tree lives on."""
         self._receive(Died(name=name, pid=7, code=1, how="exited", seconds=1, while_starting=False, member=member))
+
+    def is_silent(self, name: str) -> None:
+        """A process that is ready answers nothing any more."""
+        self._receive(Health(name=name, responsive=False, why="PID 7 is stopped (SIGSTOP)"))
+
+    def answers_again(self, name: str) -> None:
+        """And now it does."""
+        self._receive(Health(name=name, responsive=True))
 
     def is_lost(self, node: str) -> None:
         """Nothing is heard of a node any more."""
