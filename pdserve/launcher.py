@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeVar, assert_never
+from typing import Any, assert_never
 
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
 from pdserve.launch.client_task import ClientTask, WhileReady
-from pdserve.launch.failure import not_reached, start_error
+from pdserve.launch.failure import not_reached
 from pdserve.launch.failure_report import report
 from pdserve.launch.fleet import Fleet
 from pdserve.launch.launch_record import KeptRecord, save_change
@@ -26,13 +26,14 @@ from pdserve.launch.proxy_restart import roll
 from pdserve.launch.recovery import Recovery
 from pdserve.launch.start_account import shares
 from pdserve.launch.start_proofs import StartProofs
+from pdserve.launch.start_race import StartRace, StopRequested
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.agent_line import has_lease
 from pdserve.plan.nodes.node import Node
 from pdserve.plan.process import Process
 from pdserve.preflight import ENGINE_KEY
 from pdserve.reach.link import AgentLink
-from pdserve.reach.protocol import Event, Gone, Health, Shutdown
+from pdserve.reach.protocol import Event, Shutdown
 from pdserve.run import inbox
 from pdserve.run.change import LIVING, change
 from pdserve.run.containers import clear_containers
@@ -42,7 +43,6 @@ from pdserve.run.orphans import may_be_busy, none_held, stop_left
 from pdserve.run.own_logs import keep_bounded
 from pdserve.run.state import DeploymentState, Phase
 
-ResultT = TypeVar("ResultT")
 OpenAgent = Callable[[Node, Callable[[Event], None]], AgentLink]
 """(node, receiver of events) -> link; how is the transport's business."""
 
@@ -51,10 +51,6 @@ _FAR_HELLO_SECONDS = 120.0
 """A scheduler, a login or a container comes before the agent."""
 _LEAVE_SECONDS = 60.0
 _REACH_SECONDS = 3.0
-
-
-class StopRequested(Exception):  # noqa: N818  (a signal or `down` asked for it)
-    """The deployment is to stop."""
 
 
 class Launcher:
@@ -149,24 +145,25 @@ class Launcher:
     async def _bring_up(self, processes: tuple[Process, ...], *, keep: bool) -> StartError | None:
         """Starts `processes` stage by stage and proves the whole plan; a failure is returned. With `keep` what is
         healthy or still loading goes on, and the deployment waits for another `up`, `restart` or `down`."""
+        race = StartRace(self._fleet, {process.name for process in processes}, self._stop_asked)
         try:
             self._set_phase("starting")
-            await self._agents()
+            await self._agents(race)
             planned = sorted(self._fleet.plan.processes, key=lambda process: process.start_stage)
             for _, group in groupby(planned, key=lambda process: process.start_stage):
                 names = [process.name for process in group]
                 for name in names:
                     if any(process.name == name for process in processes):
                         self._fleet.start(name)
-                await self._race(self._fleet.until(lambda names=names: all(map(self._is_up, names))))  # type: ignore[misc]
+                await race.run(self._fleet.until(lambda names=names: all(map(self._is_up, names))))  # type: ignore[misc]
                 if any(self._fleet.plan.process(name).fetches_weights for name in names):
-                    await self._race(self._proofs.same_weights())
+                    await race.run(self._proofs.same_weights())
             self._proofs.patches_active(process.name for process in processes)
-            await self._race(self._proofs.attached())
-            await self._race(self._proofs.pools(process.name for process in processes))
-            await self._race(self._proofs.reached())
+            await race.run(self._proofs.attached())
+            await race.run(self._proofs.pools(process.name for process in processes))
+            await race.run(self._proofs.reached())
             self._fleet.release_all()
-            canary = await self._race(self._proofs.canary())
+            canary = await race.run(self._proofs.canary())
             self._set_phase("ready")
             self._account(processes, canary)
         except StartError as failure:
@@ -176,7 +173,9 @@ class Launcher:
             await self._fleet.stop_in_order(p for p in processes if self._fleet.phase_of(p.name) == "dead")
             self._state.note = failure.what
             self._set_phase("failed")
+            self._recovery.take_over(race.of_serving)
             return failure
+        self._recovery.take_over(())
         return None
 
     def _is_up(self, name: str) -> bool:
@@ -186,7 +185,7 @@ class Launcher:
     def _is_ready(self, name: str) -> bool:
         return self._fleet.phase_of(name) in ("ready", "done")
 
-    async def _agents(self) -> None:
+    async def _agents(self, race: StartRace) -> None:
         for node in self._fleet.plan.nodes:
             if node.name not in self._fleet.links:
                 self._state.nodes.pop(node.name, None)  # of a node that was lost, and may be back
@@ -197,7 +196,7 @@ class Launcher:
         seconds = _FAR_HELLO_SECONDS if any(map(has_lease, nodes)) else _HELLO_SECONDS
         try:
             await asyncio.wait_for(
-                self._race(self._fleet.until(lambda: all(node.name in self._state.nodes for node in nodes))), seconds
+                race.run(self._fleet.until(lambda: all(node.name in self._state.nodes for node in nodes))), seconds
             )
         except TimeoutError:
             silent = [node.name for node in nodes if node.name not in self._state.nodes]
@@ -206,35 +205,6 @@ class Launcher:
                 where=f"agent@{silent[0]}",
                 todo=f"read {self._run_dir.logs / f'agent@{silent[0]}.log'}",
             ) from None
-
-    async def _race(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Runs one step of the start against the death of any process and against a request to stop."""
-        step = asyncio.ensure_future(work)
-        trouble = asyncio.ensure_future(self._first_trouble())
-        stop = asyncio.ensure_future(self._stop_asked.wait())
-        racing: set[asyncio.Future[Any]] = {step, trouble, stop}
-        try:
-            await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
-            if trouble.done():
-                raise trouble.result()
-            if stop.done():
-                raise StopRequested
-            return step.result()
-        finally:
-            for task in racing:
-                task.cancel()
-            await asyncio.gather(*racing, return_exceptions=True)
-
-    async def _first_trouble(self) -> StartError:
-        while True:
-            trouble = await self._fleet.troubles.get()
-            if isinstance(trouble, Health) and trouble.responsive:
-                continue
-            if isinstance(trouble, Health) or (
-                not isinstance(trouble, Gone) and self._fleet.phase_of(trouble.name) != "dead"
-            ):
-                continue  # a starting neighbour may hold a CPU for seconds; only death and lateness end a start
-            return start_error(trouble, self._fleet.plan, self._run_dir)
 
     def _account(self, processes: tuple[Process, ...], canary: float) -> None:
         seconds = shares(processes, self._state.processes, total=time.monotonic() - self._began, canary=canary)
@@ -383,11 +353,13 @@ class Launcher:
         save_change(self._run_dir, request.plan, request.recipe)  # without room for it nothing changes
         await self._recovery.settle()  # not before the refusals: a refused request must leave recoveries alone
         gone = [name for name in changes.gone if self._fleet.phase_of(name) != "stopped"]
-        await self._fleet.stop_in_order([old[name] for name in (*gone, *changes.replaced)])
+        # What a recovery was stopping, or a failed start has left, may still hold its port and devices.
+        left = [name for name in changes.starting if name in old and self._fleet.uncleared(name)]
+        await self._fleet.stop_in_order([old[name] for name in dict.fromkeys((*gone, *changes.replaced, *left))])
         self._record.keep()
         self._fleet.adopt(request.plan)
         missing = tuple(new[name] for name in changes.starting)
-        if not missing and all(map(self._is_ready, new)):
+        if not missing and self._state.phase != "failed" and all(map(self._is_ready, new)):
             return Reply(exit_code=0, message=f"already up{changes.stays}")
         self._began = time.monotonic()
         names = ", ".join(process.name for process in missing)

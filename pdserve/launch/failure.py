@@ -46,9 +46,9 @@ _MEMORY_TODO = (
 )
 
 
-def start_error(trouble: Trouble, plan: Plan, run: RunDir) -> StartError:
-    """The error of a start that `trouble` ended."""
-    error: StartError = _error(StartError, trouble, plan, run, "while starting")
+def start_error(trouble: Trouble, plan: Plan, run: RunDir, *, served: bool = False) -> StartError:
+    """The error of a start that `trouble` ended. `served`: that of a process that served while others were started."""
+    error: StartError = _error(StartError, trouble, plan, run, "while serving" if served else "while starting")
     return error
 
 

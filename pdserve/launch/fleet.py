@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import groupby
 from typing import Any, Literal, assert_never
 
+from pdserve.launch.uncleared import Uncleared
 from pdserve.plan.engines.cpus import cpu_share
 from pdserve.plan.model import Plan
 from pdserve.plan.process import ExitProbe, Process
@@ -81,11 +82,12 @@ class Fleet:
         self.troubles: asyncio.Queue[Trouble] = asyncio.Queue()
         self.held: dict[str, set[str]] = {}
         """Process -> reasons for which it gets no traffic although it lives; it returns when the last one is gone."""
+        self._silent_since: dict[str, float] = {}
+        """Process that does not answer -> since when (time.monotonic)."""
         self.behind = False
         """The record on disk is older than what is known: writing it failed, and is tried again."""
         self._saving: asyncio.TimerHandle | None = None
-        self._stopping: dict[str, ProcessPhase] = {}
-        """Processes that were ordered to stop -> what they are once they have."""
+        self._uncleared = Uncleared()
         self._secrets = secrets
         self._on_event = on_event
         self._end = end
@@ -108,12 +110,18 @@ class Fleet:
     # Acting --------------------------------------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
-        """Orders a start; Ready, Died or Late will follow. On a node that was lost it stays dead."""
+        """Orders a start; Ready, Died or Late will follow. On a node that was lost it stays dead. Never beside an
+        earlier life, which would keep its port and devices, and whose end would be taken for that of the new one."""
         process = self.plan.process(name)
         state = self.state.processes[name]
         if (link := self.links.get(process.node)) is None:
             self._failed(name, f"its node {process.node} is lost")
             return
+        if self.uncleared(name):
+            how = "was not started: its last life was not stopped"
+            self.receive(Died(name=name, pid=0, code=None, how=how, seconds=0.0, while_starting=True))
+            return
+        self._uncleared.started(name, process.node)
         state.phase, state.note, state.id = "starting", "", None
         self.held.get(name, set()).difference_update((SILENT, NO_SOCKETS))
         state.started_at, state.ready_at, state.start_seconds = time.time(), None, None
@@ -124,23 +132,30 @@ class Fleet:
         link.send(Start(process=process, token=self.state.token, secrets=values, cpu_share=share))
 
     async def stop(self, name: str, grace: float | None = None) -> None:
-        """Stops one process tree and returns when it is gone (or its agent is)."""
+        """Stops one process tree and returns when it is gone (or its agent is). A stop that somebody else has ordered
+        is waited for; only a shorter grace is an order of its own."""
         process = self.plan.process(name)
         state = self.state.processes[name]
-        if state.phase in ("pending", "done", "stopped") or process.node not in self.links:
+        over = state.phase in ("pending", "done", "stopped") and not self.uncleared(name)
+        if over or process.node not in self.links:
             state.phase = "dead" if state.phase == "dead" else "stopped"
             return
         grace = process.stop_seconds if grace is None else grace
         # Clearing away what is left of a dead process does not make it one that was stopped on purpose.
-        self._stopping.setdefault(name, "dead" if state.phase == "dead" else "stopped")
+        then: ProcessPhase = "dead" if state.phase == "dead" else "stopped"
         state.phase = "draining" if state.phase != "dead" else "dead"
-        self.record("stop", name=name, node=process.node)
-        self.links[process.node].send(Stop(name=name, grace=grace))
+        if self._uncleared.order_stop(name, process.node, grace, then):
+            self.record("stop", name=name, node=process.node)
+            self.links[process.node].send(Stop(name=name, grace=grace))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(
-                self.until(lambda: name not in self._stopping or process.node not in self.links),
+                self.until(lambda: not self._uncleared.is_stopping(name) or process.node not in self.links),
                 grace + _STOP_MARGIN_SECONDS,
             )
+
+    def uncleared(self, name: str) -> bool:
+        """True while something of its last life may be left: it is to be stopped before it is started again."""
+        return name in self._uncleared
 
     async def stop_in_order(self, processes: Iterable[Process]) -> None:
         """Stops stage after stage; the processes of one stage together."""
@@ -212,6 +227,8 @@ class Fleet:
             case Gone():
                 self._lost(event)
             case _ if event.name not in self.state.processes:
+                if isinstance(event, Stopped):
+                    self._uncleared.stopped(event.name)
                 return
             case Started():
                 self.state.processes[event.name].id = event.id
@@ -256,6 +273,7 @@ class Fleet:
         state.phase, state.note = ("degraded", _to_be(reasons)) if reasons else ("ready", "")
         if done := isinstance(self.plan.process(event.name).probe, ExitProbe):
             state.phase, state.died_at = "done", time.time()
+            self._uncleared.done(event.name)
         state.ready_at, state.start_seconds, state.open_ports = time.time(), round(event.seconds, 3), event.ports
         self.record("ready", name=event.name, seconds=round(event.seconds, 3), **({"done": True} if done else {}))
         if not reasons:
@@ -288,7 +306,7 @@ class Fleet:
 
     def _stopped(self, name: str) -> None:
         state = self.state.processes[name]
-        state.phase = self._stopping.pop(name, "stopped")
+        state.phase = self._uncleared.stopped(name)
         if state.phase == "stopped":
             state.died_at = time.time()
 
@@ -303,10 +321,24 @@ class Fleet:
         """True while a process lives but does not answer."""
         return SILENT in self.held.get(name, ())
 
+    def silent_seconds(self, name: str) -> float:
+        """For how long a process that is silent has been so."""
+        return time.monotonic() - self._silent_since[name]
+
+    def give_up(self, name: str, why: str) -> Died:
+        """A process that was silent for too long counts as dead from here on, although it lives."""
+        seconds, state = self.plan.timeouts.unresponsive_seconds, self.state.processes[name]
+        died = gave_up(name, f"did not answer for {seconds:.0f} s ({why})", seconds)
+        state.phase, state.note = "dead", died.how
+        self.route(name, "dead")
+        self.record("given_up", name=name, why=died.how)
+        return died
+
     def _changed_health(self, event: Health) -> None:
         if event.responsive:
             self.release(event.name, SILENT)
         else:
+            self._silent_since[event.name] = time.monotonic()
             self.hold(event.name, SILENT)
             self.state.processes[event.name].note = event.why
         self.record("responsive" if event.responsive else "unresponsive", name=event.name, why=event.why)
@@ -326,6 +358,7 @@ class Fleet:
 
     def _lost(self, event: Gone) -> None:
         self.links.pop(event.node, None)
+        self._uncleared.lost(event.node)
         # What was dead before keeps the reason of its own death.
         lost = [n for n, s in self.state.processes.items() if s.node == event.node and s.phase not in _OVER]
         for name in lost:
@@ -371,6 +404,11 @@ class Fleet:
             self.behind = True
         else:
             self.behind = False
+
+
+def gave_up(name: str, how: str, seconds: float) -> Died:
+    """A death that we decided on, not one that the kernel reported."""
+    return Died(name=name, pid=0, code=None, how=how, seconds=seconds, while_starting=False)
 
 
 def _to_be(reasons: Collection[str] | None) -> str:

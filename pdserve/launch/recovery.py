@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from pdserve.errors import PdserveError, ServeError
+from pdserve.errors import PdserveError, ServeError, StateError
 from pdserve.launch.canary import one_token, until_idle
 from pdserve.launch.failure import serve_error
-from pdserve.launch.fleet import Fleet, Trouble
+from pdserve.launch.fleet import Fleet, Trouble, gave_up
 from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.launch.store_memory import wait_for_memory
 from pdserve.lmcache_server import wait_attached
@@ -42,6 +42,8 @@ class Recovery:
         self._fail = fail
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """One recovery a process at most, by its name."""
+        self._waits_for: dict[asyncio.Task[Any] | None, str] = {}
+        """Recovery of a cache server -> the engine whose restart it waits for; that must not wait for it in turn."""
         self._router_is_stale = False
         """A prefill has come back since vllm-router was started."""
 
@@ -85,28 +87,51 @@ class Recovery:
         await asyncio.gather(*(self._fleet.stop(process.name) for process in self._fleet.plan.instance_of(name)))
 
     async def restart(self, name: str) -> bool:
-        """Restarts one process on request, with the rest of its instance; True when it serves
-        again."""
+        """Restarts one process on request, with the rest of its instance; True when it serves again. Raises StateError
+        if something else has ended the restart."""
         name = self._leader(name)
         if name not in self._tasks:
             if self._fleet.plan.process(name).is_lmcache:
                 self._begin(name, self._recover_lmcache(self._server(name), None))
             else:
                 self._begin(name, self._restart(name))
-        await asyncio.shield(self._tasks[name])
-        if _memory_of(name) in self._tasks:
-            await asyncio.shield(self._tasks[_memory_of(name)])
-        if name != "proxy" and self._fleet.plan.proxy_kind == "vllm-router" and "proxy" in self._tasks:
-            await asyncio.shield(self._tasks["proxy"])  # it learns what is new about this one
+        await self._end_of(name, restarted=name)
+        await self._end_of(_memory_of(name), restarted=name)
+        if name != "proxy" and self._fleet.plan.proxy_kind == "vllm-router":
+            await self._end_of("proxy", restarted=name)  # it learns what is new about this one
         return self._fleet.phase_of(name) == "ready"
+
+    async def _end_of(self, task: str, *, restarted: str) -> None:
+        """Waits for a task, if it runs, and leaves it alone if the wait is given up."""
+        if (running := self._tasks.get(task)) is None:
+            return
+        await asyncio.wait({running})
+        if running.cancelled():
+            raise StateError(
+                f"the restart of {restarted} was interrupted",
+                where=restarted,
+                cause="a pdserve up or down, the loss of its node, or another death of it came in between",
+                todo="pdserve status shows what runs; pdserve up starts what does not",
+            )
 
     async def settle(self) -> None:
         """Ends all recoveries, so that another caller decides what is started; the processes stay as they are, and
         those that are held stay held."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := list(self._tasks.values()):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def take_over(self, troubles: Iterable[Trouble]) -> None:
+        """From a start, to which all troubles belonged: what befell those that served, and who does not answer now."""
+        for trouble in troubles:
+            self.react(trouble)
+        for name in self._fleet.plan.names():
+            self._watch_if_silent(name)
+
+    def _watch_if_silent(self, name: str) -> None:
+        if name in self._fleet.plan.names() and self._serves(name) and self._fleet.silent(name):
+            self.react(Health(name=name, responsive=False, why=self._fleet.state.processes[name].note))
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         if name in self._tasks:
@@ -118,14 +143,13 @@ class Recovery:
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(name, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            return  # who has cancelled it decides from here on
+        if (error := task.exception()) is not None:
             self._fail(ServeError(f"the recovery of {name} failed: {error!r}", where=name))
-        elif name == "proxy" and not task.cancelled():
+        elif name == "proxy":
             self._renew_router()
-        if name in self._fleet.plan.names() and self._serves(name) and self._fleet.silent(name):
-            # It fell silent while it was being recovered, when its troubles belonged to its recovery.
-            why = self._fleet.state.processes[name].note
-            self._react_to_health(Health(name=name, responsive=False, why=why))
+        self._watch_if_silent(name)  # since a time when its troubles belonged to its recovery
 
     def _server(self, name: str) -> LmcacheServer:
         return next(server for server in self._fleet.plan.lmcache if server.process == name)
@@ -159,7 +183,9 @@ class Recovery:
     def _alive_or_coming(self, leader: str) -> bool:
         if leader in self._tasks:
             return not self._tasks[leader].cancelling()
-        return all(self._serves(process.name) for process in self._fleet.plan.instance_of(leader))
+        # Starting without a recovery is what an `up` that failed has left to go on.
+        phases = [self._fleet.phase_of(process.name) for process in self._fleet.plan.instance_of(leader)]
+        return all(phase in ("starting", "ready", "degraded") for phase in phases)
 
     def _serves(self, name: str) -> bool:
         return self._fleet.phase_of(name) in ("ready", "degraded")
@@ -194,7 +220,7 @@ class Recovery:
         masters = [process.name for process in self._fleet.plan.processes if process.is_store_master and is_engine]
         for needed in (*(server.process for server in servers), *masters):
             recovering = self._tasks.get(needed)
-            if recovering is not None and recovering is not asyncio.current_task():
+            if recovering is not None and self._waits_for.get(recovering) != name:
                 await asyncio.shield(recovering)  # without it an engine would die, or hang, in its own start
         if is_engine:
             self._instances.hold(name, UNPROVEN)
@@ -210,7 +236,9 @@ class Recovery:
             await self._stop_failed(name)
             return False
         if is_engine and not (
-            self._has_patches(name) and await self._attached(servers) and await self._all_answer(name)
+            self._has_patches(name)
+            and await self._while(self._lives(name), self._attached(servers))
+            and await self._while(self._lives(name), self._all_answer(name))
         ):
             await self._stop_failed(name)
             return False
@@ -232,7 +260,7 @@ class Recovery:
     async def _restart_router(self) -> None:
         """Nothing waits for it: an engine that dies meanwhile, which it would wait for, must be free to come back."""
         if not await self._restart_once("proxy"):
-            await self._recover(_gave_up("proxy", "did not come back after a prefill did", 0))
+            await self._recover(gave_up("proxy", "did not come back after a prefill did", 0))
 
     async def _stop_failed(self, name: str) -> None:
         state = self._fleet.state.processes[name]
@@ -256,16 +284,26 @@ class Recovery:
             attachment.complete for attachment in await wait_attached(living, self._fleet.on_node_of, seconds=seconds)
         )
 
-    async def _attached_while_it_lives(self, server: LmcacheServer) -> bool:
-        attached = asyncio.ensure_future(self._attached([server]))
-        dead = asyncio.ensure_future(self._fleet.until(lambda: not self._serves(server.process)))
+    async def _while(self, holds: Callable[[], bool], proof: Coroutine[Any, Any, bool]) -> bool:
+        """A proof; False as soon as what it needs is no longer there, whatever time the proof itself would take."""
+        proven = asyncio.ensure_future(proof)
+        over = asyncio.ensure_future(self._fleet.until(lambda: not holds()))
         try:
-            await asyncio.wait({attached, dead}, return_when=asyncio.FIRST_COMPLETED)
-            return attached.done() and attached.result()
+            await asyncio.wait({proven, over}, return_when=asyncio.FIRST_COMPLETED)
+            return proven.done() and proven.result()
         finally:
-            attached.cancel()
-            dead.cancel()
-            await asyncio.gather(attached, dead, return_exceptions=True)
+            proven.cancel()
+            over.cancel()
+            await asyncio.gather(proven, over, return_exceptions=True)
+
+    async def _attached_again(self, engine: str, server: LmcacheServer) -> bool:
+        lives = self._lives(engine)
+        return await self._while(lambda: self._serves(server.process) and lives(), self._attached([server]))
+
+    def _lives(self, name: str) -> Callable[[], bool]:
+        """Whether no process of an instance is dead."""
+        processes = [process.name for process in self._fleet.plan.instance_of(name)]
+        return lambda: all(self._fleet.phase_of(process) != "dead" for process in processes)
 
     def _expected(self, server: LmcacheServer) -> int:
         living = sum(1 for engine in server.engines if self._serves(engine))
@@ -327,13 +365,9 @@ class Recovery:
             return state.phase != "degraded" or not self._fleet.silent(trouble.name)
 
         try:
-            await asyncio.wait_for(self._fleet.until(over), seconds)
+            await asyncio.wait_for(self._fleet.until(over), seconds - self._fleet.silent_seconds(trouble.name))
         except TimeoutError:
-            died = _gave_up(trouble.name, f"did not answer for {seconds:.0f} s ({trouble.why})", seconds)
-            state.phase, state.note = "dead", died.how
-            self._fleet.route(trouble.name, "dead")
-            self._fleet.record("given_up", name=trouble.name, why=died.how)
-            self.react(died)
+            self.react(self._fleet.give_up(trouble.name, trouble.why))
 
     # LMCache -------------------------------------------------------------------------------------------------------
 
@@ -372,17 +406,30 @@ class Recovery:
             if engine in self._tasks or not self._serves(engine) or self._fleet.silent(engine):
                 self._fleet.release(engine, reason)  # what else keeps it out is still there
                 continue
-            attached = await self._attached_while_it_lives(server)
+            attached = await self._attached_again(engine, server)
             if self._fleet.phase_of(server.process) != "ready":
                 return  # gone again, or silent: who called this, or its next event, goes on
-            if attached and await self._answers(engine):
+            if attached and await self._while(self._lives(engine), self._answers(engine)):
                 self._fleet.release(engine, reason)
                 continue
+            if engine in self._tasks or not self._serves(engine):
+                self._fleet.release(engine, reason)  # it died meanwhile, and is another recovery's
+                continue
             self._fleet.record("engine_not_back", name=engine, attached=attached)
-            back = await self._restart_once(engine)
-            self._fleet.release(engine, reason)
-            if not back:
-                await self._recover(_gave_up(engine, f"did not come back after {server.process} did", 0))
+            self._waits_for[asyncio.current_task()] = engine
+            try:
+                self._begin(engine, self._bring_back(engine, server))
+                await asyncio.wait({self._tasks[engine]})
+            finally:
+                del self._waits_for[asyncio.current_task()]
+
+    async def _bring_back(self, engine: str, server: LmcacheServer) -> None:
+        """The restart of an engine that does not return to its server: its own recovery, so that what becomes of it
+        meanwhile begins no second one."""
+        back = await self._restart_once(engine)
+        self._fleet.release(engine, _without(server.process))
+        if not back:
+            await self._recover(gave_up(engine, f"did not come back after {server.process} did", 0))
 
 
 def _leads(process: Process) -> bool:
@@ -397,8 +444,3 @@ def _without(server: str) -> str:
 def _memory_of(master: str) -> str:
     """Under which name the watch of its pool's memory runs."""
     return f"memory of {master}"
-
-
-def _gave_up(name: str, how: str, seconds: float) -> Died:
-    """A death that we decided on, not one that the kernel reported."""
-    return Died(name=name, pid=0, code=None, how=how, seconds=seconds, while_starting=False)

@@ -209,6 +209,11 @@ class Agent:
 
     def _start(self, order: Start) -> None:
         name = order.process.name
+        if (earlier := self._processes.get(name)) is not None and earlier.family():
+            # With its place it would lose the only one who can stop it.
+            how = "could not be started: an earlier life of it was not stopped"
+            self._emit(Died(name=name, pid=0, code=None, how=how, seconds=0.0, while_starting=True))
+            return
         self._young_until = asyncio.get_running_loop().time() + _YOUNG_SECONDS
         try:
             # Other ones for each life: what is slow to end of the last one must not take this one with it.

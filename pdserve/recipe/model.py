@@ -159,8 +159,8 @@ class Timeouts(Strict):
     )
     unresponsive_seconds: Seconds = Field(
         default=60,
-        description="While serving: a process that lives but does not answer leaves routing at once, and is treated "
-        "as dead after so long.",
+        description="A process that was ready and does not answer leaves routing at once, and is treated as dead after "
+        "so long; while others are started, it ends that start.",
     )
     canary_seconds: Seconds = Field(default=120, description="One token through the proxy.")
     stop_seconds: Seconds = Field(default=30, description="From TERM to KILL, for each process.")

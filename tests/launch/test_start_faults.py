@@ -163,6 +163,19 @@ def test_decode_that_hangs_for_ever_is_late_with_diagnostics(tmp_path: Path, pds
         assert [late["name"] for late in deployment.events("late")] == ["decode-0"]
 
 
+def test_prefill_that_hangs_once_it_is_ready_is_given_up_on_while_decode_loads(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    file = recipe(tmp_path, decode__env={"FAKE_NEVER_READY": "1"}, timeouts__unresponsive_seconds=1)
+    with up(file, pdserve_home) as deployment:
+        deployment.command.expect("prefill-0    ready")
+        deployment.send_signal("prefill-0", signal.SIGSTOP)
+        output = failed(deployment)
+        assert "prefill does not answer while starting: PID " in output
+        assert [given_up["name"] for given_up in deployment.events("given_up")] == ["prefill-0"]
+        assert not deployment.events("late"), "decode has 120 s"
+
+
 def test_an_engine_that_does_not_exist(tmp_path: Path, pdserve_home: Path) -> None:
     code, output = pdserve("up", recipe(tmp_path, engine__command=["/nonexistent/vllm"]))
     assert code == 3

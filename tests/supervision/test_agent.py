@@ -68,6 +68,24 @@ def test_ready_when_its_own_socket_answers(tmp_path: Path, port: int) -> None:
     asyncio.run(scenario())
 
 
+def test_no_process_is_started_in_the_place_of_one_that_lives(tmp_path: Path) -> None:
+    """Else nothing could stop the first one any more."""
+
+    async def scenario() -> None:
+        async with agent(tmp_path) as under_test:
+            under_test.link.send(Start(process=planned("engine", NEVER_READY)))
+            first = await under_test.expect(Started, "engine")
+            under_test.link.send(Start(process=planned("engine", NEVER_READY)))
+            died = await under_test.expect(Died, "engine")
+            assert died.how == "could not be started: an earlier life of it was not stopped"
+            under_test.link.send(Stop(name="engine", grace=5))
+            await under_test.expect(Stopped, "engine")
+            assert not first.id.alive()
+            assert sum(isinstance(event, Started) for event in under_test.events) == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_death_while_starting_is_an_event_with_its_log(tmp_path: Path) -> None:
     code = "import sys; print('loading'); print('no such flag', file=sys.stderr); sys.exit(2)"
 

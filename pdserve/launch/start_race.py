@@ -1,0 +1,92 @@
+"""The steps of a start, each of them against all that ends it: a death, a lateness, a long silence, a lost node, a
+request to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Coroutine
+from typing import Any, TypeVar
+
+from pdserve.errors import StartError
+from pdserve.launch.failure import start_error
+from pdserve.launch.fleet import Fleet, Trouble
+from pdserve.reach.protocol import Gone, Health
+
+ResultT = TypeVar("ResultT")
+
+
+class StopRequested(Exception):  # noqa: N818  (a signal or `down` asked for it)
+    """The deployment is to stop."""
+
+
+class StartRace:
+    """One start. It owns the troubles of the fleet meanwhile."""
+
+    def __init__(self, fleet: Fleet, starting: Collection[str], stop_asked: asyncio.Event) -> None:
+        """`starting`: names of the processes that are started; the others have served before."""
+        self._fleet = fleet
+        self._starting = starting
+        self._stop_asked = stop_asked
+        self.of_serving: list[Trouble] = []
+        """What has ended it, if that befell a process that served: somebody still has to react to it."""
+
+    async def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """One step. Raises StartError or StopRequested if that comes first."""
+        step = asyncio.ensure_future(work)
+        trouble = asyncio.ensure_future(self._first_trouble())
+        silence = asyncio.ensure_future(self._first_long_silence())
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        racing: set[asyncio.Future[Any]] = {step, trouble, silence, stop}
+        try:
+            await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
+            if trouble.done():
+                raise trouble.result()
+            if silence.done():
+                raise silence.result()
+            if stop.done():
+                raise StopRequested
+            return step.result()
+        finally:
+            for task in racing:
+                task.cancel()
+            await asyncio.gather(*racing, return_exceptions=True)
+
+    async def _first_trouble(self) -> StartError:
+        while True:
+            trouble = await self._fleet.troubles.get()
+            if isinstance(trouble, Health):
+                continue  # a starting neighbour may hold a CPU for seconds; only a long silence ends a start
+            if isinstance(trouble, Gone) or self._is_dead(trouble.name):
+                return self._error(trouble)
+
+    def _is_dead(self, name: str) -> bool:
+        """Not of an earlier life, nor of what another plan had and this one lacks."""
+        return name in self._fleet.plan.names() and self._fleet.phase_of(name) == "dead"
+
+    async def _first_long_silence(self) -> StartError:
+        """Of a process that was ready before: no other wait would end for it."""
+        fleet, limit = self._fleet, self._fleet.plan.timeouts.unresponsive_seconds
+        while True:
+            changes = fleet.changes
+            silent = [name for name in fleet.plan.names() if fleet.silent(name) and fleet.phase_of(name) == "degraded"]
+            first = max(silent, key=fleet.silent_seconds, default=None)
+            left = None if first is None else limit - fleet.silent_seconds(first)
+            if first is not None and left is not None and left <= 0:
+                why = fleet.state.processes[first].note
+                shown = Health(name=first, responsive=False, why=f"{why}, for {limit:.0f} s")
+                return self._error(fleet.give_up(first, why), shown)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(fleet.changed_since(changes), left)
+
+    def _error(self, trouble: Trouble, shown: Trouble | None = None) -> StartError:
+        served = self._served(trouble)
+        if served:
+            self.of_serving.append(trouble)
+        return start_error(shown or trouble, self._fleet.plan, self._fleet.run, served=served)
+
+    def _served(self, trouble: Trouble) -> bool:
+        if not isinstance(trouble, Gone):
+            return trouble.name not in self._starting
+        there = {process.name for process in self._fleet.plan.processes if process.node == trouble.node}
+        return not there <= set(self._starting)

@@ -1,0 +1,277 @@
+"""A deployment without processes: the real launcher, with agents that a test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pdserve.errors import PdserveError
+from pdserve.launch.fleet import Fleet
+from pdserve.launcher import Launcher
+from pdserve.plan.model import Plan
+from pdserve.plan.nodes.node import Node
+from pdserve.preflight import ENGINE_KEY
+from pdserve.reach.protocol import (
+    Answered,
+    Died,
+    Event,
+    Gone,
+    Health,
+    Hello,
+    Method,
+    Order,
+    Ready,
+    Start,
+    Stop,
+    Stopped,
+)
+from pdserve.recipe.sections.restart import RestartPolicy
+from pdserve.run import inbox
+from pdserve.run.directory import RunDir
+from pdserve.run.inbox import Fetch, Reply, Request
+from pdserve.run.state import DeploymentState
+from pdserve.system.procfs import ProcessId
+from tests.plan import kit
+
+LIMIT = 120
+"""Seconds until a test gives up waiting: a limit, not a measurement."""
+GONE = ProcessId(pid=4_194_000, start_ticks=1)
+"""Of nobody: what a teardown finds of it is nothing."""
+ONE_TOKEN = Answered(id=0, status=200, body='{"choices": [{}]}')
+_LOOK_SECONDS = 0.005
+REFUSED = Answered(id=0, status=None, error="connection refused", refused=True)
+
+
+def plan(prefills: int = 1, decodes: int = 1, *, nodes: int = 1, restart: str = "never", **changes: Any) -> Plan:
+    """A plan for fakes: nothing reports patches, and an engine that is restarted is so at once. `changes`: of its
+    timeouts. With two nodes the first decode is on the second one, everything else on the first."""
+    sections: dict[str, Any] = {"prefill": {"instances": prefills}, "decode": {"instances": decodes}}
+    hosts = kit.hosts(*[0] * nodes) if nodes > 1 else ()
+    return _adapted(kit.plan(kit.recipe(sections), *hosts), restart, changes)
+
+
+def plan_with_cache(*, restart: str = "never", **changes: Any) -> Plan:
+    """The same with one LMCache server beside one engine that does both."""
+    return _adapted(kit.plan(kit.recipe(kit.aggregated())), restart, changes)
+
+
+def _adapted(planned: Plan, restart: str, timeouts: Mapping[str, Any]) -> Plan:
+    rule = RestartPolicy.model_validate({"policy": restart, "backoff_seconds": 0.001, "backoff_max_seconds": 0.001})
+    return planned.model_copy(
+        update={
+            "processes": tuple(
+                process.model_copy(update={"ranks": None, **({"restart": rule} if process.is_engine else {})})
+                for process in planned.processes
+            ),
+            "timeouts": planned.timeouts.model_copy(update=timeouts),
+        }
+    )
+
+
+class PlayedAgent:
+    """In the place of a link. An order is obeyed at once, unless the deployment holds it."""
+
+    silent = False
+
+    def __init__(self, node: Node, receive: Callable[[Event], None], deployment: Played) -> None:
+        self.node = node.name
+        self._receive = receive
+        self._deployment = deployment
+        self._lives: set[str] = set()
+        self._says(
+            Hello(node=node.name, agent=GONE, guard=GONE, hostname="elsewhere"),
+        )
+
+    def _says(self, event: Event) -> None:
+        asyncio.get_running_loop().call_soon(self._receive, event)
+
+    def send(self, order: Order) -> None:
+        """A start beside an earlier life is what no launcher may order."""
+        if isinstance(order, Start):
+            name, answer = order.process.name, Ready(name=order.process.name, seconds=1)
+            assert name not in self._lives, f"{name} was started without a stop of its last life"
+            self._lives.add(name)
+            self._deployment.ordered("start", name, lambda: self._receive(answer))
+        elif isinstance(order, Stop):
+            self._deployment.ordered("stop", order.name, lambda name=order.name: self._end(name))  # type: ignore[misc]
+
+    def _end(self, name: str) -> None:
+        self._lives.discard(name)
+        self._receive(Stopped(name=name, forced=False, seconds=1))
+
+    async def ask(
+        self,
+        method: Method,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: str | None = None,
+        seconds: float,
+    ) -> Answered:
+        return self._deployment.answer(url)
+
+    async def close(self, seconds: float) -> bool:
+        return True
+
+
+class Played:
+    """A deployment whose engines do what the test says."""
+
+    def __init__(self, folder: Path, planned: Plan) -> None:
+        self.plan = planned
+        self.run_dir = RunDir.create(folder, planned.name, "run-1")
+        self.run_dir.write(self.run_dir.plan, planned.model_dump_json())
+        self.run_dir.write(self.run_dir.recipe, "name: first")
+        self.state = DeploymentState(
+            name=planned.name, run_id="run-1", host="here", launcher=GONE, started_at=time.time()
+        )
+        self.orders: list[tuple[str, str]] = []
+        """What was ordered so far: (start or stop, name)."""
+        self.held: set[tuple[str, str]] = set()
+        """Orders that wait until the test lets them be obeyed."""
+        self.answers: dict[str, Answered] = {}
+        """What is answered to requests whose URL has this in it."""
+        self.asked: list[str] = []
+        """URLs of requests from the nodes."""
+        self.agents: dict[str, PlayedAgent] = {}
+        self.events: list[dict[str, Any]] = []
+        self.error: PdserveError | None = None
+        self.is_over = False
+        self._waiting: dict[tuple[str, str], Callable[[], None]] = {}
+        secrets = {name for process in planned.processes for name in process.env.secrets.values()}
+        self._launcher = Launcher(
+            planned,
+            self.run_dir,
+            self.state,
+            secrets={**dict.fromkeys(secrets, "secret"), ENGINE_KEY: "key"},
+            open_agent=self._open,  # type: ignore[arg-type]
+            on_event=self._on_event,
+            began=time.monotonic(),
+        )
+
+    async def run(self) -> None:
+        """Serves until it is over; the error with which it ended is kept."""
+        try:
+            await self._launcher.run()
+        except PdserveError as error:
+            self.error = error
+        finally:
+            self.is_over = True
+
+    def _open(self, node: Node, receive: Callable[[Event], None]) -> PlayedAgent:
+        self._receive = receive
+        self.agents[node.name] = PlayedAgent(node, receive, self)
+        return self.agents[node.name]
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+
+    def ordered(self, verb: str, name: str, obey: Callable[[], None]) -> None:
+        """Of an agent: what it was ordered, and how it does that."""
+        self.orders.append((verb, name))
+        if (verb, name) in self.held:
+            self._waiting[verb, name] = obey
+        else:
+            asyncio.get_running_loop().call_soon(obey)
+
+    def obey(self, verb: str, name: str) -> None:
+        """What was held is done now."""
+        self.held.discard((verb, name))
+        self._waiting.pop((verb, name))()
+
+    def obey_all(self) -> None:
+        """Nothing is held any more."""
+        self.held.clear()
+        while self._waiting:
+            self._waiting.popitem()[1]()
+
+    def answer(self, url: str) -> Answered:
+        """Of a request from a node: everything is attached and answers, unless the test says otherwise."""
+        self.asked.append(url)
+        for part, answer in self.answers.items():
+            if part in url:
+                return answer
+        if url.endswith("/status"):
+            workers = ", ".join(map(str, range(sum(server.expected_workers for server in self.plan.lmcache))))
+            return Answered(id=0, status=200, body=f'{{"registered_gpu_ids": [{workers}]}}')
+        return ONE_TOKEN
+
+    def says(self, event: Event) -> None:
+        """An agent reports something."""
+        self._receive(event)
+
+    def dies(self, name: str, member: str | None = None) -> None:
+        """A process ends without being asked to; what is left of its tree lives on."""
+        self._receive(Died(name=name, pid=7, code=1, how="exited", seconds=1, while_starting=False, member=member))
+
+    def is_silent(self, name: str) -> None:
+        """A process that is ready answers nothing any more."""
+        self._receive(Health(name=name, responsive=False, why="PID 7 is stopped (SIGSTOP)"))
+
+    def answers_again(self, name: str) -> None:
+        """And now it does."""
+        self._receive(Health(name=name, responsive=True))
+
+    def is_lost(self, node: str) -> None:
+        """Nothing is heard of a node any more."""
+        self._receive(Gone(node=node, how="its pipe closed"))
+
+    def phase(self, name: str) -> str:
+        """Of one process."""
+        return self.state.processes[name].phase
+
+    def phases(self) -> set[str]:
+        """Of all processes."""
+        return {process.phase for process in self.state.processes.values()}
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Waits for it; fails if the deployment ends without it."""
+        async with asyncio.timeout(LIMIT):
+            while not holds():
+                assert not self.is_over, self.error
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def over(self) -> None:
+        """Waits until all of it was stopped."""
+        async with asyncio.timeout(LIMIT):
+            while not self.is_over:
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def serving(self) -> None:
+        """Waits until it is ready; what was ordered for that is forgotten."""
+        await self.until(lambda: self.state.phase == "ready")
+        self.orders.clear()
+
+    def ask(self, request: Request) -> asyncio.Task[Reply]:
+        """What a command asks of the launcher, and the answer."""
+        return asyncio.create_task(
+            asyncio.to_thread(inbox.ask, self.run_dir, request, seconds=LIMIT, alive=lambda: not self.is_over)
+        )
+
+    async def looks(self) -> None:
+        """Returns when the launcher has taken a request that came later than all that was asked before."""
+        node = self.plan.nodes[0].name
+        await self.ask(Fetch(node=node, method="GET", url="http://any", seconds=LIMIT))
+
+    @property
+    def fleet(self) -> Fleet:
+        """The hands of the launcher."""
+        return self._launcher._fleet
+
+
+@asynccontextmanager
+async def played(folder: Path, planned: Plan) -> AsyncIterator[Played]:
+    """A deployment that is being started; it is over when the block ends."""
+    deployment = Played(folder, planned)
+    running = asyncio.create_task(deployment.run())
+    try:
+        yield deployment
+    finally:
+        deployment.obey_all()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running

@@ -1,0 +1,125 @@
+"""What befalls a process that serves while `up` starts others beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pdserve.errors import ServeError, StartError
+from pdserve.plan.model import Plan
+from pdserve.run.inbox import Apply, Reply
+from tests.launch.played import Played, plan, played
+
+pytestmark = pytest.mark.usefixtures("pdserve_home")
+
+
+def up(to: Plan) -> Apply:
+    return Apply(plan=to, recipe="name: another")
+
+
+async def starting_one_more(deployment: Played, to: Plan) -> asyncio.Task[Reply]:
+    """An `up` that has ordered the start of decode-1, which takes until the test lets it be ready."""
+    await deployment.serving()
+    deployment.held.add(("start", "decode-1"))
+    reply = deployment.ask(up(to))
+    await deployment.until(lambda: ("start", "decode-1") in deployment.orders)
+    deployment.orders.clear()
+    return reply
+
+
+def test_an_engine_that_dies_meanwhile_is_restarted_as_the_recipe_sets(tmp_path: Path) -> None:
+    one, two = (plan(decodes=decodes, restart="on-failure") for decodes in (1, 2))
+
+    async def scenario() -> None:
+        async with played(tmp_path, one) as deployment:
+            reply = await starting_one_more(deployment, two)
+            deployment.dies("prefill-0", member="VLLM::EngineCore")
+            failed = await reply
+            assert failed.exit_code == StartError.exit_code
+            assert "VLLM::EngineCore (PID 7) of prefill exited after 1.0 s, while serving" in failed.message
+            await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+            assert deployment.orders == [("stop", "prefill-0"), ("start", "prefill-0")]
+            deployment.obey("start", "decode-1")
+            assert (await deployment.ask(up(two))).message == "started nothing; ready"
+            assert (deployment.state.phase, deployment.phases()) == ("ready", {"ready"})
+
+    asyncio.run(scenario())
+
+
+def test_one_that_is_not_restarted_leaves_nothing_and_the_next_up_starts_it(tmp_path: Path) -> None:
+    one, two = (plan(prefills=2, decodes=decodes) for decodes in (1, 2))
+
+    async def scenario() -> None:
+        async with played(tmp_path, one) as deployment:
+            reply = await starting_one_more(deployment, two)
+            deployment.dies("prefill-0", member="VLLM::EngineCore")
+            assert (await reply).exit_code == StartError.exit_code
+            await deployment.until(lambda: ("stop", "prefill-0") in deployment.orders)
+            deployment.obey("start", "decode-1")
+            assert (await deployment.ask(up(two))).message == "started prefill-0; ready"
+            assert deployment.orders == [("stop", "prefill-0"), ("start", "prefill-0")]
+
+    asyncio.run(scenario())
+
+
+def test_the_last_one_of_its_role_does_not_end_what_the_next_one_is_on_its_way_to(tmp_path: Path) -> None:
+    one, two = (plan(decodes=decodes) for decodes in (1, 2))
+
+    async def scenario() -> None:
+        async with played(tmp_path, one) as deployment:
+            reply = await starting_one_more(deployment, two)
+            deployment.dies("decode-0")
+            assert (await reply).exit_code == StartError.exit_code
+            await deployment.until(lambda: ("stop", "decode-0") in deployment.orders)
+            deployment.obey("start", "decode-1")
+            assert (await deployment.ask(up(two))).message == "started decode-0; ready"
+
+    asyncio.run(scenario())
+
+
+def test_its_death_ends_the_deployment_if_no_other_one_of_its_role_serves(tmp_path: Path) -> None:
+    one, two = (plan(decodes=decodes) for decodes in (1, 2))
+
+    async def scenario() -> None:
+        async with played(tmp_path, one) as deployment:
+            reply = await starting_one_more(deployment, two)
+            deployment.dies("prefill-0")
+            assert (await reply).exit_code == StartError.exit_code
+            await deployment.over()
+            assert isinstance(deployment.error, ServeError)
+            assert deployment.error.what == "prefill (PID 7) exited after 1.0 s, while serving"
+
+    asyncio.run(scenario())
+
+
+def test_the_loss_of_its_node_ends_the_deployment_as_the_recipe_sets(tmp_path: Path) -> None:
+    one, two = (plan(decodes=decodes, nodes=2) for decodes in (1, 2))
+
+    async def scenario() -> None:
+        async with played(tmp_path, one) as deployment:
+            reply = await starting_one_more(deployment, two)
+            deployment.is_lost("host1")
+            assert "node host1 is lost while serving, and with it decode-0" in (await reply).message
+            await deployment.over()
+            assert isinstance(deployment.error, ServeError)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_dies_before_it_is_stopped_for_a_smaller_plan_is_not_missed(tmp_path: Path) -> None:
+    more, fewer = plan(prefills=2, decodes=2), plan()
+
+    async def scenario() -> None:
+        async with played(tmp_path, more) as deployment:
+            await deployment.serving()
+            deployment.held.add(("stop", "decode-1"))
+            reply = deployment.ask(Apply(plan=fewer, recipe="name: another", replace=True))
+            await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
+            deployment.dies("prefill-1")
+            deployment.obey("stop", "decode-1")
+            assert (await reply).message == "started decode-0, proxy; ready"
+            assert set(deployment.state.processes) == {"prefill-0", "decode-0", "proxy"}
+
+    asyncio.run(scenario())
