@@ -8,7 +8,8 @@ import os
 import signal
 from collections.abc import Callable, Collection
 
-from pdserve.errors import ReportedError, StateError
+from pdserve.errors import NotOursError, ReportedError, StateError
+from pdserve.plan.time_limits import down_seconds
 from pdserve.run.containers import Cleared, clear_containers
 from pdserve.run.directory import LIVES_SECONDS, RunDir, check_no_launcher, find, home, lives, unheard
 from pdserve.run.inbox import Down, NotAskedError, ask
@@ -20,6 +21,7 @@ from pdserve.system.process import pid_end, send
 from pdserve.system.procfs import is_stopped
 
 _DOWN_SECONDS = 300.0
+"""For an answer, where the plan cannot be read."""
 _SUPERVISORS_SECONDS = 60.0
 _OVER = ("stopped", "failed")
 
@@ -87,7 +89,7 @@ def _stopped(run: RunDir, state: DeploymentState, report: Report) -> bool:
     elif (late := lateness(run, state)) is not None:
         report(f"{state.name}: {late}")
     try:
-        reply = ask(run, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(run, run.read_state()))
+        reply = ask(run, Down(), seconds=_patience(run), alive=lambda: lives(run, run.read_state()))
     except NotAskedError as error:
         if not is_here(state.host, state.place) or not send(state.launcher, signal.SIGTERM):
             raise
@@ -107,6 +109,14 @@ def _stopped(run: RunDir, state: DeploymentState, report: Report) -> bool:
     return True
 
 
+def _patience(run: RunDir) -> float:
+    """Seconds that its launcher may take to stop everything."""
+    try:
+        return down_seconds(run.read_plan())
+    except (StateError, NotOursError):
+        return _DOWN_SECONDS
+
+
 def lateness(run: RunDir, state: DeploymentState) -> str | None:
     """Why a launcher that counts as living may not answer, and how long the wait for it is; None: it is heard.
 
@@ -117,7 +127,7 @@ def lateness(run: RunDir, state: DeploymentState) -> str | None:
     if is_here(state.host, state.place):
         return (
             f"its launcher (PID {state.launcher.pid}) was not heard for {late:.0f} s; waiting up to "
-            f"{_DOWN_SECONDS:.0f} s for its answer"
+            f"{_patience(run):.0f} s for its answer"
         )
     return (
         f"its launcher on {state.host} was not heard for {late:.0f} s; waiting for it, until it answers or was not "
