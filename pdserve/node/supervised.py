@@ -343,7 +343,7 @@ class Supervised:
                     continue
                 await self._cut_log(limit, keep)
             except OSError as error:
-                print(f"{self._log} cannot be cut: {error}", file=sys.stderr)
+                _log(f"{self._log} cannot be cut: {error}")
                 await asyncio.sleep(_CUT_AGAIN_SECONDS)
 
     async def _cut_log(self, limit: int, keep: int) -> None:
