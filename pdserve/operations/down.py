@@ -17,7 +17,7 @@ from pdserve.run.orphans import living, none_held, stop_left
 from pdserve.run.retention import remove_empty_cgroups
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_beside, is_here, is_named_here
-from pdserve.system.process import pid_end, send
+from pdserve.system.process import process_end, send
 from pdserve.system.procfs import is_stopped
 
 _DOWN_SECONDS = 300.0
@@ -95,14 +95,14 @@ def _stopped(run: RunDir, state: DeploymentState, report: Report) -> bool:
             raise
         # To stop needs no free byte.
         report(f"{state.name}: {error.what} ({error.cause}); its launcher gets a SIGTERM")
-        asyncio.run(pid_end(state.launcher.pid))
+        asyncio.run(process_end(state.launcher))
         return False
     except StateError:
         if lives(run, run.read_state()):
             raise
         return False
     if is_here(state.host, state.place):
-        asyncio.run(pid_end(state.launcher.pid))
+        asyncio.run(process_end(state.launcher))
     if reply.exit_code:
         raise ReportedError(reply.message, reply.exit_code)
     report(f"{state.name}: {reply.message}")
@@ -171,7 +171,7 @@ def _others(run: RunDir, state: DeploymentState, report: Report, *, cleared: Col
 async def _clear(state: DeploymentState, run: RunDir, report: Report) -> None:
     """Supervisors that still live are doing it already; what they do not do in time is done here."""
     here = [node for node in state.nodes.values() if is_here(node.hostname, node.place)]
-    waits = (pid_end(supervisor.pid) for node in here for supervisor in (node.agent, node.guard) if supervisor.alive())
+    waits = (process_end(supervisor) for node in here for supervisor in (node.agent, node.guard) if supervisor.alive())
     async with none_held(state, lambda line: report(f"{state.name}: {line}")):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), _SUPERVISORS_SECONDS)
