@@ -27,6 +27,7 @@ from pdserve.launch.recovery import Recovery
 from pdserve.launch.start_account import shares
 from pdserve.launch.start_proofs import StartProofs
 from pdserve.launch.start_race import StartRace, StopRequested
+from pdserve.launch.stop_signals import hear_stops
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.agent_line import has_lease
 from pdserve.plan.nodes.node import Node
@@ -92,9 +93,7 @@ class Launcher:
     async def run(self) -> bool:
         """Returns after a stop that was asked for: True if it had been ready before. Raises StartError or ServeError
         after everything is torn down."""
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(signum, self._asked_to_stop, signum)
+        hear_stops(self._asked_to_stop)
         background = [
             asyncio.create_task(self._take_requests()),
             asyncio.create_task(keep_bounded(self._run_dir.logs, lambda: self._fleet.plan.logs)),

@@ -57,10 +57,12 @@ def _own_network(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ctrl_c_is_heard() -> None:
-    """Below nohup, or as a script's background command, SIGINT is ignored, also by all that a test starts."""
+def _a_terminal_is_heard() -> None:
+    """Below nohup SIGHUP is ignored, as a script's background command SIGINT, also by all that a test starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

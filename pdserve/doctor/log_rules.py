@@ -61,7 +61,8 @@ def late_starts(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagn
             + (hint.cause if hint is not None else f"its probe was last answered with {text(event, 'last_answer')}"),
             hint.todo
             if hint is not None
-            else f"{saved} of the run has stacks, children and sockets; a slow host needs more time",
+            else (f"{saved} of the run has stacks, children and sockets; " if saved else "")
+            + "a slow host needs more time",
             (evidence_of(event), *(() if log is None else _words(log, hint))),
             setting="" if hint is not None else f"{_limit_of(records.role(name))}={2 * seconds:.0f}",
         )

@@ -75,12 +75,16 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
     if isinstance(trouble, Late):
         hint = explain(trouble.log_tail, exit_code=None, role=process.role)
         answer = f"last answer of its probe: {trouble.last_answer}"
+        saved = (
+            f"stacks, children and sockets could not be saved in {run.diagnostics}"
+            if trouble.diagnostics is None
+            else f"stacks, children and sockets are in {run.path / trouble.diagnostics}"
+        )
         return kind(
             f"{process.role} is alive but not ready after {trouble.seconds:.0f} s (its limit)",
             where=where,
             cause=f"{hint.cause}; {answer}" if hint else answer,
-            todo=f"{hint.todo if hint else _LATE_TODO.get(process.role, 'a slow host needs timeouts.*')}; "
-            f"stacks, children and sockets are in {run.path / trouble.diagnostics}",
+            todo=f"{hint.todo if hint else _LATE_TODO.get(process.role, 'a slow host needs timeouts.*')}; {saved}",
             evidence=evidence,
         )
     if isinstance(trouble, Died):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import sys
 import time
@@ -15,8 +16,16 @@ from pdserve.system.process import output_of
 _STACK_SECONDS = 10.0
 
 
-async def snapshot(name: str, pids: Iterable[int], file: Path, *, last_answer: str) -> None:
-    """Writes one text file. Best effort by design: what a tool cannot see is noted in the file."""
+async def snapshot(name: str, pids: Iterable[int], file: Path, *, last_answer: str) -> OSError | None:
+    """Writes one text file; returns why there is none. Best effort by design: what a tool cannot see is noted in it."""
+    try:
+        _write(file, await _seen(name, pids, last_answer))
+    except OSError as error:  # a full disk, a deleted run directory, no room for a tool
+        return error
+    return None
+
+
+async def _seen(name: str, pids: Iterable[int], last_answer: str) -> list[str]:
     members = sorted(pids)
     parts = [f"{name}: alive, not ready; last answer of its probe: {last_answer}", time.strftime("%FT%T%z"), ""]
     parts.append(f"process tree ({len(members)}):")
@@ -28,12 +37,17 @@ async def snapshot(name: str, pids: Iterable[int], file: Path, *, last_answer: s
     for pid, stack in zip(members, stacks, strict=True):
         parts += [f"\nPython stack of {pid}:", stack]
         parts += [f"kernel: {_wait_channel(pid)}"]
-    _write(file, parts)
+    return parts
 
 
 def _write(file: Path, parts: list[str]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(parts) + "\n", encoding="utf-8")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join(parts) + "\n", encoding="utf-8")
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)  # a beginning of it would look like all of it
+        raise
 
 
 def _python_stack(pid: int) -> str:

@@ -154,8 +154,7 @@ class Supervised:
 
     def _reads(self, behind: bool) -> None:
         what = "does not read its control channel: it gets the newest states when it does" if behind else "reads again"
-        with contextlib.suppress(OSError):  # no reader of our own log
-            print(f"{self.name} {what}", file=sys.stderr, flush=True)
+        _log(f"{self.name} {what}")
 
     async def stop(self, grace: float) -> None:
         """Ends the tree and reports Stopped. Its own death is no longer news from here on."""
@@ -229,13 +228,17 @@ class Supervised:
             return
         if not waited.ready:
             file = Path("diagnostics") / f"{self.name}-{int(time.time())}.txt"
-            await diagnostics.snapshot(self.name, self.family(), self._run_dir / file, last_answer=waited.last_answer)
+            missing = await diagnostics.snapshot(
+                self.name, self.family(), self._run_dir / file, last_answer=waited.last_answer
+            )
+            if missing is not None:
+                _log(f"{self.name}: diagnostics cannot be written: {missing}")
             self._emit(
                 Late(
                     name=self.name,
                     seconds=waited.seconds,
                     last_answer=waited.last_answer,
-                    diagnostics=str(file),
+                    diagnostics=str(file) if missing is None else None,
                     log_tail=self.log_tail(),
                 )
             )
@@ -340,7 +343,7 @@ class Supervised:
                     continue
                 await self._cut_log(limit, keep)
             except OSError as error:
-                print(f"{self._log} cannot be cut: {error}", file=sys.stderr)
+                _log(f"{self._log} cannot be cut: {error}")
                 await asyncio.sleep(_CUT_AGAIN_SECONDS)
 
     async def _cut_log(self, limit: int, keep: int) -> None:
@@ -351,6 +354,12 @@ class Supervised:
             self._emit(LogCut(name=self.name, lost=cut.lost, why=error.strerror or str(error)))
         else:
             self._cut_from, self._log_from = (self._log_from if keep else None), 0
+
+
+def _log(text: str) -> None:
+    """To the agent's own log. What cannot be written there must end no watch."""
+    with contextlib.suppress(OSError):  # no reader, or its disk is full too
+        print(text, file=sys.stderr, flush=True)
 
 
 def _end_of(log: Path, start: int, limit: int) -> bytes:

@@ -80,6 +80,8 @@ class _ThroughLauncher(httpx.AsyncBaseTransport):
             )
         except StateError as error:
             raise httpx.ReadTimeout(error.what, request=request) from error
+        if reply.exit_code:  # its agent is gone
+            raise httpx.ReadError(reply.message, request=request)
         answer = Answered.model_validate(json.loads(reply.message))
         if answer.status is None:
             raise httpx.ConnectError(answer.error, request=request)

@@ -8,10 +8,9 @@ from pdserve.errors import ReportedError, StateError
 from pdserve.operations.look import Looked
 from pdserve.operations.progress import VerbProgress
 from pdserve.plan.nodes.reach import Srun
+from pdserve.plan.time_limits import apply_seconds
 from pdserve.run.directory import RunDir, lives
 from pdserve.run.inbox import Apply, ask
-
-_MARGIN_SECONDS = 120.0
 
 
 def check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:
@@ -35,12 +34,11 @@ def apply(run: RunDir, seen: Looked, show: VerbProgress, *, replace: bool) -> No
     launcher's own exit code when it refuses or fails."""
     planned = seen.planned
     launcher = run.read_state().launcher
-    timeouts = planned.plan.timeouts
     show.result(f"{planned.plan.name} is running (launcher PID {launcher.pid}); starting what is missing")
     reply = ask(
         run,
         Apply(plan=planned.plan, recipe=planned.loaded.to_yaml(model_path=planned.plan.model_path), replace=replace),
-        seconds=timeouts.lmcache_seconds + timeouts.engine_seconds + _MARGIN_SECONDS,
+        seconds=apply_seconds(run.read_plan(), planned.plan),
         alive=lambda: lives(run, run.read_state()),
     )
     if reply.exit_code:

@@ -8,7 +8,8 @@ import os
 import signal
 from collections.abc import Callable, Collection
 
-from pdserve.errors import ReportedError, StateError
+from pdserve.errors import NotOursError, ReportedError, StateError
+from pdserve.plan.time_limits import down_seconds
 from pdserve.run.containers import Cleared, clear_containers
 from pdserve.run.directory import LIVES_SECONDS, RunDir, check_no_launcher, find, home, lives, unheard
 from pdserve.run.inbox import Down, NotAskedError, ask
@@ -16,10 +17,11 @@ from pdserve.run.orphans import living, none_held, stop_left
 from pdserve.run.retention import remove_empty_cgroups
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_beside, is_here, is_named_here
-from pdserve.system.process import pid_end, send
+from pdserve.system.process import process_end, send
 from pdserve.system.procfs import is_stopped
 
 _DOWN_SECONDS = 300.0
+"""For an answer, where the plan cannot be read."""
 _SUPERVISORS_SECONDS = 60.0
 _OVER = ("stopped", "failed")
 
@@ -87,24 +89,32 @@ def _stopped(run: RunDir, state: DeploymentState, report: Report) -> bool:
     elif (late := lateness(run, state)) is not None:
         report(f"{state.name}: {late}")
     try:
-        reply = ask(run, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(run, run.read_state()))
+        reply = ask(run, Down(), seconds=_patience(run), alive=lambda: lives(run, run.read_state()))
     except NotAskedError as error:
         if not is_here(state.host, state.place) or not send(state.launcher, signal.SIGTERM):
             raise
         # To stop needs no free byte.
         report(f"{state.name}: {error.what} ({error.cause}); its launcher gets a SIGTERM")
-        asyncio.run(pid_end(state.launcher.pid))
+        asyncio.run(process_end(state.launcher))
         return False
     except StateError:
         if lives(run, run.read_state()):
             raise
         return False
     if is_here(state.host, state.place):
-        asyncio.run(pid_end(state.launcher.pid))
+        asyncio.run(process_end(state.launcher))
     if reply.exit_code:
         raise ReportedError(reply.message, reply.exit_code)
     report(f"{state.name}: {reply.message}")
     return True
+
+
+def _patience(run: RunDir) -> float:
+    """Seconds that its launcher may take to stop everything."""
+    try:
+        return down_seconds(run.read_plan())
+    except (StateError, NotOursError):
+        return _DOWN_SECONDS
 
 
 def lateness(run: RunDir, state: DeploymentState) -> str | None:
@@ -117,7 +127,7 @@ def lateness(run: RunDir, state: DeploymentState) -> str | None:
     if is_here(state.host, state.place):
         return (
             f"its launcher (PID {state.launcher.pid}) was not heard for {late:.0f} s; waiting up to "
-            f"{_DOWN_SECONDS:.0f} s for its answer"
+            f"{_patience(run):.0f} s for its answer"
         )
     return (
         f"its launcher on {state.host} was not heard for {late:.0f} s; waiting for it, until it answers or was not "
@@ -161,7 +171,7 @@ def _others(run: RunDir, state: DeploymentState, report: Report, *, cleared: Col
 async def _clear(state: DeploymentState, run: RunDir, report: Report) -> None:
     """Supervisors that still live are doing it already; what they do not do in time is done here."""
     here = [node for node in state.nodes.values() if is_here(node.hostname, node.place)]
-    waits = (pid_end(supervisor.pid) for node in here for supervisor in (node.agent, node.guard) if supervisor.alive())
+    waits = (process_end(supervisor) for node in here for supervisor in (node.agent, node.guard) if supervisor.alive())
     async with none_held(state, lambda line: report(f"{state.name}: {line}")):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), _SUPERVISORS_SECONDS)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.errors import NotOursError, PdserveError, ReportedError, StartError, StateError
+from pdserve.launch.stop_signals import stop_signals
 from pdserve.launcher import Launcher
 from pdserve.logs.lines import end_of, split
 from pdserve.operations.client_command import ClientCommand
@@ -116,7 +117,7 @@ def start_detached(run: RunDir, *, keep: bool) -> Child:
 def interruptible() -> None:
     """From here on TERM and a closed terminal are a Ctrl-C, for who has something to clear up before it has a launcher,
     which hears them itself."""
-    for signum in _interruptions():
+    for signum in stop_signals():
         signal.signal(signum, signal.default_int_handler)
 
 
@@ -124,7 +125,7 @@ def interruptible() -> None:
 def held_back() -> Iterator[None]:
     """A Ctrl-C or TERM that comes meanwhile interrupts at the end: what is only half started could not be stopped."""
     came: list[int] = []
-    before = {signum: signal.signal(signum, lambda number, _: came.append(number)) for signum in _interruptions()}
+    before = {signum: signal.signal(signum, lambda number, _: came.append(number)) for signum in stop_signals()}
     try:
         yield
     finally:
@@ -134,12 +135,6 @@ def held_back() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
-def _interruptions() -> list[signal.Signals]:
-    """Without those that are ignored from the start, as under nohup."""
-    every = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    return [signum for signum in every if signal.getsignal(signum) is not signal.SIG_IGN]
-
-
 def end_launcher(launcher: Child) -> None:
     """Asks a detached launcher to stop and returns once it has ended. What comes meanwhile is passed on: a Ctrl-C
     ends the grace of what is stopping."""
@@ -147,7 +142,7 @@ def end_launcher(launcher: Child) -> None:
     def pass_on(signum: int, _: object = None) -> None:
         send(launcher.identity, signal.Signals(signum))
 
-    for signum in _interruptions():
+    for signum in stop_signals():
         signal.signal(signum, pass_on)
     pass_on(signal.SIGTERM)
     asyncio.run(launcher.wait())
@@ -156,7 +151,7 @@ def end_launcher(launcher: Child) -> None:
 def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool) -> None:
     """Shows the history of a detached launcher until the deployment is up. Raises ReportedError or StartError when it
     is not."""
-    if signal.SIGHUP in _interruptions():
+    if signal.SIGHUP in stop_signals():
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a launcher of its own outlives the terminal
     offset = 0
     failure: ReportedError | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from pdserve.errors import ReportedError, StateError
+from pdserve.plan.time_limits import restart_seconds
 from pdserve.run.directory import find, home, lives
 from pdserve.run.inbox import Restart, ask
 
@@ -13,10 +14,10 @@ def restart(process: str, name: str | None) -> str:
     """What the launcher answers. Raises StateError, and ReportedError with the launcher's own exit code when the
     process does not come back."""
     run = find(home(os.environ), name)
-    state, timeouts = run.read_state(), run.read_plan().timeouts
+    state, plan = run.read_state(), run.read_plan()
     if not lives(run, state):
         raise StateError(f"{state.name} is not running", todo="pdserve up")
-    seconds = 2 * (timeouts.engine_seconds + timeouts.stop_seconds + timeouts.attach_seconds)
+    seconds = restart_seconds(plan, process)
     reply = ask(run, Restart(name=process), seconds=seconds, alive=lambda: lives(run, run.read_state()))
     if reply.exit_code:
         raise ReportedError(reply.message, reply.exit_code)

@@ -96,8 +96,9 @@ class Channel:
 
     async def left(self) -> None:
         """Returns once the process that was started here has ended."""
-        await pid_end(self._popen.pid)
-        self._popen.poll()
+        if self._popen.poll() is None:  # once its end was seen, its PID may be another process's
+            await pid_end(self._popen.pid)
+            self._popen.poll()
 
     async def kill(self) -> None:
         """Kills the process that was started here: of a program on another node, its ssh or srun."""

@@ -161,14 +161,14 @@ class Died(Message):
 
 
 class Late(Message):
-    """Alive, but not ready within its time. Diagnostics were saved before this was sent."""
+    """Alive, but not ready within its time. Diagnostics were saved before this was sent, if they could be."""
 
     event: Literal["late"] = "late"
     name: str
     seconds: float
     last_answer: str
-    diagnostics: str
-    """Path relative to the run directory."""
+    diagnostics: str | None
+    """Path relative to the run directory; None: no such file could be written."""
     log_tail: tuple[str, ...] = ()
 
 

@@ -11,6 +11,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -117,20 +118,29 @@ def ask(
         ) from error
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
-        if answer.exists():
-            reply = Reply.model_validate_json(answer.read_text(encoding="utf-8"))
-            answer.unlink()
+        if (reply := _taken(answer)) is not None:
             return reply
         if not alive() or (taken_within is not None and passed > taken_within and waiting.exists()):
             break
         time.sleep(POLL_SECONDS / 2)
     waiting.unlink(missing_ok=True)
+    if (reply := _taken(answer)) is not None:  # the last that a launcher does before it ends
+        return reply
     log = run.logs / "launcher.log"
     raise StateError(
         "the launcher did not answer" if alive() else "the launcher ended before it answered",
         where=str(run.path),
         todo=f"pdserve status; the launcher's output is in {log if log.exists() else 'the terminal of pdserve up'}",
     )
+
+
+def _taken(answer: Path) -> Reply | None:
+    """The reply, which is removed; None: there is none yet."""
+    if not answer.exists():
+        return None
+    reply = Reply.model_validate_json(answer.read_text(encoding="utf-8"))
+    answer.unlink()
+    return reply
 
 
 def take(run: RunDir) -> list[tuple[str, Request]]:

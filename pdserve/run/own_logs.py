@@ -7,6 +7,7 @@ Their writers append, and never ask: a log that was cut goes on at its new end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,8 @@ async def keep_bounded(folder: Path, settings: Callable[[], Logs]) -> None:
         try:
             await cut_large(folder, settings())
         except OSError as error:
-            print(f"a log in {folder} cannot be cut: {error}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # what is said is in one of these logs, on the same disk
+                print(f"a log in {folder} cannot be cut: {error}", file=sys.stderr, flush=True)
             await asyncio.sleep(_AGAIN_SECONDS)
 
 

@@ -256,10 +256,22 @@ def pass_on(child: int, signums: Iterable[signal.Signals]) -> None:
 
 async def pid_end(pid: int) -> None:
     """Returns once the process has ended (at once when it is gone already)."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
+    with contextlib.suppress(ProcessLookupError):
+        await _pidfd_end(os.pidfd_open(pid))
+
+
+async def process_end(target: ProcessId) -> None:
+    """The same of exactly this process, which may have ended before: never of a later one with its PID."""
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(target.pid)
+        if procfs.identify(target.pid) == target:
+            await _pidfd_end(pidfd)
+        else:
+            os.close(pidfd)
+
+
+async def _pidfd_end(pidfd: int) -> None:
+    """Closes it, too."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(pidfd, ended.set)

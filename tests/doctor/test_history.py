@@ -66,6 +66,11 @@ def test_a_late_process_whose_log_has_the_cause_needs_no_more_time(tmp_path: Pat
     assert diagnosis.setting == ""
 
 
+def test_no_file_is_named_for_a_late_process_that_left_none(tmp_path: Path) -> None:
+    late = {"event": "late", "name": "decode-0", "seconds": 30.0, "last_answer": "none", "diagnostics": None}
+    assert only(run_dir(tmp_path, events=[late])).todo == "a slow host needs more time"
+
+
 def test_restarts_are_a_cause_when_they_do_not_help(tmp_path: Path) -> None:
     again = {"event": "restarting", "name": "decode-0", "attempt": 1, "after_seconds": 1}
     assert rules(run_dir(tmp_path / "one", events=[died("decode-0", 1), again])) == {"process-died"}

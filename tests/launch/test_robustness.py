@@ -56,6 +56,14 @@ def test_a_late_process_without_a_cause_in_its_log_has_its_probe_as_the_cause(tm
     assert "timeouts.*" in error.todo
 
 
+def test_no_file_is_named_where_none_could_be_saved(tmp_path: Path) -> None:
+    unsaved = late("thinking").model_copy(update={"diagnostics": None})
+    error = start_error(unsaved, plan(planned_recipe()), RunDir(tmp_path))
+    assert error.todo is not None
+    assert "timeouts.*" in error.todo
+    assert error.todo.endswith(f"stacks, children and sockets could not be saved in {tmp_path / 'diagnostics'}")
+
+
 def test_of_a_process_that_the_kernel_killed_for_memory_no_log_line_is_taken_for_the_cause(tmp_path: Path) -> None:
     died = Died(
         name="decode-0",

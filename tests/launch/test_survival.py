@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -113,6 +113,36 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         select.select([], [], [], 0.02)
+
+
+@contextmanager
+def ignored(*signums: signal.Signals) -> Iterator[None]:
+    """What is started meanwhile ignores these from its first moment."""
+    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in signums}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def test_what_a_terminal_sends_stops_nothing_where_it_is_ignored_from_the_start(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    """As below nohup, and as a script's background command."""
+    of_terminal = (signal.SIGHUP, signal.SIGINT)
+    with ignored(*of_terminal), up(recipe(tmp_path), pdserve_home) as deployment:
+        try:
+            serving(deployment)
+            for signum in of_terminal:
+                deployment.command.popen.send_signal(signum)
+            # A launcher hears a signal before the next request to it, and one that stops refuses this one.
+            assert pdserve("restart", "proxy") == (0, "proxy is ready")
+            assert deployment.post("/v1/completions", BODY)[0] == 200
+        finally:
+            deployment.command.popen.send_signal(signal.SIGTERM)
+        assert deployment.command.finish() == 0, deployment.command.output
+    assert_nothing_left(deployment)
 
 
 def test_a_closed_terminal_does_not_end_supervision(tmp_path: Path, pdserve_home: Path) -> None:

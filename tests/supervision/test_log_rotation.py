@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 from pdserve.logs import rotation
 from pdserve.logs.lines import GrowingLog, end_of
 from pdserve.logs.rotation import earlier
+from pdserve.node import supervised
 from pdserve.plan.process import Env, Process
 from pdserve.reach.protocol import Died, Started
 from pdserve.recipe.sections.logs import Logs
@@ -124,6 +127,57 @@ def test_a_log_is_cut_while_its_writer_writes_and_the_oldest_are_dropped(tmp_pat
     # A KILL can end a write between two pages, so the last line may be torn: numbers() does not count such a line.
     assert died.log_tail[-1].encode() == b"".join(files).splitlines()[-1]
     assert len(died.log_tail) > 60, "also when the log was cut a moment ago"
+
+
+class FullDisk(io.StringIO):
+    """A stderr that takes nothing, and has whether it was tried."""
+
+    tried = False
+
+    def write(self, text: str) -> int:
+        self.tried = True
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def cut_once_it_can_be(log: Path, stderr: FullDisk) -> None:
+    """Returns when it was. At first a folder stands where its copy begins."""
+    await until(lambda: stderr.tried)
+    earlier(log, 0).rmdir()
+    await until(earlier(log).exists)
+
+
+@pytest.mark.process
+def test_a_log_that_cannot_be_cut_is_tried_again_also_where_nobody_can_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's own log is on the same full disk."""
+    monkeypatch.setattr(sys, "stderr", stderr := FullDisk())
+    monkeypatch.setattr(supervised, "_CUT_AGAIN_SECONDS", 0.01)
+    log = tmp_path / "logs" / "decode-0@here.log"
+    earlier(log, 0).mkdir(parents=True)
+
+    async def scenario() -> None:
+        async with watched(writer(max_mib=1, keep=1), tmp_path):
+            await cut_once_it_can_be(log, stderr)
+
+    asyncio.run(scenario())
+
+
+def test_so_is_one_of_our_own_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr := FullDisk())
+    monkeypatch.setattr(own_logs, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(own_logs, "_AGAIN_SECONDS", 0.01)
+    log = tmp_path / "launcher.log"
+    log.write_text("line\n" * (300 << 10))
+    earlier(log, 0).mkdir()
+
+    async def scenario() -> None:
+        keeping = asyncio.create_task(own_logs.keep_bounded(tmp_path, lambda: Logs(max_mib=1, keep=1)))
+        await cut_once_it_can_be(log, stderr)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.process

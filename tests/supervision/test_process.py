@@ -14,7 +14,7 @@ import pytest
 
 from pdserve.system import pipe_writer, process, procfs
 from pdserve.system.cpu_affinity import bring_back, share_of_cpus
-from pdserve.system.process import Child, output_of, pass_on, pid_end, send, spawn, stop_family
+from pdserve.system.process import Child, output_of, pass_on, pid_end, process_end, send, spawn, stop_family
 from pdserve.system.procfs import ProcessId
 
 pytestmark = pytest.mark.process
@@ -233,6 +233,23 @@ def test_identity_of_a_process_that_is_gone() -> None:
 
 def test_waiting_for_a_pid_that_is_gone_returns() -> None:
     asyncio.run(asyncio.wait_for(pid_end(2**22 + 1), 30))
+
+
+def test_the_end_of_a_process_is_not_that_of_a_later_one_with_its_pid() -> None:
+    own = procfs.identify(os.getpid())
+    assert own is not None
+    earlier = ProcessId(pid=own.pid, start_ticks=own.start_ticks - 1)
+    asyncio.run(asyncio.wait_for(process_end(earlier), 30))
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(process_end(own), 0))
+
+
+def test_the_end_of_exactly_that_process_is_seen() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as popen:
+        identity = procfs.identify(popen.pid)
+        assert identity is not None
+        popen.kill()
+        asyncio.run(asyncio.wait_for(process_end(identity), 30))
 
 
 def test_a_push_to_a_reader_that_left_is_no_error(tmp_path: Path) -> None:

@@ -178,6 +178,19 @@ def test_a_watch_that_fails_by_a_fault_of_ours_is_reported_with_its_traceback(
     assert "no room for Progress" in caplog.text
 
 
+def test_one_whose_diagnostics_cannot_be_written_is_late_all_the_same(tmp_path: Path) -> None:
+    """As on a full disk: a start or a recovery waits for that event, and for no other one."""
+    (tmp_path / "diagnostics").write_text("a file where the folder should be")
+
+    async def scenario() -> Late:
+        async with watched(engine({"FAKE_NEVER_READY": "1"}, ready_seconds=1), tmp_path) as under_test:
+            return await under_test.expect(Late)
+
+    late = asyncio.run(scenario())
+    assert late.diagnostics is None
+    assert late.last_answer
+
+
 def test_what_an_earlier_life_logged_does_not_end_a_later_one(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "prefill-0@here.log"
     log.parent.mkdir()

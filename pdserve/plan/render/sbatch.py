@@ -13,11 +13,11 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.allocation import job_shape
 from pdserve.plan.nodes.submit_line import shape_options
+from pdserve.plan.time_limits import stops_in_order
 from pdserve.recipe.model import Recipe
 
 MARGIN_SECONDS = 60
@@ -105,9 +105,7 @@ def render_sbatch(
 def signal_seconds(plan: Plan, *, runs: bool = False) -> int:
     """Seconds from the launcher's signal to the job's end: the proxy's drain and the stops of all stages, one after the
     other as each takes its whole time, and a margin. `runs`: the command of `pdserve run` ends before them."""
-    by_stage = groupby(sorted(plan.processes, key=lambda p: p.stop_stage), key=lambda p: p.stop_stage)
-    stops = sum(max(p.stop_seconds for p in stage) for _, stage in by_stage)
-    return MARGIN_SECONDS + math.ceil(stops + (plan.timeouts.stop_seconds if runs else 0))
+    return MARGIN_SECONDS + math.ceil(stops_in_order(plan.processes) + (plan.timeouts.stop_seconds if runs else 0))
 
 
 def options_of(
