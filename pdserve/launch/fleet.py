@@ -157,6 +157,10 @@ class Fleet:
         """True while something of its last life may be left: it is to be stopped before it is started again."""
         return name in self._uncleared
 
+    def dead_uncleared(self, name: str) -> bool:
+        """True for one that has died, and of which nobody has stopped what is left."""
+        return name in self.plan.names() and self.phase_of(name) == "dead" and self.uncleared(name)
+
     async def stop_in_order(self, processes: Iterable[Process]) -> None:
         """Stops stage after stage; the processes of one stage together."""
         ordered = sorted(processes, key=lambda process: process.stop_stage)
