@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TypeVar, assert_never
 
-from pdserve.errors import ServeError, StartError
+from pdserve.errors import ServeError, StartError, StateError
 from pdserve.launch.container_end import container_end
 from pdserve.launch.fleet import Trouble
 from pdserve.lmcache_server import Attachment
@@ -196,6 +196,16 @@ def _died(kind: type[E], died: Died, where: str, role: str, when: str, evidence:
         cause=hint.cause if hint else None,
         todo=hint.todo if hint else "read the log below; nothing in it is a cause that pdserve knows",
         evidence=evidence,
+    )
+
+
+def interrupted(name: str) -> StateError:
+    """The error of a restart whose recovery was cancelled."""
+    return StateError(
+        f"the restart of {name} was interrupted",
+        where=name,
+        cause="a pdserve up or down, the loss of its node, or another death of it came in between",
+        todo="pdserve status shows what runs; pdserve up starts what does not",
     )
 
 

@@ -148,14 +148,17 @@ class Fleet:
             self.record("stop", name=name, node=process.node)
             self.links[process.node].send(Stop(name=name, grace=grace))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(
-                self.until(lambda: not self._uncleared.is_stopping(name) or process.node not in self.links),
-                grace + _STOP_MARGIN_SECONDS,
-            )
+            # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
+            async with asyncio.timeout(grace + _STOP_MARGIN_SECONDS):
+                await self.until(lambda: not self._uncleared.is_stopping(name) or process.node not in self.links)
 
     def uncleared(self, name: str) -> bool:
         """True while something of its last life may be left: it is to be stopped before it is started again."""
         return name in self._uncleared
+
+    def dead_uncleared(self, name: str) -> bool:
+        """True for one that has died, and of which nobody has stopped what is left."""
+        return name in self.plan.names() and self.phase_of(name) == "dead" and self.uncleared(name)
 
     async def stop_in_order(self, processes: Iterable[Process]) -> None:
         """Stops stage after stage; the processes of one stage together."""

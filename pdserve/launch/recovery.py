@@ -13,9 +13,9 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from pdserve.errors import PdserveError, ServeError, StateError
+from pdserve.errors import PdserveError, ServeError
 from pdserve.launch.canary import one_token, until_idle
-from pdserve.launch.failure import serve_error
+from pdserve.launch.failure import interrupted, serve_error
 from pdserve.launch.fleet import Fleet, Trouble, gave_up
 from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.launch.store_memory import wait_for_memory
@@ -42,6 +42,8 @@ class Recovery:
         self._fail = fail
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """One recovery a process at most, by its name."""
+        self._left: dict[str, Died | Late] = {}
+        """The last death that was left to a recovery, by the name of that."""
         self._waits_for: dict[asyncio.Task[Any] | None, str] = {}
         """Recovery of a cache server -> the engine whose restart it waits for; that must not wait for it in turn."""
         self._router_is_stale = False
@@ -52,14 +54,18 @@ class Recovery:
         if isinstance(trouble, Gone):
             self._lose_node(trouble)
             return
-        if trouble.name not in self._fleet.plan.names() or self._leader(trouble.name) in self._tasks:
+        if trouble.name not in self._fleet.plan.names():
+            return
+        if (leader := self._leader(trouble.name)) in self._tasks:
+            if not isinstance(trouble, Health):
+                self._left[leader] = trouble
             return
         if isinstance(trouble, Health):
             self._react_to_health(trouble)
         elif self._fleet.plan.process(trouble.name).is_lmcache:
             self._begin(trouble.name, self._recover_lmcache(self._server(trouble.name), trouble))
         else:
-            self._begin(self._leader(trouble.name), self._recover(trouble))
+            self._begin(leader, self._recover(trouble))
 
     def _leader(self, name: str) -> str:
         """Who stands for the instance of a process: a recovery is of all of it."""
@@ -107,12 +113,7 @@ class Recovery:
             return
         await asyncio.wait({running})
         if running.cancelled():
-            raise StateError(
-                f"the restart of {restarted} was interrupted",
-                where=restarted,
-                cause="a pdserve up or down, the loss of its node, or another death of it came in between",
-                todo="pdserve status shows what runs; pdserve up starts what does not",
-            )
+            raise interrupted(restarted)
 
     async def settle(self) -> None:
         """Ends all recoveries, so that another caller decides what is started; the processes stay as they are, and
@@ -143,6 +144,7 @@ class Recovery:
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(name, None)
+        left = self._left.pop(name, None)
         if task.cancelled():
             return  # who has cancelled it decides from here on
         if (error := task.exception()) is not None:
@@ -150,6 +152,8 @@ class Recovery:
         elif name == "proxy":
             self._renew_router()
         self._watch_if_silent(name)  # since a time when its troubles belonged to its recovery
+        if left is not None and self._fleet.dead_uncleared(left.name):
+            self.react(left)  # it came after the last look of the recovery
 
     def _server(self, name: str) -> LmcacheServer:
         return next(server for server in self._fleet.plan.lmcache if server.process == name)

@@ -77,7 +77,8 @@ class StartRace:
                 shown = Health(name=first, responsive=False, why=f"{why}, for {limit:.0f} s")
                 return self._error(fleet.give_up(first, why), shown)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(fleet.changed_since(changes), left)
+                async with asyncio.timeout(left):
+                    await fleet.changed_since(changes)
 
     def _error(self, trouble: Trouble, shown: Trouble | None = None) -> StartError:
         served = self._served(trouble)

@@ -107,10 +107,13 @@ class AgentLink:
             return Answered(id=order.id, status=None, error=f"the agent of {self.node} is gone")
         if self._channel.waiting > _MANY_BYTES:
             return Answered(id=order.id, status=None, error=f"the agent of {self.node} does not read its orders")
-        answer = self._asked[order.id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        self._asked[order.id] = answer
         self.send(order)
         try:
-            return await asyncio.wait_for(answer, seconds + _ASK_MARGIN_SECONDS)
+            # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
+            async with asyncio.timeout(seconds + _ASK_MARGIN_SECONDS):
+                return await answer
         except TimeoutError:
             return Answered(id=order.id, status=None, error=f"the agent of {self.node} did not answer")
         finally:

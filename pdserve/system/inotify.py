@@ -32,7 +32,9 @@ class NewNames:
     async def wait(self, seconds: float) -> None:
         """Returns when a name has appeared since the last time, or after these seconds."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._new.wait(), seconds)
+            # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
+            async with asyncio.timeout(seconds):
+                await self._new.wait()
         self._new.clear()
 
     def close(self) -> None:

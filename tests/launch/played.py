@@ -60,11 +60,20 @@ def plan_with_cache(*, restart: str = "never", **changes: Any) -> Plan:
 
 
 def _adapted(planned: Plan, restart: str, timeouts: Mapping[str, Any]) -> Plan:
+    always = RestartPolicy.model_validate(
+        {"policy": "on-failure", "backoff_seconds": 0.001, "backoff_max_seconds": 0.001}
+    )
     rule = RestartPolicy.model_validate({"policy": restart, "backoff_seconds": 0.001, "backoff_max_seconds": 0.001})
     return planned.model_copy(
         update={
             "processes": tuple(
-                process.model_copy(update={"ranks": None, **({"restart": rule} if process.is_engine else {})})
+                process.model_copy(
+                    update={
+                        "ranks": None,
+                        **({"restart": rule} if process.is_engine else {}),
+                        **({"restart": always} if process.is_proxy else {}),
+                    }
+                )
                 for process in planned.processes
             ),
             "timeouts": planned.timeouts.model_copy(update=timeouts),

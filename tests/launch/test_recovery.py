@@ -156,3 +156,23 @@ def test_one_that_dies_before_it_has_returned_to_its_cache_is_not_waited_for(tmp
             assert orders_of(deployment, ENGINE) == ["stop", "start"]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_a_death_that_comes_as_its_recovery_ends_begins_another_one(tmp_path: Path, steps: int) -> None:
+    """Whatever of the recovery was done in the steps of the event loop between the two."""
+
+    async def scenario() -> None:
+        async with played(tmp_path, plan()) as deployment:
+            await deployment.serving()
+            deployment.held.add(("start", "proxy"))
+            deployment.dies("proxy")
+            await deployment.until(lambda: ("start", "proxy") in deployment.orders)
+            deployment.obey("start", "proxy")
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            deployment.dies("proxy")
+            await deployment.until(lambda: orders_of(deployment, "proxy").count("start") == 2)
+            await deployment.until(lambda: deployment.phases() == {"ready"})
+
+    asyncio.run(scenario())
