@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import RecipeError
+from pdserve.pd.config.routing import LeastLoadedSettings
+from pdserve.recipe.base import SecretRef
 from pdserve.recipe.connectors.mooncake import MooncakeSection
 from pdserve.recipe.connectors.nixl import NixlSection
 from pdserve.recipe.load import extends
@@ -48,6 +50,47 @@ def test_the_same_kind_of_connector_merges(base: Path) -> None:
     loaded = load(base, "extends: base.yaml\ndecode: {connector: {num_workers: 3}}\n")
     assert loaded.recipe.decode is not None
     assert loaded.recipe.decode.connector == MooncakeSection(protocol="tcp", num_workers=3)
+
+
+def test_another_kind_of_proxy_keeps_its_inherited_keys_and_limits(base: Path) -> None:
+    """API keys above all: without them the port is open to all."""
+    section = "proxy: {host: 0.0.0.0, auth: {keys_file: keys.json}, request_timeout_seconds: 600}\n"
+    (base / "base.yaml").write_text(CPU + section)
+    for proxy in ("{kind: pdserve, host: 0.0.0.0}", "{kind: pdserve}"):
+        made = load(base, f"extends: base.yaml\nproxy: {proxy}\n").recipe.proxy
+        assert (made.host, made.auth.keys_file, made.request_timeout_seconds) == ("0.0.0.0", "keys.json", 600)
+
+
+def test_what_the_other_kind_of_proxy_does_not_take_is_refused_where_it_was_written(base: Path) -> None:
+    (base / "base.yaml").write_text(CPU + "proxy: {auth: {keys_file: keys.json}}\n")
+    text = refused(base, "extends: base.yaml\nproxy: {kind: vllm-router}\n")
+    assert text.startswith("base.yaml:20: proxy.auth: vllm-router has no such setting (proxy.kind at recipe.yaml:2)")
+
+
+def test_another_kind_of_container_keeps_its_inherited_mounts_and_variables(base: Path) -> None:
+    section = (
+        "container: {kind: docker, image: vllm:1, mounts: ['/data/hf:/hf'], env: {T: {secret: T}, HF_HOME: /hf}}\n"
+    )
+    (base / "base.yaml").write_text(CPU + section)
+    made = load(base, "extends: base.yaml\ncontainer: {kind: apptainer}\n").recipe.container
+    assert made is not None
+    assert (made.kind, made.image, made.mounts) == ("apptainer", "vllm:1", ["/data/hf:/hf"])
+    assert made.env == {"T": SecretRef(secret="T"), "HF_HOME": "/hf"}
+
+
+def test_what_the_other_kind_of_container_does_not_take_is_refused_where_it_was_written(base: Path) -> None:
+    (base / "base.yaml").write_text(CPU + "container: {kind: docker, image: vllm:1, shm_gib: 8}\n")
+    text = refused(base, "extends: base.yaml\ncontainer: {kind: apptainer}\n")
+    assert text.startswith("base.yaml:20: container.shm_gib: apptainer shows the node's own /dev/shm")
+
+
+def test_another_kind_of_routing_policy_replaces_the_whole_mapping(base: Path) -> None:
+    policy = "proxy: {routing: {prefill: {kind: prefix_aware, block_bytes: 64}, affinity: {header: x-user}}}\n"
+    (base / "base.yaml").write_text(CPU + policy)
+    routing = load(base, "extends: base.yaml\nproxy: {routing: {prefill: {kind: least_loaded}}}\n").recipe.proxy.routing
+    assert routing.prefill == LeastLoadedSettings()
+    assert routing.affinity is not None
+    assert routing.affinity.header == "x-user"
 
 
 def test_null_gives_an_inherited_key_its_default(base: Path) -> None:

@@ -1,7 +1,8 @@
 """`extends:`: one recipe file and what it builds on, merged into one document that still knows its lines.
 
-Mappings merge key by key, the extending file wins; lists and scalars replace. A mapping with another `kind` (a
-connector) replaces as well: the settings of one connector mean nothing to another. A key set to null loses what it
+Mappings merge key by key, the extending file wins; lists and scalars replace. A connector or routing policy of another
+`kind` replaces as well: the settings of one mean nothing to another. Elsewhere `kind` is a key like others: a proxy or
+container of another kind keeps what it inherited, API keys and mounts among it. A key set to null loses what it
 inherited and has its default again (inside `args` null is data: it drops the flag).
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 from pdserve.errors import RecipeError
 from pdserve.recipe.load import show, similar_files, yaml12
 from pdserve.recipe.load.problems import Origin, Path, Problem
+from pdserve.recipe.load.shape import RECIPE
 
 MAX_BYTES = 1 << 20
 NEWLINE = b"\n"
@@ -112,7 +114,7 @@ def _merge(base: Document, over: Document, path: Path, into: dict[str, Any], dat
     for key, value in data.items():
         here = (*path, key)
         old = into.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and old.get("kind") == value.get("kind", old.get("kind")):
+        if isinstance(old, dict) and isinstance(value, dict) and not _of_another_kind(here, old, value):
             base.origins[here] = over.origins.get(here, base.origins[here])
             _merge(base, over, here, old, value)
             continue
@@ -121,6 +123,11 @@ def _merge(base: Document, over: Document, path: Path, into: dict[str, Any], dat
         base.origins.update({p: o for p, o in over.origins.items() if p[: len(here)] == here})
         base.quoted.update(p for p in over.quoted if p[: len(here)] == here)
         base.spellings.update({p: text for p, text in over.spellings.items() if p[: len(here)] == here})
+
+
+def _of_another_kind(path: Path, old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether each kind has keys of its own at `path`, and the new mapping is of another one."""
+    return old.get("kind") != new.get("kind", old.get("kind")) and bool(RECIPE.kinds(path))
 
 
 def _bases(own: Document, path: FilePath, interpolate: Interpolate) -> list[tuple[str, Origin]]:
