@@ -69,6 +69,17 @@ REFUSED = [
         "HF_TOKEN looks like a secret",
         "container.env",
     ),
+    (
+        ("container={kind: apptainer, image: x, options: ['--env=A=1,HASH=7,WANDB_API_KEY=0123abcd']}",),
+        "WANDB_API_KEY looks like a secret",
+        "container.env",
+    ),
+    (
+        ("container={kind: apptainer, image: x, options: ['--env=A=1,PYTHONHASHSEED=7']}",),
+        "options.0: pdserve sets PYTHONHASHSEED",
+        "",
+    ),
+    (('container={kind: apptainer, image: x, options: [\'--env="A=1","VLLM_PORT=7"\']}',), "sets VLLM_PORT", ""),
     (("container={kind: docker, image: x, leave_out: [--gpu]}",), "does not set --gpu here", "it sets --ulimit=nofile"),
     (("container={kind: docker, image: x, leave_out: [--device=/dev/kfd]}",), "container.leave_out.0:", "--gpus=all"),
     (("container={kind: docker, image: x, store: /s}",), "container.store: docker keeps images in a folder", "remove"),
@@ -134,6 +145,12 @@ def test_an_image_without_a_container_is_not_used_and_a_warning_has_the_line_to_
     assert "recipe.yaml" in warning or "--set" in warning
     assert "container: {kind: docker}" in warning
     assert not [text for text in load(tmp_path, DOCKER).warnings if "container: {kind" in text]
+
+
+def test_a_value_of_docker_may_have_commas(tmp_path: Path) -> None:
+    recipe = load(tmp_path, DOCKER, "container.options=['--env=LIST=a,VLLM_PORT=1']").recipe
+    assert recipe.container is not None
+    assert recipe.container.options == ["--env=LIST=a,VLLM_PORT=1"]
 
 
 def test_a_variable_may_be_passed_on_by_its_name(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.container_options import Option, can_be_left_out, is_set, read
+from pdserve.recipe.container_options import can_be_left_out, is_set, read
 from pdserve.recipe.flags import env_instead
 from pdserve.recipe.load import show
 from pdserve.recipe.load.problems import Line, Path, Problem
@@ -123,11 +123,14 @@ def _options(section: Container) -> Iterator[Problem]:
         elif (instead := OWNED[section.kind].get(option.name)) is not None:
             yield Problem(path, f"pdserve sets --{option.name}", instead)
         elif option.name == "env":
-            yield from _variable(option, path)
+            # apptainer's takes several at once.
+            texts = (option.value or "").split(",") if section.kind == "apptainer" else [option.value or ""]
+            for variable in texts:
+                yield from _variable(variable, path)
 
 
-def _variable(option: Option, path: Path) -> Iterator[Problem]:
-    variable, equals, value = (option.value or "").partition("=")
+def _variable(text: str, path: Path) -> Iterator[Problem]:
+    variable, equals, value = text.strip('"').partition("=")
     if (instead := env_instead(variable, "engine")) is not None:
         yield Problem(path, f"pdserve sets {variable}", instead)
     elif equals and (show.secret_name(variable) or show.secret_value(value)):
