@@ -78,7 +78,7 @@ def build_plan(
             *(need for server in servers for need in server.needs()),
             *(need for i in instances for need in port_needs(recipe, i, connectors[i.role_name])),
             *mooncake_store.master_needs(recipe, nodes[0]),
-            pdserve_proxy.port_need(nodes[0]),
+            *pdserve_proxy.port_needs(recipe, nodes[0]),
             *([vllm_router.metrics_need(nodes[0])] if router else []),
         ],
     )
