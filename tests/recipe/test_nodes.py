@@ -103,6 +103,27 @@ def test_an_option_of_the_container_that_pdserve_sets_is_refused(tmp_path: Path,
     assert f"container.options.0: pdserve sets --{option}" in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "name"),
+    [
+        ("docker", "--net=host", "net"),
+        ("docker", "--net=bridge", "net"),
+        ("apptainer", "--compat", "compat"),
+        ("pyxis", "--ntasks=4", "ntasks"),
+        ("pyxis", "-n4", "ntasks"),
+        ("pyxis", "-N, 2", "nodes"),
+        ("pyxis", "-w n1", "nodelist"),
+        ("pyxis", "--nodelist=n1", "nodelist"),
+        ("pyxis", "--export=NONE", "export"),
+        ("pyxis", "--jobid=7", "jobid"),
+        ("pyxis", "--overlap", "overlap"),
+    ],
+)
+def test_another_name_of_such_an_option_is_refused_too(tmp_path: Path, kind: str, options: str, name: str) -> None:
+    text = refused(tmp_path, GPU, f"container={{kind: {kind}, image: x, options: [{options}]}}")
+    assert f"container.options.0: pdserve sets --{name}" in text
+
+
 def test_without_the_sections_nothing_is_asked_of_the_nodes(tmp_path: Path) -> None:
     recipe = load(tmp_path, CPU).recipe
     assert (recipe.network, recipe.exclude_nodes, recipe.on_node_loss, recipe.container) == (None, [], "fail", None)

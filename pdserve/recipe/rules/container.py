@@ -16,6 +16,9 @@ _IMAGE = Line(("container", "image"), "vllm/vllm-openai:latest", example=True)
 _MOUNTS, _ENV = "set container.mounts", "set container.env"
 _PIPE = "the launcher speaks to the agent over the container's stdin and stdout"
 _WORKDIR = "the agent works in the run directory"
+_NETWORK = "engines bind the node's own address: the container shares its network"
+_SMALL_SHM = "it gives a /dev/shm of 64 MB; --no-home is set already"
+_STEP = "one agent runs on each node, in a step of the job"
 OWNED: dict[Kind, dict[str, str]] = {
     "docker": {
         "env-file": _ENV,
@@ -26,7 +29,8 @@ OWNED: dict[Kind, dict[str, str]] = {
         "interactive": _PIPE,
         "attach": _PIPE,
         "entrypoint": "the container runs the agent, not the image's own program",
-        "network": "engines bind the node's own address: the container shares its network",
+        "network": _NETWORK,
+        "net": _NETWORK,  # docker's other name for it
         "name": "containers of pdserve are found by their labels",
         "rm": "a container of pdserve removes itself",
         "restart": "pdserve decides what is started again",
@@ -38,9 +42,10 @@ OWNED: dict[Kind, dict[str, str]] = {
         "pwd": _WORKDIR,
         "cwd": _WORKDIR,
         "pid": "the agent is found by its PID on the node",
-        "contain": "it gives a /dev/shm of 64 MB; --no-home is set already",
-        "containall": "it gives a /dev/shm of 64 MB; --no-home is set already",
-        "net": "engines bind the node's own address: the container shares its network",
+        "contain": _SMALL_SHM,
+        "containall": _SMALL_SHM,
+        "compat": _SMALL_SHM,  # it means --containall, and more
+        "net": _NETWORK,
     },
     "pyxis": {
         "container-image": "set container.image",
@@ -49,6 +54,13 @@ OWNED: dict[Kind, dict[str, str]] = {
         "container-name": "one unpacked image serves all steps of a job",
         "container-workdir": _WORKDIR,
         "container-entrypoint": "the container runs the agent, not the image's own program",
+        # They come behind pdserve's own on the line of srun, which takes the last one.
+        "ntasks": _STEP,
+        "nodes": _STEP,
+        "nodelist": _STEP,
+        "jobid": _STEP,
+        "overlap": "the steps of a deployment share the job's nodes",
+        "export": _ENV,
     },
 }
 """Option of the container's program -> what to do instead."""
