@@ -133,6 +133,38 @@ def test_an_absolute_model_path_is_left_alone(base: Path) -> None:
     assert load(base, "extends: sub/base.yaml\n").recipe.model.path == "/weights/model"
 
 
+@pytest.mark.parametrize(
+    ("written", "environ", "read"),
+    [
+        ("${M:-models}/tiny", {}, "sub/models/tiny"),
+        ("${M:-models}/tiny", {"M": "../weights"}, "weights/tiny"),
+        ("${M:-models}/tiny", {"M": "/weights"}, "/weights/tiny"),
+        ("${M:-/weights}/tiny", {}, "/weights/tiny"),
+        ("models/${M:-a/../b}", {}, "sub/models/b"),
+        ("models/$${M}", {}, "sub/models/${M}"),
+    ],
+)
+def test_a_path_that_a_variable_begins_is_relative_to_its_file_too(
+    base: Path, written: str, environ: dict[str, str], read: str
+) -> None:
+    (base / "sub").mkdir()
+    (base / "sub" / "base.yaml").write_text(CPU.replace("path: model", f'path: "{written}"'))
+    assert load(base, "extends: sub/base.yaml\n", environ=environ).recipe.model.path == read
+
+
+def test_a_path_with_a_variable_goes_through_several_folders_and_what_replaces_it_does_not(base: Path) -> None:
+    (base / "sub" / "deep").mkdir(parents=True)
+    keys = 'proxy: {auth: {keys_file: "${K:-keys.json}"}}\n'
+    (base / "sub" / "deep" / "base.yaml").write_text(CPU.replace("path: model", 'path: "${M:-model}"') + keys)
+    (base / "sub" / "middle.yaml").write_text("extends: deep/base.yaml\n")
+    recipe = load(base, "extends: sub/middle.yaml\n").recipe
+    assert (recipe.model.path, recipe.proxy.auth.keys_file) == ("sub/deep/model", "sub/deep/keys.json")
+    (base / "sub" / "middle.yaml").write_text('extends: deep/base.yaml\nmodel: {path: "${M:-mine}"}\n')
+    assert load(base, "extends: sub/middle.yaml\n").recipe.model.path == "sub/mine"
+    assert load(base, 'extends: sub/middle.yaml\nmodel: {path: "${M:-mine}"}\n').recipe.model.path == "mine"
+    assert load(base, "extends: sub/middle.yaml\n", "model.path=${M:-mine}").recipe.model.path == "mine"
+
+
 def test_an_error_in_a_base_names_the_base_and_its_line(base: Path) -> None:
     (base / "base.yaml").write_text(CPU + "ports: {proxy: 99999}\n")
     assert refused(base, "extends: base.yaml\n").startswith("base.yaml:20: ports.proxy: expected 1 to 65535, got 99999")

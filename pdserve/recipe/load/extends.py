@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import errno
 import os.path
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -47,6 +47,8 @@ class Document:
     quoted: set[Path] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
     spellings: dict[Path, str] = field(default_factory=dict)
+    folders: dict[Path, str] = field(default_factory=dict)
+    """Of inherited paths with variables in them: the folder of the file that names each, seen from the recipe's."""
 
     def forget(self, path: Path) -> None:
         """Drop the origins of `path` and of everything below it."""
@@ -54,6 +56,7 @@ class Document:
             del self.origins[known]
         self.quoted = {p for p in self.quoted if p[: len(path)] != path}
         self.spellings = {p: text for p, text in self.spellings.items() if p[: len(path)] != path}
+        self.folders = {p: folder for p, folder in self.folders.items() if p[: len(path)] != path}
 
 
 def read(path: FilePath, interpolate: Interpolate) -> Document:
@@ -123,6 +126,7 @@ def _merge(base: Document, over: Document, path: Path, into: dict[str, Any], dat
         base.origins.update({p: o for p, o in over.origins.items() if p[: len(here)] == here})
         base.quoted.update(p for p in over.quoted if p[: len(here)] == here)
         base.spellings.update({p: text for p, text in over.spellings.items() if p[: len(here)] == here})
+        base.folders.update({p: folder for p, folder in over.folders.items() if p[: len(here)] == here})
 
 
 def _of_another_kind(path: Path, old: dict[str, Any], new: dict[str, Any]) -> bool:
@@ -215,11 +219,30 @@ def with_absolute_files(data: dict[str, Any], folder: FilePath) -> dict[str, Any
 
 
 def _rebase(document: Document, place: tuple[str, ...], written_in: FilePath, read_in: FilePath) -> None:
-    """A relative path is relative to the file that names it, so it is rewritten for the folder of its reader."""
+    """A relative path is relative to the file that names it, so it is rewritten for the folder of its reader. One with
+    variables may become absolute: only its folder is noted, for `locate_resolved`."""
+    section, path = _at(document, place)
+    if section is None or not path or path.startswith("/") or _same(written_in, read_in):
+        return
+    folder = FilePath(os.path.relpath(written_in, read_in))
+    if "${" in path:
+        document.folders[place] = os.path.normpath(folder / document.folders.get(place, ""))
+    else:
+        section[place[-1]] = os.path.normpath(folder / path)
+
+
+def locate_resolved(document: Document, failed: Collection[Path]) -> None:
+    """Rewrites the inherited paths whose variables have values now. `failed`: those that have none."""
+    for place, folder in document.folders.items():
+        section, path = _at(document, place)
+        if section is not None and path and not path.startswith("/") and place not in failed:
+            section[str(place[-1])] = os.path.normpath(FilePath(folder) / path)
+
+
+def _at(document: Document, place: Path) -> tuple[dict[str, Any] | None, str]:
+    """The mapping that has the text at `place`, and the text; None where there is none."""
     section: Any = document.data
     for key in place[:-1]:
         section = section.get(key) if isinstance(section, dict) else None
-    path = section.get(place[-1]) if isinstance(section, dict) else None
-    if not isinstance(path, str) or not path or path.startswith(("/", "${")) or _same(written_in, read_in):
-        return
-    section[place[-1]] = os.path.normpath(FilePath(os.path.relpath(written_in, read_in)) / path)
+    text = section.get(place[-1]) if isinstance(section, dict) else None
+    return (section, text) if isinstance(text, str) else (None, "")
