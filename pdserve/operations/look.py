@@ -129,8 +129,7 @@ def _look_there(
 
     def plan(nodes: Sequence[Node], versions: Versions) -> Plan:
         nonlocal planned, notes
-        python = there.machines[0].command[-1]
-        planned = plan_for(loaded, nodes, run_dir=str(run.path), run_id=run.run_id, versions=versions, python=python)
+        planned = plan_for(loaded, nodes, run_dir=str(run.path), run_id=run.run_id, versions=versions)
         if running:
             planned, notes = _fitted(planned, run)
         return planned.plan

@@ -112,8 +112,7 @@ def dry_run(loaded: LoadedRecipe, there: Where, report: Report) -> Planned:
         return plan_for(loaded, [local_node(loaded.recipe.platform)], run_dir="run", run_id="dry-run")
     seen = look_once(loaded, there.machines, report).planned
     nodes = shown_nodes(loaded, there.machines, seen.plan.nodes)
-    python = nodes[0].command[-1]
-    return plan_for(loaded, nodes, run_dir="run", run_id="dry-run", versions=seen.versions, python=python)
+    return plan_for(loaded, nodes, run_dir="run", run_id="dry-run", versions=seen.versions)
 
 
 def recorded_recipe(root: Path) -> Path:

@@ -52,9 +52,9 @@ def build_plan(
     recipe_dir: str = ".",
     model_config: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The whole deployment as data. `recipe_dir` is what model.path is relative to; `python` runs the proxy, and
-    LMCache and the engines unless engine.python names another interpreter. `model_config`: the content of the model's
-    config.json; None where it is not at hand.
+    """The whole deployment as data. `recipe_dir` is what model.path is relative to; `python` runs what is on a node
+    that names no interpreter of its own. engine.python wins for all but the proxy. `model_config`: the content of the
+    model's config.json; None where it is not at hand.
 
     Raises RecipeError for what cannot work anywhere, PreflightError for what does not fit these nodes or versions.
     """
@@ -78,16 +78,17 @@ def build_plan(
             *(need for server in servers for need in server.needs()),
             *(need for i in instances for need in port_needs(recipe, i, connectors[i.role_name])),
             *mooncake_store.master_needs(recipe, nodes[0]),
-            pdserve_proxy.port_need(nodes[0]),
+            *pdserve_proxy.port_needs(recipe, nodes[0]),
             *([vllm_router.metrics_need(nodes[0])] if router else []),
         ],
     )
     path = recipe.model.path
     folder = None if path is None else posixpath.normpath(posixpath.join(recipe_dir, path))
     model = folder or recipe.model.id or ""
-    engine_python = recipe.engine.python or python
+    pythons = {node.name: recipe.engine.python or node.python(python) for node in nodes}
+    proxy_python = nodes[0].python(python)
     hosts = [node.address for node in nodes]
-    inputs = EngineInputs(recipe, run_dir, connectors, servers, ports, model, versions, engine_python, nodes)
+    inputs = EngineInputs(recipe, run_dir, connectors, servers, ports, model, versions, pythons, nodes)
     config = pdserve_proxy.proxy_config(recipe, protocol, instances, ports, recipe_dir=recipe_dir, run_dir=run_dir)
     return Plan(
         name=recipe.name,
@@ -102,7 +103,7 @@ def build_plan(
         processes=_with_logs(
             recipe.logs,
             *setup_processes(recipe, instances, hosts=hosts),
-            *weights_processes(recipe, instances, run_dir=run_dir, python=engine_python, hosts=hosts),
+            *weights_processes(recipe, instances, run_dir=run_dir, pythons=pythons, hosts=hosts),
             *(
                 server_process(
                     recipe,
@@ -110,16 +111,16 @@ def build_plan(
                     ports,
                     run_dir=run_dir,
                     run_id=run_id,
-                    python=engine_python,
+                    python=pythons[server.node.name],
                     versions=versions,
                 )
                 for server in servers
             ),
-            *mooncake_store.master_processes(recipe, nodes[0], ports, python=engine_python),
+            *mooncake_store.master_processes(recipe, nodes[0], ports, python=pythons[nodes[0].name]),
             *(process for instance in instances for process in engine_processes(inputs, instance)),
-            vllm_router.router_process(recipe, nodes[0], config, ports, python=python)
+            vllm_router.router_process(recipe, nodes[0], config, ports, python=proxy_python)
             if router
-            else pdserve_proxy.proxy_process(recipe, nodes[0], config, run_dir=run_dir, python=python),
+            else pdserve_proxy.proxy_process(recipe, nodes[0], config, run_dir=run_dir, python=proxy_python),
         ),
         lmcache=tuple(summary(recipe, server, ports, run_id=run_id) for server in servers),
         proxy=config,

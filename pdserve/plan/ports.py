@@ -65,6 +65,12 @@ TABLE: dict[str, Row] = {
 further one what follows."""
 
 
+SET_ELSEWHERE: dict[str, Row] = {
+    "proxy.admin.port": Row("admin", "the proxy's admin endpoints", "1", "administrators"),
+}
+"""The same for ports with a key of their own: the whole key -> what takes the port."""
+
+
 @dataclass(frozen=True)
 class Need:
     """What one process wants: `count` ports in a row."""
@@ -73,10 +79,21 @@ class Need:
     process: str
     key: str
     count: int = 1
+    port: int | None = None
+    """The first one; None: the next that is free from the recipe's on."""
 
     @property
     def purpose(self) -> str:
-        return TABLE[self.key].purpose
+        return self.row.purpose
+
+    @property
+    def row(self) -> Row:
+        return TABLE[self.key] if self.key in TABLE else SET_ELSEWHERE[self.key]
+
+    @property
+    def where(self) -> str:
+        """The recipe's key."""
+        return f"ports.{self.key}" if self.key in TABLE else self.key
 
 
 class AssignedPorts:
@@ -89,17 +106,17 @@ class AssignedPorts:
         next_free: dict[tuple[str, str], int] = {}
         per_node: dict[str, list[tuple[range, Need]]] = defaultdict(list)
         for need in needs:
-            first = next_free.get((need.node, need.key), getattr(recipe.ports, need.key))
+            first = need.port or next_free.get((need.node, need.key)) or getattr(recipe.ports, need.key)
             taken = range(first, first + need.count)
             next_free[need.node, need.key] = taken.stop
             if taken.stop > 65536:
                 raise RecipeError(
                     f"{need.process} would get port {taken.stop - 1} ({need.purpose}), past 65535",
-                    where=f"ports.{need.key}",
-                    todo=f"lower ports.{need.key}",
+                    where=need.where,
+                    todo=f"lower {need.where}",
                 )
             self._ranges[need.process, need.purpose] = taken
-            if TABLE[need.key].chosen:
+            if need.row.chosen:
                 self._chosen.add((need.process, need.purpose))
             per_node[need.node].append((taken, need))
         for node, claims in per_node.items():
@@ -137,10 +154,10 @@ def _check(node: str, claims: Sequence[tuple[range, Need]]) -> None:
             raise RecipeError(
                 f"port {max(a.start, b.start)} on {node} goes to {first.process} ({first.purpose}) and to "
                 f"{second.process} ({second.purpose})",
-                where=f"ports.{second.key}",
-                cause=f"{first.process} takes {_text(a)} from ports.{first.key}, {second.process} {_text(b)} from "
-                f"ports.{second.key}; each counts up by instance",
-                todo=f"move one of them: --set ports.{second.key}=PORT or --set ports.{first.key}=PORT",
+                where=second.where,
+                cause=f"{first.process} takes {_text(a)} from {first.where}, {second.process} {_text(b)} from "
+                f"{second.where}; each counts up by instance",
+                todo=f"move one of them: --set {second.where}=PORT or --set {first.where}=PORT",
             )
 
 

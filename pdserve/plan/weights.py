@@ -8,7 +8,7 @@ a cache folder each have their own process; which of them downloads is settled b
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pdserve.plan.environment import weights_env
 from pdserve.plan.nodes.placement import Instance
@@ -27,9 +27,9 @@ _FLAGS = {"download-dir": "--cache-dir", "load-format": "--load-format"}
 
 
 def weights_processes(
-    recipe: Recipe, instances: Sequence[Instance], *, run_dir: str, python: str, hosts: Sequence[str]
+    recipe: Recipe, instances: Sequence[Instance], *, run_dir: str, pythons: Mapping[str, str], hosts: Sequence[str]
 ) -> Iterator[Process]:
-    """None for a local model, and where the recipe leaves it to the engines."""
+    """None for a local model, and where the recipe leaves it to the engines. `pythons`: interpreters, by node."""
     wanted: dict[tuple[str, object, HubModel], Role] = {}
     for instance in instances:
         for share in instance.shares:
@@ -42,7 +42,7 @@ def weights_processes(
             role="weights",
             node=node,
             argv=(
-                *(python, "-m", "pdserve.weights", "--model", model.id),
+                *(pythons[node], "-m", "pdserve.weights", "--model", model.id),
                 *(("--revision", model.revision) if model.revision is not None else ()),
                 *_own_flags(recipe, role),
                 *("--record", posixpath.join(run_dir, RECORDS, f"{name}.json")),

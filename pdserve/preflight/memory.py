@@ -24,7 +24,7 @@ def given_back(running: Plan, node: str, replaced: Collection[str]) -> tuple[Lmc
 
 def freed(facts: MemoryFacts, gives_back: Collection[LmcacheServer]) -> MemoryFacts:
     """The memory of a node once these servers have stopped."""
-    memory, shm = _sizes(gives_back)
+    memory, shm = sizes(gives_back)
     return replace(
         facts,
         available=facts.available + memory,
@@ -46,12 +46,12 @@ def find_memory(
     servers = [server for server in plan.lmcache if server.process in names]
     if not servers:
         return []
-    in_memory, in_shm = _sizes(servers)
-    memory_back, shm_back = _sizes(gives_back)
+    in_memory, in_shm = sizes(servers)
+    memory_back, shm_back = sizes(gives_back)
     facts = freed(facts, gives_back)
     findings = []
     need, value = f"{_gib(in_memory)} for LMCache's L1", f"{_gib(facts.usable)} can be used"
-    need += _counted(memory_back)
+    need += counted(memory_back)
     try:
         check_memory(servers, replace(facts, shm_free=_PLENTY))
         findings.append(Finding(node=node, check="memory", status="ok", value=value, need=need))
@@ -59,7 +59,7 @@ def find_memory(
         findings.append(of_error(node, "memory", need, error))
     if in_shm:
         need, value = f"{_gib(in_shm)} in /dev/shm", f"{_gib(facts.shm_free)} free in /dev/shm"
-        need += _counted(shm_back)
+        need += counted(shm_back)
         try:
             check_memory(servers, replace(facts, available=_PLENTY, limit_free=None))
             findings.append(Finding(node=node, check="shm", status="ok", value=value, need=need))
@@ -68,14 +68,15 @@ def find_memory(
     return findings
 
 
-def _sizes(servers: Collection[LmcacheServer]) -> tuple[int, int]:
-    """Of memory, and of that in /dev/shm."""
+def sizes(servers: Collection[LmcacheServer]) -> tuple[int, int]:
+    """Bytes of memory that they take, and how many of them in /dev/shm."""
     kv = sum(server.kv_bytes_on_host for server in servers)
     in_shm = sum(server.l1_bytes for server in servers if server.shm_name)
     return kv + sum(server.l1_bytes for server in servers), kv + in_shm
 
 
-def _counted(back: int) -> str:
+def counted(back: int) -> str:
+    """For a message: why more is free than the node says."""
     return f" ({_gib(back)} of what is replaced counted as free)" if back else ""
 
 

@@ -51,7 +51,7 @@ def check_node(
         findings.extend(_files(plan, node, wanted, held_by_us))
         findings.extend(find_patches(node, wanted))
         findings.extend(find_memory(plan, node, wanted, facts.memory, gives_back))
-        findings.extend(find_connector_memory(plan, node, wanted, facts.memory, held_by_us))
+        findings.extend(find_connector_memory(plan, node, wanted, facts.memory, held_by_us, gives_back))
         findings.extend(find_open_files(node, wanted, facts))
         findings.extend(find_memlock(node, wanted, facts))
         findings.extend(find_devices(plan, node, wanted, facts))

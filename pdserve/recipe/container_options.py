@@ -48,15 +48,15 @@ _LETTERS: dict[Kind, dict[str, str]] = {
         "w": "writable",
         "W": "workdir",
     },
-    "pyxis": {},
+    "pyxis": {"N": "nodes", "n": "ntasks", "w": "nodelist"},
 }
-"""docker(1) 20.10 and apptainer(1) 1.3; pyxis has long options only."""
+"""docker(1) 20.10 and apptainer(1) 1.3. pyxis has long options only; of srun's, those that pdserve sets are known."""
 _SWITCHES = frozenset(
     {
         *("privileged", "rm", "init", "interactive", "tty", "detach", "read-only", "publish-all", "no-healthcheck"),
         *("oom-kill-disable", "quiet", "nv", "nvccli", "rocm", "no-home", "cleanenv", "fakeroot", "writable"),
         *("writable-tmpfs", "contain", "containall", "compat", "userns", "pid", "net", "uts", "no-privs", "keep-privs"),
-        *("container-mount-home", "container-writable", "container-readonly", "container-remap-root"),
+        *("container-mount-home", "container-writable", "container-readonly", "container-remap-root", "overlap"),
     }
 )
 """Options without a value: a word after them is not theirs."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -50,17 +52,25 @@ def literal(data: Any, path: Path = ()) -> Iterator[Problem]:
             _instead(path, _wanted(path)),
             write=_reference(path, _wanted(path)),
         )
+    elif isinstance(data, str) and data.lstrip().startswith(("{", "[")) and _on_a_command_line(path):
+        yield from _in_json(data, path)
 
 
 _COMMANDS = ("command", "options")
 """Keys of lists of words."""
+_ASSIGNMENT = re.compile(r"""(?:^([A-Za-z_]\w*)|[\s;&|("']([A-Z]\w*))=["']?([^\s"']+)""")
+"""NAME=value as `env` and a shell take it: a word, or a part of a script. `key=` is also Python's."""
 
 
 def _in_words(words: list[Any], path: Path, *, inside: bool = True) -> Iterator[Problem]:
-    """`--token=VALUE` and `--token VALUE`. `inside`: the words are items of a list at `path`. A value that a shell
-    looks up ($TOKEN) is none."""
+    """`--token=VALUE`, `--token VALUE` and `TOKEN=VALUE`. `inside`: the words are items of a list at `path`. A value
+    that a shell looks up ($TOKEN) is none."""
     for i, word in enumerate(words):
-        if not isinstance(word, str) or not word.startswith("--"):
+        if not isinstance(word, str):
+            continue
+        if not word.startswith("--"):
+            if path[0] != "container":  # a rule reads its options
+                yield from _assigned(word, (*path, i) if inside else path)
             continue
         flag, equals, value = word.partition("=")
         following = words[i + 1] if i + 1 < len(words) else ""
@@ -72,6 +82,32 @@ def _in_words(words: list[Any], path: Path, *, inside: bool = True) -> Iterator[
                 f"{flag} looks like a secret with a literal value: it would be saved and logged",
                 _instead(path, name),
             )
+
+
+def _assigned(word: str, path: Path) -> Iterator[Problem]:
+    for word_name, script_name, value in _ASSIGNMENT.findall(word):
+        name = word_name or script_name
+        if show.secret_name(name) and not value.startswith(("$", "`")) and show.token(value) is None:
+            what = f"{name} looks like a secret with a literal value: it would be saved and logged"
+            yield Problem(path, what, _instead(path, name))
+
+
+def _in_json(text: str, path: Path) -> Iterator[Problem]:
+    """A text that is JSON reaches the command line like a mapping that is written out."""
+    pairs: list[tuple[str, Any]] = []
+
+    def kept(some: list[tuple[str, Any]]) -> None:
+        pairs.extend(some)  # all of a key that is there twice
+
+    try:
+        json.loads(text, object_pairs_hook=kept)
+    except (ValueError, RecursionError):
+        return  # it is not JSON
+    for key, value in pairs:
+        values = value if isinstance(value, list) else [value]
+        if show.secret_name(key) and any(isinstance(v, str | int) and not isinstance(v, bool) for v in values):
+            what = f"{show.value(key)} in it looks like a secret with a literal value: it would be saved and logged"
+            yield Problem(path, what, _instead(path, _wanted((key,))))
 
 
 _ON_COMMAND_LINES = ("args", "extra_args", "l2", "config")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pdserve.errors import RecipeError
 from pdserve.models.kv_cache import KvCache, element_bytes, kv_cache
 from pdserve.models.layers import layers_of, text_config
 from pdserve.models.weights import Sharding, Tensor, rank_weights
@@ -77,7 +78,13 @@ def size_role(
     tensors: tuple[Tensor, ...] | None,
     given: Given,
 ) -> Sized:
-    """Raises UnknownModelError for a model, RecipeError for a flag whose value cannot be counted with."""
+    """Raises UnknownModelError for a model, RecipeError for what the recipe has that cannot be counted with."""
+    if role.parallel.pcp > 1:
+        raise RecipeError(
+            "the plan does not know how KV and weights are cut with prefill context parallelism",
+            where=f"{name}.parallel.pcp",
+            todo=f"plan without it: --set {name}.parallel.pcp=1",
+        )
     args, text = effective.args_of(recipe, role), text_config(config)
     flags, assumed = kv_flags(recipe, name, role, config, given.device_gib)
     drafts = drafts_for_itself(args)

@@ -167,7 +167,8 @@ def _l1(wish: InitChoice, layout: Layout) -> tuple[int, str]:
     if layout.sized is None or tokens is None:
         return _L1_GIB, "GiB a node, NOT CHECKED against the KV of an engine: pdserve plan says what it holds"
     held = tokens.high * stored_token_bytes(layout.sized.cache, layout.tp)
-    engines = -(-layout.prefill // wish.nodes)
+    # Prefills are placed first, and fill a node before the next. A node without devices has one.
+    engines = min(layout.prefill, max(wish.devices // layout.tp, 1))
     gib = math.ceil(held * engines / Eviction().watermark / GIB)
     if gib > _MOST_L1_GIB:
         return _MOST_L1_GIB, f"GiB a node: the largest seen to register; the KV of {engines} engine(s) would fill {gib}"

@@ -27,7 +27,7 @@ Rules that hold everywhere:
 
 - An unknown key, a key given twice, a wrong type, a tab and an impossible combination are errors, with file and line.
 - `extends: other.yaml` (or a list of files) builds on other recipes. Mappings merge key by key, lists and single values
-  replace. A connector of another `kind` replaces the inherited one as a whole.
+  replace. A connector or routing policy of another `kind` replaces the inherited one as a whole.
 - `null` gives a key its default again. Inside `args` it drops an inherited flag, inside `env` an inherited variable.
 - `${NAME}` and `${NAME:-default}` in a value are environment variables of the `pdserve` command; `$${` is a literal
   `${`.

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.plan.model import Exposure
 from pdserve.plan.nodes.node import Node
 from pdserve.plan.process import HttpProbe
-from tests.plan.kit import MOONCAKE, NIXL, aggregated, hosts, on_gpus, plan, recipe, with_lmcache
+from tests.plan.kit import MOONCAKE, MULTI, NIXL, aggregated, hosts, on_gpus, plan, recipe, with_lmcache
 
 
 def test_lmcache_starts_first_and_the_proxy_beside_the_engines() -> None:
@@ -47,6 +48,30 @@ def test_engines_and_the_proxy_are_probed_where_they_listen() -> None:
     built = plan(recipe(on_gpus(8, 8)), *hosts(8, 8))
     assert built.process("decode-0").probe == HttpProbe(host="192.0.2.2", port=8200, path="/health")
     assert built.process("proxy").probe == HttpProbe(host="127.0.0.1", port=8000, path="/health")
+
+
+def interpreters(*changes: dict[str, Any]) -> dict[str, str]:
+    """Of each process, where the interpreters of two nodes differ and the second one's is in a container."""
+    first, second = hosts(8, 8)
+    first = first.model_copy(update={"command": ("/a/python",)})
+    second = second.model_copy(update={"command": ("docker", "run", "image", "/b/python")})
+    model = {"model": {"path": None, "id": "org/x"}}
+    cached = {"decode": {"connector": MULTI}}
+    made = recipe(on_gpus(8, 8), model, with_lmcache(on=["prefill", "decode"]), cached, *changes)
+    built = plan(made, first, second)
+    return {process.name: process.argv[0] for process in built.processes}
+
+
+def test_each_process_gets_the_interpreter_of_its_node() -> None:
+    here = ("weights-0", "lmcache-0", "prefill-0", "proxy")
+    there = ("weights-1", "lmcache-1", "decode-0")
+    assert interpreters() == {**dict.fromkeys(here, "/a/python"), **dict.fromkeys(there, "/b/python")}
+
+
+def test_the_interpreter_of_the_recipe_wins_for_all_but_the_proxy() -> None:
+    got = interpreters({"engine": {"python": "/vllm/python"}})
+    assert got.pop("proxy") == "/a/python"
+    assert set(got.values()) == {"/vllm/python"}
 
 
 @pytest.mark.parametrize(("host", "probed"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("192.0.2.7", "192.0.2.7")])

@@ -87,6 +87,21 @@ def test_a_clash_names_both_processes_and_both_keys(
     assert caught.value.where in (first[1], second[1])
 
 
+@pytest.mark.parametrize(("admin", "other"), [(8000, "ports.proxy"), (8080, "ports.lmcache_http")])
+def test_the_port_of_the_admin_endpoints_is_checked_on_several_nodes_too(admin: int, other: str) -> None:
+    sizes = {"prefill": {"instances": 2}, "decode": {"instances": 2}, "proxy": {"admin": {"port": admin}}}
+    with pytest.raises(RecipeError, match=f"port {admin} on host0 goes to") as caught:
+        plan(recipe(on_gpus(), with_lmcache(), sizes), *hosts(2, 2))
+    assert caught.value.where == "proxy.admin.port"
+    assert f"--set proxy.admin.port=PORT or --set {other}=PORT" in caught.value.render()
+
+
+def test_admin_endpoints_may_have_a_port_that_another_node_uses() -> None:
+    built = plan(recipe(on_gpus(8, 8), {"proxy": {"admin": {"port": 8200}}}), *hosts(8, 8))
+    assert built.process("proxy").ports == {"http": 8000, "admin": 8200}
+    assert built.process("decode-0").ports["http"] == 8200
+
+
 def test_instances_that_grow_into_another_kind_clash() -> None:
     with pytest.raises(RecipeError, match=r"port 8102 on localhost goes to prefill-2 \(http\) and to decode-0"):
         plan(recipe({"prefill": {"instances": 3}, "ports": {"decode": 8102}}))

@@ -12,6 +12,7 @@ import pytest
 from pdserve.node.supervised import environment
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Plan
+from pdserve.plan.nodes.agent_line import with_agent
 from pdserve.plan.render.bash import render_shell
 from pdserve.recipe.model import Recipe
 from tests.plan.kit import VERSIONS, on_gpus, recipe, with_lmcache
@@ -123,3 +124,21 @@ def test_what_a_reader_must_know_is_beside_each_process(tmp_path: Path) -> None:
     assert "# prefill-0 (prefill) on localhost: start stage 1, no devices" in text
     assert "#   patches: multiconnector-prom-metrics, " in text
     assert "#   ready: http://127.0.0.1:8080/healthcheck answers 200, and /config names r1-lmcache-0" in text
+
+
+def test_no_line_of_a_value_is_run_because_it_stands_in_a_comment(tmp_path: Path) -> None:
+    """A container's variables are in the line of the agent, which is a comment, and a text in YAML may have lines."""
+    box = ("docker", "run", "--env=NOTE=first\ntouch pwned\n", "vllm:1", "python3")
+    plan = planned(recipe({"proxy": {"host": "localhost\ntouch pwned"}}), tmp_path)
+    (node,) = plan.nodes
+    node = node.model_copy(update={"command": box})
+    node = with_agent(node, run_dir="/runs/1", run_id="1", timeouts=plan.timeouts)
+    plan = plan.model_copy(update={"nodes": (node,), "warnings": ("two lines:\ntouch pwned",)})
+    script = render_shell(plan)
+    header, _, rest = script.partition("set -euo pipefail\n")
+    assert [line for line in header.splitlines() if not line.startswith("#")] == []
+    assert header.count("#   touch pwned") == 2
+    assert rest.count("#   touch pwned") == 1
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+    assert run(plan, tmp_path).returncode == 2
+    assert not (tmp_path / "pwned").exists()

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.model import Plan
+from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.preflight.connector_memory import find_connector_memory
 from pdserve.preflight.finding import Finding
 from pdserve.system.host import MemoryFacts
-from tests.plan.kit import aggregated, plan, recipe
+from tests.plan.kit import LMCACHE, NIXL, aggregated, on_gpus, plan, recipe, with_lmcache
 from tests.plan.test_mooncake_store import GIB, with_store
 
 
@@ -18,8 +18,10 @@ def facts(available: float, shm: float = 64) -> MemoryFacts:
     return MemoryFacts(available=int(available * GIB), shm_free=int(shm * GIB), limit_free=None)
 
 
-def findings(built: Plan, node: MemoryFacts, held: tuple[int, ...] = ()) -> list[Finding]:
-    return list(find_connector_memory(built, "localhost", built.processes, node, held))
+def findings(
+    built: Plan, node: MemoryFacts, held: tuple[int, ...] = (), gives_back: tuple[LmcacheServer, ...] = ()
+) -> list[Finding]:
+    return list(find_connector_memory(built, "localhost", built.processes, node, held, gives_back))
 
 
 def offloading(**role: Any) -> Plan:
@@ -48,3 +50,37 @@ def test_offloading_on_cuda_is_in_shared_memory(shm: float, status: str) -> None
     memory, shared = findings(offloading(), facts(100, shm))
     assert (memory.status, shared.check, shared.status) == ("ok", "shm", status)
     assert (shared.fix is None) == (status == "ok")
+
+
+def beside_lmcache() -> Plan:
+    """LMCache and an engine's offloading with 40 GiB each, both in /dev/shm."""
+    prefill = {"kind": "multi", "of": [NIXL, LMCACHE]}
+    decode = {"kind": "multi", "of": [NIXL, {"kind": "offloading", "cpu_gib": 40}]}
+    section = with_lmcache(l1_size_gb=40, shm_name="kv", transfer_mode="engine_driven")
+    roles = {"prefill": {"connector": prefill}, "decode": {"connector": decode}}
+    return plan(recipe(on_gpus(), {"devices_per_node": 2}, section, roles))
+
+
+@pytest.mark.parametrize(("shm", "status"), [(80, "ok"), (79, "failed"), (50, "failed")])
+def test_lmcache_and_offloading_need_the_sum_in_shared_memory(shm: float, status: str) -> None:
+    memory, shared = findings(beside_lmcache(), facts(200, shm))
+    assert (memory.status, shared.check, shared.status) == ("ok", "shm", status)
+    assert shared.need == "40.0 GiB in /dev/shm for offloading, beside 40.0 GiB for LMCache"
+    assert ("lmcache.l1_size_gb" in (shared.fix or "")) == (status == "failed")
+
+
+def test_what_a_replaced_server_of_lmcache_holds_counts_as_free() -> None:
+    built = beside_lmcache()
+    assert [found.status for found in findings(built, facts(50, 50))] == ["failed", "failed"]
+    assert [found.status for found in findings(built, facts(50, 50), gives_back=built.lmcache)] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(("available", "status"), [(5, "ok"), (4.9, "failed")])
+def test_the_kv_that_lmcache_maps_on_a_cpu_counts_too(available: float, status: str) -> None:
+    """2.5 GiB of a store's client, 1 of L1, and 1.5 that the servers of such engines would map."""
+    built = plan(recipe(with_store()))
+    server = plan(recipe(with_lmcache())).lmcache[0]
+    mapped = server.model_copy(update={"kv_bytes_on_host": int(1.5 * GIB), "process": built.processes[0].name})
+    (memory,) = findings(built.model_copy(update={"lmcache": (mapped,)}), facts(available))
+    assert memory.status == status
+    assert memory.need == "2.5 GiB for the engines' KV connectors, beside 2.5 GiB for LMCache"

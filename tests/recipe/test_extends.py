@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import RecipeError
+from pdserve.pd.config.routing import LeastLoadedSettings
+from pdserve.recipe.base import SecretRef
 from pdserve.recipe.connectors.mooncake import MooncakeSection
 from pdserve.recipe.connectors.nixl import NixlSection
 from pdserve.recipe.load import extends
@@ -50,6 +52,47 @@ def test_the_same_kind_of_connector_merges(base: Path) -> None:
     assert loaded.recipe.decode.connector == MooncakeSection(protocol="tcp", num_workers=3)
 
 
+def test_another_kind_of_proxy_keeps_its_inherited_keys_and_limits(base: Path) -> None:
+    """API keys above all: without them the port is open to all."""
+    section = "proxy: {host: 0.0.0.0, auth: {keys_file: keys.json}, request_timeout_seconds: 600}\n"
+    (base / "base.yaml").write_text(CPU + section)
+    for proxy in ("{kind: pdserve, host: 0.0.0.0}", "{kind: pdserve}"):
+        made = load(base, f"extends: base.yaml\nproxy: {proxy}\n").recipe.proxy
+        assert (made.host, made.auth.keys_file, made.request_timeout_seconds) == ("0.0.0.0", "keys.json", 600)
+
+
+def test_what_the_other_kind_of_proxy_does_not_take_is_refused_where_it_was_written(base: Path) -> None:
+    (base / "base.yaml").write_text(CPU + "proxy: {auth: {keys_file: keys.json}}\n")
+    text = refused(base, "extends: base.yaml\nproxy: {kind: vllm-router}\n")
+    assert text.startswith("base.yaml:20: proxy.auth: vllm-router has no such setting (proxy.kind at recipe.yaml:2)")
+
+
+def test_another_kind_of_container_keeps_its_inherited_mounts_and_variables(base: Path) -> None:
+    section = (
+        "container: {kind: docker, image: vllm:1, mounts: ['/data/hf:/hf'], env: {T: {secret: T}, HF_HOME: /hf}}\n"
+    )
+    (base / "base.yaml").write_text(CPU + section)
+    made = load(base, "extends: base.yaml\ncontainer: {kind: apptainer}\n").recipe.container
+    assert made is not None
+    assert (made.kind, made.image, made.mounts) == ("apptainer", "vllm:1", ["/data/hf:/hf"])
+    assert made.env == {"T": SecretRef(secret="T"), "HF_HOME": "/hf"}
+
+
+def test_what_the_other_kind_of_container_does_not_take_is_refused_where_it_was_written(base: Path) -> None:
+    (base / "base.yaml").write_text(CPU + "container: {kind: docker, image: vllm:1, shm_gib: 8}\n")
+    text = refused(base, "extends: base.yaml\ncontainer: {kind: apptainer}\n")
+    assert text.startswith("base.yaml:20: container.shm_gib: apptainer shows the node's own /dev/shm")
+
+
+def test_another_kind_of_routing_policy_replaces_the_whole_mapping(base: Path) -> None:
+    policy = "proxy: {routing: {prefill: {kind: prefix_aware, block_bytes: 64}, affinity: {header: x-user}}}\n"
+    (base / "base.yaml").write_text(CPU + policy)
+    routing = load(base, "extends: base.yaml\nproxy: {routing: {prefill: {kind: least_loaded}}}\n").recipe.proxy.routing
+    assert routing.prefill == LeastLoadedSettings()
+    assert routing.affinity is not None
+    assert routing.affinity.header == "x-user"
+
+
 def test_null_gives_an_inherited_key_its_default(base: Path) -> None:
     loaded = load(base, "extends: base.yaml\nprefill: null\nlmcache: null\ndecode: null\n")
     assert loaded.recipe.lmcache is None
@@ -88,6 +131,38 @@ def test_an_absolute_model_path_is_left_alone(base: Path) -> None:
     (base / "sub").mkdir()
     (base / "sub" / "base.yaml").write_text(CPU.replace("path: model", "path: /weights/model"))
     assert load(base, "extends: sub/base.yaml\n").recipe.model.path == "/weights/model"
+
+
+@pytest.mark.parametrize(
+    ("written", "environ", "read"),
+    [
+        ("${M:-models}/tiny", {}, "sub/models/tiny"),
+        ("${M:-models}/tiny", {"M": "../weights"}, "weights/tiny"),
+        ("${M:-models}/tiny", {"M": "/weights"}, "/weights/tiny"),
+        ("${M:-/weights}/tiny", {}, "/weights/tiny"),
+        ("models/${M:-a/../b}", {}, "sub/models/b"),
+        ("models/$${M}", {}, "sub/models/${M}"),
+    ],
+)
+def test_a_path_that_a_variable_begins_is_relative_to_its_file_too(
+    base: Path, written: str, environ: dict[str, str], read: str
+) -> None:
+    (base / "sub").mkdir()
+    (base / "sub" / "base.yaml").write_text(CPU.replace("path: model", f'path: "{written}"'))
+    assert load(base, "extends: sub/base.yaml\n", environ=environ).recipe.model.path == read
+
+
+def test_a_path_with_a_variable_goes_through_several_folders_and_what_replaces_it_does_not(base: Path) -> None:
+    (base / "sub" / "deep").mkdir(parents=True)
+    keys = 'proxy: {auth: {keys_file: "${K:-keys.json}"}}\n'
+    (base / "sub" / "deep" / "base.yaml").write_text(CPU.replace("path: model", 'path: "${M:-model}"') + keys)
+    (base / "sub" / "middle.yaml").write_text("extends: deep/base.yaml\n")
+    recipe = load(base, "extends: sub/middle.yaml\n").recipe
+    assert (recipe.model.path, recipe.proxy.auth.keys_file) == ("sub/deep/model", "sub/deep/keys.json")
+    (base / "sub" / "middle.yaml").write_text('extends: deep/base.yaml\nmodel: {path: "${M:-mine}"}\n')
+    assert load(base, "extends: sub/middle.yaml\n").recipe.model.path == "sub/mine"
+    assert load(base, 'extends: sub/middle.yaml\nmodel: {path: "${M:-mine}"}\n').recipe.model.path == "mine"
+    assert load(base, "extends: sub/middle.yaml\n", "model.path=${M:-mine}").recipe.model.path == "mine"
 
 
 def test_an_error_in_a_base_names_the_base_and_its_line(base: Path) -> None:

@@ -69,6 +69,17 @@ REFUSED = [
         "HF_TOKEN looks like a secret",
         "container.env",
     ),
+    (
+        ("container={kind: apptainer, image: x, options: ['--env=A=1,HASH=7,WANDB_API_KEY=0123abcd']}",),
+        "WANDB_API_KEY looks like a secret",
+        "container.env",
+    ),
+    (
+        ("container={kind: apptainer, image: x, options: ['--env=A=1,PYTHONHASHSEED=7']}",),
+        "options.0: pdserve sets PYTHONHASHSEED",
+        "",
+    ),
+    (('container={kind: apptainer, image: x, options: [\'--env="A=1","VLLM_PORT=7"\']}',), "sets VLLM_PORT", ""),
     (("container={kind: docker, image: x, leave_out: [--gpu]}",), "does not set --gpu here", "it sets --ulimit=nofile"),
     (("container={kind: docker, image: x, leave_out: [--device=/dev/kfd]}",), "container.leave_out.0:", "--gpus=all"),
     (("container={kind: docker, image: x, store: /s}",), "container.store: docker keeps images in a folder", "remove"),
@@ -90,6 +101,27 @@ def test_it_is_refused_with_what_to_write(tmp_path: Path, set_: tuple[str, ...],
 def test_an_option_of_the_container_that_pdserve_sets_is_refused(tmp_path: Path, kind: str, option: str) -> None:
     text = refused(tmp_path, GPU, f"container={{kind: {kind}, image: x, options: ['--{option}=x']}}")
     assert f"container.options.0: pdserve sets --{option}" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "name"),
+    [
+        ("docker", "--net=host", "net"),
+        ("docker", "--net=bridge", "net"),
+        ("apptainer", "--compat", "compat"),
+        ("pyxis", "--ntasks=4", "ntasks"),
+        ("pyxis", "-n4", "ntasks"),
+        ("pyxis", "-N, 2", "nodes"),
+        ("pyxis", "-w n1", "nodelist"),
+        ("pyxis", "--nodelist=n1", "nodelist"),
+        ("pyxis", "--export=NONE", "export"),
+        ("pyxis", "--jobid=7", "jobid"),
+        ("pyxis", "--overlap", "overlap"),
+    ],
+)
+def test_another_name_of_such_an_option_is_refused_too(tmp_path: Path, kind: str, options: str, name: str) -> None:
+    text = refused(tmp_path, GPU, f"container={{kind: {kind}, image: x, options: [{options}]}}")
+    assert f"container.options.0: pdserve sets --{name}" in text
 
 
 def test_without_the_sections_nothing_is_asked_of_the_nodes(tmp_path: Path) -> None:
@@ -134,6 +166,12 @@ def test_an_image_without_a_container_is_not_used_and_a_warning_has_the_line_to_
     assert "recipe.yaml" in warning or "--set" in warning
     assert "container: {kind: docker}" in warning
     assert not [text for text in load(tmp_path, DOCKER).warnings if "container: {kind" in text]
+
+
+def test_a_value_of_docker_may_have_commas(tmp_path: Path) -> None:
+    recipe = load(tmp_path, DOCKER, "container.options=['--env=LIST=a,VLLM_PORT=1']").recipe
+    assert recipe.container is not None
+    assert recipe.container.options == ["--env=LIST=a,VLLM_PORT=1"]
 
 
 def test_a_variable_may_be_passed_on_by_its_name(tmp_path: Path) -> None:

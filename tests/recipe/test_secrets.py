@@ -67,6 +67,14 @@ LITERALS = [
     f"setup=['login --token {VALUE}']",
     f"setup=[[login, --password={VALUE}]]",
     f"slurm.options=['--secret={VALUE}']",
+    f"engine.command=[env, 'WANDB_API_KEY={VALUE}', vllm, serve]",
+    f"setup=['env WANDB_API_KEY={VALUE} pip install x']",
+    f"setup=[[bash, -c, 'export WANDB_API_KEY={VALUE}; login']]",
+    f"setup=[[bash, -c, 'A=1 WANDB_API_KEY=\"{VALUE}\" login']]",
+    f'engine.args.some-config=\'{{"nested": {{"aws_secret_access_key": "{VALUE}"}}}}\'',
+    f'engine.args.some-config=\'[{{"secret": "{VALUE}"}}]\'',
+    f'engine.args.some-config=\'{{"api_key": "{VALUE}", "api_key": null}}\'',
+    f'engine.args.some-config=\'{{"api_keys": ["{VALUE}"]}}\'',
     # In quotes of two, so that no scanner takes them for real ones.
     f"engine.args.some-flag='{'hf_' + 'a' * 30}'",
     f"setup=['login {'sk-' + 'a1' * 20}']",
@@ -91,10 +99,21 @@ def test_a_literal_secret_is_refused_without_being_repeated(tmp_path: Path, opti
         "[login, --token-file, /x]",
         "[run, --tokenizer, hf_internal]",
         "[run, --no-api-key, --verbose]",
+        "[env, WANDB_API_KEY=$KEY, login]",
+        "[bash, -c, 'WANDB_API_KEY=\"$KEY\" SSL_KEY_FILE=/x login']",
+        "[bash, -c, 'WANDB_API_KEY=`cat /x` login']",
+        "[python, -c, 'print(sorted(x, key=len))']",
     ],
 )
 def test_a_command_that_names_a_secret_without_its_value_is_taken(tmp_path: Path, setup: str) -> None:
     assert load(tmp_path, CPU, f"setup=[{setup}]").recipe.setup
+
+
+@pytest.mark.parametrize("text", ['{"max_keys": 3}', '{"api_key": null}', "{not JSON", "[" * 100_000])
+def test_a_text_under_args_without_a_secret_in_its_json_is_taken(tmp_path: Path, text: str) -> None:
+    assert (
+        load(tmp_path, CPU + f"engine: {{args: {{some-config: '{text}'}}}}\n").recipe.engine.args["some-config"] == text
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pdserve.plan.build import build_plan, nodes_for
 from pdserve.sizing.engines import BESIDE_KV_GIB
 from pdserve.sizing.given import GIB, Given
 from pdserve.sizing.whole import size_recipe
-from tests.plan.kit import LMCACHE, MOONCAKE, VERSIONS, on_gpus, recipe, with_lmcache
+from tests.plan.kit import LMCACHE, MOONCAKE, NIXL, VERSIONS, on_gpus, recipe, with_lmcache
 from tests.sizing.kit import CONFIG, HYBRID, sizing
 
 MLA = {**CONFIG, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
@@ -138,6 +138,15 @@ def test_flags_that_cannot_be_counted_with_are_refused(args: dict[str, Any], why
         sizing({"engine": {"args": args}})
     assert refused.value.where == f"engine.args.{next(iter(args))}"
     assert refused.value.todo is not None
+
+
+def test_prefill_context_parallelism_is_refused_and_not_ignored() -> None:
+    roles = {"prefill": {"connector": NIXL, "parallel": {"tp": 2, "pcp": 2}}, "decode": {"connector": NIXL}}
+    with pytest.raises(RecipeError, match="prefill context parallelism") as refused:
+        sizing({"platform": "cuda"}, roles, kv_gib=1)
+    assert refused.value.where == "prefill.parallel.pcp"
+    assert refused.value.todo == "plan without it: --set prefill.parallel.pcp=1"
+    assert sizing({"platform": "cuda"}, roles, {"prefill": {"parallel": {"pcp": 1}}}, kv_gib=1).roles[0].blocks
 
 
 def test_no_length_anywhere_is_refused() -> None:

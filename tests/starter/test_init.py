@@ -120,6 +120,20 @@ def test_l1_is_not_write_only(tmp_path: Path) -> None:
     assert first.crossings == ()
 
 
+@pytest.mark.parametrize(
+    ("gib", "hardware", "nodes", "most"),
+    [(30, "h100", 1, 4), (30, "h100", 2, 8), (200, "h100", 2, 2), (400, "h100", 3, 1), (30, "cpu", 2, 1)],
+)
+def test_l1_is_sized_for_the_node_with_the_most_prefills(
+    gib: int, hardware: str, nodes: int, most: int, tmp_path: Path
+) -> None:
+    first = made(model(tmp_path / "some", gib), hardware, Goal.AGENTS, nodes)
+    plan = plan_for(first.loaded, None, run_dir="R", run_id="R", versions=VERSIONS).plan
+    assert max(len(server.engines) for server in plan.lmcache) == most
+    (line,) = [line for line in first.text.splitlines() if "l1_size_gb" in line]
+    assert f" {most} engine(s)" in line
+
+
 def test_a_model_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
     model(tmp_path / "huge", 700)
     done = typed(tmp_path, "--model", "huge", "--hardware", "h100", "--nodes", "2", "--out", "new.yaml")

@@ -40,7 +40,8 @@ class EngineInputs:
     ports: AssignedPorts
     model: str
     versions: Versions
-    python: str
+    pythons: Mapping[str, str]
+    """The interpreter of each node, by its name."""
     nodes: Sequence[Node]
 
     @property
@@ -122,7 +123,7 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
                 kv_transfer=config,
                 kv_events=_kv_events(instance, ports),
                 rendezvous=_rendezvous(instance, ports),
-                python=recipe.engine.python or inputs.python,
+                python=inputs.pythons[share.node.name],
             ),
             env=env,
             devices=share.devices,

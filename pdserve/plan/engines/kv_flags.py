@@ -43,13 +43,13 @@ def kv_flags(
             )
         return value
 
-    for flag in ("decode-context-parallel-size", "prefill-context-parallel-size"):
-        if (stated(flag) or 1) > 1:
-            raise RecipeError(
-                f"the plan does not know how KV is cut with {flag}",
-                where=dotted(flag_path(recipe, name, flag)),
-                todo=f"plan without it: --set {dotted(flag_path(recipe, name, flag))}=1",
-            )
+    flag = "decode-context-parallel-size"
+    if (stated(flag) or 1) > 1:
+        raise RecipeError(
+            f"the plan does not know how KV is cut with {flag}",
+            where=dotted(flag_path(recipe, name, flag)),
+            todo=f"plan without it: --set {dotted(flag_path(recipe, name, flag))}=1",
+        )
     on_cpu = recipe.platform == "cpu"
     length = stated("max-model-len")
     if length is None:

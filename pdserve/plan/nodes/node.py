@@ -21,3 +21,7 @@ class Node(Frozen):
     agent: tuple[str, ...] = ()
     """The whole line that starts the agent from here, through docker, srun or ssh, to be shown. (): not known yet, or
     a child of the launcher."""
+
+    def python(self, otherwise: str) -> str:
+        """The interpreter there, which stands last in `command`; `otherwise`: where nothing is known of it."""
+        return self.command[-1] if self.command else otherwise

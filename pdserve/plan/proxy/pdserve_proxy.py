@@ -29,9 +29,12 @@ EXIT_SECONDS = 5.0
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-def port_need(node: Node) -> Need:
-    """The proxy's port; it runs on the first node."""
-    return Need(node.name, NAME, "proxy")
+def port_needs(recipe: Recipe, node: Node) -> Iterator[Need]:
+    """The proxy's port, and that of its admin endpoints; it runs on the first node."""
+    yield Need(node.name, NAME, "proxy")
+    admin = recipe.proxy.admin
+    if admin is not None and admin.port is not None:
+        yield Need(node.name, NAME, "proxy.admin.port", port=admin.port)
 
 
 def proxy_config(

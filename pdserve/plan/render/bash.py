@@ -90,7 +90,7 @@ def render_shell(plan: Plan) -> str:
         "#!/usr/bin/env bash",
         f"# {plan.name}: {plan.mode}, {plan.platform}, {len(plan.processes)} processes on {len(plan.nodes)} node(s).",
         "# Rendered from the plan; `pdserve up` runs the same commands, and watches, proves and restarts them too.",
-        *(f"# warning: {warning}" for warning in plan.warnings),
+        *(line for warning in plan.warnings for line in _comment_lines(f"# warning: {warning}")),
         *(line for node in plan.nodes if node.agent for line in _agent(node)),
         _PRELUDE,
         f"RUN_DIR={shlex.quote(plan.run_dir)}",
@@ -114,7 +114,14 @@ def _agent(node: Node) -> Iterator[str]:
             lines.append(quoted)
         else:
             lines[-1] += f" {quoted}"
-    yield from (f"#   {line}{' ' + chr(92) if index < len(lines) - 1 else ''}" for index, line in enumerate(lines))
+    yield from _comment_lines("#   " + " \\\n".join(lines))
+
+
+def _comment_lines(text: str) -> Iterator[str]:
+    """A comment of several lines: bash runs what stands behind a line break of a value, quoted or not."""
+    first, *others = text.split("\n")
+    yield first
+    yield from (f"#   {line}" for line in others)
 
 
 def _engine_key(plan: Plan) -> Iterator[str]:
@@ -124,7 +131,8 @@ def _engine_key(plan: Plan) -> Iterator[str]:
 
 
 def _function(process: Process, cpus: tuple[int, int] | None) -> Iterator[str]:
-    yield from _comment(process)
+    for text in _comment(process):
+        yield from _comment_lines(text)
     if cpus is not None:
         yield f"#   CPUs: part {cpus[0] + 1} of {cpus[1]} of the node's (by hand: taskset --cpu-list)"
     yield f"{_function_name(process.name)}() {{"

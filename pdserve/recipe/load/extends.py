@@ -1,7 +1,8 @@
 """`extends:`: one recipe file and what it builds on, merged into one document that still knows its lines.
 
-Mappings merge key by key, the extending file wins; lists and scalars replace. A mapping with another `kind` (a
-connector) replaces as well: the settings of one connector mean nothing to another. A key set to null loses what it
+Mappings merge key by key, the extending file wins; lists and scalars replace. A connector or routing policy of another
+`kind` replaces as well: the settings of one mean nothing to another. Elsewhere `kind` is a key like others: a proxy or
+container of another kind keeps what it inherited, API keys and mounts among it. A key set to null loses what it
 inherited and has its default again (inside `args` null is data: it drops the flag).
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import errno
 import os.path
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from pdserve.errors import RecipeError
 from pdserve.recipe.load import show, similar_files, yaml12
 from pdserve.recipe.load.problems import Origin, Path, Problem
+from pdserve.recipe.load.shape import RECIPE
 
 MAX_BYTES = 1 << 20
 NEWLINE = b"\n"
@@ -45,6 +47,8 @@ class Document:
     quoted: set[Path] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
     spellings: dict[Path, str] = field(default_factory=dict)
+    folders: dict[Path, str] = field(default_factory=dict)
+    """Of inherited paths with variables in them: the folder of the file that names each, seen from the recipe's."""
 
     def forget(self, path: Path) -> None:
         """Drop the origins of `path` and of everything below it."""
@@ -52,6 +56,7 @@ class Document:
             del self.origins[known]
         self.quoted = {p for p in self.quoted if p[: len(path)] != path}
         self.spellings = {p: text for p, text in self.spellings.items() if p[: len(path)] != path}
+        self.folders = {p: folder for p, folder in self.folders.items() if p[: len(path)] != path}
 
 
 def read(path: FilePath, interpolate: Interpolate) -> Document:
@@ -112,7 +117,7 @@ def _merge(base: Document, over: Document, path: Path, into: dict[str, Any], dat
     for key, value in data.items():
         here = (*path, key)
         old = into.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and old.get("kind") == value.get("kind", old.get("kind")):
+        if isinstance(old, dict) and isinstance(value, dict) and not _of_another_kind(here, old, value):
             base.origins[here] = over.origins.get(here, base.origins[here])
             _merge(base, over, here, old, value)
             continue
@@ -121,6 +126,12 @@ def _merge(base: Document, over: Document, path: Path, into: dict[str, Any], dat
         base.origins.update({p: o for p, o in over.origins.items() if p[: len(here)] == here})
         base.quoted.update(p for p in over.quoted if p[: len(here)] == here)
         base.spellings.update({p: text for p, text in over.spellings.items() if p[: len(here)] == here})
+        base.folders.update({p: folder for p, folder in over.folders.items() if p[: len(here)] == here})
+
+
+def _of_another_kind(path: Path, old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether each kind has keys of its own at `path`, and the new mapping is of another one."""
+    return old.get("kind") != new.get("kind", old.get("kind")) and bool(RECIPE.kinds(path))
 
 
 def _bases(own: Document, path: FilePath, interpolate: Interpolate) -> list[tuple[str, Origin]]:
@@ -208,11 +219,30 @@ def with_absolute_files(data: dict[str, Any], folder: FilePath) -> dict[str, Any
 
 
 def _rebase(document: Document, place: tuple[str, ...], written_in: FilePath, read_in: FilePath) -> None:
-    """A relative path is relative to the file that names it, so it is rewritten for the folder of its reader."""
+    """A relative path is relative to the file that names it, so it is rewritten for the folder of its reader. One with
+    variables may become absolute: only its folder is noted, for `locate_resolved`."""
+    section, path = _at(document, place)
+    if section is None or not path or path.startswith("/") or _same(written_in, read_in):
+        return
+    folder = FilePath(os.path.relpath(written_in, read_in))
+    if "${" in path:
+        document.folders[place] = os.path.normpath(folder / document.folders.get(place, ""))
+    else:
+        section[place[-1]] = os.path.normpath(folder / path)
+
+
+def locate_resolved(document: Document, failed: Collection[Path]) -> None:
+    """Rewrites the inherited paths whose variables have values now. `failed`: those that have none."""
+    for place, folder in document.folders.items():
+        section, path = _at(document, place)
+        if section is not None and path and not path.startswith("/") and place not in failed:
+            section[str(place[-1])] = os.path.normpath(FilePath(folder) / path)
+
+
+def _at(document: Document, place: Path) -> tuple[dict[str, Any] | None, str]:
+    """The mapping that has the text at `place`, and the text; None where there is none."""
     section: Any = document.data
     for key in place[:-1]:
         section = section.get(key) if isinstance(section, dict) else None
-    path = section.get(place[-1]) if isinstance(section, dict) else None
-    if not isinstance(path, str) or not path or path.startswith(("/", "${")) or _same(written_in, read_in):
-        return
-    section[place[-1]] = os.path.normpath(FilePath(os.path.relpath(written_in, read_in)) / path)
+    text = section.get(place[-1]) if isinstance(section, dict) else None
+    return (section, text) if isinstance(text, str) else (None, "")

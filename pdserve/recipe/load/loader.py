@@ -69,6 +69,7 @@ def load_recipe(
         )
     overrides.apply(document, set_, unset)
     failed = environment.resolve(document, environ)
+    extends.locate_resolved(document, failed)
     reset_nulls(document.data)
     leaked = [p for p in secrets.literal(document.data) if p.path not in failed]
     problems = [*document.problems, *leaked]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.container_options import Option, can_be_left_out, is_set, read
+from pdserve.recipe.container_options import can_be_left_out, is_set, read
 from pdserve.recipe.flags import env_instead
 from pdserve.recipe.load import show
 from pdserve.recipe.load.problems import Line, Path, Problem
@@ -16,6 +16,9 @@ _IMAGE = Line(("container", "image"), "vllm/vllm-openai:latest", example=True)
 _MOUNTS, _ENV = "set container.mounts", "set container.env"
 _PIPE = "the launcher speaks to the agent over the container's stdin and stdout"
 _WORKDIR = "the agent works in the run directory"
+_NETWORK = "engines bind the node's own address: the container shares its network"
+_SMALL_SHM = "it gives a /dev/shm of 64 MB; --no-home is set already"
+_STEP = "one agent runs on each node, in a step of the job"
 OWNED: dict[Kind, dict[str, str]] = {
     "docker": {
         "env-file": _ENV,
@@ -26,7 +29,8 @@ OWNED: dict[Kind, dict[str, str]] = {
         "interactive": _PIPE,
         "attach": _PIPE,
         "entrypoint": "the container runs the agent, not the image's own program",
-        "network": "engines bind the node's own address: the container shares its network",
+        "network": _NETWORK,
+        "net": _NETWORK,  # docker's other name for it
         "name": "containers of pdserve are found by their labels",
         "rm": "a container of pdserve removes itself",
         "restart": "pdserve decides what is started again",
@@ -38,9 +42,10 @@ OWNED: dict[Kind, dict[str, str]] = {
         "pwd": _WORKDIR,
         "cwd": _WORKDIR,
         "pid": "the agent is found by its PID on the node",
-        "contain": "it gives a /dev/shm of 64 MB; --no-home is set already",
-        "containall": "it gives a /dev/shm of 64 MB; --no-home is set already",
-        "net": "engines bind the node's own address: the container shares its network",
+        "contain": _SMALL_SHM,
+        "containall": _SMALL_SHM,
+        "compat": _SMALL_SHM,  # it means --containall, and more
+        "net": _NETWORK,
     },
     "pyxis": {
         "container-image": "set container.image",
@@ -49,6 +54,13 @@ OWNED: dict[Kind, dict[str, str]] = {
         "container-name": "one unpacked image serves all steps of a job",
         "container-workdir": _WORKDIR,
         "container-entrypoint": "the container runs the agent, not the image's own program",
+        # They come behind pdserve's own on the line of srun, which takes the last one.
+        "ntasks": _STEP,
+        "nodes": _STEP,
+        "nodelist": _STEP,
+        "jobid": _STEP,
+        "overlap": "the steps of a deployment share the job's nodes",
+        "export": _ENV,
     },
 }
 """Option of the container's program -> what to do instead."""
@@ -123,11 +135,14 @@ def _options(section: Container) -> Iterator[Problem]:
         elif (instead := OWNED[section.kind].get(option.name)) is not None:
             yield Problem(path, f"pdserve sets --{option.name}", instead)
         elif option.name == "env":
-            yield from _variable(option, path)
+            # apptainer's takes several at once.
+            texts = (option.value or "").split(",") if section.kind == "apptainer" else [option.value or ""]
+            for variable in texts:
+                yield from _variable(variable, path)
 
 
-def _variable(option: Option, path: Path) -> Iterator[Problem]:
-    variable, equals, value = (option.value or "").partition("=")
+def _variable(text: str, path: Path) -> Iterator[Problem]:
+    variable, equals, value = text.strip('"').partition("=")
     if (instead := env_instead(variable, "engine")) is not None:
         yield Problem(path, f"pdserve sets {variable}", instead)
     elif equals and (show.secret_name(variable) or show.secret_value(value)):
