@@ -48,16 +48,14 @@ def plan_for(
     run_dir: str,
     run_id: str,
     versions: Versions | None = None,
-    python: str | None = None,
     online: bool = False,
 ) -> Planned:
     """Plans for `nodes`, or for hypothetical ones of the recipe's own kind. `versions`: what is installed on the nodes;
-    None: they are this machine, or like it. `python`: what runs pdserve's own processes there; None: the interpreter of
-    this process, or, on hypothetical nodes, that of the recipe's container. `online`: as `model_config` has it."""
+    None: they are this machine, or like it. `online`: as `model_config` has it."""
     recipe = loaded.recipe
-    if python is None:
-        inside = recipe.container if nodes is None else None
-        python = sys.executable if inside is None else inside.python
+    # Of hypothetical nodes; others name their interpreter themselves.
+    inside = recipe.container if nodes is None else None
+    python = sys.executable if inside is None else inside.python
     if versions is None:
         versions = read_versions(recipe.engine.python, missing_ok=nodes is None)
     with located(loaded):

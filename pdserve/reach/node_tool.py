@@ -47,7 +47,9 @@ async def run_tool(
         async with asyncio.timeout(seconds):
             while (ended := child.poll()) is None:
                 try:
-                    ended = await asyncio.wait_for(child.wait(), _LOOK_SECONDS)
+                    # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
+                    async with asyncio.timeout(_LOOK_SECONDS):
+                        ended = await child.wait()
                     break
                 except TimeoutError:
                     if watch is not None:

@@ -149,12 +149,15 @@ class Child:
             send(self.identity, signal.SIGTERM)
             send(self.identity, signal.SIGCONT)  # a stopped process cannot act on TERM
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wait(), max(0.0, deadline - time.monotonic()))
+                # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    await self.wait()
         orphan_grace = min(_ORPHAN_GRACE_SECONDS, grace)
         cgroups = () if self._cgroup is None else (self._cgroup,)
         forced = await stop_family(self.family, orphan_grace=orphan_grace, before_kill=before_kill, cgroups=cgroups)
         with contextlib.suppress(TimeoutError):  # one that cannot end, or that a debugger holds until that has seen it
-            await asyncio.wait_for(self.wait(), _EMPTY_SECONDS)
+            async with asyncio.timeout(_EMPTY_SECONDS):
+                await self.wait()
         if self._control is not None:
             self._control.close()
         if self._popen.stdin is not None:

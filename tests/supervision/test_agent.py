@@ -133,6 +133,7 @@ def test_alive_but_never_ready_is_late_with_diagnostics(tmp_path: Path) -> None:
             return late
 
     late = asyncio.run(scenario())
+    assert late.diagnostics is not None
     snapshot = (tmp_path / late.diagnostics).read_text()
     assert late.log_tail == ("thinking",)
     assert "nothing listens" in late.last_answer
