@@ -142,15 +142,23 @@ class DeploymentSnapshot(Frozen):
     proxy: Counts = Counts()
 
 
+UNREAD = Counts(error="it was not read")
+
+
 def growth(before: Counts, after: Counts) -> dict[str, float]:
-    """What was counted in between. A counter that appears in between began at 0."""
+    """What was counted in between; nothing unless both could be read. A counter that appears in between began at 0."""
+    if before.error or after.error:
+        return {}
     return {name: value - before.values.get(name, 0.0) for name, value in after.values.items()}
 
 
 def grown(before: Mapping[str, Counts], after: Mapping[str, Counts], names: Iterable[str]) -> dict[str, float]:
-    """Of several processes together."""
+    """Of several processes together; nothing when one could not be read, for what it has counted is not known."""
     together: dict[str, float] = {}
     for name in names:
-        for counter, value in growth(before.get(name, Counts()), after.get(name, Counts())).items():
+        first, last = before.get(name, UNREAD), after.get(name, UNREAD)
+        if first.error or last.error:
+            return {}
+        for counter, value in growth(first, last).items():
             together[counter] = together.get(counter, 0.0) + value
     return together

@@ -49,6 +49,21 @@ def having(**fields: Any) -> Change:
     return lambda evidence: replace(evidence, **fields)
 
 
+def unread(process: str) -> Change:
+    """The process did not answer before the first request, and had counted much until then."""
+    slow = Counts(error="no answer within 3 s")
+
+    def change(evidence: Evidence) -> Evidence:
+        before = evidence.before
+        if process == "proxy":
+            return replace(evidence, before=before.model_copy(update={"proxy": slow}))
+        field = "engines" if process in before.engines else "caches"
+        parts = {**getattr(before, field), process: slow}
+        return replace(evidence, before=before.model_copy(update={field: parts}))
+
+    return change
+
+
 def event(kind: str) -> Change:
     return having(events=({"event": kind, "name": "decode-0", "at": 1.0},))
 
@@ -146,6 +161,14 @@ CLOSE: list[tuple[str, Change]] = [
 UNKNOWN: list[tuple[str, Change, str]] = [
     ("decode-computed", after(engines={}), "decode-0 could not be read"),
     ("transfers", after(engines={}), "could not be read"),
+    ("cache", unread("lmcache-0"), "or could not be read"),
+    ("cache", unread("prefill-0"), "the metrics of prefill-0 could not be read (no answer within 3 s)"),
+    ("other-traffic", unread("proxy"), "the proxy does not count requests (no answer within 3 s)"),
+    (
+        "decode-computed",
+        both(having(plan=plan(conditional=2000)), unread("proxy"), count("decode-0", computed=3.0 + TOKENS)),
+        "what the proxy sent to decode alone is not known (no answer within 3 s)",
+    ),
     ("client-cpu", having(client=CpuUse()), "could not be measured"),
     ("other-traffic", after(proxy=Counts(error="it is vllm-router")), "it is vllm-router"),
     ("cache", after(caches={}), "LMCache reports nothing"),
@@ -182,6 +205,16 @@ def test_what_could_not_be_checked_is_neither(check: str, change: Change, text: 
     assert text in answer.text
     verdict = judge(change(healthy()))
     assert check in {reason.check for reason in verdict.unchecked}
+
+
+def test_what_was_counted_since_an_unread_page_is_not_known() -> None:
+    assert unread("prefill-0")(healthy()).engines("prefill") == {}
+    assert unread("prefill-0")(healthy()).engines("prefill", "decode") == {}
+    assert unread("prefill-0")(healthy()).engines("decode") == {"computed": 0.0, "received": TOKENS}
+
+
+def test_a_counter_that_appears_on_a_page_that_was_read_began_at_zero() -> None:
+    assert count("decode-0", pulls_failed=2.0)(healthy()).engines("prefill", "decode")["pulls_failed"] == 2.0
 
 
 def test_every_check_has_a_case() -> None:
