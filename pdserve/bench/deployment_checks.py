@@ -118,10 +118,9 @@ def deployment_changed(evidence: Evidence) -> Answer:
 
 def other_traffic(evidence: Evidence) -> Answer:
     """What others sent is in our counters and took time of the engines."""
-    counted = evidence.proxy()
-    if "completions" not in counted and "chats" not in counted:
+    answered = evidence.proxy().get("requests")
+    if answered is None:
         return Unknown("the proxy does not count requests" + _why(_unread_proxy(evidence)))
-    answered = counted.get("completions", 0) + counted.get("chats", 0)
     if answered <= len(evidence.records):
         return None
     return Invalid(f"the proxy answered {answered:.0f} requests, and the client sent {len(evidence.records)}")

@@ -89,8 +89,7 @@ def _proxy(name: str, title: str, **where: str) -> Counter:
 
 
 PROXY: Mapping[str, Counter] = {
-    "completions": _proxy("requests_total", "requests of /v1/completions", path="/v1/completions"),
-    "chats": _proxy("requests_total", "requests of /v1/chat/completions", path="/v1/chat/completions"),
+    "requests": _proxy("requests_total", "requests, of every path"),
     "failovers": _proxy("failovers_total", "attempts on another worker"),
     "stream_errors": _proxy("stream_errors_total", "streams that ended with an error"),
     "worker_errors": _proxy("errors_total", "requests that failed by a worker", blame="worker"),

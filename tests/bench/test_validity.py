@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,11 @@ import pytest
 
 from pdserve.bench.answers import Invalid, Unknown
 from pdserve.bench.evidence import CpuUse, Evidence
-from pdserve.bench.snapshot import Clocks, Counts
+from pdserve.bench.snapshot import PROXY, Clocks, Counts, counts
 from pdserve.bench.validity import CHECKS, judge
 from pdserve.bench.workload import Load, Workload
+from pdserve.observe.engine_metrics import samples_of
+from pdserve.pd.telemetry.metrics import Metrics
 from tests.bench.evidence import INPUT, OUTPUT, REQUESTS, TOKENS, counted, healthy, plan, record, with_connector
 
 Change = Callable[[Evidence], Evidence]
@@ -62,6 +64,25 @@ def unread(process: str) -> Change:
         return replace(evidence, before=before.model_copy(update={field: parts}))
 
     return change
+
+
+def page_of_proxy(answered: Mapping[str, int]) -> Change:
+    """The proxy has answered so many requests of each path since the first reading, by its own page."""
+    metrics = Metrics()
+
+    def reading() -> Counts:
+        return counts(samples_of(metrics.page().decode()), PROXY)
+
+    metrics.count("requests", ("/v1/chat/completions", "200"), 7)
+    before = reading()
+    for path, requests in answered.items():
+        metrics.count("requests", (path, "200"), requests)
+    after_all = reading()
+    return lambda evidence: replace(
+        evidence,
+        before=evidence.before.model_copy(update={"proxy": before}),
+        after=evidence.after.model_copy(update={"proxy": after_all}),
+    )
 
 
 def event(kind: str) -> Change:
@@ -131,8 +152,9 @@ CASES: list[tuple[str, Change, str]] = [
     ("clock", after(clocks=Clocks(wall=160.0, monotonic=100.0, boot=160.0)), "suspended for 60.0 s"),
     ("deployment", after(run_id="run-2"), "another run serves now: run-2"),
     ("deployment", after(plan="other"), "another plan"),
-    ("other-traffic", count("proxy", completions=7.0 + REQUESTS + 1), "answered 21 requests, and the client sent 20"),
-    ("other-traffic", count("proxy", chats=1.0), "answered 21"),
+    ("other-traffic", count("proxy", requests=7.0 + REQUESTS + 1), "answered 21 requests, and the client sent 20"),
+    ("other-traffic", page_of_proxy({"/v1/completions": REQUESTS, "/v1/responses": 1}), "answered 21"),
+    ("other-traffic", page_of_proxy({"/v1/completions": REQUESTS, "/v1/embeddings": 5}), "answered 25"),
 ]
 
 CLOSE: list[tuple[str, Change]] = [
@@ -152,6 +174,7 @@ CLOSE: list[tuple[str, Change]] = [
     ("cache", both(count("lmcache-0", written=5.0), having(plan=plan(lmcache=False)))),
     ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=7.0)),
     ("cache", tier("OffloadingConnector", offload_bytes=1.0)),
+    ("other-traffic", page_of_proxy({"/v1/completions": REQUESTS})),
     ("processes", event("ready")),
     ("client-cpu", having(client=CpuUse(used=0.5, wanted=0.89))),
     ("rate", at_rate(4.0, every=0.3)),
