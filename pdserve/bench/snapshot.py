@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -20,9 +21,9 @@ class Counter:
     where: Mapping[str, str] = field(default_factory=dict)
 
     def total(self, samples: Iterable[Sample]) -> float | None:
-        """None: it is not reported."""
+        """None: it is not reported, or is no number."""
         values = [s.value for s in samples if s.name == self.metric and self.where.items() <= s.labels.items()]
-        return sum(values) if values else None
+        return sum(values) if values and all(map(math.isfinite, values)) else None
 
 
 def _effect(patch: str, effect: str, title: str) -> Counter:

@@ -10,7 +10,7 @@ import pytest
 
 from pdserve.bench.answers import Invalid, Unknown
 from pdserve.bench.evidence import CpuUse, Evidence
-from pdserve.bench.snapshot import PROXY, Clocks, Counts, counts
+from pdserve.bench.snapshot import ENGINE, PROXY, Clocks, Counts, counts
 from pdserve.bench.validity import CHECKS, judge
 from pdserve.bench.workload import Load, Workload
 from pdserve.observe.engine_metrics import samples_of
@@ -234,6 +234,11 @@ def test_what_was_counted_since_an_unread_page_is_not_known() -> None:
     assert unread("prefill-0")(healthy()).engines("prefill") == {}
     assert unread("prefill-0")(healthy()).engines("prefill", "decode") == {}
     assert unread("prefill-0")(healthy()).engines("decode") == {"computed": 0.0, "received": TOKENS}
+
+
+def test_a_counter_that_is_no_number_is_not_reported() -> None:
+    page = samples_of("vllm:generation_tokens_total NaN\nvllm:num_preemptions_total 2\n")
+    assert counts(page, ENGINE).values == {"preemptions": 2.0}
 
 
 def test_a_counter_that_appears_on_a_page_that_was_read_began_at_zero() -> None:
