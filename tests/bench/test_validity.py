@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -107,6 +109,11 @@ def at_rate(rate: float, every: float) -> Change:
     )
 
 
+def of_aiperf(evidence: Evidence) -> Evidence:
+    """By AIPerf, whose arrivals are as random as a Poisson process."""
+    return replace(evidence, workload=evidence.workload.model_copy(update={"client": "aiperf"}))
+
+
 def tier(class_name: str, **values: float) -> Change:
     """Mode aggregated, with a cache tier of an engine's own."""
 
@@ -147,6 +154,7 @@ CASES: list[tuple[str, Change, str]] = [
     ("processes", after(phase="degraded"), "the deployment is degraded"),
     ("client-cpu", having(client=CpuUse(used=0.5, wanted=0.9)), "during 90% of the time"),
     ("rate", at_rate(4.0, every=0.5), "9.5 s to send what 4 requests/s would have sent in 5.0 s"),
+    ("rate", both(at_rate(4.0, every=0.6), of_aiperf), "11.4 s to send what 4 requests/s would have sent in 5.0 s"),
     ("clock", after(clocks=Clocks(wall=103.0, monotonic=100.0, boot=100.0)), "was set by +3.0 s"),
     ("clock", after(clocks=Clocks(wall=97.0, monotonic=100.0, boot=100.0)), "was set by -3.0 s"),
     ("clock", after(clocks=Clocks(wall=160.0, monotonic=100.0, boot=160.0)), "suspended for 60.0 s"),
@@ -178,6 +186,7 @@ CLOSE: list[tuple[str, Change]] = [
     ("processes", event("ready")),
     ("client-cpu", having(client=CpuUse(used=0.5, wanted=0.89))),
     ("rate", at_rate(4.0, every=0.3)),
+    ("rate", both(at_rate(4.0, every=0.5), of_aiperf)),
     ("clock", after(clocks=Clocks(wall=100.4, monotonic=100.0, boot=100.0))),
 ]
 
@@ -243,6 +252,17 @@ def test_a_counter_that_is_no_number_is_not_reported() -> None:
 
 def test_a_counter_that_appears_on_a_page_that_was_read_began_at_zero() -> None:
     assert count("decode-0", pulls_failed=2.0)(healthy()).engines("prefill", "decode")["pulls_failed"] == 2.0
+
+
+def test_arrivals_of_a_poisson_process_are_not_late() -> None:
+    draw = random.Random(0)
+    late = 0
+    for _ in range(500):
+        gaps = [draw.expovariate(4.0) for _ in range(REQUESTS)]
+        records = tuple(record(started=at) for at in itertools.accumulate(gaps))
+        evidence = of_aiperf(healthy(load=Load(requests=REQUESTS, rate=4.0), records=records))
+        late += CHECKS["rate"](evidence) is not None
+    assert late <= 1
 
 
 def test_every_check_has_a_case() -> None:
