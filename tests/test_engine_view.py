@@ -14,6 +14,7 @@ from pdserve.observe.engine_metrics import (
     EngineSnapshot,
     LmcacheSnapshot,
     SaltUse,
+    StoreUse,
     engine_snapshot,
     lmcache_salt_use,
     lmcache_snapshot,
@@ -98,6 +99,20 @@ def test_what_an_engine_does_not_report_is_unknown_not_zero() -> None:
     assert (silent.unfinished, silent.received_tokens, silent.prefix_hit_rate) == (None, None, None)
 
 
+@pytest.mark.parametrize("number", ["NaN", "+Inf"])
+def test_what_is_no_number_is_unknown(number: str) -> None:
+    page = (
+        f"vllm:num_requests_running {number}\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc {number}\n"
+        f'vllm:prompt_tokens_by_source_total{{source="local_compute"}} {number}\n'
+        f'vllm:mooncake_store_operation_keys_total{{operation="save_put"}} {number}\n'
+    )
+    seen = engine(page)
+    assert (seen.running, seen.waiting, seen.kv_cache_usage, seen.prompt_tokens) == (None, 2, None, None)
+    assert seen.store == StoreUse(stored=0, failed=0, loaded=0)
+    refused = f'pdserve_proxy_admission_rejections_total{{pool="decode",reason="full"}} {number}\n'
+    assert ask(proxy_snapshot, {"/metrics": refused}).rejected == {}
+
+
 def test_an_engine_that_was_never_asked_has_no_hit_rate() -> None:
     fresh = engine("vllm:prefix_cache_queries_total 0.0\nvllm:prefix_cache_hits_total 0.0\n")
     assert fresh.prefix_queries == 0
@@ -113,7 +128,12 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(
-    ("failure", "message"), [*FAILURES, pytest.param("vllm:{{{", "unreadable answer", id="garbage")]
+    ("failure", "message"),
+    [
+        *FAILURES,
+        pytest.param("vllm:{{{", "unreadable answer", id="garbage"),
+        pytest.param('a_total{x="y",\t="w"} 1.0\n', "unreadable answer: no metrics", id="label-without-a-name"),
+    ],
 )
 def test_an_unreadable_engine_is_reported_with_its_error(failure: str | int | Exception, message: str) -> None:
     dead = engine(failure)
@@ -158,6 +178,7 @@ def test_a_cache_without_metrics_still_has_a_status() -> None:
         pytest.param("<html>", "unreadable answer", id="no-json"),
         pytest.param("{}", "unreadable answer: 'storage_manager'", id="other-json"),
         pytest.param("[]", "unreadable answer", id="list"),
+        pytest.param(recorded("lmcache-0.5.6-status.json").replace("9437184", "1e999"), "unreadable answer", id="size"),
     ],
 )
 def test_an_unreadable_cache_is_reported_with_its_error(failure: str | int | Exception, message: str) -> None:

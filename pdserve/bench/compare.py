@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pdserve.bench.figures import Figures, Spread
 from pdserve.bench.result import BenchResult, Measurement, Provenance
+from pdserve.bench.student import quantile
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import StateError
 from pdserve.plan.frozen import Frozen
@@ -16,13 +17,6 @@ from pdserve.recipe.load.yaml12 import flow, parse
 
 Judgement = Literal["real", "within noise", "not judged"]
 
-_T = (
-    *(63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169),
-    *(3.106, 3.055, 3.012, 2.977, 2.947, 2.921, 2.898, 2.878, 2.861, 2.845),
-    *(2.831, 2.819, 2.807, 2.797, 2.787, 2.779, 2.771, 2.763, 2.756, 2.750),
-)
-"""Student's t for 99 % on both sides, by degrees of freedom from 1 on. 99 and not 95: a comparison judges dozens of
-figures, and of those that are equal 1 in 20 would be called different."""
 _TITLES = {"git_revision": "commit of pdserve"}
 """Of what versions.json calls otherwise."""
 _HOW = ("warmup", "max_failed", "session_header", "trace_block")
@@ -144,8 +138,7 @@ def judged(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, Judgem
     else:
         # Welch and Satterthwaite: the two sides may spread differently.
         below = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (a, b), strict=True))
-        freedom = max(1, math.floor(sum(parts) ** 2 / below))
-        noise = _T[min(freedom, len(_T)) - 1] * math.sqrt(sum(parts))
+        noise = quantile(sum(parts) ** 2 / below) * math.sqrt(sum(parts))
     differ = abs(statistics.fmean(b) - statistics.fmean(a)) > noise
     return noise, "real" if differ else "within noise"
 

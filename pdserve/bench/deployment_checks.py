@@ -36,6 +36,8 @@ def decode_computed(evidence: Evidence) -> Answer:
         return Unknown("the decode engines do not count where the tokens of their prompts came from")
     allowed: float = RECOMPUTED * len(evidence.records)
     if evidence.plan.proxy.routing.conditional is not None:
+        if computed > allowed and (unread := _unread_proxy(evidence)):
+            return Unknown(f"what the proxy sent to decode alone is not known{_why(unread)}")
         alone = evidence.proxy().get("single_engine", 0)
         allowed += alone * evidence.longest_prompt * (1 + PROMPT_TOLERANCE)
     if computed <= allowed:
@@ -63,13 +65,16 @@ def transfers_failed(evidence: Evidence) -> Answer:
 
 def cache_stored_nothing(evidence: Evidence) -> Answer:
     """Prompts that were computed and have a whole chunk must be stored by every tier that the recipe turns on."""
+    tiers = _tiers(evidence)
+    if tiers and (missing := _silent(evidence, "prefill", "aggregated")):
+        return missing
     computed = evidence.engines("prefill", "aggregated").get("computed")
     if computed is None:
-        return Unknown("the engines do not count which prompt tokens they computed") if _tiers(evidence) else None
-    for tier, (stored, chunk) in _tiers(evidence).items():
+        return Unknown("the engines do not count which prompt tokens they computed") if tiers else None
+    for tier, (stored, chunk) in tiers.items():
         whole = computed >= chunk and evidence.longest_prompt >= chunk
         if stored is None and whole:
-            return Unknown(f"{tier} reports nothing of what it stored")
+            return Unknown(f"{tier} reports nothing of what it stored, or could not be read")
         if stored == 0 and whole:
             return Invalid(f"{tier} is on and stored nothing, while {computed:.0f} prompt tokens were computed")
     return None
@@ -113,10 +118,9 @@ def deployment_changed(evidence: Evidence) -> Answer:
 
 def other_traffic(evidence: Evidence) -> Answer:
     """What others sent is in our counters and took time of the engines."""
-    counted = evidence.proxy()
-    if "completions" not in counted and "chats" not in counted:
-        return Unknown("the proxy does not count requests" + _why(evidence.after.proxy.error))
-    answered = counted.get("completions", 0) + counted.get("chats", 0)
+    answered = evidence.proxy().get("requests")
+    if answered is None:
+        return Unknown("the proxy does not count requests" + _why(_unread_proxy(evidence)))
     if answered <= len(evidence.records):
         return None
     return Invalid(f"the proxy answered {answered:.0f} requests, and the client sent {len(evidence.records)}")
@@ -158,6 +162,11 @@ def _silent(evidence: Evidence, *roles: str) -> Unknown | None:
                 why = snapshot.engines[name].error if name in snapshot.engines else ""
                 return Unknown(f"the metrics of {name} could not be read{_why(why)}")
     return None
+
+
+def _unread_proxy(evidence: Evidence) -> str:
+    """Why the proxy could not be read; empty: it was, both times."""
+    return evidence.before.proxy.error or evidence.after.proxy.error
 
 
 def _why(error: str) -> str:

@@ -55,16 +55,24 @@ class Looker:
         )
 
     async def settled(self) -> DeploymentSnapshot:
-        """The first of two equal readings; the last, if the counters do not come to rest."""
+        """The second of two equal readings in which all could be read; the last, if there are none. Where something
+        has died there is nothing to wait for."""
         until = time.monotonic() + _SETTLE_SECONDS
         before = await self.snapshot()
         while time.monotonic() < until:
             await asyncio.sleep(_LOOK_SECONDS)
             after = await self.snapshot()
-            if (before.engines, before.caches, before.proxy) == (after.engines, after.caches, after.proxy):
+            if _counted(before) == _counted(after) and (self._whole(after) or after.phase != "ready"):
                 return after
             before = after
         return before
+
+    def _whole(self, snapshot: DeploymentSnapshot) -> bool:
+        """Whether everything could be read that this deployment counts."""
+        parts = [*snapshot.engines.values(), *snapshot.caches.values()]
+        if self._plan.proxy_kind == "pdserve":
+            parts.append(snapshot.proxy)
+        return not any(part.error for part in parts)
 
     async def snapshots(self) -> list[EngineSnapshot]:
         """Of the engines' gauges."""
@@ -75,6 +83,10 @@ class Looker:
         if self._plan.proxy_kind != "pdserve":
             return Counts(error="it is vllm-router, whose counters have other names")
         return counts(await read_metrics(self._plan.proxy_url, self._client), PROXY)
+
+
+def _counted(snapshot: DeploymentSnapshot) -> tuple[object, ...]:
+    return snapshot.engines, snapshot.caches, snapshot.proxy
 
 
 def clocks() -> Clocks:

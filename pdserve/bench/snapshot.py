@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -20,9 +21,9 @@ class Counter:
     where: Mapping[str, str] = field(default_factory=dict)
 
     def total(self, samples: Iterable[Sample]) -> float | None:
-        """None: it is not reported."""
+        """None: it is not reported, or is no number."""
         values = [s.value for s in samples if s.name == self.metric and self.where.items() <= s.labels.items()]
-        return sum(values) if values else None
+        return sum(values) if values and all(map(math.isfinite, values)) else None
 
 
 def _effect(patch: str, effect: str, title: str) -> Counter:
@@ -89,8 +90,7 @@ def _proxy(name: str, title: str, **where: str) -> Counter:
 
 
 PROXY: Mapping[str, Counter] = {
-    "completions": _proxy("requests_total", "requests of /v1/completions", path="/v1/completions"),
-    "chats": _proxy("requests_total", "requests of /v1/chat/completions", path="/v1/chat/completions"),
+    "requests": _proxy("requests_total", "requests, of every path"),
     "failovers": _proxy("failovers_total", "attempts on another worker"),
     "stream_errors": _proxy("stream_errors_total", "streams that ended with an error"),
     "worker_errors": _proxy("errors_total", "requests that failed by a worker", blame="worker"),
@@ -142,15 +142,23 @@ class DeploymentSnapshot(Frozen):
     proxy: Counts = Counts()
 
 
+UNREAD = Counts(error="it was not read")
+
+
 def growth(before: Counts, after: Counts) -> dict[str, float]:
-    """What was counted in between. A counter that appears in between began at 0."""
+    """What was counted in between; nothing unless both could be read. A counter that appears in between began at 0."""
+    if before.error or after.error:
+        return {}
     return {name: value - before.values.get(name, 0.0) for name, value in after.values.items()}
 
 
 def grown(before: Mapping[str, Counts], after: Mapping[str, Counts], names: Iterable[str]) -> dict[str, float]:
-    """Of several processes together."""
+    """Of several processes together; nothing when one could not be read, for what it has counted is not known."""
     together: dict[str, float] = {}
     for name in names:
-        for counter, value in growth(before.get(name, Counts()), after.get(name, Counts())).items():
+        first, last = before.get(name, UNREAD), after.get(name, UNREAD)
+        if first.error or last.error:
+            return {}
+        for counter, value in growth(first, last).items():
             together[counter] = together.get(counter, 0.0) + value
     return together

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pdserve.doctor.diagnosis import Diagnosis, EvidenceLine
+from pdserve.doctor.engine_lines import of_a_rank
 from pdserve.doctor.log_facts import LogFacts
 from pdserve.doctor.records import RunRecords
 from pdserve.doctor.settings import filled, value_at
@@ -51,7 +52,8 @@ def kv_not_moved(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diag
     """A decode that computes its prompts itself: answers are right, and disaggregation does nothing."""
     for log in logs:
         loads = [load for load in log.loads if load.prompt_rate > 0 and load.external_hits is not None]
-        if log.role == "decode" and len(loads) >= _INTERVALS and not any(load.external_hits for load in loads):
+        long = len(of_a_rank(loads)) >= _INTERVALS
+        if log.role == "decode" and long and not any(load.external_hits for load in loads):
             yield Diagnosis(
                 "kv-not-moved",
                 (log.process,),
@@ -69,7 +71,9 @@ def _cached(records: RunRecords) -> set[str]:
 
 def _silent_cache(records: RunRecords, log: LogFacts) -> tuple[EvidenceLine, ...]:
     loads = [load for load in log.loads if load.prompt_rate > 0 and load.external_hits is not None]
-    if log.process not in _cached(records) or len(loads) < _INTERVALS or any(load.external_hits for load in loads):
+    if log.process not in _cached(records) or any(load.external_hits for load in loads):
+        return ()
+    if len(of_a_rank(loads)) < _INTERVALS:
         return ()
     if sum(load.prompt_rate for load in loads) * _INTERVAL_SECONDS < _TOKENS:
         return ()

@@ -4,7 +4,9 @@
         GPU KV cache usage: 97.1%, Prefix cache hit rate: 0.0%, External prefix cache hit rate: 99.8%
     KV Transfer metrics: Num successful transfers=3, ..., Throughput (MB/s)=812.5, ..., Num failed transfers=0
 
-Below a MultiConnector the second has a dictionary for each child:
+An engine with several data-parallel ranks writes both lines for each of them, the second without its rank; with
+--aggregate-engine-logging it writes one for all, which begins with `8 Engines Aggregated: `. Below a MultiConnector the
+second has a dictionary for each child:
 
     KV Transfer metrics: MooncakeConnector={'Num successful transfers': 3, ...}
 """
@@ -14,9 +16,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 _LOAD = re.compile(
-    r"Engine \d+: Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s.*?"
+    r"(?:Engine (?P<rank>\d+)|\d+ Engines Aggregated): Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s.*?"
     r"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs(?:, Deferred: (?P<deferred>\d+) reqs)?"
     r"(?:, KV fetch: \d+ waiting to start, (?P<fetching>\d+) in progress)?"
     r"(?:.*?Preemptions: (?P<preemptions>\d+))?"
@@ -32,6 +35,8 @@ class EngineLoad:
     """What an engine did in one interval."""
 
     text: str
+    rank: int | None
+    """Data-parallel; None: the line is of all of them."""
     prompt_rate: float
     """Prompt tokens a second."""
     running: int
@@ -52,11 +57,16 @@ class Transfers:
     """The KV that an engine moved in one interval, its connectors summed."""
 
     text: str
+    rank: int | None
+    """That of the figures before it."""
     done: int
     failed: int
     expired: int
     megabytes_a_second: float | None
     """Of the transfers that succeeded."""
+
+
+_Line = TypeVar("_Line", EngineLoad, Transfers)
 
 
 def loads(lines: Iterable[str]) -> Iterator[EngineLoad]:
@@ -66,6 +76,7 @@ def loads(lines: Iterable[str]) -> Iterator[EngineLoad]:
             external = match["external"]
             yield EngineLoad(
                 text=line,
+                rank=_rank(match),
                 prompt_rate=float(match["prompt"]),
                 running=int(match["running"]),
                 waiting=int(match["waiting"]) - int(match["fetching"] or match["deferred"] or 0),
@@ -77,9 +88,12 @@ def loads(lines: Iterable[str]) -> Iterator[EngineLoad]:
 
 def transfers(lines: Iterable[str]) -> Iterator[Transfers]:
     """Of every such line."""
+    rank = None
     for line in lines:
         _, mark, figures = line.partition(_TRANSFERS)
         if not mark:
+            if " KV cache usage: " in line and (match := _LOAD.search(line)):
+                rank = _rank(match)
             continue
         values: dict[str, float] = {}
         rates = []
@@ -90,8 +104,21 @@ def transfers(lines: Iterable[str]) -> Iterator[Transfers]:
                 rates.append(value)
         yield Transfers(
             text=line,
+            rank=rank,
             done=int(values.get("Num successful transfers", 0)),
             failed=int(values.get("Num failed transfers", 0) + values.get("Num failed recvs", 0)),
             expired=int(values.get("Num KV expired reqs", 0)),
             megabytes_a_second=min(rates, default=None),
         )
+
+
+def of_a_rank(lines: Iterable[_Line]) -> list[_Line]:
+    """Those of the rank that has the most: as many intervals have passed, however many ranks write a line in each."""
+    ranks: dict[int | None, list[_Line]] = {}
+    for line in lines:
+        ranks.setdefault(line.rank, []).append(line)
+    return max(ranks.values(), key=len, default=[])
+
+
+def _rank(match: re.Match[str]) -> int | None:
+    return None if match["rank"] is None else int(match["rank"])

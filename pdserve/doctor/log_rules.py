@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from pdserve.doctor.diagnosis import Diagnosis, EvidenceLine
+from pdserve.doctor.engine_lines import of_a_rank
 from pdserve.doctor.history import Event, events_of, evidence_of, number, text
 from pdserve.doctor.log_facts import LogFacts
 from pdserve.doctor.records import RunRecords
@@ -17,7 +18,7 @@ from pdserve.roles import is_engine
 _FULL = 0.95
 """KV use from which requests wait for blocks."""
 _INTERVALS = 3
-"""Of ten seconds: a shorter peak is no fault."""
+"""Of ten seconds, at one rank: a shorter peak is no fault."""
 _LIMITS = {
     "setup": "setup_seconds",
     "weights": "weights_seconds",
@@ -145,7 +146,7 @@ def preemptions(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagn
 def full_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
     """Requests that wait while the KV memory of their engine is full, and no preemption shows it."""
     for log in logs:
-        full = [load for load in log.loads if load.kv_usage >= _FULL and load.waiting]
+        full = of_a_rank(load for load in log.loads if load.kv_usage >= _FULL and load.waiting)
         if len(full) >= _INTERVALS and is_engine(log.role):
             yield Diagnosis(
                 "kv-memory-full",
@@ -163,7 +164,7 @@ def starved_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Dia
     for busy, idle in (("prefill", "decode"), ("decode", "prefill")):
         waiting = {log.process: [load for load in log.loads if load.waiting] for log in logs if log.role == busy}
         others = [load for log in logs if log.role == idle for load in log.loads]
-        queued = all(len(hits) >= _INTERVALS for hits in waiting.values())
+        queued = all(len(of_a_rank(hits)) >= _INTERVALS for hits in waiting.values())
         room = others and median(load.running for load in others) == 0 and not any(load.waiting for load in others)
         if not waiting or not queued or not room:
             continue
@@ -200,9 +201,9 @@ def slow_rails(_: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
     """An engine that moves KV at less than half the rate of the others of its role."""
     rates: dict[str, tuple[LogFacts, float]] = {}
     for log in logs:
-        measured = [each.megabytes_a_second for each in log.transfers if each.megabytes_a_second is not None]
-        if len(measured) >= _INTERVALS:
-            rates[log.process] = (log, median(measured))
+        measured = [each for each in log.transfers if each.megabytes_a_second is not None]
+        if len(of_a_rank(measured)) >= _INTERVALS:
+            rates[log.process] = (log, median(each.megabytes_a_second or 0.0 for each in measured))
     for name, (log, rate) in rates.items():
         others = [other for key, (peer, other) in rates.items() if key != name and peer.role == log.role]
         if others and rate < _SLOW * median(others):

@@ -29,6 +29,15 @@ and sum by (deployment, process) (rate(lmcache_mp_lookup_hit_tokens_total[1h]))
 """
 
 
+def _counted(by: str, metric: str, where: str = "") -> str:
+    """Whether a counter has grown in five minutes. A series that appears with its first event has no increase(): it is
+    what was not there five minutes ago, although its process was read then. A Prometheus that has just begun has not
+    read it, and takes no count of last week for an event."""
+    series = f"{metric}{where}"
+    appeared = f"({series} unless {series} offset 5m) and on (deployment, process) (up offset 5m == 1)"
+    return f"sum by ({by}) (increase({series}[5m])) > 0 or sum by ({by}) ({appeared}) > 0"
+
+
 @dataclass(frozen=True)
 class Alert:
     """One rule. Summary and fix may have Prometheus' `{{ $labels.NAME }}` and `{{ $value }}`."""
@@ -99,7 +108,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "PdserveStreamErrors",
         "proxy",
-        "sum by (deployment, worker) (increase(pdserve_proxy_stream_errors_total[5m])) > 0",
+        _counted("deployment, worker", "pdserve_proxy_stream_errors_total"),
         "0s",
         "warning",
         f"Streams from {_WORKER} ended with an error in the last five minutes.",
@@ -155,8 +164,11 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "MooncakePullsFail",
         "mooncake",
-        "sum by (deployment, process) "
-        '(increase(pdserve_patch_effects_total{patch="mooncake-pulls",effect=~"pulls-failed|peers-lost"}[5m])) > 0',
+        _counted(
+            "deployment, process",
+            "pdserve_patch_effects_total",
+            '{patch="mooncake-pulls",effect=~"pulls-failed|peers-lost"}',
+        ),
         "0s",
         "critical",
         f"KV transfers to {_PROCESS} failed in the last five minutes.",
@@ -165,7 +177,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "EngineOutOfSockets",
         "mooncake",
-        'sum by (deployment, process) (increase(pdserve_patch_effects_total{effect="out-of-sockets"}[5m])) > 0',
+        _counted("deployment, process", "pdserve_patch_effects_total", '{effect="out-of-sockets"}'),
         "0s",
         "critical",
         f"{_PROCESS} ran out of sockets or file descriptors: requests fail.",
@@ -174,7 +186,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "NixlTransfersFail",
         "nixl",
-        "sum by (deployment, process) (increase(vllm:nixl_num_failed_transfers_total[5m])) > 0",
+        _counted("deployment, process", "vllm:nixl_num_failed_transfers_total"),
         "0s",
         "critical",
         f"KV transfers to {_PROCESS} failed in the last five minutes.",
@@ -183,7 +195,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "NixlKvExpires",
         "nixl",
-        "sum by (deployment, process) (increase(vllm:nixl_num_kv_expired_reqs_total[5m])) > 0",
+        _counted("deployment, process", "vllm:nixl_num_kv_expired_reqs_total"),
         "0s",
         "warning",
         f"{_PROCESS} dropped KV that no decode had fetched in time.",

@@ -7,6 +7,7 @@ exception: `status` has to show it. Metric names as vLLM 0.32.0 and lmcache 0.5.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,7 @@ FAILED_TRANSFERS = (
     "vllm:mooncake_num_failed_recvs_total",
 )
 _L1 = "lmcache_mp_l1"
+_TOKENS = "vllm:prompt_tokens_by_source_total"
 _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
 Page = list[Sample] | str
@@ -149,11 +151,6 @@ def engine_figures(url: str, samples: Page) -> EngineSnapshot:
     """From the /metrics of an engine."""
     if isinstance(samples, str):
         return EngineSnapshot(url, error=samples)
-    sources: dict[str, int] = {}
-    for sample in samples:
-        if sample.name == "vllm:prompt_tokens_by_source_total":
-            source = sample.labels.get("source", "")
-            sources[source] = sources.get(source, 0) + int(sample.value)
     return EngineSnapshot(
         url=url,
         running=total(samples, "vllm:num_requests_running"),
@@ -163,12 +160,18 @@ def engine_figures(url: str, samples: Page) -> EngineSnapshot:
         prefix_hits=total(samples, "vllm:prefix_cache_hits_total"),
         external_queries=total(samples, "vllm:external_prefix_cache_queries_total"),
         external_hits=total(samples, "vllm:external_prefix_cache_hits_total"),
-        prompt_tokens={name: sources.get(name, 0) for name in _SOURCES} if sources else None,
+        prompt_tokens=_by_source(samples),
         block_size=_block_size(samples),
         store=_store_use(samples),
         preemptions=total(samples, "vllm:num_preemptions_total"),
         failed_transfers=_sum_of(samples, FAILED_TRANSFERS),
     )
+
+
+def _by_source(samples: list[Sample]) -> dict[str, int] | None:
+    if total(samples, _TOKENS) is None:
+        return None
+    return {name: total((s for s in samples if s.labels.get("source") == name), _TOKENS) or 0 for name in _SOURCES}
 
 
 def _sum_of(samples: list[Sample], names: Iterable[str]) -> int | None:
@@ -189,7 +192,7 @@ def _store_use(samples: Iterable[Sample]) -> StoreUse | None:
     failures = [sample for sample in samples if sample.name == f"{_STORE}_failed_keys_total"]
 
     def count(of: Iterable[Sample], operation: str) -> int:
-        return int(sum(sample.value for sample in of if sample.labels.get("operation") == operation))
+        return sum(int(s.value) for s in of if s.labels.get("operation") == operation and math.isfinite(s.value))
 
     not_stored, not_loaded = count(failures, "save_put"), count(failures, "load_get")
     return StoreUse(
@@ -215,7 +218,7 @@ async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheS
             bytes_total=int(l1["memory_total_bytes"]),
             read_locked=l1.get("read_locked_count"),
         )
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, OverflowError) as error:
         return LmcacheSnapshot(http_url, error=_why(error))
     samples = await read_metrics(http_url, client)
     return snapshot if isinstance(samples, str) else _with_lookups(snapshot, samples)
@@ -271,7 +274,10 @@ async def read_metrics(url: str, client: httpx.AsyncClient) -> Page:
 
 def samples_of(text: str) -> list[Sample]:
     """Of the text of /metrics. Raises ValueError when it is something else."""
-    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    try:
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except IndexError as error:  # of the parser, for example where a label has no name
+        raise ValueError(f"no metrics: {error}") from error
 
 
 def _why(error: Exception) -> str:
@@ -287,14 +293,15 @@ def _why(error: Exception) -> str:
 
 
 def total(samples: Iterable[Sample], name: str) -> int | None:
-    """The sum of a metric's samples; None without any."""
+    """The sum of a metric's samples; None without any, or where one is no number."""
     value = _fold(samples, name, sum)
     return None if value is None else int(value)
 
 
 def _fold(samples: Iterable[Sample], name: str, fold: Callable[[list[float]], float]) -> float | None:
+    """None without samples. Nothing is known where one is NaN or infinite."""
     values = [sample.value for sample in samples if sample.name == name]
-    return fold(values) if values else None
+    return fold(values) if values and all(map(math.isfinite, values)) else None
 
 
 def _rate(part: int | None, whole: int | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import httpx
@@ -33,7 +34,7 @@ async def proxy_snapshot(url: str, client: httpx.AsyncClient) -> ProxySnapshot:
     not_ready = []
     for sample in samples:
         pool = sample.labels.get("pool", "")
-        if sample.name == f"{_PREFIX}admission_rejections_total":
+        if sample.name == f"{_PREFIX}admission_rejections_total" and math.isfinite(sample.value):
             rejected[pool] = rejected.get(pool, 0) + int(sample.value)
         elif sample.name == f"{_PREFIX}worker_ready" and not sample.value:
             not_ready.append(sample.labels.get("worker", ""))

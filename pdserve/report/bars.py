@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pdserve.bench.compare import asked_of
 from pdserve.bench.result import Measurement
 from pdserve.report.drawing import COLOURS, INK, SMALL, WRONG, Picture, counted, escaped, finished, new_axes
 from pdserve.report.rows import ReportRow
@@ -69,10 +70,13 @@ def bars_of(
     groups: dict[tuple[str, str, int | None], list[ReportRow]] = {}
     for row in rows:
         if row.measurement is not None and row.answered:
-            group = (row.series, row.load.title, None if row.valid else row.repeat)
+            group = (row.series, asked_of(row.load), None if row.valid else row.repeat)
             groups.setdefault(group, []).append(row)
+    asked = {(series, some[0].load.title, load) for (series, load, _), some in groups.items()}
     bars = []
     for (series, load, wrong), some in groups.items():
+        title = some[0].load.title
+        alone = sum((series, title) == each[:2] for each in asked) == 1
         what = f"{len(some)} repeats" if len(some) > 1 else "1 repeat"
         if wrong is not None:
             what = f"repeat {wrong + 1}"
@@ -80,7 +84,7 @@ def bars_of(
         bars.append(
             Bar(
                 names[series],
-                f"{load}, {what}",
+                f"{title if alone else load}, {what}",
                 wrong is None,
                 _means([parts(row.measurement) for row in some if row.measurement is not None]),
                 _mean(marks),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdserve.bench.compare import asked_of
 from pdserve.bench.result import Measurement
 from pdserve.report.drawing import COLOURS, INK, MARKS, SMALL, WRONG, Picture, counted, escaped, finished, new_axes
 from pdserve.report.rows import ReportRow
@@ -23,12 +24,20 @@ class Curve:
     """Of a series: the repeats of each load, and what does not count."""
 
     loads: dict[str, list[Spot]] = field(default_factory=dict)
-    """By what a reader calls the load, in its order."""
+    """By what was asked for, in its order."""
+    short: dict[str, str] = field(default_factory=dict)
+    """What a reader calls each of them."""
     wrong: list[Spot] = field(default_factory=list)
 
     @property
     def means(self) -> dict[str, Spot]:
+        """By what was asked for."""
         return {name: (_mean(s[0] for s in spots), _mean(s[1] for s in spots)) for name, spots in self.loads.items()}
+
+    def name(self, asked: str) -> str:
+        """Short where no other load of the curve has that name."""
+        short = self.short[asked]
+        return short if list(self.short.values()).count(short) == 1 else asked
 
 
 def pareto(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture | None:
@@ -93,7 +102,9 @@ def curves_of(rows: Sequence[ReportRow], x: Read, y: Read) -> dict[str, Curve]:
             continue
         curve = curves.setdefault(row.series, Curve())
         if row.valid:
-            curve.loads.setdefault(_short_load(row), []).append((at, value))
+            asked = asked_of(row.load)
+            curve.loads.setdefault(asked, []).append((at, value))
+            curve.short[asked] = _short_load(row)
         else:
             curve.wrong.append((at, value))
     return curves
@@ -124,7 +135,14 @@ def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], best
                 # Away from the curves: what is on the front has nothing above it to the right.
                 place, side = ((5, 4), "left") if spot in (best or ()) else ((-5, -10), "right")
                 axes.annotate(
-                    load, spot, place, textcoords="offset points", ha=side, fontsize=SMALL, color=colour, zorder=5
+                    curve.name(load),
+                    spot,
+                    place,
+                    textcoords="offset points",
+                    ha=side,
+                    fontsize=SMALL,
+                    color=colour,
+                    zorder=5,
                 )
         if curve.wrong:
             axes.scatter(*zip(*curve.wrong, strict=True), color=WRONG, marker="x", s=50, linewidths=2, zorder=4)

@@ -11,6 +11,7 @@ from pdserve.bench.stored import EVENTS, RESULT, read_result
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import StateError
+from pdserve.report.sources import ReportedResult, told_apart
 from pdserve.report.stages import theoretical_hit
 from pdserve.report.timeline import MeasuredSpan, Timeline, timeline
 from pdserve.run import history
@@ -76,36 +77,14 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
     results: list[tuple[str, BenchResult]] = []
     rows: list[ReportRow] = []
     runs: list[KeptRun] = []
-    for folder in folders:
-        if has_result(folder):
-            result = read_result(folder, str(folder))
-            series = f"{result.provenance.deployment} {folder.name}"
-            results.append((series, result))
-            rows += rows_of(series, result, None)
-            runs.append(KeptRun(result.provenance.run_id, folder / EVENTS, series))
-            continue
-        _check_folder(folder)
-        records = records_in(folder)
-        if not records:
-            raise StateError(
-                "there is neither a sweep nor a benchmark here",
-                where=str(folder),
-                cause=f"it has no {RESULT} and no points that are over",
-                todo="give the folder that `pdserve sweep` or `pdserve bench` has printed",
-            )
-        varied = _varied(records.values())
-        # In the order in which they were measured: the name of a run begins with its time.
-        for place, record in sorted(records.items(), key=lambda item: item[1].run_id or "~"):
-            series = ", ".join(f"{key}={value}" for key, value in record.settings if key in varied) or folder.name
-            if record.run_id is not None:
-                runs.append(KeptRun(record.run_id, SweepFolder(folder).events(record.run_id), series))
-            if record.result is None:
-                rows.append(_unmeasured(series, record))
-                continue
-            there = place / record.result
-            result = read_result(there, str(there))
-            results.append((series, result))
-            rows += rows_of(series, result, record)
+    for source in told_apart([source for folder in folders for source in _sources(folder)]):
+        if source.run_id is not None and source.events is not None:
+            runs.append(KeptRun(source.run_id, source.events, source.series))
+        if source.result is not None:
+            results.append((source.series, source.result))
+            rows += rows_of(source.series, source.result, source.record)
+        elif source.record is not None:
+            rows.append(_unmeasured(source.series, source.record))
     # Curves of different prompts are different curves.
     works = {row.workload.title for row in rows}
     if len(works) > 1:
@@ -114,6 +93,33 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
     rows = _sorted(rows)
     provenance = tuple((series, result.provenance) for series, result in results)
     return ReportContents(provenance, tuple(rows), tuple(_timelines(runs, rows)))
+
+
+def _sources(folder: Path) -> Iterator[ReportedResult]:
+    """In the order in which they were measured: the name of a run begins with its time."""
+    if has_result(folder):
+        result = read_result(folder, str(folder))
+        series = f"{result.provenance.deployment} {folder.name}"
+        loads = tuple(each.load for each in result.measurements)
+        run_id, events = result.provenance.run_id, folder / EVENTS
+        yield ReportedResult(series, folder, "", result.workload, loads, result, None, run_id, events)
+        return
+    _check_folder(folder)
+    records = records_in(folder)
+    if not records:
+        raise StateError(
+            "there is neither a sweep nor a benchmark here",
+            where=str(folder),
+            cause=f"it has no {RESULT} and no points that are over",
+            todo="give the folder that `pdserve sweep` or `pdserve bench` has printed",
+        )
+    varied = _varied(records.values())
+    for place, record in sorted(records.items(), key=lambda item: item[1].run_id or "~"):
+        series = ", ".join(f"{key}={value}" for key, value in record.settings if key in varied) or folder.name
+        measured = None if record.result is None else read_result(place / record.result, str(place / record.result))
+        kept = None if record.run_id is None else SweepFolder(folder).events(record.run_id)
+        work, loads = record.workload, (record.load,)
+        yield ReportedResult(series, folder, record.id, work, loads, measured, record, record.run_id, kept)
 
 
 def _check_folder(folder: Path) -> None:

@@ -31,8 +31,8 @@ async def prove_stored(target: Target, trials: Trials) -> Outcome:
         use = await _use(target, {trial.salt for trial in trials.trials})
         after = await read_counters(target)
         # Without counters by salt: growth since before the trials, of all clients' objects.
-        stored = after.objects - trials.before.objects if use is None else use.chunks_written
-        if stored >= wanted or time.monotonic() - began > _STORE_SECONDS:
+        stored = _more(trials.before.objects, after.objects) if use is None else use.chunks_written
+        if (stored is not None and stored >= wanted) or time.monotonic() - began > _STORE_SECONDS:
             break
         await asyncio.sleep(_POLL_SECONDS)
     numbers: Numbers = {
@@ -40,10 +40,12 @@ async def prove_stored(target: Target, trials: Trials) -> Outcome:
         "chunks expected": wanted,
         "chunks stored": stored,
         "counted by": "objects" if use is None else "cache_salt",
-        "objects": f"{trials.before.objects} -> {after.objects}",
-        "bytes": f"{trials.before.bytes_used} -> {after.bytes_used}",
+        "objects": f"{_shown(trials.before.objects)} -> {_shown(after.objects)}",
+        "bytes": f"{_shown(trials.before.bytes_used)} -> {_shown(after.bytes_used)}",
         "seconds": round(time.monotonic() - began, 2),
     }
+    if stored is None:
+        return not_proven("how much LMCache had stored could not be read before or after the prompts", numbers)
     if stored < wanted:
         logs = ", ".join(target.log(s.process) for s in target.plan.lmcache)
         engines = ", ".join(target.log(name) for s in target.plan.lmcache for name in s.engines)
@@ -85,7 +87,7 @@ async def prove_reload(target: Target, trials: Trials) -> Outcome:
         read = use_after.chunks_read - use_before.chunks_read if use_before and use_after else None
         numbers |= {"attempts": attempt + 1, "tokens loaded": received, "chunks read from LMCache": read}
         if received is None and read is None:
-            return not_proven("neither the engines nor LMCache report counters", numbers)
+            return not_proven("neither the engines nor LMCache report counters that could be read", numbers)
         if (received is None or received >= wanted * target.chunk) and (read is None or read >= wanted):
             return await same_output(target, trial, again.tokens, numbers)
     logs = ", ".join(target.log(name) for server in target.plan.lmcache for name in (server.process, *server.engines))
@@ -129,15 +131,18 @@ async def clear_engines(target: Target) -> None:
 
 
 async def received_meanwhile(target: Target, before: Counters, wanted: int) -> int | None:
-    """Tokens that all producers loaded since; None: none of them counts. Engines count a little after they answer."""
+    """Tokens that all producers loaded since; None: none of them counts, or too few were seen and not all could be
+    read. Engines count a little after they answer."""
     until = time.monotonic() + _READ_SECONDS
     while True:
         now = await read_counters(target)
-        counts = [received_since(before.engines[w.name], now.engines[w.name]) for w in target.producers]
-        known = [count for count in counts if count is not None]
-        total = sum(known) if known else None
-        if total is None or total >= wanted or time.monotonic() > until:
-            return total
+        pairs = [(before.engines[worker.name], now.engines[worker.name]) for worker in target.producers]
+        known = [count for pair in pairs if (count := received_since(*pair)) is not None]
+        if known and sum(known) >= wanted:
+            return sum(known)
+        read = all(first.reachable and last.reachable for first, last in pairs)
+        if (read and not known) or time.monotonic() > until:
+            return sum(known) if known and read else None
         await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -148,6 +153,14 @@ async def _use(target: Target, salts: Collection[str]) -> SaltUse | None:
     if len(known) < len(uses):
         return None
     return SaltUse(sum(use.chunks_written for use in known), sum(use.chunks_read for use in known))
+
+
+def _more(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
+
+
+def _shown(count: int | None) -> str:
+    return "?" if count is None else str(count)
 
 
 def _whole_chunks(target: Target, trial: Trial) -> int:

@@ -57,11 +57,15 @@ async def prove_stored(target: Target, trials: Trials) -> Outcome:
     began = time.monotonic()
     while True:
         use = _since(trials.before, await read_counters(target), [worker.name for worker in engines])
-        if use.stored >= wanted or use.failed or time.monotonic() - began > _STORE_SECONDS:
+        if use is not None and (use.stored >= wanted or use.failed):
+            break
+        if time.monotonic() - began > _STORE_SECONDS:
             break
         for worker in engines:
             await target.nudge(worker)
         await asyncio.sleep(_POLL_SECONDS)
+    if use is None:
+        return not_proven("the counters of the engines with the store could not be read before or after the prompts")
     numbers: Numbers = {
         "block tokens": block,
         "blocks expected": wanted,
@@ -112,10 +116,13 @@ async def _prove_reload(target: Target, trials: Trials, keeper: _Keeper) -> Outc
         )
         numbers["seconds"] = round(time.monotonic() - began, 2)
         received = await received_meanwhile(target, before, wanted)
-        loaded = _since(before, await read_counters(target), producers).loaded if keeper.counts_keys else None
+        use = _since(before, await read_counters(target), producers) if keeper.counts_keys else None
+        loaded = None if use is None else use.loaded
         numbers |= {"attempts": attempt + 1, "tokens loaded": received, "keys loaded": loaded}
-        if received is None:
-            return not_proven("the engines do not count where the tokens of their prompts came from", numbers)
+        if received is None or (keeper.counts_keys and use is None):
+            return not_proven(
+                "the engines do not count where the tokens of their prompts came from, or could not be read", numbers
+            )
         if received >= wanted and loaded != 0:
             return await same_output(target, trial, again.tokens, numbers, keeper=keeper.title)
     logs = ", ".join(target.log(name) for name in producers)
@@ -130,8 +137,10 @@ def _engines(plan: Plan, class_name: str) -> tuple[str, ...]:
     )
 
 
-def _since(before: Counters, after: Counters, names: Collection[str]) -> StoreUse:
-    """Of these engines together."""
+def _since(before: Counters, after: Counters, names: Collection[str]) -> StoreUse | None:
+    """Of these engines together. None: one of them could not be read."""
+    if not all(counters.engines[name].reachable for counters in (before, after) for name in names):
+        return None
 
     def growth(count: Callable[[StoreUse], int]) -> int:
         return sum(_count(after.engines[name], count) - _count(before.engines[name], count) for name in names)

@@ -27,7 +27,9 @@ async def prove(target: Target, trials: Trials) -> Outcome:
         numbers[f"{worker.name}: tokens received"] = tokens
     got, own = [count for count in received if count is not None], [count for count in computed if count is not None]
     if len(got) < len(received) or len(own) < len(computed):
-        return not_proven("the decode engines do not count where the tokens of their prompts came from", numbers)
+        return not_proven(
+            "the decode engines do not count where the tokens of their prompts came from, or could not be read", numbers
+        )
     numbers["received by decode"], numbers["computed on decode"] = sum(got), sum(own)
     allowed = ALWAYS_RECOMPUTED * len(prompts)
     if sum(got) < sum(prompts) - allowed or sum(own) > allowed:

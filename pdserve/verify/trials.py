@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
@@ -31,12 +32,14 @@ class Counters:
     lmcache: tuple[LmcacheSnapshot, ...]
 
     @property
-    def objects(self) -> int:
-        return sum(server.objects or 0 for server in self.lmcache)
+    def objects(self) -> int | None:
+        """Of all servers together. None: one could not be read."""
+        return _together([server.objects for server in self.lmcache])
 
     @property
-    def bytes_used(self) -> int:
-        return sum(server.bytes_used or 0 for server in self.lmcache)
+    def bytes_used(self) -> int | None:
+        """As `objects`."""
+        return _together([server.bytes_used for server in self.lmcache])
 
 
 @dataclass(frozen=True)
@@ -57,17 +60,22 @@ class Trials:
 
 
 def received_since(before: EngineSnapshot, after: EngineSnapshot) -> int | None:
-    """None: the engine does not count them. A counter that is not there yet counts as zero."""
-    if not after.reachable or after.received_tokens is None:
+    """None: the engine does not count them, or could not be read. A counter that is not there yet counts as zero."""
+    if not before.reachable or not after.reachable or after.received_tokens is None:
         return None
     return after.received_tokens - (before.received_tokens or 0)
 
 
 def tokens_since(before: EngineSnapshot, after: EngineSnapshot, source: str) -> int | None:
-    """Prompt tokens of one source. None: the engine does not count them."""
-    if after.prompt_tokens is None:
+    """Prompt tokens of one source. None: the engine does not count them, or could not be read."""
+    if not before.reachable or after.prompt_tokens is None:
         return None
     return after.prompt_tokens[source] - (before.prompt_tokens or {}).get(source, 0)
+
+
+def _together(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 async def read_counters(target: Target) -> Counters:

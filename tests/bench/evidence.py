@@ -120,7 +120,7 @@ def reading(at: float, engines: Mapping[str, Mapping[str, float]], **changes: An
         "lives": {"prefill-0": "1", "decode-0": "2", "proxy": "3"},
         "engines": {name: Counts(values=values) for name, values in engines.items()},
         "caches": {"lmcache-0": Counts(values={"written": 5.0 if at < 50 else 65.0})},
-        "proxy": Counts(values={"completions": 7.0 if at < 50 else 7.0 + REQUESTS}),
+        "proxy": Counts(values={"requests": 7.0 if at < 50 else 7.0 + REQUESTS}),
     }
     return DeploymentSnapshot(**(values | changes))
 

@@ -57,6 +57,14 @@ def test_each_answer_has_the_length_that_its_turn_was_asked_for() -> None:
     assert of_aiperf(EXPORT, CLOCKS)[0].asked_output is None
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\x85"])
+def test_a_line_may_have_marks_that_end_lines_of_other_texts(mark: str) -> None:
+    rows = [json.loads(row) for row in EXPORT.splitlines()]
+    rows[-1]["error"]["message"] = f"scripted{mark}failure"
+    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    assert len(of_aiperf(text, CLOCKS)) == len(rows)
+
+
 def test_only_the_measured_phase_counts() -> None:
     assert len(of_aiperf(changed(0, "metadata", benchmark_phase="warmup"), CLOCKS)) == 3
 
@@ -83,6 +91,7 @@ def test_what_was_open_at_the_end_is_counted_from_its_log() -> None:
         ("[]", "TypeError"),
         (changed(1, "metadata", request_start_ns="soon"), "line 2"),
         (changed(2, "metrics", usage_completion_tokens={"value": "many"}), "line 3"),
+        (changed(2, "metrics", usage_completion_tokens={"value": float("inf")}), "line 3: OverflowError"),
     ],
 )
 def test_what_is_no_record_is_refused_with_its_line(text: str, problem: str) -> None:

@@ -100,7 +100,7 @@ def test_single_measurements_are_never_called_a_change() -> None:
 def test_noise_by_hand() -> None:
     """Variances 1 and 1 of three: Welch has 4 degrees of freedom, t is 4.604."""
     noise, judgement = judged([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
-    assert noise == pytest.approx(4.604 * (2 / 3) ** 0.5)
+    assert noise == pytest.approx(4.604095 * (2 / 3) ** 0.5)
     assert judgement == "within noise"
 
 

@@ -62,6 +62,14 @@ def test_when_the_time_is_over_fewer_requests_are_right_and_open_ones_did_not_fa
     assert "errors" in broken(traced(load=timed, records=[*traced().records, replace(cut, cut=False)]))
 
 
+def test_prompts_that_the_time_left_unsent_are_not_missed() -> None:
+    """Of five times as many: the trace's lengths are of all of them."""
+    timed = Load(requests=5 * REQUESTS, concurrency=4, seconds=5)
+    evidence = traced(load=timed, asked_input=5 * TOKENS)
+    assert not broken(evidence)
+    assert "prompt-length" in unchecked(evidence)
+
+
 def test_the_longest_prompt_of_a_trace_decides_what_a_cache_has_to_store() -> None:
     assert traced().longest_prompt == INPUT
     assert healthy().longest_prompt == INPUT

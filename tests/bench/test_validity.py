@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +12,11 @@ import pytest
 
 from pdserve.bench.answers import Invalid, Unknown
 from pdserve.bench.evidence import CpuUse, Evidence
-from pdserve.bench.snapshot import Clocks, Counts
+from pdserve.bench.snapshot import ENGINE, PROXY, Clocks, Counts, counts
 from pdserve.bench.validity import CHECKS, judge
 from pdserve.bench.workload import Load, Workload
+from pdserve.observe.engine_metrics import samples_of
+from pdserve.pd.telemetry.metrics import Metrics
 from tests.bench.evidence import INPUT, OUTPUT, REQUESTS, TOKENS, counted, healthy, plan, record, with_connector
 
 Change = Callable[[Evidence], Evidence]
@@ -49,6 +53,40 @@ def having(**fields: Any) -> Change:
     return lambda evidence: replace(evidence, **fields)
 
 
+def unread(process: str) -> Change:
+    """The process did not answer before the first request, and had counted much until then."""
+    slow = Counts(error="no answer within 3 s")
+
+    def change(evidence: Evidence) -> Evidence:
+        before = evidence.before
+        if process == "proxy":
+            return replace(evidence, before=before.model_copy(update={"proxy": slow}))
+        field = "engines" if process in before.engines else "caches"
+        parts = {**getattr(before, field), process: slow}
+        return replace(evidence, before=before.model_copy(update={field: parts}))
+
+    return change
+
+
+def page_of_proxy(answered: Mapping[str, int]) -> Change:
+    """The proxy has answered so many requests of each path since the first reading, by its own page."""
+    metrics = Metrics()
+
+    def reading() -> Counts:
+        return counts(samples_of(metrics.page().decode()), PROXY)
+
+    metrics.count("requests", ("/v1/chat/completions", "200"), 7)
+    before = reading()
+    for path, requests in answered.items():
+        metrics.count("requests", (path, "200"), requests)
+    after_all = reading()
+    return lambda evidence: replace(
+        evidence,
+        before=evidence.before.model_copy(update={"proxy": before}),
+        after=evidence.after.model_copy(update={"proxy": after_all}),
+    )
+
+
 def event(kind: str) -> Change:
     return having(events=({"event": kind, "name": "decode-0", "at": 1.0},))
 
@@ -69,6 +107,11 @@ def at_rate(rate: float, every: float) -> Change:
         load=Load(requests=REQUESTS, rate=rate),
         records=tuple(record(started=every * number) for number in range(REQUESTS)),
     )
+
+
+def of_aiperf(evidence: Evidence) -> Evidence:
+    """By AIPerf, whose arrivals are as random as a Poisson process."""
+    return replace(evidence, workload=evidence.workload.model_copy(update={"client": "aiperf"}))
 
 
 def tier(class_name: str, **values: float) -> Change:
@@ -111,13 +154,15 @@ CASES: list[tuple[str, Change, str]] = [
     ("processes", after(phase="degraded"), "the deployment is degraded"),
     ("client-cpu", having(client=CpuUse(used=0.5, wanted=0.9)), "during 90% of the time"),
     ("rate", at_rate(4.0, every=0.5), "9.5 s to send what 4 requests/s would have sent in 5.0 s"),
+    ("rate", both(at_rate(4.0, every=0.6), of_aiperf), "11.4 s to send what 4 requests/s would have sent in 5.0 s"),
     ("clock", after(clocks=Clocks(wall=103.0, monotonic=100.0, boot=100.0)), "was set by +3.0 s"),
     ("clock", after(clocks=Clocks(wall=97.0, monotonic=100.0, boot=100.0)), "was set by -3.0 s"),
     ("clock", after(clocks=Clocks(wall=160.0, monotonic=100.0, boot=160.0)), "suspended for 60.0 s"),
     ("deployment", after(run_id="run-2"), "another run serves now: run-2"),
     ("deployment", after(plan="other"), "another plan"),
-    ("other-traffic", count("proxy", completions=7.0 + REQUESTS + 1), "answered 21 requests, and the client sent 20"),
-    ("other-traffic", count("proxy", chats=1.0), "answered 21"),
+    ("other-traffic", count("proxy", requests=7.0 + REQUESTS + 1), "answered 21 requests, and the client sent 20"),
+    ("other-traffic", page_of_proxy({"/v1/completions": REQUESTS, "/v1/responses": 1}), "answered 21"),
+    ("other-traffic", page_of_proxy({"/v1/completions": REQUESTS, "/v1/embeddings": 5}), "answered 25"),
 ]
 
 CLOSE: list[tuple[str, Change]] = [
@@ -137,15 +182,25 @@ CLOSE: list[tuple[str, Change]] = [
     ("cache", both(count("lmcache-0", written=5.0), having(plan=plan(lmcache=False)))),
     ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=7.0)),
     ("cache", tier("OffloadingConnector", offload_bytes=1.0)),
+    ("other-traffic", page_of_proxy({"/v1/completions": REQUESTS})),
     ("processes", event("ready")),
     ("client-cpu", having(client=CpuUse(used=0.5, wanted=0.89))),
     ("rate", at_rate(4.0, every=0.3)),
+    ("rate", both(at_rate(4.0, every=0.5), of_aiperf)),
     ("clock", after(clocks=Clocks(wall=100.4, monotonic=100.0, boot=100.0))),
 ]
 
 UNKNOWN: list[tuple[str, Change, str]] = [
     ("decode-computed", after(engines={}), "decode-0 could not be read"),
     ("transfers", after(engines={}), "could not be read"),
+    ("cache", unread("lmcache-0"), "or could not be read"),
+    ("cache", unread("prefill-0"), "the metrics of prefill-0 could not be read (no answer within 3 s)"),
+    ("other-traffic", unread("proxy"), "the proxy does not count requests (no answer within 3 s)"),
+    (
+        "decode-computed",
+        both(having(plan=plan(conditional=2000)), unread("proxy"), count("decode-0", computed=3.0 + TOKENS)),
+        "what the proxy sent to decode alone is not known (no answer within 3 s)",
+    ),
     ("client-cpu", having(client=CpuUse()), "could not be measured"),
     ("other-traffic", after(proxy=Counts(error="it is vllm-router")), "it is vllm-router"),
     ("cache", after(caches={}), "LMCache reports nothing"),
@@ -182,6 +237,32 @@ def test_what_could_not_be_checked_is_neither(check: str, change: Change, text: 
     assert text in answer.text
     verdict = judge(change(healthy()))
     assert check in {reason.check for reason in verdict.unchecked}
+
+
+def test_what_was_counted_since_an_unread_page_is_not_known() -> None:
+    assert unread("prefill-0")(healthy()).engines("prefill") == {}
+    assert unread("prefill-0")(healthy()).engines("prefill", "decode") == {}
+    assert unread("prefill-0")(healthy()).engines("decode") == {"computed": 0.0, "received": TOKENS}
+
+
+def test_a_counter_that_is_no_number_is_not_reported() -> None:
+    page = samples_of("vllm:generation_tokens_total NaN\nvllm:num_preemptions_total 2\n")
+    assert counts(page, ENGINE).values == {"preemptions": 2.0}
+
+
+def test_a_counter_that_appears_on_a_page_that_was_read_began_at_zero() -> None:
+    assert count("decode-0", pulls_failed=2.0)(healthy()).engines("prefill", "decode")["pulls_failed"] == 2.0
+
+
+def test_arrivals_of_a_poisson_process_are_not_late() -> None:
+    draw = random.Random(0)
+    late = 0
+    for _ in range(500):
+        gaps = [draw.expovariate(4.0) for _ in range(REQUESTS)]
+        records = tuple(record(started=at) for at in itertools.accumulate(gaps))
+        evidence = of_aiperf(healthy(load=Load(requests=REQUESTS, rate=4.0), records=records))
+        late += CHECKS["rate"](evidence) is not None
+    assert late <= 1
 
 
 def test_every_check_has_a_case() -> None:

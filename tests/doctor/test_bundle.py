@@ -143,6 +143,29 @@ HIDDEN = [
     ("-----BEGIN PRIVATE KEY-----\nswordfish1\n-----END PRIVATE KEY-----\nafter", "[removed]\nafter"),
     ("-----BEGIN RSA PRIVATE KEY-----\nswordfish1, torn", "[removed]"),
     ('{"password": 12345678}', '{"password": 0}'),
+    ('{"password":1.5,"secret":null},{"port":8}', '{"password":0,"secret":null},{"port":8}'),
+    ("MASTER_PASSWORD=hunter2&swordfish99 next", "MASTER_PASSWORD=[removed] next"),
+    ("token=ab[cd,ef;gh{ij}kl next", "token=[removed] next"),
+    ("token={swordfish1} next", "token=[removed] next"),
+    ("PASSWORD=it'ssword\"fish next", "PASSWORD=[removed] next"),
+    ('{"api_key": "abc,def ghi", "port": 8}', '{"api_key": "[removed]", "port": 8}'),
+    ('{"HF_TOKEN": "abc\\"def\\\\", "port": 8}', '{"HF_TOKEN": "[removed]", "port": 8}'),
+    ('{"a":"x_token=abc","b":["k_secret=d"]}', '{"a":"x_token=[removed]","b":["k_secret=[removed]"]}'),
+    ('["--api-key=two words", "A_TOKEN=two words"]', '["--api-key=[removed]", "A_TOKEN=[removed]"]'),
+    ('{"line": "{\\"key\\": \\"a\\\\\\"b, c\\", \\"n\\": 1}"}', '{"line": "{\\"key\\": \\"[removed]\\", \\"n\\": 1}"}'),
+    ('"model": "--x password=\'a b\' --y"', '"model": "--x password=\'[removed]\' --y"'),
+    ('password: "correct horse battery staple" # old', 'password: "[removed]" # old'),
+    ("password: 'it''s a secret' # old", "password: '[removed]' # old"),
+    ("HF_TOKEN='abc;d\"ef' next", "HF_TOKEN='[removed]' next"),
+    ("api_key=b'swordfish1', port=1", "api_key=b'[removed]', port=1"),
+    ('--api-key "my secret,phrase" --port 1', '--api-key "[removed]" --port 1'),
+    ("--api-key -swordfish1 --port 1", "--api-key [removed] --port 1"),
+    ('"--hf-token",\n "swordfish1",\n "--port"', '"--hf-token",\n "[removed]",\n "--port"'),
+    ('{"cookie": "a=\\"b\\"; c"}', '{"cookie": "[removed]"}'),
+    ("redis://:swordfish1@kv:6379", "redis://[removed]@kv:6379"),
+    ("https://bob:sword@fish1@host/x", "https://[removed]@host/x"),
+    ('{"url":"http://h:1","to":"a@b"}', '{"url":"http://h:1","to":"a@b"}'),
+    ("?token=swordfish1&key=s2&a=b", "?token=[removed]&key=[removed]&a=b"),
 ]
 KEPT = [
     "max_tokens=12 prompt_tokens=619 tokenizer=tiny",
@@ -163,9 +186,13 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert redacted(text) == text
 
 
-@pytest.mark.parametrize("piece", ["x", "-", "--a", "a-", "://", "key=", '"'])
+@pytest.mark.parametrize(
+    "piece", ["x", "-", "--a", "a-", "://", "key=", '"', "'", "\\", "key='", 'key=\\"', "://a:", ":", "&key=", "key= "]
+)
 def test_a_line_without_an_end_takes_no_time_without_an_end(piece: str) -> None:
-    assert redacted(piece * 200_000 + " TOKEN=swordfish1").endswith(f"TOKEN={REMOVED}")
+    clean = redacted(piece * 200_000 + " TOKEN=swordfish1")
+    assert "swordfish1" not in clean
+    assert clean.endswith(REMOVED)
 
 
 def test_a_long_log_is_its_beginning_and_its_end(run: RunDir, tmp_path: Path) -> None:
@@ -178,6 +205,16 @@ def test_a_long_log_is_its_beginning_and_its_end(run: RunDir, tmp_path: Path) ->
     assert text.endswith("last\n")
     assert "bytes are left out" in text
     assert len(text) < len(middle)
+
+
+def test_a_known_value_is_removed_as_json_has_it_too() -> None:
+    secret = 'pä"ss\\word'
+    line = json.dumps({"x": f"it is {secret}"})
+    for text in (line, json.dumps({"line": line}), json.dumps({"x": secret}, ensure_ascii=False)):
+        clean = redacted(text, [secret])
+        json.loads(clean)
+        assert REMOVED in clean
+        assert "word" not in clean
 
 
 def test_a_known_value_is_removed_wherever_it_stands() -> None:

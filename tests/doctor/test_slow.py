@@ -20,6 +20,7 @@ from pdserve.run.directory import RunDir
 from pdserve.system.pressure import Pressure
 from tests.doctor.kit import diagnosed, only, rules, run_dir
 
+RATES = {"prefill-0": 900.0, "prefill-1": 300.0}
 HEAD = "(APIServer pid=7) INFO 11-24 11:57:{second:02d} [loggers.py:335] "
 
 
@@ -34,6 +35,7 @@ def load(
     preemptions: int = 0,
     kv: float = 40.0,
     external: float | None = 60.0,
+    who: str = "Engine 000",
 ) -> str:
     """As LoggingStatLogger.log of vllm 0.32.0 writes it (vllm/v1/metrics/loggers.py)."""
     parts = [
@@ -48,7 +50,7 @@ def load(
         "Prefix cache hit rate: 12.0%",
         *([] if external is None else [f"External prefix cache hit rate: {external}%"]),
     ]
-    return HEAD.format(second=second) + "Engine 000: " + ", ".join(parts)
+    return HEAD.format(second=second) + f"{who}: " + ", ".join(parts)
 
 
 def moved(rate: float, *, done: int = 3, failed: int = 0, multi: bool = False) -> str:
@@ -76,6 +78,31 @@ def test_preemptions_are_counted_over_all_lines(tmp_path: Path, role: str) -> No
     assert (diagnosis.rule, diagnosis.times) == ("preemptions", 7)
     assert diagnosis.setting == "engine.args.max-num-seqs=8"
     assert diagnosis.evidence[0].at == "11-24 11:57:00"
+
+
+RANKS = [f"Engine {rank:03d}" for rank in range(8)]
+
+
+def test_lines_of_the_ranks_in_one_interval_are_no_time(tmp_path: Path) -> None:
+    """Nor are their transfers: the line of a rank's transfers comes after its figures."""
+    full = [load(who=rank, kv=97.0, waiting=2) for rank in RANKS]
+    silent = [load(who=rank, prompt=9000.0, external=0.0) for rank in RANKS]
+    for name, lines in (("decode-0", full), ("prefill-0", silent), ("decode-1", silent)):
+        assert rules(run_dir(tmp_path / name, logs={name: lines})) == set()
+    slow = {name: [each for rank in RANKS for each in (load(who=rank), moved(rate))] for name, rate in RATES.items()}
+    assert "slow-rail" not in rules(run_dir(tmp_path / "rails", logs=slow))
+
+
+def test_what_lasts_at_one_rank_is_a_cause(tmp_path: Path) -> None:
+    full = [load(second, who=rank, kv=97.0, waiting=2) for second in (1, 11, 21) for rank in RANKS[:2]]
+    diagnosis = only(run_dir(tmp_path, logs={"decode-0": full}))
+    assert (diagnosis.rule, diagnosis.times) == ("kv-memory-full", 3)
+
+
+def test_figures_of_all_ranks_in_one_line_are_read(tmp_path: Path) -> None:
+    """vLLM with --aggregate-engine-logging."""
+    full = [load(second, who="8 Engines Aggregated", kv=97.0, waiting=2) for second in (1, 11, 21)]
+    assert only(run_dir(tmp_path, logs={"decode-0": full})).rule == "kv-memory-full"
 
 
 def test_a_full_kv_memory_is_a_cause_when_it_lasts(tmp_path: Path) -> None:

@@ -84,6 +84,54 @@ ALERTING: dict[str, tuple[dict[str, str], str, str]] = {
         "1m30s",
         'alertname="MooncakePullsFail",process="decode-0"',
     ),
+    "a stream error of a worker that had none: its series begins with it": (
+        {
+            f'up{{{OF},process="proxy"}}': "1x60",
+            f'pdserve_proxy_stream_errors_total{{{OF},process="proxy",worker="decode-0"}}': "_x31 20x20",
+        },
+        "5m30s",
+        'alertname="PdserveStreamErrors"',
+    ),
+    "the same, soon after the start": (
+        {
+            f'up{{{OF},process="proxy"}}': "1x60",
+            f'pdserve_proxy_stream_errors_total{{{OF},process="proxy",worker="decode-0"}}': "_x6 1x50",
+        },
+        "5m30s",
+        'alertname="PdserveStreamErrors"',
+    ),
+    "stream errors of five minutes ago": (
+        {
+            f'up{{{OF},process="proxy"}}': "1x120",
+            f'pdserve_proxy_stream_errors_total{{{OF},process="proxy",worker="decode-0"}}': "_x31 20x90",
+        },
+        "12m",
+        "",
+    ),
+    "stream errors of last week, which a new Prometheus reads": (
+        {
+            f'up{{{OF},process="proxy"}}': "1x60",
+            f'pdserve_proxy_stream_errors_total{{{OF},process="proxy",worker="decode-0"}}': "20x60",
+        },
+        "5m30s",
+        "",
+    ),
+    "the first pull that failed": (
+        {
+            f'up{{{OF},process="decode-0"}}': "1x60",
+            f'pdserve_patch_effects_total{{{OF},process="decode-0",{FAILED_PULL}}}': "_x31 1x20",
+        },
+        "5m30s",
+        'alertname="MooncakePullsFail",process="decode-0"',
+    ),
+    "the first request without a socket": (
+        {
+            f'up{{{OF},process="decode-0"}}': "1x60",
+            f'pdserve_patch_effects_total{{{OF},process="decode-0",effect="out-of-sockets"}}': "_x31 1x20",
+        },
+        "5m30s",
+        'alertname="EngineOutOfSockets",process="decode-0"',
+    ),
     "an L1 that is too small for a prefix to come back": (
         {
             f"lmcache_mp_l1_evicted_chunks_total{LMCACHE}": "0+10x900",

@@ -39,11 +39,12 @@ def sweep_point(
     measurement: Measurement | None,
     status: Literal["VALID", "INVALID"] = "VALID",
     *reasons: Reason,
+    recipe: str = "name: d\n",
 ) -> None:
     load = Load(requests=20, concurrency=4)
-    point = Point(Variant(settings, str(settings)), WORK, load)
+    point = Point(Variant(settings, f"{settings} {recipe}"), WORK, load)
     if measurement is not None:
-        bench_folder(sweep.point(point) / "attempt", measurement)
+        bench_folder(sweep.point(point) / "attempt", measurement, recipe=recipe)
     record = PointRecord(
         id=point.id,
         settings=settings,

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from pdserve.bench.figures import figures
-from pdserve.bench.result import Window
+from pdserve.bench.result import Measurement, Window
 from pdserve.bench.stored import read_result
 from pdserve.bench.traces.trace import TraceFacts
 from pdserve.bench.validity import Reason
 from pdserve.cli.bench.report import run
 from pdserve.errors import PreflightError, StateError
 from pdserve.report.bars import bars_of
-from pdserve.report.curves import front
+from pdserve.report.curves import curves_of, front
 from pdserve.report.drawing import check_matplotlib
 from pdserve.report.page import report_page
 from pdserve.report.pictures import pictures
-from pdserve.report.rows import read_report
+from pdserve.report.rows import ReportRow, read_report
 from pdserve.report.stages import prompt_sources, stages
 from pdserve.sweep.record import SweepFolder
 from tests.bench.evidence import record
@@ -292,3 +292,53 @@ def test_what_is_the_same_at_all_points_is_no_part_of_a_name(tmp_path: Path) -> 
     sweep_point(sweep, (("lmcache", "null"), ("blocks", "96")), one())
     sweep_point(sweep, (("lmcache", "on"), ("blocks", "96")), one())
     assert {row.series for row in read_report([tmp_path]).rows} == {"lmcache=null", "lmcache=on"}
+
+
+def ttft_means(*folders: Path) -> dict[str, list[float]]:
+    """Of each series, the means that its line goes through."""
+
+    def ttft(_: ReportRow, each: Measurement) -> float | None:
+        return each.figures.ttft.p50 if each.figures.ttft is not None else None
+
+    curves = curves_of(read_report(folders).rows, lambda row, _: float(row.load.concurrency or 0), ttft)
+    return {series: [round(spot[1]) for spot in curve.means.values()] for series, curve in curves.items()}
+
+
+def test_points_of_an_earlier_recipe_are_a_curve_of_their_own(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path / "s")
+    for size in ("1", "4"):
+        sweep_point(sweep, (("l1", size),), one(ttft=0.1), recipe="name: d\nx: 1\n")
+        sweep_point(sweep, (("l1", size),), one(ttft=0.5), recipe="name: d\nx: 2\n")
+    means = ttft_means(sweep.path)
+    assert sorted(means.values()) == [[100], [100], [500], [500]]
+    assert all(re.fullmatch(r"l1=[14]; recipe [0-9a-f]{8}", series) for series in means)
+    report = read_report([sweep.path])
+    assert {series for series, _ in report.provenance} == set(means)
+    bars = bars_of(report.rows, report.names, prompt_sources, lambda _: None)
+    assert [bar.text for bar in bars] == ["concurrency 4, 1 repeat"] * 4
+
+
+def test_the_same_sweep_in_two_folders_is_two_curves(tmp_path: Path) -> None:
+    folders = []
+    for version, ttft in (("v032", 0.1), ("v033", 0.5)):
+        sweep = SweepFolder(tmp_path / version / "cache")
+        sweep_point(sweep, (("l1", "1"),), one(ttft=ttft))
+        folders.append(sweep.path)
+    assert ttft_means(*folders) == {"l1=1; v032/cache": [100], "l1=1; v033/cache": [500]}
+
+
+def test_folders_of_different_loads_are_one_curve(tmp_path: Path) -> None:
+    """A sweep that was carried on somewhere else."""
+    here = bench_folder(tmp_path / "a" / "b", one(1, ttft=0.1))
+    there = bench_folder(tmp_path / "c" / "b", one(4, ttft=0.5))
+    assert ttft_means(here, there) == {"d b": [100, 500]}
+
+
+def test_a_load_of_fewer_requests_is_another_load(tmp_path: Path) -> None:
+    few = one(4, ttft=0.5)
+    few = few.model_copy(update={"load": few.load.model_copy(update={"requests": 8})})
+    folder = bench_folder(tmp_path / "b", one(4, ttft=0.1), few)
+    assert ttft_means(folder) == {"d b": [100, 500]}
+    report = read_report([folder])
+    bars = bars_of(report.rows, report.names, prompt_sources, lambda _: None)
+    assert [bar.text for bar in bars] == ["concurrency 4, 20 requests, 1 repeat", "concurrency 4, 8 requests, 1 repeat"]

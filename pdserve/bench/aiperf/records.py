@@ -23,14 +23,15 @@ def of_aiperf(
     A stream that ended early has no error: the count of its tokens gives it away.
     """
     records = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines: JSON may hold U+2028 and U+0085 as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             raw: dict[str, Any] = json.loads(line)
             if raw["metadata"]["benchmark_phase"] == "profiling":
                 records.append(_record(raw, clocks, asked))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise UnreadableResultError(f"line {number}: {type(error).__name__}: {error}") from error
     return tuple(sorted(records, key=lambda record: record.started))
 

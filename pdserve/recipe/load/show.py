@@ -16,7 +16,8 @@ _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|pds-)[A-Za-z0-9_-]{20,}|(AKIA)[A-Z0-9]{16}\b)"
 )
 """Of Hugging Face, OpenAI and its like, GitHub, GitLab, Slack, pdserve's own proxy; an access key of AWS."""
-_CREDENTIALS_IN_URL = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
+_CREDENTIALS_IN_URL = re.compile(r"://[^/\s:\"]*:[^/\s\"]+@")
+"""Without a user name too, as Redis has it. A password may have an @ that is not escaped: the last one ends it."""
 
 
 def secret_name(name: str) -> bool:

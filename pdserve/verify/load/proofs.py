@@ -27,6 +27,7 @@ RELOAD_CLAIM = (
 CLEAN_CLAIM = (
     "After the load no request is running, KV-cache use is what it was on every engine, and LMCache holds no lock."
 )
+_UNCOUNTED = "the decode engines do not count where the tokens of their prompts came from, or could not be read"
 _COUNT_SECONDS = 5.0
 _UNLOCK_SECONDS = 15.0
 _POLL_SECONDS = 0.2
@@ -80,7 +81,7 @@ async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
             for source in ("external_kv_transfer", "local_cache_hit", "local_compute")
         )
         if received is None or cached is None or computed is None:
-            return not_proven("the decode engines do not count where the tokens of their prompts came from")
+            return not_proven(_UNCOUNTED)
         if received + cached + computed >= prompts or time.monotonic() > until:
             break
         await asyncio.sleep(_POLL_SECONDS)
@@ -92,10 +93,12 @@ async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
     }
     # Window by window: in a long load the tokens that are always computed would hide some whole prompts.
     ends = [*(window.before for window in traffic.windows[1:]), after]
-    wrong = []
+    wrong, unread = [], []
     for window, end in zip(traffic.windows, ends, strict=True):
-        own = _on_decode(target, window.before, end, "local_compute") or 0
-        if own > _COMPUTED_A_REQUEST * len(window.served):
+        own = _on_decode(target, window.before, end, "local_compute")
+        if own is None:
+            unread.append(f"requests {window.first}-{window.last}")
+        elif own > _COMPUTED_A_REQUEST * len(window.served):
             wrong.append(f"requests {window.first}-{window.last}: {own}")
     if wrong or received + cached < prompts - ALWAYS_RECOMPUTED * len(traffic.served):
         return failed(
@@ -104,11 +107,13 @@ async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
             f"it; see {_logs(target)}",
             numbers,
         )
+    if unread:
+        return not_proven(f"the counters of decode could not be read around {'; '.join(unread)}", numbers)
     return proven(numbers)
 
 
 def _on_decode(target: Target, before: Counters, after: Counters, source: str) -> int | None:
-    """Prompt tokens of one source on all decode engines. None: one does not count them."""
+    """Prompt tokens of one source on all decode engines. None: one does not count them, or could not be read."""
     each = [tokens_since(before.engines[w.name], after.engines[w.name], source) for w in target.decoders]
     known = [count for count in each if count is not None]
     return sum(known) if len(known) == len(each) else None
@@ -135,7 +140,9 @@ def prove_reload(target: Target, traffic: Traffic) -> Outcome:
             numbers,
         )
     if any(reloaded.tokens is None for _, reloaded in cleared):
-        return not_proven("the engines do not count where the tokens of their prompts came from", numbers)
+        return not_proven(
+            "the engines do not count where the tokens of their prompts came from, or could not be read", numbers
+        )
     if not all(reloaded.wanted for _, reloaded in cleared):
         least = target.plan.min_load_tokens
         return not_proven(
