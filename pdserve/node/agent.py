@@ -209,8 +209,8 @@ class Agent:
 
     def _start(self, order: Start) -> None:
         name = order.process.name
-        if (earlier := self._processes.get(name)) is not None and earlier.family():
-            # With its place it would lose the only one who can stop it.
+        if (earlier := self._processes.get(name)) is not None and earlier.root_pid is not None:
+            # With its place it would lose the only one who can stop it. What is left of a dead one ends with the agent.
             how = "could not be started: an earlier life of it was not stopped"
             self._emit(Died(name=name, pid=0, code=None, how=how, seconds=0.0, while_starting=True))
             return
