@@ -169,7 +169,7 @@ class Launcher:
             if not keep:
                 return failure
             self._fleet.record("failed", error=failure.render(), exit_code=failure.exit_code, kept=True)
-            await self._fleet.stop_in_order(p for p in processes if self._fleet.phase_of(p.name) == "dead")
+            await self._fleet.stop_in_order(race.dead_of_starting())
             self._state.note = failure.what
             self._set_phase("failed")
             self._recovery.take_over(race.of_serving)

@@ -42,6 +42,7 @@ log = logging.getLogger("pdserve.proxy")
 
 ENGINE_KEY = "PDSERVE_ENGINE_KEY"
 BACKLOG = 2048
+_LAYOUT = f"{__version__}/{shared_numbers.LAYOUT}"
 
 
 class ListenSettings(NamedTuple):
@@ -121,7 +122,7 @@ def shared_with(inherited: Inheritance) -> SharedFiles | None:
     """What members need to share limits and figures with those of the program before. None: there is nothing that this
     program can use, as another version may count elsewhere in it."""
     shared = inherited.shared
-    return shared if shared is not None and shared.version == __version__ else None
+    return shared if shared is not None and shared.version == _LAYOUT else None
 
 
 def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *, with_control: bool) -> int:
@@ -147,7 +148,7 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
         b"" if wanted is None else wanted.text,
         before,
         refused,
-        shared=SharedFiles(os.memfd_create("pdserve-proxy"), Pages.create(count), __version__),
+        shared=SharedFiles(os.memfd_create("pdserve-proxy"), Pages.create(count), _LAYOUT),
         shared_before=None if inherited is None else shared_with(inherited),
     )
     if wanted is not None and count != wanted.processes:

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from itertools import groupby
 from typing import Any, Literal, assert_never
 
-from pdserve.launch.uncleared import Uncleared
+from pdserve.launch.uncleared import ANSWER_SECONDS, Uncleared
 from pdserve.plan.engines.cpus import cpu_share
 from pdserve.plan.model import Plan
 from pdserve.plan.process import ExitProbe, Process
@@ -56,8 +56,6 @@ _OVER = ("pending", "stopped", "dead")
 _FEW_PROCESSES = 32
 _SAVE_SECONDS = 0.1
 """How late the recorded state of a large deployment may be; its history is never late."""
-_STOP_MARGIN_SECONDS = 60.0
-"""An agent answers within the grace plus this, or it is gone itself."""
 
 
 class Fleet:
@@ -105,6 +103,8 @@ class Fleet:
             process.name: known.get(process.name) or ProcessState(role=process.role, node=process.node)
             for process in plan.processes
         }
+        for process in plan.processes:
+            self.state.processes[process.name].node = process.node  # it may have moved
         self._routing = {worker.name: self._routing.get(worker.name, "starting") for worker in plan.proxy.workers}
 
     # Acting --------------------------------------------------------------------------------------------------------
@@ -149,12 +149,24 @@ class Fleet:
             self.links[process.node].send(Stop(name=name, grace=grace))
         with contextlib.suppress(TimeoutError):
             # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
-            async with asyncio.timeout(grace + _STOP_MARGIN_SECONDS):
+            async with asyncio.timeout(grace + ANSWER_SECONDS):
                 await self.until(lambda: not self._uncleared.is_stopping(name) or process.node not in self.links)
 
     def uncleared(self, name: str) -> bool:
         """True while something of its last life may be left: it is to be stopped before it is started again."""
         return name in self._uncleared
+
+    async def proven_while(self, holds: Callable[[], bool], proof: Coroutine[Any, Any, bool]) -> bool:
+        """A proof; False as soon as what it needs is no longer there, whatever time the proof itself would take."""
+        proven = asyncio.ensure_future(proof)
+        over = asyncio.ensure_future(self.until(lambda: not holds()))
+        try:
+            await asyncio.wait({proven, over}, return_when=asyncio.FIRST_COMPLETED)
+            return proven.done() and proven.result()
+        finally:
+            proven.cancel()
+            over.cancel()
+            await asyncio.gather(proven, over, return_exceptions=True)
 
     def dead_uncleared(self, name: str) -> bool:
         """True for one that has died, and of which nobody has stopped what is left."""

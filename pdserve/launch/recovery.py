@@ -44,8 +44,8 @@ class Recovery:
         """One recovery a process at most, by its name."""
         self._left: dict[str, Died | Late] = {}
         """The last death that was left to a recovery, by the name of that."""
-        self._waits_for: dict[asyncio.Task[Any] | None, str] = {}
-        """Recovery of a cache server -> the engine whose restart it waits for; that must not wait for it in turn."""
+        self._waiting: set[asyncio.Task[Any] | None] = set()
+        """Recoveries of cache servers that wait for the restart of an engine: no engine must wait for them in turn."""
         self._router_is_stale = False
         """A prefill has come back since vllm-router was started."""
 
@@ -62,6 +62,9 @@ class Recovery:
             return
         if isinstance(trouble, Health):
             self._react_to_health(trouble)
+        elif isinstance(trouble, Late) or trouble.while_starting:
+            # A start that failed has left it loading, and it never served: it waits for another `up`.
+            self._begin(leader, self._stop_instance(leader))
         elif self._fleet.plan.process(trouble.name).is_lmcache:
             self._begin(trouble.name, self._recover_lmcache(self._server(trouble.name), trouble))
         else:
@@ -129,6 +132,10 @@ class Recovery:
             self.react(trouble)
         for name in self._fleet.plan.names():
             self._watch_if_silent(name)
+        for server in self._fleet.plan.lmcache:
+            kept = any(_without(server.process) in self._fleet.held.get(engine, ()) for engine in server.engines)
+            if kept and self._fleet.phase_of(server.process) == "ready":
+                self._begin(server.process, self._return_engines(server))  # the start ended their own return
 
     def _watch_if_silent(self, name: str) -> None:
         if name in self._fleet.plan.names() and self._serves(name) and self._fleet.silent(name):
@@ -224,7 +231,7 @@ class Recovery:
         masters = [process.name for process in self._fleet.plan.processes if process.is_store_master and is_engine]
         for needed in (*(server.process for server in servers), *masters):
             recovering = self._tasks.get(needed)
-            if recovering is not None and self._waits_for.get(recovering) != name:
+            if recovering is not None and recovering not in self._waiting:
                 await asyncio.shield(recovering)  # without it an engine would die, or hang, in its own start
         if is_engine:
             self._instances.hold(name, UNPROVEN)
@@ -241,8 +248,8 @@ class Recovery:
             return False
         if is_engine and not (
             self._has_patches(name)
-            and await self._while(self._lives(name), self._attached(servers))
-            and await self._while(self._lives(name), self._all_answer(name))
+            and await self._fleet.proven_while(self._lives(name), self._attached(servers))
+            and await self._fleet.proven_while(self._lives(name), self._all_answer(name))
         ):
             await self._stop_failed(name)
             return False
@@ -288,21 +295,10 @@ class Recovery:
             attachment.complete for attachment in await wait_attached(living, self._fleet.on_node_of, seconds=seconds)
         )
 
-    async def _while(self, holds: Callable[[], bool], proof: Coroutine[Any, Any, bool]) -> bool:
-        """A proof; False as soon as what it needs is no longer there, whatever time the proof itself would take."""
-        proven = asyncio.ensure_future(proof)
-        over = asyncio.ensure_future(self._fleet.until(lambda: not holds()))
-        try:
-            await asyncio.wait({proven, over}, return_when=asyncio.FIRST_COMPLETED)
-            return proven.done() and proven.result()
-        finally:
-            proven.cancel()
-            over.cancel()
-            await asyncio.gather(proven, over, return_exceptions=True)
-
     async def _attached_again(self, engine: str, server: LmcacheServer) -> bool:
         lives = self._lives(engine)
-        return await self._while(lambda: self._serves(server.process) and lives(), self._attached([server]))
+        attached = self._attached([server])
+        return await self._fleet.proven_while(lambda: self._serves(server.process) and lives(), attached)
 
     def _lives(self, name: str) -> Callable[[], bool]:
         """Whether no process of an instance is dead."""
@@ -413,19 +409,19 @@ class Recovery:
             attached = await self._attached_again(engine, server)
             if self._fleet.phase_of(server.process) != "ready":
                 return  # gone again, or silent: who called this, or its next event, goes on
-            if attached and await self._while(self._lives(engine), self._answers(engine)):
+            if attached and await self._fleet.proven_while(self._lives(engine), self._answers(engine)):
                 self._fleet.release(engine, reason)
                 continue
             if engine in self._tasks or not self._serves(engine):
                 self._fleet.release(engine, reason)  # it died meanwhile, and is another recovery's
                 continue
             self._fleet.record("engine_not_back", name=engine, attached=attached)
-            self._waits_for[asyncio.current_task()] = engine
+            self._waiting.add(asyncio.current_task())
             try:
                 self._begin(engine, self._bring_back(engine, server))
                 await asyncio.wait({self._tasks[engine]})
             finally:
-                del self._waits_for[asyncio.current_task()]
+                self._waiting.remove(asyncio.current_task())
 
     async def _bring_back(self, engine: str, server: LmcacheServer) -> None:
         """The restart of an engine that does not return to its server: its own recovery, so that what becomes of it

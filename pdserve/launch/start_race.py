@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from pdserve.errors import StartError
 from pdserve.launch.failure import start_error
 from pdserve.launch.fleet import Fleet, Trouble
-from pdserve.reach.protocol import Gone, Health
+from pdserve.plan.process import Process
+from pdserve.reach.protocol import Died, Gone, Health, Late
 
 ResultT = TypeVar("ResultT")
 
@@ -86,8 +87,16 @@ class StartRace:
             self.of_serving.append(trouble)
         return start_error(shown or trouble, self._fleet.plan, self._fleet.run, served=served)
 
+    def dead_of_starting(self) -> list[Process]:
+        """What is left to be cleared up, but for those that served: who reacts to their death does that."""
+        served = {trouble.name for trouble in self.of_serving if not isinstance(trouble, Gone)}
+        dead = [process for process in self._fleet.plan.processes if self._fleet.dead_uncleared(process.name)]
+        return [process for process in dead if process.name not in served]
+
     def _served(self, trouble: Trouble) -> bool:
         if not isinstance(trouble, Gone):
-            return trouble.name not in self._starting
+            # What an earlier start has left loading did not serve either.
+            loading = isinstance(trouble, Late) or (isinstance(trouble, Died) and trouble.while_starting)
+            return trouble.name not in self._starting and not loading
         there = {process.name for process in self._fleet.plan.processes if process.node == trouble.node}
         return not there <= set(self._starting)

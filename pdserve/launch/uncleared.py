@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from pdserve.run.state import ProcessPhase
 
+ANSWER_SECONDS = 60.0
+"""Behind its grace a stop has so long to be answered: the KILL of what cannot end. Then its agent has failed at it, and
+the next stop is an order of its own."""
+
 
 @dataclass
 class _Stopping:
@@ -38,7 +42,7 @@ class Uncleared:
         """True: a stop is to be sent. False: one was sent that comes to its end as soon as this one would."""
         until = time.monotonic() + grace
         stopping = self._stopping.get(name)
-        if stopping is None:
+        if stopping is None or time.monotonic() > stopping.until + ANSWER_SECONDS:
             self._stopping[name] = _Stopping(then, until)
         elif until < stopping.until:
             stopping.until, stopping.orders = until, stopping.orders + 1

@@ -248,6 +248,7 @@ class Agent:
         task = asyncio.create_task(work)
         among.add(task)
         task.add_done_callback(among.discard)
+        task.add_done_callback(report_failure)
 
     async def _stop_everything(self) -> None:
         """In stop order. With an end set from outside, each stage gets its part of what is left."""

@@ -51,11 +51,12 @@ def restart_seconds(plan: Plan, name: str) -> float:
 
 
 def _beside(plan: Plan, process: Process) -> Iterable[Process]:
-    """Servers that an engine needs; engines that return to their server one after the other; and vllm-router, which has
-    to learn of a new prefill."""
+    """Servers that an engine needs, and engines that return to their server one after the other, before it too; and
+    vllm-router, which has to learn of a new prefill."""
     for server in plan.lmcache:
         if process.name in server.engines:
             yield plan.process(server.process)
+            yield from (plan.process(each) for each in server.engines if each != process.name)
         elif process.name == server.process:
             yield from map(plan.process, server.engines)
     if process.is_engine:

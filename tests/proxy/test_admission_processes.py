@@ -22,8 +22,9 @@ Gates = Callable[..., AdmissionGate]
 
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gates:
-    """Makes the gate of one of two processes. On a busy machine neither is taken for dead."""
+    """Makes the gate of one of two processes. On a busy machine neither is taken for dead. Their order is exact."""
     monkeypatch.setattr(admission, "_HEARD_SECONDS", 60.0)
+    monkeypatch.setattr(admission, "_APART_SECONDS", 0.0)
     path = tmp_path / "numbers"
     path.touch()
 
@@ -84,6 +85,58 @@ def test_all_that_wait_enter_by_priority_and_then_in_order_of_arrival(gate: Gate
         await asyncio.gather(*tasks)
         assert order == list("abcdefg")
         assert [door.waiting for door in doors] == [0, 0]
+
+    run(test)
+
+
+@pytest.mark.parametrize("apart", [3600.0, 0.0])
+def test_a_place_changes_the_process_only_where_the_other_one_waits_for_much_longer(
+    gate: Gates, monkeypatch: pytest.MonkeyPatch, apart: float
+) -> None:
+    """It is empty until the other one looks: in the exact order of a mixed queue most places would be."""
+    monkeypatch.setattr(admission, "_APART_SECONDS", apart)
+
+    async def test() -> None:
+        doors = gate(0, max_requests=2), gate(1, max_requests=2)
+        inside = [await admit(door) for door in doors]
+        order: list[int] = []
+
+        async def enter(process: int) -> None:
+            ticket = await admit(doors[process])
+            order.append(process)
+            await turns()
+            ticket.release()
+
+        tasks = []
+        for _ in range(20):
+            for process in range(2):
+                tasks.append(asyncio.create_task(enter(process)))
+                await turns()
+        # The first process has most of the queue's turns in one go: of its places none waits for the second one.
+        inside[0].release()
+        while len(order) < 20:
+            await asyncio.sleep(0)
+        assert (1 in order) is (apart == 0)
+        inside[1].release()
+        await asyncio.gather(*tasks)
+        assert Counter(order) == {0: 20, 1: 20}
+
+    run(test)
+
+
+def test_a_new_figure_of_kv_use_lets_in_as_many_also_where_their_turns_change_the_process(gate: Gates) -> None:
+    async def test() -> None:
+        workers = [Worker(0.5) for _ in range(4)]
+        first, second = (gate(process, *workers, max_kv_usage=0.9) for process in range(2))
+        inside = await admit(first)
+        waiting = []
+        for _ in range(4):
+            for door in (second, first):
+                waiting.append(door.enqueue().future)
+        first.refresh()
+        second.refresh()
+        await asyncio.gather(*waiting)
+        inside.release()
 
     run(test)
 

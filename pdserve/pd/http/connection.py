@@ -383,8 +383,8 @@ class Connection(ClientConnection):
             self._transport.write_eof()
             self._wait(_LINGER_SECONDS)
         else:
+            self._wait_for_reader()
             self._transport.close()
-            self._wait(self._front.limits.body_idle_seconds)
 
     def _new_reply(self, request: Request) -> HttpReply:
         return HttpReply(

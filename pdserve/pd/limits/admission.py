@@ -3,8 +3,9 @@
 A gate for each pool: limits of requests and prompt tokens in flight for each ready worker, and of KV use. Whoever does
 not fit waits in a bounded queue, by priority and within one priority in order of arrival; no request is overtaken by a
 request of the same or a worse priority, also not by a smaller one. With several proxy processes each has a queue of
-its own, while limits and order hold over all of them: each shows the others who is first in its queue, and looks often
-at what they show. A process that is not heard of is waited for by nobody.
+its own, while limits and order hold over all of them, the order of arrival to a tenth of a second: each shows the
+others who is first in its queue, and looks often at what they show. A process that is not heard of is waited for by
+nobody.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ _PRIORITY, _SINCE, _HEARD, _MOST = 2, 3, 4, 5
 """Of the first in its queue, with the time of its arrival (0: nobody waits); when the process last looked; and how many
 requests in flight keep it out. Times are those of time.monotonic(), the same in all processes."""
 _LOOK_SECONDS = 0.01
-"""Between two looks at the others, while a request waits: a place that one process leaves to another is empty for about
-so long, which is little beside what a request takes."""
-_HEARD_SECONDS = 1.0
+"""Between two looks at the others, while a request waits: a place that one process leaves to another is empty for up to
+so long."""
+_APART_SECONDS = 0.1
+"""By so much requests of one priority may overtake each other that wait in different processes. In their exact order
+nearly every place would change the process, and be empty until that looks: at short requests most of the pool."""
+_HEARD_SECONDS = 0.25
 """A process that has not looked for so long has died or hangs: its queue is passed."""
 MAX_PRIORITY = 1_000_000
 _UNLIMITED = math.inf
@@ -109,6 +113,8 @@ class AdmissionGate:
         self._look_again: asyncio.TimerHandle | None = None
         self._others = 0.0
         """Requests in flight of other processes, at the last look."""
+        self._left_over = 0
+        """Of those that the last figure of KV use lets in: the others were first."""
         self._queues: dict[int, OrderedDict[QueuedRequest, None]] = {}
         self._priorities: list[int] = []
         self._interval = 0.0
@@ -150,13 +156,16 @@ class AdmissionGate:
         else:
             # What a request will take of the KV cache shows late: one more for each worker and new figure, besides one
             # for each that leaves, and not the whole queue at once.
-            self._let_in(self.waiting if limits.max_kv_usage is None else max(uncrowded, 1))
+            most = self.waiting if limits.max_kv_usage is None else max(uncrowded, 1)
+            if self._shared:
+                self._show_first()  # also how full this process takes the pool for
+            self._left_over = most - self._let_in(most)
 
     def try_admit(self, priority: int = 0, tokens: int = 0) -> Ticket | None:
         """A ticket if there is room and no request is before this one. Never waits."""
         if self.waiting and self._priorities[0] <= priority:
             return None
-        if (self._shared and self._other_is_first(priority, math.inf)) or not self._enter(tokens):
+        if (self._shared and self._other_is_first(priority, monotonic())) or not self._enter(tokens):
             return None
         return Ticket(self, tokens)
 
@@ -217,21 +226,24 @@ class AdmissionGate:
         paced = self._max_tokens == _UNLIMITED or self._limits.max_kv_usage is not None
         self._let_in(1 if paced else self.waiting)
 
-    def _let_in(self, most: int) -> None:
-        while most > 0 and self.waiting:
+    def _let_in(self, most: int) -> int:
+        """Those who are first and fit, up to so many; how many there were."""
+        entered = 0
+        while entered < most and self.waiting:
             waiter = next(iter(self._queues[self._priorities[0]]))
             if waiter.future.done():  # cancelled, and not yet gone
                 self._dequeue(waiter)
                 continue
             if (self._shared and self._other_is_first(waiter.priority, waiter.since)) or not self._enter(waiter.tokens):
-                return
-            most -= 1
+                break
+            entered += 1
             self._dequeue(waiter)
             now = waiter.future.get_loop().time()
             if self._last_turn:
                 self._interval += 0.2 * (min(now - self._last_turn, self._limits.queue_seconds) - self._interval)
             self._last_turn = now if self.waiting else 0.0
             waiter.future.set_result(Ticket(self, waiter.tokens))
+        return entered
 
     def _make_place(self, priority: int) -> None:
         """Room in a full queue, at the cost of the last one with a worse priority; ApiError if there is none."""
@@ -304,7 +316,7 @@ class AdmissionGate:
             if (
                 arrived
                 and other != self._own
-                and (cells[other + _PRIORITY], arrived) < (priority, since)
+                and (cells[other + _PRIORITY], arrived + _APART_SECONDS) < (priority, since)
                 and monotonic() - cells[other + _HEARD] < _HEARD_SECONDS
                 and self.requests < cells[other + _MOST]
             ):
@@ -320,8 +332,9 @@ class AdmissionGate:
         before, self._others = self._others, sum(self._cells[::CELLS_PER_PROCESS]) - self._cells[self._own]
         if self._limits.max_kv_usage is None:
             self._let_in(self.waiting)
-        elif self._others < before:
-            self._let_in(1)
+        else:
+            most = self._left_over + max(0, int(before - self._others))
+            self._left_over = min(self._left_over, most - self._let_in(most))
         if self.waiting and self._look_again is None:
             self._look_again = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 

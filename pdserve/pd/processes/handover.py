@@ -16,6 +16,8 @@ from typing import NamedTuple, NoReturn
 CHECK = "--check"
 """The proxy's option that only checks whether it could start: used before there is no way back."""
 _VARIABLE = "PDSERVE_PROXY_SUCCESSION"
+_SHARED = "PDSERVE_PROXY_SHARED"
+"""Beside the rest: a program that is older knows no other fields, and ends where it gets one."""
 
 
 class Heir(NamedTuple):
@@ -40,7 +42,7 @@ class SharedFiles(NamedTuple):
     pages: list[int]
     """One for each process."""
     version: str
-    """Of the program that laid out the numbers."""
+    """How the numbers are laid out (shared_numbers.LAYOUT), and by which version."""
 
 
 class Inheritance(NamedTuple):
@@ -67,9 +69,12 @@ def taken() -> Inheritance | None:
         return None
     with os.fdopen(int(file), "rb") as source:
         fields = json.load(source)
-    fields["children"] = [Heir(**child) for child in fields["children"]]
-    if fields.get("shared") is not None:
-        fields["shared"] = SharedFiles(**fields["shared"])
+    fields = {name: value for name, value in fields.items() if name in Inheritance._fields}  # a newer one may have more
+    fields["children"] = [
+        Heir(**{name: value for name, value in child.items() if name in Heir._fields}) for child in fields["children"]
+    ]
+    if (shared := os.environ.pop(_SHARED, None)) is not None:
+        fields["shared"] = SharedFiles(**json.loads(shared))
     inheritance = Inheritance(**fields)
     for descriptor in _descriptors(inheritance):
         os.set_inheritable(descriptor, False)
@@ -85,14 +90,16 @@ def hand_over(inheritance: Inheritance, blocked: Collection[signal.Signals]) -> 
     """Becomes the new program. It must unblock these signals when it can handle them. OSError."""
     file = os.memfd_create("pdserve-succession")
     fields = inheritance._asdict() | {"children": [child._asdict() for child in inheritance.children]}
+    del fields["shared"]
+    environ = {**os.environ, _VARIABLE: str(file)}
     if inheritance.shared is not None:
-        fields["shared"] = inheritance.shared._asdict()
+        environ[_SHARED] = json.dumps(inheritance.shared._asdict())
     os.write(file, json.dumps(fields).encode())
     os.lseek(file, 0, os.SEEK_SET)
     for descriptor in (file, *_descriptors(inheritance)):
         os.set_inheritable(descriptor, True)
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-    os.execve(sys.executable, sys.orig_argv, {**os.environ, _VARIABLE: str(file)})  # noqa: S606  (no shell is wanted)
+    os.execve(sys.executable, sys.orig_argv, environ)  # noqa: S606  (no shell is wanted)
 
 
 def _descriptors(inheritance: Inheritance) -> list[int]:

@@ -1,0 +1,111 @@
+"""What an `up` that failed on a running deployment leaves: processes that still load, engines out of routing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pdserve.errors import StartError
+from pdserve.launch.fleet import Fleet
+from pdserve.launch.uncleared import ANSWER_SECONDS, Uncleared
+from pdserve.plan.model import Plan
+from pdserve.plan.time_limits import restart_seconds
+from pdserve.reach.protocol import Died
+from pdserve.run.inbox import Apply, Reply
+from tests.launch.played import Played, plan, played
+
+pytestmark = pytest.mark.usefixtures("pdserve_home")
+
+
+def up(to: Plan) -> Apply:
+    return Apply(plan=to, recipe="name: another")
+
+
+def dies_loading(deployment: Played, name: str) -> None:
+    deployment.says(Died(name=name, pid=8, code=1, how="exited", seconds=1, while_starting=True))
+
+
+async def failed_up(deployment: Played, to: Plan) -> Reply:
+    """decode-1 and decode-2 were to be started; decode-2 died, and decode-1 still loads."""
+    await deployment.serving()
+    deployment.held |= {("start", "decode-1"), ("start", "decode-2")}
+    reply = deployment.ask(up(to))
+    await deployment.until(lambda: ("start", "decode-2") in deployment.orders)
+    dies_loading(deployment, "decode-2")
+    answer = await reply
+    deployment.orders.clear()
+    return answer
+
+
+def test_one_that_still_loads_and_dies_is_cleared_up_and_the_deployment_waits_for_another_up(tmp_path: Path) -> None:
+    one, three = plan(decodes=1), plan(decodes=3)
+
+    async def scenario() -> None:
+        async with played(tmp_path, one) as deployment:
+            assert (await failed_up(deployment, three)).exit_code == StartError.exit_code
+            dies_loading(deployment, "decode-1")
+            await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
+            deployment.obey_all()
+            assert (await deployment.ask(up(three))).message == "started decode-1, decode-2; ready"
+            assert (deployment.state.phase, deployment.phases()) == ("ready", {"ready"})
+
+    asyncio.run(scenario())
+
+
+def test_its_death_during_the_next_up_is_no_death_while_serving(tmp_path: Path) -> None:
+    one, three = plan(decodes=1), plan(decodes=3)
+
+    async def scenario() -> None:
+        async with played(tmp_path, one) as deployment:
+            await failed_up(deployment, three)
+            deployment.held.add(("start", "decode-2"))
+            again = deployment.ask(up(three))
+            await deployment.until(lambda: ("start", "decode-2") in deployment.orders)
+            dies_loading(deployment, "decode-1")
+            answer = await again
+            assert "while starting" in answer.message
+            assert ("stop", "decode-1") in deployment.orders
+            assert not deployment.is_over
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_moves_is_on_its_new_node(tmp_path: Path) -> None:
+    """Else the loss of the old one would take it along, and that of the new one would not."""
+    one, two = plan(decodes=1), plan(decodes=1, nodes=2)
+
+    async def scenario() -> None:
+        async with played(tmp_path, one) as deployment:
+            await deployment.serving()
+            fleet: Fleet = deployment.fleet
+            fleet.adopt(two)
+            nodes = {process.name: process.node for process in two.processes}
+            assert {name: state.node for name, state in deployment.state.processes.items()} == nodes
+            fleet.adopt(one)
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_that_an_agent_has_failed_at_is_ordered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("pdserve.launch.uncleared.time.monotonic", lambda: now)
+    uncleared = Uncleared()
+    uncleared.started("decode-0", "a")
+    assert uncleared.order_stop("decode-0", "a", 30, "stopped")
+    now = 110.0
+    assert not uncleared.order_stop("decode-0", "a", 30, "stopped")
+    now = 131.0 + ANSWER_SECONDS
+    assert uncleared.order_stop("decode-0", "a", 30, "stopped")
+    assert uncleared.stopped("decode-0") == "stopped"
+    assert "decode-0" not in uncleared
+
+
+def test_the_restart_of_an_engine_may_wait_for_the_others_of_its_server() -> None:
+    from tests.plan import kit
+
+    shared = kit.plan(kit.recipe(kit.with_lmcache(), {"prefill": {"instances": 3}}))
+    alone = kit.plan(kit.recipe(kit.with_lmcache()))
+    more = restart_seconds(shared, "prefill-0") - restart_seconds(alone, "prefill-0")
+    assert more >= 2 * shared.timeouts.engine_seconds
