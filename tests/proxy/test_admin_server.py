@@ -109,7 +109,8 @@ def test_a_worker_is_not_what_another_one_of_its_name_was(admin: httpx.Client, d
     admin.post("/workers", json={"name": "decode-0", "role": "decode", "url": extra.url})
     until_ready(admin, "decode-0")
     deployment.proxy.process.send_signal(signal.SIGUSR2)
-    deployment.proxy.until("the old proxy process 0 has ended")
+    # In whatever order: the one opens it while the other ends.
+    deployment.proxy.until_each("the admin of this process is open", "the old proxy process 0 has ended")
     until_ready(admin, "decode-0")
     assert [worker["state"] for worker in admin.get("/workers").json()["workers"]] == ["ready", "ready"]
     assert deployment.complete().status_code == 200

@@ -458,7 +458,7 @@ def test_the_admins_address_goes_to_the_new_process(deployment: Deployment, tmp_
     path = str(tmp_path / "admin.sock")
     deployment.up(admin={"socket": path})
     deployment.proxy.process.send_signal(signal.SIGUSR2)
-    deployment.proxy.until("the old proxy process 0 has ended")
+    deployment.proxy.until("the admin of this process is open")
     with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=90) as admin:
         assert admin.get("http://admin/workers").status_code == 200
 
@@ -482,6 +482,6 @@ def test_without_its_admins_token_a_new_process_still_hears_of_its_workers(
     # What was lacking is there again.
     token.write_text("an-admin-token-of-32-characters!")
     deployment.proxy.process.send_signal(signal.SIGUSR2)
-    deployment.proxy.until("the old proxy process 0 has ended")
+    deployment.proxy.until("the admin of this process is open")
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(admin)), timeout=90) as client:
         assert client.get("http://admin/workers").status_code == 401

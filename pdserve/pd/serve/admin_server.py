@@ -110,6 +110,8 @@ class AdminServer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """From here on no connection is refused."""
+        self._socket.listen(_BACKLOG)
         self._task = asyncio.ensure_future(self._serve())
 
     async def _serve(self) -> None:

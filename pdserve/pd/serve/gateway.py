@@ -184,6 +184,7 @@ class Gateway:
         if self._admin is None and (admin := self._new_admin()) is not None:
             self._admin = admin
             admin.start()
+            log.info("the admin of this process is open")
 
     def drain(self) -> None:
         self.draining = True
