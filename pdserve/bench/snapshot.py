@@ -91,6 +91,7 @@ def _proxy(name: str, title: str, **where: str) -> Counter:
 
 PROXY: Mapping[str, Counter] = {
     "requests": _proxy("requests_total", "requests, of every path"),
+    "tokenized": _proxy("requests_total", "requests for the tokens of a text", path="/tokenize"),
     "failovers": _proxy("failovers_total", "attempts on another worker"),
     "stream_errors": _proxy("stream_errors_total", "streams that ended with an error"),
     "worker_errors": _proxy("errors_total", "requests that failed by a worker", blame="worker"),

@@ -183,6 +183,7 @@ CLOSE: list[tuple[str, Change]] = [
     ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=7.0)),
     ("cache", tier("OffloadingConnector", offload_bytes=1.0)),
     ("other-traffic", page_of_proxy({"/v1/completions": REQUESTS})),
+    ("other-traffic", page_of_proxy({"/v1/completions": REQUESTS, "/tokenize": 1})),
     ("processes", event("ready")),
     ("client-cpu", having(client=CpuUse(used=0.5, wanted=0.89))),
     ("rate", at_rate(4.0, every=0.3)),
