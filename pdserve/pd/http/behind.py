@@ -34,9 +34,12 @@ def _unread(transport: asyncio.WriteTransport) -> int:
     """Bytes, in this process and in the kernel, that the client's machine has not acknowledged. The kernel may have
     megabytes, and takes more of ours only when a third of them has left. A system call: not for each write."""
     size = transport.get_write_buffer_size()
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:  # it has just ended
+        return size
     try:
         # SIOCOUTQ, by its other name.
-        kernel = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-    except OSError:  # it has just ended
+        kernel = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:  # no such count of this kind of connection
         return size
     return size + int.from_bytes(kernel, sys.byteorder)
