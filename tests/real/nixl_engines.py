@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from pdserve.observe.engine_metrics import engine_snapshot
-from tests.launch.deployment import Deployment
+from tests.launch.deployment import Deployment, pdserve, read_json
 
 WORDS = "the quick brown fox jumps over the lazy dog and "
 API_BODIES: dict[str, dict[str, Any]] = {
@@ -24,6 +24,14 @@ LEFT_SECONDS = 120.0
 EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 ENDED = 'pdserve_patch_effects_total{.*effect="leases-ended".*}'
 """Leases that nixl-abandoned-kv has ended; vLLM counts them as expired."""
+
+
+def assert_all_proven() -> None:
+    """By `pdserve verify`, of the deployment that serves."""
+    code, output = pdserve("verify", "--json")
+    assert code == 0, output
+    proofs = {proof["name"]: proof["status"] for proof in read_json(output)["proofs"]}
+    assert proofs == dict.fromkeys(("endpoints", "requests", "transfer", "output", "clean"), "proven")
 
 
 class Engines:
@@ -41,6 +49,14 @@ class Engines:
     def tokens(self, source: str) -> float:
         """Prompt tokens of decode, by where they came from."""
         return self.metric("decode-0", f'vllm:prompt_tokens_by_source_total{{.*source="{source}".*}}')
+
+    def prompt_tokens_of(self, path: str) -> tuple[float, float]:
+        """Of a request of one API: prompt tokens whose KV decode got, and those that it computed."""
+        before = self.tokens("external_kv_transfer"), self.tokens("local_compute")
+        body = {"model": "tiny", "cache_salt": path.replace("/", "-"), "temperature": 0} | API_BODIES[path]
+        answer = httpx.post(f"{self.endpoint}{path}", json=body, timeout=120, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        return self.tokens("external_kv_transfer") - before[0], self.tokens("local_compute") - before[1]
 
     def expired(self) -> float:
         """Leases of prefill that nothing but their end has ended."""

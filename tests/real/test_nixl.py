@@ -16,15 +16,14 @@ from openai import OpenAI
 from pdserve.plan.engines.cpus import cpu_share
 from pdserve.system import procfs
 from pdserve.system.cpu_affinity import share_of_cpus
-from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
+from tests.launch.deployment import REPOSITORY, Deployment
 from tests.real import kv_faults
 from tests.real.conftest import brought_up
-from tests.real.nixl_engines import API_BODIES, WORDS, Engines
+from tests.real.nixl_engines import API_BODIES, WORDS, Engines, assert_all_proven
 
 pytestmark = pytest.mark.real
 
 NAME = "tiny-cpu-nixl"
-PROOFS = {"endpoints", "requests", "transfer", "output", "clean"}
 DEPARTURES = 8
 CROWD = 40
 MEDIUM, LONG = WORDS * 30, WORDS * 80
@@ -68,20 +67,14 @@ def test_each_engine_keeps_to_its_part_of_the_cpus(tiny: Deployment) -> None:
 
 
 def test_every_proof_is_proven(tiny: Deployment) -> None:
-    code, output = pdserve("verify", "--json")
-    report = read_json(output)
-    assert code == 0, output
-    assert {proof["name"]: proof["status"] for proof in report["proofs"]} == dict.fromkeys(PROOFS, "proven")
+    assert_all_proven()
 
 
 @pytest.mark.parametrize("path", API_BODIES)
 def test_with_each_api_decode_gets_the_place_of_the_kv(engines: Engines, path: str) -> None:
-    before = engines.tokens("external_kv_transfer"), engines.tokens("local_compute")
-    body = {"model": "tiny", "cache_salt": path.replace("/", "-"), "temperature": 0} | API_BODIES[path]
-    answer = httpx.post(f"{engines.endpoint}{path}", json=body, timeout=120, trust_env=False)
-    assert answer.status_code == 200, answer.text
-    assert engines.tokens("external_kv_transfer") - before[0] >= 128
-    assert engines.tokens("local_compute") - before[1] <= 1
+    transferred, computed = engines.prompt_tokens_of(path)
+    assert transferred >= 128
+    assert computed <= 1
 
 
 def test_a_streamed_answer_is_the_plain_one_and_its_cached_tokens_are_prefills(tiny: Deployment) -> None:

@@ -15,12 +15,11 @@ import yaml
 from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
 from tests.real import kv_faults
 from tests.real.conftest import brought_up, member
-from tests.real.nixl_engines import API_BODIES, WORDS, Engines
+from tests.real.nixl_engines import API_BODIES, WORDS, Engines, assert_all_proven
 
 pytestmark = pytest.mark.real
 
 NAME = "tiny-cpu-nixl-push"
-PROOFS = {"endpoints", "requests", "transfer", "output", "clean"}
 DEPARTURES = 6
 WHOLE = "/v1/responses"
 """Its requests go to one engine."""
@@ -60,20 +59,12 @@ def effects(name: str) -> dict[str, int]:
 
 
 def test_every_proof_is_proven(tiny: Deployment) -> None:
-    code, output = pdserve("verify", "--json")
-    report = read_json(output)
-    assert code == 0, output
-    assert {proof["name"]: proof["status"] for proof in report["proofs"]} == dict.fromkeys(PROOFS, "proven")
+    assert_all_proven()
 
 
 @pytest.mark.parametrize("path", API_BODIES)
 def test_with_each_api_but_one_decode_gets_kv_that_prefill_wrote(engines: Engines, path: str) -> None:
-    before = engines.tokens("external_kv_transfer"), engines.tokens("local_compute")
-    body = {"model": "tiny", "cache_salt": path.replace("/", "-"), "temperature": 0} | API_BODIES[path]
-    answer = httpx.post(f"{engines.endpoint}{path}", json=body, timeout=120, trust_env=False)
-    assert answer.status_code == 200, answer.text
-    written = engines.tokens("external_kv_transfer") - before[0]
-    computed = engines.tokens("local_compute") - before[1]
+    written, computed = engines.prompt_tokens_of(path)
     if path == WHOLE:
         assert (written, computed >= 128) == (0, True)
     else:
