@@ -25,7 +25,8 @@ numbers = [lineage.begin() for _ in range(1 + inner)]
 with lineage.born_here() as birth:
     subprocess.run([sys.executable, "-c", {DAEMON!r}], env={{}}, check=True)
 after = lineage.numbers(os.getpid())
-print(os.getpid(), *numbers, birth, after.birth, after.line, flush=True)
+# In a single write: the daemon writes to the same pipe at the same time, and with PYTHONUNBUFFERED print() makes many.
+os.write(1, (" ".join(map(str, [os.getpid(), *numbers, birth, after.birth, after.line])) + "\\n").encode())
 input()
 """
 
