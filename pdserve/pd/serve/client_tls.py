@@ -74,8 +74,11 @@ class TlsListener:
         self._loop.add_reader(self._sock, self._accept)
 
     def close(self) -> None:
+        """Accepts no more. The handshakes that have begun go on."""
         self._loop.remove_reader(self._sock)
         self._sock.close()
+
+    def end_handshakes(self) -> None:
         for task in self._opening:
             task.cancel()
 

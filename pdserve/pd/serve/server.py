@@ -28,7 +28,8 @@ _BACKLOG = 2048
 _BODIES = 8
 """Of the largest size, that may be in memory at once."""
 _RETIRING_SECONDS = 1.0
-"""For clients whose connection was accepted just before a successor took over to send their request."""
+"""For clients whose connection was accepted just before a successor took over to end their handshake and to send their
+request."""
 _LAST_WORDS_SECONDS = 1.0
 """For the errors of requests that were cut at the end of the drain to reach their clients."""
 
@@ -113,6 +114,8 @@ class ProxyServer:
             await self._served.retire()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _RETIRING_SECONDS)
+        if isinstance(server, TlsListener):
+            server.end_handshakes()
         self._served.drain()
         self._front.close_idle()
         began = loop.time()
