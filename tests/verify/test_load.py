@@ -37,6 +37,11 @@ def proof(report: LoadReport, name: str) -> Proof:
     return match
 
 
+def reasons(report: LoadReport) -> str:
+    """Of all that is not proven."""
+    return "\n".join(f"{each.name}: {each.reason} {each.numbers}" for each in report.proofs if each.status != "proven")
+
+
 def after_window(number: int, act: Callable[[], object]) -> OnWindow:
     """Does something to the deployment once so many windows were sent."""
     seen: list[object] = []
@@ -79,21 +84,22 @@ class TestProven:
 
     def test_logprobs(self, deployment: Deployment) -> None:
         report = load(deployment.up(verify=Verify(output="logprobs")))
-        assert report.exit_code == 0, report
+        assert report.exit_code == 0, reasons(report)
         assert proof(report, "load-output").numbers["tolerance"] == 0.3
 
     def test_two_of_each_role(self, deployment: Deployment) -> None:
-        assert load(deployment.up(prefills=2, decodes=2)).exit_code == 0
+        report = load(deployment.up(prefills=2, decodes=2))
+        assert report.exit_code == 0, reasons(report)
 
     def test_aggregated_engines_transfer_nothing(self, deployment: Deployment) -> None:
         report = load(deployment.up(aggregated=2))
         assert [proof.name for proof in report.proofs] == [name for name in PROOFS if name != "load-transfer"]
-        assert report.exit_code == 0, report
+        assert report.exit_code == 0, reasons(report)
 
     def test_without_a_cache_nothing_is_reloaded(self, deployment: Deployment) -> None:
         report = load(deployment.up(cached=False))
         assert [proof.name for proof in report.proofs] == [name for name in PROOFS if name != "load-reload"]
-        assert report.exit_code == 0, report
+        assert report.exit_code == 0, reasons(report)
 
     def test_a_time_instead_of_a_number(self, deployment: Deployment) -> None:
         """It sends window after window until the time is over."""
