@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 from argparse import Namespace
@@ -108,6 +109,7 @@ class Engine:
                 self.local.chains.clear()
                 if request.query.get("reset_external", "").lower() in ("1", "true"):
                     self.external.chains.clear()
+                    await _ask_lmcache("forget")
                 await responder.send(200, {"success": True})
             case "/generative_scoring":
                 body = json.loads(request.body)
@@ -287,14 +289,12 @@ class Engine:
         else:
             await asyncio.sleep(self.script.prefill_seconds)
             await self.gate.until(lambda: self.script.hold != "prefill")
-            hit = self.external.lookup(tokens, salt) if self.connectors.external else 0
-            state, external = prefill(tokens), max(0, hit - local)
+            state, external = prefill(tokens), 0
             if self.connectors.external:
-                blocks = len(tokens) // self.external.block
-                written = 0 if self.script.store_fails else self.external.store(tokens, salt)
-                self.stored_keys += blocks if self.script.store_fails else written
+                hit, written = await self._cached_beside(tokens, salt, local)
+                external = max(0, hit - local)
+                self.stored_keys += len(tokens) // self.external.block if self.script.store_fails else written
                 self.loaded_keys += external // self.external.block
-                await self._report_to_lmcache(salt, read=external, written=written)
         self.local.store(tokens, salt)
         if not job.started:
             job.started = True
@@ -309,10 +309,26 @@ class Engine:
             return b"\0\0"
         return prefill([0, *state]) if self.script.wrong_kv else state
 
-    async def _report_to_lmcache(self, salt: str, *, read: int, written: int) -> None:
-        if url := os.environ.get("FAKE_LMCACHE_URL"):
-            chunk = self.external.block
-            await get_json(f"{url}/fake/use?{urlencode({'salt': salt, 'read': read // chunk, 'written': written})}")
+    async def _cached_beside(self, tokens: list[int], salt: str, local: int) -> tuple[int, int]:
+        """Tokens that the cache beside this engine has of a prompt, and the chunks that are new to it. Engines beside
+        one LMCache server share what it has."""
+        if not os.environ.get("FAKE_LMCACHE_URL"):
+            hit = self.external.lookup(tokens, salt)
+            return hit, 0 if self.script.store_fails else self.external.store(tokens, salt)
+        block = self.external.block
+        answer = await _ask_lmcache(
+            "use",
+            salt=salt,
+            chunks=",".join(state[:8].hex() for _, state in self.external.block_states(tokens)),
+            # The last token of a prompt is always computed; what the engine has itself is not read.
+            longest=(len(tokens) - 1) // block,
+            local=math.ceil(local / block),
+            store=int(not self.script.store_fails),
+        )
+        hit = answer["known"] * block
+        self.external.queries += len(tokens)
+        self.external.hits += hit
+        return hit, answer["written"]
 
     async def _remote_kv(self, params: dict[str, Any], job: Job) -> bytes:
         needed = {"remote_engine_id", "remote_bootstrap_addr", "transfer_id"}
@@ -363,3 +379,11 @@ class Engine:
             return int(header)
         self._next_rank += 1
         return self._next_rank % int(self.args.data_parallel_size)
+
+
+async def _ask_lmcache(what: str, **query: object) -> Any:
+    """Of the fake server beside this engine; without one nothing is asked."""
+    if url := os.environ.get("FAKE_LMCACHE_URL"):
+        _, answer = await get_json(f"{url}/fake/{what}?{urlencode(query)}")
+        return answer
+    return None

@@ -83,7 +83,7 @@ class PrefixCache:
 
     def lookup(self, tokens: Sequence[int], salt: str) -> int:
         matched = 0
-        for end, state in self._block_states(tokens[:-1]):
+        for end, state in self.block_states(tokens[:-1]):
             if (salt, state) not in self.chains:
                 break
             matched = end
@@ -94,10 +94,10 @@ class PrefixCache:
     def store(self, tokens: Sequence[int], salt: str) -> int:
         """Returns how many blocks are new."""
         before = len(self.chains)
-        self.chains.update((salt, state) for _, state in self._block_states(tokens))
+        self.chains.update((salt, state) for _, state in self.block_states(tokens))
         return len(self.chains) - before
 
-    def _block_states(self, tokens: Sequence[int]) -> list[tuple[int, bytes]]:
+    def block_states(self, tokens: Sequence[int]) -> list[tuple[int, bytes]]:
         states, state = [], b""
         for position, token in enumerate(tokens, start=1):
             state = extend(state, token)

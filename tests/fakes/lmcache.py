@@ -16,8 +16,9 @@ FAKE_LMCACHE_OBJECTS=N        objects in /status (0)            FAKE_LMCACHE_IGN
 FAKE_LMCACHE_LOSES=1          keeps nothing                     FAKE_LMCACHE_LOCKED=N       chunks that loads hold (0)
 
 `POST /fake/script {"registered": 0}` changes the fields marked * while it runs; `POST /fake/store {"objects": 2,
-"bytes": 1024}` stores, `POST /cache/clear` forgets; `GET /fake/use?salt=S&written=N&read=N` is how a fake engine stores
-and loads N chunks. It outlives whoever started it.
+"bytes": 1024}` stores, `POST /cache/clear` forgets. With `GET /fake/use?salt=S&chunks=A,B` a fake engine loads and
+stores the chunks of a prompt (Server._use has the rest), with `GET /fake/forget` it resets what is stored. It outlives
+whoever started it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -93,6 +95,8 @@ class Server:
         self.script = script
         self.stopping = asyncio.Event()
         self.salts: dict[str, dict[str, int]] = {}
+        self.chunks: set[tuple[str, str]] = set()
+        """By salt and by a hash of all tokens up to their end."""
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """All routes of the HTTP API that pdserve uses, and the fake's own under /fake."""
@@ -119,13 +123,16 @@ class Server:
                 await responder.send(200, '"0.5.6-fake"')
             case "POST", "/cache/clear":
                 script.objects = script.bytes = 0
+                self.chunks.clear()
                 await responder.send(200, {"status": "ok"})
             case "POST", "/fake/script":
                 for name, value in json.loads(request.body).items():
                     script.set(name, value)
                 await responder.send(200, {})
             case "GET", "/fake/use":
-                self._use(request.query)
+                await responder.send(200, self._use(request.query))
+            case "GET", "/fake/forget":
+                self.chunks.clear()
                 await responder.send(200, {})
             case "POST", "/fake/store":
                 stored = json.loads(request.body)
@@ -135,14 +142,22 @@ class Server:
             case _:
                 await responder.send(404, {"detail": "Not Found"})
 
-    def _use(self, query: dict[str, str]) -> None:
+    def _use(self, query: dict[str, str]) -> dict[str, int]:
+        """A prompt that an engine computes: the first `longest` of its chunks may be loaded, but for the `local` ones
+        that the engine has; all are stored, unless `store` is 0. Answers how many were known, and how many are new."""
         if self.script.loses:
-            return
-        counts = self.salts.setdefault(query.get("salt", ""), {"write": 0, "read": 0})
-        counts["write"] += int(query["written"])
-        counts["read"] += int(query["read"])
-        self.script.objects += int(query["written"])
-        self.script.bytes += int(query["written"]) * _CHUNK_BYTES
+            return {"known": 0, "written": 0}
+        salt = query.get("salt", "")
+        chunks = [(salt, name) for name in query.get("chunks", "").split(",") if name]
+        known = list(takewhile(self.chunks.__contains__, chunks[: int(query["longest"])]))
+        new = set(chunks) - self.chunks if query["store"] == "1" else set()
+        self.chunks |= new
+        counts = self.salts.setdefault(salt, {"write": 0, "read": 0})
+        counts["write"] += len(new)
+        counts["read"] += max(0, len(known) - int(query["local"]))
+        self.script.objects += len(new)
+        self.script.bytes += len(new) * _CHUNK_BYTES
+        return {"known": len(known), "written": len(new)}
 
     def _mp(self) -> dict[str, Any]:
         flags = self.flags

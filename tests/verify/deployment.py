@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -83,8 +84,14 @@ class FakeEngine(Child):
     def requests(self) -> list[dict[str, Any]]:
         return list(self.http.get("/fake/requests").json())
 
+    def loaded(self) -> int:
+        """Prompt tokens that came from LMCache, or from a prefill."""
+        page = self.http.get("/metrics").text
+        (count,) = re.findall(r"prompt_tokens_by_source_total{[^}]*external_kv_transfer[^}]*} (\d+)", page)
+        return int(count)
+
     def forget_external(self) -> None:
-        """What LMCache gave this engine is gone."""
+        """What its LMCache server has is gone."""
         self.http.post("/reset_prefix_cache?reset_external=true").raise_for_status()
 
 

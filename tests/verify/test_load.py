@@ -15,7 +15,7 @@ from pdserve.recipe.model import Timeouts, Verify
 from pdserve.verify import Proof
 from pdserve.verify.load import LoadOptions, LoadReport, run_load
 from pdserve.verify.load.traffic import OnWindow
-from tests.proxy.deployment import KEY
+from tests.proxy.deployment import KEY, MODEL
 from tests.verify.deployment import DETAILS, Deployment
 
 pytestmark = pytest.mark.process
@@ -90,6 +90,20 @@ class TestProven:
     def test_two_of_each_role(self, deployment: Deployment) -> None:
         report = load(deployment.up(prefills=2, decodes=2))
         assert report.exit_code == 0, reasons(report)
+
+    def test_prefills_beside_one_server_load_what_the_others_have_stored(self, deployment: Deployment) -> None:
+        """Which prefill has a prefix after the caches were cleared is the proxy's choice."""
+        deployment.up(prefills=2, decodes=1)
+        first, second = deployment.engines["prefill-0"], deployment.engines["prefill-1"]
+        prompt = {"model": MODEL, "prompt": list(range(600)), "max_tokens": 1}
+        for engine in (first, second):
+            engine.http.headers["authorization"] = f"Bearer {KEY}"
+            engine.http.post("/v1/completions", json=prompt).raise_for_status()
+        assert [first.loaded(), second.loaded()] == [0, 512]
+        first.forget_external()
+        second.http.post("/reset_prefix_cache").raise_for_status()
+        second.http.post("/v1/completions", json=prompt).raise_for_status()
+        assert second.loaded() == 512, "the server has nothing any more"
 
     def test_aggregated_engines_transfer_nothing(self, deployment: Deployment) -> None:
         report = load(deployment.up(aggregated=2))
