@@ -108,15 +108,22 @@ def _chunks(recipe: Recipe, entry: Sized) -> Iterator[Crossing]:
 
 
 def _write_only(recipe: Recipe, server: L1Size) -> Iterator[Crossing]:
-    if server.engine_tokens is None or server.kept_tokens >= server.engine_tokens:
+    if server.engine_tokens is None:
         return
-    needed = math.ceil(server.l1_gib * server.engine_tokens / server.kept_tokens) if server.kept_tokens else 1
+    held = server.engine_tokens * server.engines
+    if server.kept_tokens >= held:
+        return
+    needed = math.ceil(server.l1_gib * held / server.kept_tokens) if server.kept_tokens else 1
+    if server.engines == 1:
+        who, reader = f"an engine of {server.role} holds up to {int(held)} itself", "after a restart of the engine"
+    else:
+        who = f"the {server.engines} engines of {server.role} beside it hold up to {int(held)} themselves"
+        reader = "by another engine, or after a restart"
     yield Crossing(
         severity="warning",
         where="lmcache.l1_size_gb",
-        what=f"L1 keeps {server.kept_tokens} tokens, and an engine of {server.role} holds up to "
-        f"{int(server.engine_tokens)} itself: what it evicts has left L1 already, so L1 is read only after a restart "
-        "of the engine",
+        what=f"L1 keeps {server.kept_tokens} tokens, and {who}: what an engine evicts has left L1 already, so L1 is "
+        f"read only {reader}",
         todo=f"write lmcache.l1_size_gb: {needed} or more, or take {server.role} out of lmcache.on",
     )
 

@@ -30,6 +30,8 @@ class L1Size(Frozen):
     kept_tokens: int
     """At the watermark, where eviction starts."""
     chunk_bytes: float
+    engines: int
+    """Of this role beside one server, at most."""
     engine_tokens: float | None
     """What the KV cache of one engine holds, at most; None: not known."""
     pinned_gib: float
@@ -68,6 +70,7 @@ def l1_sizes(recipe: Recipe, sized: Mapping[EngineRole, Sized], plan: Plan) -> l
                 tokens=tokens,
                 kept_tokens=int(tokens * section.eviction.watermark),
                 chunk_bytes=token * section.chunk_size,
+                engines=here,
                 engine_tokens=held,
                 pinned_gib=pinned,
                 registration_seconds=0.0 if recipe.platform == "cpu" else pinned * SECONDS_A_GIB,

@@ -37,6 +37,17 @@ def test_the_l1_that_is_advised_is_enough() -> None:
     assert where(sizing(with_lmcache(l1_size_gb=1.25, chunk_size=256))) == []
 
 
+def test_an_l1_that_two_engines_write_and_neither_reads() -> None:
+    """Each of them holds 262,144 tokens; an L1 that is enough for one is not for both."""
+    two = {"prefill": {**LARGE_L1["prefill"], "instances": 2}}
+    made = sizing(LARGE_L1 | two)
+    assert where(made) == [("warning", "lmcache.l1_size_gb")]
+    assert "the 2 engines of prefill beside it hold up to 524288 themselves" in made.crossings[0].what
+    assert "read only by another engine, or after a restart" in made.crossings[0].what
+    assert "l1_size_gb: 3" in made.crossings[0].todo
+    assert where(sizing(with_lmcache(l1_size_gb=2.5, chunk_size=256) | two)) == []
+
+
 def test_a_chunk_of_no_whole_blocks() -> None:
     made = sizing(with_lmcache(l1_size_gb=2, chunk_size=200))
     assert ("error", "lmcache.chunk_size") in where(made)
