@@ -19,6 +19,7 @@ from tests.upstream.mooncake_steps import LONG, SHORT, all_free, arrived, prompt
 import zmq
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector import MooncakeConnectorWorker
 
+from pdserve.patches import effects
 from pdserve.patches.mooncake import sockets
 from tests.upstream.mooncake_lab import Engine, RemotePrefill, until
 
@@ -117,10 +118,12 @@ def no_descriptors() -> dict[str, Any] | None:
     decode.decode("d0", "t0", tokens, prefill)
     until(arrived(decode, "d0"), prefill, decode, seconds=LONG)
     decode.lab.abort("d0")
+    looks = ("mooncake-sends", sockets.OUT_OF_SOCKETS)
+    seen = effects.totals().get(looks, 0)
     with exhausted():
         decode.decode("d", "t", prompt(), prefill)
         ended = until(lambda: decode.lab.status("d") == "GONE", decode, seconds=SHORT)
-        until(lambda: False, decode, seconds=1.2)
+        until(lambda: effects.totals().get(looks, 0) > seen, decode, seconds=LONG)
     tokens = prompt()
     prefill.prefill("p2", "t2", tokens)
     decode.decode("d2", "t2", tokens, prefill)
