@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pdserve.models.layers import Keeps, Layer, UnknownModelError
+from pdserve.models.layers import Keeps, Layer
+from pdserve.models.unknown import UnknownModelError
 
 _ELEMENT_BYTES = {"float32": 4.0, "float16": 2.0, "half": 2.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0}
 _NVFP4 = 1 / 2 + 1 / 16

@@ -88,13 +88,14 @@ def size_role(
     args, text = effective.args_of(recipe, role), text_config(config)
     flags, assumed = kv_flags(recipe, name, role, config, given.device_gib)
     drafts = drafts_for_itself(args)
-    cache = kv_cache(layers_of(config, drafts=drafts), flags)
+    layers = layers_of(config, drafts=drafts)
+    cache = kv_cache(layers, flags)
     parallel = role.parallel
     weights = None
     if tensors:
         sharding = Sharding(
             layers=text["num_hidden_layers"],
-            kv_heads=text.get("num_key_value_heads") or text.get("num_attention_heads") or 1,
+            kv_heads=max((layer.kv_heads for layer in layers), default=0),
             tp=parallel.tp,
             pp=parallel.pp,
             dp=parallel.dp,

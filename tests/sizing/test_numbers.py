@@ -15,7 +15,7 @@ from pdserve.sizing.whole import size_recipe
 from tests.plan.kit import LMCACHE, MOONCAKE, NIXL, VERSIONS, on_gpus, recipe, with_lmcache
 from tests.sizing.kit import CONFIG, HYBRID, sizing
 
-MLA = {**CONFIG, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+MLA = {**CONFIG, "model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
 def test_kv_that_is_stated_is_exact() -> None:
