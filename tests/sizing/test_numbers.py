@@ -52,6 +52,25 @@ def test_memory_of_a_device_gives_a_range() -> None:
     assert any("activations" in text for text in prefill.assumed)
 
 
+FP8_KV = {"num_bits": 8, "type": "float", "dynamic": False}
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "modelopt", "kv_cache_scheme": FP8_KV},
+        {"quant_method": "compressed-tensors", "kv_cache_scheme": FP8_KV},
+        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+    ],
+)
+def test_the_checkpoint_asks_for_kv_of_8_bits(quantization: dict[str, Any]) -> None:
+    asked = {**CONFIG, "quantization_config": quantization}
+    for args, blocks in (({}, 4096), ({"kv-cache-dtype": "auto"}, 4096), ({"kv-cache-dtype": "bfloat16"}, 2048)):
+        prefill = sizing({"engine": {"args": args}}, config=asked).roles[0]
+        assert prefill.blocks is not None
+        assert prefill.blocks.low == blocks
+
+
 def test_l1_of_all_ranks_and_of_one() -> None:
     tp = {"prefill": {"parallel": {"tp": 2}}, "platform": "cuda"}
     node, rank = (
