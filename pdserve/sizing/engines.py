@@ -13,7 +13,10 @@ from pdserve.models.weights import Sharding, Tensor, rank_weights
 from pdserve.plan.engines.kv_flags import drafts_for_itself, kv_flags
 from pdserve.plan.frozen import Frozen
 from pdserve.recipe import effective
+from pdserve.recipe.kv_memory import FLAG, stated_kv_bytes
+from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe, Role
+from pdserve.recipe.rules.engines import flag_path
 from pdserve.roles import EngineRole
 from pdserve.sizing.given import GIB, Given, Span
 
@@ -105,7 +108,7 @@ def size_role(
         )
         held = rank_weights(tensors, sharding)
         weights = Span(low=held.low, high=held.high)
-    memory = _kv_memory(recipe, role, args, weights, given, assumed)
+    memory = _kv_memory(recipe, name, role, args, weights, given, assumed)
     blocks = _blocks(cache, args, memory)
     requests = tokens = None
     if blocks is not None:
@@ -146,6 +149,7 @@ def size_role(
 
 def _kv_memory(
     recipe: Recipe,
+    name: EngineRole,
     role: Role,
     args: Mapping[str, Any],
     weights: Span | None,
@@ -153,14 +157,22 @@ def _kv_memory(
     assumed: list[str],
 ) -> Span | None:
     """Bytes that one rank has for KV."""
-    stated = args.get("kv-cache-memory-bytes")
-    if isinstance(stated, int) and not isinstance(stated, bool):
+    try:
+        stated = stated_kv_bytes(recipe, role)
+    except ValueError:
+        where = dotted(flag_path(recipe, name, FLAG))
+        raise RecipeError(
+            f"vLLM takes no {FLAG}: {args[FLAG]}",
+            where=where,
+            cause="it has to be a whole number of bytes, or one with a suffix: 8G is 8 GiB, 8.5g are 8.5 * 10^9 bytes",
+            todo=f"write {where}: 8G, or the bytes that KV shall have",
+        ) from None
+    if stated is not None:
         return Span(low=stated, high=stated)
-    if recipe.platform == "cpu":
-        space = str(effective.env_of(recipe, role).get("VLLM_CPU_KVCACHE_SPACE", ""))
-        return Span(low=int(space) * GIB, high=int(space) * GIB) if space.isdigit() else None
     if given.kv_gib is not None:
         return Span(low=given.kv_gib * GIB, high=given.kv_gib * GIB)
+    if recipe.platform == "cpu":
+        return None
     if given.device_gib is None or weights is None:
         return None
     share = args.get("gpu-memory-utilization", UTILIZATION)

@@ -10,7 +10,7 @@ from pdserve.errors import RecipeError
 from pdserve.models.weights import Tensor
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.sizing.engines import BESIDE_KV_GIB
-from pdserve.sizing.given import GIB, Given
+from pdserve.sizing.given import GIB, Given, Span
 from pdserve.sizing.whole import size_recipe
 from tests.plan.kit import LMCACHE, MOONCAKE, NIXL, VERSIONS, on_gpus, recipe, with_lmcache
 from tests.sizing.kit import CONFIG, HYBRID, sizing
@@ -50,6 +50,22 @@ def test_memory_of_a_device_gives_a_range() -> None:
     assert prefill.kv_bytes.low == pytest.approx((40 - 1 - BESIDE_KV_GIB.high) * GIB)
     assert prefill.kv_bytes.high == pytest.approx((40 - 1 - BESIDE_KV_GIB.low) * GIB)
     assert any("activations" in text for text in prefill.assumed)
+
+
+def test_memory_for_kv_with_a_suffix_of_vllm() -> None:
+    prefill = sizing(on_gpus(), {"engine": {"args": {"kv-cache-memory-bytes": "8G"}}}).roles[0]
+    assert prefill.kv_bytes == Span(low=8 * GIB, high=8 * GIB)
+    with pytest.raises(RecipeError, match="vLLM takes no kv-cache-memory-bytes: 8GB") as refused:
+        sizing(on_gpus(), {"prefill": {"args": {"kv-cache-memory-bytes": "8GB"}}})
+    assert refused.value.where == "prefill.args.kv-cache-memory-bytes"
+    assert refused.value.todo is not None
+
+
+def test_memory_for_kv_on_a_cpu_by_an_option() -> None:
+    left = {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": ""}}}
+    assert sizing(left, device_gib=80).roles[0].kv_bytes is None, "a CPU has no memory of a device"
+    assert sizing(left, kv_gib=4).roles[0].kv_bytes == Span(low=4 * GIB, high=4 * GIB)
+    assert sizing(kv_gib=4).roles[0].kv_bytes == Span(low=GIB, high=GIB), "what the recipe states comes first"
 
 
 FP8_KV = {"num_bits": 8, "type": "float", "dynamic": False}
