@@ -19,6 +19,7 @@ from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.rules.engines import flag_path
 from pdserve.roles import EngineRole
 from pdserve.sizing.given import GIB, Given, Span
+from pdserve.sizing.online import assumption, at_least, quantized_bits
 
 UTILIZATION = 0.92
 """vLLM's default of gpu-memory-utilization from 0.22 on."""
@@ -106,8 +107,7 @@ def size_role(
             drafts=drafts,
             model_bytes=int(element_bytes(flags.dtype)),
         )
-        held = rank_weights(tensors, sharding)
-        weights = Span(low=held.low, high=held.high)
+        weights = _weights(tensors, sharding, args, config, assumed)
     memory = _kv_memory(recipe, name, role, args, weights, given, assumed)
     blocks = _blocks(cache, args, memory)
     requests = tokens = None
@@ -145,6 +145,21 @@ def size_role(
         ),
         cache=cache,
     )
+
+
+def _weights(
+    tensors: tuple[Tensor, ...],
+    sharding: Sharding,
+    args: Mapping[str, Any],
+    config: Mapping[str, Any],
+    assumed: list[str],
+) -> Span:
+    """Bytes of one rank."""
+    held = rank_weights(tensors, sharding)
+    if (bits := quantized_bits(args, config)) is None:
+        return Span(low=held.low, high=held.high)
+    assumed.append(assumption(args, bits))
+    return Span(low=rank_weights(at_least(tensors, bits), sharding).low, high=held.high)
 
 
 def _kv_memory(
