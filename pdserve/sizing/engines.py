@@ -56,6 +56,7 @@ class RoleSize(Frozen):
     """Of attention, as vLLM will have it."""
     block_bytes: int
     token_bytes: float
+    """On the rank that holds most layers."""
     groups: tuple[GroupSize, ...]
     blocks: Span | None
     """Of one rank; each DP rank of an instance has as many."""
@@ -127,7 +128,7 @@ def size_role(
             kv_bytes=memory,
             block_size=cache.flags.block_size,
             block_bytes=cache.block_bytes,
-            token_bytes=cache.token_bytes,
+            token_bytes=cache.rank_token_bytes,
             groups=tuple(
                 GroupSize(
                     keeps=group.keeps,

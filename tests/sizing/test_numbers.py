@@ -119,6 +119,29 @@ def test_heads_that_several_ranks_of_decode_hold_are_sent_to_each() -> None:
     assert [size.request_bytes >> 20 for size in sizes if size is not None] == [4, 4, 8]
 
 
+WINDOWS = {**CONFIG, "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 2}
+
+
+@pytest.mark.parametrize(("prompt", "of_a_window"), [(64, 4), (8192, 9)])
+def test_of_a_window_its_blocks_and_one_more_are_sent(prompt: int, of_a_window: int) -> None:
+    """Not what prefill holds while it computes: batches of 2048 tokens are in flight there."""
+    long = {"engine": {"args": {"max-model-len": 16384, "block-size": 16}}}
+    made = sizing(on_gpus(), long, config=WINDOWS, prompt_tokens=prompt).transfer
+    assert made is not None
+    assert made.request_bytes == (of_a_window + prompt // 16) * 2 * 16 * 1024
+    alone = {"engine": {"args": {"disable-hybrid-kv-cache-manager": True}}}
+    everything = sizing(on_gpus(), long, alone, config=WINDOWS, prompt_tokens=prompt).transfer
+    assert everything is not None
+    assert everything.request_bytes == prompt * 4 * 1024
+
+
+def test_kv_of_a_token_is_that_of_the_rank_with_most_layers() -> None:
+    split = {"prefill": {"parallel": {"pp": 2}}}
+    made = sizing(on_gpus(), split, with_lmcache(l1_size_gb=1), config={**CONFIG, "num_hidden_layers": 5})
+    assert made.roles[0].token_bytes == 3 * 1024
+    assert made.l1[0].token_bytes == 5 * 1024, "L1 keeps the KV of all ranks"
+
+
 def test_what_is_in_shared_memory() -> None:
     driven = {"prefill": {"connector": {"kind": "multi", "of": [LMCACHE, MOONCAKE]}}}
     section = {"lmcache": {"l1_size_gb": 2, "transfer_mode": "lmcache_driven"}}
