@@ -12,7 +12,10 @@ _GIB = 1 << 30
 _PLAIN = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _BINARY = re.compile(r"(\d{1,18})([KMGT])", re.ASCII)
 _DECIMAL = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([kmgt])", re.ASCII)
-_EXPONENT = {"k": 1, "m": 2, "g": 3, "t": 4}
+_FACTORS = {
+    **{"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12},
+    **{"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40},
+}
 
 
 def vllm_int(value: object) -> int:
@@ -23,9 +26,9 @@ def vllm_int(value: object) -> int:
         if _PLAIN.fullmatch(text):
             return int(text)
         if match := _BINARY.fullmatch(text):
-            return int(match[1]) * 1024 ** _EXPONENT[match[2].lower()]
+            return int(match[1]) * _FACTORS[match[2]]
         if match := _DECIMAL.fullmatch(text):
-            return int(float(match[1]) * 1000 ** _EXPONENT[match[2]])
+            return int(float(match[1]) * _FACTORS[match[2]])
     raise ValueError(f"no number of vLLM: {value!r}")
 
 
