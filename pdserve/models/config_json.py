@@ -41,8 +41,16 @@ class _Text(BaseModel):
     num_attention_heads: _Size = None
     num_key_value_heads: _Size = None
     num_kv_heads: _Size = None
+    n_head_kv: _Size = None
+    multi_query: bool | None = None
+    multi_query_attention: bool | None = None
+    multi_query_group_num: _Size = None
+    new_decoder_architecture: bool | None = None
+    num_attention_groups: _Size = None
+    num_kv_shared_layers: _Layers = None
     head_dim: _Size = None
     attention_head_dim: _Size = None
+    hidden_size_per_head: _Size = None
     global_head_dim: _Size = None
     num_global_key_value_heads: _Size = None
     v_head_dim: _Size = None

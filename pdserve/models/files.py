@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from pdserve.errors import PreflightError
-from pdserve.models import config_json
+from pdserve.models import config_json, quantization
 from pdserve.models.headers import HeaderError, tensors_of
 from pdserve.models.weights import Tensor
 from pdserve.weights.files import INDEX, CacheFolder, heavy, indexed
@@ -53,18 +55,35 @@ def snapshot(cache: Path, model: str, revision: str | None) -> Path | None:
 
 
 def config_in(folder: Path) -> dict[str, Any] | None:
-    """The content of its config.json; None: there is none that can be read, which preflight refuses on the node.
+    """The content of its config.json, with that of hf_quant_config.json as vLLM adds it; None: there is none that can
+    be read, which preflight refuses on the node.
 
     Raises PreflightError for one whose keys have types that they have in no model.
     """
     file = folder / "config.json"
+    if (text := _small(file)) is None:
+        return None
+    config = config_json.read(text, str(file), f"correct the file, or fetch the model again into {folder}")
+    if config is None or (separate := _small(folder / quantization.SEPARATE)) is None:
+        return config
+    try:
+        return quantization.with_separate(config, from_json(separate))
+    except ValueError as error:
+        raise PreflightError(
+            f"{quantization.SEPARATE} cannot be read: {error}",
+            where=str(folder / quantization.SEPARATE),
+            cause="the file was edited or damaged, or a download was cut off",
+            todo=f"correct the file, or fetch the model again into {folder}",
+        ) from error
+
+
+def _small(file: Path) -> bytes | None:
     try:
         if not file.is_file() or file.stat().st_size > _LARGEST_CONFIG:
             return None
-        text = file.read_bytes()
+        return file.read_bytes()
     except (OSError, ValueError):
         return None
-    return config_json.read(text, str(file), f"correct the file, or fetch the model again into {folder}")
 
 
 def read(folder: Path, *, load_format: str = "auto") -> ModelFiles:

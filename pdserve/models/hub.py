@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from pydantic_core import from_json
+
 from pdserve.errors import PreflightError
-from pdserve.models import config_json
+from pdserve.models import config_json, quantization
 from pdserve.models.files import MAIN
 
 if TYPE_CHECKING:
@@ -22,7 +24,35 @@ _OFFLINE = ("1", "true", "yes", "on")
 def fetch_config(
     model: str, revision: str | None, environ: Mapping[str, str], transport: httpx.BaseTransport | None = None
 ) -> dict[str, Any]:
-    """HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE of `environ` count, as for huggingface_hub. Raises PreflightError."""
+    """With that of hf_quant_config.json as vLLM adds it. HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE of `environ` count,
+    as for huggingface_hub. Raises PreflightError."""
+
+    def get(file: str, missing_ok: bool = False) -> httpx.Response | None:
+        return _get(model, revision, file, environ, transport, missing_ok)
+
+    answer = get("config.json")
+    assert answer is not None
+    config = config_json.read(answer.content, "model.id", "correct model.id or model.revision")
+    if config is None:
+        raise _failed(model, f"what {_asked(answer)} answers is no JSON object", _PROXY)
+    if config.get(quantization.KEY) is None and (separate := get(quantization.SEPARATE, missing_ok=True)) is not None:
+        try:
+            return quantization.with_separate(config, from_json(separate.content))
+        except ValueError as error:
+            what = f"the {quantization.SEPARATE} that {_asked(separate)} answers is no JSON: {error}"
+            raise _failed(model, what, _PROXY) from error
+    return config
+
+
+def _get(
+    model: str,
+    revision: str | None,
+    file: str,
+    environ: Mapping[str, str],
+    transport: httpx.BaseTransport | None,
+    missing_ok: bool,
+) -> httpx.Response | None:
+    """None: there is no such file, and that is `missing_ok`."""
     import httpx
 
     if environ.get("HF_HUB_OFFLINE", "").lower() in _OFFLINE:
@@ -31,10 +61,12 @@ def fetch_config(
     token = environ.get("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        url = httpx.URL(f"{endpoint}/{model}/resolve/{quote(revision or MAIN, safe='')}/config.json")
+        url = httpx.URL(f"{endpoint}/{model}/resolve/{quote(revision or MAIN, safe='')}/{file}")
         with httpx.Client(transport=transport, timeout=_SECONDS, follow_redirects=True) as client:
             answer = client.get(url, headers=headers)
-        answer.raise_for_status()
+        if missing_ok and answer.status_code == httpx.codes.NOT_FOUND:
+            return None
+        return answer.raise_for_status()
     except httpx.HTTPStatusError as error:
         code = error.response.status_code
         if code in (401, 403):
@@ -54,10 +86,11 @@ def fetch_config(
         raise _failed(
             model, f"{url.host} cannot be reached: {error}", "check the network and HF_ENDPOINT, or leave out --online"
         ) from error
-    config = config_json.read(answer.content, "model.id", "correct model.id or model.revision")
-    if config is None:
-        raise _failed(model, f"what {url.host} answers is no JSON object", _PROXY)
-    return config
+
+
+def _asked(answer: httpx.Response) -> str:
+    """The host, before it sent us to another one."""
+    return (answer.history or [answer])[0].url.host
 
 
 def _failed(model: str, cause: str, todo: str) -> PreflightError:

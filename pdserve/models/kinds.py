@@ -22,7 +22,10 @@ _MIXED: Mapping[str, tuple[str, ...]] = {"hybrid": ("full", "recurrent"), "hybri
 _NOTHING = frozenset({"mlp", "moe", "dense", "sparse"})
 """Layers that keep no KV."""
 INTERLEAVED = frozenset(
-    {"gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "cohere2", "gpt_oss"}
+    {
+        *("gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text"),
+        *("cohere2", "gpt_oss", "step3p5"),
+    }
 )
 """Models that mix windows and full attention although their config.json may name the window alone."""
 STATE_KEYS = ("mamba_d_state", "mamba_num_heads", "mamba_d_ssm", "mamba_d_conv", "ssm_cfg", "state_size")

@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pdserve.models.layers import Keeps, Layer, UnknownModelError
+from pdserve.models.layers import Keeps, Layer
+from pdserve.models.unknown import UnknownModelError
 
 _ELEMENT_BYTES = {"float32": 4.0, "float16": 2.0, "half": 2.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0}
 _NVFP4 = 1 / 2 + 1 / 16
@@ -62,6 +63,8 @@ class CacheGroup:
     blocks_a_request: int
     """At max-model-len."""
     latent: bool = False
+    reach: int = 0
+    """Tokens of the window or of the chunk."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,14 @@ class KvCache:
     groups: tuple[CacheGroup, ...]
     block_bytes: int
     """Of one block of the pool, on the rank that holds most layers."""
+    rank_token_bytes: float
+    """What the blocks of one token take on that rank when every group keeps every token."""
     ranks_share: bool
     """All that is kept is the same on every TP rank (MLA alone)."""
 
     @property
     def token_bytes(self) -> float:
-        """What the blocks of one token take on the largest rank when every group keeps every token."""
+        """The same over all pipeline stages, one rank of each."""
         return sum(group.page_bytes * len(group.layers) / group.block for group in self.groups)
 
     @property
@@ -146,15 +151,24 @@ def kv_cache(layers: Sequence[Layer], flags: KvFlags) -> KvCache:
             layers=tuple(indices),
             blocks_a_request=_blocks_a_request(spec, flags),
             latent=spec.latent,
+            reach=spec.reach,
         )
         for spec, indices in buckets
     )
     number = max(layer.index for layer in layers) + 1
     stages = [range(*bounds) for bounds in stage_bounds(number, flags.pp)]
-    widest = max(
-        sum(1 for index in group.layers if index in stage) * group.page_bytes for group in groups for stage in stages
+    return KvCache(
+        flags,
+        groups,
+        block_bytes=max(_bytes_of(group, stage) for group in groups for stage in stages),
+        rank_token_bytes=max(sum(_bytes_of(group, stage) / group.block for group in groups) for stage in stages),
+        ranks_share=all(spec.latent for spec in specs.values()),
     )
-    return KvCache(flags, groups, widest, ranks_share=all(spec.latent for spec in specs.values()))
+
+
+def _bytes_of(group: CacheGroup, stage: range) -> int:
+    """Of a block, in the layers of a pipeline stage."""
+    return sum(1 for index in group.layers if index in stage) * group.page_bytes
 
 
 def stage_bounds(layers: int, pp: int) -> list[tuple[int, int]]:

@@ -12,15 +12,13 @@ from typing import Any, Literal
 
 from pdserve.models import kinds
 from pdserve.models.config_json import texts
+from pdserve.models.heads import head_size_of, kv_heads_of, latent_size_of, number_of
 from pdserve.models.state import State, state_of
+from pdserve.models.unknown import UnknownModelError
 
 Keeps = Literal["full", "window", "chunk", "recurrent"]
 _LETTERS: Mapping[str, Keeps] = {"M": "recurrent", "*": "full"}
 """Of hybrid_override_pattern; the others keep nothing."""
-
-
-class UnknownModelError(Exception):
-    """The config.json does not allow to compute this. The message is a clause: why."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +58,15 @@ def layers_of(config: Mapping[str, Any], *, drafts: bool = False) -> tuple[Layer
     Raises UnknownModelError.
     """
     text = text_config(config)
-    number = _number(text, "num_hidden_layers")
+    number = number_of(text, "num_hidden_layers")
     named = list(_keeps(text, number))
     if drafts:
         # vLLM appends them: attention over everything, as in the last full layers of the model.
         modules = text.get("num_nextn_predict_layers") or text.get("mtp_num_hidden_layers") or 0
         if not modules:
             raise UnknownModelError("its config.json names no MTP modules (num_nextn_predict_layers)")
+        if len(text.get("layer_types") or ()) > number:
+            raise UnknownModelError("what its MTP modules keep is not known here (layer_types)")
         named += ["full"] * modules
     return tuple(_layer(text, index, keeps) for index, keeps in enumerate(named) if keeps is not None)
 
@@ -78,20 +78,11 @@ def _layer(text: Mapping[str, Any], index: int, keeps: Keeps) -> Layer:
             raise UnknownModelError(f"the recurrent state of {text.get('model_type')!r} models is not known here")
         return Layer(index, keeps, state=state)
     reach = {"window": "sliding_window", "chunk": "attention_chunk_size"}.get(keeps)
-    window = _number(text, reach) if reach else 0
-    if text.get("kv_lora_rank"):
-        if text.get("index_topk"):
-            raise UnknownModelError("sparse MLA keeps an index beside its KV, whose size is not known here")
-        return Layer(index, keeps, 1, text["kv_lora_rank"] + _number(text, "qk_rope_head_dim"), reach=window)
-    heads = _number(text, "num_attention_heads")
-    head_size = text.get("head_dim") or text.get("attention_head_dim") or _number(text, "hidden_size") // heads
-    kv_heads = text.get("num_key_value_heads") or text.get("num_kv_heads") or heads
-    if not head_size:
-        raise UnknownModelError("its hidden_size is less than its num_attention_heads")
-    for key in ("global_head_dim", "num_global_key_value_heads", "v_head_dim"):
-        if text.get(key) not in (None, head_size):
-            raise UnknownModelError(f"its layers keep KV of different sizes ({key})")
-    return Layer(index, keeps, kv_heads, head_size, head_size, reach=window)
+    window = number_of(text, reach) if reach else 0
+    if latent := latent_size_of(text):
+        return Layer(index, keeps, 1, latent, reach=window)
+    size = head_size_of(text)
+    return Layer(index, keeps, kv_heads_of(text), size, size, reach=window)
 
 
 def _keeps(text: Mapping[str, Any], number: int) -> Iterator[Keeps | None]:
@@ -99,12 +90,16 @@ def _keeps(text: Mapping[str, Any], number: int) -> Iterator[Keeps | None]:
     model = str(text.get("model_type", ""))
     if text.get("compress_ratios"):
         raise UnknownModelError("compressed attention (compress_ratios) is not known here")
+    if text.get("num_kv_shared_layers"):
+        raise UnknownModelError("some of its layers use the KV of others (num_kv_shared_layers)")
     if isinstance(pattern := text.get("hybrid_override_pattern"), str):
         yield from (_LETTERS.get(letter) for letter in pattern)
         return
     named = text.get("layer_types") or text.get("layers_block_type")
     if isinstance(named, Sequence) and not isinstance(named, str):
-        yield from (_named(kind, text) for kind in named)
+        if len(named) < number:
+            raise UnknownModelError(f"its config.json names the kinds of {len(named)} layers, and it has {number}")
+        yield from (_named(kind, text) for kind in named[:number])  # what follows are MTP modules (Step3p5)
         return
     if text.get("attn_type_list") or text.get("linear_attn_config") or model in ("falcon_h1", "zamba2"):
         raise UnknownModelError(f"which layers of {model!r} models keep what is not known here")
@@ -159,10 +154,3 @@ def _named(kind: object, text: Mapping[str, Any]) -> Keeps | None:
     if kept[0] == "window":
         return "chunk" if kind == "chunked_attention" else "window"
     return "full" if kept[0] == "full" else "recurrent"
-
-
-def _number(text: Mapping[str, Any], key: str) -> int:
-    value = text.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise UnknownModelError(f"its config.json has no usable {key}")
-    return value

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.models import files
-from pdserve.models.layers import UnknownModelError
+from pdserve.models.unknown import UnknownModelError
 from pdserve.operations.estimates.aisimulate import estimated
 from pdserve.operations.lookups.replay import hit_rates
 from pdserve.operations.plan_recipe import Planned, located, model_folder, plan_for

@@ -13,9 +13,13 @@ from pdserve.models.weights import Sharding, Tensor, rank_weights
 from pdserve.plan.engines.kv_flags import drafts_for_itself, kv_flags
 from pdserve.plan.frozen import Frozen
 from pdserve.recipe import effective
+from pdserve.recipe.kv_memory import FLAG, stated_kv_bytes
+from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe, Role
+from pdserve.recipe.rules.engines import flag_path
 from pdserve.roles import EngineRole
 from pdserve.sizing.given import GIB, Given, Span
+from pdserve.sizing.online import assumption, at_least, quantized_bits
 
 UTILIZATION = 0.92
 """vLLM's default of gpu-memory-utilization from 0.22 on."""
@@ -52,6 +56,7 @@ class RoleSize(Frozen):
     """Of attention, as vLLM will have it."""
     block_bytes: int
     token_bytes: float
+    """On the rank that holds most layers."""
     groups: tuple[GroupSize, ...]
     blocks: Span | None
     """Of one rank; each DP rank of an instance has as many."""
@@ -88,13 +93,14 @@ def size_role(
     args, text = effective.args_of(recipe, role), text_config(config)
     flags, assumed = kv_flags(recipe, name, role, config, given.device_gib)
     drafts = drafts_for_itself(args)
-    cache = kv_cache(layers_of(config, drafts=drafts), flags)
+    layers = layers_of(config, drafts=drafts)
+    cache = kv_cache(layers, flags)
     parallel = role.parallel
     weights = None
     if tensors:
         sharding = Sharding(
             layers=text["num_hidden_layers"],
-            kv_heads=text.get("num_key_value_heads") or text.get("num_attention_heads") or 1,
+            kv_heads=max((layer.kv_heads for layer in layers), default=0),
             tp=parallel.tp,
             pp=parallel.pp,
             dp=parallel.dp,
@@ -102,9 +108,8 @@ def size_role(
             drafts=drafts,
             model_bytes=int(element_bytes(flags.dtype)),
         )
-        held = rank_weights(tensors, sharding)
-        weights = Span(low=held.low, high=held.high)
-    memory = _kv_memory(recipe, role, args, weights, given, assumed)
+        weights = _weights(tensors, sharding, args, config, assumed)
+    memory = _kv_memory(recipe, name, role, args, weights, given, assumed)
     blocks = _blocks(cache, args, memory)
     requests = tokens = None
     if blocks is not None:
@@ -123,7 +128,7 @@ def size_role(
             kv_bytes=memory,
             block_size=cache.flags.block_size,
             block_bytes=cache.block_bytes,
-            token_bytes=cache.token_bytes,
+            token_bytes=cache.rank_token_bytes,
             groups=tuple(
                 GroupSize(
                     keeps=group.keeps,
@@ -143,8 +148,24 @@ def size_role(
     )
 
 
+def _weights(
+    tensors: tuple[Tensor, ...],
+    sharding: Sharding,
+    args: Mapping[str, Any],
+    config: Mapping[str, Any],
+    assumed: list[str],
+) -> Span:
+    """Bytes of one rank."""
+    held = rank_weights(tensors, sharding)
+    if (bits := quantized_bits(args, config)) is None:
+        return Span(low=held.low, high=held.high)
+    assumed.append(assumption(args, bits))
+    return Span(low=rank_weights(at_least(tensors, bits), sharding).low, high=held.high)
+
+
 def _kv_memory(
     recipe: Recipe,
+    name: EngineRole,
     role: Role,
     args: Mapping[str, Any],
     weights: Span | None,
@@ -152,14 +173,22 @@ def _kv_memory(
     assumed: list[str],
 ) -> Span | None:
     """Bytes that one rank has for KV."""
-    stated = args.get("kv-cache-memory-bytes")
-    if isinstance(stated, int) and not isinstance(stated, bool):
+    try:
+        stated = stated_kv_bytes(recipe, role)
+    except ValueError:
+        where = dotted(flag_path(recipe, name, FLAG))
+        raise RecipeError(
+            f"vLLM takes no {FLAG}: {args[FLAG]}",
+            where=where,
+            cause="it has to be a whole number of bytes, or one with a suffix: 8G is 8 GiB, 8.5g are 8.5 * 10^9 bytes",
+            todo=f"write {where}: 8G, or the bytes that KV shall have",
+        ) from None
+    if stated is not None:
         return Span(low=stated, high=stated)
-    if recipe.platform == "cpu":
-        space = str(effective.env_of(recipe, role).get("VLLM_CPU_KVCACHE_SPACE", ""))
-        return Span(low=int(space) * GIB, high=int(space) * GIB) if space.isdigit() else None
     if given.kv_gib is not None:
         return Span(low=given.kv_gib * GIB, high=given.kv_gib * GIB)
+    if recipe.platform == "cpu":
+        return None
     if given.device_gib is None or weights is None:
         return None
     share = args.get("gpu-memory-utilization", UTILIZATION)

@@ -65,6 +65,10 @@ def transfer(decode: RoleSize, cache: KvCache, given: Given) -> RequestTransfer 
 def _sent_blocks(group: CacheGroup, prompt_tokens: int) -> int:
     if group.keeps == "recurrent":
         return 1
+    if group.keeps == "window":
+        # NIXL and Mooncake send the window and a block more (nixl/base_scheduler.py, mooncake_connector.py:
+        # blocks_per_sw), whatever else prefill holds while it computes.
+        return min(math.ceil(prompt_tokens / group.block), math.ceil(group.reach / group.block) + 1)
     return min(math.ceil(prompt_tokens / group.block), group.blocks_a_request)
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.models.layers import UnknownModelError
+from pdserve.models.unknown import UnknownModelError
 from pdserve.plan.engines.kv_groups import good_chunk, table_groups
 from pdserve.recipe.load.corrections import as_name
 from pdserve.recipe.load.environment import escape

@@ -11,7 +11,8 @@ import pytest
 from pdserve.errors import PreflightError
 from pdserve.models import files
 from pdserve.models.kv_cache import KvFlags, kv_cache
-from pdserve.models.layers import UnknownModelError, layers_of
+from pdserve.models.layers import layers_of
+from pdserve.models.unknown import UnknownModelError
 from tests.models.tiny_configs import TINY
 
 LLAMA = next(tiny.config for tiny in TINY if tiny.name == "llama")

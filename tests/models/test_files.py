@@ -59,6 +59,23 @@ def test_a_folder(tmp_path: Path) -> None:
     assert model.file_bytes == first.stat().st_size + second.stat().st_size
 
 
+def test_the_quantization_that_modelopt_wrote_beside_config_json(tmp_path: Path) -> None:
+    separate = {"producer": {"name": "modelopt"}, "quantization": {"kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(separate))
+    (tmp_path / "config.json").write_text('{"quantization_config": null}')
+    assert files.config_in(tmp_path) == {"quantization_config": separate}
+    (tmp_path / "config.json").write_text('{"quantization_config": {}}')
+    assert files.config_in(tmp_path) == {"quantization_config": {}}, "vLLM does not look further"
+
+
+def test_a_broken_quantization_beside_config_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "hf_quant_config.json").write_text("{")
+    with pytest.raises(PreflightError, match=r"hf_quant_config\.json cannot be read") as refused:
+        files.config_in(tmp_path)
+    assert refused.value.todo is not None
+
+
 def test_weights_that_are_not_all_there_are_not_counted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     first = safetensors(tmp_path / "model-1.safetensors", {"a": tensor(1)})

@@ -13,8 +13,17 @@ from pdserve.models.hub import fetch_config
 TOKEN = "hf_secret"
 
 
-def fetch(answer: Callable[[httpx.Request], httpx.Response], **environ: str) -> dict[str, object]:
-    return fetch_config("org/name", "v 1", environ, httpx.MockTransport(answer))
+def fetch(
+    answer: Callable[[httpx.Request], httpx.Response], separate: httpx.Response | None = None, **environ: str
+) -> dict[str, object]:
+    """`separate`: what the hub answers for hf_quant_config.json; None: it has none."""
+
+    def hub(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/hf_quant_config.json"):
+            return separate or httpx.Response(404)
+        return answer(request)
+
+    return fetch_config("org/name", "v 1", environ, httpx.MockTransport(hub))
 
 
 def test_url_and_token() -> None:
@@ -27,6 +36,17 @@ def test_url_and_token() -> None:
     assert fetch(answer, HF_TOKEN=TOKEN, HF_ENDPOINT="https://mirror.example/") == {"model_type": "llama"}
     assert str(seen[0].url) == "https://mirror.example/org/name/resolve/v%201/config.json"
     assert seen[0].headers["authorization"] == f"Bearer {TOKEN}"
+
+
+def test_the_quantization_that_modelopt_wrote_beside_it() -> None:
+    separate = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    made = fetch(lambda _: httpx.Response(200, json={"model_type": "llama"}), httpx.Response(200, json=separate))
+    assert made == {"model_type": "llama", "quantization_config": separate}
+    own = {"quantization_config": {"quant_method": "fp8"}}
+    assert fetch(lambda _: httpx.Response(200, json=own), httpx.Response(200, json=separate)) == own
+    with pytest.raises(PreflightError) as refused:
+        fetch(lambda _: httpx.Response(200, json={}), httpx.Response(200, content=b"<html>"))
+    assert "hf_quant_config.json that huggingface.co answers is no JSON" in str(refused.value.cause)
 
 
 def test_a_token_does_not_follow_to_another_host() -> None:

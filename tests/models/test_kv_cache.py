@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from pdserve.models.kv_cache import KvFlags, kv_cache, stage_bounds
-from pdserve.models.layers import Layer, UnknownModelError, layers_of
+from pdserve.models.layers import Layer, layers_of
+from pdserve.models.unknown import UnknownModelError
 from tests.models.kv_of_tiny import cache_of, numbers_of, sorted_groups
 from tests.models.tiny_configs import TINY, Tiny
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.models.layers import UnknownModelError, layers_of, text_config
+from pdserve.models.layers import layers_of, text_config
+from pdserve.models.unknown import UnknownModelError
 
 BASE: dict[str, Any] = {
     "model_type": "llama",
@@ -26,6 +27,51 @@ def test_heads_and_their_size() -> None:
     assert (layer.kv_heads, layer.head_size, layer.value_size) == (2, 64, 64)
     assert layers_of({**BASE, "head_dim": 128})[0].head_size == 128
     assert layers_of({key: BASE[key] for key in BASE if key != "num_key_value_heads"})[0].kv_heads == 8
+
+
+WITHOUT_KV_HEADS = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
+
+
+@pytest.mark.parametrize(
+    ("config", "heads"),
+    [
+        ({"model_type": "chatglm", "multi_query_attention": True, "multi_query_group_num": 2}, 2),
+        ({"model_type": "chatglm", "multi_query_attention": False, "multi_query_group_num": 2}, 8),
+        ({"model_type": "step3p5", "num_attention_groups": 4}, 4),
+        ({"model_type": "falcon", "multi_query": True}, 1),
+        ({"model_type": "falcon"}, 1),
+        ({"model_type": "falcon", "multi_query": False}, 8),
+        ({"model_type": "falcon", "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 4}, 4),
+        ({"n_head_kv": 4}, 4),
+        ({"num_kv_heads": 4, "num_key_value_heads": 2}, 4),
+        ({"num_key_value_heads": None}, 8),
+    ],
+)
+def test_heads_of_kv_by_the_keys_of_other_models(config: dict[str, Any], heads: int) -> None:
+    """In the order of vLLM's get_total_num_kv_heads, and as its falcon.py and chatglm.py have it."""
+    assert layers_of({**WITHOUT_KV_HEADS, **config})[0].kv_heads == heads
+
+
+def test_a_token_of_glm_4_9b_chat_takes_40_kib() -> None:
+    glm = {
+        **{"model_type": "chatglm", "num_hidden_layers": 40, "hidden_size": 4096, "num_attention_heads": 32},
+        **{"kv_channels": 128, "multi_query_attention": True, "multi_query_group_num": 2},
+    }
+    assert sum(layer.elements(1) for layer in layers_of(glm)) * 2 == 40_960
+
+
+def test_layers_behind_the_last_one_are_mtp_modules() -> None:
+    config = {**BASE, "sliding_window": 64, "layer_types": ["full_attention"] * 4 + ["sliding_attention"]}
+    assert keeps(**config) == ["full"] * 4
+    with pytest.raises(UnknownModelError, match="MTP modules"):
+        layers_of({**config, "num_nextn_predict_layers": 1}, drafts=True)
+
+
+def test_a_size_of_0_is_one_that_the_model_does_not_have() -> None:
+    """DeepSeek-OCR, whose language model keeps K and V."""
+    ocr = {"model_type": "deepseek_v2", "kv_lora_rank": None, "qk_rope_head_dim": 0, "v_head_dim": 0, "head_dim": 0}
+    layer = layers_of({**BASE, **ocr})[0]
+    assert (layer.kv_heads, layer.head_size, layer.value_size) == (2, 64, 64)
 
 
 def test_the_text_part_of_a_multimodal_model_counts() -> None:
@@ -71,7 +117,17 @@ def test_mtp_modules_keep_kv_where_the_model_drafts_for_itself() -> None:
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"compress_ratios": [4, 128]}, "compress_ratios"),
         ({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_topk": 2048}, "index"),
-        ({"kv_lora_rank": 512}, "qk_rope_head_dim"),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "qk_rope_head_dim"),
+        ({"model_type": "minicpm3", "kv_lora_rank": 256, "qk_rope_head_dim": 32}, "minicpm3"),
+        ({"model_type": "bailing_hybrid", "kv_lora_rank": 512, "qk_rope_head_dim": 64}, "bailing_hybrid"),
+        ({"model_type": "nemotron-nas", "block_configs": [{"attention": {"n_heads_in_group": 8}}]}, "block_configs"),
+        ({"model_type": "gemma3n_text", "num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        (
+            {"num_attention_groups": 4, "attention_other_setting": {"num_attention_groups": 2}},
+            "attention_other_setting",
+        ),
+        ({"head_dim": 64, "attention_other_setting": {"head_dim": 128}}, "attention_other_setting"),
+        ({"layer_types": ["full_attention"] * 3}, "3 layers"),
         ({"model_type": "kimi_linear", "linear_attn_config": {"kda_layers": [1]}}, "kimi_linear"),
         ({"model_type": "falcon_h1"}, "falcon_h1"),
         ({"model_type": "gpt_oss", "sliding_window": 128}, "gpt_oss"),

@@ -121,12 +121,15 @@ def test_a_revision_that_is_not_in_the_cache_is_unknown(cached: Path) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """A hub that has the config.json of every model; the paths that were asked for."""
+    """A hub that has the config.json of every model, and nothing else; the paths that were asked for."""
     asked: list[str] = []
 
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
+            if not self.path.endswith("/config.json"):
+                self.send_error(404)
+                return
             body = json.dumps(HYBRID).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
@@ -157,7 +160,7 @@ def test_the_hub_is_asked_only_on_request(hub: list[str], tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
     assert "prefill: weights of a rank: not known" in done.stdout
     assert "2 x recurrent" in done.stdout
-    assert hub == ["/org/name/resolve/main/config.json"] * 2
+    assert hub == [f"/org/name/resolve/main/{file}" for file in ("config.json", "hf_quant_config.json")] * 2
 
 
 def test_preflight_shows_the_same_edges(recipe: Path) -> None:

@@ -10,12 +10,12 @@ from pdserve.errors import RecipeError
 from pdserve.models.weights import Tensor
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.sizing.engines import BESIDE_KV_GIB
-from pdserve.sizing.given import GIB, Given
+from pdserve.sizing.given import GIB, Given, Span
 from pdserve.sizing.whole import size_recipe
 from tests.plan.kit import LMCACHE, MOONCAKE, NIXL, VERSIONS, on_gpus, recipe, with_lmcache
 from tests.sizing.kit import CONFIG, HYBRID, sizing
 
-MLA = {**CONFIG, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+MLA = {**CONFIG, "model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
 def test_kv_that_is_stated_is_exact() -> None:
@@ -52,6 +52,41 @@ def test_memory_of_a_device_gives_a_range() -> None:
     assert any("activations" in text for text in prefill.assumed)
 
 
+def test_memory_for_kv_with_a_suffix_of_vllm() -> None:
+    prefill = sizing(on_gpus(), {"engine": {"args": {"kv-cache-memory-bytes": "8G"}}}).roles[0]
+    assert prefill.kv_bytes == Span(low=8 * GIB, high=8 * GIB)
+    with pytest.raises(RecipeError, match="vLLM takes no kv-cache-memory-bytes: 8GB") as refused:
+        sizing(on_gpus(), {"prefill": {"args": {"kv-cache-memory-bytes": "8GB"}}})
+    assert refused.value.where == "prefill.args.kv-cache-memory-bytes"
+    assert refused.value.todo is not None
+
+
+def test_memory_for_kv_on_a_cpu_by_an_option() -> None:
+    left = {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": ""}}}
+    assert sizing(left, device_gib=80).roles[0].kv_bytes is None, "a CPU has no memory of a device"
+    assert sizing(left, kv_gib=4).roles[0].kv_bytes == Span(low=4 * GIB, high=4 * GIB)
+    assert sizing(kv_gib=4).roles[0].kv_bytes == Span(low=GIB, high=GIB), "what the recipe states comes first"
+
+
+FP8_KV = {"num_bits": 8, "type": "float", "dynamic": False}
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "modelopt", "kv_cache_scheme": FP8_KV},
+        {"quant_method": "compressed-tensors", "kv_cache_scheme": FP8_KV},
+        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+    ],
+)
+def test_the_checkpoint_asks_for_kv_of_8_bits(quantization: dict[str, Any]) -> None:
+    asked = {**CONFIG, "quantization_config": quantization}
+    for args, blocks in (({}, 4096), ({"kv-cache-dtype": "auto"}, 4096), ({"kv-cache-dtype": "bfloat16"}, 2048)):
+        prefill = sizing({"engine": {"args": args}}, config=asked).roles[0]
+        assert prefill.blocks is not None
+        assert prefill.blocks.low == blocks
+
+
 def test_l1_of_all_ranks_and_of_one() -> None:
     tp = {"prefill": {"parallel": {"tp": 2}}, "platform": "cuda"}
     node, rank = (
@@ -82,6 +117,29 @@ def test_a_request_on_the_link() -> None:
 def test_heads_that_several_ranks_of_decode_hold_are_sent_to_each() -> None:
     sizes = [sizing({"decode": {"parallel": {"tp": tp}}}, prompt_tokens=1000).transfer for tp in (1, 4, 8)]
     assert [size.request_bytes >> 20 for size in sizes if size is not None] == [4, 4, 8]
+
+
+WINDOWS = {**CONFIG, "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 2}
+
+
+@pytest.mark.parametrize(("prompt", "of_a_window"), [(64, 4), (8192, 9)])
+def test_of_a_window_its_blocks_and_one_more_are_sent(prompt: int, of_a_window: int) -> None:
+    """Not what prefill holds while it computes: batches of 2048 tokens are in flight there."""
+    long = {"engine": {"args": {"max-model-len": 16384, "block-size": 16}}}
+    made = sizing(on_gpus(), long, config=WINDOWS, prompt_tokens=prompt).transfer
+    assert made is not None
+    assert made.request_bytes == (of_a_window + prompt // 16) * 2 * 16 * 1024
+    alone = {"engine": {"args": {"disable-hybrid-kv-cache-manager": True}}}
+    everything = sizing(on_gpus(), long, alone, config=WINDOWS, prompt_tokens=prompt).transfer
+    assert everything is not None
+    assert everything.request_bytes == prompt * 4 * 1024
+
+
+def test_kv_of_a_token_is_that_of_the_rank_with_most_layers() -> None:
+    split = {"prefill": {"parallel": {"pp": 2}}}
+    made = sizing(on_gpus(), split, with_lmcache(l1_size_gb=1), config={**CONFIG, "num_hidden_layers": 5})
+    assert made.roles[0].token_bytes == 3 * 1024
+    assert made.l1[0].token_bytes == 5 * 1024, "L1 keeps the KV of all ranks"
 
 
 def test_what_is_in_shared_memory() -> None:

@@ -15,7 +15,8 @@ from pdserve.known import defects
 from pdserve.known.defects import Defect, affected
 from pdserve.models.kinds import KvHints, hints_of
 from pdserve.models.kv_cache import kv_cache
-from pdserve.models.layers import UnknownModelError, layers_of
+from pdserve.models.layers import layers_of
+from pdserve.models.unknown import UnknownModelError
 from pdserve.plan.engines.kv_flags import kv_flags
 from pdserve.plan.engines.kv_groups import (
     Group,

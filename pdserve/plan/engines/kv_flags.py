@@ -9,6 +9,7 @@ from pdserve.errors import RecipeError
 from pdserve.models.kinds import hints_of
 from pdserve.models.kv_cache import KvFlags
 from pdserve.models.layers import text_config
+from pdserve.models.quantization import kv_dtype_of
 from pdserve.recipe import effective
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe, Role
@@ -26,7 +27,7 @@ def kv_flags(
 ) -> tuple[KvFlags, list[str]]:
     """What decides the KV cache, and what had to be assumed for it. `device_gib`: vLLM's batch depends on it.
 
-    Raises RecipeError for a flag whose value cannot be counted with.
+    Raises RecipeError for a flag whose value cannot be counted with, UnknownModelError for a model.
     """
     args, text, assumed = effective.args_of(recipe, role), text_config(config), list[str]()
 
@@ -72,7 +73,9 @@ def kv_flags(
         batch = next(tokens for gib, tokens in _BATCHES if (device_gib or 0) >= gib)
         batch *= role.parallel.tp * role.parallel.pp if on_cpu else 1
     overlapping = 0 if on_cpu or args.get("async-scheduling") is False else 1
-    cache_dtype = args.get("kv-cache-dtype") or _checkpoint_kv(config) or "auto"
+    cache_dtype = str(args.get("kv-cache-dtype") or "auto")
+    if cache_dtype == "auto":
+        cache_dtype = kv_dtype_of(config, latent=bool(text.get("kv_lora_rank"))) or "auto"
     state_dtype = args.get("mamba-ssm-cache-dtype")
     if on_cpu and state_dtype in (None, "auto"):
         state_dtype = "float32"
@@ -88,7 +91,7 @@ def kv_flags(
             block_size=block,
             kernel_block=_CPU_MLA if cpu_mla else _CPU_KERNEL if on_cpu else _DEVICE_KERNEL,
             dtype=_SIXTEEN_BITS.get(dtype, dtype),
-            cache_dtype=str(cache_dtype),
+            cache_dtype=cache_dtype,
             state_dtype=None if state_dtype in (None, "auto") else str(state_dtype),
             tp=role.parallel.tp,
             pp=role.parallel.pp,
@@ -99,16 +102,6 @@ def kv_flags(
         ),
         assumed,
     )
-
-
-def _checkpoint_kv(config: Mapping[str, Any]) -> str | None:
-    """The type of KV that a checkpoint of ModelOpt asks for."""
-    quantization = config.get("quantization_config")
-    if not isinstance(quantization, Mapping) or not str(quantization.get("quant_method", "")).startswith("modelopt"):
-        return None
-    inner = quantization.get("quantization", quantization)
-    algorithm = inner.get("kv_cache_quant_algo") if isinstance(inner, Mapping) else None
-    return algorithm.lower() if isinstance(algorithm, str) and algorithm.lower() in ("fp8", "nvfp4") else None
 
 
 def _speculative(args: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 
-from pdserve.recipe.effective import args_of, lmcache_leaves, roles
+from pdserve.recipe.effective import lmcache_leaves, roles
+from pdserve.recipe.kv_memory import stated_kv_bytes
 from pdserve.recipe.load.problems import Problem
 from pdserve.recipe.model import Recipe
 
@@ -49,7 +51,8 @@ def _stated_kv_gib(recipe: Recipe) -> float:
     """Of all workers of the largest role that attaches; 0 where the recipe leaves the size to vLLM."""
     sizes = [0.0]
     for _, role, connector in roles(recipe):
-        stated = args_of(recipe, role).get("kv-cache-memory-bytes")
-        if lmcache_leaves(connector) and isinstance(stated, int) and not isinstance(stated, bool):
-            sizes.append(stated * role.parallel.workers / _GIB)
+        with suppress(ValueError):  # a flag that vLLM refuses: the engine does not come that far
+            stated = stated_kv_bytes(recipe, role) or 0
+            if lmcache_leaves(connector):
+                sizes.append(stated * role.parallel.workers / _GIB)
     return max(sizes)

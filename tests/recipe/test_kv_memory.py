@@ -1,0 +1,53 @@
+"""Memory for KV as a recipe states it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdserve.recipe.kv_memory import stated_kv_bytes, vllm_int
+from tests.plan.kit import on_gpus, recipe
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (8 * GIB, 8 * GIB),
+        ("8589934592", 8 * GIB),
+        ("8G", 8 * GIB),
+        (" 8G ", 8 * GIB),
+        ("512M", GIB // 2),
+        ("1K", 1024),
+        ("1T", 1024 * GIB),
+        ("8g", 8_000_000_000),
+        ("25.6k", 25_600),
+        ("1.5t", 1_500_000_000_000),
+    ],
+)
+def test_the_suffixes_of_vllm(value: int | str, number: int) -> None:
+    assert vllm_int(value) == number
+
+
+@pytest.mark.parametrize("value", ["8GB", "8 G", "8GiB", "1.5G", "", "G", "8e9", "1.5", "-8G", 8.0, True, None, [8]])
+def test_what_vllm_does_not_take(value: Any) -> None:
+    with pytest.raises(ValueError, match="no number of vLLM"):
+        vllm_int(value)
+
+
+def stated(*changes: dict[str, Any]) -> int | None:
+    made = recipe(*changes)
+    return stated_kv_bytes(made, made.roles()[0][1])
+
+
+def test_the_variable_of_a_cpu_comes_before_the_flag() -> None:
+    flag = {"engine": {"args": {"kv-cache-memory-bytes": "8G"}}}
+    variable = {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 1}}}
+    assert stated() is None
+    assert stated(flag) == 8 * GIB
+    assert stated(flag, variable) == GIB
+    assert stated(flag, {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": ""}}}) == 8 * GIB
+    assert stated(on_gpus(), flag, variable) == 8 * GIB
+    assert stated(on_gpus(), {"engine": {"args": {"kv-cache-memory-bytes": 0}}}) is None
