@@ -152,6 +152,31 @@ def test_without_the_hub_a_cache_that_lacks_a_file_will_not(tmp_path: Path, hub:
     assert f"{COMMIT} lacks model-2.safetensors" in done.lines[-1]
 
 
+@pytest.mark.parametrize("offline", [True, False], ids=["told so", "hub down"])
+def test_without_the_hub_a_broken_index_is_an_error_with_the_file_and_the_fix(
+    tmp_path: Path, hub: Hub, offline: bool
+) -> None:
+    fetch(tmp_path, hub)
+    index = cache(tmp_path).snapshot(COMMIT) / "model.safetensors.index.json"
+    index.write_text("{")
+    done = fetch(tmp_path, None, **({"HF_HUB_OFFLINE": "1"} if offline else {}))
+    assert done.code == 1
+    assert f"failed: {index} is no index of weights" in done.lines[-1]
+    assert f"remove {index.resolve()}" in done.lines[-1]
+    index.resolve().unlink()
+    assert fetch(tmp_path, hub).code == 0, "as the fix says"
+
+
+def test_an_index_that_was_damaged_on_the_disk_is_named_with_the_hub_too(tmp_path: Path, hub: Hub) -> None:
+    fetch(tmp_path, hub)
+    index = cache(tmp_path).snapshot(COMMIT) / "model.safetensors.index.json"
+    index.write_bytes(b"0" * 5 + b"x" * (index.stat().st_size - 5))
+    done = fetch(tmp_path, hub)
+    assert f"failed: {index} is no index of weights" in done.lines[-1]
+    index.resolve().unlink()
+    assert fetch(tmp_path, hub).code == 0
+
+
 def test_an_interrupted_download_goes_on_with_what_is_not_complete(tmp_path: Path, hub: Hub) -> None:
     hub.hold("model-2.safetensors")
     first = subprocess.Popen(command(tmp_path), env=environment(tmp_path, hub, {}), stdout=subprocess.DEVNULL)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdserve.recipe.connectors.registry import MULTI_CLASS
+from pdserve.recipe.load import show
 from pdserve.recipe.load.problems import Path
 
 Config = Mapping[str, Any]
@@ -21,14 +22,18 @@ _MADE_BY_PDSERVE = {
 }
 _STORE_ALWAYS = {"load_async": True, "lookup_async": True}
 """What MooncakeStoreSection writes."""
+_HOST_BYTES = "cpu_bytes_to_use"
+_LARGEST = 1 << 60
+"""Bytes. Beyond it a number is a slip."""
 _OFFLOADING = {
-    "cpu_bytes_to_use": "cpu_gib",
+    _HOST_BYTES: "cpu_gib",
     "blocks_per_chunk": "blocks_per_chunk",
     "eviction_policy": "eviction",
     "store_threshold": "store_threshold",
     "offload_prompt_only": "prompts_only",
 }
 """vLLM's words -> keys of the section, whose defaults are vLLM's."""
+_COUNTS = ("blocks_per_chunk", "store_threshold")
 _SERVER_TIMEOUTS = {"lmcache.mp.mq_timeout": "mq_timeout_seconds", "lmcache.mp.heartbeat_interval": "heartbeat_seconds"}
 """Of LMCache's clients -> keys of the lmcache section."""
 _PUSH_KEYS = {"backends", "kv_lease_duration", "push_registration_timeout"}
@@ -56,6 +61,8 @@ class Carried:
     """The role's kv_load_failure_policy; None in a raw mapping, which has its own."""
     replaced: tuple[tuple[str, str], ...]
     """Keys that were left to pdserve or vLLM, and why."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """Keys of a raw mapping that vLLM does not take as they are, and why."""
 
 
 def carried(config: Config, *, raw: bool = False) -> Carried:
@@ -63,7 +70,7 @@ def carried(config: Config, *, raw: bool = False) -> Carried:
     section = None if raw else _section(config)
     if section is None:
         mapping, replaced = _raw(config)
-        return Carried({"kind": "raw", "config": mapping}, None, replaced)
+        return Carried({"kind": "raw", "config": mapping}, None, replaced, tuple(_refused(mapping)))
     replaced = tuple((key, why) for key, why in _MADE_BY_PDSERVE.items() if _has(config, key))
     replaced += tuple((key, _why_left_out(key)) for key in dict.fromkeys(_left_out(config)))
     return Carried(section, config.get("kv_load_failure_policy"), replaced)
@@ -149,10 +156,12 @@ def _leaf(config: Config) -> dict[str, Any] | None:
                 cache_prefix=extra.get("cache_prefix") or None,
             )
         case "OffloadingConnector":
-            if others or extra.keys() - _OFFLOADING.keys() or "cpu_bytes_to_use" not in extra:
+            if others or extra.keys() - _OFFLOADING.keys() or _HOST_BYTES not in extra:
                 return None
-            kept = {_OFFLOADING[key]: value for key, value in extra.items()}
-            return _filled("offloading", **{**kept, "cpu_gib": kept["cpu_gib"] / _GIB})
+            if (size := _size(extra[_HOST_BYTES])) is None:
+                return None
+            kept = {_OFFLOADING[key]: _number(value) if key in _COUNTS else value for key, value in extra.items()}
+            return _filled("offloading", **{**kept, "cpu_gib": size / _GIB})
         case "MoRIIOConnector":
             if others or extra.keys() - {*_MORIIO_KEPT, *_MORIIO_LEFT}:
                 return None
@@ -180,6 +189,15 @@ def _left_out(config: Config) -> Iterator[str]:
         if "kv_load_failure_policy" in child:
             yield f"{child.get('kv_connector')}.kv_load_failure_policy"
         yield from _left_out(child)
+
+
+def _refused(config: Config) -> Iterator[tuple[str, str]]:
+    extra = _extra(config)
+    if _HOST_BYTES in extra and _size(extra[_HOST_BYTES]) is None:
+        why = f"{show.value(extra[_HOST_BYTES])} is no number of bytes, and vLLM would not start: correct it"
+        yield f"{config.get('kv_connector')}.{_HOST_BYTES}", why
+    for child in _children(config):
+        yield from _refused(child)
 
 
 def _why_left_out(key: str) -> str:
@@ -213,8 +231,18 @@ def accepted(section: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _size(value: Any) -> int | None:
+    """As vLLM's int() reads it, from a text too (vllm/v1/kv_offload/cpu/spec.py); None where that fails."""
+    try:
+        number = int(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
+    except (ValueError, OverflowError):
+        return None
+    return number if number is not None and abs(number) <= _LARGEST else None
+
+
 def _number(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and value.lstrip("-").isdecimal() else value
+    number = _size(value) if isinstance(value, str) else None
+    return value if number is None else number
 
 
 def _filled(kind: str, **settings: Any) -> dict[str, Any]:

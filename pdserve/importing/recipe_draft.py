@@ -6,8 +6,9 @@ from itertools import pairwise
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.importing import connectors
+from pdserve.importing import connectors, parallelism
 from pdserve.importing.launch import Draft, EngineLaunch, Launch, Note, Sourced
+from pdserve.importing.parallelism import counted
 from pdserve.importing.tracked_tree import whole
 from pdserve.recipe.flags import where_instead
 from pdserve.recipe.load.corrections import as_name
@@ -15,7 +16,7 @@ from pdserve.recipe.load.environment import escape
 from pdserve.recipe.load.problems import Path
 from pdserve.roles import EngineRole
 
-_PARALLEL = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size"}
+_LMCACHE = "LMCacheMPConnector"
 _JOB = "${SLURM_JOB_ID:-local}"
 
 
@@ -44,7 +45,7 @@ class _Writer:
         self.put(("mode",), "aggregated" if "aggregated" in launch.roles else "disaggregated")
         self._model()
         self.put(("setup",), launch.setup)
-        self.put(("engine", "hash_seed"), launch.hash_seed and launch.hash_seed.of(whole(launch.hash_seed.value)))
+        self._hash_seed()
         self.put(("engine", "env"), launch.engine_env)
         self._same_length()
         for role, engines in launch.roles.items():
@@ -111,6 +112,14 @@ class _Writer:
             if isinstance(served.value, list) and len(served.value) > 1:
                 self.note(served, f"clients use one name: {first}", "served")
 
+    def _hash_seed(self) -> None:
+        at = self.launch.hash_seed
+        if at is None:
+            return
+        self.put(("engine", "hash_seed"), at.of(whole(at.value)))
+        if whole(at.value) is None:
+            self.note(at, "no number, and engines and LMCache must hash alike: pdserve's own is used", "replaced")
+
     def _same_length(self) -> None:
         """Both roles must have one max-model-len. A request needs both, so the smaller one of decode holds already."""
         roles = self.launch.roles
@@ -129,20 +138,11 @@ class _Writer:
             roles["prefill"].args["max-model-len"] = second
 
     def _role(self, role: EngineRole, engines: EngineLaunch) -> None:
-        self.put((role, "instances"), engines.instances.of(whole(engines.instances.value) or 1))
-        sizes = {key: engines.args.pop(flag, None) for key, flag in _PARALLEL.items()}
-        numbers = {key: (whole(at.value) if at is not None else None) or 1 for key, at in sizes.items()}
-        for key, at in sizes.items():
-            if at is not None and numbers[key] > 1:
-                self.put((role, "parallel", key), at.of(numbers[key]))
-        ranks = numbers["tp"] * numbers["pp"] * numbers["dp"]
-        expert = engines.args.pop("enable-expert-parallel", None)
-        if expert is not None and expert.value is True:
-            if numbers["tp"] * numbers["dp"] > 1:
-                self.put((role, "parallel", "ep"), expert)
-            else:
-                self.note(expert, "there is one rank, which has all experts", "replaced")
-        self._nodes(role, engines, ranks)
+        self.put((role, "instances"), engines.instances.of(counted(engines.instances, "instances", self.notes)))
+        cached = "l1_size_gb" in self.launch.lmcache and _uses_lmcache(engines.kv_transfer)
+        parallel = parallelism.taken(engines, role, self.launch.devices_per_node, cached=cached)
+        self.put((role, "parallel"), parallel.section)
+        self.notes += parallel.notes
         for name in list(engines.args):
             if (instead := where_instead(name, role)) is not None:
                 # What a file of flags sets is not known, and was served.
@@ -153,16 +153,6 @@ class _Writer:
         for name, at in [*engines.args.items(), *engines.env.items()]:
             if isinstance(at.value, str) and (left := _placeholders(at.value)):
                 self.note(at, f"{left} is filled in by srtctl, and a recipe has no word for it ({name})", "served")
-
-    def _nodes(self, role: EngineRole, engines: EngineLaunch, ranks: int) -> None:
-        given = whole(engines.devices.value) if engines.devices is not None else None
-        if engines.devices is not None and given is not None and given != ranks:
-            why = f"{given} devices for an instance, and its flags use {ranks}: pdserve gives it {ranks}"
-            self.note(engines.devices, why, "served")
-        each = whole(self.launch.devices_per_node.value) if self.launch.devices_per_node is not None else None
-        if each and ranks > each:
-            at = engines.devices or engines.at
-            self.put((role, "parallel", "nodes"), at.of(-(-ranks // each)))
 
     def _connectors(self) -> None:
         roles = self.launch.roles
@@ -197,7 +187,9 @@ class _Writer:
                 self.note(at, why, "confirm")
             for key, why in carried.replaced:
                 self.note(Sourced(None, f"{at.key}: {key}", at.line), why, "replaced")
-        attached = [role for role, at in configs.items() if "LMCacheMPConnector" in connectors.classes(at.value)]
+            for key, why in carried.refused:
+                self.note(Sourced(None, f"{at.key}: {key}", at.line), why, "confirm")
+        attached = [role for role, at in configs.items() if _LMCACHE in connectors.classes(at.value)]
         if attached and "l1_size_gb" in self.launch.lmcache:
             self.put(("lmcache", "on"), [configs[role].of(role) for role in attached])
         self._store_users(configs)
@@ -218,6 +210,10 @@ class _Writer:
             self.launch.store.clear()
             if at is not None:
                 self.note(at, "no engine of the file uses the store", "replaced")
+
+
+def _uses_lmcache(at: Sourced | None) -> bool:
+    return at is not None and isinstance(at.value, dict) and _LMCACHE in connectors.classes(at.value)
 
 
 def _written(value: Any) -> Any:

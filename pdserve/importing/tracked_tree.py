@@ -8,6 +8,9 @@ from pdserve.importing.launch import Effect, Note, Sourced
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path, dotted
 
+_LONGEST = 100
+"""Characters of a number. Python refuses to read one of more than 4,300 digits."""
+
 
 class TrackedTree:
     """A tree, and what was read of it so far."""
@@ -61,4 +64,6 @@ def whole(value: Any) -> int | None:
         return None
     if isinstance(value, int):
         return value
-    return int(value) if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal() else None
+    if not isinstance(value, str) or len(value) > _LONGEST or not value.isascii() or not value.strip().isdecimal():
+        return None
+    return int(value)

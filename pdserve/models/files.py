@@ -16,7 +16,7 @@ from pdserve.errors import PreflightError
 from pdserve.models import config_json, quantization
 from pdserve.models.headers import HeaderError, tensors_of
 from pdserve.models.weights import Tensor
-from pdserve.weights.files import INDEX, CacheFolder, heavy, indexed
+from pdserve.weights.files import BrokenIndexError, CacheFolder, weights_in
 
 MAIN = "main"
 _LARGEST_CONFIG = 16 << 20
@@ -32,7 +32,9 @@ class ModelFiles:
     tensors: tuple[Tensor, ...] | None
     """None: no safetensors are here, or not all of them."""
     file_bytes: int
-    """Of the files that vLLM would load; 0 where there are none."""
+    """Of the files that vLLM would load; 0 where there are none, or not all of them."""
+    lacks: str | None = None
+    """What is missing of weights of which some are here."""
 
 
 def hub_cache(environ: Mapping[str, str], download_dir: str | None = None) -> Path:
@@ -96,17 +98,17 @@ def read(folder: Path, *, load_format: str = "auto") -> ModelFiles:
             cause="a wrong path, or a download that has not finished",
             todo="correct model.path, relative to the recipe that names it; of the hub: hf download MODEL_ID",
         )
-    there = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     try:
-        wanted = sorted(heavy(there, load_format, indexed(folder)))
-        if not wanted or not set(wanted) <= set(there):
-            return ModelFiles(folder, config, None, 0)
+        found = weights_in(folder, load_format)
+        wanted = found.files
+        if found.missing or not wanted:
+            return ModelFiles(folder, config, None, 0, found.lack() if wanted else None)
         tensors = None
         if all(name.endswith(".safetensors") for name in wanted):
             tensors = tuple(tensor for name in wanted for tensor in tensors_of(folder / name))
         return ModelFiles(folder, config, tensors, sum((folder / name).stat().st_size for name in wanted))
-    except (HeaderError, OSError, ValueError) as error:
-        what = f"{INDEX} cannot be read" if isinstance(error, ValueError) else str(error)
+    except (HeaderError, OSError, BrokenIndexError) as error:
+        what = f"{error.file.name} cannot be read" if isinstance(error, BrokenIndexError) else str(error)
         raise PreflightError(
             f"the weights cannot be sized: {what}",
             where=str(folder),

@@ -73,7 +73,8 @@ def _sized(planned: Planned, given: Given) -> Sizing:
         if folder is not None:
             load_format = effective.args_of(recipe, recipe.roles()[0][1]).get("load-format")
             model = files.read(folder, load_format=load_format if isinstance(load_format, str) else "auto")
-            return size_recipe(recipe, plan, model.config, model.tensors, model.file_bytes, given)
+            sizing = size_recipe(recipe, plan, model.config, model.tensors, model.file_bytes, given)
+            return sizing.model_copy(update={"lacking": model.lacks})
         if planned.model_config is None:
             raise _not_here(loaded)
         return size_recipe(recipe, plan, planned.model_config, None, 0, given)

@@ -19,6 +19,8 @@ _UNKNOWN = "not known"
 def rows(sizing: Sizing) -> Iterator[tuple[str, str, str]]:
     """What it is about, what it is, and its value."""
     yield sizing.name, "model", f"{sizing.model} ({sizing.architecture})"
+    if sizing.lacking is not None:
+        yield sizing.name, "weights", f"not counted: this machine lacks {sizing.lacking}"
     for role in sizing.roles:
         yield from ((str(role.role), label, value) for label, value in _role(role))
     for server in sizing.l1:

@@ -45,6 +45,8 @@ class Sizing(Frozen):
     balance: Balance | None
     start: StartTime | None
     crossings: tuple[Crossing, ...]
+    lacking: str | None = None
+    """Files of weights that are not here, while others are: none of them is counted."""
 
 
 def size_recipe(

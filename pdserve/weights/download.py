@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdserve.weights.files import CacheFolder, heavy, indexed, light
+from pdserve.weights.files import BrokenIndexError, CacheFolder, light, wanted
 
 STALL_SECONDS = 600.0
 _REPORT_SECONDS = 5.0
@@ -138,12 +138,13 @@ class Repository(NamedTuple):
 
     def wanted(self, folder: CacheFolder, load_format: str) -> dict[str, int]:
         """All files that vLLM needs, once the small ones are there. Raises Failed where there is nothing to load."""
-        weights = heavy(self.sizes, load_format, indexed(folder.snapshot(self.commit)))
+        with _index_read():
+            weights = wanted(self.sizes, load_format, folder.snapshot(self.commit))
         if absent := sorted({*weights} - {*self.sizes}):
             raise DownloadError(
                 f"{self.model} has an index, but not its file {absent[0]}", "choose another model.revision"
             )
-        if not weights and load_format != "dummy":
+        if not weights and load_format.lower() != "dummy":
             raise DownloadError(f"{self.model} has no weights that vLLM loads", "correct model.id, or set load-format")
         return {**self.light(), **{file: self.sizes[file] for file in weights}}
 
@@ -171,12 +172,12 @@ def _download(hub: Any, cache: Path, folder: CacheFolder, options: Options, repo
         report(f"removed {removed / _GB:.1f} GB that an earlier download has left unfinished")
     _check_space(cache, folder, commit, repository.light())
     download(repository.light())
-    wanted = repository.wanted(folder, options.load_format)
-    _check_space(cache, folder, commit, wanted)
-    report(f"{len(folder.missing(commit, wanted))} of {len(wanted)} files of {options.model} at {commit} are missing")
-    with _watched(folder, commit, wanted, options.stall_seconds):
-        download(wanted)
-    if missing := folder.missing(commit, wanted):
+    sizes = repository.wanted(folder, options.load_format)
+    _check_space(cache, folder, commit, sizes)
+    report(f"{len(folder.missing(commit, sizes))} of {len(sizes)} files of {options.model} at {commit} are missing")
+    with _watched(folder, commit, sizes, options.stall_seconds):
+        download(sizes)
+    if missing := folder.missing(commit, sizes):
         raise DownloadError(f"{missing[0]} is not complete after the download", f"remove {folder.path} and start again")
 
 
@@ -186,10 +187,22 @@ def _already_there(folder: CacheFolder, options: Options, why: str) -> Revision:
     commit = folder.commit_of(options.revision)
     if commit is None or not folder.snapshot(commit).is_dir():
         raise DownloadError(f"{why}, and {options.model} at {options.revision} is not in {folder.path.parent}", todo)
-    if (lacks := folder.lacking(commit, options.load_format)) is not None:
+    with _index_read():
+        lacks = folder.lacking(commit, options.load_format)
+    if lacks is not None:
         raise DownloadError(f"{why}, and {folder.snapshot(commit)} lacks {lacks}", todo)
     report(f"{why}; complete at {commit}")
     return Revision(commit, None)
+
+
+@contextlib.contextmanager
+def _index_read() -> Iterator[None]:
+    """The file behind a broken index is to be removed: its link in the snapshot would be made again to the same one."""
+    try:
+        yield
+    except BrokenIndexError as error:
+        todo = f"remove {error.file.resolve()}, and start again where the hub can be reached: it is fetched anew"
+        raise DownloadError(str(error), todo) from None
 
 
 def _check_space(cache: Path, folder: CacheFolder, commit: str, sizes: Mapping[str, int]) -> None:

@@ -242,6 +242,18 @@ def taxonomy(*flags: str) -> dict[str, str]:
     return {**BESIDE, "taxonomy.yaml": TAXONOMY.replace("mode lmcache_driven", f"mode lmcache_driven{more}")}
 
 
+def test_load_balancing_that_lmcache_does_not_go_with_is_a_loss_with_the_keys_to_write() -> None:
+    model = MODEL.replace(
+        "model_id: org/small", "model_id: org/small, base_args: [-dp, '2', --data-parallel-external-lb]"
+    )
+    draft = imported(model, "models/org/small.yaml", ImportChoice(kv_offload="lmcache"), BESIDE)
+    assert "load_balancing" not in draft.document["aggregated"]["parallel"]
+    assert [note.why for note in draft.losses()] == [
+        "pdserve connects LMCache to instances with one API server only, which chooses among all ranks: take "
+        "aggregated out of lmcache.on and set aggregated.parallel.load_balancing: external"
+    ]
+
+
 def test_storage_behind_l1_is_carried_over() -> None:
     beside = taxonomy("""--l2-adapter '{"type": "fs", "base_path": "/mnt/kv"}'""", "--lookup-hash-log-dir /var/log/kv")
     draft = imported(MODEL, "models/org/small.yaml", ImportChoice(kv_offload="lmcache"), beside)

@@ -105,7 +105,7 @@ def test_a_variant_has_its_own_model_flags_and_hardware() -> None:
 def test_a_strategys_change_for_a_generation_takes_the_place_of_the_recipes() -> None:
     role = aggregated(strategy="multi_node_dep", nodes=2)
     assert role["args"]["max-num-seqs"] == 32
-    assert role["parallel"] == {"dp": 16, "ep": True, "nodes": 2}
+    assert role["parallel"] == {"dp": 16, "ep": True, "nodes": 2, "load_balancing": "hybrid"}
     assert role["env"] == {"SHARED": "1"}
 
 

@@ -82,7 +82,29 @@ def test_weights_that_are_not_all_there_are_not_counted(tmp_path: Path) -> None:
     index = {"weight_map": {"a": first.name, "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     model = files.read(tmp_path)
-    assert (model.tensors, model.file_bytes) == (None, 0)
+    assert (model.tensors, model.file_bytes, model.lacks) == (None, 0, "model-2.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("file", "index"),
+    [
+        ("model-00001-of-00002.safetensors", None),
+        ("consolidated-00001-of-00002.safetensors", "consolidated.safetensors.index.json"),
+    ],
+)
+def test_shards_that_are_not_all_there_are_named(tmp_path: Path, file: str, index: str | None) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    safetensors(tmp_path / file, {"a": tensor(1)})
+    second = file.replace("00001-", "00002-")
+    if index is not None:
+        (tmp_path / index).write_text(json.dumps({"weight_map": {"a": file, "b": second}}))
+    model = files.read(tmp_path)
+    assert (model.tensors, model.file_bytes, model.lacks) == (None, 0, second)
+
+
+def test_a_model_without_its_weights_lacks_no_file_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert files.read(tmp_path).lacks is None
 
 
 @pytest.mark.parametrize("config", [None, "{", "[]"], ids=["none", "cut", "list"])
@@ -99,6 +121,14 @@ def test_broken_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="cannot be sized") as refused:
         files.read(tmp_path)
     assert refused.value.todo is not None
+
+
+def test_a_broken_index_of_mistral_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    safetensors(tmp_path / "consolidated.safetensors", {"a": tensor(1)})
+    (tmp_path / "consolidated.safetensors.index.json").write_text("{")
+    with pytest.raises(PreflightError, match=r"consolidated\.safetensors\.index\.json cannot be read"):
+        files.read(tmp_path)
 
 
 @pytest.mark.parametrize("index", ["{", "{}"], ids=["cut", "empty"])

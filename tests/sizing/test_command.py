@@ -73,6 +73,16 @@ def test_lines(recipe: Path) -> None:
     assert lines[-1] == "no edge is crossed"
 
 
+def test_weights_of_which_a_shard_is_missing_are_not_counted(recipe: Path) -> None:
+    model = recipe.parent / "model"
+    (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
+    done = CliRunner().invoke(app, ["plan", str(recipe)])
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert "tiny: weights: not counted: this machine lacks model-00002-of-00002.safetensors" in lines
+    assert "prefill: weights of a rank: not known" in lines
+
+
 def test_json(recipe: Path) -> None:
     done = CliRunner().invoke(app, ["plan", str(recipe), "--json"])
     sizing = json.loads(done.stdout)

@@ -260,7 +260,7 @@ _REPLACED: Mapping[Path, str] = {
 _ENGINE_REPLACED: Mapping[str, str] = {
     "allow_prefill_decode_colocation": _PLACED,
     "allow_prefill_decode_colocation_across_nodes": _PLACED,
-    "dp_launch_mode": "pdserve starts one API server an instance, in front of all of its data-parallel ranks",
+    "dp_launch_mode": "parallel.load_balancing says which API servers an instance has: one, if no flag asks for more",
     "set_cuda_visible_devices": "pdserve gives each engine its devices",
     "set_visible_devices": "pdserve gives each engine its devices",
     "kv_events_config": _EVENTS,

@@ -1,0 +1,158 @@
+"""The flags of an instance's parallelism: sizes, nodes, load balancing; what a recipe cannot have is listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.errors import RecipeError
+from pdserve.importing.choice import ImportChoice
+from pdserve.importing.formats import imported
+from pdserve.importing.launch import Draft
+from pdserve.operations.import_recipe import import_file
+from tests.importing.kit import SCHEMA_1, notes
+from tests.importing.kit import read as read_srt
+
+NIXL = """--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"%s"}'"""
+
+
+def read(flags: str) -> Draft:
+    return imported(f"vllm serve org/model {flags}\n", "serve.sh", ImportChoice())
+
+
+def parallel(draft: Draft) -> dict[str, Any]:
+    section: dict[str, Any] = draft.document["aggregated"].get("parallel", {})
+    return section
+
+
+def loads(text: str, folder: Path) -> None:
+    file = folder / "serve.sh"
+    file.write_text(text)
+    import_file(file, ImportChoice(), environ={})
+
+
+@pytest.mark.parametrize("flag", ["-pcp 2", "--prefill-context-parallel-size 2", "--prefill_context_parallel_size=2"])
+def test_the_devices_of_context_parallel_prefills_are_devices_of_the_instance(tmp_path: Path, flag: str) -> None:
+    draft = read(f"-tp 2 {flag}")
+    assert parallel(draft) == {"tp": 2, "pcp": 2}
+    assert "--prefill-context-parallel-size" not in {note.at.key for note in draft.notes}
+    loads(f"vllm serve org/model -tp 2 {flag}\n", tmp_path)
+
+
+def test_context_parallel_workers_share_the_experts() -> None:
+    assert parallel(read("-pcp 2 --enable-expert-parallel")) == {"pcp": 2, "ep": True}
+
+
+def test_context_parallel_workers_need_nodes_too() -> None:
+    text = SCHEMA_1.replace("tensor-parallel-size: 8\n", "tensor-parallel-size: 4\n      pipeline-parallel-size: 2\n")
+    text = text.replace("data-parallel-size: 4\n", "data-parallel-size: 4\n      prefill-context-parallel-size: 2\n", 1)
+    draft = read_srt(text.replace("gpus_per_prefill: 4", "gpus_per_prefill: 8"))
+    assert draft.document["prefill"]["parallel"] == {"pcp": 2, "dp": 4, "ep": True, "nodes": 2}
+    assert draft.losses() == []
+
+
+def test_context_parallelism_that_a_connector_does_not_have_is_refused_with_its_reason(tmp_path: Path) -> None:
+    lines = [f"vllm serve org/model {flags}\n" for flags in (NIXL % "kv_producer", f"-pcp 2 {NIXL % 'kv_consumer'}")]
+    with pytest.raises(RecipeError) as caught:
+        loads("".join(lines), tmp_path)
+    assert "NIXL takes context parallelism in prefills alone" in caught.value.render()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("-dp 4 -dpe --data-parallel-rank $RANK", {"dp": 4, "load_balancing": "external"}),
+        ("-dp 4 --data-parallel-external-lb --data-parallel-rank 0", {"dp": 4, "load_balancing": "external"}),
+        ("-dp 4 -dpm -dpl 4", {"dp": 4, "load_balancing": "external"}),
+        ("-dp 4 --data-parallel-rank 0", {"dp": 4, "load_balancing": "external"}),
+        ("-dp 8 -dpl 4 -dph -dpr 0", {"dp": 8, "nodes": 2, "load_balancing": "hybrid"}),
+        ("-dp 8 -dpl 4 --data-parallel-start-rank 0", {"dp": 8, "nodes": 2, "load_balancing": "hybrid"}),
+        ("-dp 8 --data-parallel-hybrid-lb --nnodes 2", {"dp": 8, "nodes": 2, "load_balancing": "hybrid"}),
+        ("-dp 2 -dpl 1 -dph", {"dp": 2, "nodes": 2, "load_balancing": "external"}),
+        ("-dp 8 -dpl 4", {"dp": 8}),
+        ("-dp 8 -dpl 4 -dpr 4 --headless", {"dp": 8}),
+    ],
+)
+def test_load_balancing_is_what_vllm_makes_of_the_flags(tmp_path: Path, flags: str, expected: dict[str, Any]) -> None:
+    draft = read(flags)
+    assert parallel(draft) == expected
+    assert draft.losses() == []
+    loads(f"vllm serve org/model {flags}\n", tmp_path)
+
+
+def test_load_balancing_of_srt_slurm_goes_over_the_nodes_of_an_instance() -> None:
+    text = SCHEMA_1.replace(
+        "data-parallel-size: 4\n", "data-parallel-size: 8\n      data-parallel-hybrid-lb: true\n", 1
+    )
+    draft = read_srt(text.replace("gpus_per_prefill: 4", "gpus_per_prefill: 8"))
+    assert draft.document["prefill"]["parallel"] == {"dp": 8, "ep": True, "nodes": 2, "load_balancing": "hybrid"}
+    assert draft.losses() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "effect", "why"),
+    [
+        ("-dpe", "replaced", "there is one data-parallel rank"),
+        ("-dp 4 -dpl 4 -dph", "replaced", "on one node that is one API server for all ranks"),
+        (
+            "-dp 4 -dph",
+            "served",
+            "not have over how many nodes: set aggregated.parallel.nodes, and aggregated.parallel.load_balancing: "
+            "hybrid",
+        ),
+        ("-dp 5 -dpl 2 -dph", "served", "not have over how many nodes"),
+    ],
+)
+def test_load_balancing_that_a_recipe_cannot_have_is_listed(flags: str, effect: Any, why: str) -> None:
+    draft = read(flags)
+    assert "load_balancing" not in parallel(draft)
+    assert any(why in text for text in notes(draft, effect).values())
+
+
+def test_load_balancing_needs_whole_ranks_on_each_node() -> None:
+    text = SCHEMA_1.replace("tensor-parallel-size: 8\n", "tensor-parallel-size: 4\n      data-parallel-size: 3\n")
+    text = text.replace("gpus_per_node: 4", "gpus_per_node: 6").replace("gpus_per_decode: 8", "gpus_per_decode: 12")
+    text = text.replace("max-num-seqs: 64", "data-parallel-external-lb: true")
+    draft = read_srt(text)
+    assert draft.document["decode"]["parallel"] == {"tp": 4, "dp": 3, "nodes": 2}
+    assert [note.why for note in draft.losses()] == [
+        "3 ranks over 2 nodes, and with external load balancing every node has whole ranks: set decode.parallel.dp to "
+        "a multiple of the nodes, and decode.parallel.load_balancing: external"
+    ]
+
+
+@pytest.mark.parametrize("text", ["auto", "4}", "2.5", "0", "4k", "9" * 5000])
+@pytest.mark.parametrize("flag", ["-tp", "-pp", "-pcp", "-dp"])
+def test_a_size_that_is_no_whole_number_is_a_loss_with_its_text(flag: str, text: str) -> None:
+    draft = read(f"{flag} '{text}'")
+    assert parallel(draft) == {}
+    (loss,) = draft.losses()
+    assert text[:20] in loss.why
+    assert loss.why.endswith("is no number of ranks: 1 is used")
+
+
+def test_a_flag_without_its_size_is_a_loss() -> None:
+    assert [note.why for note in read("-tp --seed 1").losses()] == ["true is no number of ranks: 1 is used"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "key", "why"),
+    [
+        ("tensor-parallel-size: 8", "tensor-parallel-size: auto", "tensor-parallel-size", '"auto" is no number of'),
+        ("data-parallel-size: 4", "data-parallel-size: 4}", "data-parallel-size", '"4}" is no number of ranks'),
+        ("decode_workers: 2", "decode_workers: many", "resources.decode_workers", "no number of instances"),
+        ("gpus_per_decode: 8", "gpus_per_decode: all", "resources.gpus_per_decode", "devices for an instance"),
+    ],
+)
+def test_a_number_of_srt_slurm_that_is_none_is_a_loss(before: str, after: str, key: str, why: str) -> None:
+    losses = {note.at.key: note.why for note in read_srt(SCHEMA_1.replace(before, after, 1)).losses()}
+    (found,) = [text for name, text in losses.items() if name.endswith(key)]
+    assert why in found
+
+
+def test_a_hash_seed_that_is_no_number_is_told() -> None:
+    draft = read_srt(SCHEMA_1.replace('PYTHONHASHSEED: "7"', "PYTHONHASHSEED: random"))
+    assert "hash_seed" not in draft.document.get("engine", {})
+    assert "pdserve's own is used" in notes(draft, "replaced")["environment.PYTHONHASHSEED"]
