@@ -181,6 +181,16 @@ def test_no_line_passes_through_an_invalid_point_and_it_is_a_cross_with_its_name
     assert (8, 9000) in crosses
 
 
+def test_no_two_of_64_series_look_alike(tmp_path: Path) -> None:
+    """There are eight colours and eight marks."""
+    sweep = SweepFolder(tmp_path)
+    for number in range(64):
+        sweep_point(sweep, (("c", str(number)),), one())
+    marks = drawn(tmp_path)["ttft"].figure.axes[0].collections
+    looks = [(tuple(each.get_facecolor()[0]), each.get_paths()[0].vertices.tobytes()) for each in marks]
+    assert len(looks) == len(set(looks)) == 64
+
+
 def test_a_curve_of_invalid_points_alone_has_no_line(tmp_path: Path) -> None:
     made = drawn(bench_folder(tmp_path / "b", one(1, valid=False), one(4, valid=False)))
     for name in ("throughput", "ttft", "itl"):
