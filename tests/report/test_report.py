@@ -26,7 +26,7 @@ from pdserve.report.pictures import pictures
 from pdserve.report.rows import ReportRow, read_report
 from pdserve.report.stages import prompt_sources, stages
 from pdserve.sweep.record import SweepFolder
-from tests.bench.evidence import record
+from tests.bench.evidence import reading, record
 from tests.report.realistic import realistic_sweep
 from tests.report.results import WINDOW, bench_folder, one, sweep_point
 
@@ -129,6 +129,20 @@ def test_a_stage_that_nobody_counts_is_missing_and_not_zero() -> None:
     some = one().model_copy(update={"window": WINDOW.model_copy(update={"proxy": {}})})
     assert stages(some) == {"queue": 1.0, "prefill": 2.0, "decode": 4.0}
     assert prompt_sources(one().model_copy(update={"window": Window()})) == {}
+
+
+def test_decode_that_could_not_be_read_is_missing_and_not_what_prefill_counts() -> None:
+    """An engine of prefill counts seconds of decode too, and nearly none."""
+    prefill = {**WINDOW.prefill, "decode_seconds": 0.0}
+    unread = one().model_copy(update={"window": WINDOW.model_copy(update={"prefill": prefill, "decode": {}})})
+    assert stages(unread) == {"queue": 2.0, "prefill": 2.0, "transfer": 3.0}
+
+
+def test_one_engine_that_does_both_has_its_decode_among_its_own_counts() -> None:
+    window = Window(prefill={"prefill_seconds": 2.0, "decode_seconds": 4.0})
+    before = reading(0.0, {"aggregated-0": {}})
+    both = one().model_copy(update={"window": window, "before": before})
+    assert stages(both) == {"prefill": 2.0, "decode": 4.0}
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
