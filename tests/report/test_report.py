@@ -342,6 +342,38 @@ def test_points_of_an_earlier_recipe_are_a_curve_of_their_own(tmp_path: Path) ->
     assert [bar.text for bar in bars] == ["concurrency 4, 1 repeat"] * 4
 
 
+def test_so_are_they_where_the_loads_were_changed_with_the_recipe(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path / "s")
+    for number, concurrency in enumerate((1, 4, 8, 16)):
+        recipe = f"name: d\nx: {number // 2}\n"
+        some = one(concurrency, ttft=0.1 * (number + 1))
+        sweep_point(sweep, (("l1", "1"),), some, recipe=recipe, concurrency=concurrency)
+    means = ttft_means(sweep.path)
+    assert sorted(means.values()) == [[100, 200], [300, 400]]
+    assert all(re.fullmatch(r"l1=1; recipe [0-9a-f]{8}", series) for series in means)
+
+
+def test_tasks_of_a_slurm_array_have_names_of_their_own_and_the_same_recipe(tmp_path: Path) -> None:
+    """Half of the points were measured here, the other half by a task."""
+    sweep = SweepFolder(tmp_path / "s")
+    for concurrency, name in ((1, "d"), (4, "d-0a1b2c")):
+        recipe = f"name: {name}\nx: 1\n"
+        sweep_point(sweep, (("l1", "1"),), one(concurrency), recipe=recipe, concurrency=concurrency)
+    assert ttft_means(sweep.path) == {"l1=1": [100, 100]}
+
+
+def test_a_sweep_of_several_recipes_that_is_carried_on_in_another_folder_is_told_apart_there_too(
+    tmp_path: Path,
+) -> None:
+    edited = SweepFolder(tmp_path / "a" / "s")
+    for concurrency in (1, 4):
+        some = one(concurrency, ttft=0.1 * concurrency)
+        sweep_point(edited, (("l1", "1"),), some, recipe=f"x: {concurrency}\n", concurrency=concurrency)
+    other = SweepFolder(tmp_path / "b" / "s")
+    sweep_point(other, (("l1", "1"),), one(8, ttft=0.8), recipe="x: 4\n", concurrency=8)
+    assert sorted(ttft_means(edited.path, other.path).values()) == [[100], [400], [800]]
+
+
 def test_the_same_sweep_in_two_folders_is_two_curves(tmp_path: Path) -> None:
     folders = []
     for version, ttft in (("v032", 0.1), ("v033", 0.5)):
