@@ -34,7 +34,7 @@ class ReportedResult:
     result: BenchResult | None
     """None: nothing was measured."""
     record: PointRecord | None
-    """Of a point."""
+    """Of a point, or of the point that has this result."""
     run_id: str | None
     events: Path | None
     """The history of that run, if it was kept."""
