@@ -25,7 +25,7 @@ def new_folder(root: Path, deployment: str, bench_id: str) -> Path:
 
 def read_result(root: Path, which: str) -> BenchResult:
     """`which`: the id of a benchmark, its folder, or its file. Raises StateError."""
-    file = _file(root, which)
+    file = result_file(root, which)
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -35,7 +35,8 @@ def read_result(root: Path, which: str) -> BenchResult:
     return read_model(BenchResult, data, file, todo=", or measure again: pdserve bench")
 
 
-def _file(root: Path, which: str) -> Path:
+def result_file(root: Path, which: str) -> Path:
+    """Where it should be. Raises StateError for what is no id, no folder and no file."""
     path = Path(which)
     if path.is_file():
         return path

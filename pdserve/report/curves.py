@@ -125,7 +125,7 @@ def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], best
     for index, series in enumerate(names):
         if (curve := curves.get(series)) is None:
             continue
-        colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
+        colour, mark = _look(index)
         label = escaped(names[series])
         if means := curve.means:
             axes.plot(*zip(*means.values(), strict=True), color=colour, linewidth=1.5)
@@ -148,6 +148,11 @@ def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], best
             axes.scatter(*zip(*curve.wrong, strict=True), color=WRONG, marker="x", s=50, linewidths=2, zorder=4)
             which = names[series].removesuffix(series).rstrip(": ")
             axes.scatter([], [], color=WRONG, marker="x", label=f"INVALID: {which}" if which else "INVALID")
+
+
+def _look(index: int) -> tuple[str, str]:
+    """Colour and mark of a series. Where the colours begin again, the marks are shifted: no pair is there twice."""
+    return COLOURS[index % len(COLOURS)], MARKS[(index + index // len(COLOURS)) % len(MARKS)]
 
 
 def _from_zero(axes: Any, curves: Mapping[str, Curve], *, x: bool = False) -> None:

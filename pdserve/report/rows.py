@@ -11,6 +11,7 @@ from pdserve.bench.stored import EVENTS, RESULT, read_result
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import StateError
+from pdserve.report.attempts import own, point_of
 from pdserve.report.sources import ReportedResult, told_apart
 from pdserve.report.stages import theoretical_hit
 from pdserve.report.timeline import MeasuredSpan, Timeline, timeline
@@ -102,7 +103,7 @@ def _sources(folder: Path) -> Iterator[ReportedResult]:
         series = f"{result.provenance.deployment} {folder.name}"
         loads = tuple(each.load for each in result.measurements)
         run_id, events = result.provenance.run_id, folder / EVENTS
-        yield ReportedResult(series, folder, "", result.workload, loads, result, None, run_id, events)
+        yield ReportedResult(series, folder, "", result.workload, loads, result, point_of(folder), run_id, events)
         return
     _check_folder(folder)
     records = records_in(folder)
@@ -144,8 +145,8 @@ def _varied(records: Iterable[PointRecord]) -> set[str]:
 def rows_of(series: str, result: BenchResult, record: PointRecord | None) -> list[ReportRow]:
     """A measurement counts only if its point does too. What the sweep itself objects to is shown at each."""
     verdicts = [each.verdict for each in result.measurements]
-    wrong = _own(record.reasons, [verdict.reasons for verdict in verdicts]) if record is not None else ()
-    unchecked = _own(record.unchecked, [verdict.unchecked for verdict in verdicts]) if record is not None else ()
+    wrong = own(record.reasons, [verdict.reasons for verdict in verdicts]) if record is not None else ()
+    unchecked = own(record.unchecked, [verdict.unchecked for verdict in verdicts]) if record is not None else ()
     rows = []
     for each in result.measurements:
         valid = each.verdict.valid and (record is None or record.status == "VALID")
@@ -166,11 +167,6 @@ def rows_of(series: str, result: BenchResult, record: PointRecord | None) -> lis
             )
         )
     return rows
-
-
-def _own(of_point: Sequence[Reason], of_measurements: Sequence[Sequence[Reason]]) -> tuple[Reason, ...]:
-    """What the sweep has added to the verdicts of its measurements."""
-    return tuple(reason for reason in of_point if not any(reason in some for some in of_measurements))
 
 
 @dataclass(frozen=True)

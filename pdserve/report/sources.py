@@ -4,12 +4,14 @@ folder keeps what was measured on an earlier recipe, and two folders may hold th
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
-from pdserve.bench.compare import asked_of
+from pdserve.bench.compare import asked_of, keys_of
 from pdserve.bench.result import BenchResult
 from pdserve.bench.workload import Load, Workload
 from pdserve.sweep.record import PointRecord
@@ -32,7 +34,7 @@ class ReportedResult:
     result: BenchResult | None
     """None: nothing was measured."""
     record: PointRecord | None
-    """Of a point."""
+    """Of a point, or of the point that has this result."""
     run_id: str | None
     events: Path | None
     """The history of that run, if it was kept."""
@@ -46,11 +48,12 @@ class ReportedResult:
         """A reader sees in the provenance what it is."""
         if self.result is None:
             return f"run {self.run_id}" if self.run_id is not None else "not measured"
-        return f"recipe {hashlib.sha256(self.result.provenance.recipe.encode()).hexdigest()[:_DIGITS]}"
+        return f"recipe {_digest(self.result.provenance.recipe)}"
 
 
 def told_apart(sources: Sequence[ReportedResult]) -> list[ReportedResult]:
-    """With more in the name of each series that has the same load twice: the folder, the recipe, then the point."""
+    """With more in the name of each series that has the same load twice, or several recipes in a folder: the folder,
+    the recipe, then the point."""
     common = os.path.commonpath([source.folder.absolute() for source in sources]) if sources else ""
 
     def folder(source: ReportedResult) -> str:
@@ -70,9 +73,22 @@ def told_apart(sources: Sequence[ReportedResult]) -> list[ReportedResult]:
 
 
 def _unclear(sources: Sequence[ReportedResult]) -> list[str]:
-    """Series in which several results are of the same work at the same load."""
-    held: dict[tuple[str, str, str], set[tuple[Path, str]]] = {}
+    """Series in which several results are of the same work at the same load, and those that have points of several
+    recipes in a folder: the loads may be others since the recipe was edited."""
+    same: dict[tuple[str, str, str], set[tuple[Path, str]]] = {}
+    recipes: dict[tuple[str, Path], set[str]] = {}
     for source in sources:
         for load in source.loads:
-            held.setdefault((source.series, source.workload.title, asked_of(load)), set()).add(source.identity)
-    return list(dict.fromkeys(series for (series, _, _), its in held.items() if len(its) > 1))
+            same.setdefault((source.series, source.workload.title, asked_of(load)), set()).add(source.identity)
+        if source.result is not None:
+            recipes.setdefault((source.series, source.folder), set()).add(source.recipe)
+    unclear = [series for (series, _, _), its in same.items() if len(its) > 1]
+    unclear += [series for (series, _), its in recipes.items() if len(its) > 1]
+    return list(dict.fromkeys(unclear))
+
+
+@cache
+def _digest(recipe: str) -> str:
+    """Of its keys but the name: each task of a Slurm array gives its deployment one of its own."""
+    keys = {key: value for key, value in keys_of(recipe).items() if key != "name"}
+    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:_DIGITS]

@@ -30,8 +30,9 @@ def stages(each: Measurement) -> Mapping[str, float]:
     window, done = each.window, each.figures.completed
     if not done:
         return {}
-    # One engine that does both counts its decoding with its prefill.
-    decode = window.decode or window.prefill
+    # One engine that does both counts its decoding with its prefill. Where decode has engines of its own that could not
+    # be read, the count of prefill is none of decoding.
+    decode = window.prefill if _aggregated(each) else window.decode
     queues = [counts.get("queue_seconds") for counts in (window.proxy, window.prefill)]
     counted = {
         "queue": sum(filter(None, queues)) if any(queue is not None for queue in queues) else None,
@@ -40,3 +41,8 @@ def stages(each: Measurement) -> Mapping[str, float]:
         "decode": decode.get("decode_seconds"),
     }
     return {name: seconds / done for name, seconds in counted.items() if seconds is not None}
+
+
+def _aggregated(each: Measurement) -> bool:
+    """By the names of its engines, which begin with their role."""
+    return any(name.startswith("aggregated-") for name in each.before.engines)

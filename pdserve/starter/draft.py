@@ -21,7 +21,7 @@ from pdserve.sizing.given import GIB, Given
 from pdserve.sizing.lmcache import stored_token_bytes
 from pdserve.starter.goal import Goal
 from pdserve.starter.layout import Layout, choose, numbers
-from pdserve.starter.wish import LONGEST, InitChoice
+from pdserve.starter.wish import InitChoice
 
 _CHUNK = 256
 _L1_GIB = 64
@@ -87,10 +87,7 @@ def _written(wish: InitChoice, layout: Layout) -> Starter:
         made.put("requires", package, value=versions, reason="as in the shipped recipes")
     _model(wish, made)
     if wish.length is not None:
-        limit = f"{LONGEST[wish.goal]} for --goal {wish.goal}"
-        fits = "" if wish.longest == LONGEST[wish.goal] else f", halved to {wish.longest} until it fits"
-        why = f"the model's {wish.model_length}, at most {limit}{fits}"
-        made.put("engine", "args", "max-model-len", value=wish.length, reason=why)
+        made.put("engine", "args", "max-model-len", value=wish.length, reason=wish.length_reason)
     for flag, (value, reason) in hardware.args.items():
         made.put("engine", "args", flag, value=value, reason=reason)
     for variable, (value, reason) in hardware.env.items():

@@ -14,6 +14,8 @@ from pdserve.starter.hardware import Hardware
 LONGEST: Mapping[Goal, int] = {Goal.THROUGHPUT: 32768, Goal.LATENCY: 32768, Goal.AGENTS: 131072}
 """Tokens of a request that a first recipe serves, where the model can do more."""
 
+_POSITIONS = "max_position_embeddings"
+
 
 @dataclass(frozen=True)
 class InitChoice:
@@ -39,13 +41,25 @@ class InitChoice:
         """The longest request that the model can serve; None: not known."""
         if self.config is None:
             return None
-        length = text_config(self.config).get("max_position_embeddings")
+        length = text_config(self.config).get(_POSITIONS) or self.config.get(_POSITIONS)
         return length if isinstance(length, int) and length > 0 else None
 
     @property
     def length(self) -> int | None:
-        """max-model-len; None: left to vLLM."""
-        return None if self.model_length is None else min(self.model_length, self.longest)
+        """max-model-len; None: left to vLLM. A model whose config.json has none gets the longest: without a length
+        nothing can be planned."""
+        if self.config is None:
+            return None
+        return self.longest if self.model_length is None else min(self.model_length, self.longest)
+
+    @property
+    def length_reason(self) -> str:
+        """Of max-model-len."""
+        limit = f"{LONGEST[self.goal]} for --goal {self.goal}"
+        fits = "" if self.longest == LONGEST[self.goal] else f", halved to {self.longest} until it fits"
+        if self.model_length is None:
+            return f"NOT CHECKED: config.json has no {_POSITIONS}; {limit}{fits}"
+        return f"the model's {self.model_length}, at most {limit}{fits}"
 
     @property
     def heads(self) -> int | None:

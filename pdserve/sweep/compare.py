@@ -3,7 +3,9 @@ two benchmarks are. Pure but for the reader."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +16,14 @@ from pdserve.bench.workload import Workload
 from pdserve.errors import StateError
 from pdserve.plan.frozen import Frozen
 from pdserve.sweep.described import letter
-from pdserve.sweep.record import PointRecord, records_in
+from pdserve.sweep.record import POINT, PointRecord, records_in
 
 Key = tuple[tuple[tuple[str, str | None], ...], str, str]
 """What the points of two sweeps are matched by: varied settings of the recipe and of the workload, work, load."""
 _WORK = "workload."
 """How settings of the workload begin, beside keys of the recipe."""
+_RUN_TIME = "%Y%m%d-%H%M%S"
+"""How the id of a run begins (pdserve.run.directory)."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class MeasuredPoint:
 
     record: PointRecord
     result: BenchResult | None
+    written: float = 0.0
+    """When its record was, wall-clock seconds."""
 
 
 class SweepDifference(Frozen):
@@ -100,7 +106,9 @@ def read_sweep(folder: Path) -> tuple[MeasuredPoint, ...]:
             todo="give the folder that `pdserve sweep` has printed",
         )
     return tuple(
-        MeasuredPoint(record, None if record.result is None else _result(place / record.result))
+        MeasuredPoint(
+            record, None if record.result is None else _result(place / record.result), (place / POINT).stat().st_mtime
+        )
         for place, record in records.items()
     )
 
@@ -179,8 +187,17 @@ def _in_order(points: Sequence[MeasuredPoint], keys: set[str]) -> Iterator[Key]:
     )
 
 
-def _began(point: MeasuredPoint) -> float:
-    return point.result.provenance.began if point.result is not None else 0.0
+def _began(point: MeasuredPoint) -> tuple[float, float]:
+    """Of its deployment's start, with a result or without: a start that failed is as new as one that did not. Of two
+    points of a start, the one that was over first comes first."""
+    return _started(point), point.written
+
+
+def _started(point: MeasuredPoint) -> float:
+    """Where it was never started, or its run has a name of its own, the next best moment."""
+    with suppress(ValueError):
+        return time.mktime(time.strptime((point.record.run_id or "").rpartition("-")[0], _RUN_TIME))
+    return point.written if point.result is None else point.result.provenance.began
 
 
 def _key(record: PointRecord, keys: set[str]) -> Key:

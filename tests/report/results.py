@@ -40,8 +40,9 @@ def sweep_point(
     status: Literal["VALID", "INVALID"] = "VALID",
     *reasons: Reason,
     recipe: str = "name: d\n",
+    concurrency: int = 4,
 ) -> None:
-    load = Load(requests=20, concurrency=4)
+    load = Load(requests=20, concurrency=concurrency)
     point = Point(Variant(settings, f"{settings} {recipe}"), WORK, load)
     if measurement is not None:
         bench_folder(sweep.point(point) / "attempt", measurement, recipe=recipe)

@@ -26,7 +26,7 @@ from pdserve.report.pictures import pictures
 from pdserve.report.rows import ReportRow, read_report
 from pdserve.report.stages import prompt_sources, stages
 from pdserve.sweep.record import SweepFolder
-from tests.bench.evidence import record
+from tests.bench.evidence import reading, record
 from tests.report.realistic import realistic_sweep
 from tests.report.results import WINDOW, bench_folder, one, sweep_point
 
@@ -131,6 +131,20 @@ def test_a_stage_that_nobody_counts_is_missing_and_not_zero() -> None:
     assert prompt_sources(one().model_copy(update={"window": Window()})) == {}
 
 
+def test_decode_that_could_not_be_read_is_missing_and_not_what_prefill_counts() -> None:
+    """An engine of prefill counts seconds of decode too, and nearly none."""
+    prefill = {**WINDOW.prefill, "decode_seconds": 0.0}
+    unread = one().model_copy(update={"window": WINDOW.model_copy(update={"prefill": prefill, "decode": {}})})
+    assert stages(unread) == {"queue": 2.0, "prefill": 2.0, "transfer": 3.0}
+
+
+def test_one_engine_that_does_both_has_its_decode_among_its_own_counts() -> None:
+    window = Window(prefill={"prefill_seconds": 2.0, "decode_seconds": 4.0})
+    before = reading(0.0, {"aggregated-0": {}})
+    both = one().model_copy(update={"window": window, "before": before})
+    assert stages(both) == {"prefill": 2.0, "decode": 4.0}
+
+
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="neither a sweep nor a benchmark"):
         read_report([tmp_path])
@@ -179,6 +193,16 @@ def test_no_line_passes_through_an_invalid_point_and_it_is_a_cross_with_its_name
     assert "INVALID" in labels
     crosses = [tuple(map(round, offset)) for each in axes.collections for offset in each.get_offsets()]
     assert (8, 9000) in crosses
+
+
+def test_no_two_of_64_series_look_alike(tmp_path: Path) -> None:
+    """There are eight colours and eight marks."""
+    sweep = SweepFolder(tmp_path)
+    for number in range(64):
+        sweep_point(sweep, (("c", str(number)),), one())
+    marks = drawn(tmp_path)["ttft"].figure.axes[0].collections
+    looks = [(tuple(each.get_facecolor()[0]), each.get_paths()[0].vertices.tobytes()) for each in marks]
+    assert len(looks) == len(set(looks)) == 64
 
 
 def test_a_curve_of_invalid_points_alone_has_no_line(tmp_path: Path) -> None:
@@ -316,6 +340,38 @@ def test_points_of_an_earlier_recipe_are_a_curve_of_their_own(tmp_path: Path) ->
     assert {series for series, _ in report.provenance} == set(means)
     bars = bars_of(report.rows, report.names, prompt_sources, lambda _: None)
     assert [bar.text for bar in bars] == ["concurrency 4, 1 repeat"] * 4
+
+
+def test_so_are_they_where_the_loads_were_changed_with_the_recipe(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path / "s")
+    for number, concurrency in enumerate((1, 4, 8, 16)):
+        recipe = f"name: d\nx: {number // 2}\n"
+        some = one(concurrency, ttft=0.1 * (number + 1))
+        sweep_point(sweep, (("l1", "1"),), some, recipe=recipe, concurrency=concurrency)
+    means = ttft_means(sweep.path)
+    assert sorted(means.values()) == [[100, 200], [300, 400]]
+    assert all(re.fullmatch(r"l1=1; recipe [0-9a-f]{8}", series) for series in means)
+
+
+def test_tasks_of_a_slurm_array_have_names_of_their_own_and_the_same_recipe(tmp_path: Path) -> None:
+    """Half of the points were measured here, the other half by a task."""
+    sweep = SweepFolder(tmp_path / "s")
+    for concurrency, name in ((1, "d"), (4, "d-0a1b2c")):
+        recipe = f"name: {name}\nx: 1\n"
+        sweep_point(sweep, (("l1", "1"),), one(concurrency), recipe=recipe, concurrency=concurrency)
+    assert ttft_means(sweep.path) == {"l1=1": [100, 100]}
+
+
+def test_a_sweep_of_several_recipes_that_is_carried_on_in_another_folder_is_told_apart_there_too(
+    tmp_path: Path,
+) -> None:
+    edited = SweepFolder(tmp_path / "a" / "s")
+    for concurrency in (1, 4):
+        some = one(concurrency, ttft=0.1 * concurrency)
+        sweep_point(edited, (("l1", "1"),), some, recipe=f"x: {concurrency}\n", concurrency=concurrency)
+    other = SweepFolder(tmp_path / "b" / "s")
+    sweep_point(other, (("l1", "1"),), one(8, ttft=0.8), recipe="x: 4\n", concurrency=8)
+    assert sorted(ttft_means(edited.path, other.path).values()) == [[100], [400], [800]]
 
 
 def test_the_same_sweep_in_two_folders_is_two_curves(tmp_path: Path) -> None:

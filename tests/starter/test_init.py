@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,62 @@ def test_a_length_that_leaves_no_request_is_halved(tmp_path: Path) -> None:
     assert role.instances == 1
     args = first.loaded.recipe.engine.args
     assert args["max-model-len"] == 8192
+
+
+QWEN3_06B = {
+    **{"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8},
+    **{"head_dim": 128, "max_position_embeddings": 40960},
+}
+LLAMA_32_1B = {
+    **{"num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8},
+    **{"head_dim": 64, "max_position_embeddings": 131072},
+}
+
+
+@pytest.mark.parametrize(("config", "length"), [(QWEN3_06B, 8192), (LLAMA_32_1B, 16384)], ids=["qwen3", "llama"])
+@pytest.mark.parametrize("goal", Goal)
+def test_on_a_cpu_too_a_length_that_leaves_no_request_is_halved(
+    config: dict[str, Any], length: int, goal: Goal, tmp_path: Path
+) -> None:
+    """At 32768 tokens the second would need every block of its GiB, and vLLM keeps one for itself."""
+    first = made(model(tmp_path / "small", 1, **config), "cpu", goal)
+    assert first.checked
+    assert first.crossings == ()
+    assert first.loaded.recipe.engine.args["max-model-len"] == length
+    assert f"halved to {length} until it fits" in first.text
+
+
+def test_a_model_whose_requests_are_too_large_for_a_cpu_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    model(tmp_path / "wide", 1, num_hidden_layers=64, num_key_value_heads=64)
+    done = typed(tmp_path, "--model", "wide", "--hardware", "cpu")
+    assert done.code == 2
+    assert "a request of 8192 tokens takes 16.0 GiB of KV, and an engine on a CPU has 1 GiB for it" in done.err
+    assert "VLLM_CPU_KVCACHE_SPACE" in done.err
+
+
+@pytest.mark.parametrize(("goal", "length"), [(Goal.THROUGHPUT, 32768), (Goal.AGENTS, 131072)])
+@pytest.mark.parametrize("hardware", ["h100", "cpu"])
+def test_a_model_that_states_no_length_gets_the_goals_and_it_says_so(
+    hardware: str, goal: Goal, length: int, tmp_path: Path
+) -> None:
+    first = made(model(tmp_path / "some", 1, num_hidden_layers=1, max_position_embeddings=None), hardware, goal)
+    assert first.loaded.recipe.engine.args["max-model-len"] == length
+    assert f"max-model-len: {length}  # NOT CHECKED: config.json has no max_position_embeddings" in first.text
+
+
+def test_a_length_beside_the_part_of_the_language_model_is_one_too(tmp_path: Path) -> None:
+    """As the planner reads it."""
+    text = {"num_hidden_layers": 4, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}
+    first = made(model(tmp_path / "some", 1, text_config=text, max_position_embeddings=4096), "h100")
+    assert first.loaded.recipe.engine.args["max-model-len"] == 4096
+
+
+def test_an_error_of_the_recipe_names_no_folder_that_is_gone(tmp_path: Path) -> None:
+    model(tmp_path / "~", 1)
+    done = typed(tmp_path, "--model", str(tmp_path / "~"), "--hardware", "h100")
+    assert done.code == 2
+    assert "h100.yaml:13: model.path: ~ is not expanded" in done.err
+    assert tempfile.gettempdir() not in done.err.replace(str(tmp_path), "")
 
 
 @pytest.mark.parametrize("change", [{"num_attention_heads": 6, "num_key_value_heads": 6}])

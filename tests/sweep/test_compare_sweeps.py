@@ -13,9 +13,10 @@ from pdserve.cli.bench.compare import run
 from pdserve.errors import StateError
 from pdserve.sweep.compare import MeasuredPoint, compare_sweeps, read_sweep
 from pdserve.sweep.points import Settings
-from pdserve.sweep.record import PointRecord
+from pdserve.sweep.record import PointRecord, SweepFolder
 from tests.bench.test_compare import INVALID, measured, result
 from tests.report.realistic import realistic_result, realistic_sweep
+from tests.report.results import sweep_point
 
 
 def point(
@@ -73,6 +74,46 @@ def test_of_points_of_an_earlier_recipe_the_newest_counts_and_that_is_said() -> 
     (pair,) = compared.pairs
     assert next(change.a for change in pair.changes if change.figure == "TTFT mean") == pytest.approx(105.0)
     assert "A has it several times" in compared.unmatched[0]
+
+
+def never_started(some: MeasuredPoint, run_id: str | None, written: float = 0.0) -> MeasuredPoint:
+    """The same point on a later recipe, which does not come up."""
+    why = Reason(check="start", text="no engine")
+    changes = {"status": "INVALID", "reasons": (why,), "result": None, "run_id": run_id}
+    return MeasuredPoint(some.record.model_copy(update=changes), None, written)
+
+
+def started(some: MeasuredPoint, run_id: str) -> MeasuredPoint:
+    return MeasuredPoint(some.record.model_copy(update={"run_id": run_id}), some.result)
+
+
+def test_a_later_recipe_that_does_not_start_is_the_newest_and_is_named() -> None:
+    """Its point has no result, and is as new as its run all the same."""
+    older = started(point(0.1, 0.11, began=1.0), "20260101-100000-ffffff")
+    newer = never_started(older, "20260101-100001-000000")
+    for a in ([older, newer], [newer, older]):
+        compared = compare_sweeps(a, [point(0.1, 0.11)])
+        assert compared.pairs == ()
+        assert "A has it several times" in compared.unmatched[0]
+        assert compared.unmatched[1].endswith("A was not measured (start)")
+
+
+def test_an_earlier_recipe_that_did_not_start_is_not_the_newest() -> None:
+    newer = started(point(0.1, 0.11, began=1.0), "20260101-100001-000000")
+    (pair,) = compare_sweeps([newer, never_started(newer, "20260101-100000-ffffff")], [point(0.1, 0.11)]).pairs
+    assert pair.changes
+
+
+def test_a_point_that_never_had_a_run_is_as_new_as_its_record(tmp_path: Path) -> None:
+    """`up` has refused the recipe before there was a run."""
+    older = started(point(0.1, 0.11), "20260101-100000-ffffff")
+    assert compare_sweeps([older, never_started(older, None, written=4e9)], [point(0.1, 0.11)]).pairs == ()
+    assert compare_sweeps([older, never_started(older, None, written=1.0)], [point(0.1, 0.11)]).pairs
+    sweep = SweepFolder(tmp_path)
+    sweep_point(sweep, (("c", "1"),), None, "INVALID", Reason(check="start", text="no node"))
+    (read,) = read_sweep(tmp_path)
+    (file,) = tmp_path.glob("points/*/point.json")
+    assert read.written == file.stat().st_mtime
 
 
 @pytest.mark.parametrize(("name", "values"), [("warmup", (0, 8)), ("client", ("vllm", "aiperf"))])

@@ -13,12 +13,13 @@ from rich.text import Text
 
 from pdserve.bench.compare import Comparison, compare
 from pdserve.bench.result import BenchResult
-from pdserve.bench.stored import read_result
+from pdserve.bench.stored import read_result, result_file
 from pdserve.cli.bench.changes_table import changes_table
 from pdserve.cli.bench.compare_sweeps import run_sweeps
 from pdserve.cli.bench.pages import write_page
 from pdserve.cli.bench.wide_console import wide_console
 from pdserve.errors import StateError
+from pdserve.report.attempts import judged, missing, point_of
 from pdserve.report.changes_picture import change_pictures
 from pdserve.report.drawing import check_matplotlib
 from pdserve.report.page import comparison_page
@@ -35,11 +36,13 @@ def run(a: str, b: str, *, as_json: bool, page: Path | None = None) -> None:
     if any(sweeps):
         raise StateError(
             f"{a if sweeps[0] else b} is a sweep, and {b if sweeps[0] else a} is not",
-            todo="compare two sweeps, or two results of bench: those of a sweep are in points/POINT/",
+            todo="compare two sweeps, or two results of bench: those of a sweep are in points/POINT/ATTEMPT/",
         )
     root = home(os.environ)
-    results = (read_result(root, a), read_result(root, b))
-    comparison = compare(*results)
+    (ours, missing_a), (theirs, missing_b) = _read(root, a, "A"), _read(root, b, "B")
+    results = (ours, theirs)
+    compared = compare(*results)
+    comparison = compared.model_copy(update={"left_out": (*missing_a, *missing_b, *compared.left_out)})
     if page is not None:
         _write_page(page, (a, b), results, comparison)
     if as_json:
@@ -58,6 +61,12 @@ def run(a: str, b: str, *, as_json: bool, page: Path | None = None) -> None:
         out.print(Text("no load has valid measurements in both"))
     if page is not None:
         out.print(Text(f"page: {page}"))
+
+
+def _read(root: Path, which: str, name: str) -> tuple[BenchResult, tuple[str, ...]]:
+    """With the verdict of the sweep that has made it, if one has; and a line for repeats that it lacks."""
+    result, record = read_result(root, which), point_of(result_file(root, which).parent)
+    return judged(result, record), missing(name, result, record)
 
 
 def _write_page(

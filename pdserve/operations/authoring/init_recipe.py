@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.errors import PreflightError, RecipeError
+from pdserve.errors import PdserveError, PreflightError, RecipeError
 from pdserve.importing.annotated import commented
 from pdserve.models import files
 from pdserve.operations.plan_recipe import plan_for
@@ -53,7 +54,7 @@ def first_recipe(
         "Nothing was started. Read it, change it, then: pdserve validate, pdserve plan, pdserve up.",
     ]
     text = commented(made.document, made.reasons, head, "the recipe")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _errors_without(folder):
         path = Path(folder) / f"{made.document['name']}.yaml"
         path.write_text(text, encoding="utf-8")
         loaded = load_recipe(path, environ=environ)
@@ -73,8 +74,26 @@ def first_recipe(
             todo="write the recipe by hand with what the lines below say, and look at it with pdserve plan",
             evidence=tuple(f"{crossing.where}: {crossing.what} -> {crossing.todo}" for crossing in sure),
         )
-    warnings = [text.replace(f"{folder}/", "") for text in (*loaded.warnings, *planned.plan.warnings)]
+    warnings = [_without(folder, text) for text in (*loaded.warnings, *planned.plan.warnings)]
     return FirstRecipe(text, loaded, tuple(dict.fromkeys(warnings)), crossings, checked)
+
+
+def _without(folder: str, text: str) -> str:
+    return text.replace(f"{folder}/", "")
+
+
+@contextmanager
+def _errors_without(folder: str) -> Iterator[None]:
+    """The recipe is in no folder yet: a reader would look for one that is gone."""
+    try:
+        yield
+    except PdserveError as error:
+        error.what = _without(folder, error.what)
+        error.where, error.cause, error.todo = (
+            None if text is None else _without(folder, text) for text in (error.where, error.cause, error.todo)
+        )
+        error.evidence = tuple(_without(folder, line) for line in error.evidence)
+        raise
 
 
 def _hardware(name: str) -> Hardware:
