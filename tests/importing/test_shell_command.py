@@ -77,6 +77,30 @@ def test_a_command_that_is_not_known_is_asked_for() -> None:
     assert "may start a server" in notes(draft, "confirm")["a command"]
 
 
+def test_a_command_in_an_array_may_stand_behind_a_program() -> None:
+    draft = read('CMD=(vllm serve m --seed 3)\necho "${CMD[@]}"\ntaskset -c 0 "${CMD[@]}" | tee log\n')
+    assert draft.document["aggregated"]["args"] == {"seed": 3}
+    assert list(notes(draft, "served")) == ["taskset"]
+
+
+def test_a_function_that_is_given_a_command_may_start_it() -> None:
+    draft = read('log() { echo "$@"; }\nCMD=(vllm serve m --seed 3)\nlog "${CMD[@]}"\nexec "${CMD[@]}"\n')
+    assert draft.document["aggregated"]["args"] == {"seed": 3}
+    assert notes(draft, "confirm")["a command"] == "what it runs is not known: it may start a server too"
+
+
+def test_the_caller_gives_the_words_of_an_array_as_one_text() -> None:
+    text = 'if which vllm; then CMD=(vllm serve); else CMD=(python); fi\nnohup "${CMD[@]}" m --seed 3 &\n'
+    assert "--var CMD=..." in asked(text)
+    document = read(text, CMD="vllm serve").document
+    assert document["aggregated"]["args"] == {"seed": 3}
+
+
+def test_an_array_without_its_index_is_its_first_word() -> None:
+    document = read("A=(--seed=3 --dtype=auto)\nvllm serve m $A\n").document
+    assert document["aggregated"]["args"] == {"seed": 3}
+
+
 def test_an_array_that_is_only_assigned_starts_nothing() -> None:
     assert "no line `vllm serve` is run" in asked("CMD=(vllm serve m)\n")
 

@@ -101,4 +101,7 @@ class Condition:
             return self
         if runs is False:
             return Condition(False)
-        return Condition(None, self.names | names, self.others if names else self.others | {other})
+        # The same set where there is no other: an `if` may depend on thousands, and each command in it has them.
+        return Condition(
+            None, self.names | names if self.names else names, self.others if names else self.others | {other}
+        )

@@ -31,6 +31,8 @@ _SUM = re.compile(r"\$\(\(([\w\s${}+*/%()-]{0,500}?)\)\)")
 _MARK = re.compile(f"[{LITERAL}-{SUM_END}{chr(0xE100)}-{chr(0xE17F)}]")
 _LONGEST_COMMAND = 1 << 16
 """Characters of the lines of one command. No program takes an argument of twice that many (Linux, MAX_ARG_STRLEN)."""
+_MOST_WORDS = 1 << 15
+"""Of all commands that are joined, and the words of an array."""
 _OPERATOR = re.compile(r"\(\(|[()]|;;&?|;&|&&|\|\||\|&|&>+|[<>]+[&|]?|[;|&]")
 """shlex gives what stands together as one: `);`."""
 _DESCRIPTOR = re.compile(r"[0-9]+(?=[<>])")
@@ -78,6 +80,8 @@ def commands(text: str) -> Iterator[Command]:
         for word in pieces:
             depth = nested(words[-1].text if words else "", word.text, depth)
             words.append(word)
+        if len(words) > _MOST_WORDS:
+            raise ScriptLimitError(f"a command of more than {_MOST_WORDS} words", number)
         end = end or _heredoc(pieces)
         if goes_on or depth > 0 or (end is None and words and words[-1].text in JOINS):
             continue

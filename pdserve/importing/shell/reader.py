@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from pdserve.importing.launch import Sourced
 from pdserve.importing.shell.assignments import Assignment, assignment, assignments, changed
@@ -17,6 +18,7 @@ from pdserve.importing.shell.values import (
     UnknownWord,
     Value,
     Variables,
+    all_of,
     depends_on,
     expanded,
     holds,
@@ -70,8 +72,14 @@ class Reader:
     """Commands whose first word is not known."""
 
     @property
+    def runs(self) -> bool | None:
+        """Whether the command that is read is run."""
+        around = (self.blocks[-1].around.runs, self.blocks[-1].runs) if self.blocks else ()
+        return all_of((*around, self.chain.runs))
+
+    @property
     def condition(self) -> Condition:
-        """Of the command that is read."""
+        """On which it is run."""
         result = Condition()
         if self.blocks:
             block = self.blocks[-1]
@@ -94,7 +102,7 @@ class Reader:
         words = command[start:]
         if not words:
             return
-        outcome = Outcome(None) if self.condition.runs is False else self._run(words)
+        outcome = Outcome(None) if self.runs is False else self._run(words)
         self.chain.end(Outcome(negated(outcome.holds), outcome.names) if negates else outcome)
 
     def _keywords(self, command: Command) -> int:
@@ -228,19 +236,20 @@ class Reader:
                 self.variables.exported.pop(name, None)
 
     def _unset(self, name: str) -> None:
-        if self.condition.runs is None:
+        if self.runs is None:
             self._forget(name)
         elif name.isidentifier():
             self.variables.unset(name)
 
     def _forget(self, name: str) -> None:
         """Its value is known only when the script runs."""
-        if self.condition.runs is not False:
+        if self.runs is not False:
             self.variables.set(name, UnknownValue(frozenset({name})))
 
     def _set(self, item: Assignment) -> None:
-        before, condition = self.variables.get(item.name), self.condition
-        if condition.runs is None:
+        before = self.variables.get(item.name)
+        if self.runs is None:
+            condition = self.condition
             names = frozenset() if condition.others else condition.names
             value: Value = UnknownValue(names or frozenset({item.name}))
         elif item.items is not None:
@@ -271,6 +280,7 @@ class Reader:
         words: list[str | UnknownWord] = [*_words(before)] if item.adds and before is not None else []
         for word in pieces(item.items or (), self.variables):
             words.append(UnknownWord(word.text, word.names or own) if isinstance(word, UnknownWord) else word)
+        self.variables.count([word.text if isinstance(word, UnknownWord) else word for word in words])
         names = [word.names for word in words if isinstance(word, UnknownWord)]
         if len(words) + sum(len(word) for word in words if isinstance(word, str)) > _LONGEST_VALUE:
             return UnknownValue(own)
@@ -280,27 +290,33 @@ class Reader:
 
     def _find_server(self, words: list[Word]) -> None:
         texts = [word.text for word in words]
-        start = next((i for i in range(len(words) - 1) if tuple(texts[i : i + 2]) == _SERVE), None)
         _, first = assignments(words)
         while first < len(words) and texts[first] in NEUTRAL:
             first += 1
-        if start is None and first < len(words):
-            self._find_in_value(words, first)
-        elif start is not None and texts[first] not in _MENTIONS:
+        if first == len(words) or texts[first] in _MENTIONS:
+            return
+        if (start := _serves(texts)) is not None:
             self._serve(words[0].line, words[:start], self._items(words[start + 2 :]))
+            return
+        for index in range(first, len(words)):
+            value = referred(texts[index], self.variables)
+            if value is None or (isinstance(value, UnknownValue) and not value.words):
+                continue
+            opened = self._items([words[index]])
+            if (start := _serves([text for text, _ in opened])) is not None:
+                self._serve_value(words, index, opened, start)
+                return
+        value = referred(texts[first], self.variables)
+        if isinstance(value, UnknownValue) and not value.words:
+            self.unknown.append((words[first], value.names))
 
-    def _find_in_value(self, words: list[Word], index: int) -> None:
-        """A server in the variable that the command begins with: "${CMD[@]}"."""
-        word = words[index]
-        value = referred(word.text, self.variables)
-        opened = self._items([word]) if isinstance(value, str | list) or (value and value.words) else []
-        texts = [text for text, _ in opened]
-        start = next((i for i in range(len(texts) - 1) if tuple(texts[i : i + 2]) == _SERVE), None)
-        if start is not None:
-            before = [*words[:index], *(Word(_written(text), line) for text, line in opened[:start])]
-            self._serve(word.line, before, [*opened[start + 2 :], *self._items(words[index + 1 :])])
-        elif isinstance(value, UnknownValue) and not value.words:
-            self.unknown.append((word, value.names))
+    def _serve_value(self, words: list[Word], index: int, opened: list[Item], start: int) -> None:
+        """The server in the variable at `index`, `opened`: "${CMD[@]}"."""
+        if words[0].text in self.functions:  # it may start it or print it
+            self.unknown.append((words[0], frozenset()))
+            return
+        before = [*words[:index], *(Word(_written(text), line) for text, line in opened[:start])]
+        self._serve(words[index].line, before, [*opened[start + 2 :], *self._items(words[index + 1 :])])
 
     def _items(self, words: Sequence[Word]) -> list[Item]:
         return [(text, word.line) for word in words for text in pieces([word.text], self.variables)]
@@ -311,6 +327,11 @@ class Reader:
         env = {name: Sourced(self.variables.get(name), f"export {name}", at) for name, at in exported}
         env = {name: at for name, at in env.items() if name not in prefix.unset} | prefix.env
         self.servers.append(Server(line, tuple(items), env, tuple(prefix.lost), self.condition))
+
+
+def _serves(texts: Sequence[str | UnknownWord]) -> int | None:
+    """Where `vllm serve` stands."""
+    return next((index for index, pair in enumerate(pairwise(texts)) if pair == _SERVE), None)
 
 
 def _words(value: Value) -> tuple[str | UnknownWord, ...]:

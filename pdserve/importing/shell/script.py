@@ -76,7 +76,7 @@ def launch(text: str, file: str, choice: ImportChoice, lines: LineReader) -> Lau
         result.note(Sourced(name, f"source {name.rpartition('/')[2]}", line), "it is not read", "confirm")
     for word, _ in reader.unknown:
         at = Sourced(None, "a command", word.line)
-        result.note(at, "its words are in a variable that is not known: it may start a server too", "confirm")
+        result.note(at, "what it runs is not known: it may start a server too", "confirm")
     return result
 
 

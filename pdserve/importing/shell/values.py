@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -187,7 +188,17 @@ def _resolved(match: re.Match[str], variables: Variables) -> list[str]:
         raise UnknownValueError(frozenset({name}))
     if isinstance(value, UnknownValue):
         raise UnknownValueError(value.names)
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value if match.group("all") else value[:1] or [""]
+    # A caller gives the words of an array as one text.
+    return _shell_words(value) if match.group("all") and name in variables.given else [value]
+
+
+def _shell_words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return [text]
 
 
 def _parsed(text: str) -> ast.expr:
