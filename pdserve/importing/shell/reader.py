@@ -278,9 +278,10 @@ class Reader:
             return before
         own = frozenset({item.name})
         words: list[str | UnknownWord] = [*_words(before)] if item.adds and before is not None else []
+        # Each += copies what is there.
+        self.variables.count([word.text if isinstance(word, UnknownWord) else word for word in words])
         for word in pieces(item.items or (), self.variables):
             words.append(UnknownWord(word.text, word.names or own) if isinstance(word, UnknownWord) else word)
-        self.variables.count([word.text if isinstance(word, UnknownWord) else word for word in words])
         names = [word.names for word in words if isinstance(word, UnknownWord)]
         if len(words) + sum(len(word) for word in words if isinstance(word, str)) > _LONGEST_VALUE:
             return UnknownValue(own)
