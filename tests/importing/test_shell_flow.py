@@ -108,6 +108,8 @@ def test_a_group_is_run_as_what_is_around_it() -> None:
     assert tp(script) == 1
     assert tp("TP=1; { TP=8; }\n") == 8
     assert tp("TP=1; { false; } && TP=8\n") == 1
+    assert tp("TP=1; ! { false; } && TP=8\n") == 8
+    assert tp("TP=1; time { TP=8; }\n") == 8
 
 
 def test_what_a_subshell_assigns_does_not_last() -> None:

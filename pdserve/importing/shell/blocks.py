@@ -11,7 +11,7 @@ Kind = Literal["if", "case", "loop", "function", "{", "("]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandOutcome:
     """Of a command. `holds`: None where it is not known whether it succeeds; that depends on `names`. `expected`: it
     fails only where the launch as a whole does."""
 
@@ -21,14 +21,14 @@ class Outcome:
 
 
 @dataclass
-class Chain:
+class JoinedCommands:
     """Commands that are joined, up to the one that is read."""
 
     runs: bool | None = True
     """Whether that one is run."""
-    outcome: Outcome = Outcome(True)
+    outcome: CommandOutcome = CommandOutcome(True)
     """Of those before it; in the end of all."""
-    before: Outcome = Outcome(True)
+    before: CommandOutcome = CommandOutcome(True)
     """Of those before the pipeline."""
     joined: str = ""
 
@@ -42,7 +42,7 @@ class Chain:
         else:
             self.runs = True if self.before.expected else self.before.holds
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: CommandOutcome) -> None:
         """The command was read."""
         names = self.before.names | outcome.names
         if self.runs:
@@ -52,7 +52,7 @@ class Chain:
         else:
             # Run or not, `unknown && false` fails and `unknown || true` succeeds.
             decided = outcome.holds is (self.joined == "||")
-            self.outcome = Outcome(outcome.holds if decided else None, names)
+            self.outcome = CommandOutcome(outcome.holds if decided else None, names)
 
 
 @dataclass
@@ -61,20 +61,22 @@ class Block:
 
     kind: Kind
     line: int
-    around: Condition
+    around: RunCondition
     """Whether it is reached."""
-    outer: Chain
+    outer: JoinedCommands
     runs: bool | None = True
     taken: bool | None = False
     """Of an `if`: whether a branch before this one was run."""
     names: frozenset[str] = frozenset()
     awaits_pattern: bool = False
     """Of a `case`."""
+    negates: bool = False
+    """A `!` stands before it."""
     function: str | None = None
     awaits_body: bool = False
     """Of a function: its `{` comes next."""
 
-    def decide(self, outcome: Outcome) -> None:
+    def decide(self, outcome: CommandOutcome) -> None:
         """`then`: the outcome of the commands since `if` or `elif`."""
         if outcome.holds is None:
             self.names |= outcome.names
@@ -87,7 +89,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Condition:
+class RunCondition:
     """Whether something is run, and what that depends on where it is not known."""
 
     runs: bool | None = True
@@ -95,13 +97,13 @@ class Condition:
     others: frozenset[str] = field(default=frozenset())
     """What it depends on beside variables: the `case` at line 3."""
 
-    def also(self, runs: bool | None, names: frozenset[str], other: str) -> Condition:
+    def also(self, runs: bool | None, names: frozenset[str], other: str) -> RunCondition:
         """And this. `other`: where no variable decides it."""
         if runs is True or self.runs is False:
             return self
         if runs is False:
-            return Condition(False)
+            return RunCondition(False)
         # The same set where there is no other: an `if` may depend on thousands, and each command in it has them.
-        return Condition(
+        return RunCondition(
             None, self.names | names if self.names else names, self.others if names else self.others | {other}
         )

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from pdserve.importing.launch import Sourced
 from pdserve.importing.shell.assignments import Assignment, assignment, assignments, changed
-from pdserve.importing.shell.blocks import Block, Chain, Condition, Kind, Outcome
+from pdserve.importing.shell.blocks import Block, CommandOutcome, JoinedCommands, Kind, RunCondition
 from pdserve.importing.shell.commands import ENDS_OF_ARMS, JOINS, Command, Word
 from pdserve.importing.shell.lines import IN_QUOTES, LITERAL, ScriptLimitError
 from pdserve.importing.shell.prefix import NEUTRAL, read_prefix
@@ -52,7 +52,7 @@ class Server:
     words: tuple[Item, ...]
     env: dict[str, Sourced]
     lost: tuple[Sourced, ...]
-    condition: Condition
+    condition: RunCondition
 
 
 @dataclass
@@ -61,8 +61,8 @@ class Reader:
 
     variables: Variables
     blocks: list[Block] = field(default_factory=list)
-    chain: Chain = field(default_factory=Chain)
-    ended: Chain = field(default_factory=Chain)
+    chain: JoinedCommands = field(default_factory=JoinedCommands)
+    ended: JoinedCommands = field(default_factory=JoinedCommands)
     """The commands that were joined before."""
     functions: dict[str, dict[str, int | None]] = field(default_factory=dict)
     """What each changes: name -> the line of its export."""
@@ -78,9 +78,9 @@ class Reader:
         return all_of((*around, self.chain.runs))
 
     @property
-    def condition(self) -> Condition:
+    def condition(self) -> RunCondition:
         """On which it is run."""
-        result = Condition()
+        result = RunCondition()
         if self.blocks:
             block = self.blocks[-1]
             result = block.around.also(block.runs, block.names, f"{block.kind} at line {block.line}")
@@ -91,23 +91,24 @@ class Reader:
         if command.after in JOINS:
             self.chain.join(command.after)
         else:
-            self.ended, self.chain = self.chain, Chain()
+            self.ended, self.chain = self.chain, JoinedCommands()
         block = self.blocks[-1] if self.blocks else None
         if block is not None and block.awaits_pattern and command[0].text not in (")", "esac"):
             return
-        start = self._keywords(command)
+        start = self._keywords(command, 0)
         negates = False
         while start < len(command) and command[start].text == "!":
             negates, start = not negates, start + 1
+        if negates and (behind := self._keywords(command, start)) > start and self.blocks:  # `! {`
+            self.blocks[-1].negates, negates, start = True, False, behind
         words = command[start:]
         if not words:
             return
-        outcome = Outcome(None) if self.runs is False else self._run(words)
-        self.chain.end(Outcome(negated(outcome.holds), outcome.names) if negates else outcome)
+        outcome = CommandOutcome(None) if self.runs is False else self._run(words)
+        self.chain.end(CommandOutcome(negated(outcome.holds), outcome.names) if negates else outcome)
 
-    def _keywords(self, command: Command) -> int:
-        """How many words open, change and close blocks before a command begins."""
-        read = 0
+    def _keywords(self, command: Command, read: int) -> int:
+        """The index behind the words that open, change and close blocks from `read` on."""
         while read < len(command) and (width := self._keyword(command, read)):
             read += width
         return read
@@ -147,7 +148,7 @@ class Reader:
             case "(":
                 self._open("(", word)
             case _:
-                return self._function(command, start) or int(word.text in ("then", "do", "else"))
+                return self._function(command, start) or int(word.text in ("then", "do", "else", "time"))
         return 1
 
     def _function(self, command: Command, start: int) -> int:
@@ -168,7 +169,7 @@ class Reader:
         if kind in ("function", "("):
             self.variables.open_scope()
         self.blocks.append(block)
-        self.ended = self.chain = Chain()
+        self.ended = self.chain = JoinedCommands()
         return block
 
     def _close(self) -> None:
@@ -179,11 +180,11 @@ class Reader:
             names = self.variables.close_scope()
             if block.function is not None and block.around.runs is not False:
                 self.functions[block.function] = {**self.functions.get(block.function, {}), **names}
-        inner = self.ended.outcome if block.kind in ("{", "(") else Outcome(None)
+        inner = self.ended.outcome if block.kind in ("{", "(") else CommandOutcome(None)
         self.chain = block.outer
-        self.chain.end(inner)
+        self.chain.end(CommandOutcome(negated(inner.holds), inner.names) if block.negates else inner)
 
-    def _run(self, words: list[Word]) -> Outcome:
+    def _run(self, words: list[Word]) -> CommandOutcome:
         texts = [word.text for word in words]
         for text in texts:
             self._call(text)
@@ -192,11 +193,11 @@ class Reader:
             for item in assigned:
                 self._set(item)
             known = all(not isinstance(self.variables.values[item.name], UnknownValue) for item in assigned)
-            return Outcome(True if known else None, expected=True)
+            return CommandOutcome(True if known else None, expected=True)
         name = texts[first]
         if name in _DECLARES:
             self._declare(words[first + 1 :], name)
-            return Outcome(True)
+            return CommandOutcome(True)
         if name == "unset":
             for each in texts[first + 1 :]:
                 self._unset(each)
@@ -206,8 +207,8 @@ class Reader:
             self._forget(each)
         self._find_server(words)
         if name in _TESTS:
-            return Outcome(holds(texts[first:], self.variables), depends_on(texts[first:], self.variables))
-        return Outcome(True if name in _SUCCEEDS else None, expected=name in _EXPECTED)
+            return CommandOutcome(holds(texts[first:], self.variables), depends_on(texts[first:], self.variables))
+        return CommandOutcome(True if name in _SUCCEEDS else None, expected=name in _EXPECTED)
 
     def _call(self, name: str) -> None:
         """What a function of the script changes, wherever a command has its name."""

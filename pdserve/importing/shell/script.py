@@ -1,8 +1,8 @@
 """A shell script with lines `vllm serve` -> a launch. The script is read, never run.
 
 What is understood: assignments, arrays, `export`, `unset`, `if`, `&&` and `||` with simple tests, `${X:-default}`,
-arithmetic of whole numbers. What is not: loops, functions, `case`, commands in `$(...)`. A value that depends on those is
-asked for by name.
+arithmetic of whole numbers. What is not: loops, functions, `case`, commands in `$(...)`. A value that depends on those
+is asked for by name.
 """
 
 from __future__ import annotations
