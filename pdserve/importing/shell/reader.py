@@ -69,7 +69,7 @@ class Reader:
     servers: list[Server] = field(default_factory=list)
     sourced: list[tuple[str, int]] = field(default_factory=list)
     unknown: list[tuple[Word, frozenset[str]]] = field(default_factory=list)
-    """Commands whose first word is not known."""
+    """Commands of which it is not known what they run, and the variables that decide it."""
 
     @property
     def runs(self) -> bool | None:
