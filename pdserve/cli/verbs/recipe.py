@@ -117,7 +117,9 @@ def import_(
     variant: Annotated[
         str | None, typer.Option("--variant", help="Which deployment of a file that describes several.")
     ] = None,
-    hardware: Annotated[str | None, typer.Option("--hardware", help="vLLM's recipes: b200, mi355x, ...")] = None,
+    hardware: Annotated[
+        str | None, typer.Option("--hardware", help="vLLM's recipes and shell scripts: b200, mi355x, ...")
+    ] = None,
     strategy: Annotated[
         str | None, typer.Option("--strategy", help="vLLM's recipes: pd_cluster, single_node_tp, ...")
     ] = None,

@@ -10,34 +10,33 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from pdserve.importing.shell.commands import (
+    JOINS,
+    OPERATORS,
+    Command,
+    Word,
+    nested,
+    separated,
+    without_substitutions,
+)
 
 LITERAL, IN_QUOTES = "\ue000", "\ue001"
 """Marks in place of a `$`."""
 SUM, SUM_END = "\ue003", "\ue004"
 """Marks around `$((...))`, which has no blanks then."""
-_OPERATORS = "();<>|&"
-_HIDDEN = {char: chr(0xE100 + ord(char)) for char in (*_OPERATORS, "`")}
+_HIDDEN = {char: chr(0xE100 + ord(char)) for char in (*OPERATORS, "`")}
 _SHOWN = str.maketrans({hidden: char for char, hidden in _HIDDEN.items()})
 _SUM = re.compile(r"\$\(\(([\w\s${}+*/%()-]{0,500}?)\)\)")
 _MARK = re.compile(f"[{LITERAL}-{SUM_END}{chr(0xE100)}-{chr(0xE17F)}]")
 _LONGEST_COMMAND = 1 << 16
 """Characters of the lines of one command. No program takes an argument of twice that many (Linux, MAX_ARG_STRLEN)."""
-_OPERATOR = re.compile(r"[()]|;;|&&|\|\||&>+|[<>]+&?|[;|&]")
+_MOST_WORDS = 1 << 15
+"""Of all commands that are joined, and the words of an array."""
+_OPERATOR = re.compile(r"\(\(|[()]|;;&?|;&|&&|\|\||\|&|&>+|[<>]+[&|]?|[;|&]")
 """shlex gives what stands together as one: `);`."""
-_ENDS = frozenset({";", "&&", "||", "|", "&", ";;"})
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word or an operator, and its line."""
-
-    text: str
-    line: int
-
-    @property
-    def is_operator(self) -> bool:
-        return bool(self.text) and set(self.text) <= set(_OPERATORS)
+_DESCRIPTOR = re.compile(r"[0-9]+(?=[<>])")
+"""`2>file`: a number that touches what redirects it is no word. shlex drops the blank that tells them apart."""
 
 
 class ScriptLimitError(Exception):
@@ -46,10 +45,6 @@ class ScriptLimitError(Exception):
     def __init__(self, what: str, line: int | None = None) -> None:
         super().__init__(what)
         self.line = line
-
-
-Command = list[Word]
-"""The words between two separators; redirections are gone."""
 
 
 def plain(text: str) -> str:
@@ -61,6 +56,7 @@ def commands(text: str) -> Iterator[Command]:
     """The simple commands of a script, in order. A here-document is left out. Raises ScriptLimitError."""
     words: list[Word] = []
     depth = 0
+    end: str | None = None
     lines = iter(enumerate(text.splitlines(), 1))
     for number, raw in lines:
         marked, quote = _marked(raw, "")
@@ -69,6 +65,8 @@ def commands(text: str) -> Iterator[Command]:
             following = next(lines, None)
             if following is None:
                 return
+            # In double quotes a backslash at the end of a line takes the line's end with it.
+            parts[-1] = marked[:-1] if quote == '"' and _goes_on(marked) else f"{marked}\n"
             marked, quote = _marked(following[1], quote)
             parts.append(marked)
             length += len(following[1])
@@ -76,50 +74,38 @@ def commands(text: str) -> Iterator[Command]:
                 break
         if length > _LONGEST_COMMAND:
             raise ScriptLimitError(f"a command of more than {_LONGEST_COMMAND >> 10} KiB", number)
-        marked = "\n".join(parts).rstrip()
-        goes_on = marked.endswith("\\")
-        pieces = [Word(token, number) for token in _split(marked.removesuffix("\\"))]
-        words += pieces
-        depth += sum(word.text.count("(") - word.text.count(")") for word in pieces if word.is_operator)
-        if goes_on or depth > 0:
+        marked = "".join(parts).rstrip()
+        goes_on = _goes_on(marked)
+        pieces = [Word(token, number) for token in _split(marked[:-1] if goes_on else marked)]
+        for word in pieces:
+            depth = nested(words[-1].text if words else "", word.text, depth)
+            words.append(word)
+        if len(words) > _MOST_WORDS:
+            raise ScriptLimitError(f"a command of more than {_MOST_WORDS} words", number)
+        end = end or _heredoc(pieces)
+        if goes_on or depth > 0 or (end is None and words and words[-1].text in JOINS):
             continue
-        depth = 0
-        end = _heredoc(words)
-        yield from _separated(_without_substitutions(words))
+        yield from separated(without_substitutions(words))
         words = []
         if end is not None:
             for _, inner in lines:
                 if inner.strip() == end:
                     break
-    yield from _separated(_without_substitutions(words))
+        end = None
+    yield from separated(without_substitutions(words))
 
 
-def _without_substitutions(words: list[Word]) -> list[Word]:
-    """`$(...)` outside of quotes as one word that cannot be read: a backquote."""
-    result: list[Word] = []
-    index = 0
-    while index < len(words):
-        word = words[index]
-        index += 1
-        if not word.text.endswith("$") or index == len(words) or words[index].text != "(":
-            result.append(word)
-            continue
-        result.append(Word(f"{word.text[:-1]}`", word.line))
-        depth = 0
-        while index < len(words):
-            depth += (words[index].text == "(") - (words[index].text == ")")
-            index += 1
-            if depth == 0:
-                break
-    return result
+def _goes_on(text: str) -> bool:
+    """Whether a backslash at its end takes the end of the line away: one that is not behind another."""
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
 def _split(marked: str) -> Iterator[str]:
-    lexer = shlex.shlex(marked, posix=True, punctuation_chars=_OPERATORS)
+    lexer = shlex.shlex(marked, posix=True, punctuation_chars=OPERATORS)
     lexer.whitespace_split = True
     lexer.commenters = ""
     for token in lexer:
-        yield from _OPERATOR.findall(token) if token and set(token) <= set(_OPERATORS) else [token]
+        yield from _OPERATOR.findall(token) if token and set(token) <= set(OPERATORS) else [token]
 
 
 def check_marks(text: str) -> None:
@@ -147,8 +133,12 @@ def _marked(line: str, quote: str) -> tuple[str, str]:
             index = sum_.end()
             continue
         if char == "\\" and quote != "'" and following:
-            out += [char, following]
+            out += [_HIDDEN[following]] if not quote and following in _HIDDEN else [char, following]
             index += 2
+            continue
+        at_start = index == 0 or line[index - 1].isspace() or line[index - 1] in OPERATORS
+        if not quote and at_start and (descriptor := _DESCRIPTOR.match(line, index)) is not None:
+            index = descriptor.end()
             continue
         if char in "'\"" and quote in ("", char):
             quote = "" if quote else char
@@ -156,7 +146,7 @@ def _marked(line: str, quote: str) -> tuple[str, str]:
             break
         elif char == "$" and quote:
             char = LITERAL if quote == "'" else IN_QUOTES
-        elif (quote and char in _HIDDEN and not (quote == '"' and char in "()`")) or (quote == "'" and char in _HIDDEN):
+        elif quote and char in _HIDDEN and not (quote == '"' and _substitutes(line, index)):
             char = _HIDDEN[char]
         out.append(char)
         index += 1
@@ -170,24 +160,6 @@ def _heredoc(words: list[Word]) -> str | None:
     return None
 
 
-def _separated(words: list[Word]) -> Iterator[Command]:
-    command: Command = []
-    index = 0
-    depth = 0
-    while index < len(words):
-        word = words[index]
-        if word.is_operator:
-            depth += word.text.count("(") - word.text.count(")")
-        if word.is_operator and word.text in _ENDS and depth <= 0:
-            if command:
-                yield command
-            command = []
-        elif word.is_operator and (word.text[0] in "<>" or word.text.startswith("&>")) and depth <= 0:
-            if command and command[-1].text.isdecimal():
-                command.pop()
-            index += 1
-        else:
-            command.append(word)
-        index += 1
-    if command:
-        yield command
+def _substitutes(line: str, index: int) -> bool:
+    """Whether a command stands there in double quotes, whose output is a value."""
+    return line[index] == "`" or line[max(index - 1, 0) : index + 1] == "$("

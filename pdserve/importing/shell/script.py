@@ -1,14 +1,14 @@
 """A shell script with lines `vllm serve` -> a launch. The script is read, never run.
 
-What is understood: assignments, arrays, `export`, `if` with simple tests, `${X:-default}`, arithmetic of whole numbers.
-What is not: loops, functions, `case`, commands in `$(...)`. A value that depends on those is asked for by name.
+What is understood: assignments, arrays, `export`, `unset`, `if`, `&&` and `||` with simple tests, `${X:-default}`,
+arithmetic of whole numbers. What is not: loops, functions, `case`, commands in `$(...)`. A value that depends on those
+is asked for by name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from pdserve.errors import RecipeError
@@ -18,193 +18,16 @@ from pdserve.importing.command_line.flags import ImportedFlag, collected, from_a
 from pdserve.importing.command_line.installed_parser import LineReader
 from pdserve.importing.command_line.parsed import as_parsed, variables_of
 from pdserve.importing.launch import CommandLine, EngineLaunch, Launch, Sourced
-from pdserve.importing.shell.lines import IN_QUOTES, Command, ScriptLimitError, check_marks, commands
-from pdserve.importing.shell.values import (
-    UnknownValue,
-    UnknownValueError,
-    Value,
-    Variables,
-    depends_on,
-    expanded,
-    holds,
-)
+from pdserve.importing.shell.lines import ScriptLimitError, check_marks, commands
+from pdserve.importing.shell.reader import Item, Reader, Server
+from pdserve.importing.shell.values import UnknownValue, Variables
 from pdserve.recipe.flags import env_instead, where_instead
 from pdserve.roles import EngineRole
 
 FORMAT = "shell script"
-OPTIONS = ("--var",)
+OPTIONS = ("--var", "--hardware")
 """What chooses among the deployments of a file."""
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_SERVE = ("vllm", "serve")
-_LONGEST_VALUE = 1 << 16
-"""Characters: what grows beyond that by doubling itself is no flag."""
-_OPENED = ("for", "while", "until", "case", "select")
 _ROLES: Mapping[str, EngineRole] = {"kv_producer": "prefill", "kv_consumer": "decode"}
-
-
-@dataclass(frozen=True)
-class Server:
-    """One line `vllm serve`: its words with their lines, and what is exported there."""
-
-    line: int
-    words: tuple[tuple[str, int], ...]
-    unknown: tuple[frozenset[str], ...]
-    """What the words that are not known depend on, in the order of their numbers."""
-    env: dict[str, Sourced]
-    conditions: frozenset[str]
-    """Variables that decide whether it is run, and are not known."""
-
-
-@dataclass
-class _Block:
-    """An open `if`, loop or function. runs: None where that is not known."""
-
-    kind: str
-    runs: bool | None
-    taken: bool | None
-    """Whether a branch before this one was run."""
-    names: frozenset[str] = frozenset()
-
-
-@dataclass
-class _Reader:
-    file: str
-    variables: Variables
-    exported: dict[str, int] = field(default_factory=dict)
-    blocks: list[_Block] = field(default_factory=list)
-    servers: list[Server] = field(default_factory=list)
-    sourced: list[tuple[str, int]] = field(default_factory=list)
-
-    @property
-    def runs(self) -> bool | None:
-        states = [block.runs for block in self.blocks]
-        return False if False in states else None if None in states else True
-
-    def read(self, command: Command) -> None:
-        read = 0
-        while read < len(command) and (width := self._keyword(command, read)):
-            read += width
-        command = command[read:]
-        words = [word.text for word in command]
-        if not words or self.runs is False:
-            return
-        if words[0] in ("export", "local", "declare", "readonly", "typeset"):
-            exports = words[0] == "export"
-            self._assign([word for word in command[1:] if not word.text.startswith("-")], exports=exports)
-            return
-        if words[0] in ("source", ".") and len(words) > 1:
-            self.sourced.append((words[1], command[0].line))
-        start = next((i for i in range(len(words) - 1) if tuple(words[i : i + 2]) == _SERVE), None)
-        if start is not None:
-            self._serve(command, start)
-        elif _ASSIGNMENT.fullmatch(words[0]):
-            self._assign(command, exports=False)
-
-    def _keyword(self, command: Command, start: int) -> int:
-        """Opens, changes or closes a block; how many words were read with it, 0: there is no keyword at `start`. What
-        follows `then`, `else` and `do` is a command of its own."""
-        first, whole = command[start].text, len(command) - start
-        if first in ("if", "elif"):
-            test = [word.text for word in command[start + 1 :] if word.text != "then"]
-            result = holds(test, self.variables)
-            names = depends_on(test, self.variables)
-            if first == "if":
-                self.blocks.append(_Block("if", result, result, names))
-            elif self.blocks:
-                block = self.blocks[-1]
-                block.runs = None if block.taken is None else False if block.taken else result
-                block.taken = result if block.taken is False else block.taken
-                block.names |= names
-            return whole
-        if first == "else" and self.blocks:
-            block = self.blocks[-1]
-            block.runs = None if block.taken is None else not block.taken
-        elif first in ("fi", "done", "esac", "}") and self.blocks:
-            self.blocks.pop()
-        elif first in _OPENED:
-            self.blocks.append(_Block(first, None, None))
-        elif first == "function" or (
-            [word.text for word in command[start + 1 : start + 3]] == ["(", ")"]
-            and first.replace("-", "_").isidentifier()
-        ):
-            self.blocks.append(_Block("function", None, None))
-        elif first not in ("then", "do", "{"):
-            return 0
-        return 1 if first in ("then", "else", "do") else whole
-
-    def _assign(self, command: Command, *, exports: bool) -> None:
-        index = 0
-        while index < len(command):
-            word = command[index]
-            index += 1
-            match = _ASSIGNMENT.fullmatch(word.text)
-            if match is None:
-                if exports and word.text.isidentifier():
-                    self.exported[word.text] = word.line
-                continue
-            name, adds, text = match.groups()
-            items: list[str] | None = None
-            if index < len(command) and command[index].text.startswith("("):
-                items, index = _until_closed(command, index)
-            self._set(name, text, items, adds=bool(adds), line=word.line)
-            if exports:
-                self.exported[name] = word.line
-
-    def _set(self, name: str, text: str, items: list[str] | None, *, adds: bool, line: int) -> None:
-        before = self.variables.get(name)
-        value: Value
-        try:
-            if items is not None:
-                value = list(expanded(items, self.variables))
-                value = [*before, *value] if adds and isinstance(before, list) else value
-            else:
-                # Without splitting: an assignment is one word, in quotes or not.
-                value = " ".join(expanded([text.replace("$", IN_QUOTES)], self.variables))
-                value = before + value if adds and isinstance(before, str) else value
-        except UnknownValueError as error:
-            value = UnknownValue(error.names or frozenset({name}))
-        if adds and isinstance(before, UnknownValue):
-            value = before
-        elif adds and before is None and items is None:
-            value = UnknownValue(frozenset({name}))  # the caller's, with more behind it
-        if not isinstance(value, UnknownValue) and sum(map(len, value)) > _LONGEST_VALUE:
-            value = UnknownValue(frozenset({name}))
-        if self.runs is None:
-            value = UnknownValue(frozenset().union(*(block.names for block in self.blocks)) or frozenset({name}))
-        self.variables.set(name, value, line)
-
-    def _serve(self, command: Command, start: int) -> None:
-        words: list[tuple[str, int]] = []
-        unknown: list[frozenset[str]] = []
-        for word in command[start + 2 :]:
-            try:
-                words += [(text, word.line) for text in expanded([word.text], self.variables)]
-            except UnknownValueError as error:
-                # Whole words that may be several, or none, are no value of the flag before them.
-                several = "[@]" in word.text or (word.text.startswith("$") and not _takes_value(words))
-                name, equals, _ = word.text.partition("=")
-                before = f"{name}=" if equals and name.startswith("--") else "--unknown" if several else ""
-                words.append((f"{before}{_UNKNOWN}{len(unknown)}", word.line))
-                unknown.append(error.names)
-        env = self._environment(command[:start])
-        names = frozenset().union(*(block.names for block in self.blocks if block.runs is None))
-        self.servers.append(Server(command[0].line, tuple(words), tuple(unknown), env, names))
-
-    def _environment(self, prefix: Command) -> dict[str, Sourced]:
-        env: dict[str, Sourced] = {}
-        for name, line in self.exported.items():
-            env[name] = Sourced(self.variables.get(name), f"export {name}", line)
-        for word in prefix:
-            match = _ASSIGNMENT.fullmatch(word.text)
-            if match is not None:
-                try:
-                    value: Value = " ".join(expanded([match.group(3)], self.variables))
-                except UnknownValueError as error:
-                    value = UnknownValue(error.names)
-                env[match.group(1)] = Sourced(value, match.group(1), word.line)
-        return env
-
-
 _UNKNOWN = "\ue002"
 """Begins a word whose value is not known; its number follows."""
 _NUMBER = re.compile(f"{_UNKNOWN}([0-9]+)")
@@ -217,7 +40,7 @@ def matches(text: str) -> bool:
 
 def launch(text: str, file: str, choice: ImportChoice, lines: LineReader) -> Launch:
     """The launch. Raises RecipeError for what is known only when the script runs."""
-    reader = _Reader(file, Variables(choice.variables))
+    reader = Reader(Variables(choice.variables))
     line = 1
     try:
         for given in (*choice.variables.values(), text):
@@ -234,26 +57,52 @@ def launch(text: str, file: str, choice: ImportChoice, lines: LineReader) -> Lau
         ) from None
     servers = reader.servers
     if not servers:
+        unknown = [(word, names) for word, names in reader.unknown if names]
+        _check_known({name: word.line for word, names in unknown for name in sorted(names)}, file)
         raise RecipeError(
             "no line `vllm serve` is run",
             where=file,
             cause="it is in a branch that is not taken, or in a program that the script calls",
             todo="give the variables that lead to it: --var NAME=VALUE",
         )
-    hardware = f"{choice.hardware or ''} {file.rpartition('/')[2]}".lower()
-    rocm = bool(re.search(r"(^|[^a-z])mi\d{3}", hardware)) or any(
-        "ROCM" in name for item in servers for name in item.env
-    )
     name = file.rpartition("/")[2].rpartition(".")[0] or "script"
     at = Sourced(name, "the file's name", 0)
-    result = Launch(file, FORMAT, at, at.of("rocm" if rocm else "cuda"))
-    why = "a script names no hardware: taken from its name and variables; --hardware names it"
-    result.note(result.platform, why, "confirm")
+    result = Launch(file, FORMAT, at, at.of(_platform(choice.hardware, file, servers)))
+    if choice.hardware is None:
+        why = "a script names no hardware: taken from its name and variables; --hardware names it"
+        result.note(result.platform, why, "confirm")
     for server in servers:
         _add(result, server, lines)
     for name, line in reader.sourced:
         result.note(Sourced(name, f"source {name.rpartition('/')[2]}", line), "it is not read", "confirm")
+    for word, _ in reader.unknown:
+        at = Sourced(None, "a command", word.line)
+        result.note(at, "what it runs is not known: it may start a server too", "confirm")
     return result
+
+
+def _platform(hardware: str | None, file: str, servers: Iterable[Server]) -> str:
+    text = (hardware or file.rpartition("/")[2]).lower()
+    by_variables = hardware is None and any("ROCM" in name for item in servers for name in item.env)
+    return "rocm" if by_variables or re.search(r"(^|[^a-z])mi\d{3}", text) else "cuda"
+
+
+def _numbered(items: Iterable[Item]) -> tuple[list[tuple[str, int]], list[frozenset[str]]]:
+    """The words of a server with their lines, and what those that are not known depend on, in the order of their
+    numbers."""
+    words: list[tuple[str, int]] = []
+    unknown: list[frozenset[str]] = []
+    for item, line in items:
+        if isinstance(item, str):
+            words.append((item, line))
+            continue
+        # Whole words that may be several, or none, are no value of the flag before them.
+        several = "[@]" in item.text or (item.text.startswith("$") and not _takes_value(words))
+        name, equals, _ = item.text.partition("=")
+        before = f"{name}=" if equals and name.startswith("--") else "--unknown" if several else ""
+        words.append((f"{before}{_UNKNOWN}{len(unknown)}", line))
+        unknown.append(item.names)
+    return words, unknown
 
 
 def _takes_value(words: list[tuple[str, int]]) -> bool:
@@ -266,14 +115,13 @@ def _add(result: Launch, server: Server, lines: LineReader) -> None:
     flags: list[tuple[ImportedFlag, Sourced]] = []
     model: Sourced | None = None
     missing: dict[str, int] = {}
-    words = [text for text, _ in server.words]
+    numbered, unknown = _numbered(server.words)
+    words = [text for text, _ in numbered]
     read = list(from_argv(words, lines.names))
     left_out: set[int] = set()
     for (index, item), (following, _) in pairwise([*read, (len(words), "")]):
-        here = Sourced(
-            None, f"--{item.name}" if isinstance(item, ImportedFlag) else "vllm serve", server.words[index][1]
-        )
-        names = _unknown(item, server)
+        here = Sourced(None, f"--{item.name}" if isinstance(item, ImportedFlag) else "vllm serve", numbered[index][1])
+        names = _unknown(item, unknown)
         if (
             names is not None
             and isinstance(item, ImportedFlag)
@@ -308,11 +156,15 @@ def _add(result: Launch, server: Server, lines: LineReader) -> None:
         result.note(given, f"the line names a model without a flag too (line {model.line}), which is taken", "served")
     _model(result, model or given, server)
     result.roles[role] = engines
-    for name in sorted(server.conditions):
+    for name in sorted(server.condition.names):
         result.note(at, f"run only under a condition on {name}", "confirm")
+    for other in sorted(server.condition.others):
+        result.note(at, f"whether it is run depends on what is not read: {other}", "confirm")
+    for program in server.lost:
+        result.note(program, f"stands before `vllm serve`, and is not carried over: {program.value}", "served")
 
 
-def _unknown(item: ImportedFlag | str, server: Server) -> frozenset[str] | None:
+def _unknown(item: ImportedFlag | str, unknown: list[frozenset[str]]) -> frozenset[str] | None:
     """The variables that a word depends on; None where it is known."""
     texts = (
         [item]
@@ -320,7 +172,7 @@ def _unknown(item: ImportedFlag | str, server: Server) -> frozenset[str] | None:
         else [item.name, *(item.value if isinstance(item.value, list) else [item.value])]
     )
     numbers = [int(number) for text in texts for number in _NUMBER.findall(str(text))]
-    return frozenset().union(*(server.unknown[number] for number in numbers)) if numbers else None
+    return frozenset().union(*(unknown[number] for number in numbers)) if numbers else None
 
 
 def _needed(name: str) -> bool:
@@ -369,18 +221,3 @@ def _model(result: Launch, model: Sourced | None, server: Server) -> None:
         result.model_path = model
     else:
         result.model_id = model
-
-
-def _until_closed(command: Command, index: int) -> tuple[list[str], int]:
-    """The words in the brackets that open at `index`, and the index behind them."""
-    depth, items = 0, []
-    while index < len(command):
-        word = command[index]
-        index += 1
-        if word.is_operator:
-            depth += word.text.count("(") - word.text.count(")")
-            if depth <= 0:
-                break
-        else:
-            items.append(word.text)
-    return items, index

@@ -5,13 +5,25 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pdserve.importing.shell.lines import IN_QUOTES, SUM, SUM_END, ScriptLimitError, plain
 
+_DOLLAR = f"[${IN_QUOTES}]"
+_DEEPEST_DEFAULT = 3
+
+
+def _default(depth: int) -> str:
+    """The pattern of the default in `${X:-default}`, with up to `depth` more `${...}` in each other."""
+    inner = f"|{_DOLLAR}{{{_default(depth - 1)}}}" if depth else ""
+    return f"(?:[^}}${IN_QUOTES}]|{_DOLLAR}(?!{{){inner}){{0,2000}}"
+
+
 _REFERENCE = re.compile(
-    rf"([${IN_QUOTES}])(?:(?P<name>[A-Za-z_]\w*)|\{{(?P<braced>[A-Za-z_]\w*)(?P<all>\[[@*]\])?(?::?-(?P<default>[^}}]{{0,2000}}))?\}})"
+    rf"(?P<dollar>{_DOLLAR})(?:(?P<name>[A-Za-z_]\w*)"
+    rf"|{{(?P<braced>[A-Za-z_]\w*)(?P<all>\[[@*]\])?(?:(?P<colon>:?)-(?P<default>{_default(_DEEPEST_DEFAULT)}))?}})"
     rf"|{SUM}(?P<sum>[^{SUM_END}]{{0,500}}){SUM_END}"
 )
 _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -37,10 +49,19 @@ class UnknownValueError(ValueError):
 
 
 @dataclass(frozen=True)
+class UnknownWord:
+    """A word as it is written, and the variables to give."""
+
+    text: str
+    names: frozenset[str]
+
+
+@dataclass(frozen=True)
 class UnknownValue:
-    """The value of a variable depends on these."""
+    """The value of a variable depends on these. `words`: of an array, where only some of them are not known."""
 
     names: frozenset[str]
+    words: tuple[str | UnknownWord, ...] = ()
 
 
 Value = str | list[str] | UnknownValue
@@ -48,13 +69,16 @@ Value = str | list[str] | UnknownValue
 
 @dataclass
 class Variables:
-    """What is assigned so far. `given` by the caller: they hold whatever the script assigns."""
+    """What is assigned and exported so far. `given` by the caller: they hold whatever the script assigns."""
 
     given: Mapping[str, str]
     values: dict[str, Value] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=dict)
+    exported: dict[str, int] = field(default_factory=dict)
+    """Name -> line."""
     made: int = 0
     """Characters and words of all expansions so far."""
+    before: list[dict[str, tuple[Value | None, int | None]]] = field(default_factory=list)
+    """Of what was changed in each open scope: value and export as they were."""
 
     def count(self, values: Sequence[str]) -> None:
         """Raises ScriptLimitError for a script whose variables double each other."""
@@ -62,20 +86,72 @@ class Variables:
         if self.made > _MOST_CHARACTERS:
             raise ScriptLimitError(f"its variables grow beyond {_MOST_CHARACTERS >> 20} MiB")
 
-    def set(self, name: str, value: Value, line: int) -> None:
+    def set(self, name: str, value: Value) -> None:
         """An assignment."""
+        self._keep(name)
         self.values[name] = value
-        self.lines[name] = line
+
+    def export(self, name: str, line: int) -> None:
+        """From here on programs get it."""
+        self._keep(name)
+        self.exported[name] = line
+
+    def unset(self, name: str) -> None:
+        """No program gets it, and it is empty."""
+        self.set(name, "")
+        self.exported.pop(name, None)
 
     def get(self, name: str) -> Value | None:
         """None: never assigned and not given."""
         return self.given.get(name, self.values.get(name))
+
+    def open_scope(self) -> None:
+        """What changes from here on does not last."""
+        self.before.append({})
+
+    def close_scope(self) -> dict[str, int | None]:
+        """As it was when the last scope was opened. What was changed: name -> the line of its export."""
+        before = self.before.pop()
+        changed = {name: self.exported.get(name) for name in before}
+        for name, (value, line) in before.items():
+            if value is None:
+                self.values.pop(name, None)
+            else:
+                self.values[name] = value
+            if line is None:
+                self.exported.pop(name, None)
+            else:
+                self.exported[name] = line
+        return changed
+
+    def _keep(self, name: str) -> None:
+        if self.before:
+            self.before[-1].setdefault(name, (self.values.get(name), self.exported.get(name)))
 
 
 def expanded(words: Sequence[str], variables: Variables) -> Iterator[str]:
     """The words with their variables replaced. Raises UnknownValueError."""
     for word in words:
         yield from _expand(word, variables)
+
+
+def pieces(words: Iterable[str], variables: Variables) -> Iterator[str | UnknownWord]:
+    """The words with their variables replaced, those that are not known between them."""
+    for word in words:
+        try:
+            yield from _expand(word, variables)
+        except UnknownValueError as error:
+            value = referred(word, variables)
+            if isinstance(value, UnknownValue) and value.words:
+                yield from value.words
+            else:
+                yield UnknownWord(word, error.names)
+
+
+def referred(word: str, variables: Variables) -> Value | None:
+    """The value of the variable that is the whole word; None: it is no variable, or one without a value."""
+    match = _REFERENCE.fullmatch(word)
+    return variables.get(match["name"] or match["braced"]) if match is not None and match["dollar"] else None
 
 
 def _expand(word: str, variables: Variables) -> list[str]:
@@ -87,12 +163,12 @@ def _expand(word: str, variables: Variables) -> list[str]:
         position = match.end()
         values = _resolved(match, variables)
         variables.count(values)
-        if match.group("all") or match.group(1) == "$":
-            pieces = values if match.group("all") else [piece for value in values for piece in value.split()]
-            if not pieces and match.group() == word:
+        if match.group("all") or match.group("dollar") == "$":
+            parts = [part for value in values for part in value.split()] if match.group("dollar") == "$" else values
+            if not parts and match.group() == word:
                 return []
-            result[-1] += pieces[0] if pieces else ""
-            result += pieces[1:]
+            result[-1] += parts[0] if parts else ""
+            result += parts[1:]
         else:
             result[-1] += " ".join(values)
     _check(word[position:])
@@ -106,13 +182,23 @@ def _resolved(match: re.Match[str], variables: Variables) -> list[str]:
     name = match.group("name") or match.group("braced")
     value = variables.get(name)
     default = match.group("default")
-    if default is not None and value in (None, ""):
+    if default is not None and (value is None or (value in ("", []) and match.group("colon"))):
         return _expand(default, variables) or [""]
     if value is None:
         raise UnknownValueError(frozenset({name}))
     if isinstance(value, UnknownValue):
         raise UnknownValueError(value.names)
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value if match.group("all") else value[:1] or [""]
+    # A caller gives the words of an array as one text.
+    return _shell_words(value) if match.group("all") and name in variables.given else [value]
+
+
+def _shell_words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return [text]
 
 
 def _parsed(text: str) -> ast.expr:
@@ -151,19 +237,48 @@ def _check(text: str) -> None:
 
 
 def holds(words: Sequence[str], variables: Variables) -> bool | None:
-    """Whether a test ([ ... ] or [[ ... ]]) holds; None where that is not known."""
-    if list(words) in (["true"], ["false"]):
-        return words[0] == "true"
-    if len(words) < 3 or words[0] not in ("[", "[[") or "&&" in words or "||" in words:
-        return None
+    """Whether a test ([ ... ], [[ ... ]] or test ...) holds; None where that is not known."""
+    match list(words):
+        case ["true" | ":"]:
+            return True
+        case ["false"]:
+            return False
+        case ["[", *inner, "]"] | ["[[", *inner, "]]"] | ["test", *inner]:
+            either = [all_of(_holds(both, variables) for both in _parts(part, "&&")) for part in _parts(inner, "||")]
+            return negated(all_of(negated(each) for each in either))
+    return None
+
+
+def negated(truth: bool | None) -> bool | None:
+    """Not; what is not known stays so."""
+    return None if truth is None else not truth
+
+
+def all_of(truths: Iterable[bool | None]) -> bool | None:
+    """Whether all hold; None where that is not known."""
+    found = set(truths)
+    return False if False in found else None if None in found else True
+
+
+def _parts(words: Sequence[str], between: str) -> Iterator[list[str]]:
+    part: list[str] = []
+    for word in words:
+        if word == between:
+            yield part
+            part = []
+        else:
+            part.append(word)
+    yield part
+
+
+def _holds(words: Sequence[str], variables: Variables) -> bool | None:
     try:
-        inner = [" ".join(_expand(word.replace("$", IN_QUOTES), variables)) for word in words[1:-1]]
+        inner = [" ".join(_expand(word.replace("$", IN_QUOTES), variables)) for word in words]
     except UnknownValueError:
         return None
-    negated = inner[0] == "!"
-    inner = inner[1:] if negated else inner
-    result = _compared(inner)
-    return result if result is None else result != negated
+    if inner[:1] == ["!"]:
+        return negated(_compared(inner[1:]))
+    return _compared(inner)
 
 
 def _compared(words: list[str]) -> bool | None:
@@ -193,6 +308,8 @@ def depends_on(words: Sequence[str], variables: Variables) -> frozenset[str]:
             value = variables.get(name) if name else ""
             if isinstance(value, UnknownValue):
                 names |= value.names
+            elif value is None and match["default"] is not None:
+                names |= depends_on([match["default"]], variables)
             elif value is None:
                 names.add(name)
     return frozenset(names)
