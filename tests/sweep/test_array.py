@@ -27,7 +27,7 @@ from pdserve.sweep.record import SweepFolder
 from pdserve.sweep.resolve import PlannedSweep, only, resolve
 from pdserve.sweep.run import SweepOptions, SweepRunner
 from pdserve.sweep.slurm import check_none_runs, scripts, submit_arrays, unfinished
-from pdserve.sweep.tasks import ArrayRecord, TaskRecord, alone, arrays_of, recorded, task_of, write_array
+from pdserve.sweep.tasks import ArrayRecord, TaskRecord, alone, arrays_of, only_sweep, recorded, task_of, write_array
 from tests.sweep.array_golden import FILE, array_script, member
 from tests.sweep.test_points import record
 
@@ -265,6 +265,19 @@ def test_a_deployment_is_measured_by_one_process_at_a_time(tmp_path: Path) -> No
         with alone(folder, ("bbbb",)):
             pass
     with alone(folder, ("aaaa",)):
+        pass
+
+
+def test_a_name_is_of_one_sweep_at_a_time_whatever_its_deployments_are(tmp_path: Path) -> None:
+    job = {"SLURM_JOB_ID": "14"}
+    with only_sweep(tmp_path, "small", job):
+        with pytest.raises(StateError) as raised, only_sweep(tmp_path, "small", {}):
+            pass
+        assert "small is measured by another sweep now" in raised.value.render()
+        assert "job 14 on " in raised.value.render()
+        with only_sweep(tmp_path, "small-aaaaaa", {}):
+            pass
+    with only_sweep(tmp_path, "small", {}):
         pass
 
 
