@@ -148,7 +148,7 @@ class SweepRunner:
         except StateError as error:
             why = error.what
         if why is not None:
-            self.show.note(f"{self.planned.name}: {why}; it is started anew")
+            self.show.note(f"{self.planned.name}: {why}; the next point needs a new start")
         return why is None
 
     def _up(self, deployment: Variant) -> OwnDeployment:

@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from pdserve.errors import MAKE_ROOM, PdserveError, StateError
@@ -115,16 +116,16 @@ def alone(folder: SweepFolder, deployments: tuple[str, ...]) -> Iterator[None]:
     with ExitStack() as stack:
         for deployment in deployments:
             file = folder.path / _TASKS / f"{deployment}.lock"
-            stack.enter_context(_held(file, lambda: _taken(folder, deployment, file)))  # noqa: B023  (called at once)
+            stack.enter_context(_held(file, partial(_taken, folder, deployment, file)))
         yield
 
 
 @contextmanager
 def only_sweep(root: Path, name: str, environ: Mapping[str, str]) -> Iterator[None]:
-    """Holds the lock of a deployment's name: whoever runs under it is of no sweep that lives. Sweeps of an edited recipe
-    have other ids and the same name. Raises StateError when another sweep has it."""
+    """Holds the lock of a deployment's name: what runs under it is of no other sweep that lives. A sweep of an edited
+    recipe has other ids and the same name. Raises StateError when another sweep has it."""
     file = root / name / _NAME_LOCK
-    with _held(file, lambda: _measured_by_another(name, file)) as descriptor:
+    with _held(file, partial(_measured_by_another, name, file)) as descriptor:
         with suppress(OSError):  # it is for a reader of the error only
             os.ftruncate(descriptor, 0)
             os.write(descriptor, _own_record(name, environ).where.encode())
@@ -135,8 +136,7 @@ def only_sweep(root: Path, name: str, environ: Mapping[str, str]) -> Iterator[No
 def _held(file: Path, taken: Callable[[], StateError]) -> Iterator[int]:
     """Its descriptor. Raises `taken` when another process holds it."""
     try:
-        # The deployment's folder is as `up` makes it.
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if file.parent.name == _TASKS else 0o755)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _no_lock(file, error) from error

@@ -71,7 +71,7 @@ def test_a_plan_that_was_applied_between_two_points_is_not_measured_as_the_sweep
     assert [record.status for record in records(pdserve_home)] == ["VALID", "VALID"]
     assert not [text for text in measured_recipes(pdserve_home) if "drain_seconds: 9" in text]
     assert starts(pdserve_home) == 2
-    assert "fake: another plan was applied (pdserve up on the running deployment); it is started anew" in output
+    assert "fake: another plan was applied (pdserve up on the running deployment); the next point needs a new" in output
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
