@@ -40,7 +40,7 @@ class Looker:
             clocks=clocks(),
             run_id=state.run_id,
             phase=phase_now(self._run, state),
-            plan=hashlib.sha256(self._run.read_plan().model_dump_json().encode()).hexdigest(),
+            plan=plan_digest(self._run.read_plan()),
             lives={
                 name: f"{process.id} restarts={process.restarts}"
                 for name, process in state.processes.items()
@@ -83,6 +83,11 @@ class Looker:
         if self._plan.proxy_kind != "pdserve":
             return Counts(error="it is vllm-router, whose counters have other names")
         return counts(await read_metrics(self._plan.proxy_url, self._client), PROXY)
+
+
+def plan_digest(plan: Plan) -> str:
+    """As a snapshot has it, of a plan that was read."""
+    return hashlib.sha256(plan.model_dump_json().encode()).hexdigest()
 
 
 def _counted(snapshot: DeploymentSnapshot) -> tuple[object, ...]:

@@ -148,10 +148,10 @@ def end_launcher(launcher: Child) -> None:
     asyncio.run(launcher.wait())
 
 
-def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool) -> None:
+def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, hears_hangup: bool = False) -> None:
     """Shows the history of a detached launcher until the deployment is up. Raises ReportedError or StartError when it
-    is not."""
-    if signal.SIGHUP in stop_signals():
+    is not. `hears_hangup`: a closed terminal goes on being what the caller has made of it."""
+    if signal.SIGHUP in stop_signals() and not hears_hangup:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a launcher of its own outlives the terminal
     offset = 0
     failure: ReportedError | None = None

@@ -7,7 +7,7 @@ import contextlib
 import os
 import secrets as random_secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +53,11 @@ class UpOptions:
     """Restart running engines whose command has changed."""
     command: ClientCommand | None = None
     """Runs once it is ready, and its end takes the deployment down."""
+    on_begin: Callable[[RunDir], None] | None = None
+    """Gets a new run once its plan is written and before its launcher starts: what is noted then is there however the
+    caller ends."""
+    hears_hangup: bool = False
+    """With `detach`: a terminal that is closed during the start stops it. Else the launcher serves on."""
 
 
 def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOptions) -> None:
@@ -194,12 +199,14 @@ def _bring_up(
     try:
         with written(run):
             run.save_key(key)
+        if options.on_begin is not None:
+            options.on_begin(run)
         show.begin(run, plan)
         _prune(run, plan, show)
         if options.detach:
             with held_back(), written(run):
                 launcher = start_detached(run, keep=options.keep)
-            follow(run, launcher, show.event, keep=options.keep)
+            follow(run, launcher, show.event, keep=options.keep, hears_hangup=options.hears_hangup)
         else:
             run_here(run, plan, secrets, show.event, keep=options.keep, began=began, command=options.command)
     except KeyboardInterrupt:

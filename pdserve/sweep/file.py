@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pdserve.bench.traces import agentic
 from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.traces.use import with_trace
 from pdserve.bench.workload import Workload
@@ -112,13 +113,15 @@ def load_sweep(path: FilePath) -> LoadedSweep:
 
 def _with_traces(sweep: Sweep, path: FilePath, origins: Mapping[Path, Origin]) -> LoadedSweep:
     """Traces are read now, so that a bad line is not found after hours. A trace is relative to the sweep file."""
+    if problems := list(_missing_traces(sweep, path)):
+        raise error(problems, origins, str(path))
     workloads: list[Workload] = []
     traces: dict[str, RequestTrace] = {}
     for workload in sweep.workload:
         if workload.trace is not None:
             beside = path.parent / workload.trace
             named = workload.model_copy(update={"trace": str(beside.absolute())}) if beside.exists() else workload
-            known, trace = with_trace(named)
+            known, trace = with_trace(named, path.parent)
             traces[known.model_dump_json()] = trace
             workloads.append(known)
         else:
@@ -128,6 +131,15 @@ def _with_traces(sweep: Sweep, path: FilePath, origins: Mapping[Path, Origin]) -
     if problems:
         raise error(problems, origins, str(path))
     return loaded
+
+
+def _missing_traces(sweep: Sweep, path: FilePath) -> Iterator[Problem]:
+    for index, workload in enumerate(sweep.workload):
+        if workload.trace is None or workload.trace == agentic.NAME:
+            continue
+        if not (file := path.parent / workload.trace).exists():
+            todo = f"give a file, relative to this one, or {agentic.NAME}, which pdserve makes"
+            yield Problem(("workload", index, "trace"), f"{file} does not exist", todo)
 
 
 def _sessions(loaded: LoadedSweep) -> Iterator[Problem]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pdserve.errors import RecipeError
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
-from pdserve.recipe.model import RecipeDocument
 from pdserve.sweep.file import LoadedSweep
 from pdserve.sweep.points import Point, Settings, combinations, points, recipe_digest
 
@@ -26,6 +26,8 @@ class PlannedSweep:
     recipes: Mapping[str, LoadedRecipe]
     """By the digest of a deployment."""
     combinations: int
+    folder_name: str
+    """Of the deployment as it is called outside of a Slurm job: all jobs share the folder of the sweep."""
 
     @property
     def name(self) -> str:
@@ -41,13 +43,17 @@ def resolve(loaded: LoadedSweep, environ: Mapping[str, str]) -> PlannedSweep:
     """Raises RecipeError at the first combination that is no valid recipe, with the lines of the sweep file."""
     recipes: dict[str, LoadedRecipe] = {}
     digests: list[tuple[Settings, str]] = []
+    names: list[str] = []
     for settings in combinations(loaded.sweep):
         with placed(settings, loaded):
             recipe = load_recipe(loaded.recipe, set_=set_of(settings), environ=environ)
-        digest = recipe_digest(_lasting(recipe, loaded, settings, environ), str(recipe.path.parent.absolute()))
+        lasting = _lasting(recipe, loaded, settings, environ)
+        # `../x` is the folder that it is from beside it.
+        digest = recipe_digest(lasting.document, os.path.normpath(recipe.path.parent.absolute()))
         recipes.setdefault(digest, recipe)
         digests.append((settings, digest))
-    return PlannedSweep(loaded, points(loaded.sweep, digests, loaded.traces), recipes, len(digests))
+        names.append(lasting.recipe.name)
+    return PlannedSweep(loaded, points(loaded.sweep, digests, loaded.traces), recipes, len(digests), names[0])
 
 
 def only(planned: PlannedSweep, deployment: str, environ: Mapping[str, str]) -> PlannedSweep:
@@ -71,18 +77,16 @@ def _own_name(name: str, deployment: str) -> str:
     return f"{name[: _NAME_CHARACTERS - _ID_CHARACTERS - 1].rstrip('-')}-{deployment[:_ID_CHARACTERS]}"
 
 
-def _lasting(
-    recipe: LoadedRecipe, loaded: LoadedSweep, settings: Settings, environ: Mapping[str, str]
-) -> RecipeDocument:
-    """The document without what a Slurm job puts into it (`${SLURM_JOB_ID:-local}`): a point that is measured in
+def _lasting(recipe: LoadedRecipe, loaded: LoadedSweep, settings: Settings, environ: Mapping[str, str]) -> LoadedRecipe:
+    """The recipe without what a Slurm job puts into it (`${SLURM_JOB_ID:-local}`): a point that is measured in
     another job is the same point."""
     outside = {name: value for name, value in environ.items() if not name.startswith("SLURM_")}
     if len(outside) == len(environ):
-        return recipe.document
+        return recipe
     try:
-        return load_recipe(loaded.recipe, set_=set_of(settings), environ=outside).document
+        return load_recipe(loaded.recipe, set_=set_of(settings), environ=outside)
     except RecipeError:  # it can only be read in a job
-        return recipe.document
+        return recipe
 
 
 def set_of(settings: Settings) -> list[str]:

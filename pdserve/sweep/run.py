@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pdserve.bench.aiperf.environment import installed_interpreter
 from pdserve.bench.clients.choose import client_of
+from pdserve.bench.look import plan_digest
 from pdserve.bench.result import BenchResult
 from pdserve.bench.run import Task, bench
 from pdserve.bench.validity import Reason
@@ -24,13 +25,14 @@ from pdserve.operations.progress import VerbProgress
 from pdserve.operations.serving import serving
 from pdserve.operations.up import UpOptions, up
 from pdserve.operations.where import where
-from pdserve.run.directory import new_run_id
+from pdserve.run.directory import RunDir, new_run_id
 from pdserve.sweep.cold import cold
 from pdserve.sweep.keep import keep_start
+from pdserve.sweep.own import OwnDeployment, not_own
 from pdserve.sweep.points import Point, Variant, by_deployment
 from pdserve.sweep.record import PointRecord, SweepFolder, reasons_of
 from pdserve.sweep.resolve import PlannedSweep, set_of
-from pdserve.sweep.tasks import alone, job_of, recorded
+from pdserve.sweep.tasks import alone, job_of, only_sweep, recorded
 
 OnPoint = Callable[[Point, PointRecord], None]
 
@@ -72,13 +74,19 @@ class SweepRunner:
 
     def run(self, some: Sequence[Point]) -> None:
         """A point that fails is INVALID, and the next one follows. Raises StateError when a deployment of that name
-        runs that is not the sweep's own, when another process measures one of these, when one cannot be stopped, or
-        when the record cannot be written, and PreflightError when a client is not installed."""
+        runs that is not the sweep's own, when another process measures one of these or has that name for its own, when
+        one cannot be stopped, or when the record cannot be written, and PreflightError when a client is not
+        installed."""
         interruptible()  # a TERM before the first start has nothing to stop, and its record has the reason
         if job_of(os.environ) is None:
             _check_clients(some)  # before anything is written; in a job the record of the task has the reason
         groups = by_deployment(some)
-        with alone(self.folder, tuple(deployment.digest for deployment, _ in groups)):
+        if not groups:
+            return
+        with (
+            alone(self.folder, tuple(deployment.digest for deployment, _ in groups)),
+            only_sweep(self.root, self.planned.name, os.environ),
+        ):
             for deployment, its_points in groups:
                 with recorded(self.folder, deployment.digest, os.environ):
                     _check_clients(its_points)
@@ -86,33 +94,41 @@ class SweepRunner:
                     self._measure_all(deployment, its_points)
 
     def _end_former(self) -> None:
-        """A sweep that was killed leaves its deployment running."""
+        """A sweep that was killed leaves its deployment running; none that lives has this name."""
+        self._refuse_others()
+        if running(self.root, self.planned.name) is not None:
+            self.show.note(f"{self.planned.name}: left by this sweep when it was cut off; stopping it")
+            self._down()
+
+    def _refuse_others(self) -> None:
         run = running(self.root, self.planned.name)
-        if run is None:
-            return
-        if not (self.folder.starts / run.run_id).exists():
+        if run is not None and not self._started(run):
             raise StateError(
                 f"{self.planned.name} is running already",
                 where=str(run.path),
                 cause="a sweep starts and stops the deployments that it measures, and this one is not of this sweep",
                 todo=f"pdserve down {self.planned.name}, or another name in the recipe",
             )
-        self.show.note(f"{self.planned.name}: left by this sweep when it was cut off; stopping it")
-        self._down()
+
+    def _started(self, run: RunDir) -> bool:
+        """Whether it is of this sweep, which keeps a record of each run from its beginning."""
+        return (self.folder.starts / run.run_id).exists()
 
     def _measure_all(self, deployment: Variant, its_points: Sequence[Point]) -> None:
         """Up, its points, down. It is only started anew in between when it is not ready any more."""
         self.show.note(f"deployment: {deployment.title}")
+        own: OwnDeployment | None = None
         start_failed: PdserveError | None = None
         failed_run: str | None = None
         try:
             for point in its_points:
                 began, start_seconds = time.monotonic(), None
-                if start_failed is None and not self._ready():
+                if start_failed is None and (own is None or not self._ready(own)):
                     self._down()
+                    self._refuse_others()  # what another one has started meanwhile is not stopped for a point
                     former = self._run_id()
                     try:
-                        self._up(deployment)
+                        own = self._up(deployment)
                         start_seconds = time.monotonic() - began
                     except PdserveError as error:
                         start_failed, last = error, self._run_id()
@@ -120,56 +136,74 @@ class SweepRunner:
                 if start_failed is not None:
                     # The same recipe would fail again, and a start takes minutes.
                     self._end(point, _failed(point, "start", start_failed, run_id=failed_run))
-                else:
-                    self._end(point, self._measured(point, start_seconds))
+                elif own is not None:  # as it is after a start that has not failed
+                    self._end(point, self._measured(point, own, start_seconds))
         finally:
             self._down()
 
-    def _ready(self) -> bool:
+    def _ready(self, own: OwnDeployment) -> bool:
+        """Whether it serves as it was started."""
         try:
-            serving(self.root, self.planned.name, "sweep")
-        except StateError:
-            return False
-        return True
+            why = own.unlike(serving(self.root, self.planned.name, "sweep"))
+        except StateError as error:
+            why = error.what
+        if why is not None:
+            self.show.note(f"{self.planned.name}: {why}; the next point needs a new start")
+        return why is None
 
-    def _up(self, deployment: Variant) -> None:
+    def _up(self, deployment: Variant) -> OwnDeployment:
         """Raises what `up` raises."""
         recipe = self.planned.recipes[deployment.digest]
-        before = self._run_id()
         words = recipe_words(recipe.path, set_of(deployment.settings), ())
+        begun: list[tuple[RunDir, OwnDeployment]] = []
+
+        def begin(run: RunDir) -> None:
+            keep_start(run, self.folder.starts)  # a sweep that is killed from now on knows it again
+            begun.append((run, OwnDeployment(run.run_id, plan_digest(run.read_plan()))))
+
         try:
             up(
                 recipe,
                 where(recipe, None, this_machine=self.options.this_machine, words=words),
                 self.show,
-                UpOptions(detach=True),
+                UpOptions(detach=True, on_begin=begin, hears_hangup=True),
             )
         finally:
-            interruptible()  # `up` leaves a closed terminal to its launcher; here a deployment has to be stopped
-            last = last_run(self.root, self.planned.name)
-            if last is not None and last[0].run_id != before:
-                keep_start(last[0], self.folder.starts)
+            interruptible()  # a Ctrl-C during the start was passed on to its launcher, which is gone
+            for run, _ in begun:
+                keep_start(run, self.folder.starts)
+        if not begun:
+            raise StateError(
+                f"{self.planned.name} was started by another pdserve up at the same moment",
+                where=str(self.root / self.planned.name),
+                todo=f"pdserve down {self.planned.name}, or another name in the recipe",
+            )
+        return begun[-1][1]
 
     def _down(self) -> None:
-        if running(self.root, self.planned.name) is not None:
+        """Stops it, if it is of this sweep."""
+        run = running(self.root, self.planned.name)
+        if run is not None and self._started(run):
             try:
                 down(self.planned.name, self.show.result)
             except ReportedError as error:
                 self.show.note(error.render().splitlines()[0])  # it had failed; it is stopped all the same
         # One that has died while it was measured is over already, and its history and logs have why.
         last = last_run(self.root, self.planned.name)
-        if last is not None and (self.folder.starts / last[0].run_id).exists():
+        if last is not None and self._started(last[0]):
             keep_start(last[0], self.folder.starts)
 
     def _run_id(self) -> str | None:
         last = last_run(self.root, self.planned.name)
         return None if last is None else last[0].run_id
 
-    def _measured(self, point: Point, start_seconds: float | None) -> PointRecord:
+    def _measured(self, point: Point, own: OwnDeployment, start_seconds: float | None) -> PointRecord:
         began = time.monotonic()
         attempt = new_run_id()  # the salt of its prompts is made of it: it is new in every attempt
         try:
             deployment = serving(self.root, self.planned.name, "sweep")
+            if (why := own.unlike(deployment)) is not None:
+                return _record(point, [not_own(why)], [], run_id=own.run_id, seconds=0.0)
             trace = self.planned.loaded.trace_of(point.workload)
             client = client_of(
                 deployment.plan,
@@ -187,6 +221,7 @@ class SweepRunner:
         return record_of(
             point,
             result,
+            own,
             attempt=attempt,
             start_seconds=start_seconds,
             seconds=time.monotonic() - began,
@@ -204,10 +239,20 @@ def _check_clients(some: Sequence[Point]) -> None:
 
 
 def record_of(
-    point: Point, result: BenchResult, *, attempt: str, start_seconds: float | None, seconds: float
+    point: Point,
+    result: BenchResult,
+    own: OwnDeployment,
+    *,
+    attempt: str,
+    start_seconds: float | None,
+    seconds: float,
 ) -> PointRecord:
-    """Its verdict: that of each measurement, all of them made, on cold caches."""
+    """Its verdict: that of each measurement, all of them made, on cold caches, and by the deployment that was started
+    for it."""
     wrong, unchecked = map(list, reasons_of(result))
+    other = own.not_measured_by(result)
+    if other is not None and other.check not in {reason.check for reason in wrong}:
+        wrong.append(other)
     if len(result.measurements) < point.workload.repeats:
         text = f"{len(result.measurements)} of {point.workload.repeats} repeats were made"
         wrong.append(Reason(check="repeats", text=text))

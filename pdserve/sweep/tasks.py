@@ -5,6 +5,7 @@ write the same one.
     tasks/<deployment's id>.json         the last task that ran this deployment: job, log, how it ended
     tasks/<deployment's id>.lock         held by the process that runs it
     arrays/<job>.json                    what was submitted to Slurm as an array: a deployment for each number
+<home>/<deployment>/sweep.lock           held by the sweep that starts and stops deployments of this name
 
 A task that was killed has written no end: its record says so.
 """
@@ -15,8 +16,9 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from pdserve.errors import MAKE_ROOM, PdserveError, StateError
@@ -25,6 +27,7 @@ from pdserve.run.stored_model import read_model
 from pdserve.sweep.record import SweepFolder
 
 _TASKS, _ARRAYS = "tasks", "arrays"
+_NAME_LOCK = "sweep.lock"
 
 
 class TaskRecord(Frozen):
@@ -77,10 +80,8 @@ def log_here() -> str | None:
     return None
 
 
-@contextmanager
-def recorded(folder: SweepFolder, deployment: str, environ: Mapping[str, str]) -> Iterator[None]:
-    """The record of this process, with the error that ends the block. Raises StateError when it cannot be written."""
-    record = TaskRecord(
+def _own_record(deployment: str, environ: Mapping[str, str]) -> TaskRecord:
+    return TaskRecord(
         deployment=deployment,
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -88,6 +89,12 @@ def recorded(folder: SweepFolder, deployment: str, environ: Mapping[str, str]) -
         log=log_here(),
         began=time.time(),
     )
+
+
+@contextmanager
+def recorded(folder: SweepFolder, deployment: str, environ: Mapping[str, str]) -> Iterator[None]:
+    """The record of this process, with the error that ends the block. Raises StateError when it cannot be written."""
+    record = _own_record(deployment, environ)
     file = folder.path / _TASKS / f"{deployment}.json"
     _write(file, record)
     error: str | None = "it ended by an error that its log has"
@@ -109,21 +116,61 @@ def alone(folder: SweepFolder, deployments: tuple[str, ...]) -> Iterator[None]:
     with ExitStack() as stack:
         for deployment in deployments:
             file = folder.path / _TASKS / f"{deployment}.lock"
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-                stack.callback(os.close, descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise _taken(folder, deployment, file) from None
-            except OSError as error:
-                raise StateError(
-                    "the lock of a deployment of this sweep cannot be taken",
-                    where=str(file),
-                    cause=error.strerror or str(error),
-                    todo=MAKE_ROOM,
-                ) from error
+            stack.enter_context(_held(file, partial(_taken, folder, deployment, file)))
         yield
+
+
+@contextmanager
+def only_sweep(root: Path, name: str, environ: Mapping[str, str]) -> Iterator[None]:
+    """Holds the lock of a deployment's name: what runs under it is of no other sweep that lives. A sweep of an edited
+    recipe has other ids and the same name. Raises StateError when another sweep has it."""
+    file = root / name / _NAME_LOCK
+    with _held(file, partial(_measured_by_another, name, file)) as descriptor:
+        with suppress(OSError):  # it is for a reader of the error only
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, _own_record(name, environ).where.encode())
+        yield
+
+
+@contextmanager
+def _held(file: Path, taken: Callable[[], StateError]) -> Iterator[int]:
+    """Its descriptor. Raises `taken` when another process holds it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _no_lock(file, error) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise taken() from None
+        except OSError as error:
+            raise _no_lock(file, error) from error
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _no_lock(file: Path, error: OSError) -> StateError:
+    return StateError(
+        "the lock of a deployment of this sweep cannot be taken",
+        where=str(file),
+        cause=error.strerror or str(error),
+        todo=MAKE_ROOM,
+    )
+
+
+def _measured_by_another(name: str, file: Path) -> StateError:
+    who = ""
+    with suppress(OSError):
+        who = file.read_text(encoding="utf-8", errors="replace")
+    return StateError(
+        f"{name} is measured by another sweep now",
+        where=str(file),
+        cause=who or "it holds the lock",
+        todo="wait until it has ended, or give the deployment another name in the recipe",
+    )
 
 
 def _taken(folder: SweepFolder, deployment: str, file: Path) -> StateError:

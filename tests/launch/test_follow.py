@@ -66,3 +66,13 @@ def test_a_failure_that_keeps_what_is_healthy_is_seen_without_its_event(run: Run
     run.write(run.state, failed.model_dump_json())
     with pytest.raises(StartError, match="decode-0 died"):
         follow(run, launcher, lambda event: None, keep=True)
+
+
+@pytest.mark.parametrize("hears", [False, True])
+def test_a_closed_terminal_ends_who_looks_on_unless_that_one_hears_it(
+    run: RunDir, launcher: Child, hears: bool
+) -> None:
+    run.append_event("up")
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
+    follow(run, launcher, lambda event: None, keep=False, hears_hangup=hears)
+    assert signal.getsignal(signal.SIGHUP) == (signal.default_int_handler if hears else signal.SIG_DFL)

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pdserve.cli.bench.sweep import run as run_sweep
+from pdserve.cli.bench.sweep_slurm import words_of
 from pdserve.cli.commands import app
 from pdserve.errors import PreflightError, RecipeError, StateError
 from pdserve.plan.render.sbatch_array import render_arrays
@@ -26,7 +27,7 @@ from pdserve.sweep.record import SweepFolder
 from pdserve.sweep.resolve import PlannedSweep, only, resolve
 from pdserve.sweep.run import SweepOptions, SweepRunner
 from pdserve.sweep.slurm import check_none_runs, scripts, submit_arrays, unfinished
-from pdserve.sweep.tasks import ArrayRecord, TaskRecord, alone, arrays_of, recorded, task_of, write_array
+from pdserve.sweep.tasks import ArrayRecord, TaskRecord, alone, arrays_of, only_sweep, recorded, task_of, write_array
 from tests.sweep.array_golden import FILE, array_script, member
 from tests.sweep.test_points import record
 
@@ -126,6 +127,40 @@ def test_the_id_of_a_deployment_is_the_same_inside_of_a_job(tmp_path: Path) -> N
     inside = resolve(load_sweep(tmp_path / "s.yaml"), {"SLURM_JOB_ID": "77"})
     assert [point.id for point in inside.points] == [point.id for point in outside.points]
     assert "in 77" in str(next(iter(inside.recipes.values())).document)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "given"), [("org/model", "org/model"), ("here/tok", "{folder}/here/tok"), ("tok", "{folder}/tok")]
+)
+def test_a_task_is_given_a_tokenizer_as_a_path_only_where_that_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str, given: str
+) -> None:
+    (tmp_path / "here" / "tok").mkdir(parents=True)
+    (tmp_path / "tok").mkdir()
+    monkeypatch.chdir(tmp_path)
+    words = words_of(Path("s.yaml"), SweepOptions("venv/bin/python", tokenizer, 60.0), retry=False)
+    assert words[words.index("--tokenizer") + 1] == given.format(folder=tmp_path)
+    assert words[words.index("--python") + 1] == f"{tmp_path}/venv/bin/python", "it may be there on the nodes only"
+
+
+def test_a_job_in_the_name_of_a_recipe_is_none_in_that_of_the_folder(tmp_path: Path) -> None:
+    """Else each job would measure all of it anew, and nobody would see what its tasks have measured."""
+    (tmp_path / "s.yaml").write_text(SWEEP + "  decode.instances: [1, 2]\n")
+    (tmp_path / "r.yaml").write_text(RECIPE.replace("name: small", "name: small-${SLURM_JOB_ID:-local}", 1))
+    outside, first, second = (
+        resolve(load_sweep(tmp_path / "s.yaml"), {} if job is None else {"SLURM_JOB_ID": job})
+        for job in (None, "77", "78")
+    )
+    assert [each.name for each in (outside, first, second)] == ["small-local", "small-77", "small-78"]
+    assert {each.folder_name for each in (outside, first, second)} == {"small-local"}
+    deployment = first.points[0].deployment.digest
+    assert only(first, deployment, {"SLURM_JOB_ID": "77"}).name == f"small-77-{deployment[:6]}"
+
+
+def test_a_name_that_only_a_job_has_is_that_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(SWEEP + "  decode.instances: [1, 2]\n")
+    (tmp_path / "r.yaml").write_text(RECIPE.replace("name: small", "name: small-${SLURM_JOB_ID}", 1))
+    assert resolve(load_sweep(tmp_path / "s.yaml"), {"SLURM_JOB_ID": "77"}).folder_name == "small-77"
 
 
 def test_the_time_of_an_array_is_that_of_its_tasks_beside_each_other() -> None:
@@ -230,6 +265,19 @@ def test_a_deployment_is_measured_by_one_process_at_a_time(tmp_path: Path) -> No
         with alone(folder, ("bbbb",)):
             pass
     with alone(folder, ("aaaa",)):
+        pass
+
+
+def test_a_name_is_of_one_sweep_at_a_time_whatever_its_deployments_are(tmp_path: Path) -> None:
+    job = {"SLURM_JOB_ID": "14"}
+    with only_sweep(tmp_path, "small", job):
+        with pytest.raises(StateError) as raised, only_sweep(tmp_path, "small", {}):
+            pass
+        assert "small is measured by another sweep now" in raised.value.render()
+        assert "job 14 on " in raised.value.render()
+        with only_sweep(tmp_path, "small-aaaaaa", {}):
+            pass
+    with only_sweep(tmp_path, "small", {}):
         pass
 
 

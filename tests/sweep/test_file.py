@@ -73,5 +73,34 @@ def test_a_bad_line_of_a_trace_is_found_when_the_sweep_is_read(tmp_path: Path) -
     with pytest.raises(RecipeError) as raised:
         load_sweep(written(tmp_path, TRACED.replace("agentic-tiny", "t.jsonl") + LOADS))
     assert f"{tmp_path / 't.jsonl'}:1" in raised.value.render()
-    with pytest.raises(RecipeError, match="this trace cannot be read"):
-        load_sweep(written(tmp_path, TRACED.replace("agentic-tiny", "nowhere.jsonl") + LOADS))
+
+
+def test_a_trace_is_beside_the_sweep_file_and_never_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same sweep measures the same requests from wherever it is started."""
+    (tmp_path / "current").mkdir()
+    (tmp_path / "current" / "t.jsonl").write_text('{"input_length": 3}\n' * 4)
+    monkeypatch.chdir(tmp_path / "current")
+    file = written(tmp_path, TRACED.replace("agentic-tiny", "t.jsonl") + "  - {trace: gone.jsonl}\n" + LOADS)
+    with pytest.raises(RecipeError) as raised:
+        load_sweep(file)
+    message = raised.value.render()
+    for line, name in ((5, "t.jsonl"), (6, "gone.jsonl")):
+        assert f"{file}:{line}: workload.{line - 5}.trace: {tmp_path / name} does not exist" in message
+    assert "agentic-tiny" in message
+    (tmp_path / "t.jsonl").write_text('{"input_length": 3}\n' * 5)
+    loaded = load_sweep(written(tmp_path, TRACED.replace("agentic-tiny", "t.jsonl") + LOADS))
+    trace = loaded.trace_of(loaded.sweep.workload[0])
+    assert trace is not None
+    assert trace.requests == 5
+
+
+def test_a_trace_that_pdserve_makes_is_no_file_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = load_sweep(written(tmp_path, TRACED + LOADS)).sweep.workload
+    (tmp_path / "current").mkdir()
+    (tmp_path / "current" / "agentic-tiny").write_text('{"input_length": 3}\n' * 4)
+    monkeypatch.chdir(tmp_path / "current")
+    assert load_sweep(tmp_path / "sweep.yaml").sweep.workload == made

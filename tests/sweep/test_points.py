@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pdserve.bench.workload import Load, Workload
 from pdserve.sweep.estimate import estimate
 from pdserve.sweep.file import Sweep, load_sweep
@@ -14,6 +16,16 @@ from pdserve.sweep.record import PointRecord
 from pdserve.sweep.resolve import resolve
 from tests.docs.markdown import REPOSITORY
 
+RECIPE = """\
+schema: 1
+name: r
+platform: cuda
+devices_per_node: 8
+model: {id: org/m, served_name: m}
+prefill: {instances: 1}
+decode: {instances: 1}
+"""
+FILE = "schema: 1\nname: s\nrecipe: r.yaml\nconcurrency: [1]\nworkload: [{input_tokens: 8, output_tokens: 4}]\n"
 SHORT, LONG = {"input_tokens": 8, "output_tokens": 4}, {"input_tokens": 64, "output_tokens": 4}
 
 
@@ -145,3 +157,30 @@ def test_a_trace_brings_its_own_requests_and_its_digest_is_part_of_the_point(tmp
 
 def test_points_without_a_trace_keep_the_ids_that_they_had_before_there_were_traces() -> None:
     assert [point.id for point in planned(sweep())] == ["concurrency-1-044e42687c0e", "concurrency-4-0f1bdb650dfb"]
+
+
+def test_a_point_is_the_same_from_whichever_folder_its_sweep_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "beside"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "here" / "r.yaml").write_text(RECIPE)
+    (tmp_path / "here" / "s.yaml").write_text(FILE)
+    (tmp_path / "beside" / "s.yaml").write_text(FILE.replace("r.yaml", "../here/r.yaml"))
+
+    def ids(folder: str, file: str) -> list[str]:
+        monkeypatch.chdir(tmp_path / folder)
+        return [point.id for point in resolve(load_sweep(Path(file)), {}).points]
+
+    whole = ids("here", str(tmp_path / "here" / "s.yaml"))
+    assert ids("here", "s.yaml") == whole
+    assert ids("beside", "../here/s.yaml") == whole
+    assert ids("beside", "s.yaml") == whole
+
+
+def test_a_point_without_two_dots_in_its_path_keeps_the_id_that_it_had(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    (tmp_path / "s.yaml").write_text(FILE)
+    made = resolve(load_sweep(tmp_path / "s.yaml"), {})
+    (recipe,) = made.recipes.values()
+    assert made.points[0].deployment.digest == recipe_digest(recipe.document, str(tmp_path))

@@ -8,11 +8,14 @@ from pdserve.bench.result import BenchResult, Window
 from pdserve.bench.traces.trace import TraceFacts
 from pdserve.bench.workload import Load, Workload
 from pdserve.sweep.cold import CHECK
+from pdserve.sweep.own import OwnDeployment
 from pdserve.sweep.points import Point, Variant
 from pdserve.sweep.record import PointRecord
 from pdserve.sweep.run import record_of
+from tests.bench.evidence import healthy
 from tests.bench.test_compare import INVALID, measured, result
 
+OWN = OwnDeployment(run_id=healthy().before.run_id, plan=healthy().before.plan)
 COLD = {"computed": 10.0, "local_hits": 0.0, "received": 0.0}
 
 
@@ -24,7 +27,7 @@ def judged(*windows: Window, repeats: int | None = None) -> PointRecord:
 def record_for(some: BenchResult, repeats: int) -> PointRecord:
     workload = Workload(input_tokens=10, output_tokens=5, repeats=repeats)
     point = Point(Variant((), "d"), workload, Load(requests=20, concurrency=4))
-    return record_of(point, some, attempt="a", start_seconds=None, seconds=1.0)
+    return record_of(point, some, OWN, attempt="a", start_seconds=None, seconds=1.0)
 
 
 def test_new_prompts_on_cold_caches_are_valid() -> None:
@@ -81,3 +84,21 @@ def test_a_trace_may_repeat_itself_as_much_as_it_does_in_theory(hits: float, sta
     )
     traced = result(measured(0.1).model_copy(update={"window": warm})).model_copy(update={"trace": about})
     assert record_for(traced, 1).status == status
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [({"run_id": "theirs"}, "another run serves now: theirs"), ({"plan": "x"}, "another plan")]
+)
+def test_what_another_deployment_has_served_is_invalid_also_where_it_did_not_change_meanwhile(
+    change: dict[str, str], said: str
+) -> None:
+    """As after a `pdserve up --replace` between two repeats: each of the two has seen one plan only."""
+    mine = measured(0.1).model_copy(update={"window": Window(prefill=COLD)})
+    theirs = mine.model_copy(
+        update={each: getattr(mine, each).model_copy(update=change) for each in ("before", "after")}
+    )
+    assert record_for(result(mine, mine), 2).status == "VALID"
+    record = record_for(result(mine, theirs), 2)
+    assert record.status == "INVALID"
+    assert [reason.check for reason in record.reasons] == ["deployment"]
+    assert said in record.reasons[0].text

@@ -24,13 +24,22 @@ from pdserve.bench.traces.line import FORMATS, TraceLine
 from pdserve.bench.traces.trace import RequestTrace, Session, TraceFormat
 from pdserve.errors import RecipeError
 
+_CURRENT = Path()
+
 Reader = Callable[[list[TraceLine], int, int | None], tuple[tuple[Session, ...], int | None]]
 
 
-def read_trace(name: str, *, output_tokens: int, block: int | None = None, sessions: int | None = None) -> RequestTrace:
+def read_trace(
+    name: str,
+    *,
+    output_tokens: int,
+    block: int | None = None,
+    sessions: int | None = None,
+    folder: Path = _CURRENT,
+) -> RequestTrace:
     """The file, or the trace that pdserve makes under this name. `output_tokens`: of answers whose length it does not
-    have. `sessions`: only the first so many. Raises RecipeError."""
-    path = Path(name)
+    have. `sessions`: only the first so many. `folder`: the name is relative to it. Raises RecipeError."""
+    path = folder / name
     if name == agentic.NAME and not path.exists():
         data, where = agentic.text().encode(), name
     else:

@@ -39,7 +39,7 @@ def run(
     own; `array`: as arrays of Slurm. Raises InvalidSweepError after the last point, when any is INVALID or lacks."""
     whole = resolve(load_sweep(file), os.environ)
     root = home(os.environ)
-    folder = SweepFolder.of(root, whole.name, whole.loaded.sweep.name)
+    folder = SweepFolder.of(root, whole.folder_name, whole.loaded.sweep.name)
     planned = whole if deployment is None else only(whole, deployment, os.environ)
     out = wide_console(stderr=dry and array is not None, goes_on=not dry)
     some = to_run(planned, folder, retry=retry)

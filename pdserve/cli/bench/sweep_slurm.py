@@ -72,9 +72,11 @@ def words_of(file: Path, options: SweepOptions, *, retry: bool) -> list[str]:
     """The sweep file and the options that each task is given. The tasks run in the submit folder, or in that of
     PDSERVE_REPOSITORY."""
     words = [str(file.absolute()), "--limit", f"{options.limit_seconds:g}"]
-    for option, value in (("--python", options.python), ("--tokenizer", options.tokenizer)):
-        if value is not None:
-            words += [option, str(Path(value).absolute()) if "/" in value else value]
+    if (python := options.python) is not None:
+        words += ["--python", str(Path(python).absolute()) if "/" in python else python]
+    if (tokenizer := options.tokenizer) is not None:
+        # One that is no path here is a name at Hugging Face, which has a slash too.
+        words += ["--tokenizer", str(Path(tokenizer).absolute()) if Path(tokenizer).exists() else tokenizer]
     return [*words, *(["--retry"] if retry else [])]
 
 
