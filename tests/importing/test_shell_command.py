@@ -49,6 +49,13 @@ def test_a_quoted_operator_is_a_word(word: str) -> None:
     assert [len(command) for command in commands(f"find . {word} x\ny\n")] == [4, 1]
 
 
+def test_a_command_that_is_recorded_and_started_is_one_server() -> None:
+    text = 'CMD=(vllm serve org/m --seed 3)\nwrite_command file "${CMD[@]}"\n"${CMD[@]}" > log 2>&1 &\n'
+    draft = read(text)
+    assert draft.document["aggregated"]["args"] == {"seed": 3}
+    assert "write_command" not in notes(draft, "served")
+
+
 @pytest.mark.parametrize("start", ['"${CMD[@]}"', 'exec "${CMD[@]}" > log 2>&1', "A=1 nohup ${CMD[@]} &"])
 def test_a_command_in_an_array_is_started_where_the_array_is_expanded(start: str) -> None:
     text = f"CMD=(vllm serve org/m --seed 3)\nCMD+=(--enable-expert-parallel -tp 8)\n{start}\n"

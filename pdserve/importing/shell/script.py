@@ -55,7 +55,7 @@ def launch(text: str, file: str, choice: ImportChoice, lines: LineReader) -> Lau
             cause="a damaged or generated file; no launch of an engine needs this",
             todo="import a copy that has the line `vllm serve` and the variables it uses, and nothing else",
         ) from None
-    servers = reader.servers
+    servers = _once(reader.servers)
     if not servers:
         unknown = [(word, names) for word, names in reader.unknown if names]
         _check_known({name: word.line for word, names in unknown for name in sorted(names)}, file)
@@ -79,6 +79,18 @@ def launch(text: str, file: str, choice: ImportChoice, lines: LineReader) -> Lau
         at = Sourced(None, "a command", word.line)
         result.note(at, "what it runs is not known: it may start a server too", "confirm")
     return result
+
+
+def _once(servers: Iterable[Server]) -> list[Server]:
+    """Without commands of which the same stands by itself elsewhere: what has one as its arguments prints or records
+    it."""
+    given = list(servers)
+    by_itself = [_texts(server) for server in given if not server.lost]
+    return [server for server in given if not server.lost or _texts(server) not in by_itself]
+
+
+def _texts(server: Server) -> list[object]:
+    return [text for text, _ in server.words]
 
 
 def _platform(hardware: str | None, file: str, servers: Iterable[Server]) -> str:
