@@ -100,10 +100,13 @@ def test_a_place_changes_the_process_only_where_the_other_one_waits_for_much_lon
         doors = gate(0, max_requests=2), gate(1, max_requests=2)
         inside = [await admit(door) for door in doors]
         order: list[int] = []
+        half = asyncio.Event()
 
         async def enter(process: int) -> None:
             ticket = await admit(doors[process])
             order.append(process)
+            if len(order) == 20:
+                half.set()
             await turns()
             ticket.release()
 
@@ -114,8 +117,7 @@ def test_a_place_changes_the_process_only_where_the_other_one_waits_for_much_lon
                 await turns()
         # The first process has most of the queue's turns in one go: of its places none waits for the second one.
         inside[0].release()
-        while len(order) < 20:
-            await asyncio.sleep(0)
+        await half.wait()
         assert (1 in order) is (apart == 0)
         inside[1].release()
         await asyncio.gather(*tasks)
