@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pdserve.errors import RecipeError
+from pdserve.models.unknown import UnknownModelError
 from pdserve.models.weights import Tensor
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.sizing.engines import BESIDE_KV_GIB
@@ -85,6 +86,13 @@ def test_the_checkpoint_asks_for_kv_of_8_bits(quantization: dict[str, Any]) -> N
         prefill = sizing({"engine": {"args": args}}, config=asked).roles[0]
         assert prefill.blocks is not None
         assert prefill.blocks.low == blocks
+
+
+def test_layers_that_keep_16_bits_beside_others_are_not_counted() -> None:
+    some = {"kv-cache-dtype-skip-layers": ["0"]}
+    assert sizing({"engine": {"args": some}}).roles[0].block_bytes, "where no layer has less, none is another"
+    with pytest.raises(UnknownModelError, match="kv-cache-dtype-skip-layers"):
+        sizing({"engine": {"args": {**some, "kv-cache-dtype": "fp8"}}})
 
 
 def test_l1_of_all_ranks_and_of_one() -> None:

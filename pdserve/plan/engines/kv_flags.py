@@ -10,6 +10,7 @@ from pdserve.models.kinds import hints_of
 from pdserve.models.kv_cache import KvFlags
 from pdserve.models.layers import text_config
 from pdserve.models.quantization import kv_dtype_of
+from pdserve.models.unknown import UnknownModelError
 from pdserve.recipe import effective
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe, Role
@@ -76,6 +77,8 @@ def kv_flags(
     cache_dtype = str(args.get("kv-cache-dtype") or "auto")
     if cache_dtype == "auto":
         cache_dtype = kv_dtype_of(config, latent=bool(text.get("kv_lora_rank"))) or "auto"
+    if cache_dtype != "auto" and args.get("kv-cache-dtype-skip-layers"):
+        raise UnknownModelError("some layers keep KV of another size (kv-cache-dtype-skip-layers)")
     state_dtype = args.get("mamba-ssm-cache-dtype")
     if on_cpu and state_dtype in (None, "auto"):
         state_dtype = "float32"
