@@ -273,6 +273,23 @@ def test_a_python_that_is_too_old_is_refused_with_what_to_install(clone: Clone) 
     assert "is not a Python 3.11 to 3.13" in named.stderr
 
 
+def test_the_interpreter_of_the_distribution_is_taken_before_another_one_on_path(clone: Clone) -> None:
+    distribution = Path("/usr/bin/python3")
+    headers = 'import ensurepip, sys, sysconfig; print(sys.version_info >= (3, 11), sysconfig.get_path("include"))'
+    known = subprocess.run([str(distribution), "-c", headers], capture_output=True, text=True, check=False).stdout.split()
+    complete = known[:1] == ["True"] and (Path(known[1]) / "Python.h").is_file()
+    # Without an index nothing can be installed: only the choice is looked at.
+    done = clone.setup("--no-engines", PATH=f"{clone.bin}:/usr/bin:/bin", PIP_NO_INDEX="1")
+    assert f"({distribution})" in done.stdout if complete else f"({clone.bin / 'python3'})" in done.stdout
+
+
+def test_a_named_interpreter_is_taken_before_that_of_the_distribution(clone: Clone) -> None:
+    named = str(clone.bin / "python3")
+    done = clone.setup("--no-engines", "--python", named, PATH=f"{clone.bin}:/usr/bin:/bin")
+    assert done.returncode == 0, done.stderr
+    assert f"({named})" in done.stdout
+
+
 def test_an_unknown_option_is_refused(clone: Clone) -> None:
     done = clone.setup("--nonsense")
     assert done.returncode == 1
