@@ -32,6 +32,7 @@ from pdserve.run.written import written
 from pdserve.system import procfs
 from pdserve.system.markers import new_token
 from pdserve.system.process import Child, send, spawn
+from pdserve.system.queued_output import queued_output
 
 OnEvent = Callable[[dict[str, Any]], None]
 _FOLLOW_SECONDS = 0.1
@@ -90,7 +91,8 @@ def run_here(
             raise KeyboardInterrupt
 
     try:
-        with run.only_launcher():
+        # Outside of the lock: who reads our last lines late must not hold up the next `up`.
+        with queued_output(), run.only_launcher():
             with written(run):
                 run.forget_key_of_the_last()
                 run.write(run.state, state.model_dump_json(indent=1))
