@@ -340,12 +340,10 @@ class Processes:
         if not ended:
             if time.monotonic() > self._check_until:
                 self._end_check()
-            return
-        code = os.waitstatus_to_exitcode(status)
-        if code == 0 and not self._ending:
-            self._hand_over()
-        elif code:
+        elif code := os.waitstatus_to_exitcode(status):
             self._not_restarted(f"it does not start (exit code {code})")
+            if status == 0 and not self._ending:
+                self._hand_over()  # a signal that comes from here on waits for the new program
 
     def _hand_over(self) -> None:
         children = [
