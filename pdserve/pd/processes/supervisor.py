@@ -376,8 +376,8 @@ class Processes:
         if before is None:
             return
         self.generation = before.generation + 1
-        self._lines.changes = [line.encode("latin-1") for line in before.told]
-        self._lines.states = {name: line.encode("latin-1") for name, line in before.states.items()}
+        states = {name: line.encode("latin-1") for name, line in before.states.items()}
+        self._lines.take_over((line.encode("latin-1") for line in before.told), states)
         self._partial = before.partial.encode("latin-1")
         if before.stdin_ended:
             self.stdin = None
