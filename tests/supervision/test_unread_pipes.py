@@ -66,13 +66,12 @@ def test_an_agent_that_ends_in_the_middle_of_a_line_is_no_other_version(
     last: str, because: str | None, how: str
 ) -> None:
     async def scenario() -> Gone:
-        events: list[Event] = []
+        said: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         argv = [sys.executable, "-S", "-c", "import sys; sys.stdout.write(sys.argv[1])", last]
         popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        link = AgentLink("a", Channel(popen), events.append)
-        await link._reader
+        link = AgentLink("a", Channel(popen), said.set_result)
+        gone = await said
         await link.close(60)
-        [gone] = events
         assert isinstance(gone, Gone)
         return gone
 
