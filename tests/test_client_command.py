@@ -131,7 +131,26 @@ def test_what_leaves_the_session_of_the_command_ends_with_it(tmp_path: Path) -> 
         assert identity.alive()
         until.write_text("end\n")
         launcher.wait()
-        assert not send(identity, signal.SIGKILL), "it had ended with the command"
+        left = identity.alive()
+        send(identity, signal.SIGKILL)
+        assert not left
+
+
+@pytest.mark.process
+def test_what_the_command_leaves_to_the_launcher_is_collected_when_it_has_ended(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, "test", "run-1")
+    first, last = tmp_path / "first", tmp_path / "last"
+    for each in (first, last):
+        os.mkfifo(each)
+    orphan = f"(sh -c 'echo $$; read -r line < {first}' &)"
+    with launched(run, "sh", "-c", f"{orphan}; read -r line < {last}") as launcher:
+        assert launcher.stdout is not None
+        pid = int(launcher.stdout.readline())
+        first.write_text("end\n")
+        while procfs.identify(pid) is not None:
+            pass  # a zombie still has its PID
+        last.write_text("end\n")
+        launcher.wait()
 
 
 def test_the_record_of_an_older_version_has_no_command() -> None:

@@ -27,6 +27,7 @@ ENDPOINT, MODEL, API_KEY = "PDSERVE_ENDPOINT", "PDSERVE_MODEL", "PDSERVE_API_KEY
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """Exit codes, as every shell has them."""
 _SIGNALLED = 128
+_COLLECT_SECONDS = 1.0
 _SETTLE_SECONDS = 2.0
 """From a command that has failed to its exit code: a death in the deployment that was its cause is known by then, and
 is the error instead."""
@@ -70,7 +71,7 @@ class ClientCommand:
         state.command = child.identity
         record("command", text=f"{self._argv[0]} runs (PID {child.pid})")
         try:
-            self._ended = await child.wait()
+            self._ended = await _end_of(child)
             record("command", text=f"{self._argv[0]} {self._ended}")
             if self._ended.code:
                 await asyncio.sleep(_SETTLE_SECONDS)
@@ -87,6 +88,17 @@ class ClientCommand:
         if self._ended is None or self._ended.code is None:
             raise KeyboardInterrupt
         return self._ended.code if self._ended.code >= 0 else _SIGNALLED - self._ended.code
+
+
+async def _end_of(child: Child) -> Exit:
+    ended = asyncio.ensure_future(child.wait())
+    try:
+        while not ended.done():
+            await asyncio.wait({ended}, timeout=_COLLECT_SECONDS)
+            child.collect_adopted()
+        return ended.result()
+    finally:
+        ended.cancel()
 
 
 async def _stop(child: Child, grace: float) -> None:
