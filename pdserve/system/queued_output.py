@@ -168,9 +168,5 @@ def _queued(stream: TextIO, files: dict[tuple[int, int], QueuedFile], places: li
         files[file] = QueuedFile()
     place = _Lines(descriptor, files[file])
     places.append(place)
-    return io.TextIOWrapper(
-        place,  # type: ignore[type-var]  (without a buffer, as `python -u` has it)
-        encoding=stream.encoding,
-        errors=stream.errors,
-        write_through=True,
-    )
+    # Without a buffer between them, as `python -u` has it.
+    return io.TextIOWrapper(place, stream.encoding, stream.errors, write_through=True)  # type: ignore[type-var]

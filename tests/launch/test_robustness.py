@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -339,14 +340,11 @@ def test_a_deployment_serves_on_when_its_output_is_not_read(tmp_path: Path, pdse
 
 def fill(pipe: int) -> None:
     """Until nothing more can be written to it, as to a terminal after Ctrl-S or a pager that shows its first page."""
-    with Path(f"/proc/self/fd/{pipe}").open(
-        "wb", buffering=0, opener=lambda path, _: os.open(path, _NEVER_WAITS)
-    ) as end:
-        while end.write(b"-" * 512) is not None:
+    end = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)  # of our own: the launcher's would wait
+    with suppress(BlockingIOError):
+        while os.write(end, b"-"):
             pass
-
-
-_NEVER_WAITS = os.O_WRONLY | os.O_NONBLOCK
+    os.close(end)
 
 
 @pytest.mark.process
