@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import traceback
 from collections.abc import Callable
@@ -23,4 +24,5 @@ class UnendingLoop:
         [error] = await asyncio.gather(done(), return_exceptions=True)
         if error is not None and repr(error) != self._text:
             self._text = repr(error)
-            traceback.print_exception(error, file=sys.stderr)
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                traceback.print_exception(error, file=sys.stderr)

@@ -398,9 +398,12 @@ def main() -> int:
     cgroups = cgroup.make(f"{cgroup.prefix(options.run_id)}{options.node}-{os.getpid()}", os.environ)
     line = lineage.begin()
     agent_record.note(options.run_dir, options.node, cgroups.cgroup, line)
+    guard_pid = os.getpid()
     if child := os.fork():
         return guard(child, options.run_dir, options.node, strangers=strangers, made=cgroups.cgroup, line=line)
     die_with_parent(signal.SIGTERM)
+    if os.getppid() != guard_pid:  # it was gone before we asked to hear of that
+        return 1
     adopt_orphans()
     ledger = ShmLedger(kept, strangers=strangers)
     asyncio.run(serve(options, ledger, cgroups, line))

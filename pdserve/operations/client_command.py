@@ -1,7 +1,8 @@
 """The command of `pdserve run`: it runs on this machine while the deployment is ready, and its end ends that.
 
 It inherits stdin, stdout and stderr, so its output is forwarded byte for byte. It has a session of its own: all that it
-starts is found and ended with it, and a Ctrl-C reaches it through the launcher.
+starts is found and ended with it, in other sessions too, and a Ctrl-C reaches it through the launcher. Where that was
+killed, `down` finds the command by the record.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from pdserve.plan.model import Plan
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_named_here
 from pdserve.system.markers import marker
-from pdserve.system.process import Child, Exit, spawn_attached
+from pdserve.system.process import Child, Exit, adopt_orphans, spawn_attached
 
 ENDPOINT, MODEL, API_KEY = "PDSERVE_ENDPOINT", "PDSERVE_MODEL", "PDSERVE_API_KEY"
 """Variables of the command: the proxy's URL without /v1, the name of the model, a key that the proxy takes."""
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """Exit codes, as every shell has them."""
 _SIGNALLED = 128
+_COLLECT_SECONDS = 1.0
 _SETTLE_SECONDS = 2.0
 """From a command that has failed to its exit code: a death in the deployment that was its cause is known by then, and
 is the error instead."""
@@ -59,14 +61,17 @@ class ClientCommand:
         once more: a KILL at once."""
         ours = {ENDPOINT: state.endpoint, MODEL: plan.served_name, API_KEY: key}
         name = marker(state.run_id, state.token, "command.1")
+        with contextlib.suppress(OSError):  # a kernel that only looks like Linux: what leaves its session is not found
+            adopt_orphans()
         try:
             child = spawn_attached(self._argv, env={**self._environ, **ours}, marker=name)
         except OSError as error:
             self._failure = _cannot_run(self._argv[0], error)
             return
+        state.command = child.identity
         record("command", text=f"{self._argv[0]} runs (PID {child.pid})")
         try:
-            self._ended = await child.wait()
+            self._ended = await _end_of(child)
             record("command", text=f"{self._argv[0]} {self._ended}")
             if self._ended.code:
                 await asyncio.sleep(_SETTLE_SECONDS)
@@ -83,6 +88,17 @@ class ClientCommand:
         if self._ended is None or self._ended.code is None:
             raise KeyboardInterrupt
         return self._ended.code if self._ended.code >= 0 else _SIGNALLED - self._ended.code
+
+
+async def _end_of(child: Child) -> Exit:
+    ended = asyncio.ensure_future(child.wait())
+    try:
+        while not ended.done():
+            await asyncio.wait({ended}, timeout=_COLLECT_SECONDS)
+            child.collect_adopted()
+        return ended.result()
+    finally:
+        ended.cancel()
 
 
 async def _stop(child: Child, grace: float) -> None:

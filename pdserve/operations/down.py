@@ -21,8 +21,7 @@ from pdserve.system.process import process_end, send
 from pdserve.system.procfs import is_stopped
 
 _DOWN_SECONDS = 300.0
-"""For an answer, where the plan cannot be read."""
-_SUPERVISORS_SECONDS = 60.0
+"""For an answer, or an end, where the plan cannot be read."""
 _OVER = ("stopped", "failed")
 
 
@@ -110,7 +109,7 @@ def _stopped(run: RunDir, state: DeploymentState, report: Report) -> bool:
 
 
 def _patience(run: RunDir) -> float:
-    """Seconds that its launcher may take to stop everything."""
+    """Seconds that its launcher may take to stop everything, and its agents without it."""
     try:
         return down_seconds(run.read_plan())
     except (StateError, NotOursError):
@@ -161,11 +160,18 @@ def _others(run: RunDir, state: DeploymentState, report: Report, *, cleared: Col
         if known.lost:
             report(f"{node} was lost: the same typed there clears up what an agent that was killed may have left")
     if (rest := [node for node, known in there.items() if not known.lost]) and not over:
-        lease = run.read_plan().timeouts.agent_lease_seconds
         report(
             f"its launcher on {state.host} was gone before it could stop anything: the agents of {', '.join(rest)} "
-            f"stop what runs there by themselves, at the latest {lease:g} s after it"
+            f"stop what runs there by themselves{_at_the_latest(run)}"
         )
+
+
+def _at_the_latest(run: RunDir) -> str:
+    """Nothing where the plan is not to be read: one of another version."""
+    try:
+        return f", at the latest {run.read_plan().timeouts.agent_lease_seconds:g} s after it"
+    except (StateError, NotOursError):
+        return ""
 
 
 async def _clear(state: DeploymentState, run: RunDir, report: Report) -> None:
@@ -174,5 +180,5 @@ async def _clear(state: DeploymentState, run: RunDir, report: Report) -> None:
     waits = (process_end(supervisor) for node in here for supervisor in (node.agent, node.guard) if supervisor.alive())
     async with none_held(state, lambda line: report(f"{state.name}: {line}")):
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*waits), _SUPERVISORS_SECONDS)
+            await asyncio.wait_for(asyncio.gather(*waits), _patience(run))
     await stop_left(state, run)

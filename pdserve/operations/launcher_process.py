@@ -32,9 +32,12 @@ from pdserve.run.written import written
 from pdserve.system import procfs
 from pdserve.system.markers import new_token
 from pdserve.system.process import Child, send, spawn
+from pdserve.system.queued_output import queued_output
 
 OnEvent = Callable[[dict[str, Any]], None]
 _FOLLOW_SECONDS = 0.1
+_STOPPED_EXIT = 130
+"""Of a launcher that was asked to stop before it was ready; as of `up` in the foreground."""
 _SHOWN_LINES, _SHOWN_BYTES = 12, 4096
 """Of a launcher's log, that are shown when it ends without a word in the history."""
 
@@ -90,7 +93,8 @@ def run_here(
             raise KeyboardInterrupt
 
     try:
-        with run.only_launcher():
+        # Outside of the lock: who reads our last lines late must not hold up the next `up`.
+        with queued_output(), run.only_launcher():
             with written(run):
                 run.forget_key_of_the_last()
                 run.write(run.state, state.model_dump_json(indent=1))
@@ -150,11 +154,13 @@ def end_launcher(launcher: Child) -> None:
 
 def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, hears_hangup: bool = False) -> None:
     """Shows the history of a detached launcher until the deployment is up. Raises ReportedError or StartError when it
-    is not. `hears_hangup`: a closed terminal goes on being what the caller has made of it."""
+    is not (with 130 if that was asked for elsewhere). `hears_hangup`: a closed terminal goes on being what the caller
+    has made of it."""
     if signal.SIGHUP in stop_signals() and not hears_hangup:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a launcher of its own outlives the terminal
     offset = 0
     failure: ReportedError | None = None
+    stopped = False
     while True:
         ended = launcher.poll()
         state = _state_of(run)  # before the events: what it knows they hold, unless a full disk has swallowed it
@@ -167,6 +173,7 @@ def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, hears
                 failure = ReportedError(event["error"], event["exit_code"])
                 if keep:
                     raise failure
+            stopped = stopped or (event["event"] == "down" and event["phase"] == "stopped")
         if ended is None and state is not None and state.ready_at is not None:
             on_event(
                 {
@@ -179,10 +186,21 @@ def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, hears
         if ended is None and keep and state is not None and state.phase == "failed":
             raise failure or StartError(state.note, where=str(run.path), todo=f"pdserve status {state.name}")
         if ended is not None:
+            if failure is None and (stopped or ended.code == _STOPPED_EXIT):
+                raise ReportedError(_asked_to_stop(run).render(), _STOPPED_EXIT)
             log = run.logs / "launcher.log"
             text = tuple(split(end_of(log, _SHOWN_BYTES))[-_SHOWN_LINES:])
             raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}", evidence=text)
         time.sleep(_FOLLOW_SECONDS)
+
+
+def _asked_to_stop(run: RunDir) -> StartError:
+    return StartError(
+        "it was asked to stop before it was ready",
+        where=str(run.path),
+        cause="`pdserve down` of this deployment, or a signal to its launcher",
+        todo="the same again starts it anew",
+    )
 
 
 def _state_of(run: RunDir) -> DeploymentState | None:
@@ -209,6 +227,8 @@ def main() -> int:
     except PdserveError as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # the stop was asked for, and who follows says so
+        return _STOPPED_EXIT
     finally:
         run.forget_key()
     return 0

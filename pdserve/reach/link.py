@@ -38,6 +38,8 @@ _SHORTEST_SECONDS = 0.01
 _ASK_MARGIN_SECONDS = 5.0
 _EXIT_SECONDS = 3.0
 """How long a program whose pipe has closed gets to end, so that its exit code is known."""
+_EVENT, _FAREWELL = b'{"event":', b'{"event":"leaving",'
+"""How a line of an agent begins; neither stands within a text, where each quotation mark has a backslash."""
 _SILENT_SECONDS = 5.0
 """What an agent that fell silent gets to leave in order, in case that only it was held up, before its way is cut."""
 
@@ -129,7 +131,9 @@ class AgentLink:
                 self._heard = loop.time()
                 if self._waits is not None:
                     self._waits.cancel()
-                self._received(decode_event(line, self.node))
+                if (message := self._decoded(line)) is None:
+                    break
+                self._received(message)
             if self._program is not None and (code := await self._channel.exit_code(_EXIT_SECONDS)) is not None:
                 how = f"{self._program} ended with exit code {code}"
         except AgentProtocolError as error:
@@ -137,6 +141,18 @@ class AgentLink:
         finally:
             self._channel.close_reading()
         self._lost(how, exit_code=code)
+
+    def _decoded(self, line: bytes) -> AgentMessage | None:
+        """None: the agent ended in the middle of this line, its last one. Its guard may have ended it with a farewell.
+        Raises AgentProtocolError."""
+        try:
+            return decode_event(line, self.node)
+        except AgentProtocolError:
+            if (farewell := line.rfind(_FAREWELL)) > 0:
+                return decode_event(line[farewell:], self.node)
+            if line.endswith(b"\n") or not line.startswith(_EVENT[: len(line)]):
+                raise
+            return None
 
     def _received(self, message: AgentMessage) -> None:
         if isinstance(message, Answered):

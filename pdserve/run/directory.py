@@ -159,9 +159,12 @@ class RunDir:
         temporary.rename(file)
 
     def write_beat(self) -> None:
-        """The launcher's sign of life. One that cannot be written is tried again the next time."""
-        with contextlib.suppress(OSError):
-            self.write(self.beat, f"{time.time():.3f}\n")  # for readers; what counts is when the file was written
+        """The launcher's sign of life: when its file was written last. One that fails is tried again the next time."""
+        try:
+            self.write(self.beat, f"{time.time():.3f}\n")  # for people
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.utime(self.beat)  # needs no room on a full disk; the file server's clock sets it
 
     def cleared(self, node: str) -> Path:
         """Its presence means that nothing is left on a node that was lost."""

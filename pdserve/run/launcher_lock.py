@@ -36,7 +36,7 @@ class Lock:
             descriptor = _open(self._file, os.O_CREAT)
             try:
                 _take(descriptor, self._file)
-            except StateError:
+            except (StateError, OSError):
                 os.close(descriptor)
                 raise
             self.close()

@@ -23,6 +23,8 @@ from pdserve.system.process import send, stop_family
 from pdserve.system.procfs import ProcessId, Relations
 from pdserve.system.shared_memory import ShmLedger
 
+COMMAND = "the command"
+"""Of `pdserve run`: its name among the processes, none of which can have it."""
 _GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 0.2
 _HELD_SECONDS = 2.0
@@ -41,6 +43,8 @@ def recorded(state: DeploymentState) -> dict[str, ProcessId]:
         for name, process in state.processes.items()
         if process.id is not None and process.node in nodes
     }
+    if state.command is not None and is_here(state.host, state.place):
+        processes[COMMAND] = state.command
     for node, agents in nodes.items():
         processes[f"agent@{node}"] = agents.agent
         processes[f"guard@{node}"] = agents.guard

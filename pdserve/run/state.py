@@ -74,6 +74,9 @@ class DeploymentState(BaseModel):
     launcher: ProcessId
     token: str = ""
     """In the names of its processes (markers.py); empty: an older version has started it."""
+    command: ProcessId | None = None
+    """Of `pdserve run`, once it was started: a process of the launcher's machine. None: also where an older version has
+    started it."""
     nodes: dict[str, NodeState] = {}
     processes: dict[str, ProcessState] = {}
     endpoint: str = ""

@@ -108,6 +108,12 @@ class Child:
             return lineage.numbers(pid).birth == self._birth
         return self._marker in procfs.environment(pid)
 
+    def collect_adopted(self) -> None:
+        """Of the tree, those that have ended as our own children: an owner that has adopted orphans would keep them."""
+        for pid in procfs.children() - {self.pid}:
+            if self._is_ours(pid):
+                os.waitpid(pid, os.WNOHANG)
+
     def poll(self) -> Exit | None:
         """How the root ended; None while it runs."""
         ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")

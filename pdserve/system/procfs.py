@@ -130,6 +130,15 @@ def relations() -> dict[int, Relations]:
     return processes
 
 
+def children() -> set[int]:
+    """Of this process, with those that have ended and were not waited for. None where the kernel does not list them."""
+    try:
+        tasks = [(task / "children").read_bytes() for task in (_PROC / "self/task").iterdir()]
+    except OSError:
+        return set()
+    return {int(pid) for task in tasks for pid in task.split()}
+
+
 def family(
     roots: Iterable[int],
     *,

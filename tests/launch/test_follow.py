@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pdserve.errors import StartError
+from pdserve.errors import ReportedError, StartError
+from pdserve.operations import launcher_process
 from pdserve.operations.launcher_process import follow
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
 from pdserve.system.process import Child, send, spawn
+from tests.plan import kit
 
 pytestmark = pytest.mark.process
 
@@ -66,6 +69,47 @@ def test_a_failure_that_keeps_what_is_healthy_is_seen_without_its_event(run: Run
     run.write(run.state, failed.model_dump_json())
     with pytest.raises(StartError, match="decode-0 died"):
         follow(run, launcher, lambda event: None, keep=True)
+
+
+@pytest.fixture
+def over(run: RunDir) -> Child:
+    """One whose start was stopped, and that has said so as it could: by its exit code."""
+    program = "raise SystemExit(130)"
+    log = run.logs / "launcher.log"
+    argv = [sys.executable, "-S", "-c", program]
+    child = spawn(argv, env=os.environ, log=log, marker="run-1/launcher", control_stdin=False)
+    asyncio.run(child.wait())
+    return child
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_start_that_was_asked_to_stop_is_no_failure_of_its_launcher(
+    run: RunDir, over: Child, launcher: Child, recorded: bool
+) -> None:
+    """By its history, with whatever code it ends; or by its code, where a full disk has swallowed the history."""
+    if recorded:
+        run.append_event("down", phase="stopped", clean=True)
+        send(launcher.identity, signal.SIGINT)
+        asyncio.run(launcher.wait())
+    with pytest.raises(ReportedError) as stopped:
+        follow(run, launcher if recorded else over, lambda event: None, keep=False)
+    assert stopped.value.exit_code == 130
+    assert "it was asked to stop before it was ready" in str(stopped.value)
+
+
+def test_a_launcher_whose_start_is_stopped_ends_without_a_traceback(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked_to_stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher_process, "run_here", asked_to_stop)
+    monkeypatch.setattr(sys, "argv", ["launcher_process", str(run.path)])
+    planned = kit.plan(kit.recipe())
+    run.write(run.plan, planned.model_dump_json())
+    run.save_key("key")
+    assert launcher_process.main() == 130
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("hears", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import time
 from pathlib import Path
@@ -53,6 +54,19 @@ def test_an_old_sign_of_life_counts_for_nothing(run: RunDir) -> None:
     at = run.beat.stat().st_mtime - 31
     os.utime(run.beat, (at, at))
     assert not lives(run, state("elsewhere", GONE))
+
+
+def test_a_full_disk_takes_a_sign_of_life(run: RunDir) -> None:
+    run.write_beat()
+    at = run.beat.stat().st_mtime - 31
+    os.utime(run.beat, (at, at))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # no file can be written, as where there is no room
+    try:
+        run.write_beat()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert lives(run, state("elsewhere", GONE))
 
 
 def test_a_late_sign_of_life_is_distinguished_from_none(run: RunDir) -> None:

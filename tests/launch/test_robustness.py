@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -334,6 +336,40 @@ def test_a_deployment_serves_on_when_its_output_is_not_read(tmp_path: Path, pdse
     assert serving.wait(LINE_SECONDS) == 0
     # What this machine is short of may be said before.
     assert [line for line in stderr.splitlines() if not line.startswith("warning: ")] == []
+
+
+def fill(pipe: int) -> None:
+    """Until nothing more can be written to it, as to a terminal after Ctrl-S or a pager that shows its first page."""
+    end = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)  # of our own: the launcher's would wait
+    with suppress(BlockingIOError):
+        while os.write(end, b"-"):
+            pass
+    os.close(end)
+
+
+@pytest.mark.process
+def test_a_deployment_is_supervised_when_its_output_is_open_and_nobody_reads_it(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    reads, writes = os.pipe()
+    fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
+    argv = [sys.executable, "-m", "pdserve.cli.main", "up", str(recipe(tmp_path, status="tested"))]
+    with (
+        subprocess.Popen(argv, cwd=REPOSITORY, stdout=writes, stderr=subprocess.DEVNULL) as serving,
+        os.fdopen(reads, "r") as output,
+    ):
+        deployment = Deployment(None, pdserve_home)
+        try:
+            assert "record: " in output.readline()
+            fill(writes)
+            deployment.wait_for("up")
+            deployment.send_signal("proxy", signal.SIGKILL)
+            deployment.wait_for("restarting", name="proxy")
+        finally:
+            os.close(writes)
+            serving.send_signal(signal.SIGINT)
+        assert "proxy        died" in output.read(), "what waited is printed before the end"
+        assert serving.wait(LINE_SECONDS) == 0
 
 
 @pytest.mark.process

@@ -44,13 +44,13 @@ def signalled(*args):
 
 def member(index, lines, asks):
     if moment == "waitpid" and index == 1:
+        os.write(asks, b'{"serving": true}\\n')
         return 0
     signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
     signal.sigwait(supervisor.SIGNALS)
     return 0
 
 setattr(os, moment, signalled)
-supervisor.SHORT_LIFE_SECONDS = 0.0
 sys.exit(supervisor.Processes(3, member, None, Configured(b"")).run())
 """
 
@@ -70,6 +70,77 @@ os.waitpid = signalled
 over = supervisor.Processes(0, None, None, Configured(b""))
 over._checking = os.posix_spawn(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
 sys.exit(over.run())
+"""
+
+
+JUDGED = """
+import itertools, os, signal, sys, time
+from pdserve.pd.processes import heartbeat, supervisor
+from pdserve.pd.processes.child import Configured
+from pdserve.pd.processes.heartbeat import Beats
+
+how, parent, forks, fork, clock = sys.argv[1], os.getpid(), [], os.fork, itertools.count(0, 10)
+
+def counted():
+    if len(forks) == 5:
+        os._exit(99)  # it would go on like this
+    forks.append(1)
+    return fork()
+
+def looked(vigil):
+    vigil.looks = getattr(vigil, "looks", 0) + 1
+    if vigil.looks == 50:
+        os.kill(parent, signal.SIGTERM)
+    look(vigil)
+
+def member(index, lines, asks):
+    if how == "never serves":
+        return 3
+    if how == "has served":
+        os.write(asks, b'{"serving": true}\\n')
+        if len(forks) == 1:
+            return 3
+        os.kill(parent, signal.SIGTERM)
+    signal.sigwait(supervisor.SIGNALS)
+    return 0
+
+os.fork, beats = counted, None
+if how == "never serves":
+    time.monotonic = lambda: next(clock)  # whatever it does takes ten seconds, as imports on a slow node
+if how == "begins":
+    look, heartbeat.Vigil.look = heartbeat.Vigil.look, looked
+    heartbeat.BEAT_SECONDS, heartbeat.HUNG_SECONDS, beats = 0.001, 0.0, Beats.create(1)
+code = supervisor.Processes(1, member, None, Configured(b""), beats=beats).run()
+print(code, len(forks))
+"""
+
+HANDED = """
+import os, signal, sys
+from pdserve.pd.processes import handover, supervisor
+from pdserve.pd.processes.child import Configured
+
+parent, made = os.getpid(), os.memfd_create
+
+def signalled(name):
+    os.kill(parent, signal.SIGTERM)
+    return made(name)
+
+def execve(*_):
+    print(signal.SIGTERM in signal.sigpending())
+    for pid in processes._children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    sys.stdout.flush()
+    os._exit(0)
+
+def member(index, lines, asks):
+    os.kill(parent, supervisor.RETIRE)
+    signal.pause()
+
+os.memfd_create, os.execve = signalled, execve
+handover.check = lambda: os.posix_spawn("/bin/true", ["true"], os.environ)
+processes = supervisor.Processes(1, member, None, Configured(b""))
+processes.run()
 """
 
 
@@ -189,10 +260,27 @@ def test_members_die_with_their_parent(deployment: Deployment) -> None:
         os.waitpid(pid, 0)
 
 
-def test_a_process_that_ends_at_once_ends_all(deployment: Deployment) -> None:
-    deployment.up(processes=PROCESSES, moments={"pdserve.pd.processes.supervisor.SHORT_LIFE_SECONDS": 60.0})
-    os.kill(min(deployment.proxy.members), signal.SIGKILL)
-    assert deployment.proxy.process.wait() != 0
+@pytest.mark.parametrize(
+    ("how", "end"),
+    [
+        pytest.param("never serves", "3 1", id="one that ends before it serves ends all, however long it took"),
+        pytest.param("has served", "0 2", id="one that has served is started anew, however short its life was"),
+        pytest.param("begins", "0 1", id="one that does not serve yet does not hang"),
+    ],
+)
+def test_whether_a_process_has_served_decides_what_its_silence_and_its_end_mean(how: str, end: str) -> None:
+    """`end`: the exit code of all, and how many were started."""
+    ended = subprocess.run(
+        [sys.executable, "-c", JUDGED, how], check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert ended.stdout.strip() == end, ended.stderr
+
+
+def test_a_stop_that_comes_while_a_new_program_takes_over_is_heard_by_that() -> None:
+    handed = subprocess.run(
+        [sys.executable, "-c", HANDED], check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert handed.stdout.strip() == "True", handed.stderr
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart that failed"])
@@ -200,9 +288,7 @@ def test_a_process_begins_with_the_configuration_that_the_others_have_read_again
     deployment: Deployment, tmp_path: Path, restarted: bool
 ) -> None:
     """But for what a running proxy does not take from the file: there is no worker in it."""
-    # A new program takes those that it finds for no short-lived ones.
-    moments = None if restarted else {"pdserve.pd.processes.supervisor.SHORT_LIFE_SECONDS": 1e-9}
-    deployment.up(processes=2, routing={"decode": {"kind": "round_robin"}}, moments=moments)
+    deployment.up(processes=2, routing={"decode": {"kind": "round_robin"}})
     proxy, path = deployment.proxy, deployment.folder / "proxy.json"
     config = json.loads(path.read_text())
     config["routing"]["decode"] = {"kind": "power_of_two"}
@@ -333,7 +419,7 @@ def test_new_processes_that_die_at_once_leave_the_old_ones_in_place(deployment: 
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tls": nowhere}))
     before = deployment.proxy.members
     deployment.proxy.process.send_signal(signal.SIGUSR2)
-    deployment.proxy.until("rolling restart: its processes end at once")
+    deployment.proxy.until("rolling restart: its processes end before they serve")
     assert before <= deployment.proxy.members
     assert ask(deployment).status_code == 200
 
@@ -350,7 +436,7 @@ def not_restarted(deployment: Deployment, tmp_path: Path, kill: int | None = Non
         for _ in ("the check", "the new program"):
             deployment.proxy.until("INFO pdserve ")
         os.kill(kill, signal.SIGKILL)
-    deployment.proxy.until("rolling restart: its processes end at once")
+    deployment.proxy.until("rolling restart: its processes end before they serve")
     return good
 
 

@@ -48,6 +48,37 @@ def test_news_that_the_next_makes_worthless_do_not_wait_for_a_launcher_that_does
     assert capsys.readouterr().err.count("the launcher does not read") == 1
 
 
+CUT = '{"event":"progress","name":"prefill-0","text":"loading wei'
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("last", "because", "how"),
+    [
+        (CUT + '{"event":"leaving","because":"killed","how":"it was killed by SIGKILL"}\n', "killed", "it was killed"),
+        (CUT, None, "its pipe closed"),
+        ('{"ev', None, "its pipe closed"),
+        ('{"event":"nothing"}\n', None, "another version of pdserve"),
+        ("This account is closed.", None, "another version of pdserve"),
+    ],
+)
+def test_an_agent_that_ends_in_the_middle_of_a_line_is_no_other_version(
+    last: str, because: str | None, how: str
+) -> None:
+    async def scenario() -> Gone:
+        said: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+        argv = [sys.executable, "-S", "-c", "import sys; sys.stdout.write(sys.argv[1])", last]
+        popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        link = AgentLink("a", Channel(popen), said.set_result)
+        gone = await said
+        await link.close(60)
+        assert isinstance(gone, Gone)
+        return gone
+
+    gone = asyncio.run(scenario())
+    assert (gone.because, how in gone.how) == (because, True), gone.how
+
+
 @pytest.mark.process
 def test_an_agent_that_does_not_read_its_orders_is_asked_nothing_more() -> None:
     async def scenario() -> tuple[str, list[Event]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pdserve.pd.processes.handover import SharedFiles
+from collections.abc import Mapping
+
+from pdserve.pd.processes.handover import Heir, SharedFiles
 from pdserve.pd.processes.heartbeat import Beats
 
 
@@ -42,14 +44,13 @@ class Configured:
 class MemberProcess:
     """A member as its parent knows it."""
 
-    def __init__(self, index: int, pid: int, control: int, asks: int, born: float, beats: Beats | None) -> None:
+    def __init__(self, index: int, pid: int, control: int, asks: int, beats: Beats | None) -> None:
         self.index = index
         self.pid = pid
         self.control = control
         """We write control lines here."""
         self.asks = asks
         """What it wants all members to hear comes from here."""
-        self.born = born
         self.beats = beats
         self.heard = b""
         self.unread = bytearray()
@@ -58,3 +59,29 @@ class MemberProcess:
         """It was there before the program that runs now, and that has not given up."""
         self.retired = False
         self.serving = False
+        """It has served. One that ends before has failed to start, and the next one would too."""
+        self.killed = False
+        """By us: it has not failed to start."""
+
+    @staticmethod
+    def inherited(heir: Heir, beats: Mapping[int, Beats]) -> MemberProcess:
+        """One of the program before. `beats`: by their file."""
+        child = MemberProcess(
+            heir.number, heir.pid, heir.control, heir.asks, None if heir.beats is None else beats[heir.beats]
+        )
+        child.old, child.retired, child.serving = True, heir.retired, True
+        child.heard, child.unread = heir.heard.encode("latin-1"), bytearray(heir.unread.encode("latin-1"))
+        return child
+
+    def heir(self) -> Heir:
+        """What the next program is to know of it."""
+        return Heir(
+            self.index,
+            self.pid,
+            self.control,
+            self.asks,
+            self.retired,
+            self.heard.decode("latin-1"),
+            self.unread.decode("latin-1"),
+            None if self.beats is None else self.beats.file,
+        )

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 
 class ControlLines:
-    """Which workers came and went, in that order, and behind that the last state of each."""
+    """Which workers came and went, as far as that differs from the configuration, and behind that the last state of
+    each. No more than two lines for a worker and its state, however often it comes and goes."""
 
     def __init__(self) -> None:
-        self.changes: list[bytes] = []
+        self._changes: dict[str, list[bytes]] = {}
+        """Name -> that the configured worker of this name has gone, then that another one has come; either may lack."""
         self.states: dict[str, bytes] = {}
+
+    @property
+    def changes(self) -> list[bytes]:
+        """In the order in which those came that are there."""
+        return [line for lines in self._changes.values() for line in lines]
 
     def remember(self, line: bytes) -> dict[str, Any]:
         """The message of a line; an empty one if it cannot be read."""
@@ -28,8 +36,23 @@ class ControlLines:
             name = _name_of(message["add"]) if "add" in message else message["remove"]
             if isinstance(name, str):
                 self.states.pop(name, None)
-            self.changes.append(line)
+                self._change(name, line, comes="add" in message)
         return message
+
+    def take_over(self, changes: Iterable[bytes], states: dict[str, bytes]) -> None:
+        """What the program before has remembered, which may have been each line that came."""
+        for line in changes:
+            self.remember(line)
+        self.states = states
+
+    def _change(self, name: str, line: bytes, *, comes: bool) -> None:
+        before = self._changes.pop(name, [])
+        gone = [each for each in before if "remove" in json.loads(each)]
+        if comes:
+            self._changes[name] = [*gone, line]
+        elif gone or not before:
+            self._changes[name] = gone or [line]
+        # Else it came and went: the configuration, which never had it, is right again.
 
     def again(self) -> list[bytes]:
         """What a new member is to hear."""

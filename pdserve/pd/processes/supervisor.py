@@ -15,6 +15,7 @@ import ctypes
 import json
 import logging
 import os
+import select
 import selectors
 import signal
 import sys
@@ -26,13 +27,11 @@ from typing import Any
 from pdserve.pd.processes import handover, heartbeat
 from pdserve.pd.processes.child import Configured, MemberProcess
 from pdserve.pd.processes.control_lines import ControlLines
-from pdserve.pd.processes.handover import Heir, Inheritance
+from pdserve.pd.processes.handover import Inheritance
 from pdserve.pd.processes.heartbeat import Beats, Vigil
 
 log = logging.getLogger("pdserve.proxy")
 
-SHORT_LIFE_SECONDS = 5.0
-"""A process that ends sooner would only end again: then all end, and the supervisor sees it."""
 RETIRE = signal.SIGUSR2
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RETIRE})
 """Blocked from the fork of a member until it handles them: one that comes earlier waits, and kills no process."""
@@ -210,7 +209,7 @@ class Processes:
         pid = os.fork()
         if pid == 0:
             self._become(index, control_out, asks_in, (control_in, asks_out))
-        child = MemberProcess(index, pid, control_in, asks_out, time.monotonic(), self.beats)
+        child = MemberProcess(index, pid, control_in, asks_out, self.beats)
         self._adopt(child)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(control_out)
@@ -253,6 +252,7 @@ class Processes:
             before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
+                self._hear_out(child)
                 del self._children[pid]  # before a signal is passed on to whoever has its PID by then
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             if not ended:
@@ -268,21 +268,31 @@ class Processes:
                 self._code = self._code or code
             elif child.old and self.rolling:
                 log.error("the old proxy process %d ended (%d) before the new one served", child.index, code)
-            elif self.rolling and time.monotonic() - child.born < SHORT_LIFE_SECONDS:
-                self._give_up(code)
-            elif time.monotonic() - child.born < SHORT_LIFE_SECONDS:
-                log.error("proxy process %d ended at once (%d): all end", child.index, code)
-                self._code = code or 1
-                self._end(signal.SIGTERM)
-            else:
+            elif child.serving or child.killed:
                 log.error("proxy process %d ended (%d): started anew", child.index, code)
                 self._fork(child.index)
+            elif self.rolling:
+                self._give_up(code)
+            else:
+                log.error("proxy process %d ended (%d) before it served: all end", child.index, code)
+                self._code = code or 1
+                self._end(signal.SIGTERM)
+
+    def _hear_out(self, child: MemberProcess) -> None:
+        """What one that has ended had still to say: it may have served."""
+        while child.asks in self._selector.get_map() and select.select([child.asks], [], [], 0)[0]:
+            self._read_child(child)
 
     def _end_hung(self, vigil: Vigil) -> None:
-        """A member whose event loop stands still serves nothing, and the kernel gives it its share of connections."""
+        """A member whose event loop stands still serves nothing, and the kernel gives it its share of connections. One
+        that does not serve yet has none, and takes what time its imports take."""
         vigil.look()
         for child in self._children.values():
-            if child.beats is not None and vigil.silent(child.beats.last(child.index)) > heartbeat.HUNG_SECONDS:
+            if (
+                child.beats is not None
+                and child.serving
+                and vigil.silent(child.beats.last(child.index)) > heartbeat.HUNG_SECONDS
+            ):
                 child.beats.beat(child.index)
                 self._kill(
                     child, f"has not answered for {heartbeat.HUNG_SECONDS:.0f} s (stopped, or its loop is blocked)"
@@ -290,7 +300,7 @@ class Processes:
 
     def _kill(self, child: MemberProcess, why: str) -> None:
         log.error("proxy process %d (%d) %s: it is killed", child.index, child.pid, why)
-        child.born = -SHORT_LIFE_SECONDS  # it is no failed start
+        child.killed = True
         os.kill(child.pid, signal.SIGKILL)
 
     # --- signals
@@ -336,36 +346,21 @@ class Processes:
         ended, status = os.waitpid(self._checking, os.WNOHANG)
         if ended:
             self._checking = None
+            if status == 0 and not self._ending:
+                self._hand_over()  # a signal that comes from here on waits for the new program
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if not ended:
             if time.monotonic() > self._check_until:
                 self._end_check()
-            return
-        code = os.waitstatus_to_exitcode(status)
-        if code == 0 and not self._ending:
-            self._hand_over()
-        elif code:
+        elif code := os.waitstatus_to_exitcode(status):
             self._not_restarted(f"it does not start (exit code {code})")
 
     def _hand_over(self) -> None:
-        children = [
-            Heir(
-                child.index,
-                child.pid,
-                child.control,
-                child.asks,
-                child.retired,
-                child.heard.decode("latin-1"),
-                child.unread.decode("latin-1"),
-                None if child.beats is None else child.beats.file,
-            )
-            for child in self._all()
-        ]
         handover.hand_over(
             Inheritance(
                 generation=self.generation,
                 sockets=list(self.sockets),
-                children=children,
+                children=[child.heir() for child in self._all()],
                 told=[line.decode("latin-1") for line in self._lines.changes],
                 states={name: line.decode("latin-1") for name, line in self._lines.states.items()},
                 partial=self._partial.decode("latin-1"),
@@ -381,18 +376,15 @@ class Processes:
         if before is None:
             return
         self.generation = before.generation + 1
-        self._lines.changes = [line.encode("latin-1") for line in before.told]
-        self._lines.states = {name: line.encode("latin-1") for name, line in before.states.items()}
+        states = {name: line.encode("latin-1") for name, line in before.states.items()}
+        self._lines.take_over((line.encode("latin-1") for line in before.told), states)
         self._partial = before.partial.encode("latin-1")
         if before.stdin_ended:
             self.stdin = None
         files = {heir.beats for heir in before.children if heir.beats is not None}
         signs = {file: Beats(file, self.count) for file in files}
         for heir in before.children:
-            beats_of = None if heir.beats is None else signs[heir.beats]
-            child = MemberProcess(heir.number, heir.pid, heir.control, heir.asks, 0.0, beats_of)
-            child.old, child.retired = True, heir.retired
-            child.heard, child.unread = heir.heard.encode("latin-1"), bytearray(heir.unread.encode("latin-1"))
+            child = MemberProcess.inherited(heir, signs)
             self._adopt(child)
             self._flush(child)
         self.rolling = True
@@ -404,7 +396,7 @@ class Processes:
                 child.retired = True
                 os.kill(child.pid, signal.SIGKILL)
         self._keep_old()
-        self._not_restarted(f"its processes end at once (exit code {code})")
+        self._not_restarted(f"its processes end before they serve (exit code {code})")
 
     def _keep_old(self) -> None:
         """They are what serves, as if there had been no restart; those that died meanwhile are replaced."""

@@ -1,0 +1,133 @@
+"""Output that nobody reads holds nobody up, and what waits for its reader is written in order."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import repeat
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from pdserve.system.queued_output import QueuedFile, queued_output
+
+FULL_PIPE = b"x" * 4096
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """As small as a pipe can be. The test closes the end that it writes to."""
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, len(FULL_PIPE))
+    with os.fdopen(read, "rb", buffering=0):
+        yield read, write
+
+
+@contextmanager
+def standard(monkeypatch: pytest.MonkeyPatch, out: TextIO, err: TextIO | None = None) -> Iterator[None]:
+    """Standard streams of the block."""
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", out)
+        patched.setattr(sys, "stderr", err or out)
+        yield
+
+
+def read_all(descriptor: int) -> bytes:
+    """Until its last writer has closed it."""
+    with os.fdopen(descriptor, "rb", closefd=False) as stream:
+        return stream.read()
+
+
+def failure_of(line: str) -> OSError | None:
+    """Of its print; the thread tries the lines before it by itself."""
+    try:
+        print(line)
+    except OSError as failure:
+        return failure
+    return None
+
+
+def test_lines_that_nobody_reads_hold_nobody_up_and_come_in_order_once_somebody_does(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = pipe
+    os.write(write, FULL_PIPE)
+    with os.fdopen(write, "w") as stream, standard(monkeypatch, stream):
+        with queued_output(last_seconds=60):
+            for number in range(100):
+                print(f"out {number}")
+                print(f"err {number}", file=sys.stderr)
+            # It would stand here: nothing was read so far.
+            assert os.read(read, len(FULL_PIPE)) == FULL_PIPE
+        print("after the block")
+    expected = [line for number in range(100) for line in (f"out {number}", f"err {number}")]
+    assert read_all(read).decode().splitlines() == [*expected, "after the block"]
+
+
+def test_what_is_never_read_is_waited_for_with_a_limit(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = pipe
+    os.write(write, FULL_PIPE)
+    with os.fdopen(write, "w") as stream:
+        with standard(monkeypatch, stream), queued_output(last_seconds=0.01):
+            print("a line")
+        assert os.read(read, len(FULL_PIPE)) == FULL_PIPE
+        for thread in threading.enumerate():
+            if thread.name == "queued-output":
+                thread.join()  # before its file is closed, which a program leaves to its end
+
+
+def test_of_more_than_may_wait_the_oldest_lines_are_dropped_and_counted(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    os.write(write, FULL_PIPE)
+    queued = QueuedFile(limit=30)
+    queued.put(write, b"line 000....\n")
+    while queued._size:
+        pass  # until the thread stands at this line
+    for number in range(1, 100):
+        queued.put(write, b"line %03d....\n" % number)
+    os.read(read, len(FULL_PIPE))
+    assert queued.end(60) is None
+    os.close(write)
+    assert read_all(read).decode().splitlines() == [
+        "line 000....",
+        "(97 lines are missing here: this output was not read)",
+        "line 098....",
+        "line 099....",
+    ]
+
+
+def test_a_reader_that_leaves_is_told_once_to_who_writes(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = pipe
+    with Path(os.devnull).open("rb") as nobody:
+        os.dup2(nobody.fileno(), read)  # closes the end of the pipe
+    with os.fdopen(write, "w") as stream, standard(monkeypatch, stream), queued_output():
+        told = next(failure for failure in map(failure_of, repeat("a line")) if failure is not None)
+        assert isinstance(told, BrokenPipeError)
+        assert failure_of("nobody is there") is None
+
+
+def test_a_full_disk_below_the_very_last_line_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = tmp_path / "stderr"
+    with (
+        Path("/dev/full").open("w") as full,
+        said.open("w") as err,
+        standard(monkeypatch, full, err),
+        queued_output(last_seconds=60),
+    ):
+        print("the last line")
+    assert said.read_text() == "warning: the last lines cannot be written: No space left on device\n"
+
+
+def test_a_stream_that_is_no_file_stays_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    before = sys.stdout
+    with queued_output():
+        assert sys.stdout is before
+        print("seen")
+    assert capsys.readouterr().out == "seen\n"
