@@ -56,6 +56,7 @@ CAUSES = {
     "vllm-remote-code": ("brings its own code", "trust-remote-code: true"),
     "vllm-repo-offline": ("the hub is offline or not allowed", "model.path"),
     "vllm-step-timeout": ("has not answered execute_model", "py-spy"),
+    "vllm-step-timeout-remote-code": ("has not answered execute_model", "py-spy"),
     "vllm-unknown-flag": ("the flag --no-such-flag", "prefill.args"),
     "vllm-worker-killed": ("worker VllmWorker-0 was killed (SIGKILL)", "memory"),
 }
@@ -126,6 +127,19 @@ OTHER_CAUSES = [
     ("RuntimeError: No HIP GPUs are available", "sees no device", "rocm-smi"),
     ("torch.AcceleratorError: CUDA error: invalid device ordinal", "does not have", "prefill.devices"),
     ("RuntimeError: NCCL error: unhandled system error", "(unhandled system error)", "NCCL_DEBUG"),
+    (
+        "RuntimeError: Failed to load the model config. If the model is a custom model not yet available in the "
+        "HuggingFace transformers library, consider setting `trust_remote_code=True` in LLM or using the "
+        "`--trust-remote-code` flag in the CLI.",
+        "brings its own code",
+        "trust-remote-code: true",
+    ),
+    (
+        "ValueError: Loading this model requires you to execute custom code contained in the model repository on your "
+        "local machine. Please set the option `trust_remote_code=True` to permit loading of this model.",
+        "brings its own code",
+        "trust-remote-code: true",
+    ),
     ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", "does not give out", "{secret: HF_TOKEN}"),
     (
         "AssertionError: MooncakeConnector is not contained in the list of registered connectors with Prometheus "
@@ -168,6 +182,18 @@ def test_causes_that_cannot_be_made_here_are_known_by_their_upstream_wording(lin
 )
 def test_a_warning_that_mentions_an_error_is_no_cause(line: str) -> None:
     assert explain([line], exit_code=1, role="prefill") is None
+
+
+def test_what_vllm_dumps_at_a_failed_step_is_no_cause() -> None:
+    dump = "(EngineCore pid=3) ERROR 11-22 14:54:41 [dump_input.py:79] Dumping "
+    lines = [
+        dump + "input data for V1 LLM engine (v0.32.0) with config: model='/models/tiny', trust_remote_code=True, ",
+        dump + "scheduler output for model execution: SchedulerOutput(scheduled_new_reqs=[NewRequestData("
+        "req_id=cmpl-CUDA out of memory-0,prompt_token_ids_len=11)])",
+        "(EngineCore pid=3) ERROR 11-22 14:54:41 [logging_utils/dump_input.py:81] Dumping scheduler stats: "
+        "SchedulerStats(num_running_reqs=1, why='Too many open files')",
+    ]
+    assert explain(lines, exit_code=1, role="decode") is None
 
 
 def test_colours_do_not_hide_a_cause() -> None:
