@@ -12,10 +12,11 @@ from pdserve.doctor.log_times import written_at
 from pdserve.doctor.records import ProcessLog
 from pdserve.doctor.request_lines import EndedRequest, requests
 from pdserve.logs.causes import Hint, of_match
+from pdserve.logs.echoes import without_echoes
 from pdserve.logs.symptoms import SYMPTOMS, Symptom
 
 TAIL_LINES = 200
-"""In which the cause of a death stands (logs/causes.py)."""
+"""In which the cause of a death stands (logs/causes.py), not counting what each request repeats (logs/echoes.py)."""
 _SHOWN_CHARACTERS = 300
 _EVICTION = re.compile(r"L1 memory usage [\d.]+ above watermark")
 
@@ -56,7 +57,7 @@ def reduced(log: ProcessLog) -> LogFacts:
         process=log.process,
         role=log.role,
         file=log.file,
-        tail=log.lines[-TAIL_LINES:],
+        tail=tuple(without_echoes(log.lines)[-TAIL_LINES:]),
         seen=tuple(_symptoms(log)),
         loads=tuple(loads(log.lines)),
         transfers=tuple(transfers(log.lines)),

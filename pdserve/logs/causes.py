@@ -36,7 +36,8 @@ def explain(lines: Sequence[str], *, exit_code: int | None, role: str) -> Hint |
     """The most specific known cause, None if nothing is recognized.
 
     `lines` are the end of its log; `exit_code` is negative for a signal (or above 128, as a shell reports it), None
-    when the process still lives. Root causes of vLLM stand up to 200 lines before the end of its log.
+    when the process still lives. Root causes of vLLM stand up to 200 lines before the end of its log,
+    not counting echoes.py.
     """
     candidates = [line for line in map(plain, lines) if may_name_cause(line)]
     text = "\n".join(candidates)

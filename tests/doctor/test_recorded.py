@@ -15,6 +15,7 @@ from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.loader import load_recipe
 from tests.doctor.kit import RECIPE, died, only, rules, run_dir
 from tests.doctor.symptom_lines import LINES, VLLM, SymptomLine
+from tests.test_log_echoes import death
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 
@@ -49,6 +50,14 @@ def test_a_death_has_the_cause_of_its_log(tmp_path: Path, process: str, code: in
     assert event.source == "events.jsonl"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", event.at)
     assert last.source.startswith(f"logs/{process}@")
+
+
+def test_a_death_under_load_has_the_cause_too(tmp_path: Path) -> None:
+    """Each request that the engine had repeats that it is dead, after the cause."""
+    run = run_dir(tmp_path, events=[died("decode-0", 1)], logs={"decode-0": death(300)}, phase="failed")
+    diagnosis = only(run)
+    assert "has not answered execute_model" in diagnosis.cause
+    assert "RPC call to execute_model timed out" in diagnosis.evidence[1].text
 
 
 def test_a_kill_for_memory_is_the_kernels_whatever_the_log_has(tmp_path: Path) -> None:
