@@ -178,10 +178,25 @@ def test_causes_that_cannot_be_made_here_are_known_by_their_upstream_wording(lin
         "\x1b[33;20m[2026-11-21 09:54:20,717] LMCache WARNING:\x1b[0m Cannot allocate memory, falling back",
         "W1121 10:04:06.592579 27707 topology.cpp:201] No space left on device",
         "INFO:     127.0.0.1:1 - GET /CUDA out of memory",
+        # NCCL 2.27 without a plugin, and with rdma-core of a distribution
+        "gpu01:1:1 [0] NCCL INFO NET/Plugin: Plugin load returned 2 : libnccl-net.so: cannot open shared object file: "
+        "No such file or directory : when loading libnccl-net.so",
+        "[2026-11-22 14:54:41] gpu01:1:1 [0] NCCL INFO dlvsym failed on ibv_reg_mr_iova2 - /lib64/libibverbs.so.1: "
+        "undefined symbol: ibv_reg_mr_iova2, version IBVERBS_1.8 version IBVERBS_1.8",
+        "[W1122 14:54:41.000000000 socket.cpp:464] [c10d] The server socket has failed to bind to [::]:29500 (errno: "
+        "98 - Address already in use).",
+        "[rank1]:[W1122 14:54:41.000000000 TCPStore.cpp:125] [c10d] recvValue failed: Cannot assign requested address",
     ],
 )
 def test_a_warning_that_mentions_an_error_is_no_cause(line: str) -> None:
     assert explain([line], exit_code=1, role="prefill") is None
+
+
+def test_a_warning_of_nccl_is_no_mere_information() -> None:
+    line = "gpu01:1:4933 [0] misc/socket.cc:484 NCCL WARN Call to bind failed: Address already in use"
+    hint = explain([line], exit_code=1, role="decode")
+    assert hint is not None
+    assert "listens on one of its ports" in hint.cause
 
 
 def test_what_vllm_dumps_at_a_failed_step_is_no_cause() -> None:
