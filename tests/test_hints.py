@@ -110,6 +110,8 @@ OTHER_CAUSES = [
     ("RuntimeError: operator torchvision::nms does not exist", "torchvision does not belong", "uninstall"),
     ("ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found (by x)", "older than GLIBC_2.38", "image"),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "device ran out", "prefill.args"),
+    ("torch.AcceleratorError: CUDA error: out of memory", "device ran out", "gpu-memory-utilization"),
+    ("RuntimeError: HIP error: out of memory", "device ran out", "gpu-memory-utilization"),
     ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.", "device ran out", "rocm-smi"),
     (
         "ValueError: Free memory on device cuda:0 (3.1/79.1 GiB) on startup is less than desired GPU memory",
@@ -126,6 +128,56 @@ OTHER_CAUSES = [
     ("RuntimeError: Failed to infer device type, please set", "sees no device", "--device /dev/kfd"),
     ("RuntimeError: No HIP GPUs are available", "sees no device", "rocm-smi"),
     ("torch.AcceleratorError: CUDA error: invalid device ordinal", "does not have", "prefill.devices"),
+    (
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+        "memory of the device that is not its own",
+        "CUDA_LAUNCH_BLOCKING",
+    ),
+    (
+        "Memory access fault by GPU node-2 (Agent handle: 0x55d0) on address 0x7f10. Reason: Page not present or "
+        "supervisor privilege.",
+        "memory of the device that is not its own",
+        "AMD_SERIALIZE_KERNEL",
+    ),
+    (
+        "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+        "no kernels for this device",
+        "TORCH_CUDA_ARCH_LIST",
+    ),
+    (
+        "[rank1]:[E1122 14:54:41.100000000 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 "
+        "milliseconds before timing out.",
+        "(ALLREDUCE) did not end in its time",
+        "logs of all ranks",
+    ),
+    (
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 12040). Please update your GPU "
+        "driver",
+        "driver of this host is too old",
+        "update the driver",
+    ),
+    (
+        "RuntimeError: Error 35: CUDA driver version is insufficient for CUDA runtime version",
+        "driver of this host is too old",
+        "older CUDA",
+    ),
+    (
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        "error 802",
+        "nvidia-fabricmanager",
+    ),
+    (
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / "
+        "cuda driver combination",
+        "error 803",
+        "compat",
+    ),
+    (
+        "ImportError: /venv/vllm/_C.abi3.so: undefined symbol: _ZN3c1013MessageLogger6streamB5cxx11Ev",
+        "/venv/vllm/_C.abi3.so was built for another version",
+        "belong together",
+    ),
     ("RuntimeError: NCCL error: unhandled system error", "(unhandled system error)", "NCCL_DEBUG"),
     (
         "RuntimeError: Failed to load the model config. If the model is a custom model not yet available in the "
@@ -158,6 +210,8 @@ OTHER_CAUSES = [
     ("  Value error, something new is wrong [type=value_error, input_value=1]", "something new is wrong", "correct"),
     ("(EngineCore_DP0 pid=3) ERROR 11-22 13:23:29 [core.py:1512] KeyError: 'req-1'",
      "the engine core failed: KeyError: 'req-1'", "first one of EngineCore"),
+    ("(Worker_TP0 pid=3) ERROR 11-22 13:23:29 [multiproc_executor.py:1000] KeyError: 'layers.0.mlp.w13_weight'",
+     "the engine core failed: KeyError: 'layers.0.mlp.w13_weight'", "or Worker"),
     ("RuntimeError: Engine core initialization failed. See root cause above.", "earlier in the log", "first ERROR"),
 ]  # fmt: skip
 
@@ -244,6 +298,32 @@ def test_a_cause_in_the_log_wins_over_the_signal_and_the_signal_over_a_pointer()
     assert "SIGKILL" in killed.cause
     assert both is not None
     assert "device ran out" in both.cause
+
+
+def test_the_error_of_a_worker_wins_over_what_the_engine_core_says_of_it() -> None:
+    # As WorkerProc.wait_for_ready of vllm 0.32 says it (v1/executor/multiproc_executor.py).
+    of_core = (
+        "(EngineCore pid=1) ERROR 11-22 14:54:41 [core.py:1512] Exception: WorkerProc initialization failed due to an "
+        "exception in a background process. See stack trace for root cause."
+    )
+    of_worker = (
+        "(Worker_DP0_TP1 pid=2) ERROR 11-22 14:54:41 [multiproc_executor.py:1000] AttributeError: 'X' has no 'y'"
+    )
+    for lines in ([of_worker, of_core], [of_core, of_worker]):
+        hint = explain(lines, exit_code=1, role="decode")
+        assert hint is not None
+        assert "AttributeError: 'X' has no 'y'" in hint.cause
+
+
+def test_the_fault_of_a_device_wins_over_what_it_does_to_other_ranks() -> None:
+    lines = [
+        "(Worker_TP0 pid=3) ERROR 11-22 13:23:29 [x.py:1] RuntimeError: NCCL error: unhandled cuda error",
+        "(Worker_TP1 pid=4) ERROR 11-22 13:23:29 [x.py:1] torch.AcceleratorError: CUDA error: an illegal memory access "
+        "was encountered",
+    ]
+    hint = explain(lines, exit_code=1, role="decode")
+    assert hint is not None
+    assert "illegal memory access" in hint.cause
 
 
 def test_a_cause_wins_over_a_clean_exit() -> None:
