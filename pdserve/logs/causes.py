@@ -49,6 +49,12 @@ def explain(lines: Sequence[str], *, exit_code: int | None, role: str) -> Hint |
     )
 
 
+def noted(lines: Sequence[str], *, exit_code: int | None, role: str) -> dict[str, str | None]:
+    """What the history keeps of it, None where nothing is recognized: the log goes on with the next life."""
+    hint = explain(lines, exit_code=exit_code, role=role)
+    return {"cause": None, "todo": None} if hint is None else {"cause": hint.cause, "todo": hint.todo}
+
+
 def _search(rules: Sequence[Rule], text: str, role: str) -> Hint | None:
     for rule in rules:
         if rule.roles is not None and role not in rule.roles:
