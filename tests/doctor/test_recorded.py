@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from pdserve.doctor import read_run
 from pdserve.doctor.records import RunRecords
 from pdserve.doctor.settings import filled
+from pdserve.logs.rotation import earlier
 from pdserve.logs.symptoms import SYMPTOMS
 from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.loader import load_recipe
-from tests.doctor.kit import RECIPE, died, only, rules, run_dir
+from tests.doctor.kit import RECIPE, died, only, plan, rules, run_dir
 from tests.doctor.symptom_lines import LINES, VLLM, SymptomLine
 from tests.test_log_echoes import death
 
@@ -84,6 +86,41 @@ def test_a_known_line_is_a_cause_with_its_place_and_time(tmp_path: Path, sample:
     assert evidence.at.endswith("11-24 11:57:24,342" if sample.source.startswith("lmcache") else "11-24 11:57:24")
     assert sample.text[:60] in evidence.text
     assert diagnosis.todo
+
+
+FAILED = "(EngineCore pid=1) ERROR 11-22 14:54:41 [x.py:1] Sending to 10.0.0.1:1 failed (ret=-1)"
+FILLER = b"(APIServer pid=1) INFO 11-22 14:54:41 [x.py:1] nothing\n"
+
+
+def filler(size: int) -> bytes:
+    return FILLER * (size // len(FILLER) + 1)
+
+
+@pytest.fixture
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """So many bytes are read of the beginning and of the end of a log, so that a long one need not be large."""
+    monkeypatch.setattr(read_run, "BEGINNING_BYTES", 8 << 10)
+    monkeypatch.setattr(read_run, "END_BYTES", 32 << 10)
+    return 8 << 10, 32 << 10
+
+
+def test_a_line_of_a_log_that_was_cut_a_moment_ago_is_seen_once(tmp_path: Path, short_parts: tuple[int, int]) -> None:
+    run = run_dir(tmp_path, logs={"decode-0": [FAILED, "the end"]})
+    log = run.path / plan().process("decode-0").log
+    earlier(log).write_bytes(filler(short_parts[1]) + f"{FAILED}\n".encode())
+    assert only(run).times == 2
+
+
+@pytest.mark.parametrize("more", [-100, 4 << 10, 12 << 10])
+def test_a_line_of_a_long_log_is_seen_once_wherever_it_stands(
+    tmp_path: Path, short_parts: tuple[int, int], more: int
+) -> None:
+    run = run_dir(tmp_path, logs={"decode-0": []})
+    line = f"{FAILED}\n".encode()
+    beginning = line + filler(6 << 10) + line
+    log = run.path / plan().process("decode-0").log
+    log.write_bytes(beginning + filler(short_parts[1] + more - len(beginning)) + line)
+    assert only(run).times == 3
 
 
 def test_every_symptom_of_engines_and_caches_has_a_line() -> None:
