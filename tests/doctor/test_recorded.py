@@ -15,7 +15,7 @@ from pdserve.logs.rotation import earlier
 from pdserve.logs.symptoms import SYMPTOMS
 from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.loader import load_recipe
-from tests.doctor.kit import RECIPE, died, only, plan, rules, run_dir
+from tests.doctor.kit import RECIPE, diagnosed, died, only, plan, rules, run_dir
 from tests.doctor.symptom_lines import LINES, VLLM, SymptomLine
 from tests.test_log_echoes import death
 
@@ -133,6 +133,26 @@ def test_every_symptom_of_engines_and_caches_has_a_line() -> None:
 def test_a_known_line_of_another_role_is_no_cause(tmp_path: Path) -> None:
     line = next(sample for sample in LINES if sample.rule == "cache-too-small").line()
     assert rules(run_dir(tmp_path, logs={"decode-0": [line]})) == set()
+
+
+QUOTED = "x Request abc timed out after 5 seconds without being sent"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # RequestLogger of vllm 0.32.0, and as earlier ones write it
+        f"INFO 11-22 14:54:41 [logger.py:39] Received request cmpl-1: prompt: '{QUOTED}', params: None",
+        f"INFO 11-22 14:54:41 [request_logger.py:55] Received request {QUOTED.replace(' ', '_')}: params: '{QUOTED}'",
+        f"DEBUG 11-22 14:54:41 [request_logger.py:45] Request cmpl-1 details: prompt: '{QUOTED}', prompt_token_ids: ",
+        f'DEBUG 11-22 14:54:41 [request_logger.py:64] Request cmpl-1 JSON body: {{"prompt":"{QUOTED}"}}',
+        f"INFO 11-22 14:54:41 [request_logger.py:95] Generated response cmpl-1 (streaming delta): output: '{QUOTED}', "
+        "finish_reason: stop",
+    ],
+)
+def test_what_a_client_has_written_is_no_cause(tmp_path: Path, line: str) -> None:
+    logs = {"prefill-0": [f"(APIServer pid=1) {line}", line]}
+    assert diagnosed(run_dir(tmp_path, logs=logs)) == []
 
 
 # --- what to type
