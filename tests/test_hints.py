@@ -56,6 +56,7 @@ CAUSES = {
     "vllm-remote-code": ("brings its own code", "trust-remote-code: true"),
     "vllm-repo-offline": ("the hub is offline or not allowed", "model.path"),
     "vllm-step-timeout": ("has not answered execute_model", "py-spy"),
+    "vllm-step-timeout-remote-code": ("has not answered execute_model", "py-spy"),
     "vllm-unknown-flag": ("the flag --no-such-flag", "prefill.args"),
     "vllm-worker-killed": ("worker VllmWorker-0 was killed (SIGKILL)", "memory"),
 }
@@ -109,6 +110,8 @@ OTHER_CAUSES = [
     ("RuntimeError: operator torchvision::nms does not exist", "torchvision does not belong", "uninstall"),
     ("ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found (by x)", "older than GLIBC_2.38", "image"),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "device ran out", "prefill.args"),
+    ("torch.AcceleratorError: CUDA error: out of memory", "device ran out", "gpu-memory-utilization"),
+    ("RuntimeError: HIP error: out of memory", "device ran out", "gpu-memory-utilization"),
     ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.", "device ran out", "rocm-smi"),
     (
         "ValueError: Free memory on device cuda:0 (3.1/79.1 GiB) on startup is less than desired GPU memory",
@@ -125,7 +128,70 @@ OTHER_CAUSES = [
     ("RuntimeError: Failed to infer device type, please set", "sees no device", "--device /dev/kfd"),
     ("RuntimeError: No HIP GPUs are available", "sees no device", "rocm-smi"),
     ("torch.AcceleratorError: CUDA error: invalid device ordinal", "does not have", "prefill.devices"),
+    (
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+        "memory of the device that is not its own",
+        "CUDA_LAUNCH_BLOCKING",
+    ),
+    (
+        "Memory access fault by GPU node-2 (Agent handle: 0x55d0) on address 0x7f10. Reason: Page not present or "
+        "supervisor privilege.",
+        "memory of the device that is not its own",
+        "AMD_SERIALIZE_KERNEL",
+    ),
+    (
+        "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+        "no kernels for this device",
+        "TORCH_CUDA_ARCH_LIST",
+    ),
+    (
+        "[rank1]:[E1122 14:54:41.100000000 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 "
+        "milliseconds before timing out.",
+        "(ALLREDUCE) did not end in its time",
+        "logs of all ranks",
+    ),
+    (
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 12040). Please update your GPU "
+        "driver",
+        "driver of this host is too old",
+        "update the driver",
+    ),
+    (
+        "RuntimeError: Error 35: CUDA driver version is insufficient for CUDA runtime version",
+        "driver of this host is too old",
+        "older CUDA",
+    ),
+    (
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        "error 802",
+        "nvidia-fabricmanager",
+    ),
+    (
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / "
+        "cuda driver combination",
+        "error 803",
+        "compat",
+    ),
+    (
+        "ImportError: /venv/vllm/_C.abi3.so: undefined symbol: _ZN3c1013MessageLogger6streamB5cxx11Ev",
+        "/venv/vllm/_C.abi3.so was built for another version",
+        "belong together",
+    ),
     ("RuntimeError: NCCL error: unhandled system error", "(unhandled system error)", "NCCL_DEBUG"),
+    (
+        "RuntimeError: Failed to load the model config. If the model is a custom model not yet available in the "
+        "HuggingFace transformers library, consider setting `trust_remote_code=True` in LLM or using the "
+        "`--trust-remote-code` flag in the CLI.",
+        "brings its own code",
+        "trust-remote-code: true",
+    ),
+    (
+        "ValueError: Loading this model requires you to execute custom code contained in the model repository on your "
+        "local machine. Please set the option `trust_remote_code=True` to permit loading of this model.",
+        "brings its own code",
+        "trust-remote-code: true",
+    ),
     ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", "does not give out", "{secret: HF_TOKEN}"),
     (
         "AssertionError: MooncakeConnector is not contained in the list of registered connectors with Prometheus "
@@ -144,6 +210,8 @@ OTHER_CAUSES = [
     ("  Value error, something new is wrong [type=value_error, input_value=1]", "something new is wrong", "correct"),
     ("(EngineCore_DP0 pid=3) ERROR 11-22 13:23:29 [core.py:1512] KeyError: 'req-1'",
      "the engine core failed: KeyError: 'req-1'", "first one of EngineCore"),
+    ("(Worker_TP0 pid=3) ERROR 11-22 13:23:29 [multiproc_executor.py:1000] KeyError: 'layers.0.mlp.w13_weight'",
+     "the engine core failed: KeyError: 'layers.0.mlp.w13_weight'", "or Worker"),
     ("RuntimeError: Engine core initialization failed. See root cause above.", "earlier in the log", "first ERROR"),
 ]  # fmt: skip
 
@@ -164,10 +232,37 @@ def test_causes_that_cannot_be_made_here_are_known_by_their_upstream_wording(lin
         "\x1b[33;20m[2026-11-21 09:54:20,717] LMCache WARNING:\x1b[0m Cannot allocate memory, falling back",
         "W1121 10:04:06.592579 27707 topology.cpp:201] No space left on device",
         "INFO:     127.0.0.1:1 - GET /CUDA out of memory",
+        # NCCL 2.27 without a plugin, and with rdma-core of a distribution
+        "gpu01:1:1 [0] NCCL INFO NET/Plugin: Plugin load returned 2 : libnccl-net.so: cannot open shared object file: "
+        "No such file or directory : when loading libnccl-net.so",
+        "[2026-11-22 14:54:41] gpu01:1:1 [0] NCCL INFO dlvsym failed on ibv_reg_mr_iova2 - /lib64/libibverbs.so.1: "
+        "undefined symbol: ibv_reg_mr_iova2, version IBVERBS_1.8 version IBVERBS_1.8",
+        "[W1122 14:54:41.000000000 socket.cpp:464] [c10d] The server socket has failed to bind to [::]:29500 (errno: "
+        "98 - Address already in use).",
+        "[rank1]:[W1122 14:54:41.000000000 TCPStore.cpp:125] [c10d] recvValue failed: Cannot assign requested address",
     ],
 )
 def test_a_warning_that_mentions_an_error_is_no_cause(line: str) -> None:
     assert explain([line], exit_code=1, role="prefill") is None
+
+
+def test_a_warning_of_nccl_is_no_mere_information() -> None:
+    line = "gpu01:1:4933 [0] misc/socket.cc:484 NCCL WARN Call to bind failed: Address already in use"
+    hint = explain([line], exit_code=1, role="decode")
+    assert hint is not None
+    assert "listens on one of its ports" in hint.cause
+
+
+def test_what_vllm_dumps_at_a_failed_step_is_no_cause() -> None:
+    dump = "(EngineCore pid=3) ERROR 11-22 14:54:41 [dump_input.py:79] Dumping "
+    lines = [
+        dump + "input data for V1 LLM engine (v0.32.0) with config: model='/models/tiny', trust_remote_code=True, ",
+        dump + "scheduler output for model execution: SchedulerOutput(scheduled_new_reqs=[NewRequestData("
+        "req_id=cmpl-CUDA out of memory-0,prompt_token_ids_len=11)])",
+        "(EngineCore pid=3) ERROR 11-22 14:54:41 [logging_utils/dump_input.py:81] Dumping scheduler stats: "
+        "SchedulerStats(num_running_reqs=1, why='Too many open files')",
+    ]
+    assert explain(lines, exit_code=1, role="decode") is None
 
 
 def test_colours_do_not_hide_a_cause() -> None:
@@ -203,6 +298,32 @@ def test_a_cause_in_the_log_wins_over_the_signal_and_the_signal_over_a_pointer()
     assert "SIGKILL" in killed.cause
     assert both is not None
     assert "device ran out" in both.cause
+
+
+def test_the_error_of_a_worker_wins_over_what_the_engine_core_says_of_it() -> None:
+    # As WorkerProc.wait_for_ready of vllm 0.32 says it (v1/executor/multiproc_executor.py).
+    of_core = (
+        "(EngineCore pid=1) ERROR 11-22 14:54:41 [core.py:1512] Exception: WorkerProc initialization failed due to an "
+        "exception in a background process. See stack trace for root cause."
+    )
+    of_worker = (
+        "(Worker_DP0_TP1 pid=2) ERROR 11-22 14:54:41 [multiproc_executor.py:1000] AttributeError: 'X' has no 'y'"
+    )
+    for lines in ([of_worker, of_core], [of_core, of_worker]):
+        hint = explain(lines, exit_code=1, role="decode")
+        assert hint is not None
+        assert "AttributeError: 'X' has no 'y'" in hint.cause
+
+
+def test_the_fault_of_a_device_wins_over_what_it_does_to_other_ranks() -> None:
+    lines = [
+        "(Worker_TP0 pid=3) ERROR 11-22 13:23:29 [x.py:1] RuntimeError: NCCL error: unhandled cuda error",
+        "(Worker_TP1 pid=4) ERROR 11-22 13:23:29 [x.py:1] torch.AcceleratorError: CUDA error: an illegal memory access "
+        "was encountered",
+    ]
+    hint = explain(lines, exit_code=1, role="decode")
+    assert hint is not None
+    assert "illegal memory access" in hint.cause
 
 
 def test_a_cause_wins_over_a_clean_exit() -> None:

@@ -18,16 +18,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+_COUNT = r"\d{1,15}"
+_NUMBER = r"\d{1,15}(?:\.\d{1,20})?"
+"""What is longer is of a line that was changed, and no number that can be counted with."""
 _LOAD = re.compile(
-    r"(?:Engine (?P<rank>\d+)|\d+ Engines Aggregated): Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s.*?"
-    r"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs(?:, Deferred: (?P<deferred>\d+) reqs)?"
-    r"(?:, KV fetch: \d+ waiting to start, (?P<fetching>\d+) in progress)?"
-    r"(?:.*?Preemptions: (?P<preemptions>\d+))?"
-    r".*? KV cache usage: (?P<kv>[\d.]+)%"
-    r"(?:.*?External prefix cache hit rate: (?P<external>[\d.]+)%)?"
+    rf"(?:Engine (?P<rank>{_COUNT})|\d+ Engines Aggregated): Avg prompt throughput: (?P<prompt>{_NUMBER}) tokens/s.*?"
+    rf"Running: (?P<running>{_COUNT}) reqs, Waiting: (?P<waiting>{_COUNT}) reqs"
+    rf"(?:, Deferred: (?P<deferred>{_COUNT}) reqs)?"
+    rf"(?:, KV fetch: \d+ waiting to start, (?P<fetching>{_COUNT}) in progress)?"
+    rf"(?:.*?Preemptions: (?P<preemptions>{_COUNT})\b)?"
+    rf".*? KV cache usage: (?P<kv>{_NUMBER})%"
+    rf"(?:.*?External prefix cache hit rate: (?P<external>{_NUMBER})%)?"
 )
 _TRANSFERS = "KV Transfer metrics: "
-_FIGURE = re.compile(r"'?(?P<name>[A-Z][\w ]+(?: \([\w/]+\))?)'?[=:] ?(?P<value>\d+(?:\.\d+)?)")
+_FIGURE = re.compile(r"'?(?P<name>[A-Z][\w ]+(?: \([\w/]+\))?)'?[=:] ?(?P<value>" + _NUMBER + r")(?!\d)")
 
 
 @dataclass(frozen=True)

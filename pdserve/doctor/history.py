@@ -14,6 +14,8 @@ HISTORY = "events.jsonl"
 _BEYOND = 1e15
 """No field of ours is that large."""
 _NO_FIELDS = ("at", "event")
+_ANSWERS = {"died": ("cause", "todo"), "late": ("cause", "todo")}
+"""What is said beside the evidence."""
 
 
 def events_of(records: RunRecords, kind: str) -> list[Event]:
@@ -23,7 +25,8 @@ def events_of(records: RunRecords, kind: str) -> list[Event]:
 
 def evidence_of(event: Event) -> EvidenceLine:
     """As a line: its kind and its fields."""
-    fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _NO_FIELDS)
+    left_out = (*_NO_FIELDS, *_ANSWERS.get(text(event, "event"), ()))
+    fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in left_out)
     return EvidenceLine(HISTORY, clock(event), f"{event.get('event')} {fields}".strip())
 
 

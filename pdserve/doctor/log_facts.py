@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdserve.doctor.diagnosis import EvidenceLine
 from pdserve.doctor.engine_lines import EngineLoad, Transfers, loads, transfers
@@ -12,11 +12,17 @@ from pdserve.doctor.log_times import written_at
 from pdserve.doctor.records import ProcessLog
 from pdserve.doctor.request_lines import EndedRequest, requests
 from pdserve.logs.causes import Hint, of_match
+from pdserve.logs.echoes import without_echoes
 from pdserve.logs.symptoms import SYMPTOMS, Symptom
 
 TAIL_LINES = 200
-"""In which the cause of a death stands (logs/causes.py)."""
+"""In which the cause of a death stands (logs/causes.py), not counting what each request repeats (logs/echoes.py)."""
 _SHOWN_CHARACTERS = 300
+_QUOTED = re.compile(
+    r"^(?:\([^)]*\) )?(?:INFO|DEBUG) [^\]]*\] "
+    r"(?:Received request \S+: |Request \S+ (?:details|JSON body): |Generated response \S+)"
+)
+"""A line in which vLLM quotes a prompt or an answer (entrypoints/serve/utils/request_logger.py): any text."""
 _EVICTION = re.compile(r"L1 memory usage [\d.]+ above watermark")
 
 
@@ -52,14 +58,15 @@ class LogFacts:
 def reduced(log: ProcessLog) -> LogFacts:
     """Pure: whatever stands in the log, it is text."""
     is_proxy = log.role == "proxy"
+    own = replace(log, lines=tuple(line for line in log.lines if not _QUOTED.match(line)))
     return LogFacts(
         process=log.process,
         role=log.role,
         file=log.file,
-        tail=log.lines[-TAIL_LINES:],
-        seen=tuple(_symptoms(log)),
-        loads=tuple(loads(log.lines)),
-        transfers=tuple(transfers(log.lines)),
+        tail=tuple(without_echoes(log.lines)[-TAIL_LINES:]),
+        seen=tuple(_symptoms(own)),
+        loads=tuple(loads(own.lines)),
+        transfers=tuple(transfers(own.lines)),
         requests=tuple(requests(log.lines)) if is_proxy else (),
         evictions=tuple(line for line in log.lines if _EVICTION.search(line)) if log.role == "lmcache" else (),
     )

@@ -32,18 +32,18 @@ _SLOW = 0.5
 
 
 def deaths(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Every process that died, the last death of each: its log ends with that one."""
+    """Every process that died, the last death of each: its log ends with that one, or with the life after it."""
     last = {text(event, "name"): event for event in events_of(records, "died")}
     facts = {each.process: each for each in logs}
     for name, event in last.items():
-        log = facts.get(name)
-        hint = _why(event, log, records.role(name))
+        log, again = facts.get(name), _lived_again(records, event)
+        hint = _why(event, log, records.role(name), again=again)
         yield Diagnosis(
             "process-died",
             (name,),
             f"it died ({text(event, 'how')}): {hint.cause}",
             hint.todo,
-            (evidence_of(event), *(() if log is None else _words(log, hint))),
+            (evidence_of(event), *(() if log is None else _words(log, hint, again=again))),
         )
 
 
@@ -52,8 +52,8 @@ def late_starts(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagn
     facts = {each.process: each for each in logs}
     for event in events_of(records, "late"):
         name, seconds = text(event, "name"), number(event, "seconds")
-        log = facts.get(name)
-        hint = explain(() if log is None else log.tail, exit_code=None, role=records.role(name))
+        log, again = facts.get(name), _lived_again(records, event)
+        hint = _explained(event, log, None, records.role(name), again=again)
         saved = text(event, "diagnostics")
         yield Diagnosis(
             "start-late",
@@ -64,7 +64,7 @@ def late_starts(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagn
             if hint is not None
             else (f"{saved} of the run has stacks, children and sockets; " if saved else "")
             + "a slow host needs more time",
-            (evidence_of(event), *(() if log is None else _words(log, hint))),
+            (evidence_of(event), *(() if log is None else _words(log, hint, again=again))),
             setting="" if hint is not None else f"{_limit_of(records.role(name))}={2 * seconds:.0f}",
         )
 
@@ -74,7 +74,23 @@ def _limit_of(role: str) -> str:
     return f"timeouts.{_LIMITS.get(role, 'engine_seconds')}"
 
 
-def _why(event: Event, log: LogFacts | None, role: str) -> Hint:
+def _lived_again(records: RunRecords, event: Event) -> bool:
+    """Whether its process was started anew after that: then the log ends with another life."""
+    after = records.events[records.events.index(event) + 1 :]
+    return any(each.get("event") == "started" and text(each, "name") == text(event, "name") for each in after)
+
+
+def _explained(event: Event, log: LogFacts | None, code: int | None, role: str, *, again: bool) -> Hint | None:
+    """By the log, which has what was logged after the report too, or by the report where another life goes on in the
+    log. Histories of before have no cause."""
+    cause, todo = text(event, "cause"), text(event, "todo")
+    noted = Hint(cause, todo) if cause and todo else None
+    if again and "cause" in event:
+        return noted
+    return explain(() if log is None else log.tail, exit_code=code, role=role) or noted
+
+
+def _why(event: Event, log: LogFacts | None, role: str, *, again: bool) -> Hint:
     code = event.get("code")
     if event.get("out_of_memory"):
         return Hint(
@@ -82,16 +98,17 @@ def _why(event: Event, log: LogFacts | None, role: str) -> Hint:
             "ask for less (lmcache.l1_size_gb, VLLM_CPU_KVCACHE_SPACE, fewer instances), or raise the "
             "job's memory limit",
         )
-    hint = explain(() if log is None else log.tail, exit_code=code if isinstance(code, int) else None, role=role)
+    hint = _explained(event, log, code if isinstance(code, int) else None, role, again=again)
     where = "logs/ of the run" if log is None else log.file
     return hint or Hint("its log names no known cause", f"read the end of {where}")
 
 
-def _words(log: LogFacts, hint: Hint | None) -> tuple[EvidenceLine, ...]:
-    """The line of the log that names the cause, else its last line that may be about a failure."""
+def _words(log: LogFacts, hint: Hint | None, *, again: bool) -> tuple[EvidenceLine, ...]:
+    """The line of the log that names the cause, else its last line that may be about a failure, if that is of the same
+    life."""
     lines = [line for line in log.tail if line.strip() and may_name_cause(line)]
     named = (line for line in lines if hint is not None and explain([line], exit_code=None, role=log.role) == hint)
-    line = next(named, lines[-1] if lines else None)
+    line = next(named, lines[-1] if lines and not again else None)
     return () if line is None else (log.evidence(line),)
 
 

@@ -111,11 +111,16 @@ def known_secrets(run: RunDir, records: RunRecords, environ: Mapping[str, str]) 
 
 
 def _lines(file: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        size = file.stat().st_size
+        if END_BYTES < size <= BEGINNING_BYTES + END_BYTES:
+            return split(read_from(file, 0, size) or b"")
+        if size > BEGINNING_BYTES + END_BYTES:
+            # Half a line at a cut is no line.
+            return split(read_from(file, 0, BEGINNING_BYTES) or b"")[:-1] + split(end_of(file, END_BYTES))[1:]
+    # A log that was cut a moment ago is short: its end begins in the one before, and has all of it.
     end = end_of(file, END_BYTES)
-    if len(end) < END_BYTES:
-        return split(end)
-    # Half a line at a cut is no line.
-    return split(read_from(file, 0, BEGINNING_BYTES) or b"")[:-1] + split(end)[1:]
+    return split(end) if len(end) < END_BYTES else split(end)[1:]
 
 
 def _record(read: Callable[[], RecordT], unread: list[str], file: Path) -> RecordT | None:

@@ -51,8 +51,8 @@ def _of_text(line: str) -> EndedRequest | None:
         line,
         int(match["status"]),
         error.strip('"'),
-        int(tokens) if tokens.isdecimal() else None,
-        float(queue) if re.fullmatch(r"\d+(?:\.\d+)?", queue) else None,
+        int(tokens) if re.fullmatch(r"\d{1,12}", tokens) else None,
+        float(queue) if re.fullmatch(r"\d{1,15}(?:\.\d{1,20})?", queue) else None,
     )
 
 

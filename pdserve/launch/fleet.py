@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any, Literal, assert_never
 
 from pdserve.launch.uncleared import ANSWER_SECONDS, Uncleared
+from pdserve.logs.causes import noted
 from pdserve.plan.engines.cpus import cpu_share
 from pdserve.plan.model import Plan
 from pdserve.plan.process import ExitProbe, Process
@@ -262,10 +263,12 @@ class Fleet:
                 self._became_ready(event)
             case Died():
                 self._failed(event.name, event.how if event.member is None else f"{event.member} {event.how}")
-                self.record("died", **event.model_dump(exclude={"event", "log_tail"}))
+                why = noted(event.log_tail, exit_code=event.code, role=self.plan.process(event.name).role)
+                self.record("died", **event.model_dump(exclude={"event", "log_tail"}), **why)
             case Late():
                 self._failed(event.name, f"not ready after {event.seconds:.0f} s: {event.last_answer}")
-                self.record("late", **event.model_dump(exclude={"event", "log_tail"}))
+                why = noted(event.log_tail, exit_code=None, role=self.plan.process(event.name).role)
+                self.record("late", **event.model_dump(exclude={"event", "log_tail"}), **why)
             case Health():
                 self._changed_health(event)
             case Sockets():

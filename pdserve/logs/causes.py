@@ -36,7 +36,8 @@ def explain(lines: Sequence[str], *, exit_code: int | None, role: str) -> Hint |
     """The most specific known cause, None if nothing is recognized.
 
     `lines` are the end of its log; `exit_code` is negative for a signal (or above 128, as a shell reports it), None
-    when the process still lives. Root causes of vLLM stand up to 200 lines before the end of its log.
+    when the process still lives. Root causes of vLLM stand up to 200 lines before the end of its log,
+    not counting echoes.py.
     """
     candidates = [line for line in map(plain, lines) if may_name_cause(line)]
     text = "\n".join(candidates)
@@ -46,6 +47,12 @@ def explain(lines: Sequence[str], *, exit_code: int | None, role: str) -> Hint |
         or _search(LAST_RESORT, text, role)
         or (_clean_exit(role) if exit_code == 0 else None)
     )
+
+
+def noted(lines: Sequence[str], *, exit_code: int | None, role: str) -> dict[str, str | None]:
+    """What the history keeps of it, None where nothing is recognized: the log goes on with the next life."""
+    hint = explain(lines, exit_code=exit_code, role=role)
+    return {"cause": None, "todo": None} if hint is None else {"cause": hint.cause, "todo": hint.todo}
 
 
 def _search(rules: Sequence[Rule], text: str, role: str) -> Hint | None:

@@ -17,8 +17,11 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(r"^\((?P<who>[\w.-]+(?: [\w.-]+)*) pid=\d+\) ")
 _HARMLESS = re.compile(
     r"^(?:\([^)]*pid=\d+\) )?(?:INFO|WARNING|DEBUG)\b"  # vLLM, uvicorn
+    r"|^(?:\([^)]*pid=\d+\) )?ERROR .{0,40}\[(?:[\w/.]+/)?dump_input\.py:\d+\] "  # what ran at a failed step
     r"|\bLMCache (?:INFO|WARNING|DEBUG):"
     r"|^\S+\.py:\d+: \w*Warning: "  # the warnings module
+    r"|\bNCCL INFO\b"  # NCCL and RCCL: also what they look for and do not need
+    r"|^(?:\([^)]*pid=\d+\) )?(?:\[rank\d+\]:)?\[[IW]\d{4} "  # torch: it warns of what it tries again
     r"|^[IW]\d{4} \d\d:\d\d"  # Mooncake (glog): it logs W for "no RDMA devices" and goes on over TCP
 )
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from pdserve.health import ProbeAnswer, Prober, wait_ready
 from pdserve.logs import rotation
-from pdserve.logs.lines import GrowingLog, read_from, split
+from pdserve.logs.echoes import last_lines
+from pdserve.logs.lines import GrowingLog, read_from
 from pdserve.logs.progress import describe, is_fatal
 from pdserve.logs.rotation import earlier
 from pdserve.node import diagnostics
@@ -42,7 +43,7 @@ from pdserve.system.process import Child, pid_end, spawn, stop_family
 from pdserve.system.shared_memory import ShmLedger
 
 TAIL_LINES = 400
-"""Of a log that go with a death. vLLM's own cause stands up to 200 lines before the end (hints.py)."""
+"""Of a log that go with a death. vLLM's own cause stands up to 200 of them before the end (logs/causes.py)."""
 _TAIL_BYTES = 64 * 1024
 _MIB = 1 << 20
 _SIZE_SECONDS = 1.0
@@ -327,11 +328,15 @@ class Supervised:
             await asyncio.sleep(_BEHIND_SECONDS if log.behind else _FOLLOW_SECONDS)
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that THIS process wrote: the log may begin with an earlier life of it."""
-        data = _end_of(self._log, self._log_from, _TAIL_BYTES)
-        if self._cut_from is not None and len(data) < _TAIL_BYTES:
-            data = _end_of(earlier(self._log), self._cut_from, _TAIL_BYTES - len(data)) + data
-        return tuple(split(data)[-TAIL_LINES:])
+        """The last lines that THIS process wrote, without what each request of a dead engine repeats: the log may begin
+        with an earlier life of it."""
+        return last_lines(self._end, TAIL_LINES, _TAIL_BYTES)
+
+    def _end(self, limit: int) -> bytes:
+        data = _end_of(self._log, self._log_from, limit)
+        if self._cut_from is not None and len(data) < limit:
+            data = _end_of(earlier(self._log), self._cut_from, limit - len(data)) + data
+        return data
 
     async def _bound_log(self) -> None:
         """Cuts the log whenever it is too large, for as long as the process lives."""

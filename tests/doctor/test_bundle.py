@@ -171,6 +171,7 @@ KEPT = [
     "max_tokens=12 prompt_tokens=619 tokenizer=tiny",
     '{"SSL_KEY_FILE": "/etc/key.pem", "secrets": {}}',
     "decode-0 at http://10.1.0.1:8000/v1 answers",
+    "(Worker_TP0 pid=1) ERROR 11-22 14:54:41 [multiproc_executor.py:1] KeyError: 'layers.0.mlp.w13_weight_scale'",
     '{"secret": null, "api_key": false, "client_authorization": "replace"}',
 ]
 

@@ -66,6 +66,53 @@ def test_a_late_process_whose_log_has_the_cause_needs_no_more_time(tmp_path: Pat
     assert diagnosis.setting == ""
 
 
+NEXT_LIFE = [
+    {"event": "restarting", "name": "decode-0", "attempt": 1, "after_seconds": 1},
+    {"event": "started", "name": "decode-0", "node": "n1", "pid": 2},
+    {"event": "ready", "name": "decode-0", "seconds": 3.0},
+]
+OF_THE_NEXT_LIFE = "FileNotFoundError: [Errno 2] No such file or directory: '/data/of-a-client.png'"
+
+
+def test_a_death_keeps_its_cause_when_its_process_lives_again(tmp_path: Path) -> None:
+    """Its log goes on, and what stands at its end then is of another life."""
+    death = died("decode-0", 1, cause="the device ran out of memory", todo="lower it")
+    run = run_dir(tmp_path, events=[death, *NEXT_LIFE], logs={"decode-0": [OF_THE_NEXT_LIFE]})
+    diagnosis = only(run)
+    assert diagnosis.cause.endswith(": the device ran out of memory")
+    assert diagnosis.todo == "lower it"
+    assert [each.source for each in diagnosis.evidence] == ["events.jsonl"]
+    assert "lower it" not in diagnosis.evidence[0].text
+
+
+def test_a_start_that_was_late_keeps_its_cause_too(tmp_path: Path) -> None:
+    late = {"event": "late", "name": "decode-0", "seconds": 30.0, "last_answer": "none", "diagnostics": None}
+    known = {**late, "cause": "a disk is full", "todo": "df -h"}
+    unknown = {**late, "cause": None, "todo": None}
+    for number, (event, cause) in enumerate([(known, "a disk is full"), (unknown, "its probe was last answered")]):
+        run = run_dir(tmp_path / str(number), events=[event, *NEXT_LIFE], logs={"decode-0": [OF_THE_NEXT_LIFE]})
+        assert cause in only(run).cause
+
+
+def test_a_death_that_nothing_explained_is_not_explained_by_the_next_life(tmp_path: Path) -> None:
+    death = died("decode-0", 1, cause=None, todo=None)
+    run = run_dir(tmp_path, events=[death, *NEXT_LIFE], logs={"decode-0": [OF_THE_NEXT_LIFE]})
+    assert "its log names no known cause" in only(run).cause
+
+
+def test_the_last_life_is_explained_by_all_that_it_has_logged(tmp_path: Path) -> None:
+    """The report of a death may come before what the others of the process have to say of it."""
+    death = died("decode-0", 1, cause="the engine core failed", todo="read on")
+    full = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert "device ran out" in only(run_dir(tmp_path / "a", events=[death], logs={"decode-0": [full]})).cause
+    assert "the engine core failed" in only(run_dir(tmp_path / "b", events=[death], logs={"decode-0": ["x"]})).cause
+
+
+def test_a_history_without_causes_is_read_as_before(tmp_path: Path) -> None:
+    run = run_dir(tmp_path, events=[died("decode-0", 1), *NEXT_LIFE], logs={"decode-0": [OF_THE_NEXT_LIFE]})
+    assert "/data/of-a-client.png" in only(run).cause
+
+
 def test_no_file_is_named_for_a_late_process_that_left_none(tmp_path: Path) -> None:
     late = {"event": "late", "name": "decode-0", "seconds": 30.0, "last_answer": "none", "diagnostics": None}
     assert only(run_dir(tmp_path, events=[late])).todo == "a slow host needs more time"

@@ -42,6 +42,8 @@ def test_names_of_secrets_are_known(name: str) -> None:
         "max_load_batch_keys",
         "MONKEY",
         "KEYBOARD",
+        "KeyError",
+        "TokenException",
     ],
 )
 def test_names_that_only_sound_like_secrets_are_not(name: str) -> None:

@@ -17,6 +17,7 @@ from pdserve.plan.process import Env, HttpProbe, Process
 from pdserve.reach.protocol import Died, Event, Late, Progress, Ready, Started
 from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import free_ports
+from tests.test_log_echoes import death
 
 pytestmark = pytest.mark.process
 
@@ -104,6 +105,20 @@ def test_an_engine_that_has_failed_but_hangs_is_dead_long_before_its_limit(tmp_p
     assert (died.pid, died.code, died.member, died.while_starting) == (started.id.pid, None, None, True)
     assert any(FATAL in line for line in died.log_tail)
     assert died.log_tail[-1].endswith("Transfer Engine teardown")
+
+
+def test_the_report_of_a_death_under_load_has_the_cause(tmp_path: Path) -> None:
+    """Each request that the engine had repeats that it is dead, after the cause."""
+    written = tmp_path / "written.log"
+    written.write_text("\n".join(death(100)))
+    dying = engine({}).model_copy(update={"argv": ("/bin/sh", "-c", f"cat {written}; exit 1")})
+
+    async def scenario() -> Died:
+        async with watched(dying, tmp_path) as under_test:
+            return await under_test.expect(Died)
+
+    died = asyncio.run(scenario())
+    assert any(line.endswith("TimeoutError: RPC call to execute_model timed out.") for line in died.log_tail)
 
 
 def test_a_headless_engine_that_has_failed_but_hangs_is_dead_too(tmp_path: Path) -> None:

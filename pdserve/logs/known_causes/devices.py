@@ -5,6 +5,25 @@ from __future__ import annotations
 from pdserve.logs.known_causes.rule import ENGINES, Rule, rule
 
 DEVICES: tuple[Rule, ...] = (
+    # The driver
+    rule(
+        r"NVIDIA driver on your system is too old|CUDA driver version is insufficient",
+        "the driver of this host is too old for the CUDA of torch or vllm",
+        "update the driver (nvidia-smi has its version), or use an image or packages for an older CUDA",
+    ),
+    rule(
+        r"system not yet initialized|cudaErrorSystemNotReady",
+        "CUDA cannot use the devices yet (error 802): nvidia-fabricmanager does not run, or its version is not the "
+        "driver's",
+        "systemctl status nvidia-fabricmanager; its version must be that of the driver (nvidia-smi)",
+    ),
+    rule(
+        r"unsupported display driver / cuda driver combination|cudaErrorSystemDriverMismatch",
+        "libcuda does not fit the driver that runs (error 803): the driver was updated, or an image brings a libcuda "
+        "of its own that this device does not take",
+        "restart the host after an update; in a container leave /usr/local/cuda/compat out of LD_LIBRARY_PATH",
+    ),
+    # The devices
     rule(
         r"Failed to infer device type|No (?:CUDA|HIP) GPUs are available|no ROCm-capable device",
         "the engine sees no device",
@@ -16,6 +35,27 @@ DEVICES: tuple[Rule, ...] = (
         r"invalid device ordinal",
         "the engine was given a device that this host does not have",
         "correct {role}.devices, or devices_per_node",
+        ENGINES,
+    ),
+    rule(
+        r"no kernel image is available|hipErrorNoBinaryForGpu",
+        "a package has no kernels for this device: it was built for other ones",
+        "use an image or packages for it (nvidia-smi --query-gpu=compute_cap --format=csv; rocminfo), or build them "
+        "from source (TORCH_CUDA_ARCH_LIST, PYTORCH_ROCM_ARCH)",
+    ),
+    rule(
+        r"an illegal memory access|(?:cuda|hip)ErrorIllegalAddress|Memory access fault by GPU",
+        "a kernel used memory of the device that is not its own (illegal memory access)",
+        "set CUDA_LAUNCH_BLOCKING: 1 (ROCm: AMD_SERIALIZE_KERNEL: 3) in engine.env and enforce-eager: true in {args}: "
+        "the traceback then names the kernel; another attention-backend or another vllm may not have it; dmesg shows a "
+        "device that is broken (Xid, RAS)",
+    ),
+    # Ranks
+    rule(
+        r"Watchdog caught collective operation timeout: \w+\((?:[^)\n]*\bOpType=(?P<what>\w+))?",
+        "a collective of the ranks ({what}) did not end in its time: another rank hangs, died, or waits elsewhere",
+        "look for the first error in the logs of all ranks and nodes of the instance; py-spy dump --pid of a worker "
+        "shows where, while it hangs",
         ENGINES,
     ),
     rule(

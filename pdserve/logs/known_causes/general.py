@@ -42,9 +42,10 @@ GENERAL: tuple[Rule, ...] = (
 
 LAST_RESORT: tuple[Rule, ...] = (
     rule(
-        r"^\(EngineCore[^)]*\) ERROR [^\]]*\] (?P<why>[\w.]+(?:Error|Exception): .+)",
+        r"^\((?:EngineCore|Worker)[^)]*\) ERROR [^\]]*\] "
+        r"(?P<why>(?!Exception: WorkerProc initialization failed)[\w.]+(?:Error|Exception): .+)",
         "the engine core failed: {why}",
-        "its traceback is the first one of EngineCore in the log; look there for what it was doing",
+        "its traceback is the first one of EngineCore or Worker in the log; look there for what it was doing",
     ),
     rule(
         r"Engine core initialization failed|EngineCore (?:encountered an issue|failed to start)|EngineDeadError",

@@ -7,7 +7,7 @@ from pdserve.logs.known_causes.rule import ENGINES, Rule, rule
 MEMORY: tuple[Rule, ...] = (
     # Memory
     rule(
-        r"(?:CUDA|HIP) out of memory|OutOfMemoryError|hipErrorOutOfMemory|cudaErrorMemoryAllocation",
+        r"(?:CUDA|HIP) (?:error: )?out of memory|OutOfMemoryError|hipErrorOutOfMemory|cudaErrorMemoryAllocation",
         "the device ran out of memory",
         "lower gpu-memory-utilization, max-model-len or max-num-seqs in {args}; look for processes of other users on "
         "the device (nvidia-smi, rocm-smi)",

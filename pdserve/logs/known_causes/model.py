@@ -37,7 +37,8 @@ MODEL: tuple[Rule, ...] = (
         "download or generate the model again",
     ),
     rule(
-        r"trust_remote_code=True",
+        # With its backticks: vLLM also dumps whole configurations, in which it is a setting.
+        r"(?:pass the argument|set the option|consider setting) `trust_remote_code=True`",
         "the model brings its own code, which vLLM runs only with --trust-remote-code",
         "if you trust it: trust-remote-code: true in engine.args",
     ),

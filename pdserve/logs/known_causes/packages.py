@@ -27,6 +27,12 @@ PACKAGES: tuple[Rule, ...] = (
         "use a newer image, or build the package from source",
     ),
     rule(
+        r"(?P<lib>[\w./+-]{1,200}\.so[.\d]*): undefined symbol: (?P<symbol>\S+)",
+        "{lib} was built for another version of a library, most often of torch: it finds no {symbol}",
+        "install versions that belong together (vllm with the torch that it asks for, in an environment of its own), "
+        "or build that package from source",
+    ),
+    rule(
         r"operator torchvision::nms does not exist",
         "torchvision does not belong to the installed torch (on CPU it must not be installed at all)",
         "pip uninstall torchvision torchaudio torchcodec, or make the environment with ./scripts/setup",

@@ -11,7 +11,7 @@ _SECRET_WORDS = frozenset(
     {"TOKEN", "KEY", "KEYS", "APIKEY", "ACCESSKEY", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS"}
     | {"PASSWORD", "PASSWD", "PASSPHRASE"}
 )
-_NOT_SECRET_ENDS = ("FILE", "PATH", "DIR", "ID", "IDS", "NAME", "THRESHOLD")
+_NOT_SECRET_ENDS = ("FILE", "PATH", "DIR", "ID", "IDS", "NAME", "THRESHOLD", "ERROR", "EXCEPTION")
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|pds-)[A-Za-z0-9_-]{20,}|(AKIA)[A-Z0-9]{16}\b)"
 )
@@ -22,7 +22,7 @@ _CREDENTIALS_IN_URL = re.compile(r"://[^/\s:\"]*:[^/\s\"]+@")
 
 def secret_name(name: str) -> bool:
     """Whether a variable or key of this name usually holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM,
-    MAX_TOKENS, SSL_KEY_FILE, max_load_batch_keys and long-prefill-token-threshold do not."""
+    MAX_TOKENS, SSL_KEY_FILE, KeyError, max_load_batch_keys and long-prefill-token-threshold do not."""
     words = [w for w in re.split(r"[^A-Z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).upper()) if w]
     if words[:1] in (["MAX"], ["MIN"], ["NUM"]) and words[-1] == "KEYS":
         return False
