@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pdserve.bench.answers import Answer, Invalid, Unknown
@@ -64,20 +65,29 @@ def transfers_failed(evidence: Evidence) -> Answer:
 
 
 def cache_stored_nothing(evidence: Evidence) -> Answer:
-    """Prompts that were computed and have a whole chunk must be stored by every tier that the recipe turns on."""
-    tiers = _tiers(evidence)
+    """Prompts that were computed and have a whole chunk must be stored by every tier that the recipe turns on: by all
+    engines together, and by each of them."""
+    tiers = list(_tiers(evidence))
     if tiers and (missing := _silent(evidence, "prefill", "aggregated")):
         return missing
-    computed = evidence.engines("prefill", "aggregated").get("computed")
-    if computed is None:
-        return Unknown("the engines do not count which prompt tokens they computed") if tiers else None
-    for tier, (stored, chunk) in tiers.items():
-        whole = computed >= chunk and evidence.longest_prompt >= chunk
-        if stored is None and whole:
-            return Unknown(f"{tier} reports nothing of what it stored, or could not be read")
-        if stored == 0 and whole:
-            return Invalid(f"{tier} is on and stored nothing, while {computed:.0f} prompt tokens were computed")
-    return None
+    unknown: Unknown | None = None
+    for tier in tiers:
+        alone = [(name,) for name in tier.engines] if len(tier.engines) > 1 else []
+        for names in (tier.engines, *alone):
+            computed, stored = evidence.counted_by(*names).get("computed"), tier.stored(names)
+            if computed is None:
+                unknown = unknown or Unknown("the engines do not count which prompt tokens they computed")
+            elif not _computed_a_chunk(evidence, computed, tier.chunk, names):
+                continue
+            elif stored is None:
+                unknown = unknown or Unknown(f"{tier.title} reports nothing of what it stored, or could not be read")
+            elif stored <= 0:
+                of = f" of {names[0]}" if names in alone else ""
+                return Invalid(
+                    f"{tier.title} is on and stored nothing{of}, while {computed:.0f} prompt tokens were computed"
+                    f"{' there' if of else ''}"
+                )
+    return unknown
 
 
 def process_died(evidence: Evidence) -> Answer:
@@ -128,26 +138,59 @@ def other_traffic(evidence: Evidence) -> Answer:
     return Invalid(f"the proxy answered {answered:.0f} requests, and the client sent {len(evidence.records)}")
 
 
-def _tiers(evidence: Evidence) -> dict[str, tuple[float | None, int]]:
-    """Cache tiers that are on -> what they stored, and the tokens of their unit."""
-    engines, classes = evidence.engines("prefill", "aggregated"), _connector_classes(evidence)
-    tiers: dict[str, tuple[float | None, int]] = {}
-    if evidence.plan.lmcache:
-        tiers["LMCache"] = (evidence.caches().get("written"), evidence.plan.chunk_size or 1)
-    if "MooncakeStoreConnector" in classes:
-        sent = engines.get("store_keys")
-        tiers["the Mooncake store"] = (None if sent is None else sent - engines.get("store_failed", 0), _BLOCK)
-    if "OffloadingConnector" in classes:
-        tiers["host memory"] = (engines.get("offload_bytes"), _BLOCK)
-    return tiers
+@dataclass(frozen=True)
+class _Tier:
+    """A cache tier that is on."""
+
+    title: str
+    chunk: int
+    """Tokens of its unit."""
+    engines: tuple[str, ...]
+    """Which compute prompts, and store there."""
+    stored: Callable[[tuple[str, ...]], float | None]
+    """Of these engines. None: it is not reported."""
+
+
+def _tiers(evidence: Evidence) -> Iterator[_Tier]:
+    plan, names = evidence.plan, evidence.names("prefill", "aggregated")
+
+    def with_connector(class_name: str) -> tuple[str, ...]:
+        connectors = {name: plan.process(name).connectors for name in names}
+        return tuple(name for name in names if class_name in {connector.class_name for connector in connectors[name]})
+
+    def in_lmcache(engines: tuple[str, ...]) -> float | None:
+        servers = [server.process for server in plan.lmcache if not set(engines).isdisjoint(server.engines)]
+        return evidence.caches(*servers).get("written")
+
+    def in_store(engines: tuple[str, ...]) -> float | None:
+        counted = evidence.counted_by(*engines)
+        return counted.get("store_keys", 0) - counted.get("store_failed", 0)
+
+    def in_host_memory(engines: tuple[str, ...]) -> float | None:
+        return evidence.counted_by(*engines).get("offload_bytes")
+
+    attached = tuple(name for name in names if any(name in server.engines for server in plan.lmcache))
+    if attached:
+        yield _Tier("LMCache", plan.chunk_size or 1, attached, in_lmcache)
+    # vLLM makes its counters of the store with their first operation: a page that was read and has none had none.
+    if engines := with_connector("MooncakeStoreConnector"):
+        yield _Tier("the Mooncake store", _BLOCK, engines, in_store)
+    if engines := with_connector("OffloadingConnector"):
+        yield _Tier("host memory", _BLOCK, engines, in_host_memory)
+
+
+def _computed_a_chunk(evidence: Evidence, computed: float, chunk: int, names: tuple[str, ...]) -> bool:
+    """Whether these engines have computed a whole chunk of some prompt. Of a trace it is not known which prompts came
+    to an engine: there it is certain only beyond what all prompts together can have without a whole chunk."""
+    if computed < chunk or evidence.longest_prompt < chunk:
+        return False
+    if evidence.workload.trace is None or len(names) == len(evidence.names("prefill", "aggregated")):
+        return True
+    return computed > sum(min(r.prompt_tokens, chunk - 1) if r.ok else chunk - 1 for r in evidence.records)
 
 
 _BLOCK = 256
 """Tokens of the largest KV block that engines have; smaller prompts may hold no whole block."""
-
-
-def _connector_classes(evidence: Evidence) -> Collection[str]:
-    return {connector.class_name for process in evidence.plan.processes for connector in process.connectors}
 
 
 def _counts_failures(evidence: Evidence, counted: Mapping[str, float]) -> bool:

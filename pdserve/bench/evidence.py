@@ -54,11 +54,15 @@ class Evidence:
 
     def engines(self, *roles: str) -> dict[str, float]:
         """What the engines of these roles counted together."""
-        return grown(self.before.engines, self.after.engines, self.names(*roles))
+        return self.counted_by(*self.names(*roles))
 
-    def caches(self) -> dict[str, float]:
-        """What the LMCache servers counted together."""
-        return grown(self.before.caches, self.after.caches, self.after.caches)
+    def counted_by(self, *names: str) -> dict[str, float]:
+        """What these engines counted together."""
+        return grown(self.before.engines, self.after.engines, names)
+
+    def caches(self, *names: str) -> dict[str, float]:
+        """What these LMCache servers counted together; without a name, all of them."""
+        return grown(self.before.caches, self.after.caches, names or self.after.caches)
 
     def proxy(self) -> dict[str, float]:
         """What the proxy counted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client.samples import Sample
@@ -19,10 +19,15 @@ class Counter:
     metric: str
     title: str
     where: Mapping[str, str] = field(default_factory=dict)
+    appears: str = ""
+    """How metrics begin, any of which on a page says that this one counts there, and is missing until it has counted
+    something. Empty: it is there from the start."""
 
-    def total(self, samples: Iterable[Sample]) -> float | None:
+    def total(self, samples: Sequence[Sample]) -> float | None:
         """None: it is not reported, or is no number."""
         values = [s.value for s in samples if s.name == self.metric and self.where.items() <= s.labels.items()]
+        if not values and self.appears and any(s.name.startswith(self.appears) for s in samples):
+            return 0.0
         return sum(values) if values and all(map(math.isfinite, values)) else None
 
 
@@ -74,14 +79,20 @@ ENGINE: Mapping[str, Counter] = {
     **FAILED_TRANSFERS,
 }
 
+
+def _lmcache(name: str, title: str) -> Counter:
+    """OpenTelemetry shows a counter only once it has counted; LMCache's gauges are there from its start."""
+    return Counter(f"lmcache_mp_{name}", title, appears="lmcache_mp_")
+
+
 LMCACHE: Mapping[str, Counter] = {
-    "written": Counter("lmcache_mp_l1_write_chunks_total", "chunks stored"),
-    "read": Counter("lmcache_mp_l1_read_chunks_total", "chunks loaded"),
-    "evicted": Counter("lmcache_mp_l1_evicted_chunks_total", "chunks evicted"),
-    "asked_tokens": Counter("lmcache_mp_lookup_requested_tokens_total", "tokens looked up"),
-    "hit_tokens": Counter("lmcache_mp_lookup_hit_tokens_total", "tokens that LMCache had"),
-    "no_room": Counter("lmcache_mp_l1_allocation_failure_chunks_total", "chunks without room"),
-    "read_failures": Counter("lmcache_mp_l1_read_failure_chunks_total", "chunks that could not be read"),
+    "written": _lmcache("l1_write_chunks_total", "chunks stored"),
+    "read": _lmcache("l1_read_chunks_total", "chunks loaded"),
+    "evicted": _lmcache("l1_evicted_chunks_total", "chunks evicted"),
+    "asked_tokens": _lmcache("lookup_requested_tokens_total", "tokens looked up"),
+    "hit_tokens": _lmcache("lookup_hit_tokens_total", "tokens that LMCache had"),
+    "no_room": _lmcache("l1_allocation_failure_chunks_total", "chunks without room"),
+    "read_failures": _lmcache("l1_read_failure_chunks_total", "chunks that could not be read"),
 }
 
 
