@@ -12,7 +12,9 @@ from pdserve.bench.evidence import Evidence
 from pdserve.bench.snapshot import FAILED_TRANSFERS
 
 RECOMPUTED = 1
-"""Prompt tokens that decode computes of every request: it needs the logits of the last token."""
+"""Prompt tokens that decode may compute of every request: it needs the logits of the last token. vLLM counts a prompt
+that NIXL or Mooncake brought as received to the last token. Of a hybrid model they leave the last one to decode, and
+other connectors do so of every model."""
 CLOCK_SECONDS = 0.5
 """By which two clocks may part: NTP moves the wall clock by less than half a millisecond a second."""
 _FATAL_EVENTS = {
@@ -35,18 +37,38 @@ def decode_computed(evidence: Evidence) -> Answer:
     computed = evidence.engines("decode").get("computed")
     if computed is None:
         return Unknown("the decode engines do not count where the tokens of their prompts came from")
-    allowed: float = RECOMPUTED * len(evidence.records)
-    if evidence.plan.proxy.routing.conditional is not None:
-        if computed > allowed and (unread := _unread_proxy(evidence)):
-            return Unknown(f"what the proxy sent to decode alone is not known{_why(unread)}")
-        alone = evidence.proxy().get("single_engine", 0)
-        allowed += alone * evidence.longest_prompt * (1 + PROMPT_TOLERANCE)
-    if computed <= allowed:
+    if computed <= 0:
         return None
+    each: float = RECOMPUTED * len(evidence.records)
+    if evidence.plan.proxy.routing.conditional is not None:
+        if unread := _unread_proxy(evidence):
+            return Unknown(f"what the proxy sent to decode alone is not known{_why(unread)}")
+        if alone := evidence.proxy().get("single_engine", 0):
+            allowed = each + alone * evidence.longest_prompt * (1 + PROMPT_TOLERANCE)
+            return None if computed <= allowed else _not_transferred(evidence, computed, f"{allowed:.0f}")
+    if _receives_whole_prompts(evidence):
+        return _not_transferred(evidence, computed, "0")
+    if not RECOMPUTED * len(evidence.done) <= computed <= each:
+        return _not_transferred(evidence, computed, f"0, or one of each request ({each:.0f}),")
+    return Unknown(
+        f"decode computed {computed:.0f} prompt tokens: the last one of each request, which its connector may leave to"
+        " it, or some whole prompts"
+    )
+
+
+def _receives_whole_prompts(evidence: Evidence) -> bool:
+    """Whether some decode has received prompts and computed nothing, ever or meanwhile: its connector then leaves no
+    last token to decode, and that is the same for all of them."""
+    names = evidence.names("decode")
+    counted = [*(evidence.before.engines[name].values for name in names), *map(evidence.counted_by, names)]
+    return any(values.get("received", 0) > 0 and values.get("computed") == 0 for values in counted)
+
+
+def _not_transferred(evidence: Evidence, computed: float, right: str) -> Invalid:
     share = computed / max(1, sum(record.prompt_tokens for record in evidence.records))
     return Invalid(
-        f"decode computed {computed:.0f} prompt tokens itself ({share:.0%} of all), and {allowed:.0f} would be right:"
-        " their KV was not transferred"
+        f"decode computed {computed:.0f} prompt tokens itself ({share:.1%} of all), and {right} would be right: their"
+        " KV was not transferred"
     )
 
 

@@ -91,6 +91,12 @@ def event(kind: str) -> Change:
     return having(events=({"event": kind, "name": "decode-0", "at": 1.0},))
 
 
+def whole_prompts(evidence: Evidence) -> Evidence:
+    """Until the first request decode has received prompts, and computed nothing of them."""
+    engines = {**evidence.before.engines, "decode-0": Counts(values={"computed": 0.0, "received": 5.0})}
+    return replace(evidence, before=evidence.before.model_copy(update={"engines": engines}))
+
+
 def both(*changes: Change) -> Change:
     def change(evidence: Evidence) -> Evidence:
         for each in changes:
@@ -138,6 +144,13 @@ CASES: list[tuple[str, Change, str]] = [
     ("output-length", first(output_tokens=OUTPUT - 1), "1 of 20 answers"),
     ("prompt-length", first(prompt_tokens=INPUT + 21), "1 of 20 prompts"),
     ("decode-computed", count("decode-0", computed=3.0 + REQUESTS + 1), "decode computed 21 prompt tokens itself"),
+    ("decode-computed", count("decode-0", computed=3.0 + REQUESTS - 1), "0, or one of each request (20), would be"),
+    (
+        "decode-computed",
+        both(whole_prompts, count("decode-0", computed=REQUESTS)),
+        "(0.1% of all), and 0 would be right",
+    ),
+    ("decode-computed", both(having(plan=plan(conditional=100)), count("decode-0", computed=4.0)), "computed 1 prompt"),
     (
         "decode-computed",
         both(having(plan=plan(conditional=100)), count("proxy", single_engine=1.0), count("decode-0", computed=3000.0)),
@@ -168,7 +181,7 @@ CASES: list[tuple[str, Change, str]] = [
 CLOSE: list[tuple[str, Change]] = [
     ("errors", failed(2, share=0.1)),
     ("prompt-length", first(prompt_tokens=INPUT + 20)),
-    ("decode-computed", count("decode-0", computed=3.0 + REQUESTS)),
+    ("decode-computed", both(whole_prompts, count("decode-0", computed=0.0))),
     ("decode-computed", having(plan=plan(mode="aggregated"))),
     (
         "decode-computed",
@@ -193,6 +206,11 @@ CLOSE: list[tuple[str, Change]] = [
 
 UNKNOWN: list[tuple[str, Change, str]] = [
     ("decode-computed", after(engines={}), "decode-0 could not be read"),
+    (
+        "decode-computed",
+        count("decode-0", computed=3.0 + REQUESTS),
+        "the last one of each request, which its connector",
+    ),
     ("transfers", after(engines={}), "could not be read"),
     ("cache", unread("lmcache-0"), "or could not be read"),
     ("cache", unread("prefill-0"), "the metrics of prefill-0 could not be read (no answer within 3 s)"),
@@ -264,6 +282,27 @@ def test_arrivals_of_a_poisson_process_are_not_late() -> None:
         evidence = of_aiperf(healthy(load=Load(requests=REQUESTS, rate=4.0), records=records))
         late += CHECKS["rate"](evidence) is not None
     assert late <= 1
+
+
+def test_a_decode_that_receives_whole_prompts_speaks_for_the_others() -> None:
+    """The connector is the same: what another decode computed is no last token that it leaves to decode."""
+    evidence = healthy()
+    workers = evidence.plan.proxy.workers
+    proxy = evidence.plan.proxy.model_copy(
+        update={"workers": (*workers, workers[-1].model_copy(update={"name": "decode-1", "url": "http://127.0.0.1:4"}))}
+    )
+    other = {"before": {"computed": 9.0, "received": 9.0}, "after": {"computed": 9.0 + REQUESTS, "received": 9.0}}
+    readings = {
+        when: getattr(evidence, when).model_copy(
+            update={"engines": {**getattr(evidence, when).engines, "decode-1": Counts(values=values)}}
+        )
+        for when, values in other.items()
+    }
+    answer = CHECKS["decode-computed"](
+        replace(evidence, plan=evidence.plan.model_copy(update={"proxy": proxy}), **readings)
+    )
+    assert isinstance(answer, Invalid)
+    assert "decode computed 20 prompt tokens itself (0.1% of all), and 0 would be right" in answer.text
 
 
 def test_every_check_has_a_case() -> None:
