@@ -81,7 +81,7 @@ def transfers_failed(evidence: Evidence) -> Answer:
     failed = {name: int(counted[name]) for name in FAILED_TRANSFERS if counted.get(name, 0) > 0}
     if failed:
         return Invalid(", ".join(f"{count} {FAILED_TRANSFERS[name].title}" for name, count in failed.items()))
-    if not _counts_failures(evidence, counted):
+    if not _counts_failures(evidence):
         return Unknown("the decode engines do not count transfers that fail: only recomputed prompts show them")
     return None
 
@@ -215,10 +215,18 @@ _BLOCK = 256
 """Tokens of the largest KV block that engines have; smaller prompts may hold no whole block."""
 
 
-def _counts_failures(evidence: Evidence, counted: Mapping[str, float]) -> bool:
-    decoders = [evidence.plan.process(name) for name in evidence.names("decode")]
-    patched = all("mooncake-pulls" in process.patches for process in decoders)
-    return patched or "nixl_failed" in counted
+def _counts_failures(evidence: Evidence) -> bool:
+    """Whether every decode does: by a patch that is active in it, or by what vLLM has on its page."""
+
+    def counts(name: str) -> bool:
+        patched = "mooncake-pulls" in evidence.after.patches.get(name, ())
+        return patched or not _COUNTS_OF_VLLM.isdisjoint(evidence.counted_by(name))
+
+    return all(map(counts, evidence.names("decode")))
+
+
+_COUNTS_OF_VLLM = frozenset({"nixl_failed", "mooncake_not_received"})
+"""Those of decode, which are on its page from its start."""
 
 
 def _silent(evidence: Evidence, *roles: str) -> Unknown | None:

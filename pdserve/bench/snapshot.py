@@ -43,12 +43,14 @@ FAILED_TRANSFERS: Mapping[str, Counter] = {
     "nixl_failed": Counter("vllm:nixl_num_failed_transfers_total", "NIXL transfers that failed"),
     "nixl_expired": Counter("vllm:nixl_num_kv_expired_reqs_total", "requests whose KV expired on prefill"),
     "nixl_groups_failed": _effect("nixl-failed-groups", "failed-receives", "NIXL transfers that failed"),
+    "mooncake_failed": Counter("vllm:mooncake_num_failed_transfers_total", "Mooncake transfers that failed"),
+    "mooncake_not_received": Counter("vllm:mooncake_num_failed_recvs_total", "prompts that Mooncake did not bring"),
     "pulls_failed": _effect("mooncake-pulls", "pulls-failed", "Mooncake pulls that failed"),
     "peers_lost": _effect("mooncake-pulls", "peers-lost", "prefill workers lost during a pull"),
     "params_rejected": _effect("mooncake-requests", "params-rejected", "requests served without their transfer"),
     "loads_given_up": _effect("load-timeout", "loads-given-up", "loads of KV that took too long"),
 }
-"""Any of them: the figures are of something else than prefill/decode."""
+"""Any of them: the figures are of something else than prefill/decode. Mooncake counts from vllm 0.33 on."""
 
 ENGINE: Mapping[str, Counter] = {
     "computed": Counter("vllm:prompt_tokens_by_source_total", "prompt tokens computed", {"source": "local_compute"}),
@@ -152,6 +154,8 @@ class DeploymentSnapshot(Frozen):
     engines: Mapping[str, Counts] = {}
     caches: Mapping[str, Counts] = {}
     proxy: Counts = Counts()
+    patches: Mapping[str, tuple[str, ...]] = {}
+    """Engine -> the patches that are active in all of its processes, as these have reported them."""
 
 
 UNREAD = Counts(error="it was not read")

@@ -38,6 +38,17 @@ def _counted(by: str, metric: str, where: str = "") -> str:
     return f"sum by ({by}) (increase({series}[5m])) > 0 or sum by ({by}) ({appeared}) > 0"
 
 
+_MOONCAKE_FAILS = " or ".join(
+    _counted("deployment, process", metric, where)
+    for metric, where in (
+        ("pdserve_patch_effects_total", '{patch="mooncake-pulls",effect=~"pulls-failed|peers-lost"}'),
+        # From vllm 0.33 on, of prefill and of decode.
+        ("vllm:mooncake_num_failed_transfers_total", ""),
+        ("vllm:mooncake_num_failed_recvs_total", ""),
+    )
+)
+
+
 @dataclass(frozen=True)
 class Alert:
     """One rule. Summary and fix may have Prometheus' `{{ $labels.NAME }}` and `{{ $value }}`."""
@@ -164,15 +175,11 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "MooncakePullsFail",
         "mooncake",
-        _counted(
-            "deployment, process",
-            "pdserve_patch_effects_total",
-            '{patch="mooncake-pulls",effect=~"pulls-failed|peers-lost"}',
-        ),
+        _MOONCAKE_FAILS,
         "0s",
         "critical",
-        f"KV transfers to {_PROCESS} failed in the last five minutes.",
-        f"{_LOGS} names the prefill; look at the network between their nodes.",
+        f"KV transfers to or from {_PROCESS} failed in the last five minutes.",
+        f"{_LOGS} names the other engine; look at the network between their nodes.",
     ),
     Alert(
         "EngineOutOfSockets",

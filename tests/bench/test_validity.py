@@ -87,6 +87,18 @@ def page_of_proxy(answered: Mapping[str, int]) -> Change:
     )
 
 
+def page_of_mooncake(transfers: int, receives: int) -> Change:
+    """Of a decode with vllm 0.33, at the end: so many have failed."""
+    text = f"""
+vllm:mooncake_num_failed_transfers_total{{engine="0"}} {transfers}
+vllm:mooncake_num_failed_recvs_total{{engine="0"}} {receives}
+vllm:prompt_tokens_by_source_total{{engine="0",source="local_compute"}} 3
+vllm:prompt_tokens_by_source_total{{engine="0",source="external_kv_transfer"}} {5 + TOKENS}
+"""
+    page = counts(samples_of(text), ENGINE)
+    return lambda evidence: after(engines={**evidence.after.engines, "decode-0": page})(evidence)
+
+
 def event(kind: str) -> Change:
     return having(events=({"event": kind, "name": "decode-0", "at": 1.0},))
 
@@ -158,6 +170,7 @@ CASES: list[tuple[str, Change, str]] = [
     ),
     ("transfers", count("decode-0", pulls_failed=2.0), "2 Mooncake pulls that failed"),
     ("transfers", count("prefill-0", nixl_expired=1.0), "1 requests whose KV expired"),
+    ("transfers", page_of_mooncake(4, 8), "4 Mooncake transfers that failed, 8 prompts that Mooncake did not bring"),
     ("cache", count("lmcache-0", written=5.0), "LMCache is on and stored nothing"),
     ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=8.0), "the Mooncake store is on"),
     ("cache", tier("OffloadingConnector", offload_bytes=0.0), "host memory is on"),
@@ -191,6 +204,8 @@ CLOSE: list[tuple[str, Change]] = [
             count("decode-0", computed=TOKENS),
         ),
     ),
+    ("transfers", both(page_of_mooncake(0, 0), after(patches={}))),
+    ("transfers", both(count("decode-0", nixl_failed=0.0), after(patches={}))),
     ("cache", both(count("lmcache-0", written=5.0), count("prefill-0", computed=11.0 + 255))),
     ("cache", both(count("lmcache-0", written=5.0), having(plan=plan(lmcache=False)))),
     ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=7.0)),
@@ -223,11 +238,7 @@ UNKNOWN: list[tuple[str, Change, str]] = [
     ("client-cpu", having(client=CpuUse()), "could not be measured"),
     ("other-traffic", after(proxy=Counts(error="it is vllm-router")), "it is vllm-router"),
     ("cache", after(caches={}), "LMCache reports nothing"),
-    (
-        "transfers",
-        having(plan=plan(processes=tuple(p.model_copy(update={"patches": ()}) for p in plan().processes))),
-        "do not count transfers that fail",
-    ),
+    ("transfers", after(patches={"decode-0": ("mooncake-requests",)}), "do not count transfers that fail"),
 ]
 
 

@@ -124,6 +124,16 @@ ALERTING: dict[str, tuple[dict[str, str], str, str]] = {
         "5m30s",
         'alertname="MooncakePullsFail",process="decode-0"',
     ),
+    "a pull that failed where only vllm counts it": (
+        {f'vllm:mooncake_num_failed_recvs_total{{{OF},process="decode-0"}}': "0x6 1x6"},
+        "1m30s",
+        'alertname="MooncakePullsFail",process="decode-0"',
+    ),
+    "a transfer that failed on prefill, which only vllm counts": (
+        {f'vllm:mooncake_num_failed_transfers_total{{{OF},process="prefill-0"}}': "0x6 1x6"},
+        "1m30s",
+        'alertname="MooncakePullsFail",process="prefill-0"',
+    ),
     "the first request without a socket": (
         {
             f'up{{{OF},process="decode-0"}}': "1x60",
