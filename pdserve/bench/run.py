@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -223,9 +222,12 @@ class _Bench:
             return f"{self._task.client.name} was stopped after {self._task.limit_seconds:g} s (--limit)"
         finally:
             sampling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sampling
-            await child.stop(_STOP_SECONDS)
+            try:
+                await asyncio.wait({sampling})  # awaited itself, it would take a Ctrl-C of this moment for its own end
+            finally:
+                await child.stop(_STOP_SECONDS)
+            if not sampling.cancelled():
+                sampling.result()
 
 
 @dataclass(frozen=True)
