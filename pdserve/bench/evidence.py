@@ -36,6 +36,10 @@ class Evidence:
     client: CpuUse = field(default_factory=CpuUse)
     client_problem: str = ""
     """Why the client gave no result."""
+    warmup: Sequence[RequestRecord] | None = None
+    """Its requests; None: none was asked for."""
+    warmup_problem: str = ""
+    """The same as of the client."""
     asked_input: int | None = None
     """Tokens of all prompts of the trace together; None: it does not have them."""
 

@@ -121,9 +121,10 @@ class _Bench:
     async def _measure(self, load: Load, repeat: int) -> Measurement:
         name = f"{load.title.replace(' ', '-').replace('/', '-per-')}.{repeat}"
         workload, plan = self._task.workload, self._serving.plan
+        warm: _Ran | None = None
         if workload.warmup:
             few = load.model_copy(update={"requests": workload.warmup})
-            await self._run_client(few, f"{name}.warmup", warmup=True)
+            warm = await self._run_client(few, f"{name}.warmup", warmup=True)
         before = await self._looker.settled()
         _, offset = self._serving.run.read_events()
         ran = await self._run_client(load, name)
@@ -140,6 +141,8 @@ class _Bench:
             events=events,
             client=client_cpu,
             client_problem=ran.problem,
+            warmup=None if warm is None else warm.records,
+            warmup_problem="" if warm is None else warm.problem,
             asked_input=None if self._task.trace is None else asked_input(self._task.trace),
         )
         return Measurement(

@@ -36,6 +36,10 @@ def failed(count: int, share: float = 0.0) -> Change:
     return change
 
 
+def of_a_hundred(count: int, share: float) -> Change:
+    return lambda evidence: failed(count, share)(replace(evidence, records=(record(),) * 100))
+
+
 def first(**fields: Any) -> Change:
     """The first record is another."""
     return lambda evidence: replace(evidence, records=(record(**fields), *evidence.records[1:]))
@@ -147,7 +151,10 @@ def tier(class_name: str, **values: float) -> Change:
     return change
 
 
+COLD = (record(ok=False, output_tokens=0, error="Internal Server Error"),)
 CASES: list[tuple[str, Change, str]] = [
+    ("warm-up", having(warmup=(), warmup_problem="it ended with 1"), "the warm-up was answered: it ended with 1"),
+    ("warm-up", having(warmup=COLD), "no request of the warm-up was answered: for example: Internal Server Error"),
     ("client", having(client_problem="it ended with 1"), "ended with 1"),
     ("client", lambda e: replace(e, records=e.records[1:]), "19 of 20 requests"),
     ("completed", failed(REQUESTS), "no request was answered"),
@@ -192,7 +199,9 @@ CASES: list[tuple[str, Change, str]] = [
 ]
 
 CLOSE: list[tuple[str, Change]] = [
+    ("warm-up", having(warmup=(*COLD, record()))),
     ("errors", failed(2, share=0.1)),
+    *[("errors", of_a_hundred(n, n / 100)) for n in (7, 14, 28, 29, 55, 56, 57, 58)],
     ("prompt-length", first(prompt_tokens=INPUT + 20)),
     ("decode-computed", both(whole_prompts, count("decode-0", computed=0.0))),
     ("decode-computed", having(plan=plan(mode="aggregated"))),
@@ -220,6 +229,7 @@ CLOSE: list[tuple[str, Change]] = [
 ]
 
 UNKNOWN: list[tuple[str, Change, str]] = [
+    ("warm-up", having(warmup=(*COLD, record()), warmup_problem="it ended with 1"), "was not whole: it ended with 1"),
     ("decode-computed", after(engines={}), "decode-0 could not be read"),
     (
         "decode-computed",
