@@ -22,11 +22,6 @@ _FAILED_SHARE = """
 sum by (deployment) (rate(pdserve_proxy_errors_total{blame=~"worker|proxy"}[5m]))
 / sum by (deployment) (rate(pdserve_proxy_requests_total[5m])) > 0.01
 """
-_NEVER_HIT = """
-sum by (deployment, process) (rate(lmcache_mp_l1_evicted_chunks_total[1h])) > 0
-and sum by (deployment, process) (rate(lmcache_mp_lookup_hit_tokens_total[1h]))
-< 0.01 * sum by (deployment, process) (rate(lmcache_mp_lookup_requested_tokens_total[1h]))
-"""
 
 
 def _counted(by: str, metric: str, where: str = "") -> str:
@@ -38,6 +33,18 @@ def _counted(by: str, metric: str, where: str = "") -> str:
     return f"sum by ({by}) (increase({series}[5m])) > 0 or sum by ({by}) ({appeared}) > 0"
 
 
+def _grown(metric: str) -> str:
+    """By how much the counters of a process have grown in an hour. Each cache_salt has a series of its own: one that
+    was not there an hour ago has grown by all of its value. As in `_counted`, the process was read then."""
+    appeared = f"({metric} unless {metric} offset 1h) and on (deployment, process) (up offset 1h == 1)"
+    return f"sum by (deployment, process) (({appeared}) or increase({metric}[1h]))"
+
+
+_NEVER_HIT = f"""
+{_grown("lmcache_mp_l1_evicted_chunks_total")} > 0
+and {_grown("lmcache_mp_lookup_hit_tokens_total")}
+< 0.01 * {_grown("lmcache_mp_lookup_requested_tokens_total")}
+"""
 _MOONCAKE_FAILS = " or ".join(
     _counted("deployment, process", metric, where)
     for metric, where in (
