@@ -32,13 +32,25 @@ def client_failed(evidence: Evidence) -> Answer:
     return Invalid(f"the client reports {reported} of {asked} requests")
 
 
+def not_warmed_up(evidence: Evidence) -> Answer:
+    """Without any answer to its warm-up a measurement begins cold. One that went wrong later is shown."""
+    if evidence.warmup is None:
+        return None
+    if not any(record.ok for record in evidence.warmup):
+        errors = [record.error for record in evidence.warmup if record.error]
+        why = evidence.warmup_problem or (f"for example: {errors[0][:200]}" if errors else "no reason is known")
+        return Invalid(f"no request of the warm-up was answered: {why}")
+    return Unknown(f"the warm-up was not whole: {evidence.warmup_problem}") if evidence.warmup_problem else None
+
+
 def nothing_completed(evidence: Evidence) -> Answer:
     return None if evidence.done else Invalid("no request was answered with a token")
 
 
 def too_many_errors(evidence: Evidence) -> Answer:
     failed = [record for record in evidence.records if not record.ok and not record.cut]
-    if len(failed) <= evidence.workload.max_failed * len(evidence.records):
+    # A quotient, which is rounded as the option was: 0.29 * 100 is below 29.
+    if not failed or len(failed) / len(evidence.records) <= evidence.workload.max_failed:
         return None
     errors = [record.error for record in failed if record.error]
     example = f", for example: {errors[0][:200]}" if errors else ""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pdserve.bench.figures import Figures, Spread
 from pdserve.bench.result import BenchResult, Measurement, Provenance
 from pdserve.bench.student import quantile
-from pdserve.bench.workload import Load, Workload
+from pdserve.bench.workload import USUAL_OUTPUT, Load, Workload
 from pdserve.errors import StateError
 from pdserve.plan.frozen import Frozen
 from pdserve.recipe.load.yaml12 import flow, parse
@@ -147,7 +147,9 @@ def work_of(work: Workload) -> str:
     """What decides the figures of a load: two results of the same can be compared."""
     slo = ", ".join(f"{name} {limit:g} ms" for name, limit in sorted(work.slo.items())) or "none"
     if work.trace is not None:
-        return f"{work.title} ({(work.trace_digest or '')[:12]}), seed {work.seed}, SLO {slo}"
+        # Of the answers whose length the trace does not have.
+        out = work.output_tokens or USUAL_OUTPUT
+        return f"{work.title} ({(work.trace_digest or '')[:12]}), {out} out, seed {work.seed}, SLO {slo}"
     return f"{work.input_tokens} tokens in, {work.output_tokens} out, seed {work.seed}, SLO {slo}"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pdserve.bench.answers import Answer, Invalid, Unknown
@@ -11,7 +12,9 @@ from pdserve.bench.evidence import Evidence
 from pdserve.bench.snapshot import FAILED_TRANSFERS
 
 RECOMPUTED = 1
-"""Prompt tokens that decode computes of every request: it needs the logits of the last token."""
+"""Prompt tokens that decode may compute of every request: it needs the logits of the last token. vLLM counts a prompt
+that NIXL or Mooncake brought as received to the last token. Of a hybrid model they leave the last one to decode, and
+other connectors do so of every model."""
 CLOCK_SECONDS = 0.5
 """By which two clocks may part: NTP moves the wall clock by less than half a millisecond a second."""
 _FATAL_EVENTS = {
@@ -34,18 +37,38 @@ def decode_computed(evidence: Evidence) -> Answer:
     computed = evidence.engines("decode").get("computed")
     if computed is None:
         return Unknown("the decode engines do not count where the tokens of their prompts came from")
-    allowed: float = RECOMPUTED * len(evidence.records)
-    if evidence.plan.proxy.routing.conditional is not None:
-        if computed > allowed and (unread := _unread_proxy(evidence)):
-            return Unknown(f"what the proxy sent to decode alone is not known{_why(unread)}")
-        alone = evidence.proxy().get("single_engine", 0)
-        allowed += alone * evidence.longest_prompt * (1 + PROMPT_TOLERANCE)
-    if computed <= allowed:
+    if computed <= 0:
         return None
+    each: float = RECOMPUTED * len(evidence.records)
+    if evidence.plan.proxy.routing.conditional is not None:
+        if unread := _unread_proxy(evidence):
+            return Unknown(f"what the proxy sent to decode alone is not known{_why(unread)}")
+        if alone := evidence.proxy().get("single_engine", 0):
+            allowed = each + alone * evidence.longest_prompt * (1 + PROMPT_TOLERANCE)
+            return None if computed <= allowed else _not_transferred(evidence, computed, f"{allowed:.0f}")
+    if _receives_whole_prompts(evidence):
+        return _not_transferred(evidence, computed, "0")
+    if not RECOMPUTED * len(evidence.done) <= computed <= each:
+        return _not_transferred(evidence, computed, f"0, or one of each request ({each:.0f}),")
+    return Unknown(
+        f"decode computed {computed:.0f} prompt tokens: the last one of each request, which its connector may leave to"
+        " it, or some whole prompts"
+    )
+
+
+def _receives_whole_prompts(evidence: Evidence) -> bool:
+    """Whether some decode has received prompts and computed nothing, ever or meanwhile: its connector then leaves no
+    last token to decode, and that is the same for all of them."""
+    names = evidence.names("decode")
+    counted = [*(evidence.before.engines[name].values for name in names), *map(evidence.counted_by, names)]
+    return any(values.get("received", 0) > 0 and values.get("computed") == 0 for values in counted)
+
+
+def _not_transferred(evidence: Evidence, computed: float, right: str) -> Invalid:
     share = computed / max(1, sum(record.prompt_tokens for record in evidence.records))
     return Invalid(
-        f"decode computed {computed:.0f} prompt tokens itself ({share:.0%} of all), and {allowed:.0f} would be right:"
-        " their KV was not transferred"
+        f"decode computed {computed:.0f} prompt tokens itself ({share:.1%} of all), and {right} would be right: their"
+        " KV was not transferred"
     )
 
 
@@ -58,26 +81,35 @@ def transfers_failed(evidence: Evidence) -> Answer:
     failed = {name: int(counted[name]) for name in FAILED_TRANSFERS if counted.get(name, 0) > 0}
     if failed:
         return Invalid(", ".join(f"{count} {FAILED_TRANSFERS[name].title}" for name, count in failed.items()))
-    if not _counts_failures(evidence, counted):
+    if not _counts_failures(evidence):
         return Unknown("the decode engines do not count transfers that fail: only recomputed prompts show them")
     return None
 
 
 def cache_stored_nothing(evidence: Evidence) -> Answer:
-    """Prompts that were computed and have a whole chunk must be stored by every tier that the recipe turns on."""
-    tiers = _tiers(evidence)
+    """Prompts that were computed and have a whole chunk must be stored by every tier that the recipe turns on: by all
+    engines together, and by each of them."""
+    tiers = list(_tiers(evidence))
     if tiers and (missing := _silent(evidence, "prefill", "aggregated")):
         return missing
-    computed = evidence.engines("prefill", "aggregated").get("computed")
-    if computed is None:
-        return Unknown("the engines do not count which prompt tokens they computed") if tiers else None
-    for tier, (stored, chunk) in tiers.items():
-        whole = computed >= chunk and evidence.longest_prompt >= chunk
-        if stored is None and whole:
-            return Unknown(f"{tier} reports nothing of what it stored, or could not be read")
-        if stored == 0 and whole:
-            return Invalid(f"{tier} is on and stored nothing, while {computed:.0f} prompt tokens were computed")
-    return None
+    unknown: Unknown | None = None
+    for tier in tiers:
+        alone = [(name,) for name in tier.engines] if len(tier.engines) > 1 else []
+        for names in (tier.engines, *alone):
+            computed, stored = evidence.counted_by(*names).get("computed"), tier.stored(names)
+            if computed is None:
+                unknown = unknown or Unknown("the engines do not count which prompt tokens they computed")
+            elif not _computed_a_chunk(evidence, computed, tier.chunk, names):
+                continue
+            elif stored is None:
+                unknown = unknown or Unknown(f"{tier.title} reports nothing of what it stored, or could not be read")
+            elif stored <= 0:
+                of = f" of {names[0]}" if names in alone else ""
+                return Invalid(
+                    f"{tier.title} is on and stored nothing{of}, while {computed:.0f} prompt tokens were computed"
+                    f"{' there' if of else ''}"
+                )
+    return unknown
 
 
 def process_died(evidence: Evidence) -> Answer:
@@ -128,32 +160,73 @@ def other_traffic(evidence: Evidence) -> Answer:
     return Invalid(f"the proxy answered {answered:.0f} requests, and the client sent {len(evidence.records)}")
 
 
-def _tiers(evidence: Evidence) -> dict[str, tuple[float | None, int]]:
-    """Cache tiers that are on -> what they stored, and the tokens of their unit."""
-    engines, classes = evidence.engines("prefill", "aggregated"), _connector_classes(evidence)
-    tiers: dict[str, tuple[float | None, int]] = {}
-    if evidence.plan.lmcache:
-        tiers["LMCache"] = (evidence.caches().get("written"), evidence.plan.chunk_size or 1)
-    if "MooncakeStoreConnector" in classes:
-        sent = engines.get("store_keys")
-        tiers["the Mooncake store"] = (None if sent is None else sent - engines.get("store_failed", 0), _BLOCK)
-    if "OffloadingConnector" in classes:
-        tiers["host memory"] = (engines.get("offload_bytes"), _BLOCK)
-    return tiers
+@dataclass(frozen=True)
+class _Tier:
+    """A cache tier that is on."""
+
+    title: str
+    chunk: int
+    """Tokens of its unit."""
+    engines: tuple[str, ...]
+    """Which compute prompts, and store there."""
+    stored: Callable[[tuple[str, ...]], float | None]
+    """Of these engines. None: it is not reported."""
+
+
+def _tiers(evidence: Evidence) -> Iterator[_Tier]:
+    plan, names = evidence.plan, evidence.names("prefill", "aggregated")
+
+    def with_connector(class_name: str) -> tuple[str, ...]:
+        connectors = {name: plan.process(name).connectors for name in names}
+        return tuple(name for name in names if class_name in {connector.class_name for connector in connectors[name]})
+
+    def in_lmcache(engines: tuple[str, ...]) -> float | None:
+        servers = [server.process for server in plan.lmcache if not set(engines).isdisjoint(server.engines)]
+        return evidence.caches(*servers).get("written")
+
+    def in_store(engines: tuple[str, ...]) -> float | None:
+        counted = evidence.counted_by(*engines)
+        return counted.get("store_keys", 0) - counted.get("store_failed", 0)
+
+    def in_host_memory(engines: tuple[str, ...]) -> float | None:
+        return evidence.counted_by(*engines).get("offload_bytes")
+
+    attached = tuple(name for name in names if any(name in server.engines for server in plan.lmcache))
+    if attached:
+        yield _Tier("LMCache", plan.chunk_size or 1, attached, in_lmcache)
+    # vLLM makes its counters of the store with their first operation: a page that was read and has none had none.
+    if engines := with_connector("MooncakeStoreConnector"):
+        yield _Tier("the Mooncake store", _BLOCK, engines, in_store)
+    if engines := with_connector("OffloadingConnector"):
+        yield _Tier("host memory", _BLOCK, engines, in_host_memory)
+
+
+def _computed_a_chunk(evidence: Evidence, computed: float, chunk: int, names: tuple[str, ...]) -> bool:
+    """Whether these engines have computed a whole chunk of some prompt. Of a trace it is not known which prompts came
+    to an engine: there it is certain only beyond what all prompts together can have without a whole chunk."""
+    if computed < chunk or evidence.longest_prompt < chunk:
+        return False
+    if evidence.workload.trace is None or len(names) == len(evidence.names("prefill", "aggregated")):
+        return True
+    return computed > sum(min(r.prompt_tokens, chunk - 1) if r.ok else chunk - 1 for r in evidence.records)
 
 
 _BLOCK = 256
 """Tokens of the largest KV block that engines have; smaller prompts may hold no whole block."""
 
 
-def _connector_classes(evidence: Evidence) -> Collection[str]:
-    return {connector.class_name for process in evidence.plan.processes for connector in process.connectors}
+def _counts_failures(evidence: Evidence) -> bool:
+    """Whether every decode does: by a patch that is active in it, or by what vLLM has on its page."""
+
+    def counts(name: str) -> bool:
+        patched = "mooncake-pulls" in evidence.after.patches.get(name, ())
+        return patched or not _COUNTS_OF_VLLM.isdisjoint(evidence.counted_by(name))
+
+    return all(map(counts, evidence.names("decode")))
 
 
-def _counts_failures(evidence: Evidence, counted: Mapping[str, float]) -> bool:
-    decoders = [evidence.plan.process(name) for name in evidence.names("decode")]
-    patched = all("mooncake-pulls" in process.patches for process in decoders)
-    return patched or "nixl_failed" in counted
+_COUNTS_OF_VLLM = frozenset({"nixl_failed", "mooncake_not_received"})
+"""Those of decode, which are on its page from its start."""
 
 
 def _silent(evidence: Evidence, *roles: str) -> Unknown | None:

@@ -36,6 +36,10 @@ class Evidence:
     client: CpuUse = field(default_factory=CpuUse)
     client_problem: str = ""
     """Why the client gave no result."""
+    warmup: Sequence[RequestRecord] | None = None
+    """Its requests; None: none was asked for."""
+    warmup_problem: str = ""
+    """The same as of the client."""
     asked_input: int | None = None
     """Tokens of all prompts of the trace together; None: it does not have them."""
 
@@ -54,11 +58,15 @@ class Evidence:
 
     def engines(self, *roles: str) -> dict[str, float]:
         """What the engines of these roles counted together."""
-        return grown(self.before.engines, self.after.engines, self.names(*roles))
+        return self.counted_by(*self.names(*roles))
 
-    def caches(self) -> dict[str, float]:
-        """What the LMCache servers counted together."""
-        return grown(self.before.caches, self.after.caches, self.after.caches)
+    def counted_by(self, *names: str) -> dict[str, float]:
+        """What these engines counted together."""
+        return grown(self.before.engines, self.after.engines, names)
+
+    def caches(self, *names: str) -> dict[str, float]:
+        """What these LMCache servers counted together; without a name, all of them."""
+        return grown(self.before.caches, self.after.caches, names or self.after.caches)
 
     def proxy(self) -> dict[str, float]:
         """What the proxy counted."""

@@ -10,8 +10,10 @@ import httpx
 
 from pdserve.bench.snapshot import ENGINE, LMCACHE, PROXY, Clocks, Counts, DeploymentSnapshot, counts
 from pdserve.observe.engine_metrics import EngineSnapshot, engine_snapshot, read_metrics
+from pdserve.patches.process_records import active_in_all
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir
+from pdserve.run.patch_proof import records
 from pdserve.run.presence import phase_now
 
 _SETTLE_SECONDS = 15.0
@@ -52,6 +54,7 @@ class Looker:
                 for server, page in zip(caches, pages[len(engines) :], strict=True)
             },
             proxy=proxy,
+            patches={worker.name: self._patches(worker.name) for worker in engines},
         )
 
     async def settled(self) -> DeploymentSnapshot:
@@ -78,6 +81,11 @@ class Looker:
         """Of the engines' gauges."""
         urls = [worker.url for worker in self._plan.proxy.workers]
         return list(await asyncio.gather(*(engine_snapshot(url, self._client) for url in urls)))
+
+    def _patches(self, engine: str) -> tuple[str, ...]:
+        """A plan has those that it was started with; of code that it does not know a patch may leave itself out."""
+        instance = self._plan.instance_of(engine)
+        return active_in_all(record for process in instance for record in records(self._run, process.name))
 
     async def _proxy(self) -> Counts:
         if self._plan.proxy_kind != "pdserve":

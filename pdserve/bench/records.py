@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,20 +61,34 @@ def of_vllm(text: str) -> tuple[RequestRecord, ...]:
             strict=True,
         )
         return tuple(
-            RequestRecord(
-                started=float(started),
-                ok=not error and int(output) > 0,
-                prompt_tokens=int(prompt),
-                output_tokens=int(output),
-                ttft=float(ttft),
-                gaps=tuple(map(float, gaps)),
-                e2e=float(e2e),
-                error=last_line(str(error)),
+            possible(
+                RequestRecord(
+                    started=float(started),
+                    ok=not error and int(output) > 0,
+                    prompt_tokens=int(prompt),
+                    output_tokens=int(output),
+                    ttft=float(ttft),
+                    gaps=tuple(map(float, gaps)),
+                    e2e=float(e2e),
+                    error=last_line(str(error)),
+                )
             )
             for started, prompt, output, ttft, gaps, e2e, error in rows
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise UnreadableResultError(f"{type(error).__name__}: {error}") from error
+
+
+def possible(record: RequestRecord) -> RequestRecord:
+    """Itself. Raises ValueError where a number of it can be none: JSON of Python may hold NaN and Infinity."""
+    took = {"ttft": record.ttft, "e2e": record.e2e, **{f"gap {n}": gap for n, gap in enumerate(record.gaps)}}
+    lengths = {"prompt_tokens": record.prompt_tokens, "output_tokens": record.output_tokens}
+    for name, value in {**took, **lengths}.items():
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"{name} is {value}")
+    if not math.isfinite(record.started):
+        raise ValueError(f"started is {record.started}")
+    return record
 
 
 def last_line(text: str) -> str:

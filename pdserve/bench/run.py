@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -122,9 +121,10 @@ class _Bench:
     async def _measure(self, load: Load, repeat: int) -> Measurement:
         name = f"{load.title.replace(' ', '-').replace('/', '-per-')}.{repeat}"
         workload, plan = self._task.workload, self._serving.plan
+        warm: _Ran | None = None
         if workload.warmup:
             few = load.model_copy(update={"requests": workload.warmup})
-            await self._run_client(few, f"{name}.warmup", warmup=True)
+            warm = await self._run_client(few, f"{name}.warmup", warmup=True)
         before = await self._looker.settled()
         _, offset = self._serving.run.read_events()
         ran = await self._run_client(load, name)
@@ -141,6 +141,8 @@ class _Bench:
             events=events,
             client=client_cpu,
             client_problem=ran.problem,
+            warmup=None if warm is None else warm.records,
+            warmup_problem="" if warm is None else warm.problem,
             asked_input=None if self._task.trace is None else asked_input(self._task.trace),
         )
         return Measurement(
@@ -223,9 +225,12 @@ class _Bench:
             return f"{self._task.client.name} was stopped after {self._task.limit_seconds:g} s (--limit)"
         finally:
             sampling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sampling
-            await child.stop(_STOP_SECONDS)
+            try:
+                await asyncio.wait({sampling})  # awaited itself, it would take a Ctrl-C of this moment for its own end
+            finally:
+                await child.stop(_STOP_SECONDS)
+            if not sampling.cancelled():
+                sampling.result()
 
 
 @dataclass(frozen=True)

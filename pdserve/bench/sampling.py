@@ -92,11 +92,18 @@ class Sampler:
 
     @property
     def peaks(self) -> Peaks:
-        """Of all engines together at a moment, of the worst moment."""
+        """Of all engines together at a moment, of the worst moment. Those that did not answer are left out."""
+        running, waiting, kv_usage = [], [], []
+        for seen in self._snapshots:
+            if known := [snapshot.running for snapshot in seen if snapshot.running is not None]:
+                running.append(sum(known))
+            if known := [snapshot.waiting for snapshot in seen if snapshot.waiting is not None]:
+                waiting.append(sum(known))
+            kv_usage += [snapshot.kv_cache_usage for snapshot in seen if snapshot.kv_cache_usage is not None]
         return Peaks(
-            running=max((sum(s.running or 0 for s in seen) for seen in self._snapshots), default=None),
-            waiting=max((sum(s.waiting or 0 for s in seen) for seen in self._snapshots), default=None),
-            kv_usage=max((s.kv_cache_usage or 0.0 for seen in self._snapshots for s in seen), default=None),
+            running=max(running, default=None),
+            waiting=max(waiting, default=None),
+            kv_usage=max(kv_usage, default=None),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client.samples import Sample
@@ -19,10 +19,15 @@ class Counter:
     metric: str
     title: str
     where: Mapping[str, str] = field(default_factory=dict)
+    appears: str = ""
+    """How metrics begin, any of which on a page says that this one counts there, and is missing until it has counted
+    something. Empty: it is there from the start."""
 
-    def total(self, samples: Iterable[Sample]) -> float | None:
+    def total(self, samples: Sequence[Sample]) -> float | None:
         """None: it is not reported, or is no number."""
         values = [s.value for s in samples if s.name == self.metric and self.where.items() <= s.labels.items()]
+        if not values and self.appears and any(s.name.startswith(self.appears) for s in samples):
+            return 0.0
         return sum(values) if values and all(map(math.isfinite, values)) else None
 
 
@@ -38,12 +43,14 @@ FAILED_TRANSFERS: Mapping[str, Counter] = {
     "nixl_failed": Counter("vllm:nixl_num_failed_transfers_total", "NIXL transfers that failed"),
     "nixl_expired": Counter("vllm:nixl_num_kv_expired_reqs_total", "requests whose KV expired on prefill"),
     "nixl_groups_failed": _effect("nixl-failed-groups", "failed-receives", "NIXL transfers that failed"),
+    "mooncake_failed": Counter("vllm:mooncake_num_failed_transfers_total", "Mooncake transfers that failed"),
+    "mooncake_not_received": Counter("vllm:mooncake_num_failed_recvs_total", "prompts that Mooncake did not bring"),
     "pulls_failed": _effect("mooncake-pulls", "pulls-failed", "Mooncake pulls that failed"),
     "peers_lost": _effect("mooncake-pulls", "peers-lost", "prefill workers lost during a pull"),
     "params_rejected": _effect("mooncake-requests", "params-rejected", "requests served without their transfer"),
     "loads_given_up": _effect("load-timeout", "loads-given-up", "loads of KV that took too long"),
 }
-"""Any of them: the figures are of something else than prefill/decode."""
+"""Any of them: the figures are of something else than prefill/decode. Mooncake counts from vllm 0.33 on."""
 
 ENGINE: Mapping[str, Counter] = {
     "computed": Counter("vllm:prompt_tokens_by_source_total", "prompt tokens computed", {"source": "local_compute"}),
@@ -74,14 +81,20 @@ ENGINE: Mapping[str, Counter] = {
     **FAILED_TRANSFERS,
 }
 
+
+def _lmcache(name: str, title: str) -> Counter:
+    """OpenTelemetry shows a counter only once it has counted; LMCache's gauges are there from its start."""
+    return Counter(f"lmcache_mp_{name}", title, appears="lmcache_mp_")
+
+
 LMCACHE: Mapping[str, Counter] = {
-    "written": Counter("lmcache_mp_l1_write_chunks_total", "chunks stored"),
-    "read": Counter("lmcache_mp_l1_read_chunks_total", "chunks loaded"),
-    "evicted": Counter("lmcache_mp_l1_evicted_chunks_total", "chunks evicted"),
-    "asked_tokens": Counter("lmcache_mp_lookup_requested_tokens_total", "tokens looked up"),
-    "hit_tokens": Counter("lmcache_mp_lookup_hit_tokens_total", "tokens that LMCache had"),
-    "no_room": Counter("lmcache_mp_l1_allocation_failure_chunks_total", "chunks without room"),
-    "read_failures": Counter("lmcache_mp_l1_read_failure_chunks_total", "chunks that could not be read"),
+    "written": _lmcache("l1_write_chunks_total", "chunks stored"),
+    "read": _lmcache("l1_read_chunks_total", "chunks loaded"),
+    "evicted": _lmcache("l1_evicted_chunks_total", "chunks evicted"),
+    "asked_tokens": _lmcache("lookup_requested_tokens_total", "tokens looked up"),
+    "hit_tokens": _lmcache("lookup_hit_tokens_total", "tokens that LMCache had"),
+    "no_room": _lmcache("l1_allocation_failure_chunks_total", "chunks without room"),
+    "read_failures": _lmcache("l1_read_failure_chunks_total", "chunks that could not be read"),
 }
 
 
@@ -141,6 +154,8 @@ class DeploymentSnapshot(Frozen):
     engines: Mapping[str, Counts] = {}
     caches: Mapping[str, Counts] = {}
     proxy: Counts = Counts()
+    patches: Mapping[str, tuple[str, ...]] = {}
+    """Engine -> the patches that are active in all of its processes, as these have reported them."""
 
 
 UNREAD = Counts(error="it was not read")

@@ -48,6 +48,7 @@ def judge(evidence: Evidence) -> BenchVerdict:
 
 
 CHECKS: Mapping[str, Check] = {
+    "warm-up": client_checks.not_warmed_up,
     "client": client_checks.client_failed,
     "completed": client_checks.nothing_completed,
     "errors": client_checks.too_many_errors,

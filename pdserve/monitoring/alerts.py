@@ -22,11 +22,6 @@ _FAILED_SHARE = """
 sum by (deployment) (rate(pdserve_proxy_errors_total{blame=~"worker|proxy"}[5m]))
 / sum by (deployment) (rate(pdserve_proxy_requests_total[5m])) > 0.01
 """
-_NEVER_HIT = """
-sum by (deployment, process) (rate(lmcache_mp_l1_evicted_chunks_total[1h])) > 0
-and sum by (deployment, process) (rate(lmcache_mp_lookup_hit_tokens_total[1h]))
-< 0.01 * sum by (deployment, process) (rate(lmcache_mp_lookup_requested_tokens_total[1h]))
-"""
 
 
 def _counted(by: str, metric: str, where: str = "") -> str:
@@ -36,6 +31,29 @@ def _counted(by: str, metric: str, where: str = "") -> str:
     series = f"{metric}{where}"
     appeared = f"({series} unless {series} offset 5m) and on (deployment, process) (up offset 5m == 1)"
     return f"sum by ({by}) (increase({series}[5m])) > 0 or sum by ({by}) ({appeared}) > 0"
+
+
+def _grown(metric: str) -> str:
+    """By how much the counters of a process have grown in an hour. Each cache_salt has a series of its own: one that
+    was not there an hour ago has grown by all of its value. As in `_counted`, the process was read then."""
+    appeared = f"({metric} unless {metric} offset 1h) and on (deployment, process) (up offset 1h == 1)"
+    return f"sum by (deployment, process) (({appeared}) or increase({metric}[1h]))"
+
+
+_NEVER_HIT = f"""
+{_grown("lmcache_mp_l1_evicted_chunks_total")} > 0
+and {_grown("lmcache_mp_lookup_hit_tokens_total")}
+< 0.01 * {_grown("lmcache_mp_lookup_requested_tokens_total")}
+"""
+_MOONCAKE_FAILS = " or ".join(
+    _counted("deployment, process", metric, where)
+    for metric, where in (
+        ("pdserve_patch_effects_total", '{patch="mooncake-pulls",effect=~"pulls-failed|peers-lost"}'),
+        # From vllm 0.33 on, of prefill and of decode.
+        ("vllm:mooncake_num_failed_transfers_total", ""),
+        ("vllm:mooncake_num_failed_recvs_total", ""),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -164,15 +182,11 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "MooncakePullsFail",
         "mooncake",
-        _counted(
-            "deployment, process",
-            "pdserve_patch_effects_total",
-            '{patch="mooncake-pulls",effect=~"pulls-failed|peers-lost"}',
-        ),
+        _MOONCAKE_FAILS,
         "0s",
         "critical",
-        f"KV transfers to {_PROCESS} failed in the last five minutes.",
-        f"{_LOGS} names the prefill; look at the network between their nodes.",
+        f"KV transfers to or from {_PROCESS} failed in the last five minutes.",
+        f"{_LOGS} names the other engine; look at the network between their nodes.",
     ),
     Alert(
         "EngineOutOfSockets",

@@ -51,3 +51,9 @@ def merged_effects(records: Iterable[PatchRecord]) -> dict[str, dict[str, float]
                 effects = merged.setdefault(patch, {})
                 effects[effect] = effects.get(effect, 0) + value
     return merged
+
+
+def active_in_all(records: Iterable[PatchRecord]) -> tuple[str, ...]:
+    """The patches that every process of them has applied; none without a process."""
+    active = [set(record.active) for record in records]
+    return tuple(sorted(set.intersection(*active))) if active else ()

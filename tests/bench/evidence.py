@@ -121,6 +121,7 @@ def reading(at: float, engines: Mapping[str, Mapping[str, float]], **changes: An
         "engines": {name: Counts(values=values) for name, values in engines.items()},
         "caches": {"lmcache-0": Counts(values={"written": 5.0 if at < 50 else 65.0})},
         "proxy": Counts(values={"requests": 7.0 if at < 50 else 7.0 + REQUESTS}),
+        "patches": {"decode-0": ("mooncake-pulls",)},
     }
     return DeploymentSnapshot(**(values | changes))
 

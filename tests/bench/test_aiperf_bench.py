@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from tests.bench.kit import serving_at, stand_in
-from tests.bench.test_bench import reasons
-from tests.launch.deployment import Deployment, pdserve
+from tests.bench.test_bench import reasons, wait_until
+from tests.launch.deployment import Command, Deployment, pdserve
 
 pytestmark = pytest.mark.process
 
@@ -82,6 +82,18 @@ def test_a_client_that_fails_or_asks_something_else_makes_it_invalid(
     code, result, output = bench(python, "--trace", "agentic-tiny", "--sessions", "2")
     assert (code, reasons(result)) == (9, expected), output
     assert "TokenizerError" in output or fault != "die"
+
+
+def test_a_term_ends_the_client_and_its_prompts_are_gone(
+    serving: Deployment, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("FAKE_AIPERF", "hang")
+    command = Command("bench", "--client", "aiperf", "--python", python, *FEW, "--trace", "agentic-tiny")
+    wait_until(lambda: bool(list(tmp_path.glob("pdserve-*/prompts"))))
+    command.popen.terminate()
+    assert command.finish() == 143, command.output
+    assert not list(tmp_path.glob("pdserve-*"))
 
 
 def test_the_table_has_the_hit_in_theory(serving: Deployment, python: str) -> None:

@@ -146,14 +146,19 @@ def test_a_client_that_hangs_is_stopped_at_the_limit(
     assert "was stopped after 2 s (--limit)" in output
 
 
-def test_ctrl_c_stops_the_client_too(serving: Deployment, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["int", "term", "hup"]
+)
+def test_a_signal_that_ends_it_stops_the_client_too(
+    serving: Deployment, python: str, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, code: int
+) -> None:
     monkeypatch.setenv("FAKE_CLIENT", "hang")
     folder = serving.run.path.parent / "bench"
     command = Command("bench", "--python", python, *FEW)
     wait_until(lambda: bool(clients(folder)))
     (client,) = clients(folder)
-    command.interrupt()
-    assert command.finish() == 130, command.output
+    command.popen.send_signal(signum)
+    assert command.finish() == code, command.output
     assert not client.alive()
 
 

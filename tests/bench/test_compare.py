@@ -12,7 +12,7 @@ from pdserve.bench.figures import figures
 from pdserve.bench.result import BenchResult, Measurement, Provenance, Window
 from pdserve.bench.stored import new_folder, read_result
 from pdserve.bench.validity import BenchVerdict, Reason
-from pdserve.bench.workload import Load, Workload
+from pdserve.bench.workload import USUAL_OUTPUT, Load, Workload
 from pdserve.cli.bench.compare import run
 from pdserve.errors import StateError
 from tests.bench.evidence import healthy, record
@@ -127,6 +127,15 @@ def test_different_work_is_not_compared(change: dict[str, Any]) -> None:
     other = Workload(**{"input_tokens": 10, "output_tokens": 5, **change})
     with pytest.raises(StateError, match="different work"):
         compare(result(), result(workload=other))
+
+
+def test_answers_whose_length_a_trace_does_not_have_are_work_too() -> None:
+    def of(output_tokens: int | None) -> BenchResult:
+        return result(workload=Workload(trace="t.jsonl", trace_digest="a" * 64, output_tokens=output_tokens))
+
+    with pytest.raises(StateError, match=r"16 out, seed 0, SLO none, and .*1024 out"):
+        compare(of(16), of(1024))
+    assert compare(of(None), of(USUAL_OUTPUT)).differences == ()
 
 
 def test_a_load_that_ends_by_time_is_another_load() -> None:

@@ -12,8 +12,11 @@ import pytest
 from pdserve.bench import look
 from pdserve.bench.look import Looker
 from pdserve.bench.snapshot import Counts, DeploymentSnapshot
+from pdserve.patches.process_records import PatchRecord
 from pdserve.run.directory import RunDir
+from pdserve.run.patch_proof import records_folder
 from tests.bench.evidence import plan, reading
+from tests.doctor import kit
 
 SLOW = Counts(error="no answer within 3 s")
 
@@ -68,3 +71,25 @@ def test_where_a_process_has_died_nothing_is_waited_for(run: RunDir) -> None:
 def test_what_can_never_be_read_is_given_back_with_its_error(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look, "_SETTLE_SECONDS", 0.0)
     assert settled(run, read(1.0, proxy=SLOW)).proxy == SLOW
+
+
+def test_a_patch_counts_where_all_processes_of_an_engine_report_it_and_not_by_the_plan(tmp_path: Path) -> None:
+    deployment = kit.run_dir(tmp_path)
+    planned = deployment.read_plan()
+    assert "mooncake-pulls" in planned.process("decode-0").patches
+    for engine, of_worker in (("decode-0", ("mooncake-pulls", "stale-completions")), ("decode-1", ("load-timeout",))):
+        folder = records_folder(deployment, engine)
+        folder.mkdir(parents=True)
+        for kind, active in (("engine-core", ("mooncake-pulls",)), ("worker", of_worker)):
+            record = PatchRecord(pid=1, session=1, process=kind, kind=kind, active=active)
+            (folder / f"{kind}.json").write_text(record.model_dump_json())
+
+    async def look_at() -> DeploymentSnapshot:
+        nothing = httpx.MockTransport(lambda request: httpx.Response(404))
+        async with httpx.AsyncClient(transport=nothing) as client:
+            return await Looker(deployment, planned, client).snapshot()
+
+    reported = asyncio.run(look_at()).patches
+    assert reported["decode-0"] == ("mooncake-pulls",)
+    assert reported["decode-1"] == ()
+    assert reported["prefill-0"] == ()

@@ -36,6 +36,10 @@ def failed(count: int, share: float = 0.0) -> Change:
     return change
 
 
+def of_a_hundred(count: int, share: float) -> Change:
+    return lambda evidence: failed(count, share)(replace(evidence, records=(record(),) * 100))
+
+
 def first(**fields: Any) -> Change:
     """The first record is another."""
     return lambda evidence: replace(evidence, records=(record(**fields), *evidence.records[1:]))
@@ -87,8 +91,26 @@ def page_of_proxy(answered: Mapping[str, int]) -> Change:
     )
 
 
+def page_of_mooncake(transfers: int, receives: int) -> Change:
+    """Of a decode with vllm 0.33, at the end: so many have failed."""
+    text = f"""
+vllm:mooncake_num_failed_transfers_total{{engine="0"}} {transfers}
+vllm:mooncake_num_failed_recvs_total{{engine="0"}} {receives}
+vllm:prompt_tokens_by_source_total{{engine="0",source="local_compute"}} 3
+vllm:prompt_tokens_by_source_total{{engine="0",source="external_kv_transfer"}} {5 + TOKENS}
+"""
+    page = counts(samples_of(text), ENGINE)
+    return lambda evidence: after(engines={**evidence.after.engines, "decode-0": page})(evidence)
+
+
 def event(kind: str) -> Change:
     return having(events=({"event": kind, "name": "decode-0", "at": 1.0},))
+
+
+def whole_prompts(evidence: Evidence) -> Evidence:
+    """Until the first request decode has received prompts, and computed nothing of them."""
+    engines = {**evidence.before.engines, "decode-0": Counts(values={"computed": 0.0, "received": 5.0})}
+    return replace(evidence, before=evidence.before.model_copy(update={"engines": engines}))
 
 
 def both(*changes: Change) -> Change:
@@ -129,7 +151,10 @@ def tier(class_name: str, **values: float) -> Change:
     return change
 
 
+COLD = (record(ok=False, output_tokens=0, error="Internal Server Error"),)
 CASES: list[tuple[str, Change, str]] = [
+    ("warm-up", having(warmup=(), warmup_problem="it ended with 1"), "the warm-up was answered: it ended with 1"),
+    ("warm-up", having(warmup=COLD), "no request of the warm-up was answered: for example: Internal Server Error"),
     ("client", having(client_problem="it ended with 1"), "ended with 1"),
     ("client", lambda e: replace(e, records=e.records[1:]), "19 of 20 requests"),
     ("completed", failed(REQUESTS), "no request was answered"),
@@ -138,6 +163,13 @@ CASES: list[tuple[str, Change, str]] = [
     ("output-length", first(output_tokens=OUTPUT - 1), "1 of 20 answers"),
     ("prompt-length", first(prompt_tokens=INPUT + 21), "1 of 20 prompts"),
     ("decode-computed", count("decode-0", computed=3.0 + REQUESTS + 1), "decode computed 21 prompt tokens itself"),
+    ("decode-computed", count("decode-0", computed=3.0 + REQUESTS - 1), "0, or one of each request (20), would be"),
+    (
+        "decode-computed",
+        both(whole_prompts, count("decode-0", computed=REQUESTS)),
+        "(0.1% of all), and 0 would be right",
+    ),
+    ("decode-computed", both(having(plan=plan(conditional=100)), count("decode-0", computed=4.0)), "computed 1 prompt"),
     (
         "decode-computed",
         both(having(plan=plan(conditional=100)), count("proxy", single_engine=1.0), count("decode-0", computed=3000.0)),
@@ -145,6 +177,7 @@ CASES: list[tuple[str, Change, str]] = [
     ),
     ("transfers", count("decode-0", pulls_failed=2.0), "2 Mooncake pulls that failed"),
     ("transfers", count("prefill-0", nixl_expired=1.0), "1 requests whose KV expired"),
+    ("transfers", page_of_mooncake(4, 8), "4 Mooncake transfers that failed, 8 prompts that Mooncake did not bring"),
     ("cache", count("lmcache-0", written=5.0), "LMCache is on and stored nothing"),
     ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=8.0), "the Mooncake store is on"),
     ("cache", tier("OffloadingConnector", offload_bytes=0.0), "host memory is on"),
@@ -166,9 +199,11 @@ CASES: list[tuple[str, Change, str]] = [
 ]
 
 CLOSE: list[tuple[str, Change]] = [
+    ("warm-up", having(warmup=(*COLD, record()))),
     ("errors", failed(2, share=0.1)),
+    *[("errors", of_a_hundred(n, n / 100)) for n in (7, 14, 28, 29, 55, 56, 57, 58)],
     ("prompt-length", first(prompt_tokens=INPUT + 20)),
-    ("decode-computed", count("decode-0", computed=3.0 + REQUESTS)),
+    ("decode-computed", both(whole_prompts, count("decode-0", computed=0.0))),
     ("decode-computed", having(plan=plan(mode="aggregated"))),
     (
         "decode-computed",
@@ -178,6 +213,8 @@ CLOSE: list[tuple[str, Change]] = [
             count("decode-0", computed=TOKENS),
         ),
     ),
+    ("transfers", both(page_of_mooncake(0, 0), after(patches={}))),
+    ("transfers", both(count("decode-0", nixl_failed=0.0), after(patches={}))),
     ("cache", both(count("lmcache-0", written=5.0), count("prefill-0", computed=11.0 + 255))),
     ("cache", both(count("lmcache-0", written=5.0), having(plan=plan(lmcache=False)))),
     ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=7.0)),
@@ -192,7 +229,13 @@ CLOSE: list[tuple[str, Change]] = [
 ]
 
 UNKNOWN: list[tuple[str, Change, str]] = [
+    ("warm-up", having(warmup=(*COLD, record()), warmup_problem="it ended with 1"), "was not whole: it ended with 1"),
     ("decode-computed", after(engines={}), "decode-0 could not be read"),
+    (
+        "decode-computed",
+        count("decode-0", computed=3.0 + REQUESTS),
+        "the last one of each request, which its connector",
+    ),
     ("transfers", after(engines={}), "could not be read"),
     ("cache", unread("lmcache-0"), "or could not be read"),
     ("cache", unread("prefill-0"), "the metrics of prefill-0 could not be read (no answer within 3 s)"),
@@ -205,11 +248,7 @@ UNKNOWN: list[tuple[str, Change, str]] = [
     ("client-cpu", having(client=CpuUse()), "could not be measured"),
     ("other-traffic", after(proxy=Counts(error="it is vllm-router")), "it is vllm-router"),
     ("cache", after(caches={}), "LMCache reports nothing"),
-    (
-        "transfers",
-        having(plan=plan(processes=tuple(p.model_copy(update={"patches": ()}) for p in plan().processes))),
-        "do not count transfers that fail",
-    ),
+    ("transfers", after(patches={"decode-0": ("mooncake-requests",)}), "do not count transfers that fail"),
 ]
 
 
@@ -264,6 +303,27 @@ def test_arrivals_of_a_poisson_process_are_not_late() -> None:
         evidence = of_aiperf(healthy(load=Load(requests=REQUESTS, rate=4.0), records=records))
         late += CHECKS["rate"](evidence) is not None
     assert late <= 1
+
+
+def test_a_decode_that_receives_whole_prompts_speaks_for_the_others() -> None:
+    """The connector is the same: what another decode computed is no last token that it leaves to decode."""
+    evidence = healthy()
+    workers = evidence.plan.proxy.workers
+    proxy = evidence.plan.proxy.model_copy(
+        update={"workers": (*workers, workers[-1].model_copy(update={"name": "decode-1", "url": "http://127.0.0.1:4"}))}
+    )
+    other = {"before": {"computed": 9.0, "received": 9.0}, "after": {"computed": 9.0 + REQUESTS, "received": 9.0}}
+    readings = {
+        when: getattr(evidence, when).model_copy(
+            update={"engines": {**getattr(evidence, when).engines, "decode-1": Counts(values=values)}}
+        )
+        for when, values in other.items()
+    }
+    answer = CHECKS["decode-computed"](
+        replace(evidence, plan=evidence.plan.model_copy(update={"proxy": proxy}), **readings)
+    )
+    assert isinstance(answer, Invalid)
+    assert "decode computed 20 prompt tokens itself (0.1% of all), and 0 would be right" in answer.text
 
 
 def test_every_check_has_a_case() -> None:

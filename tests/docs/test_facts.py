@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -128,7 +129,8 @@ def test_exit_codes_are_those_of_the_error_tree() -> None:
     raised = {error.__name__: error.exit_code for error in _subclasses(errors.PdserveError)}
     del raised["ReportedError"]  # shown again with the code that it had at first
     assert documented == raised
-    assert {int(row[0]) for row in rows} == {0, errors.PdserveError.exit_code, 130, *raised.values()}
+    by_signal = {128 + signum for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    assert {int(row[0]) for row in rows} == {0, errors.PdserveError.exit_code, *by_signal, *raised.values()}
 
 
 def _subclasses(error: type[errors.PdserveError]) -> Iterator[type[errors.PdserveError]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,16 +69,24 @@ def test_a_harness_that_fails_is_no_score(fake: Deployment, harness: Path, monke
     assert str(results(fake) / "repeat-1" / "harness.log") in output
 
 
-def test_a_ctrl_c_ends_the_harness(
-    fake: Deployment, harness: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["int", "term", "hup"]
+)
+def test_a_signal_that_ends_it_ends_the_harness(
+    fake: Deployment,
+    harness: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signum: signal.Signals,
+    code: int,
 ) -> None:
     """That it is gone is checked at the end of every test."""
     started = tmp_path / "started"
     monkeypatch.setenv("FAKE_HANGS", str(started))
     command = Command("eval", "capitals", "--threshold", "0", "--harness", harness)
     until_exists(command, started)
-    command.interrupt()
-    assert command.finish() == 130
+    command.popen.send_signal(signum)
+    assert command.finish() == code
 
 
 def until_exists(command: Command, file: Path) -> None:

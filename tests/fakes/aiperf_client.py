@@ -4,7 +4,8 @@
     aiperf_client.py -I -c CODE                     prints the version, as the check of --setup asks it
 
 It reads traces of its Mooncake format and fixed lengths. Sessions go on turn by turn, at a concurrency.
-FAKE_AIPERF=die ends with code 1 and no records; wrong-length asks for half of each answer.
+FAKE_AIPERF=die ends with code 1 and no records; wrong-length asks for half of each answer; hang leaves a temporary file
+and does not end before it gets a TERM.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import sys
 import time
 import uuid
@@ -112,6 +114,9 @@ def main() -> None:
     if "-c" in sys.argv:
         print("0.13.0")
         return
+    if FAULT == "hang":
+        Path(os.environ["TMPDIR"], "prompts").write_text("a prompt")
+        signal.pause()
     if FAULT == "die":
         sys.exit("TokenizerError: Failed to load tokenizer")
     asyncio.run(profile(json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())))

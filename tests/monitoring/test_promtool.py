@@ -124,6 +124,16 @@ ALERTING: dict[str, tuple[dict[str, str], str, str]] = {
         "5m30s",
         'alertname="MooncakePullsFail",process="decode-0"',
     ),
+    "a pull that failed where only vllm counts it": (
+        {f'vllm:mooncake_num_failed_recvs_total{{{OF},process="decode-0"}}': "0x6 1x6"},
+        "1m30s",
+        'alertname="MooncakePullsFail",process="decode-0"',
+    ),
+    "a transfer that failed on prefill, which only vllm counts": (
+        {f'vllm:mooncake_num_failed_transfers_total{{{OF},process="prefill-0"}}': "0x6 1x6"},
+        "1m30s",
+        'alertname="MooncakePullsFail",process="prefill-0"',
+    ),
     "the first request without a socket": (
         {
             f'up{{{OF},process="decode-0"}}': "1x60",
@@ -140,6 +150,38 @@ ALERTING: dict[str, tuple[dict[str, str], str, str]] = {
         },
         "2h20m",
         'alertname="LmcacheNeverHits",process="lmcache-0"',
+    ),
+    "the same, where each client has a salt of its own: every series appears at its full value": (
+        {
+            f'up{{{OF},process="lmcache-0"}}': "1x900",
+            **{
+                f'{metric}{{{OF},process="lmcache-0",cache_salt="{salt}"}}': f"_x{30 * salt} {value}x870"
+                for salt in range(30)
+                for metric, value in (
+                    ("lmcache_mp_l1_evicted_chunks_total", 10),
+                    ("lmcache_mp_lookup_hit_tokens_total", 0),
+                    ("lmcache_mp_lookup_requested_tokens_total", 5000),
+                )
+            },
+        },
+        "2h20m",
+        'alertname="LmcacheNeverHits",process="lmcache-0"',
+    ),
+    "such clients, whose prefixes come back": (
+        {
+            f'up{{{OF},process="lmcache-0"}}': "1x900",
+            **{
+                f'{metric}{{{OF},process="lmcache-0",cache_salt="{salt}"}}': f"_x{30 * salt} {value}x870"
+                for salt in range(30)
+                for metric, value in (
+                    ("lmcache_mp_l1_evicted_chunks_total", 10),
+                    ("lmcache_mp_lookup_hit_tokens_total", 500),
+                    ("lmcache_mp_lookup_requested_tokens_total", 5000),
+                )
+            },
+        },
+        "2h20m",
+        "",
     ),
     "an L1 that evicts and hits": (
         {

@@ -73,7 +73,7 @@ class AiperfClient:
         export = _artifacts(run) / _EXPORT
         export.replace(run.result)
         asked = None if self.trace is None else self.trace.asked_output()
-        records = of_aiperf(run.result.read_text(encoding="utf-8"), clocks, asked)
+        records = of_aiperf(run.result.read_text(encoding="utf-8", errors="replace"), clocks, asked)
         return records + cut_records(run.log.read_text(encoding="utf-8", errors="replace"), records)
 
     def clean(self, run: ClientRun) -> None:

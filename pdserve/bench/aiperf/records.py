@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pdserve.bench.records import RequestRecord, UnreadableResultError, last_line
+from pdserve.bench.records import RequestRecord, UnreadableResultError, last_line, possible
 from pdserve.bench.snapshot import Clocks
 
 _NANOSECONDS, _MILLISECONDS = 1e9, 1e3
@@ -30,7 +30,7 @@ def of_aiperf(
         try:
             raw: dict[str, Any] = json.loads(line)
             if raw["metadata"]["benchmark_phase"] == "profiling":
-                records.append(_record(raw, clocks, asked))
+                records.append(possible(_record(raw, clocks, asked)))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise UnreadableResultError(f"line {number}: {type(error).__name__}: {error}") from error
     return tuple(sorted(records, key=lambda record: record.started))

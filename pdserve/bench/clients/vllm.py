@@ -64,7 +64,7 @@ class VllmClient:
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
         """It counts by the monotonic clock already."""
-        return of_vllm(run.result.read_text(encoding="utf-8"))
+        return of_vllm(run.result.read_text(encoding="utf-8", errors="replace"))
 
     def clean(self, run: ClientRun) -> None:
         """It leaves nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -24,6 +23,7 @@ from pdserve.cli.bench.wide_console import wide_console
 from pdserve.errors import InvalidBenchError
 from pdserve.operations.serving import serving
 from pdserve.run.directory import home, new_run_id
+from pdserve.system.orderly_end import run_to_its_end
 
 _INVALID = "bold red"
 
@@ -50,7 +50,7 @@ def run(
     def show(measurement: Measurement) -> None:
         out.print(Text(_line(measurement), style="" if measurement.verdict.valid else _INVALID))
 
-    result = asyncio.run(bench(deployment, task, folder, show))
+    result = run_to_its_end(bench(deployment, task, folder, show))
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), **result.model_dump(mode="json")}, indent=2))
     else:

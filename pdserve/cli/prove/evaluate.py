@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pdserve.cli.prove.serving import serving
 from pdserve.evaluation.harness import Score
 from pdserve.evaluation.run import evaluate, find_harness
 from pdserve.evaluation.settings import EvalSettings
+from pdserve.system.orderly_end import run_to_its_end
 
 
 def run(name: str | None, settings: EvalSettings, *, harness: str | None, as_json: bool) -> None:
@@ -22,7 +22,7 @@ def run(name: str | None, settings: EvalSettings, *, harness: str | None, as_jso
         settings = replace(settings, task=_task_file(settings.task))
     run_dir, state, plan = serving(name, "eval")
     program = find_harness(harness, os.environ)
-    verdict = asyncio.run(
+    verdict = run_to_its_end(
         evaluate(run_dir, state, plan, settings, harness=program, environ=os.environ, on_repeat=_progress)
     )
     if as_json:

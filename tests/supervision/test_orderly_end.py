@@ -1,0 +1,64 @@
+"""A verb with a child of its own: TERM and HUP end it as a Ctrl-C does, after the child and what it left."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+VERB = """
+import asyncio, os, sys
+from pathlib import Path
+from pdserve.system.orderly_end import run_to_its_end
+from pdserve.system.process import spawn
+
+async def verb():
+    left = Path(sys.argv[1], "prompts")
+    left.touch()
+    log = Path(sys.argv[1], "log")
+    child = spawn(["sleep", "600"], env=dict(os.environ), log=log, marker="verb", control_stdin=False)
+    print(child.pid, flush=True)
+    try:
+        await child.wait()
+    finally:
+        await child.stop(5)
+        left.unlink()
+
+run_to_its_end(verb())
+"""
+
+
+def started(folder: Path, *before: str) -> tuple[subprocess.Popen[str], int]:
+    """The verb, and the PID of its child."""
+    verb = subprocess.Popen(
+        [*before, sys.executable, "-c", VERB, str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert verb.stdout is not None
+    return verb, int(verb.stdout.readline())
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["term", "hup"])
+def test_a_signal_ends_the_child_and_then_the_verb(tmp_path: Path, signum: signal.Signals, code: int) -> None:
+    verb, child = started(tmp_path)
+    with verb:
+        verb.send_signal(signum)
+        assert verb.wait(60) == code
+    assert not Path(f"/proc/{child}").exists()
+    assert not (tmp_path / "prompts").exists()
+
+
+def test_a_hangup_that_nohup_ignores_ends_nothing(tmp_path: Path) -> None:
+    verb, _ = started(tmp_path, "nohup")
+    with verb:
+        verb.send_signal(signal.SIGHUP)
+        verb.send_signal(signal.SIGTERM)
+        assert verb.wait(60) == 143
