@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 
@@ -17,9 +18,7 @@ from pdserve.verify.target import Target
 from pdserve.verify.transfer import ALWAYS_RECOMPUTED
 from pdserve.verify.trials import Counters, read_counters, tokens_since
 
-ANSWERS_CLAIM = (
-    "Every request under load whose client stayed was answered whole, and none of them needed a second attempt."
-)
+_ANSWERED = "Every request under load whose client stayed was answered whole"
 TRANSFER_CLAIM = "Under load decode had the KV of every prompt and computed none beyond what vLLM always recomputes."
 RELOAD_CLAIM = (
     "After each time that the engines' own caches were cleared, the prefixes that prompts share were loaded again."
@@ -33,6 +32,11 @@ _UNLOCK_SECONDS = 15.0
 _POLL_SECONDS = 0.2
 _COMPUTED_A_REQUEST = 2 * ALWAYS_RECOMPUTED
 """Requests of `verify` itself, which make idle engines release blocks, count too."""
+
+
+def answers_claim(target: Target) -> str:
+    """vllm-router does not count second attempts: nothing is claimed of them there."""
+    return f"{_ANSWERED}." if target.through_router else f"{_ANSWERED}, and none of them needed a second attempt."
 
 
 def prove_answers(target: Target, traffic: Traffic, options: LoadOptions) -> Outcome:
@@ -67,12 +71,21 @@ def prove_answers(target: Target, traffic: Traffic, options: LoadOptions) -> Out
             numbers,
             goes_on=True,
         )
+    if traffic.failovers is None and not target.through_router:
+        return not_proven(
+            "all were answered, but how many attempts the proxy made once more could not be read before or after the "
+            f"load; see {target.log('proxy')}",
+            numbers,
+            goes_on=True,
+        )
     return proven(numbers)
 
 
 async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
-    """From the counters of the decode engines. Decode may have a prefix in its own cache: from an earlier transfer."""
-    prompts = sum(len(request.planned.prompt) for request in traffic.served if request.ended == "answered")
+    """From the counters of the decode engines. Decode may have a prefix in its own cache: from an earlier transfer. It
+    counts each prompt whole, by source, once the first token is there. Of a request that was left before its first byte
+    nobody knows whether it came so far."""
+    prompts = sum(len(request.planned.prompt) for request in traffic.served if request.begun)
     until = time.monotonic() + _COUNT_SECONDS
     while True:
         after = await read_counters(target)
@@ -91,16 +104,21 @@ async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
         "in decode's own cache": cached,
         "computed on decode": computed,
     }
-    # Window by window: in a long load the tokens that are always computed would hide some whole prompts.
+    # Window by window: in a long load the tokens that are always computed would hide some whole prompts. In a window
+    # whose prompts are fewer tokens than it has requests they still would.
     ends = [*(window.before for window in traffic.windows[1:]), after]
-    wrong, unread = [], []
+    wrong, unread, hidden = [], [], []
     for window, end in zip(traffic.windows, ends, strict=True):
+        requests = f"requests {window.first}-{window.last}"
         own = _on_decode(target, window.before, end, "local_compute")
+        shortest = min((len(request.planned.prompt) for request in window.served), default=math.inf)
         if own is None:
-            unread.append(f"requests {window.first}-{window.last}")
+            unread.append(requests)
         elif own > _COMPUTED_A_REQUEST * len(window.served):
-            wrong.append(f"requests {window.first}-{window.last}: {own}")
-    if wrong or received + cached < prompts - ALWAYS_RECOMPUTED * len(traffic.served):
+            wrong.append(f"{requests}: {own}")
+        elif own >= shortest:
+            hidden.append(f"{requests}: {own}, a prompt has {shortest}")
+    if wrong or received + cached + computed < prompts:
         return failed(
             f"of {prompts} prompt tokens decode received {received}, had {cached} in its own cache and computed "
             f"{computed} ({'; '.join(wrong) or 'no window more than it may'}): KV was not transferred, or not all of "
@@ -109,6 +127,12 @@ async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
         )
     if unread:
         return not_proven(f"the counters of decode could not be read around {'; '.join(unread)}", numbers)
+    if hidden:
+        return not_proven(
+            f"decode computed as many tokens in a window as a whole prompt has ({'; '.join(hidden)}): the one token "
+            "that vLLM may compute of every prompt, or a prompt of which no KV came; a smaller --window tells which",
+            numbers,
+        )
     return proven(numbers)
 
 
@@ -170,12 +194,17 @@ async def prove_clean(target: Target, before: Mapping[str, EngineSnapshot]) -> O
     numbers: Numbers = {}
     left = await cleanliness.left_behind(target, before, numbers)
     locked = await _locked(target)
+    logs = ", ".join(target.log(server.process) for server in target.plan.lmcache)
     if target.plan.lmcache:
         numbers["chunks locked in LMCache"] = locked
     if left:
         return failed(left, numbers)
+    if locked is None:
+        return not_proven(
+            f"not every LMCache server reports within {_UNLOCK_SECONDS:g} s how many chunks loads hold; see {logs}",
+            numbers,
+        )
     if locked:
-        logs = ", ".join(target.log(server.process) for server in target.plan.lmcache)
         return failed(
             f"{_UNLOCK_SECONDS:g} s later LMCache still holds {locked} chunks for loads that are over: they cannot be "
             f"evicted. Others use the deployment, or locks of cancelled requests leak; see {logs}",
@@ -185,13 +214,15 @@ async def prove_clean(target: Target, before: Mapping[str, EngineSnapshot]) -> O
 
 
 async def _locked(target: Target) -> int | None:
-    """Chunks that LMCache keeps locked for a load, after some patience. None: it does not report them."""
+    """Chunks that LMCache keeps locked for a load, after some patience. None: a server does not report them, and the
+    others hold none."""
     until = time.monotonic() + _UNLOCK_SECONDS
     while True:
         servers = [await lmcache_snapshot(server.http_url, target.client) for server in target.plan.lmcache]
         known = [server.read_locked for server in servers if server.read_locked is not None]
-        if not sum(known) or time.monotonic() > until:
-            return sum(known) if known else None
+        held, complete = sum(known), len(known) == len(servers)
+        if (complete and not held) or time.monotonic() > until:
+            return held if complete or held else None
         await asyncio.sleep(_POLL_SECONDS)
 
 
