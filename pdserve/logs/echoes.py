@@ -19,16 +19,16 @@ _GROWTH = 8
 
 def without_echoes(lines: Sequence[str]) -> list[str]:
     """The lines without these tracebacks and the answers after them. The first error of each API server stays."""
-    if not _tells_of_death(lines):
+    if not _has_dead_engine(lines):
         return list(lines)
     echoes: set[int] = set()
-    told: set[str] = set()
+    reported: set[str] = set()
     begun: dict[str, tuple[str, list[int]]] = {}
     for index, line in enumerate(lines):
         text = plain(line)
         record = _RECORD.match(text)
         if record is None:
-            if told and _ANSWER.match(text):
+            if reported and _ANSWER.match(text):
                 echoes.add(index)
             continue
         # Lines of several servers stand among each other, and one place logs one traceback after the other.
@@ -39,8 +39,8 @@ def without_echoes(lines: Sequence[str]) -> list[str]:
             begun[who] = record[0], indices
         indices.append(index)
         if _DEAD in text:
-            echoes.update(indices if who in told else indices[:-1])
-            told.add(who)
+            echoes.update(indices if who in reported else indices[:-1])
+            reported.add(who)
             indices.clear()
     return [line for index, line in enumerate(lines) if index not in echoes]
 
@@ -52,16 +52,16 @@ def last_lines(end: Callable[[int], bytes], lines: int, limit: int) -> tuple[str
     while True:
         data = end(size)
         read = split(data)
-        told = without_echoes(read)
-        kept = _last(told, lines, limit)
-        is_full = len(kept) == lines or len(kept) < len(told)
+        distinct = without_echoes(read)
+        kept = _last(distinct, lines, limit)
+        is_full = len(kept) == lines or len(kept) < len(distinct)
         is_all = len(data) < size or size >= _SEARCHED_BYTES
-        if is_full or is_all or not _tells_of_death(read):
+        if is_full or is_all or not _has_dead_engine(read):
             return tuple(kept)
         size = min(size * _GROWTH, _SEARCHED_BYTES)
 
 
-def _tells_of_death(lines: Sequence[str]) -> bool:
+def _has_dead_engine(lines: Sequence[str]) -> bool:
     return any(_DEAD in line for line in lines)
 
 

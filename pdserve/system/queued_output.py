@@ -33,7 +33,7 @@ class QueuedFile:
         self._dropped = 0
         self._over = False
         self._failure: OSError | None = None
-        self._is_told = False
+        self._is_reported = False
         self._thread = threading.Thread(target=self._run, name="queued-output", daemon=True)
         self._thread.start()
 
@@ -42,8 +42,8 @@ class QueuedFile:
         written; nothing is written from there on."""
         with self._news:
             if self._failure is not None:
-                if not self._is_told:
-                    self._is_told = True
+                if not self._is_reported:
+                    self._is_reported = True
                     raise self._failure
                 return
             for line in lines.splitlines(keepends=True):
@@ -55,7 +55,7 @@ class QueuedFile:
             self._news.notify()
 
     def end(self, seconds: float) -> OSError | None:
-        """Returns when all is written, or after so many seconds, or at a Ctrl-C. A failure that nobody was told."""
+        """Returns when all is written, or after so many seconds, or at a Ctrl-C. A failure that was not raised yet."""
         with self._news:
             self._over = True
             self._news.notify()
@@ -63,7 +63,7 @@ class QueuedFile:
             self._thread.join(seconds)
         with self._news:
             self._lines.clear()
-            return None if self._is_told else self._failure
+            return None if self._is_reported else self._failure
 
     def _run(self) -> None:
         # A signal is for the main thread, which may wait in a call that only its own signals interrupt.
@@ -147,7 +147,7 @@ def queued_output(*, last_seconds: float = _LAST_SECONDS) -> Iterator[None]:
     finally:
         sys.stdout, sys.stderr = before
         for place in places:
-            with contextlib.suppress(OSError):  # told below
+            with contextlib.suppress(OSError):  # reported below
                 place.rest()
         failures = [failure for queued in files.values() if (failure := queued.end(last_seconds)) is not None]
         if failures and not isinstance(failures[0], BrokenPipeError):

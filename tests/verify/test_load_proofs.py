@@ -81,7 +81,7 @@ class TestTransfer:
         served = [request(number, tokens) for number in range(requests)]
         outcome = self.proved([(served, read(0, 0))], (requests - lost) * tokens, lost * tokens)
         assert outcome.status == "not-proven"
-        assert "a smaller --window tells which" in outcome.reason
+        assert "a smaller --window shows which" in outcome.reason
         assert f"{lost * tokens}, a prompt has {tokens}" in outcome.reason
 
     def test_in_windows_that_are_small_enough_it_fails(self) -> None:

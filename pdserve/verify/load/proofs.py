@@ -130,7 +130,7 @@ async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
     if hidden:
         return not_proven(
             f"decode computed as many tokens in a window as a whole prompt has ({'; '.join(hidden)}): the one token "
-            "that vLLM may compute of every prompt, or a prompt of which no KV came; a smaller --window tells which",
+            "that vLLM may compute of every prompt, or a prompt of which no KV came; a smaller --window shows which",
             numbers,
         )
     return proven(numbers)
