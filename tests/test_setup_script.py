@@ -276,7 +276,8 @@ def test_a_python_that_is_too_old_is_refused_with_what_to_install(clone: Clone) 
 def test_the_interpreter_of_the_distribution_is_taken_before_another_one_on_path(clone: Clone) -> None:
     distribution = Path("/usr/bin/python3")
     headers = 'import ensurepip, sys, sysconfig; print(sys.version_info >= (3, 11), sysconfig.get_path("include"))'
-    known = subprocess.run([str(distribution), "-c", headers], capture_output=True, text=True, check=False).stdout.split()
+    asked = subprocess.run([str(distribution), "-c", headers], capture_output=True, text=True, check=False)
+    known = asked.stdout.split()
     complete = known[:1] == ["True"] and (Path(known[1]) / "Python.h").is_file()
     # Without an index nothing can be installed: only the choice is looked at.
     done = clone.setup("--no-engines", PATH=f"{clone.bin}:/usr/bin:/bin", PIP_NO_INDEX="1")
