@@ -17,6 +17,12 @@ _SHORTEST_VALUE = 8
 _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _NAME = r"[A-Za-z_][\w-]{0,63}"
 """Names have a limit: a word of a million letters must not be gone through from each of them."""
+_GAP = (
+    r"[ \t]*+(?:(?:\r?\n[ \t]*+)++"
+    rf"(?!\\{{0,15}}[\"']?{_NAME}\\{{0,15}}[\"']?[ \t]*(?::(?=\s|\\|\Z)|=[ \t]*[^\s=])))?+"
+)
+"""Between a name and its value. It may stand on the next line, but not where that has a name of its own: the first is
+empty then. A value may end with =, as base64 does."""
 _IN_DOUBLE = r"(?:\\[^\r\n]|[^\\\"\r\n])+"
 _QUOTED = (
     # Quotes that are escaped themselves, as in JSON within JSON: to the same number of backslashes before the quote.
@@ -37,7 +43,7 @@ _BARE = (
 stands in a text that has some. A list or a mapping of YAML and JSON is no value; after = a bracket is."""
 _HEADER = re.compile(
     r"(?<![\w-])(?P<name>(?:proxy-)?authorization|x-api-key|api-key|(?:set-)?cookie)"
-    rf"(?P<mark>\\{{0,15}}[\"']?\s*[:=]\s*(?:b(?=[\"']))?)(?:{_QUOTED}|(?P<bare>(?:\\[^\r\n]|[^\"'\\\r\n])+))",
+    rf"(?P<mark>\\{{0,15}}[\"']?[ \t]*[:=]{_GAP}(?:b(?=[\"']))?)(?:{_QUOTED}|(?P<bare>(?:\\[^\r\n]|[^\"'\\\r\n])+))",
     re.IGNORECASE,
 )
 _SCHEME = re.compile(r"\b(?P<scheme>Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
@@ -53,7 +59,7 @@ _PARAMETER = re.compile(rf"(?<=[?&])(?P<name>{_NAME})=")
 _IN_QUERY = re.compile(rf"{_QUOTED}|(?P<bare>(?:[^\s&\"'\\]|\\[^\s\"'])+)")
 """In the query of a URL & ends a value, and nowhere else."""
 _PAIR = re.compile(
-    rf"(?<!\w)(?!(?<=[?&]){_NAME}=)(?P<name>{_NAME})\\{{0,15}}[\"']?\s*[=:]\s*(?:[bBuUrR]{{1,2}}(?=[\"']))?"
+    rf"(?<!\w)(?!(?<=[?&]){_NAME}=)(?P<name>{_NAME})\\{{0,15}}[\"']?[ \t]*[=:]{_GAP}(?:[bBuUrR]{{1,2}}(?=[\"']))?"
 )
 _FORMS = ((_FLAG, _VALUE), (_ARGUMENT, _IN_ARGUMENT), (_PARAMETER, _IN_QUERY), (_PAIR, _VALUE))
 """A name, and the value after it."""

@@ -166,6 +166,14 @@ HIDDEN = [
     ("https://bob:sword@fish1@host/x", "https://[removed]@host/x"),
     ('{"url":"http://h:1","to":"a@b"}', '{"url":"http://h:1","to":"a@b"}'),
     ("?token=swordfish1&key=s2&a=b", "?token=[removed]&key=[removed]&a=b"),
+    ("api_key:\npassword: hunter2\n", "api_key:\npassword: [removed]\n"),
+    ("  access_key: \r\n  hf_token: 'hunter2'\r\n", "  access_key: \r\n  hf_token: '[removed]'\r\n"),
+    ("api_key =\npassword = hunter2\n", "api_key =\npassword = [removed]\n"),
+    ("API_KEY=\n\nDB_PASSWORD=hunter2\n", "API_KEY=\n\nDB_PASSWORD=[removed]\n"),
+    ("api_key:\nsecret:\npassword: hunter2", "api_key:\nsecret:\npassword: [removed]"),
+    ("cookie:\npassword: hunter2\nport: 8", "cookie:\npassword: [removed]\nport: 8"),
+    ("api_key:\n  c3dvcmRmaXNo==\nport: 8", "api_key:\n  [removed]\nport: 8"),
+    ('"api_key":\n  "swordfish1"', '"api_key":\n  "[removed]"'),
 ]
 KEPT = [
     "max_tokens=12 prompt_tokens=619 tokenizer=tiny",
@@ -187,7 +195,26 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["x", "-", "--a", "a-", "://", "key=", '"', "'", "\\", "key='", 'key=\\"', "://a:", ":", "&key=", "key= "]
+    "piece",
+    [
+        "x",
+        "-",
+        "--a",
+        "a-",
+        "://",
+        "key=",
+        '"',
+        "'",
+        "\\",
+        "key='",
+        'key=\\"',
+        "://a:",
+        ":",
+        "&key=",
+        "key= ",
+        "key:\n",
+        "key=\n ",
+    ],
 )
 def test_a_line_without_an_end_takes_no_time_without_an_end(piece: str) -> None:
     clean = redacted(piece * 200_000 + " TOKEN=swordfish1")
