@@ -174,12 +174,58 @@ HIDDEN = [
     ("cookie:\npassword: hunter2\nport: 8", "cookie:\npassword: [removed]\nport: 8"),
     ("api_key:\n  c3dvcmRmaXNo==\nport: 8", "api_key:\n  [removed]\nport: 8"),
     ('"api_key":\n  "swordfish1"', '"api_key":\n  "[removed]"'),
+    ("args: {'api_key': ['swordfish1', 'b'], 'port': 1}", "args: {'api_key': ['[removed]', '[removed]'], 'port': 1}"),
+    ("Namespace(api_key=['swordfish1'], port=1)", "Namespace(api_key=['[removed]'], port=1)"),
+    ("api_key: ('swordfish1',), port: 1", "api_key: ('[removed]',), port: 1"),
+    ("api_key: [swordfish1, b]", "api_key: [[removed], [removed]]"),
+    ('{"api_key": ["", "a", 5, null], "n": 1}', '{"api_key": ["", "[removed]", 0, null], "n": 1}'),
+    ('{"api_key": [\n "a"\n], "n": 1}', '{"api_key": [\n "[removed]"\n], "n": 1}'),
+    ("api_key:\n  - swordfish1\n  - 'b c'\nport: 8", "api_key:\n  - [removed]\n  - '[removed]'\nport: 8"),
+    ("--api-key swordfish1 b --port 8", "--api-key [removed] [removed] --port 8"),
+    ("--api-key swordfish1 b && c d", "--api-key [removed] [removed] && c d"),
+    ('["--api-key", "a", "b", "--port"]', '["--api-key", "[removed]", "[removed]", "--port"]'),
+    ('{"cmd": "x --api-key a", "port": "8"}', '{"cmd": "x --api-key [removed]", "port": "8"}'),
+    ('{"cmd": "--api-key", "port": "8"}', '{"cmd": "--api-key", "port": "8"}'),
+    (
+        "env:\n  HF_TOKEN: |\n    a b\n\n    c\n  X: 1\n",
+        "env:\n  HF_TOKEN: |\n    [removed]\n\n    [removed]\n  X: 1\n",
+    ),
+    ("- token: >-  # old\n    swordfish1\n  n: 1", "- token: >-  # old\n    [removed]\n  n: 1"),
+    ("[('HF_TOKEN', 'swordfish1'), ('A', 'b')]", "[('HF_TOKEN', '[removed]'), ('A', 'b')]"),
+    ("(b'x-api-key', b'a'), (b'n', b'b')", "(b'x-api-key', b'[removed]'), (b'n', b'b')"),
+    ("[(b'authorization', b'Token a')]", "[(b'authorization', b'[removed]')]"),
+    ('{"name": "HF_TOKEN", "value": "a"}', '{"name": "HF_TOKEN", "value": "[removed]"}'),
+    (
+        "- name: HF_TOKEN\n  value: a\n- name: B\n  value: c",
+        "- name: HF_TOKEN\n  value: [removed]\n- name: B\n  value: c",
+    ),
+    ("--hf_token swordfish1 --apiKey b", "--hf_token [removed] --apiKey [removed]"),
+    ("\x1b[33mHF_TOKEN\x1b[0m=\x1b[35mswordfish1\x1b[0m next", "HF_TOKEN=[removed] next"),
+    ('"\\u001b[33mHF_TOKEN\\u001b[0m=swordfish1"', '"HF_TOKEN=[removed]"'),
+    (
+        "PGPASSWORD=a MYSQL_PWD=b DB_PASS=c auth=d HF_AUTH=e",
+        "PGPASSWORD=[removed] MYSQL_PWD=[removed] DB_PASS=[removed] auth=[removed] HF_AUTH=[removed]",
+    ),
+    ("sent eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmN to it", "sent [removed] to it"),
+    ('{"authorization": ["Token a"], "n": 1}', '{"authorization": ["[removed]"], "n": 1}'),
+    ('{"authorization": null, "cookie": [], "n": 1}', '{"authorization": null, "cookie": [], "n": 1}'),
+    ("-----BEGIN PGP PRIVATE KEY BLOCK-----\na\n-----END PGP PRIVATE KEY BLOCK-----\nb", "[removed]\nb"),
 ]
 KEPT = [
     "max_tokens=12 prompt_tokens=619 tokenizer=tiny",
     '{"SSL_KEY_FILE": "/etc/key.pem", "secrets": {}}',
     "decode-0 at http://10.1.0.1:8000/v1 answers",
     '{"secret": null, "api_key": false, "client_authorization": "replace"}',
+    "max_tokens: 5, prompt_tokens=7, num_tokens: [1, 2], token_count=3, num_token=9",
+    "Avg generation throughput: 412.5 tokens/s, time_per_token: 3, eos_token: '</s>', pad_token=[PAD]",
+    "{'tokenizer': ['tiny'], 'tokenizer_mode': 'auto', 'skip_tokenizer_init': False}",
+    "kv_role='kv_both', block_keys: ['a', 'b'], cache_key=x7, missing keys: ['a'], missing_keys: ['a']",
+    "PWD=/root OLDPWD=/srv fusion_pass: x pass_config={'a': 'b'} author=me",
+    "proxy:\n  auth:\n    keys_file: a\n  port: 8",
+    '{"auth": {"keys_file": "a"}, "secrets": {}, "name": "port", "value": "8"}',
+    "[('HF_HOME', 'x'), ('decode', 'y')] ['HF_TOKEN', 'WANDB_API_KEY'] ['key', 'value']",
+    "token:\n\n[2026] next - max_tokens:\n  - 5",
+    "eyJ is no token, nor is eyJhbGciOiJIUzI1NiJ9.json",
 ]
 
 
@@ -220,6 +266,11 @@ def test_a_line_without_an_end_takes_no_time_without_an_end(piece: str) -> None:
     clean = redacted(piece * 200_000 + " TOKEN=swordfish1")
     assert "swordfish1" not in clean
     assert clean.endswith(REMOVED)
+
+
+@pytest.mark.parametrize("piece", ["('KEY', '", "name: KEY\n", "eyJaaaaaaaa.", "\x1b[", "key: [a,", "--api-key ", "- "])
+def test_nor_does_a_line_that_begins_a_longer_form(piece: str) -> None:
+    redacted(f"api_key:\n  {piece * 100_000}")
 
 
 def test_a_long_log_is_its_beginning_and_its_end(run: RunDir, tmp_path: Path) -> None:
