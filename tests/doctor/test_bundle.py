@@ -11,6 +11,8 @@ import pytest
 import typer
 
 from pdserve.cli.diagnose import doctor
+from pdserve.doctor import bundle
+from pdserve.doctor.bundle import members
 from pdserve.doctor.redaction import REMOVED, redacted
 from pdserve.errors import StateError
 from pdserve.run.directory import RunDir
@@ -283,6 +285,27 @@ def test_a_long_log_is_its_beginning_and_its_end(run: RunDir, tmp_path: Path) ->
     assert text.endswith("last\n")
     assert "bytes are left out" in text
     assert len(text) < len(middle)
+
+
+@pytest.mark.parametrize("at_the_beginning", [True, False])
+@pytest.mark.parametrize("inside", [len("HF_TOKEN=sword-"), len("HF_TOKEN=sword-fish-1 d0c70r-eng")])
+def test_no_half_of_a_secret_is_left_at_the_cut_of_a_long_log(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, inside: int, *, at_the_beginning: bool
+) -> None:
+    """Without its name, or as a part of a known value, nothing tells that it is one."""
+    monkeypatch.setattr(bundle, "BEGINNING_BYTES", 1000)
+    monkeypatch.setattr(bundle, "END_BYTES", 2000)
+    log = next(run.logs.glob("decode-0@*.log"))
+    line = f"HF_TOKEN=sword-fish-1 {KEY}\n".encode()
+    place = (1000 if at_the_beginning else 8000) - inside
+    before = b"first\n" + b"x" * (place - len(b"first\n\n")) + b"\n"
+    log.write_bytes(before + line + b"y" * (10_000 - len(before + line + b"\nlast\n")) + b"\nlast\n")
+    [member] = [member for member in members(run, [KEY]) if member.name == f"logs/{log.name}"]
+    assert member.cut
+    assert member.data.startswith(b"first\n")
+    assert member.data.endswith(b"\nlast\n")
+    for half in (b"sword", b"fish", KEY[:8].encode(), KEY[-8:].encode()):
+        assert half not in member.data
 
 
 def test_a_known_value_is_removed_as_json_has_it_too() -> None:
