@@ -16,7 +16,9 @@ from pdserve.doctor.bundle import members
 from pdserve.doctor.redaction import REMOVED, redacted
 from pdserve.errors import StateError
 from pdserve.run.directory import RunDir
+from tests.doctor import kit
 from tests.doctor.kit import TOKEN, died, run_dir
+from tests.plan import kit as plan_kit
 
 KEY = "d0c70r-engine-key-0123456789"
 
@@ -285,6 +287,23 @@ def test_a_long_log_is_its_beginning_and_its_end(run: RunDir, tmp_path: Path) ->
     assert text.endswith("last\n")
     assert "bytes are left out" in text
     assert len(text) < len(middle)
+
+
+def test_a_secret_that_is_not_set_here_is_named_before_the_archive_is_written(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = {**kit.RECIPE, "decode": {**kit.RECIPE["decode"], "env": {"HF_TOKEN": {"secret": "MY_VALUE"}}}}
+    run.write(run.plan, plan_kit.plan(plan_kit.recipe(recipe)).model_dump_json())
+    log = next(run.logs.glob("decode-0@*.log"))
+    log.write_text("it is swordfish-1, in a sentence\n")
+    monkeypatch.delenv("MY_VALUE", raising=False)
+    bundled(run, tmp_path / "1.tar.gz")
+    shown = capsys.readouterr().err
+    assert shown.index("MY_VALUE is not set here") < shown.index("will hold:")
+    assert "export MY_VALUE" in shown
+    monkeypatch.setenv("MY_VALUE", "swordfish-1")
+    assert "swordfish-1" not in bundled(run, tmp_path / "2.tar.gz")[f"logs/{log.name}"]
+    assert "not set" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("at_the_beginning", [True, False])
