@@ -15,13 +15,16 @@ import pytest
 from pdserve.recipe.model import Retention
 from pdserve.run import retention
 from pdserve.run.directory import RunDir
+from pdserve.run.failed_look import discard_earlier
 from pdserve.run.retention import prune, prune_all
 from pdserve.run.state import DeploymentState, NodeState, Phase
 from pdserve.system import procfs
 from pdserve.system.markers import MARKER
 from pdserve.system.procfs import ProcessId
+from tests.doctor import kit as doctor_kit
 from tests.launch.deployment import pdserve, recipe
 from tests.launch.test_keys import struck
+from tests.plan import kit
 
 DAY = 86400
 STRANGER = 4242
@@ -64,8 +67,14 @@ def written(run: RunDir, days: float) -> None:
 
 def newest(root: Path) -> RunDir:
     run = made(root, 0xFFFFFF)
+    run.plan.write_text(plan_with(Retention()))
     run.point_current()
     return run
+
+
+def plan_with(rule: Retention) -> str:
+    recipe = kit.recipe({**doctor_kit.RECIPE, "retention": rule.model_dump()})
+    return kit.plan(recipe).model_dump_json()
 
 
 def left(root: Path) -> list[str]:
@@ -150,6 +159,58 @@ def test_failed_looks_push_out_no_run(tmp_path: Path) -> None:
         look.failure.write_text("a node did not answer")
     assert [removed.path for removed in prune(tmp_path / "fake", LAST_ONLY)] == [look.path for look in looks]
     assert run.path.exists()
+
+
+def of_another_version(plan: Path) -> None:
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "of_a_newer_version": 1}))
+
+
+def torn(plan: Path) -> None:
+    plan.write_text(plan.read_text()[:1000])
+
+
+def writable_by_others(plan: Path) -> None:
+    plan.parent.chmod(0o755)
+    plan.chmod(0o666)
+
+
+def taken_away(plan: Path) -> None:
+    plan.unlink()
+
+
+@pytest.mark.parametrize("spoil", [of_another_version, torn, writable_by_others, taken_away])
+def test_a_rule_that_cannot_be_read_removes_no_run_and_says_so(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    for number in range(12):
+        made(tmp_path, number, days=31)
+    current = newest(tmp_path)
+    current.plan.write_text(plan_with(Retention(runs=0, days=0)))
+    assert prune_all(tmp_path) == []
+    spoil(current.plan)
+    look = RunDir.create(tmp_path, "fake", f"preflight-{run_id(1)}")
+    look.failure.write_text("a node did not answer")
+    [gone, stays] = prune_all(tmp_path)
+    assert (gone.path, gone.problem) == (look.path, None)
+    assert stays.path == tmp_path / "fake"
+    assert str(tmp_path / "fake" / "current") in str(stays.problem)
+    assert "`pdserve up`" in str(stays.problem)
+    assert len(left(tmp_path)) == 13
+
+
+def test_a_rule_that_cannot_be_read_is_no_problem_where_it_has_nothing_to_say(tmp_path: Path) -> None:
+    newest(tmp_path).plan.unlink()
+    assert prune_all(tmp_path) == []
+
+
+def test_the_next_look_removes_failed_looks_and_no_folder_of_a_user(tmp_path: Path) -> None:
+    look = RunDir.create(tmp_path, "fake", f"preflight-{run_id(1)}")
+    writable = RunDir.create(tmp_path, "fake", run_id(2))
+    writable.path.chmod(0o777)
+    notes = RunDir(tmp_path / "fake" / "my-incident-notes")
+    notes.path.mkdir()
+    for folder in (look, writable, notes):
+        folder.failure.write_text("it failed")
+    discard_earlier(tmp_path / "fake")
+    assert left(tmp_path) == sorted([writable.path.name, notes.path.name])
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:

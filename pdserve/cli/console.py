@@ -13,6 +13,7 @@ from rich.text import Text
 
 from pdserve.errors import NotOursError, StateError
 from pdserve.plan.model import Plan
+from pdserve.printable import printable
 from pdserve.run.directory import RunDir
 
 EVENT_STYLES = {"ready": "green", "died": "bold red", "late": "bold red", "failed": "bold red", "up": "bold green"}
@@ -35,15 +36,25 @@ class ProgressTerminal(RichConsole):
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
     def print(self, *objects: Any, **more: Any) -> None:
-        """The first line that a full disk does not take is the last one, and stderr says so."""
+        """The first line that a full disk does not take is the last one, and stderr says so. What a line has of a
+        log or of another process moves no terminal; its style is ours."""
         try:
-            super().print(*objects, **more)
+            super().print(*map(_harmless, objects), **more)
         except OSError as failure:
             self.on_broken_pipe()
             if not self.stderr:
                 why = f"stdout: the progress cannot be written: {failure.strerror}"
                 text = f"warning: {why}. The command goes on without it{self.also}"
                 ProgressTerminal(stderr=True).print(Text(text, style="yellow"))
+
+
+def _harmless(shown: Any) -> Any:
+    """A text or a string without control characters; tables and the like as they are."""
+    if isinstance(shown, str):
+        return printable(shown)
+    if isinstance(shown, Text) and (text := printable(shown.plain)) != shown.plain:
+        return Text(text, style=shown.style)
+    return shown
 
 
 class Console:

@@ -18,6 +18,7 @@ from pdserve.operations.plan_recipe import load, recipe_words
 from pdserve.operations.preflight import preflight
 from pdserve.operations.where import where
 from pdserve.preflight.finding import Finding, Status, failed
+from pdserve.printable import printable
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe
 
@@ -41,7 +42,7 @@ def run(
     loaded = load(recipe, set_, unset)
     there = where(loaded, cluster, this_machine=this_machine, words=recipe_words(recipe, set_, unset))
     for warning in there.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        typer.echo(printable(f"warning: {warning}"), err=True)
     all_findings = preflight(loaded, there, _progress, fabric=fabric, min_gbps=min_gbps)
     findings = sorted(all_findings, key=lambda finding: _ORDER.index(finding.status))
     if as_json:
@@ -57,13 +58,13 @@ def run(
 
 
 def _progress(line: str) -> None:
-    typer.echo(line, err=True)
+    typer.echo(printable(line), err=True)
 
 
 def _table(findings: Iterable[Finding], loaded: LoadedRecipe) -> Table:
     table = Table("node", "check", "", "value", "need", "fix", header_style="bold")
-    for finding in _collapsed(findings):
-        value = "\n".join((_value(finding, loaded), *finding.evidence))
+    for finding in _shown(findings, loaded):
+        value = "\n".join((finding.value, *finding.evidence))
         status = Text(finding.status, style=_STYLES[finding.status])
         table.add_row(
             Text(finding.node), Text(finding.check), status, Text(value), Text(finding.need), Text(finding.fix or "")
@@ -72,10 +73,18 @@ def _table(findings: Iterable[Finding], loaded: LoadedRecipe) -> Table:
 
 
 def _lines(findings: Sequence[Finding], loaded: LoadedRecipe) -> Iterator[str]:
-    for finding in _collapsed(findings):
-        yield finding.model_copy(update={"value": _value(finding, loaded)}).line()
+    for finding in _shown(findings, loaded):
+        yield finding.line()
         yield from (f"  | {line}" for line in finding.evidence)
     yield _summary(findings)
+
+
+def _shown(findings: Iterable[Finding], loaded: LoadedRecipe) -> Iterator[Finding]:
+    """As a terminal may have them: commands of other users' processes and lines of logs are among them."""
+    for finding in _collapsed(findings):
+        texts = {"node": finding.node, "value": _value(finding, loaded), "need": finding.need, "fix": finding.fix}
+        shown = {name: None if text is None else printable(text) for name, text in texts.items()}
+        yield finding.model_copy(update={**shown, "evidence": tuple(map(printable, finding.evidence))})
 
 
 def _value(finding: Finding, loaded: LoadedRecipe) -> str:

@@ -14,6 +14,7 @@ from pdserve.operations.plan_recipe import load, recipe_words
 from pdserve.operations.up import UpOptions, dry_run, recorded_recipe, up
 from pdserve.operations.where import where
 from pdserve.plan.render.bash import render_shell
+from pdserve.printable import printable
 from pdserve.run.directory import home
 
 
@@ -40,4 +41,4 @@ def run(
 
 def _progress(line: str) -> None:
     """Beside the plan on stdout."""
-    typer.echo(line, err=True)
+    typer.echo(printable(line), err=True)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import typer
 
-from pdserve.operations.plan_recipe import load, plan_for
+from pdserve.operations.plan_recipe import check_job, load, plan_for
 
 
 def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, online: bool = False) -> None:
     """Prints a summary of what would run; warnings go to stderr. Raises RecipeError."""
     planned = plan_for(load(recipe, set_, unset), None, run_dir="RUN_DIR", run_id="RUN_ID", online=online)
+    check_job(planned)
     for warning in dict.fromkeys([*planned.loaded.warnings, *planned.plan.warnings]):
         typer.echo(f"warning: {warning}", err=True)
     plan = planned.plan

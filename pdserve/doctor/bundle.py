@@ -126,13 +126,15 @@ def _is_ours(file: Path, top: Path) -> bool:
 def _member(run: RunDir, file: Path, known: tuple[str, ...]) -> Member:
     size = file.stat().st_size
     whole = size <= BEGINNING_BYTES + END_BYTES
-    if whole:
-        data = read_from(file, 0) or b""
-    else:
-        mark = f"\n... {size - BEGINNING_BYTES - END_BYTES} bytes are left out ...\n".encode()
-        data = (
-            (read_from(file, 0, BEGINNING_BYTES) or b"") + mark + (read_from(file, size - END_BYTES, END_BYTES) or b"")
-        )
+    data = (read_from(file, 0) or b"") if whole else _ends(file, size)
     text = data.decode(errors="replace")
     clean = redacted(text, known)
     return Member(str(file.relative_to(run.path)), clean.encode(), clean.count(REMOVED), cut=not whole)
+
+
+def _ends(file: Path, size: int) -> bytes:
+    """The beginning and the end, without half lines at the cut: of half a secret nothing tells that it is one."""
+    beginning = read_from(file, 0, BEGINNING_BYTES) or b""
+    end = read_from(file, size - END_BYTES, END_BYTES) or b""
+    beginning, end = beginning[: beginning.rfind(b"\n") + 1], end[end.find(b"\n") + 1 or len(end) :]
+    return beginning + b"... %d bytes are left out ...\n" % (size - len(beginning) - len(end)) + end

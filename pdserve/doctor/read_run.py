@@ -22,6 +22,7 @@ from pdserve.logs.lines import end_of, plain, read_from, split
 from pdserve.observe.engine_metrics import view_client
 from pdserve.observe.proxy_metrics import ProxySnapshot, proxy_snapshot
 from pdserve.observe.status import StatusView, look
+from pdserve.plan.environment import ENGINE_KEY
 from pdserve.plan.model import Plan
 from pdserve.recipe.load import yaml12
 from pdserve.run.directory import RunDir, find, lives
@@ -103,11 +104,19 @@ def known_secrets(run: RunDir, records: RunRecords, environ: Mapping[str, str]) 
     secrets = [] if records.state is None else [records.state.token]
     with contextlib.suppress(StateError):
         secrets.append(run.read_key())
-    names = (
-        {name for process in records.plan.processes for name in process.env.secrets.values()} if records.plan else ()
-    )
-    secrets += [environ[name] for name in sorted(names) if name in environ]
+    secrets += [environ[name] for name in _secret_names(records) if name in environ]
     return tuple(secret for secret in secrets if secret)
+
+
+def unset_secrets(records: RunRecords, environ: Mapping[str, str]) -> list[str]:
+    """The variables of the plan's secrets that this shell does not have: their values cannot be recognised."""
+    return [name for name in _secret_names(records) if not environ.get(name)]
+
+
+def _secret_names(records: RunRecords) -> list[str]:
+    """Variables of the shell of `up`; the engine key is none."""
+    processes = records.plan.processes if records.plan else ()
+    return sorted({name for process in processes for name in process.env.secrets.values()} - {ENGINE_KEY})
 
 
 def _lines(file: Path) -> list[str]:

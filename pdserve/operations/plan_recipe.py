@@ -16,7 +16,8 @@ from pdserve.models import files, hub
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Plan, Versions
 from pdserve.plan.nodes.node import Node
-from pdserve.plan.render.sbatch import render_sbatch
+from pdserve.plan.render.job_time import check_time
+from pdserve.plan.render.sbatch import render_sbatch, signal_seconds
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.reach.cluster_file import LoadedCluster
 from pdserve.recipe import effective
@@ -126,3 +127,9 @@ def batch_script(planned: Planned, words: Sequence[str], *, command: Sequence[st
     """The script that sbatch takes, on its stdin too; errors name the recipe's lines. `command`: of `pdserve run`."""
     with located(planned.loaded):
         return render_sbatch(planned.loaded.recipe, planned.plan, words, command=command)
+
+
+def check_job(planned: Planned) -> None:
+    """Raises RecipeError where a job of this recipe would be stopped when it starts."""
+    with located(planned.loaded):
+        check_time(planned.loaded.recipe, signal_seconds(planned.plan))

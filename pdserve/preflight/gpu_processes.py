@@ -162,7 +162,7 @@ def parse_nvidia(text: str, indices: Mapping[str, int]) -> list[GpuProcess]:
         if len(cells) != 4:
             raise ValueError(f"{line!r} has {len(cells)} columns")
         uuid, pid, memory, name = cells
-        listed.append(GpuProcess(int(pid), name, indices.get(uuid), _size(*memory.split())))
+        listed.append(GpuProcess(int(pid), name, indices.get(uuid), _size(*memory.partition(" ")[::2])))
     return listed
 
 
@@ -197,12 +197,23 @@ def parse_amd(text: str) -> list[GpuProcess]:
     if not isinstance(gpus, list) or not all(isinstance(gpu, dict) and "process_list" in gpu for gpu in gpus):
         raise ValueError("no list of GPUs with a process_list")
     listed: dict[int, GpuProcess] = {}
-    for entry in (entry for gpu in gpus for entry in gpu["process_list"]):
+    for entry in (entry for gpu in gpus for entry in _amd_entries(gpu["process_list"])):
         info = entry.get("process_info")
         if isinstance(info, dict):
-            pid = int(info["pid"])
-            listed[pid] = GpuProcess(pid, Path(str(info.get("name", "?"))).name, None, _amd_memory(info))
+            pid = info.get("pid")
+            if not str(pid).isdecimal():
+                raise ValueError(f"a process has the PID {pid!r}")
+            listed[int(str(pid))] = GpuProcess(
+                int(str(pid)), Path(str(info.get("name", "?"))).name, None, _amd_memory(info)
+            )
     return list(listed.values())
+
+
+def _amd_entries(listed: object) -> list[dict[str, Any]]:
+    """Raises ValueError: "N/A" and null do not say that there are none."""
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise ValueError(f"a process_list is {json.dumps(listed)[:60]}")
+    return listed
 
 
 def _amd_memory(info: Mapping[str, Any]) -> int | None:
@@ -213,4 +224,4 @@ def _amd_memory(info: Mapping[str, Any]) -> int | None:
 
 def _size(number: str, unit: str = "MIB") -> int | None:
     factor = _UNITS.get(unit.upper())
-    return int(number) * factor if number.isdigit() and factor is not None else None
+    return int(number) * factor if number.isdecimal() and factor is not None else None

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from pdserve.run.directory import RunDir
+from pdserve.run.named_runs import named_runs
 
 
 def is_failed_look(run: RunDir) -> bool:
@@ -38,6 +39,6 @@ def discard(run: RunDir) -> None:
 def discard_earlier(deployment: Path) -> None:
     """The failed looks of a deployment, before the next one."""
     with contextlib.suppress(OSError):
-        for path in deployment.iterdir():
-            if not path.is_symlink() and path.is_dir() and is_failed_look(RunDir(path)):
+        for path in named_runs(deployment):
+            if is_failed_look(RunDir(path)):
                 shutil.rmtree(path, ignore_errors=True)

@@ -22,6 +22,7 @@ from pdserve.node import agent_record
 from pdserve.recipe.model import Retention
 from pdserve.run.directory import RunDir, lives
 from pdserve.run.failed_look import is_failed_look
+from pdserve.run.named_runs import is_ours, is_run_name, named_runs
 from pdserve.run.orphans import members
 from pdserve.system import procfs
 from pdserve.system.host import is_here
@@ -31,11 +32,11 @@ _DAY_SECONDS = 86400.0
 _UNSEEN_SECONDS = _DAY_SECONDS
 """A run that may live where it cannot be seen (another node, a start that has not begun, the record of another
 version) is left alone until nothing was written for so long: a launcher writes every two seconds."""
-_RUN = re.compile(r"(?:preflight-)?([0-9]{8}-[0-9]{6}-[0-9a-f]{6})")
 _GOING = ".removed-"
 """Before the name of a run while it is removed: if that is interrupted, the next removal ends it."""
 _MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
+_EVERYTHING_STAYS = Retention(runs=0, days=0)
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,8 @@ class Removed:
 
 
 def rule_of(deployment: Path) -> Retention:
-    """By the recipe of its current run; the defaults where nothing can be read."""
-    try:
-        return RunDir(deployment / "current").read_plan().retention
-    except (StateError, NotOursError):
-        return Retention()
+    """By the recipe of its current run. Raises StateError and NotOursError: what its recipe keeps is not known."""
+    return RunDir(deployment / "current").read_plan().retention
 
 
 def prune_all(root: Path, *, dry_run: bool = False) -> list[Removed]:
@@ -63,20 +61,43 @@ def prune_all(root: Path, *, dry_run: bool = False) -> list[Removed]:
         folders = sorted(root.iterdir()) if root.is_dir() else []
     except OSError as error:
         raise StateError("the record of deployments cannot be read", where=str(root), cause=str(error)) from None
-    return [
-        removed for folder in folders if _is_ours(folder) for removed in prune(folder, rule_of(folder), dry_run=dry_run)
-    ]
+    return [removed for folder in folders if is_ours(folder) for removed in _prune_by_its_rule(folder, dry_run)]
+
+
+def _prune_by_its_rule(deployment: Path, dry_run: bool) -> list[Removed]:
+    """Without a rule that can be read every run stays: its recipe may keep all of them."""
+    try:
+        return prune(deployment, rule_of(deployment), dry_run=dry_run)
+    except (StateError, NotOursError) as error:
+        others = prune(deployment, _EVERYTHING_STAYS, dry_run=dry_run)
+        return [*others, Removed(deployment, 0, _not_known(error))] if _has_old(deployment) else others
+
+
+def _has_old(deployment: Path) -> bool:
+    """Whether a rule has anything to say there: the newest run stays by each."""
+    try:
+        return sum(not is_failed_look(RunDir(path)) for path in named_runs(deployment)) > 1
+    except OSError:
+        return False
+
+
+def _not_known(error: StateError | NotOursError) -> str:
+    cause = f" ({error.cause})" if error.cause else ""
+    return (
+        f"its old runs stay, because what its recipe keeps (`retention`) cannot be read: {error.where}: {error.what}"
+        f"{cause}; {error.todo}. The next `pdserve up` of its recipe removes them by its rule"
+    )
 
 
 def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[Removed]:
     """Removes the old runs of one deployment, the oldest first. What cannot be removed is among the results.
     `dry_run`: only looks."""
-    if not _is_ours(deployment):
+    if not is_ours(deployment):
         return []
     if not dry_run:
         remove_empty_cgroups(deployment)
     try:
-        interrupted = [path for path in sorted(deployment.iterdir()) if _is_going(path.name) and _is_ours(path)]
+        interrupted = [path for path in sorted(deployment.iterdir()) if _is_going(path.name) and is_ours(path)]
         old = _old(deployment, rule)
     except OSError as error:
         return [Removed(deployment, 0, str(error))]
@@ -86,14 +107,13 @@ def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[R
 def remove_empty_cgroups(deployment: Path) -> None:
     """Of all runs whose agents and guards are gone: a killed one has not removed its own, and no process is in them."""
     with contextlib.suppress(OSError):
-        for path in deployment.iterdir():
-            if _RUN.fullmatch(path.name) and _is_ours(path):
-                agent_record.remove_empty_cgroups(path, path.name)
+        for path in named_runs(deployment):
+            agent_record.remove_empty_cgroups(path, path.name)
 
 
 def _old(deployment: Path, rule: Retention) -> list[Path]:
     """With all failed looks, which are no runs and count for none. Raises OSError."""
-    named = {path: match[1] for path in deployment.iterdir() if (match := _RUN.fullmatch(path.name)) and _is_ours(path)}
+    named = named_runs(deployment)
     looks = sorted(path for path in named if is_failed_look(RunDir(path)))
     runs = {path: began for path, began in named.items() if path not in looks}
     written = {path: _last_written(path) for path in sorted(runs, key=runs.__getitem__, reverse=True)[1:]}
@@ -157,7 +177,7 @@ def _remove(path: Path, *, dry_run: bool) -> Removed:
 
 
 def _is_going(name: str) -> bool:
-    return name.startswith(_GOING) and _RUN.fullmatch(name.removeprefix(_GOING)) is not None
+    return name.startswith(_GOING) and is_run_name(name.removeprefix(_GOING))
 
 
 def _mounted_in(folder: Path) -> list[Path]:
@@ -177,15 +197,6 @@ def _everything(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
             yield Path(entry.path), status
             if stat.S_ISDIR(status.st_mode):
                 yield from _everything(Path(entry.path))
-
-
-def _is_ours(folder: Path) -> bool:
-    """A folder, no link to one, of this user, which no other user can write: what stands in it we have put there."""
-    try:
-        status = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _current(deployment: Path) -> os.stat_result | None:

@@ -11,10 +11,14 @@ import pytest
 import typer
 
 from pdserve.cli.diagnose import doctor
+from pdserve.doctor import bundle
+from pdserve.doctor.bundle import members
 from pdserve.doctor.redaction import REMOVED, redacted
 from pdserve.errors import StateError
 from pdserve.run.directory import RunDir
+from tests.doctor import kit
 from tests.doctor.kit import TOKEN, died, run_dir
+from tests.plan import kit as plan_kit
 
 KEY = "d0c70r-engine-key-0123456789"
 
@@ -166,6 +170,50 @@ HIDDEN = [
     ("https://bob:sword@fish1@host/x", "https://[removed]@host/x"),
     ('{"url":"http://h:1","to":"a@b"}', '{"url":"http://h:1","to":"a@b"}'),
     ("?token=swordfish1&key=s2&a=b", "?token=[removed]&key=[removed]&a=b"),
+    ("api_key:\npassword: hunter2\n", "api_key:\npassword: [removed]\n"),
+    ("  access_key: \r\n  hf_token: 'hunter2'\r\n", "  access_key: \r\n  hf_token: '[removed]'\r\n"),
+    ("api_key =\npassword = hunter2\n", "api_key =\npassword = [removed]\n"),
+    ("API_KEY=\n\nDB_PASSWORD=hunter2\n", "API_KEY=\n\nDB_PASSWORD=[removed]\n"),
+    ("api_key:\nsecret:\npassword: hunter2", "api_key:\nsecret:\npassword: [removed]"),
+    ("cookie:\npassword: hunter2\nport: 8", "cookie:\npassword: [removed]\nport: 8"),
+    ("api_key:\n  c3dvcmRmaXNo==\nport: 8", "api_key:\n  [removed]\nport: 8"),
+    ('"api_key":\n  "swordfish1"', '"api_key":\n  "[removed]"'),
+    ("args: {'api_key': ['swordfish1', 'b'], 'port': 1}", "args: {'api_key': ['[removed]', '[removed]'], 'port': 1}"),
+    ("Namespace(api_key=['swordfish1'], port=1)", "Namespace(api_key=['[removed]'], port=1)"),
+    ("api_key: ('swordfish1',), port: 1", "api_key: ('[removed]',), port: 1"),
+    ("api_key: [swordfish1, b]", "api_key: [[removed], [removed]]"),
+    ('{"api_key": ["", "a", 5, null], "n": 1}', '{"api_key": ["", "[removed]", 0, null], "n": 1}'),
+    ('{"api_key": [\n "a"\n], "n": 1}', '{"api_key": [\n "[removed]"\n], "n": 1}'),
+    ("api_key:\n  - swordfish1\n  - 'b c'\nport: 8", "api_key:\n  - [removed]\n  - '[removed]'\nport: 8"),
+    ("--api-key swordfish1 b --port 8", "--api-key [removed] [removed] --port 8"),
+    ("--api-key swordfish1 b && c d", "--api-key [removed] [removed] && c d"),
+    ('["--api-key", "a", "b", "--port"]', '["--api-key", "[removed]", "[removed]", "--port"]'),
+    ('{"cmd": "x --api-key a", "port": "8"}', '{"cmd": "x --api-key [removed]", "port": "8"}'),
+    ('{"cmd": "--api-key", "port": "8"}', '{"cmd": "--api-key", "port": "8"}'),
+    (
+        "env:\n  HF_TOKEN: |\n    a b\n\n    c\n  X: 1\n",
+        "env:\n  HF_TOKEN: |\n    [removed]\n\n    [removed]\n  X: 1\n",
+    ),
+    ("- token: >-  # old\n    swordfish1\n  n: 1", "- token: >-  # old\n    [removed]\n  n: 1"),
+    ("[('HF_TOKEN', 'swordfish1'), ('A', 'b')]", "[('HF_TOKEN', '[removed]'), ('A', 'b')]"),
+    ("(b'x-api-key', b'a'), (b'n', b'b')", "(b'x-api-key', b'[removed]'), (b'n', b'b')"),
+    ("[(b'authorization', b'Token a')]", "[(b'authorization', b'[removed]')]"),
+    ('{"name": "HF_TOKEN", "value": "a"}', '{"name": "HF_TOKEN", "value": "[removed]"}'),
+    (
+        "- name: HF_TOKEN\n  value: a\n- name: B\n  value: c",
+        "- name: HF_TOKEN\n  value: [removed]\n- name: B\n  value: c",
+    ),
+    ("--hf_token swordfish1 --apiKey b", "--hf_token [removed] --apiKey [removed]"),
+    ("\x1b[33mHF_TOKEN\x1b[0m=\x1b[35mswordfish1\x1b[0m next", "HF_TOKEN=[removed] next"),
+    ('"\\u001b[33mHF_TOKEN\\u001b[0m=swordfish1"', '"HF_TOKEN=[removed]"'),
+    (
+        "PGPASSWORD=a MYSQL_PWD=b DB_PASS=c auth=d HF_AUTH=e",
+        "PGPASSWORD=[removed] MYSQL_PWD=[removed] DB_PASS=[removed] auth=[removed] HF_AUTH=[removed]",
+    ),
+    ("sent eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmN to it", "sent [removed] to it"),
+    ('{"authorization": ["Token a"], "n": 1}', '{"authorization": ["[removed]"], "n": 1}'),
+    ('{"authorization": null, "cookie": [], "n": 1}', '{"authorization": null, "cookie": [], "n": 1}'),
+    ("-----BEGIN PGP PRIVATE KEY BLOCK-----\na\n-----END PGP PRIVATE KEY BLOCK-----\nb", "[removed]\nb"),
 ]
 KEPT = [
     "max_tokens=12 prompt_tokens=619 tokenizer=tiny",
@@ -173,6 +221,16 @@ KEPT = [
     "decode-0 at http://10.1.0.1:8000/v1 answers",
     "(Worker_TP0 pid=1) ERROR 11-22 14:54:41 [multiproc_executor.py:1] KeyError: 'layers.0.mlp.w13_weight_scale'",
     '{"secret": null, "api_key": false, "client_authorization": "replace"}',
+    "max_tokens: 5, prompt_tokens=7, num_tokens: [1, 2], token_count=3, num_token=9",
+    "Avg generation throughput: 412.5 tokens/s, time_per_token: 3, eos_token: '</s>', pad_token=[PAD]",
+    "{'tokenizer': ['tiny'], 'tokenizer_mode': 'auto', 'skip_tokenizer_init': False}",
+    "kv_role='kv_both', block_keys: ['a', 'b'], cache_key=x7, missing keys: ['a'], missing_keys: ['a']",
+    "PWD=/root OLDPWD=/srv fusion_pass: x pass_config={'a': 'b'} author=me",
+    "proxy:\n  auth:\n    keys_file: a\n  port: 8",
+    '{"auth": {"keys_file": "a"}, "secrets": {}, "name": "port", "value": "8"}',
+    "[('HF_HOME', 'x'), ('decode', 'y')] ['HF_TOKEN', 'WANDB_API_KEY'] ['key', 'value']",
+    "token:\n\n[2026] next - max_tokens:\n  - 5",
+    "eyJ is no token, nor is eyJhbGciOiJIUzI1NiJ9.json",
 ]
 
 
@@ -188,12 +246,36 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["x", "-", "--a", "a-", "://", "key=", '"', "'", "\\", "key='", 'key=\\"', "://a:", ":", "&key=", "key= "]
+    "piece",
+    [
+        "x",
+        "-",
+        "--a",
+        "a-",
+        "://",
+        "key=",
+        '"',
+        "'",
+        "\\",
+        "key='",
+        'key=\\"',
+        "://a:",
+        ":",
+        "&key=",
+        "key= ",
+        "key:\n",
+        "key=\n ",
+    ],
 )
 def test_a_line_without_an_end_takes_no_time_without_an_end(piece: str) -> None:
     clean = redacted(piece * 200_000 + " TOKEN=swordfish1")
     assert "swordfish1" not in clean
     assert clean.endswith(REMOVED)
+
+
+@pytest.mark.parametrize("piece", ["('KEY', '", "name: KEY\n", "eyJaaaaaaaa.", "\x1b[", "key: [a,", "--api-key ", "- "])
+def test_nor_does_a_line_that_begins_a_longer_form(piece: str) -> None:
+    redacted(f"api_key:\n  {piece * 100_000}")
 
 
 def test_a_long_log_is_its_beginning_and_its_end(run: RunDir, tmp_path: Path) -> None:
@@ -206,6 +288,44 @@ def test_a_long_log_is_its_beginning_and_its_end(run: RunDir, tmp_path: Path) ->
     assert text.endswith("last\n")
     assert "bytes are left out" in text
     assert len(text) < len(middle)
+
+
+def test_a_secret_that_is_not_set_here_is_named_before_the_archive_is_written(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = {**kit.RECIPE, "decode": {**kit.RECIPE["decode"], "env": {"HF_TOKEN": {"secret": "MY_VALUE"}}}}
+    run.write(run.plan, plan_kit.plan(plan_kit.recipe(recipe)).model_dump_json())
+    log = next(run.logs.glob("decode-0@*.log"))
+    log.write_text("it is swordfish-1, in a sentence\n")
+    monkeypatch.delenv("MY_VALUE", raising=False)
+    bundled(run, tmp_path / "1.tar.gz")
+    shown = capsys.readouterr().err
+    assert shown.index("MY_VALUE is not set here") < shown.index("will hold:")
+    assert "export MY_VALUE" in shown
+    monkeypatch.setenv("MY_VALUE", "swordfish-1")
+    assert "swordfish-1" not in bundled(run, tmp_path / "2.tar.gz")[f"logs/{log.name}"]
+    assert "not set" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("at_the_beginning", [True, False])
+@pytest.mark.parametrize("inside", [len("HF_TOKEN=sword-"), len("HF_TOKEN=sword-fish-1 d0c70r-eng")])
+def test_no_half_of_a_secret_is_left_at_the_cut_of_a_long_log(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, inside: int, *, at_the_beginning: bool
+) -> None:
+    """Without its name, or as a part of a known value, nothing tells that it is one."""
+    monkeypatch.setattr(bundle, "BEGINNING_BYTES", 1000)
+    monkeypatch.setattr(bundle, "END_BYTES", 2000)
+    log = next(run.logs.glob("decode-0@*.log"))
+    line = f"HF_TOKEN=sword-fish-1 {KEY}\n".encode()
+    place = (1000 if at_the_beginning else 8000) - inside
+    before = b"first\n" + b"x" * (place - len(b"first\n\n")) + b"\n"
+    log.write_bytes(before + line + b"y" * (10_000 - len(before + line + b"\nlast\n")) + b"\nlast\n")
+    [member] = [member for member in members(run, [KEY]) if member.name == f"logs/{log.name}"]
+    assert member.cut
+    assert member.data.startswith(b"first\n")
+    assert member.data.endswith(b"\nlast\n")
+    for half in (b"sword", b"fish", KEY[:8].encode(), KEY[-8:].encode()):
+        assert half not in member.data
 
 
 def test_a_known_value_is_removed_as_json_has_it_too() -> None:

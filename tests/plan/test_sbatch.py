@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
 from pdserve.errors import RecipeError
+from pdserve.plan.render.job_time import seconds_of
 from pdserve.plan.render.sbatch import MARGIN_SECONDS, render_sbatch, signal_seconds
 from tests.plan.golden import BATCH_SCRIPT, RECIPES, ROOT, batch_script, shipped_plan
 from tests.plan.kit import on_gpus, plan, recipe, with_lmcache
@@ -274,3 +275,46 @@ def test_a_job_with_a_command_that_lacks_pdserve_has_a_code_that_is_not_the_comm
     script = render_sbatch(made, plan(made), ["r.yaml"], command=["true"])
     job = submitted(tmp_path, script.replace("command -v pdserve", "false"))
     assert ended(job)[0] == 202
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2", 120),
+        ("2:30", 180),
+        ("00:02:00", 120),
+        ("08:00:00", 28_800),
+        ("1-1", 90_000),
+        ("2-0", 172_800),
+        ("1-0:30", 88_200),
+        ("1-0:0:1", 86_460),
+        ("0", None),
+        ("UNLIMITED", None),
+        ("-1", None),
+    ],
+)
+def test_a_time_is_read_as_sbatch_reads_it(text: str, seconds: int | None) -> None:
+    assert seconds_of(text) == seconds
+
+
+def test_a_job_that_would_be_stopped_when_it_starts_is_refused() -> None:
+    made = recipe({"slurm": {"time": "00:02:00"}})
+    with pytest.raises(RecipeError, match=r"00:02:00 \(120 s\) is stopped when it starts") as refused:
+        render_sbatch(made, plan(made), ["r.yaml"])
+    seconds = signal_seconds(plan(made))
+    assert f"a TERM {seconds} s before its end" in refused.value.what
+    assert refused.value.where == "slurm.time"
+    [least] = re.findall(r"slurm.time to \"(.*?)\"", str(refused.value.todo))
+    for time in (least, "UNLIMITED", "2-0"):
+        assert f"--time={time}\n" in script_of({"slurm": {"time": time}})
+    short = (seconds + 60) // 60
+    with pytest.raises(RecipeError, match="is stopped when it starts"):
+        script_of({"slurm": {"time": str(short)}})
+
+
+def test_validate_refuses_it_too_with_its_line() -> None:
+    arguments = ["validate", str(ROOT / "recipes/kimi-mi355x-2node.yaml"), "--set", "slurm.time=00:02:00"]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, RecipeError)
+    assert "--set slurm.time" in str(result.exception.where)
+    assert "is stopped when it starts" in result.exception.what

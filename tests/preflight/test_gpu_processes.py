@@ -117,6 +117,11 @@ def test_amd_smi_is_asked_where_rocm_smi_is_missing() -> None:
         ("rocm", {"rocm-smi": "WARNING: No JSON data to report"}, "rocm-smi was not understood: neither processes"),
         ("rocm", {"amd-smi": "{}"}, "amd-smi was not understood: no list of GPUs"),
         ("rocm", {"amd-smi": "ERROR"}, "amd-smi was not understood: no JSON"),
+        ("rocm", {"amd-smi": '[{"process_list": "N/A"}]'}, 'amd-smi was not understood: a process_list is "N/A"'),
+        ("rocm", {"amd-smi": '[{"process_list": null}]'}, "amd-smi was not understood: a process_list is null"),
+        ("rocm", {"amd-smi": '[{"process_list": ["x"]}]'}, "amd-smi was not understood: a process_list is"),
+        ("rocm", {"amd-smi": '[{"process_list": [{"process_info": {"name": "x"}}]}]'}, "a process has the PID None"),
+        ("rocm", {"amd-smi": '[{"process_list": [{"process_info": {"pid": "N/A"}}]}]'}, "a process has the PID 'N/A'"),
     ],
 )
 def test_what_is_not_known_is_unknown_and_never_an_alarm(
@@ -170,6 +175,12 @@ def test_what_this_run_has_is_not_foreign(ours: tuple[Plan, int]) -> None:
     assert find(pid).status == "ok"
     assert find(pid, os.getpid()).status == "failed"
     assert find(pid, 4_000_000_000).status == "warning", "in a container it may be ours under the host's number"
+
+
+@pytest.mark.parametrize("memory", ["[GPU requires reset]", "", "[N/A]", "7986 MiB or so"])
+def test_nvidia_names_a_process_whose_memory_is_no_number(memory: str) -> None:
+    [gpu_process] = parse_nvidia(f"GPU-1, 123, {memory}, python", {"GPU-1": 0})
+    assert (gpu_process.pid, gpu_process.device, gpu_process.memory) == (123, 0, None)
 
 
 def test_parsers_alone() -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pdserve.doctor.bundle import contents, made, members, write
 from pdserve.doctor.diagnosis import Diagnosis
-from pdserve.doctor.read_run import find_run, known_secrets, read_logs, read_run
+from pdserve.doctor.read_run import find_run, known_secrets, read_logs, read_run, unset_secrets
 from pdserve.doctor.records import RunRecords
 from pdserve.doctor.rules import diagnose
 from pdserve.errors import DiagnosedError
@@ -36,6 +36,12 @@ def run(target: str | None, *, as_json: bool, bundle: Path | None) -> None:
         secrets = known_secrets(run_dir, records, os.environ)
         files = [made("doctor.json", document, secrets), *members(run_dir, secrets)]
         # To stderr: stdout may be a JSON document.
+        for name in unset_secrets(records, os.environ):
+            typer.echo(
+                f"warning: {name} is not set here: its value cannot be recognised in the logs, and is removed only "
+                f"where its name or its form shows it; export {name} as for `up`, and run this command again",
+                err=True,
+            )
         typer.echo(f"\n{bundle} will hold:\n{printable(contents(files))}", err=True)
         write(bundle, run_dir.run_id, files)
         typer.echo(

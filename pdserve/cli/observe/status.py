@@ -19,6 +19,7 @@ from pdserve.observe.store_metrics import StoreSnapshot
 from pdserve.patches.process_records import merged_effects
 from pdserve.plan.model import Exposure
 from pdserve.plan.proxy.exposure import RANDOM_PORT
+from pdserve.printable import printable
 from pdserve.run.directory import LIVES_SECONDS, find, home
 from pdserve.run.presence import Silence
 
@@ -51,6 +52,11 @@ def _print(view: StatusView, *, as_json: bool) -> None:
 
 
 def head(view: StatusView) -> list[str]:
+    """What is above the table, as a terminal may have it: reasons of others are in it."""
+    return list(map(printable, _head(view)))
+
+
+def _head(view: StatusView) -> list[str]:
     state = view.state
     lines = [f"{state.name}: {view.phase}" + (f" ({state.note})" if state.note else "")]
     if view.silence is not None:
@@ -119,9 +125,10 @@ def _patches(view: StatusView) -> Iterator[str]:
 
 
 def _row(view: StatusView, name: str) -> tuple[str, ...]:
+    """As a terminal may have it: progress and reasons are lines of logs."""
     process = view.state.processes[name]
     uptime = view.uptime(name)
-    return (
+    cells = (
         name,
         process.role,
         process.node,
@@ -131,6 +138,7 @@ def _row(view: StatusView, name: str) -> tuple[str, ...]:
         " ".join(f"{purpose}:{port}" for purpose, port in view.ports(name).items()),
         _report(view, name),
     )
+    return tuple(map(printable, cells))
 
 
 def _report(view: StatusView, name: str) -> str:
@@ -191,7 +199,8 @@ def duration(seconds: float) -> str:
 def _open_ports(view: StatusView) -> list[str]:
     """What a running deployment leaves open; nothing of one that is over is."""
     exposed = view.plan.exposed if view.left or view.launcher_lives else ()
-    return [f"open without key: {_address(exposure)} {exposure.process}: {exposure.what}" for exposure in exposed]
+    lines = [f"open without key: {_address(exposure)} {exposure.process}: {exposure.what}" for exposure in exposed]
+    return list(map(printable, lines))
 
 
 def _address(exposure: Exposure) -> str:

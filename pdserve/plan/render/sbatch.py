@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.allocation import job_shape
 from pdserve.plan.nodes.submit_line import shape_options
+from pdserve.plan.render.job_time import check_time
 from pdserve.plan.time_limits import stops_in_order
 from pdserve.recipe.model import Recipe
 
@@ -85,7 +86,7 @@ def render_sbatch(
     """The script. `words`: the recipe's file and the overrides that `up` is given; `script`: what the usage calls it;
     `command`: what `run` is given in the place of `up`.
 
-    Raises RecipeError where slurm.nodes are too few.
+    Raises RecipeError where slurm.nodes are too few, or slurm.time is too short to start anything.
     """
     directives = directives_of(options_of(recipe, signal_seconds(plan, runs=bool(command))))
     quoted = shlex.join([*words, "--", *command] if command else words)
@@ -112,8 +113,9 @@ def options_of(
     recipe: Recipe, signal: int, *, name: str | None = None, output: str = "pdserve-%j.out"
 ) -> Iterator[str]:
     """What the recipe asks of sbatch. `signal`: seconds before the job's end at which it gets a TERM; `name`: of the
-    job, else that of the recipe. Raises RecipeError where slurm.nodes are too few."""
+    job, else that of the recipe. Raises RecipeError as `render_sbatch`."""
     section = recipe.slurm
+    check_time(recipe, signal)
     shape = job_shape(recipe)
     ours = [
         f"--job-name={name or recipe.name}",

@@ -60,7 +60,7 @@ def render_arrays(
     """One array for each set of nodes and options. `words`: the sweep file and the options that each task is given;
     `name`: of the sweep; `at_once`: tasks of an array that may run at a time, None: as many as Slurm starts.
 
-    Raises RecipeError where slurm.nodes are too few.
+    Raises RecipeError where slurm.nodes are too few, or slurm.time is too short to start anything.
     """
     signal = max((signal_seconds(member.plan, runs=True) for member in members), default=0)
     groups: dict[tuple[str, ...], list[ArrayMember]] = {}

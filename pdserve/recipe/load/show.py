@@ -12,6 +12,15 @@ _SECRET_WORDS = frozenset(
     | {"PASSWORD", "PASSWD", "PASSPHRASE"}
 )
 _NOT_SECRET_ENDS = ("FILE", "PATH", "DIR", "ID", "IDS", "NAME", "THRESHOLD", "ERROR", "EXCEPTION")
+_TEXT_TOKENS = frozenset({"PER", "FIRST", "NEXT", "LAST", "EOS", "BOS", "PAD", "UNK", "SEP", "CLS", "MASK", "IMAGE"})
+_CACHE_KEYS = frozenset({"BLOCK", "CHUNK", "CACHE", "KV", "LAYER", "MISSING", "UNEXPECTED", "SORT", "PUBLIC"})
+_NOT_SECRET_AFTER = {"TOKEN": _TEXT_TOKENS, "KEY": _CACHE_KEYS, "KEYS": _CACHE_KEYS}
+"""Tokens of a text and keys of a cache."""
+_MEASURES = frozenset({"COUNT", "COUNTS", "BUDGET", "LIMIT", "LENGTH", "SIZE", "RATE", "SECONDS", "LATENCY"})
+_ABBREVIATED = re.compile(
+    r"(?:[A-Z0-9]+_)+PASS|(?:(?!old)[a-z0-9]+_)+pwd|(?:(?!OLD)[A-Z0-9]+_)+PWD|(?:db|user|smtp|redis)_pass"
+)
+"""Not PWD and OLDPWD, which are folders, nor a fusion_pass."""
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|pds-)[A-Za-z0-9_-]{20,}|(AKIA)[A-Z0-9]{16}\b)"
 )
@@ -24,9 +33,15 @@ def secret_name(name: str) -> bool:
     """Whether a variable or key of this name usually holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM,
     MAX_TOKENS, SSL_KEY_FILE, KeyError, max_load_batch_keys and long-prefill-token-threshold do not."""
     words = [w for w in re.split(r"[^A-Z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).upper()) if w]
-    if words[:1] in (["MAX"], ["MIN"], ["NUM"]) and words[-1] == "KEYS":
+    if words[:1] in (["MAX"], ["MIN"], ["NUM"]) and words[-1] in ("KEYS", "TOKEN"):
         return False
-    return bool(words) and words[-1] not in _NOT_SECRET_ENDS and not _SECRET_WORDS.isdisjoint(words)
+    if not words or words[-1] in _NOT_SECRET_ENDS or words[-1] in _MEASURES:
+        return False
+    pairs = zip(("", *words), words, strict=False)
+    return _ABBREVIATED.fullmatch(name) is not None or any(
+        word.endswith("PASSWORD") or (word in _SECRET_WORDS and before not in _NOT_SECRET_AFTER.get(word, ()))
+        for before, word in pairs
+    )
 
 
 def secret_value(value: object) -> bool:
