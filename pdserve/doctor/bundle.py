@@ -133,7 +133,7 @@ def _member(run: RunDir, file: Path, known: tuple[str, ...]) -> Member:
 
 
 def _ends(file: Path, size: int) -> bytes:
-    """The beginning and the end, without half lines at the cut: of half a secret nothing tells that it is one."""
+    """The beginning and the end, without half lines at the cut: nothing shows what half a secret is."""
     beginning = read_from(file, 0, BEGINNING_BYTES) or b""
     end = read_from(file, size - END_BYTES, END_BYTES) or b""
     beginning, end = beginning[: beginning.rfind(b"\n") + 1], end[end.find(b"\n") + 1 or len(end) :]
