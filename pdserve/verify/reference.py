@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.errors import VerifyError
-from pdserve.verify.completion import PromptLogprob, Completion
+from pdserve.verify.completion import Completion, PromptLogprob
 from pdserve.verify.target import Target
 
 
