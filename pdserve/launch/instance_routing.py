@@ -1,6 +1,9 @@
-"""Routing of whole engine instances: with hybrid or external load balancing one has several workers of the proxy."""
+"""Whole engine instances: with hybrid or external load balancing one has several workers of the proxy, and over several
+nodes it has processes that serve nothing by themselves."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from pdserve.launch.fleet import Fleet, Routing
 
@@ -29,3 +32,12 @@ class InstanceRouting:
         """Takes a reason back."""
         for server in self.servers(name):
             self._fleet.release(server, reason)
+
+    def serves(self, name: str) -> bool:
+        """One process was ready, and lives; held or silent it may be."""
+        return self._fleet.phase_of(name) in ("ready", "degraded")
+
+    def lives(self, name: str) -> Callable[[], bool]:
+        """Whether no process of an instance is dead."""
+        processes = [process.name for process in self._fleet.plan.instance_of(name)]
+        return lambda: all(self._fleet.phase_of(process) != "dead" for process in processes)

@@ -14,16 +14,15 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from pdserve.errors import PdserveError, ServeError
-from pdserve.launch.canary import one_token, until_idle
+from pdserve.launch.canary import until_idle
 from pdserve.launch.failure import interrupted, serve_error
 from pdserve.launch.fleet import Fleet, Trouble, gave_up
 from pdserve.launch.instance_routing import InstanceRouting
+from pdserve.launch.start_proofs import InstanceProofs
 from pdserve.launch.store_memory import wait_for_memory
-from pdserve.lmcache_server import wait_attached
 from pdserve.plan.model import LmcacheServer
-from pdserve.plan.process import HttpProbe, Process
+from pdserve.plan.process import Process
 from pdserve.reach.protocol import Died, Gone, Health, Late
-from pdserve.run.patch_proof import unpatched
 
 _LMCACHE_TRIES = 3
 UNPROVEN = "to be proven"
@@ -39,6 +38,7 @@ class Recovery:
         self._fleet = fleet
         self._instances = InstanceRouting(fleet)
         self._engine_key = engine_key
+        self._proofs = InstanceProofs(fleet, self._instances, engine_key=engine_key)
         self._fail = fail
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """One recovery a process at most, by its name."""
@@ -138,7 +138,7 @@ class Recovery:
                 self._begin(server.process, self._return_engines(server))  # the start ended their own return
 
     def _watch_if_silent(self, name: str) -> None:
-        if name in self._fleet.plan.names() and self._serves(name) and self._fleet.silent(name):
+        if name in self._fleet.plan.names() and self._instances.serves(name) and self._fleet.silent(name):
             self.react(Health(name=name, responsive=False, why=self._fleet.state.processes[name].note))
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -198,9 +198,6 @@ class Recovery:
         phases = [self._fleet.phase_of(process.name) for process in self._fleet.plan.instance_of(leader)]
         return all(phase in ("starting", "ready", "degraded") for phase in phases)
 
-    def _serves(self, name: str) -> bool:
-        return self._fleet.phase_of(name) in ("ready", "degraded")
-
     async def _restart(self, name: str) -> None:
         if not await self._restart_once(name):
             note = self._fleet.state.processes[name].note
@@ -247,9 +244,9 @@ class Recovery:
             await self._stop_failed(name)
             return False
         if is_engine and not (
-            self._has_patches(name)
-            and await self._fleet.proven_while(self._lives(name), self._attached(servers))
-            and await self._fleet.proven_while(self._lives(name), self._all_answer(name))
+            self._proofs.has_patches(name)
+            and await self._fleet.proven_while(self._instances.lives(name), self._proofs.attached(servers))
+            and await self._fleet.proven_while(self._instances.lives(name), self._proofs.all_answer(name))
         ):
             await self._stop_failed(name)
             return False
@@ -265,7 +262,7 @@ class Recovery:
         plan = self._fleet.plan
         if plan.proxy_kind != "vllm-router" or not self._router_is_stale:
             return
-        if all(self._serves(worker.name) for worker in plan.proxy.workers):
+        if all(self._instances.serves(worker.name) for worker in plan.proxy.workers):
             self._begin("proxy", self._restart_router())
 
     async def _restart_router(self) -> None:
@@ -280,34 +277,10 @@ class Recovery:
         self._instances.route(name, "dead")
         await self._stop_instance(name)
 
-    def _has_patches(self, name: str) -> bool:
-        names = [process.name for process in self._fleet.plan.instance_of(name)]
-        error = unpatched(self._fleet.plan, self._fleet.run, names)
-        if error is not None:
-            self._fleet.record("failed", error=error.render(), exit_code=error.exit_code, name=name)
-        return error is None
-
-    async def _attached(self, servers: list[LmcacheServer]) -> bool:
-        # Engines of a server whose other engine is dead as well can never be complete: count those that live.
-        seconds = self._fleet.plan.timeouts.attach_seconds
-        living = [server.model_copy(update={"expected_workers": self._expected(server)}) for server in servers]
-        return all(
-            attachment.complete for attachment in await wait_attached(living, self._fleet.on_node_of, seconds=seconds)
-        )
-
     async def _attached_again(self, engine: str, server: LmcacheServer) -> bool:
-        lives = self._lives(engine)
-        attached = self._attached([server])
-        return await self._fleet.proven_while(lambda: self._serves(server.process) and lives(), attached)
-
-    def _lives(self, name: str) -> Callable[[], bool]:
-        """Whether no process of an instance is dead."""
-        processes = [process.name for process in self._fleet.plan.instance_of(name)]
-        return lambda: all(self._fleet.phase_of(process) != "dead" for process in processes)
-
-    def _expected(self, server: LmcacheServer) -> int:
-        living = sum(1 for engine in server.engines if self._serves(engine))
-        return server.expected_workers * living // len(server.engines)
+        lives = self._instances.lives(engine)
+        attached = self._proofs.attached([server])
+        return await self._fleet.proven_while(lambda: self._instances.serves(server.process) and lives(), attached)
 
     async def _watch_memory(self, master: str) -> None:
         """Holds the master of a Mooncake store until its pool has memory. No part of its recovery: engines that start
@@ -327,23 +300,6 @@ class Recovery:
         finally:
             self._fleet.release(master.name, _EMPTY)
             self._fleet.record("pool", name=master.name, mounted=mounted)
-
-    async def _all_answer(self, name: str) -> bool:
-        return all(await asyncio.gather(*map(self._answers, self._instances.servers(name))))
-
-    async def _answers(self, name: str) -> bool:
-        probe = self._fleet.plan.process(name).probe
-        if not isinstance(probe, HttpProbe):
-            return True
-        canary = await one_token(
-            self._fleet.on_node_of(name),
-            f"http://{probe.host}:{probe.port}",
-            self._fleet.plan.served_name,
-            seconds=self._fleet.plan.timeouts.canary_seconds,
-            key=self._engine_key,
-        )
-        self._fleet.record("canary", name=name, ok=canary.ok, seconds=round(canary.seconds, 3), text=canary.text)
-        return canary.ok
 
     # Silence -------------------------------------------------------------------------------------------------------
 
@@ -385,7 +341,7 @@ class Recovery:
             self._fleet.start(server.process)
             if await self._fleet.outcome(server.process):
                 await self._return_engines(server)
-                if self._serves(server.process):
+                if self._instances.serves(server.process):
                     return
                 self._hold_engines(server)  # it died while they returned
             await self._fleet.stop(server.process)
@@ -403,16 +359,16 @@ class Recovery:
         """Every living engine of a server that answers again: registered and proven, or restarted."""
         reason = _without(server.process)
         for engine in server.engines:
-            if engine in self._tasks or not self._serves(engine) or self._fleet.silent(engine):
+            if engine in self._tasks or not self._instances.serves(engine) or self._fleet.silent(engine):
                 self._fleet.release(engine, reason)  # what else keeps it out is still there
                 continue
             attached = await self._attached_again(engine, server)
             if self._fleet.phase_of(server.process) != "ready":
                 return  # gone again, or silent: who called this, or its next event, goes on
-            if attached and await self._fleet.proven_while(self._lives(engine), self._answers(engine)):
+            if attached and await self._fleet.proven_while(self._instances.lives(engine), self._proofs.answers(engine)):
                 self._fleet.release(engine, reason)
                 continue
-            if engine in self._tasks or not self._serves(engine):
+            if engine in self._tasks or not self._instances.serves(engine):
                 self._fleet.release(engine, reason)  # it died meanwhile, and is another recovery's
                 continue
             self._fleet.record("engine_not_back", name=engine, attached=attached)
