@@ -3,6 +3,7 @@ nodes it has processes that serve nothing by themselves."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from pdserve.launch.fleet import Fleet, Routing
@@ -36,6 +37,11 @@ class InstanceRouting:
     def serves(self, name: str) -> bool:
         """One process was ready, and lives; held or silent it may be."""
         return self._fleet.phase_of(name) in ("ready", "degraded")
+
+    async def comes(self, name: str) -> bool:
+        """After a start of its processes: whether all of them became ready."""
+        processes = self._fleet.plan.instance_of(name)
+        return all(await asyncio.gather(*(self._fleet.outcome(process.name) for process in processes)))
 
     def lives(self, name: str) -> Callable[[], bool]:
         """Whether no process of an instance is dead."""

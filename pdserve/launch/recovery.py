@@ -27,6 +27,8 @@ from pdserve.reach.protocol import Died, Gone, Health, Late
 _LMCACHE_TRIES = 3
 UNPROVEN = "to be proven"
 """Reason for holding an engine that is healthy but has not answered its canary yet."""
+_TO_BE_RESTARTED = "to be restarted"
+"""Reason for holding what is drained for its restart."""
 _EMPTY = "without the memory of its engines"
 """Reason for holding the master of a Mooncake store."""
 
@@ -136,6 +138,24 @@ class Recovery:
             kept = any(_without(server.process) in self._fleet.held.get(engine, ()) for engine in server.engines)
             if kept and self._fleet.phase_of(server.process) == "ready":
                 self._begin(server.process, self._return_engines(server))  # the start ended their own return
+        self._resume_interrupted()
+
+    def _resume_interrupted(self) -> None:
+        """Those that are held for a recovery which a start has ended, and that live and could return."""
+        held = [name for name, reasons in self._fleet.held.items() if reasons & {UNPROVEN, _TO_BE_RESTARTED}]
+        for leader in dict.fromkeys(self._leader(name) for name in held if name in self._fleet.plan.names()):
+            silent = any(self._fleet.silent(process.name) for process in self._fleet.plan.instance_of(leader))
+            if leader not in self._tasks and not silent and self._alive_or_coming(leader) and self._has_servers(leader):
+                self._begin(leader, self._resume(leader))
+
+    async def _resume(self, name: str) -> None:
+        """It returns once it is proven; else it is recovered, as after a death."""
+        if await self._proven(name):
+            self._return(name)
+        elif not self._instances.lives(name)() or self._has_servers(name):
+            self._instances.release(name, _TO_BE_RESTARTED)
+            await self._stop_failed(name)
+            await self._recover(gave_up(name, "did not return after a start that came into its recovery", 0))
 
     def _watch_if_silent(self, name: str) -> None:
         if name in self._fleet.plan.names() and self._instances.serves(name) and self._fleet.silent(name):
@@ -159,11 +179,20 @@ class Recovery:
         elif name == "proxy":
             self._renew_router()
         self._watch_if_silent(name)  # since a time when its troubles belonged to its recovery
+        if error is None:
+            self._resume_interrupted()  # what waited for this one
         if left is not None and self._fleet.dead_uncleared(left.name):
             self.react(left)  # it came after the last look of the recovery
 
     def _server(self, name: str) -> LmcacheServer:
         return next(server for server in self._fleet.plan.lmcache if server.process == name)
+
+    def _servers_of(self, engine: str) -> list[LmcacheServer]:
+        return [server for server in self._fleet.plan.lmcache if engine in server.engines]
+
+    def _has_servers(self, engine: str) -> bool:
+        """Those that it attaches to are ready. One that is not comes back first."""
+        return all(self._fleet.phase_of(server.process) == "ready" for server in self._servers_of(engine))
 
     # Engines and proxy ---------------------------------------------------------------------------------------------
 
@@ -204,10 +233,10 @@ class Recovery:
             self._fail_if_last(name, ServeError(f"{name} did not come back: {note}", where=name))
 
     async def _restart_once(self, name: str) -> bool:
-        self._instances.hold(name, "to be restarted")
+        self._instances.hold(name, _TO_BE_RESTARTED)
         await asyncio.gather(*map(self._drained, self._instances.servers(name)))
         await self._stop_instance(name)
-        self._instances.release(name, "to be restarted")
+        self._instances.release(name, _TO_BE_RESTARTED)
         return await self._start(name)
 
     async def _drained(self, name: str) -> None:
@@ -223,10 +252,9 @@ class Recovery:
 
     async def _start(self, name: str) -> bool:
         """Starts a process; an engine returns to routing only after it is attached and has answered a canary."""
-        servers = [server for server in self._fleet.plan.lmcache if name in server.engines]
         is_engine = self._fleet.plan.process(name).is_engine
         masters = [process.name for process in self._fleet.plan.processes if process.is_store_master and is_engine]
-        for needed in (*(server.process for server in servers), *masters):
+        for needed in (*(server.process for server in self._servers_of(name)), *masters):
             recovering = self._tasks.get(needed)
             if recovering is not None and recovering not in self._waiting:
                 await asyncio.shield(recovering)  # without it an engine would die, or hang, in its own start
@@ -237,24 +265,32 @@ class Recovery:
             await self._watch_memory(name)
         if name == "proxy":
             self._router_is_stale = False
-        processes = [process.name for process in self._fleet.plan.instance_of(name)]
-        for process in processes:
-            self._fleet.start(process)
-        if not all(await asyncio.gather(*map(self._fleet.outcome, processes))):
+        for process in self._fleet.plan.instance_of(name):
+            self._fleet.start(process.name)
+        if not await self._proven(name):
             await self._stop_failed(name)
             return False
-        if is_engine and not (
+        self._return(name)
+        return True
+
+    async def _proven(self, name: str) -> bool:
+        """An instance has become ready; one of engines has its patches and its servers, and has answered."""
+        if not await self._instances.comes(name):
+            return False
+        lives = self._instances.lives(name)
+        return not self._fleet.plan.process(name).is_engine or (
             self._proofs.has_patches(name)
-            and await self._fleet.proven_while(self._instances.lives(name), self._proofs.attached(servers))
-            and await self._fleet.proven_while(self._instances.lives(name), self._proofs.all_answer(name))
-        ):
-            await self._stop_failed(name)
-            return False
+            and await self._fleet.proven_while(lives, self._proofs.attached(self._servers_of(name)))
+            and await self._fleet.proven_while(lives, self._proofs.all_answer(name))
+        )
+
+    def _return(self, name: str) -> None:
+        """To routing, once it is proven."""
         self._instances.release(name, UNPROVEN)
+        self._instances.release(name, _TO_BE_RESTARTED)
         if any(worker.name == name and worker.bootstrap_url is not None for worker in self._fleet.plan.proxy.workers):
             self._router_is_stale = True
         self._renew_router()
-        return True
 
     def _renew_router(self) -> None:
         """vllm-router reads engine ids from a prefill's bootstrap server when it starts, and never again. It waits for
@@ -311,6 +347,8 @@ class Recovery:
             self._begin(f"watch {trouble.name}", self._give_up_on(trouble))
         elif is_cache:
             self._begin(f"return to {trouble.name}", self._return_engines(self._server(trouble.name)))
+        else:
+            self._resume_interrupted()
 
     async def _give_up_on(self, trouble: Health) -> None:
         """A process that does not answer for too long is stopped and treated as dead."""
