@@ -134,14 +134,15 @@ class Recovery:
             self.react(trouble)
         for name in self._fleet.plan.names():
             self._watch_if_silent(name)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begins the return of those that are held although what they wait for is there: a start has ended their
+        recovery, or their cache server came back while another return to it ran."""
         for server in self._fleet.plan.lmcache:
             kept = any(_without(server.process) in self._fleet.held.get(engine, ()) for engine in server.engines)
-            if kept and self._fleet.phase_of(server.process) == "ready":
-                self._begin(server.process, self._return_engines(server))  # the start ended their own return
-        self._resume_interrupted()
-
-    def _resume_interrupted(self) -> None:
-        """Those that are held for a recovery which a start has ended, and that live and could return."""
+            if kept and server.process not in self._tasks and self._is_ready(server):
+                self._begin(f"return to {server.process}", self._return_engines(server))
         held = [name for name, reasons in self._fleet.held.items() if reasons & {UNPROVEN, _TO_BE_RESTARTED}]
         for leader in dict.fromkeys(self._leader(name) for name in held if name in self._fleet.plan.names()):
             silent = any(self._fleet.silent(process.name) for process in self._fleet.plan.instance_of(leader))
@@ -180,7 +181,7 @@ class Recovery:
             self._renew_router()
         self._watch_if_silent(name)  # since a time when its troubles belonged to its recovery
         if error is None:
-            self._resume_interrupted()  # what waited for this one
+            self._go_on()
         if left is not None and self._fleet.dead_uncleared(left.name):
             self.react(left)  # it came after the last look of the recovery
 
@@ -192,7 +193,10 @@ class Recovery:
 
     def _has_servers(self, engine: str) -> bool:
         """Those that it attaches to are ready. One that is not comes back first."""
-        return all(self._fleet.phase_of(server.process) == "ready" for server in self._servers_of(engine))
+        return all(map(self._is_ready, self._servers_of(engine)))
+
+    def _is_ready(self, server: LmcacheServer) -> bool:
+        return self._fleet.phase_of(server.process) == "ready"
 
     # Engines and proxy ---------------------------------------------------------------------------------------------
 
@@ -313,11 +317,6 @@ class Recovery:
         self._instances.route(name, "dead")
         await self._stop_instance(name)
 
-    async def _attached_again(self, engine: str, server: LmcacheServer) -> bool:
-        lives = self._instances.lives(engine)
-        attached = self._proofs.attached([server])
-        return await self._fleet.proven_while(lambda: self._instances.serves(server.process) and lives(), attached)
-
     async def _watch_memory(self, master: str) -> None:
         """Holds the master of a Mooncake store until its pool has memory. No part of its recovery: engines that start
         wait for that, and memory comes from engines; and a master that dies meanwhile is to be recovered."""
@@ -345,10 +344,8 @@ class Recovery:
             if is_cache:
                 self._hold_engines(self._server(trouble.name))
             self._begin(f"watch {trouble.name}", self._give_up_on(trouble))
-        elif is_cache:
-            self._begin(f"return to {trouble.name}", self._return_engines(self._server(trouble.name)))
         else:
-            self._resume_interrupted()
+            self._go_on()
 
     async def _give_up_on(self, trouble: Health) -> None:
         """A process that does not answer for too long is stopped and treated as dead."""
@@ -394,28 +391,40 @@ class Recovery:
             self._fleet.hold(engine, _without(server.process))
 
     async def _return_engines(self, server: LmcacheServer) -> None:
-        """Every living engine of a server that answers again: registered and proven, or restarted."""
-        reason = _without(server.process)
-        for engine in server.engines:
-            if engine in self._tasks or not self._instances.serves(engine) or self._fleet.silent(engine):
-                self._fleet.release(engine, reason)  # what else keeps it out is still there
-                continue
-            attached = await self._attached_again(engine, server)
-            if self._fleet.phase_of(server.process) != "ready":
-                return  # gone again, or silent: who called this, or its next event, goes on
-            if attached and await self._fleet.proven_while(self._instances.lives(engine), self._proofs.answers(engine)):
-                self._fleet.release(engine, reason)
-                continue
-            if engine in self._tasks or not self._instances.serves(engine):
-                self._fleet.release(engine, reason)  # it died meanwhile, and is another recovery's
-                continue
-            self._fleet.record("engine_not_back", name=engine, attached=attached)
-            self._waiting.add(asyncio.current_task())
-            try:
-                self._begin(engine, self._bring_back(engine, server))
-                await asyncio.wait({self._tasks[engine]})
-            finally:
-                self._waiting.remove(asyncio.current_task())
+        """Every living engine of a server that answers again: registered and proven, or restarted. No more of them once
+        that is gone again, or silent: who called this, or what ends the silence, goes on."""
+        gone = asyncio.ensure_future(self._fleet.until(lambda: not self._is_ready(server)))
+        try:
+            for engine in server.engines:
+                await self._return_engine(engine, server, gone)
+        finally:
+            gone.cancel()
+
+    async def _return_engine(self, engine: str, server: LmcacheServer, gone: asyncio.Future[None]) -> None:
+        reason, lives = _without(server.process), self._instances.lives(engine)
+
+        def both() -> bool:
+            return self._is_ready(server) and lives()
+
+        if gone.done():
+            return
+        if engine in self._tasks or not self._instances.serves(engine) or self._fleet.silent(engine):
+            self._fleet.release(engine, reason)  # what else keeps it out is still there
+            return
+        attached = await self._fleet.proven_while(both, self._proofs.attached([server]))
+        proven = attached and await self._fleet.proven_while(both, self._proofs.answers(engine))
+        if gone.done() or not self._is_ready(server):
+            return
+        if proven or engine in self._tasks or not self._instances.serves(engine):
+            self._fleet.release(engine, reason)  # if it died meanwhile, it is another recovery's
+            return
+        self._fleet.record("engine_not_back", name=engine, attached=attached)
+        self._waiting.add(asyncio.current_task())
+        try:
+            self._begin(engine, self._bring_back(engine, server))
+            await asyncio.wait({self._tasks[engine]})
+        finally:
+            self._waiting.remove(asyncio.current_task())
 
     async def _bring_back(self, engine: str, server: LmcacheServer) -> None:
         """The restart of an engine that does not return to its server: its own recovery, so that what becomes of it
