@@ -148,8 +148,7 @@ class InstanceProofs:
         )
 
     def _expected(self, server: LmcacheServer) -> int:
-        living = sum(1 for engine in server.engines if self._instances.serves(engine))
-        return server.expected_workers * living // len(server.engines)
+        return sum(workers for engine, workers in server.workers_of.items() if self._instances.serves(engine))
 
     async def all_answer(self, name: str) -> bool:
         """Each of its API servers has answered a canary."""

@@ -1,4 +1,4 @@
-"""A cache server that is silent or dies again while its engines return to it."""
+"""A cache server that is silent or dies, again while its engines return to it, or beside an engine that is dead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.played import Played, plan_with_cache, played
+from pdserve.reach.protocol import Answered
+from tests.launch.played import Played, adapted, plan_with_cache, played
+from tests.plan import kit
 
 pytestmark = pytest.mark.usefixtures("pdserve_home")
 
@@ -77,6 +79,28 @@ def test_an_engine_does_not_return_to_one_that_has_died_meanwhile(tmp_path: Path
             assert deployment.phase(FIRST) == "degraded"
             deployment.obey("start", SERVER)
             await deployment.until(lambda: deployment.phases() == {"ready"})
+            assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
+
+    asyncio.run(scenario())
+
+
+def test_without_a_dead_engine_a_server_expects_the_workers_of_the_others(tmp_path: Path) -> None:
+    """Of unequal engines: prefills of two ranks, and a decode of four, which is dead."""
+    both = kit.with_lmcache(on=["prefill", "decode"])
+    sizes = {"prefill": {"instances": 2}, "decode": {"connector": kit.MULTI}}
+    unequal = kit.plan(kit.recipe(kit.on_gpus(2, 4), both, sizes), *kit.hosts(8))
+
+    async def scenario() -> None:
+        async with played(tmp_path, adapted(unequal, restart="on-failure", attach_seconds=1)) as deployment:
+            await deployment.serving()
+            deployment.held.add(("start", "decode-0"))
+            deployment.dies("decode-0")
+            await deployment.until(lambda: ("start", "decode-0") in deployment.orders)
+            deployment.orders.clear()
+            deployment.answers["/status"] = Answered(id=0, status=200, body='{"registered_gpu_ids": [0, 1, 2, 3]}')
+            deployment.dies(SERVER)
+            await deployment.until(lambda: ("start", SERVER) in deployment.orders)
+            await deployment.until(lambda: deployment.phase("prefill-0") == deployment.phase("prefill-1") == "ready")
             assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
 
     asyncio.run(scenario())
