@@ -4,8 +4,10 @@ nodes it has processes that serve nothing by themselves."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
+from pdserve.launch.canary import until_idle
 from pdserve.launch.fleet import Fleet, Routing
 
 
@@ -34,6 +36,18 @@ class InstanceRouting:
         for server in self.servers(name):
             self._fleet.release(server, reason)
 
+    async def drained(self, name: str, *, key: str) -> None:
+        """Waits until the proxy has no request running there, for as long as the recipe lets requests finish. `key`: of
+        the engines."""
+        workers = {worker.name for worker in self._fleet.plan.proxy.workers}
+        await asyncio.gather(*(self._idle(server, key) for server in self.servers(name) if server in workers))
+
+    async def _idle(self, worker: str, key: str) -> None:
+        plan, ask = self._fleet.plan, self._fleet.on_node_of("proxy")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(plan.proxy.drain_seconds):
+                await until_idle(ask, plan.proxy_url, worker, key=key)
+
     def serves(self, name: str) -> bool:
         """One process was ready, and lives; held or silent it may be."""
         return self._fleet.phase_of(name) in ("ready", "degraded")
@@ -47,3 +61,8 @@ class InstanceRouting:
         """Whether no process of an instance is dead."""
         processes = [process.name for process in self._fleet.plan.instance_of(name)]
         return lambda: all(self._fleet.phase_of(process) != "dead" for process in processes)
+
+    def first_dead(self, name: str) -> str | None:
+        """The first process of an instance that is dead."""
+        dead = (p.name for p in self._fleet.plan.instance_of(name) if self._fleet.phase_of(p.name) == "dead")
+        return next(dead, None)

@@ -9,12 +9,10 @@ vllm-router in the proxy's place is restarted after a prefill, which it knows no
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from pdserve.errors import PdserveError, ServeError
-from pdserve.launch.canary import until_idle
 from pdserve.launch.failure import interrupted, serve_error
 from pdserve.launch.fleet import Fleet, Trouble, gave_up
 from pdserve.launch.instance_routing import InstanceRouting
@@ -238,21 +236,10 @@ class Recovery:
 
     async def _restart_once(self, name: str) -> bool:
         self._instances.hold(name, _TO_BE_RESTARTED)
-        await asyncio.gather(*map(self._drained, self._instances.servers(name)))
+        await self._instances.drained(name, key=self._engine_key)
         await self._stop_instance(name)
         self._instances.release(name, _TO_BE_RESTARTED)
         return await self._start(name)
-
-    async def _drained(self, name: str) -> None:
-        """Waits until the proxy has no request running on a worker, for as long as the recipe lets requests finish."""
-        proxy = self._fleet.plan.proxy
-        if all(worker.name != name for worker in proxy.workers):
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(proxy.drain_seconds):
-                await until_idle(
-                    self._fleet.on_node_of("proxy"), self._fleet.plan.proxy_url, name, key=self._engine_key
-                )
 
     async def _start(self, name: str) -> bool:
         """Starts a process; an engine returns to routing only after it is attached and has answered a canary."""
@@ -279,9 +266,10 @@ class Recovery:
 
     async def _proven(self, name: str) -> bool:
         """An instance has become ready; one of engines has its patches and its servers, and has answered."""
-        if not await self._instances.comes(name):
-            return False
         lives = self._instances.lives(name)
+        # Of several ranks one that is dead is waited for by the others, as long as an engine may take to load.
+        if not await self._fleet.proven_while(lives, self._instances.comes(name)):
+            return False
         return not self._fleet.plan.process(name).is_engine or (
             self._proofs.has_patches(name)
             and await self._fleet.proven_while(lives, self._proofs.attached(self._servers_of(name)))
@@ -311,9 +299,11 @@ class Recovery:
             await self._recover(gave_up("proxy", "did not come back after a prefill did", 0))
 
     async def _stop_failed(self, name: str) -> None:
-        state = self._fleet.state.processes[name]
-        if state.phase != "dead":
-            state.phase, state.note = "dead", "without its patches, not attached to LMCache, or no answer to its canary"
+        state, died = self._fleet.state.processes[name], self._instances.first_dead(name)
+        if died != name:
+            unproven = "without its patches, not attached to LMCache, or no answer to its canary"
+            note = unproven if died is None else f"{died} {self._fleet.state.processes[died].note}"
+            state.phase, state.note = "dead", note
         self._instances.route(name, "dead")
         await self._stop_instance(name)
 
