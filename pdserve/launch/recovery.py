@@ -177,7 +177,8 @@ class Recovery:
             self._fail(ServeError(f"the recovery of {name} failed: {error!r}", where=name))
         elif name == "proxy":
             self._renew_router()
-        self._watch_if_silent(name)  # since a time when its troubles belonged to its recovery
+        for member in self._fleet.plan.instance_of(name) if name in self._fleet.plan.names() else ():
+            self._watch_if_silent(member.name)  # since a time when its troubles belonged to its recovery
         if error is None:
             self._go_on()
         if left is not None and self._fleet.dead_uncleared(left.name):
