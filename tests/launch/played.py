@@ -111,6 +111,9 @@ class PlayedAgent:
             self._deployment.ordered("stop", order.name, lambda name=order.name: self._end(name))  # type: ignore[misc]
 
     def _end(self, name: str) -> None:
+        if name in self._deployment.unending:
+            self._receive(Stopped(name=name, forced=True, seconds=1, left=(7,)))
+            return
         self._lives.discard(name)
         self._receive(Stopped(name=name, forced=False, seconds=1))
 
@@ -147,6 +150,8 @@ class Played:
         """What was ordered so far: (start or stop, name)."""
         self.held: set[tuple[str, str]] = set()
         """Orders that wait until the test lets them be obeyed."""
+        self.unending: set[str] = set()
+        """Processes that no KILL ends."""
         self.answers: dict[str, Answered] = {}
         """What is answered to requests whose URL has this in it."""
         self.slow: dict[str, asyncio.Event] = {}
