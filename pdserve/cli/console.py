@@ -153,6 +153,13 @@ def _died(event: dict[str, Any]) -> str:
     return f"{event['name']:<12} died{member}: {event['how']} after {event['seconds']:.1f} s"
 
 
+def _stopped(event: dict[str, Any]) -> str:
+    if left := event.get("left"):
+        pids = ", ".join(map(str, left))
+        return f"{event['name']:<12} was killed and did not end: PID {pids} waits in the kernel, for a device perhaps"
+    return f"{event['name']:<12} stopped in {event['seconds']:.1f} s" + (" (killed)" if event["forced"] else "")
+
+
 _TEXTS: dict[str, Any] = {
     "started": lambda e: f"{e['name']:<12} starting on {e['node']} (PID {e['pid']})",
     "progress": lambda e: f"{e['name']:<12} {e['text']}",
@@ -185,7 +192,7 @@ _TEXTS: dict[str, Any] = {
     "phase": lambda e: f"deployment is {e['phase']}",
     # What follows it is the teardown; the whole error comes at the end, where nothing scrolls it away.
     "failed": lambda e: None if e.get("kept") else f"failed: {e['error'].splitlines()[0]}",
-    "stopped": lambda e: f"{e['name']:<12} stopped in {e['seconds']:.1f} s" + (" (killed)" if e["forced"] else ""),
+    "stopped": _stopped,
     "signal_received": lambda e: f"the agent of {e['node']} was ended from outside ({e['signal']})",
     "command": lambda e: e["text"],
     "not_reached": lambda e: e["text"],

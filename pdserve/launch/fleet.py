@@ -244,7 +244,7 @@ class Fleet:
                 self._lost(event)
             case _ if event.name not in self.state.processes:
                 if isinstance(event, Stopped):
-                    self._uncleared.stopped(event.name)
+                    self._uncleared.stopped(event.name, left=bool(event.left))
                 return
             case Started():
                 self.state.processes[event.name].id = event.id
@@ -276,8 +276,9 @@ class Fleet:
             case Swapped():
                 self._swapped(event)
             case Stopped():
-                self._stopped(event.name)
-                self.record("stopped", name=event.name, forced=event.forced, seconds=round(event.seconds, 3))
+                self._stopped(event)
+                left = {"left": event.left} if event.left else {}
+                self.record("stopped", name=event.name, forced=event.forced, seconds=round(event.seconds, 3), **left)
             case _:
                 assert_never(event)
         if isinstance(event, Died | Late | Health | Gone):
@@ -322,9 +323,9 @@ class Fleet:
         state.phase, state.note, state.died_at = "dead", note, time.time()
         self.route(name, "dead")
 
-    def _stopped(self, name: str) -> None:
-        state = self.state.processes[name]
-        state.phase = self._uncleared.stopped(name)
+    def _stopped(self, event: Stopped) -> None:
+        state = self.state.processes[event.name]
+        state.phase = self._uncleared.stopped(event.name, left=bool(event.left))
         if state.phase == "stopped":
             state.died_at = time.time()
 

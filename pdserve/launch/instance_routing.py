@@ -1,7 +1,13 @@
-"""Routing of whole engine instances: with hybrid or external load balancing one has several workers of the proxy."""
+"""Whole engine instances: with hybrid or external load balancing one has several workers of the proxy, and over several
+nodes it has processes that serve nothing by themselves."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from pdserve.launch.canary import until_idle
 from pdserve.launch.fleet import Fleet, Routing
 
 
@@ -29,3 +35,34 @@ class InstanceRouting:
         """Takes a reason back."""
         for server in self.servers(name):
             self._fleet.release(server, reason)
+
+    async def drained(self, name: str, *, key: str) -> None:
+        """Waits until the proxy has no request running there, for as long as the recipe lets requests finish. `key`: of
+        the engines."""
+        workers = {worker.name for worker in self._fleet.plan.proxy.workers}
+        await asyncio.gather(*(self._idle(server, key) for server in self.servers(name) if server in workers))
+
+    async def _idle(self, worker: str, key: str) -> None:
+        plan, ask = self._fleet.plan, self._fleet.on_node_of("proxy")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(plan.proxy.drain_seconds):
+                await until_idle(ask, plan.proxy_url, worker, key=key)
+
+    def serves(self, name: str) -> bool:
+        """One process was ready, and lives; held or silent it may be."""
+        return self._fleet.phase_of(name) in ("ready", "degraded")
+
+    async def comes(self, name: str) -> bool:
+        """After a start of its processes: whether all of them became ready."""
+        processes = self._fleet.plan.instance_of(name)
+        return all(await asyncio.gather(*(self._fleet.outcome(process.name) for process in processes)))
+
+    def lives(self, name: str) -> Callable[[], bool]:
+        """Whether no process of an instance is dead."""
+        processes = [process.name for process in self._fleet.plan.instance_of(name)]
+        return lambda: all(self._fleet.phase_of(process) != "dead" for process in processes)
+
+    def first_dead(self, name: str) -> str | None:
+        """The first process of an instance that is dead."""
+        dead = (p.name for p in self._fleet.plan.instance_of(name) if self._fleet.phase_of(p.name) == "dead")
+        return next(dead, None)

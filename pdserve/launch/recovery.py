@@ -9,25 +9,24 @@ vllm-router in the proxy's place is restarted after a prefill, which it knows no
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from pdserve.errors import PdserveError, ServeError
-from pdserve.launch.canary import one_token, until_idle
 from pdserve.launch.failure import interrupted, serve_error
 from pdserve.launch.fleet import Fleet, Trouble, gave_up
 from pdserve.launch.instance_routing import InstanceRouting
+from pdserve.launch.start_proofs import InstanceProofs
 from pdserve.launch.store_memory import wait_for_memory
-from pdserve.lmcache_server import wait_attached
 from pdserve.plan.model import LmcacheServer
-from pdserve.plan.process import HttpProbe, Process
+from pdserve.plan.process import Process
 from pdserve.reach.protocol import Died, Gone, Health, Late
-from pdserve.run.patch_proof import unpatched
 
 _LMCACHE_TRIES = 3
 UNPROVEN = "to be proven"
 """Reason for holding an engine that is healthy but has not answered its canary yet."""
+_TO_BE_RESTARTED = "to be restarted"
+"""Reason for holding what is drained for its restart."""
 _EMPTY = "without the memory of its engines"
 """Reason for holding the master of a Mooncake store."""
 
@@ -39,6 +38,7 @@ class Recovery:
         self._fleet = fleet
         self._instances = InstanceRouting(fleet)
         self._engine_key = engine_key
+        self._proofs = InstanceProofs(fleet, self._instances, engine_key=engine_key)
         self._fail = fail
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """One recovery a process at most, by its name."""
@@ -132,13 +132,32 @@ class Recovery:
             self.react(trouble)
         for name in self._fleet.plan.names():
             self._watch_if_silent(name)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begins the return of those that are held although what they wait for is there: a start has ended their
+        recovery, or their cache server came back while another return to it ran."""
         for server in self._fleet.plan.lmcache:
             kept = any(_without(server.process) in self._fleet.held.get(engine, ()) for engine in server.engines)
-            if kept and self._fleet.phase_of(server.process) == "ready":
-                self._begin(server.process, self._return_engines(server))  # the start ended their own return
+            if kept and server.process not in self._tasks and self._is_ready(server):
+                self._begin(f"return to {server.process}", self._return_engines(server))
+        held = [name for name, reasons in self._fleet.held.items() if reasons & {UNPROVEN, _TO_BE_RESTARTED}]
+        for leader in dict.fromkeys(self._leader(name) for name in held if name in self._fleet.plan.names()):
+            silent = any(self._fleet.silent(process.name) for process in self._fleet.plan.instance_of(leader))
+            if leader not in self._tasks and not silent and self._alive_or_coming(leader) and self._has_servers(leader):
+                self._begin(leader, self._resume(leader))
+
+    async def _resume(self, name: str) -> None:
+        """It returns once it is proven; else it is recovered, as after a death."""
+        if await self._proven(name):
+            self._return(name)
+        elif not self._instances.lives(name)() or self._has_servers(name):
+            self._instances.release(name, _TO_BE_RESTARTED)
+            await self._stop_failed(name)
+            await self._recover(gave_up(name, "did not return after a start that came into its recovery", 0))
 
     def _watch_if_silent(self, name: str) -> None:
-        if name in self._fleet.plan.names() and self._serves(name) and self._fleet.silent(name):
+        if name in self._fleet.plan.names() and self._instances.serves(name) and self._fleet.silent(name):
             self.react(Health(name=name, responsive=False, why=self._fleet.state.processes[name].note))
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -158,12 +177,25 @@ class Recovery:
             self._fail(ServeError(f"the recovery of {name} failed: {error!r}", where=name))
         elif name == "proxy":
             self._renew_router()
-        self._watch_if_silent(name)  # since a time when its troubles belonged to its recovery
+        for member in self._fleet.plan.instance_of(name) if name in self._fleet.plan.names() else ():
+            self._watch_if_silent(member.name)  # since a time when its troubles belonged to its recovery
+        if error is None:
+            self._go_on()
         if left is not None and self._fleet.dead_uncleared(left.name):
             self.react(left)  # it came after the last look of the recovery
 
     def _server(self, name: str) -> LmcacheServer:
         return next(server for server in self._fleet.plan.lmcache if server.process == name)
+
+    def _servers_of(self, engine: str) -> list[LmcacheServer]:
+        return [server for server in self._fleet.plan.lmcache if engine in server.engines]
+
+    def _has_servers(self, engine: str) -> bool:
+        """Those that it attaches to are ready. One that is not comes back first."""
+        return all(map(self._is_ready, self._servers_of(engine)))
+
+    def _is_ready(self, server: LmcacheServer) -> bool:
+        return self._fleet.phase_of(server.process) == "ready"
 
     # Engines and proxy ---------------------------------------------------------------------------------------------
 
@@ -198,38 +230,23 @@ class Recovery:
         phases = [self._fleet.phase_of(process.name) for process in self._fleet.plan.instance_of(leader)]
         return all(phase in ("starting", "ready", "degraded") for phase in phases)
 
-    def _serves(self, name: str) -> bool:
-        return self._fleet.phase_of(name) in ("ready", "degraded")
-
     async def _restart(self, name: str) -> None:
         if not await self._restart_once(name):
             note = self._fleet.state.processes[name].note
             self._fail_if_last(name, ServeError(f"{name} did not come back: {note}", where=name))
 
     async def _restart_once(self, name: str) -> bool:
-        self._instances.hold(name, "to be restarted")
-        await asyncio.gather(*map(self._drained, self._instances.servers(name)))
+        self._instances.hold(name, _TO_BE_RESTARTED)
+        await self._instances.drained(name, key=self._engine_key)
         await self._stop_instance(name)
-        self._instances.release(name, "to be restarted")
+        self._instances.release(name, _TO_BE_RESTARTED)
         return await self._start(name)
-
-    async def _drained(self, name: str) -> None:
-        """Waits until the proxy has no request running on a worker, for as long as the recipe lets requests finish."""
-        proxy = self._fleet.plan.proxy
-        if all(worker.name != name for worker in proxy.workers):
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(proxy.drain_seconds):
-                await until_idle(
-                    self._fleet.on_node_of("proxy"), self._fleet.plan.proxy_url, name, key=self._engine_key
-                )
 
     async def _start(self, name: str) -> bool:
         """Starts a process; an engine returns to routing only after it is attached and has answered a canary."""
-        servers = [server for server in self._fleet.plan.lmcache if name in server.engines]
         is_engine = self._fleet.plan.process(name).is_engine
         masters = [process.name for process in self._fleet.plan.processes if process.is_store_master and is_engine]
-        for needed in (*(server.process for server in servers), *masters):
+        for needed in (*(server.process for server in self._servers_of(name)), *masters):
             recovering = self._tasks.get(needed)
             if recovering is not None and recovering not in self._waiting:
                 await asyncio.shield(recovering)  # without it an engine would die, or hang, in its own start
@@ -240,24 +257,33 @@ class Recovery:
             await self._watch_memory(name)
         if name == "proxy":
             self._router_is_stale = False
-        processes = [process.name for process in self._fleet.plan.instance_of(name)]
-        for process in processes:
-            self._fleet.start(process)
-        if not all(await asyncio.gather(*map(self._fleet.outcome, processes))):
+        for process in self._fleet.plan.instance_of(name):
+            self._fleet.start(process.name)
+        if not await self._proven(name):
             await self._stop_failed(name)
             return False
-        if is_engine and not (
-            self._has_patches(name)
-            and await self._fleet.proven_while(self._lives(name), self._attached(servers))
-            and await self._fleet.proven_while(self._lives(name), self._all_answer(name))
-        ):
-            await self._stop_failed(name)
+        self._return(name)
+        return True
+
+    async def _proven(self, name: str) -> bool:
+        """An instance has become ready; one of engines has its patches and its servers, and has answered."""
+        lives = self._instances.lives(name)
+        # Of several ranks one that is dead is waited for by the others, as long as an engine may take to load.
+        if not await self._fleet.proven_while(lives, self._instances.comes(name)):
             return False
+        return not self._fleet.plan.process(name).is_engine or (
+            self._proofs.has_patches(name)
+            and await self._fleet.proven_while(lives, self._proofs.attached(self._servers_of(name)))
+            and await self._fleet.proven_while(lives, self._proofs.all_answer(name))
+        )
+
+    def _return(self, name: str) -> None:
+        """To routing, once it is proven."""
         self._instances.release(name, UNPROVEN)
+        self._instances.release(name, _TO_BE_RESTARTED)
         if any(worker.name == name and worker.bootstrap_url is not None for worker in self._fleet.plan.proxy.workers):
             self._router_is_stale = True
         self._renew_router()
-        return True
 
     def _renew_router(self) -> None:
         """vllm-router reads engine ids from a prefill's bootstrap server when it starts, and never again. It waits for
@@ -265,7 +291,7 @@ class Recovery:
         plan = self._fleet.plan
         if plan.proxy_kind != "vllm-router" or not self._router_is_stale:
             return
-        if all(self._serves(worker.name) for worker in plan.proxy.workers):
+        if all(self._instances.serves(worker.name) for worker in plan.proxy.workers):
             self._begin("proxy", self._restart_router())
 
     async def _restart_router(self) -> None:
@@ -274,40 +300,13 @@ class Recovery:
             await self._recover(gave_up("proxy", "did not come back after a prefill did", 0))
 
     async def _stop_failed(self, name: str) -> None:
-        state = self._fleet.state.processes[name]
-        if state.phase != "dead":
-            state.phase, state.note = "dead", "without its patches, not attached to LMCache, or no answer to its canary"
+        state, died = self._fleet.state.processes[name], self._instances.first_dead(name)
+        if died != name:
+            unproven = "without its patches, not attached to LMCache, or no answer to its canary"
+            note = unproven if died is None else f"{died} {self._fleet.state.processes[died].note}"
+            state.phase, state.note = "dead", note
         self._instances.route(name, "dead")
         await self._stop_instance(name)
-
-    def _has_patches(self, name: str) -> bool:
-        names = [process.name for process in self._fleet.plan.instance_of(name)]
-        error = unpatched(self._fleet.plan, self._fleet.run, names)
-        if error is not None:
-            self._fleet.record("failed", error=error.render(), exit_code=error.exit_code, name=name)
-        return error is None
-
-    async def _attached(self, servers: list[LmcacheServer]) -> bool:
-        # Engines of a server whose other engine is dead as well can never be complete: count those that live.
-        seconds = self._fleet.plan.timeouts.attach_seconds
-        living = [server.model_copy(update={"expected_workers": self._expected(server)}) for server in servers]
-        return all(
-            attachment.complete for attachment in await wait_attached(living, self._fleet.on_node_of, seconds=seconds)
-        )
-
-    async def _attached_again(self, engine: str, server: LmcacheServer) -> bool:
-        lives = self._lives(engine)
-        attached = self._attached([server])
-        return await self._fleet.proven_while(lambda: self._serves(server.process) and lives(), attached)
-
-    def _lives(self, name: str) -> Callable[[], bool]:
-        """Whether no process of an instance is dead."""
-        processes = [process.name for process in self._fleet.plan.instance_of(name)]
-        return lambda: all(self._fleet.phase_of(process) != "dead" for process in processes)
-
-    def _expected(self, server: LmcacheServer) -> int:
-        living = sum(1 for engine in server.engines if self._serves(engine))
-        return server.expected_workers * living // len(server.engines)
 
     async def _watch_memory(self, master: str) -> None:
         """Holds the master of a Mooncake store until its pool has memory. No part of its recovery: engines that start
@@ -328,23 +327,6 @@ class Recovery:
             self._fleet.release(master.name, _EMPTY)
             self._fleet.record("pool", name=master.name, mounted=mounted)
 
-    async def _all_answer(self, name: str) -> bool:
-        return all(await asyncio.gather(*map(self._answers, self._instances.servers(name))))
-
-    async def _answers(self, name: str) -> bool:
-        probe = self._fleet.plan.process(name).probe
-        if not isinstance(probe, HttpProbe):
-            return True
-        canary = await one_token(
-            self._fleet.on_node_of(name),
-            f"http://{probe.host}:{probe.port}",
-            self._fleet.plan.served_name,
-            seconds=self._fleet.plan.timeouts.canary_seconds,
-            key=self._engine_key,
-        )
-        self._fleet.record("canary", name=name, ok=canary.ok, seconds=round(canary.seconds, 3), text=canary.text)
-        return canary.ok
-
     # Silence -------------------------------------------------------------------------------------------------------
 
     def _react_to_health(self, trouble: Health) -> None:
@@ -353,8 +335,8 @@ class Recovery:
             if is_cache:
                 self._hold_engines(self._server(trouble.name))
             self._begin(f"watch {trouble.name}", self._give_up_on(trouble))
-        elif is_cache:
-            self._begin(f"return to {trouble.name}", self._return_engines(self._server(trouble.name)))
+        else:
+            self._go_on()
 
     async def _give_up_on(self, trouble: Health) -> None:
         """A process that does not answer for too long is stopped and treated as dead."""
@@ -385,7 +367,7 @@ class Recovery:
             self._fleet.start(server.process)
             if await self._fleet.outcome(server.process):
                 await self._return_engines(server)
-                if self._serves(server.process):
+                if self._instances.serves(server.process):
                     return
                 self._hold_engines(server)  # it died while they returned
             await self._fleet.stop(server.process)
@@ -400,28 +382,40 @@ class Recovery:
             self._fleet.hold(engine, _without(server.process))
 
     async def _return_engines(self, server: LmcacheServer) -> None:
-        """Every living engine of a server that answers again: registered and proven, or restarted."""
-        reason = _without(server.process)
-        for engine in server.engines:
-            if engine in self._tasks or not self._serves(engine) or self._fleet.silent(engine):
-                self._fleet.release(engine, reason)  # what else keeps it out is still there
-                continue
-            attached = await self._attached_again(engine, server)
-            if self._fleet.phase_of(server.process) != "ready":
-                return  # gone again, or silent: who called this, or its next event, goes on
-            if attached and await self._fleet.proven_while(self._lives(engine), self._answers(engine)):
-                self._fleet.release(engine, reason)
-                continue
-            if engine in self._tasks or not self._serves(engine):
-                self._fleet.release(engine, reason)  # it died meanwhile, and is another recovery's
-                continue
-            self._fleet.record("engine_not_back", name=engine, attached=attached)
-            self._waiting.add(asyncio.current_task())
-            try:
-                self._begin(engine, self._bring_back(engine, server))
-                await asyncio.wait({self._tasks[engine]})
-            finally:
-                self._waiting.remove(asyncio.current_task())
+        """Every living engine of a server that answers again: registered and proven, or restarted. No more of them once
+        that is gone again, or silent: who called this, or what ends the silence, goes on."""
+        gone = asyncio.ensure_future(self._fleet.until(lambda: not self._is_ready(server)))
+        try:
+            for engine in server.engines:
+                await self._return_engine(engine, server, gone)
+        finally:
+            gone.cancel()
+
+    async def _return_engine(self, engine: str, server: LmcacheServer, gone: asyncio.Future[None]) -> None:
+        reason, lives = _without(server.process), self._instances.lives(engine)
+
+        def both() -> bool:
+            return self._is_ready(server) and lives()
+
+        if gone.done():
+            return
+        if engine in self._tasks or not self._instances.serves(engine) or self._fleet.silent(engine):
+            self._fleet.release(engine, reason)  # what else keeps it out is still there
+            return
+        attached = await self._fleet.proven_while(both, self._proofs.attached([server]))
+        proven = attached and await self._fleet.proven_while(both, self._proofs.answers(engine))
+        if gone.done() or not self._is_ready(server):
+            return
+        if proven or engine in self._tasks or not self._instances.serves(engine):
+            self._fleet.release(engine, reason)  # if it died meanwhile, it is another recovery's
+            return
+        self._fleet.record("engine_not_back", name=engine, attached=attached)
+        self._waiting.add(asyncio.current_task())
+        try:
+            self._begin(engine, self._bring_back(engine, server))
+            await asyncio.wait({self._tasks[engine]})
+        finally:
+            self._waiting.remove(asyncio.current_task())
 
     async def _bring_back(self, engine: str, server: LmcacheServer) -> None:
         """The restart of an engine that does not return to its server: its own recovery, so that what becomes of it

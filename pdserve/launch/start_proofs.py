@@ -1,19 +1,22 @@
-"""What a deployment must prove before it is ready. Each proof raises StartError, or is in the history."""
+"""What a deployment must prove before it is ready, and one of its instances before it is back."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pdserve.errors import StartError
 from pdserve.launch.canary import one_token
 from pdserve.launch.failure import not_attached
 from pdserve.launch.fleet import Fleet
+from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.launch.lmcache_fallback import without_kernels
 from pdserve.launch.store_memory import wait_for_memory
 from pdserve.launch.weights_agreement import same_commit
 from pdserve.lmcache_server import wait_attached
+from pdserve.plan.model import LmcacheServer
+from pdserve.plan.process import HttpProbe
 from pdserve.preflight.nodes.cross_node import CrossNodePort, side_channels
 from pdserve.run.patch_proof import records, unpatched
 
@@ -21,7 +24,7 @@ _REACH_SECONDS = 3.0
 
 
 class StartProofs:
-    """Of one deployment; asked again whenever something was started."""
+    """Of one deployment; asked again whenever something was started. Each raises StartError, or is in the history."""
 
     def __init__(self, fleet: Fleet, *, engine_key: str) -> None:
         self._fleet, self._engine_key = fleet, engine_key
@@ -119,3 +122,49 @@ class StartProofs:
             )
         self._fleet.state.endpoint = url
         return canary.seconds
+
+
+class InstanceProofs:
+    """Of one engine instance, which was started again or has lost its cache server."""
+
+    def __init__(self, fleet: Fleet, instances: InstanceRouting, *, engine_key: str) -> None:
+        self._fleet, self._instances, self._engine_key = fleet, instances, engine_key
+
+    def has_patches(self, name: str) -> bool:
+        """Every process of it has the patches that it needs; what is lacking is in the history."""
+        names = [process.name for process in self._fleet.plan.instance_of(name)]
+        error = unpatched(self._fleet.plan, self._fleet.run, names)
+        if error is not None:
+            self._fleet.record("failed", error=error.render(), exit_code=error.exit_code, name=name)
+        return error is None
+
+    async def attached(self, servers: Sequence[LmcacheServer]) -> bool:
+        """Every one of these servers has the workers of its engines that live: with a dead one beside them it can never
+        be complete."""
+        seconds = self._fleet.plan.timeouts.attach_seconds
+        living = [server.model_copy(update={"expected_workers": self._expected(server)}) for server in servers]
+        return all(
+            attachment.complete for attachment in await wait_attached(living, self._fleet.on_node_of, seconds=seconds)
+        )
+
+    def _expected(self, server: LmcacheServer) -> int:
+        return sum(workers for engine, workers in server.workers_of.items() if self._instances.serves(engine))
+
+    async def all_answer(self, name: str) -> bool:
+        """Each of its API servers has answered a canary."""
+        return all(await asyncio.gather(*map(self.answers, self._instances.servers(name))))
+
+    async def answers(self, name: str) -> bool:
+        """One of them has, with a token of its own."""
+        probe = self._fleet.plan.process(name).probe
+        if not isinstance(probe, HttpProbe):
+            return True
+        canary = await one_token(
+            self._fleet.on_node_of(name),
+            f"http://{probe.host}:{probe.port}",
+            self._fleet.plan.served_name,
+            seconds=self._fleet.plan.timeouts.canary_seconds,
+            key=self._engine_key,
+        )
+        self._fleet.record("canary", name=name, ok=canary.ok, seconds=round(canary.seconds, 3), text=canary.text)
+        return canary.ok

@@ -55,13 +55,17 @@ class Uncleared:
         """True while a stop is not answered."""
         return name in self._stopping
 
-    def stopped(self, name: str) -> ProcessPhase:
-        """A stop was answered, or an agent has stopped it by itself. Returns what the process is now."""
+    def stopped(self, name: str, *, left: bool = False) -> ProcessPhase:
+        """A stop was answered, or an agent has stopped it by itself. Returns what the process is now. `left`: something
+        of it lives, which no KILL ends: another stop may find that gone."""
         stopping = self._stopping.get(name)
         if stopping is not None and stopping.orders > 1:
             stopping.orders -= 1
             return stopping.then
-        self.done(name)
+        if left:
+            self._stopping.pop(name, None)
+        else:
+            self.done(name)
         return "stopped" if stopping is None else stopping.then
 
     def done(self, name: str) -> None:

@@ -209,7 +209,8 @@ class Agent:
 
     def _start(self, order: Start) -> None:
         name = order.process.name
-        if (earlier := self._processes.get(name)) is not None and earlier.root_pid is not None:
+        earlier = self._processes.get(name)
+        if earlier is not None and (earlier.root_pid is not None or earlier.left):
             # With its place it would lose the only one who can stop it. What is left of a dead one ends with the agent.
             how = "could not be started: an earlier life of it was not stopped"
             self._emit(Died(name=name, pid=0, code=None, how=how, seconds=0.0, while_starting=True))
@@ -241,7 +242,7 @@ class Agent:
             self._emit(Stopped(name=name, forced=False, seconds=0.0))
             return
         await process.stop(grace)
-        if self._processes.get(name) is process:
+        if self._processes.get(name) is process and not process.left:
             del self._processes[name]
 
     def _track(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
@@ -252,7 +253,8 @@ class Agent:
 
     async def _stop_everything(self) -> None:
         """In stop order. With an end set from outside, each stage gets its part of what is left."""
-        living = [process for process in self._processes.values() if not process.done]
+        # What a stop could not end is killed once more with all the rest, below.
+        living = [process for process in self._processes.values() if not process.done and not process.left]
         order = sorted(living, key=lambda process: process.plan.stop_stage)
         stages = [list(stage) for _, stage in groupby(order, key=lambda process: process.plan.stop_stage)]
         for index, stage in enumerate(stages):

@@ -39,7 +39,7 @@ from pdserve.system import procfs
 from pdserve.system.cgroup import Cgroup
 from pdserve.system.cgroup_memory import OomWatch
 from pdserve.system.cpu_affinity import bring_back, share_of_cpus
-from pdserve.system.process import Child, pid_end, spawn, stop_family
+from pdserve.system.process import Child, may_signal, pid_end, spawn, stop_family
 from pdserve.system.shared_memory import ShmLedger
 
 TAIL_LINES = 400
@@ -105,6 +105,8 @@ class Supervised:
         self.done = False
         """It had one thing to do, and has ended with it done."""
         self._stopping = False
+        self.left: tuple[int, ...] = ()
+        """What its last stop could not end."""
         self._prober = Prober(self.family)
 
     @property
@@ -171,7 +173,9 @@ class Supervised:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._prober.close()
         self._ledger.remove_orphans()
-        self._emit(Stopped(name=self.name, forced=forced, seconds=time.monotonic() - began))
+        # Who may not be signalled was not killed: nothing is known of what that holds.
+        self.left = tuple(member.pid for member in procfs.identities(self.family()) if may_signal(member))
+        self._emit(Stopped(name=self.name, forced=forced, seconds=time.monotonic() - began, left=self.left))
 
     def record_shm(self) -> None:
         """Notes the shared memory that the tree has mapped now."""

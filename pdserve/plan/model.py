@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from pdserve.installed.versions import Versions as Versions
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.plan.frozen import Frozen as Frozen
@@ -25,8 +27,10 @@ class LmcacheServer(Frozen):
     instance_id: str
     engines: tuple[str, ...]
     """Names of the engine processes that attach to it."""
+    workers_of: dict[str, int] = Field(default={})
+    """Engine -> workers of it that register here."""
     expected_workers: int
-    """Engine workers that must be registered before the deployment is ready."""
+    """All of them: they must be registered before the deployment is ready."""
     l1_bytes: int
     shm_name: str | None
     kv_bytes_on_host: int = 0

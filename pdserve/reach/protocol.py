@@ -203,12 +203,14 @@ class Swapped(Message):
 
 
 class Stopped(Message):
-    """The tree is gone."""
+    """The tree is gone, but for what is left."""
 
     event: Literal["stopped"] = "stopped"
     name: str
     forced: bool
     seconds: float
+    left: tuple[int, ...] = ()
+    """PIDs that were killed and live: they wait for a device in the kernel, or stand in a frozen cgroup."""
 
 
 class Pulse(Message):

@@ -14,6 +14,7 @@ from pdserve.launch.fleet import Fleet
 from pdserve.launcher import Launcher
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.node import Node
+from pdserve.plan.process import HttpProbe
 from pdserve.preflight import ENGINE_KEY
 from pdserve.reach.protocol import (
     Answered,
@@ -51,15 +52,16 @@ def plan(prefills: int = 1, decodes: int = 1, *, nodes: int = 1, restart: str = 
     timeouts. With two nodes the first decode is on the second one, everything else on the first."""
     sections: dict[str, Any] = {"prefill": {"instances": prefills}, "decode": {"instances": decodes}}
     hosts = kit.hosts(*[0] * nodes) if nodes > 1 else ()
-    return _adapted(kit.plan(kit.recipe(sections), *hosts), restart, changes)
+    return adapted(kit.plan(kit.recipe(sections), *hosts), restart=restart, **changes)
 
 
-def plan_with_cache(*, restart: str = "never", **changes: Any) -> Plan:
-    """The same with one LMCache server beside one engine that does both."""
-    return _adapted(kit.plan(kit.recipe(kit.aggregated())), restart, changes)
+def plan_with_cache(engines: int = 1, *, restart: str = "never", **changes: Any) -> Plan:
+    """The same with one LMCache server beside engines that do both."""
+    return adapted(kit.plan(kit.recipe(kit.aggregated(instances=engines))), restart=restart, **changes)
 
 
-def _adapted(planned: Plan, restart: str, timeouts: Mapping[str, Any]) -> Plan:
+def adapted(planned: Plan, *, restart: str = "never", **changes: Any) -> Plan:
+    """Any other plan, made one for fakes in the same way."""
     always = RestartPolicy.model_validate(
         {"policy": "on-failure", "backoff_seconds": 0.001, "backoff_max_seconds": 0.001}
     )
@@ -76,7 +78,7 @@ def _adapted(planned: Plan, restart: str, timeouts: Mapping[str, Any]) -> Plan:
                 )
                 for process in planned.processes
             ),
-            "timeouts": planned.timeouts.model_copy(update=timeouts),
+            "timeouts": planned.timeouts.model_copy(update=changes),
         }
     )
 
@@ -109,6 +111,9 @@ class PlayedAgent:
             self._deployment.ordered("stop", order.name, lambda name=order.name: self._end(name))  # type: ignore[misc]
 
     def _end(self, name: str) -> None:
+        if name in self._deployment.unending:
+            self._receive(Stopped(name=name, forced=True, seconds=1, left=(7,)))
+            return
         self._lives.discard(name)
         self._receive(Stopped(name=name, forced=False, seconds=1))
 
@@ -121,6 +126,9 @@ class PlayedAgent:
         body: str | None = None,
         seconds: float,
     ) -> Answered:
+        for part, answered in self._deployment.slow.items():
+            if part in url:
+                await answered.wait()
         return self._deployment.answer(url)
 
     async def close(self, seconds: float) -> bool:
@@ -142,8 +150,12 @@ class Played:
         """What was ordered so far: (start or stop, name)."""
         self.held: set[tuple[str, str]] = set()
         """Orders that wait until the test lets them be obeyed."""
+        self.unending: set[str] = set()
+        """Processes that no KILL ends."""
         self.answers: dict[str, Answered] = {}
         """What is answered to requests whose URL has this in it."""
+        self.slow: dict[str, asyncio.Event] = {}
+        """Requests whose URL has this in it are answered only after that."""
         self.asked: list[str] = []
         """URLs of requests from the nodes."""
         self.agents: dict[str, PlayedAgent] = {}
@@ -228,6 +240,12 @@ class Played:
     def is_lost(self, node: str) -> None:
         """Nothing is heard of a node any more."""
         self._receive(Gone(node=node, how="its pipe closed"))
+
+    def canary_of(self, name: str) -> str:
+        """What the URL of its canary has in it, and that of no other one."""
+        probe = self.plan.process(name).probe
+        assert isinstance(probe, HttpProbe)
+        return f":{probe.port}/v1/completions"
 
     def phase(self, name: str) -> str:
         """Of one process."""

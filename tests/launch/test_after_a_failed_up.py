@@ -1,4 +1,5 @@
-"""What an `up` that failed on a running deployment leaves: processes that still load, engines out of routing."""
+"""What an `up` that failed on a running deployment leaves: processes that still load, engines out of routing, and
+recoveries that it has interrupted."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from pdserve.launch.fleet import Fleet
 from pdserve.launch.uncleared import ANSWER_SECONDS, Uncleared
 from pdserve.plan.model import Plan
 from pdserve.plan.time_limits import restart_seconds
-from pdserve.reach.protocol import Died
-from pdserve.run.inbox import Apply, Reply
-from tests.launch.played import Played, plan, played
+from pdserve.reach.protocol import Answered, Died
+from pdserve.run.inbox import Apply, Reply, Restart
+from tests.launch.played import REFUSED, Played, plan, played
 
 pytestmark = pytest.mark.usefixtures("pdserve_home")
 
@@ -68,6 +69,85 @@ def test_its_death_during_the_next_up_is_no_death_while_serving(tmp_path: Path) 
             assert "while starting" in answer.message
             assert ("stop", "decode-1") in deployment.orders
             assert not deployment.is_over
+
+    asyncio.run(scenario())
+
+
+async def an_up_that_fails(deployment: Played) -> None:
+    """To one decode more, which dies as it loads."""
+    deployment.held.add(("start", "decode-1"))
+    reply = deployment.ask(up(plan(decodes=2, restart="on-failure")))
+    await deployment.until(lambda: ("start", "decode-1") in deployment.orders)
+    dies_loading(deployment, "decode-1")
+    assert (await reply).exit_code == StartError.exit_code
+    assert not deployment.is_over
+
+
+def note_of(deployment: Played, name: str) -> str:
+    return deployment.state.processes[name].note
+
+
+def test_an_engine_whose_proof_it_has_interrupted_is_proven_and_returns(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, plan(restart="on-failure")) as deployment:
+            await deployment.serving()
+            deployment.answers["/v1/completions"] = REFUSED
+            deployment.dies("prefill-0")
+            await deployment.until(lambda: note_of(deployment, "prefill-0") == "to be proven")
+            await an_up_that_fails(deployment)
+            assert deployment.phase("prefill-0") == "degraded"
+            deployment.answers.clear()
+            await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+            assert deployment.orders.count(("start", "prefill-0")) == 1
+
+    asyncio.run(scenario())
+
+
+def test_one_that_still_loaded_is_proven_when_it_is_ready(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, plan(restart="on-failure")) as deployment:
+            await deployment.serving()
+            deployment.held.add(("start", "prefill-0"))
+            deployment.dies("prefill-0")
+            await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
+            await an_up_that_fails(deployment)
+            deployment.obey("start", "prefill-0")
+            await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+            assert any(event["event"] == "canary" and event["name"] == "prefill-0" for event in deployment.events)
+
+    asyncio.run(scenario())
+
+
+def test_one_that_was_drained_for_a_restart_returns_without_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, plan(restart="on-failure")) as deployment:
+            await deployment.serving()
+            busy = '{"workers": [{"name": "prefill-0", "in_flight": 1}]}'
+            deployment.answers["/workers"] = Answered(id=0, status=200, body=busy)
+            restart = deployment.ask(Restart(name="prefill-0"))
+            await deployment.until(lambda: note_of(deployment, "prefill-0") == "to be restarted")
+            await an_up_that_fails(deployment)
+            assert "was interrupted" in (await restart).message
+            await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+            assert ("stop", "prefill-0") not in deployment.orders
+
+    asyncio.run(scenario())
+
+
+def test_one_that_fails_its_proof_then_is_recovered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, plan(restart="on-failure")) as deployment:
+            await deployment.serving()
+            deployment.answers["/v1/completions"] = REFUSED
+            deployment.dies("prefill-0")
+            await deployment.until(lambda: note_of(deployment, "prefill-0") == "to be proven")
+            await an_up_that_fails(deployment)
+            deployment.answers["/v1/completions"] = Answered(id=0, status=500, body="broken")
+            deployment.held.add(("start", "prefill-0"))
+            await deployment.until(lambda: deployment.orders.count(("start", "prefill-0")) == 2)
+            deployment.answers.clear()
+            deployment.obey("start", "prefill-0")
+            await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
 
     asyncio.run(scenario())
 

@@ -98,3 +98,22 @@ def test_an_engine_whose_last_life_does_not_end_is_not_started_and_the_cause_is_
             await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
 
     asyncio.run(scenario())
+
+
+def test_an_engine_that_no_kill_ends_is_started_again_when_it_is_gone(tmp_path: Path) -> None:
+    """It waits for its device, which a second life would find taken."""
+
+    async def scenario() -> None:
+        async with played(tmp_path, plan(decodes=2, restart="on-failure")) as deployment:
+            await deployment.serving()
+            deployment.unending.add("decode-1")
+            deployment.dies("decode-1")
+            state = deployment.state.processes["decode-1"]
+            await deployment.until(lambda: state.note == "was not started: its last life was not stopped")
+            await deployment.until(lambda: deployment.state.phase == "degraded")
+            assert ("start", "decode-1") not in deployment.orders
+            deployment.unending.clear()
+            assert (await deployment.ask(up(deployment))).exit_code == 0
+            assert deployment.phases() == {"ready"}
+
+    asyncio.run(scenario())

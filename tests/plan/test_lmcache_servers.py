@@ -145,6 +145,19 @@ def test_workers_are_counted_over_all_parallelism() -> None:
     assert built.lmcache[0].expected_workers == 8
 
 
+def test_the_workers_of_each_engine_are_known() -> None:
+    both = with_lmcache(transfer_mode="lmcache_driven", on=["prefill", "decode"])
+    sizes = {"prefill": {"instances": 2}, "decode": {"connector": MULTI}}
+    one = plan(recipe(on_gpus(2, 4), both, sizes), *hosts(8)).lmcache[0]
+    assert one.workers_of == {"prefill-0": 2, "prefill-1": 2, "decode-0": 4}
+    assert one.expected_workers == 8
+    per_rank = plan(recipe(on_gpus(2, 4), both, sizes, {"lmcache": {"per": "tp-rank"}}), *hosts(8)).lmcache
+    assert [server.workers_of for server in per_rank] == [
+        *[{"prefill-0": 1, "prefill-1": 1, "decode-0": 1}] * 2,
+        *[{"decode-0": 1}] * 2,
+    ]
+
+
 def test_it_sees_the_devices_of_the_engines_that_attach() -> None:
     built = plan(recipe(on_gpus(2, 2, "rocm"), GPU), *hosts(8))
     assert built.process("lmcache-0").env.set["HIP_VISIBLE_DEVICES"] == "0,1"

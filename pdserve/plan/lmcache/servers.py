@@ -43,9 +43,14 @@ class CacheServer:
     engines: tuple[Instance, ...]
 
     @property
+    def workers_of(self) -> dict[str, int]:
+        """Of each engine, the workers that will register."""
+        return {engine.name: 1 if self.tp_rank is not None else engine.leader.workers for engine in self.engines}
+
+    @property
     def workers(self) -> int:
-        """Engine workers that will register."""
-        return sum(1 if self.tp_rank is not None else engine.leader.workers for engine in self.engines)
+        """All of them."""
+        return sum(self.workers_of.values())
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -140,6 +145,7 @@ def summary(recipe: Recipe, server: CacheServer, ports: AssignedPorts, *, run_id
         http_url=f"http://{LOOPBACK}:{ports.first(server.name, 'http')}",
         instance_id=_instance_id(server, run_id),
         engines=tuple(engine.name for engine in server.engines),
+        workers_of=server.workers_of,
         expected_workers=server.workers,
         l1_bytes=int(server.section.l1_size_gb * _GIB),
         shm_name=server.section.shm_name,
