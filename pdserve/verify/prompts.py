@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 
-from pdserve.errors import NotProvenError, VerifyError
+from pdserve.errors import NotProvenError
+from pdserve.verify.completion import json_object, read_max_model_len, read_tokens
 from pdserve.verify.target import Target
 
 _TAIL = 107
@@ -55,19 +56,16 @@ async def make_tokens(target: Target, seed: int, length: int) -> tuple[int, ...]
     return tuple(tokens[:length])
 
 
-async def _tokenize(target: Target, text: str) -> list[int]:
+async def _tokenize(target: Target, text: str) -> tuple[int, ...]:
     url = target.reference.url
     body = {"model": target.plan.served_name, "prompt": text, "add_special_tokens": False}
-    tokens = (await target.post(url, "/tokenize", body)).get("tokens")
-    if not tokens:
-        raise VerifyError("/tokenize answered without tokens", where=url)
-    return list(tokens)
+    return read_tokens(await target.post(url, "/tokenize", body), url)
 
 
 async def max_model_len(target: Target) -> int | None:
-    answer = await target.get(target.reference.url, "/v1/models")
+    """None: the engine does not say, or not now. Raises VerifyError for an answer that cannot be read."""
+    url = target.reference.url
+    answer = await target.get(url, "/v1/models")
     if isinstance(answer, str) or answer.status_code != 200:
         return None
-    cards = answer.json().get("data") or [{}]
-    longest = cards[0].get("max_model_len")
-    return longest if isinstance(longest, int) else None
+    return read_max_model_len(json_object(answer, "GET /v1/models", url), url)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pdserve.errors import VerifyError
-from pdserve.verify.target import Completion, Target
+from pdserve.verify.completion import Completion, PossibleToken
+from pdserve.verify.target import Target
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ async def force(target: Target, prompt: tuple[int, ...], tokens: Sequence[int], 
         raise VerifyError("the reference returned no logprobs of its prompt", where=target.reference.url)
     return Forced(
         chosen=tuple(_logprob(target, entry, token) for entry, token in zip(entries, tokens, strict=True)),
-        best=tuple(max(float(candidate["logprob"]) for candidate in (entry or {}).values()) for entry in entries),
+        best=tuple(max(candidate.logprob for candidate in (entry or {}).values()) for entry in entries),
     )
 
 
-def _logprob(target: Target, entry: dict[str, Any] | None, token: int) -> float:
-    logprob = (entry or {}).get(str(token))
-    if logprob is None:
+def _logprob(target: Target, entry: dict[str, PossibleToken] | None, token: int) -> float:
+    candidate = (entry or {}).get(str(token))
+    if candidate is None:
         raise VerifyError(f"the reference returned no logprob of token {token}", where=target.reference.url)
-    return float(logprob["logprob"])
+    return candidate.logprob
 
 
 def _computed_all(target: Target, answer: Completion) -> None:

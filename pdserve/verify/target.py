@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -15,22 +14,10 @@ from pdserve.errors import VerifyError
 from pdserve.observe.engine_metrics import VERIFY_SALT
 from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.plan.model import Plan
+from pdserve.verify.completion import Completion, json_object, read_completion
 
 _SHORT_SECONDS = 5.0
 _NUDGE_PROMPT = (1,)
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One answer of /v1/completions."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """Of the tokens; empty when not asked for."""
-    prompt_logprobs: tuple[dict[str, Any] | None, ...]
-    prompt_tokens: int
-    cached_tokens: int | None
-    """Prompt tokens that were not computed by the engine that answered; None: it does not report it."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +71,7 @@ class Target:
     ) -> Completion:
         """Greedy, exactly `max_tokens` tokens. Raises VerifyError when it is not answered in time with 200."""
         answer = await self.post(url, "/v1/completions", self.body(prompt, salt=salt, max_tokens=max_tokens, **more))
-        return _completion(answer, url)
+        return read_completion(answer, url)
 
     async def nudge(self, worker: WorkerConfig) -> None:
         """One token from one engine: an idle engine makes no steps, and steps set gauges and release blocks."""
@@ -124,10 +111,7 @@ class Target:
             raise VerifyError(f"POST {path} failed after {took:.1f} s: {describe(error)}", where=url) from error
         if response.status_code != 200:
             raise VerifyError(f"POST {path} was answered {response.status_code}: {response.text[:300]}", where=url)
-        answer = _json(response)
-        if not isinstance(answer, dict):
-            raise VerifyError(f"POST {path} was answered with something else than JSON", where=url)
-        return answer
+        return json_object(response, f"POST {path}", url)
 
     async def get(self, url: str, path: str) -> httpx.Response | str:
         """The answer, or why there is none within a few seconds."""
@@ -141,29 +125,3 @@ class Target:
 def describe(error: Exception) -> str:
     """An exception without a text is shown by its name."""
     return str(error) or type(error).__name__
-
-
-def _json(response: httpx.Response) -> Any:
-    try:
-        return response.json()
-    except json.JSONDecodeError:
-        return None
-
-
-def _completion(answer: dict[str, Any], url: str) -> Completion:
-    try:
-        choice, usage = answer["choices"][0], answer["usage"]
-        details = usage.get("prompt_tokens_details") or {}
-        return Completion(
-            tokens=tuple(choice["token_ids"]),
-            logprobs=tuple((choice.get("logprobs") or {}).get("token_logprobs") or ()),
-            prompt_logprobs=tuple(choice.get("prompt_logprobs") or ()),
-            prompt_tokens=int(usage["prompt_tokens"]),
-            cached_tokens=details.get("cached_tokens"),
-        )
-    except (KeyError, IndexError, TypeError) as error:
-        raise VerifyError(
-            f"the answer to a completion lacks {error}",
-            where=url,
-            cause="token ids (return_token_ids) or usage did not come through",
-        ) from error

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
+from pdserve.verify.completion import Completion
 from pdserve.verify.prompts import make_prompts
-from pdserve.verify.target import Completion, Target
+from pdserve.verify.target import Target
 
 _COUNT_SECONDS = 2.0
 _POLL_SECONDS = 0.1

@@ -10,10 +10,11 @@ import pytest
 
 from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot
 from pdserve.verify import cache, pool
+from pdserve.verify.completion import Completion
 from pdserve.verify.load import proofs
 from pdserve.verify.load.traffic import SentWindow, Traffic
 from pdserve.verify.outcome import Outcome
-from pdserve.verify.target import Completion, Target
+from pdserve.verify.target import Target
 from pdserve.verify.trials import Counters, Trial, Trials, read_counters, received_since, tokens_since
 from tests.bench.evidence import plan, with_connector
 

@@ -13,11 +13,12 @@ from pdserve.errors import VerifyError
 from pdserve.observe.engine_metrics import read_metrics, total
 from pdserve.pd.telemetry.metrics_page import PREFIX
 from pdserve.verify.cache import clear_engines, received_meanwhile
+from pdserve.verify.completion import Completion
 from pdserve.verify.load.options import GROUPS, LoadOptions
 from pdserve.verify.load.schedule import LoadRequest, Schedule
 from pdserve.verify.proofs import one_line
 from pdserve.verify.streams import cancel_after_first_chunk, cancel_before_first_byte
-from pdserve.verify.target import Completion, Target
+from pdserve.verify.target import Target
 from pdserve.verify.trials import Counters, read_counters
 
 Ended = Literal["answered", "cancelled", "failed"]

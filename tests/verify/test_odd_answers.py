@@ -1,0 +1,118 @@
+"""Answers that are odd, with status 200: an error with the URL and what was wrong, never a traceback or a proof."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from pdserve.errors import VerifyError
+from pdserve.verify.completion import Completion
+from pdserve.verify.load.options import LoadOptions
+from pdserve.verify.load.schedule import Schedule
+from pdserve.verify.load.traffic import Traffic, send
+from pdserve.verify.prompts import make_tokens, max_model_len
+from pdserve.verify.target import Target
+from tests.bench.evidence import plan
+
+PROMPT = tuple(range(4))
+SOUND: dict[str, Any] = {"choices": [{"token_ids": [7]}], "usage": {"prompt_tokens": len(PROMPT)}}
+Result = TypeVar("Result")
+
+
+def asked(body: bytes, ask: Callable[[Target], Awaitable[Result]]) -> Result:
+    """What `ask` makes of a deployment that answers everything with `body`."""
+
+    async def run() -> Result:
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await ask(Target(plan(), client, "key"))
+
+    return asyncio.run(run())
+
+
+def completed(body: bytes) -> Completion:
+    return asked(body, lambda target: target.complete(target.proxy_url, PROMPT, salt="salt", max_tokens=1))
+
+
+def with_choice(**fields: Any) -> bytes:
+    return json.dumps(SOUND | {"choices": [SOUND["choices"][0] | fields]}).encode()
+
+
+def with_usage(usage: Any) -> bytes:
+    return json.dumps(SOUND | {"usage": usage}).encode()
+
+
+def test_a_sound_answer() -> None:
+    body = with_choice(logprobs={"token_logprobs": [-0.5]}, prompt_logprobs=[None, {"7": {"logprob": -1, "rank": 1}}])
+    answer = completed(body)
+    assert (answer.tokens, answer.logprobs, answer.prompt_tokens, answer.cached_tokens) == ((7,), (-0.5,), 4, None)
+    first, second = answer.prompt_logprobs
+    assert first is None
+    assert second is not None
+    assert second["7"].logprob == -1
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b"<html>", "something else than JSON"),
+        (b'{"choices": "\xff"}', "something else than JSON"),
+        (b"[]", r"JSON that is no object: \[\]"),
+        (b'{"choices": [], "usage": {"prompt_tokens": 4}}', "choices: "),
+        (b'{"choices": null, "usage": {"prompt_tokens": 4}}', "choices: .*null"),
+        (b'{"choices": [{}], "usage": {"prompt_tokens": 4}}', "choices.0.token_ids: Field required"),
+        (with_choice(token_ids=None), "choices.0.token_ids: "),
+        (with_choice(token_ids=["7"]), "choices.0.token_ids.0: "),
+        (with_choice(logprobs=[-0.5]), "choices.0.logprobs: "),
+        (with_choice(logprobs={"token_logprobs": [None]}), "choices.0.logprobs.token_logprobs.0: .*null"),
+        (with_choice(logprobs={"token_logprobs": [float("nan")]}), "choices.0.logprobs.token_logprobs.0: .*NaN"),
+        (with_choice(prompt_logprobs=[{"7": {"logprob": None}}]), "choices.0.prompt_logprobs.0.7.logprob: "),
+        (with_choice(prompt_logprobs=[{"7": {"logprob": float("nan")}}]), "choices.0.prompt_logprobs.0.7.logprob: "),
+        (with_choice(prompt_logprobs=[{"7": -1.0}]), "choices.0.prompt_logprobs.0.7: "),
+        (b'{"choices": [{"token_ids": [7]}]}', "usage: Field required"),
+        (with_usage(None), "usage: .*null"),
+        (with_usage({"prompt_tokens": "x"}), 'usage.prompt_tokens: .*"x"'),
+        (with_usage({"prompt_tokens": 4, "prompt_tokens_details": {"cached_tokens": "no"}}), "cached_tokens: "),
+    ],
+)
+def test_a_completion_that_cannot_be_read(body: bytes, what: str) -> None:
+    with pytest.raises(VerifyError, match=what) as raised:
+        completed(body)
+    assert raised.value.where == "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"tokens": []}', b'{"tokens": ["a"]}', b'{"tokens": 3}', b"\xff"])
+def test_tokens_that_cannot_be_read(body: bytes) -> None:
+    with pytest.raises(VerifyError, match=re.escape("/tokenize")) as raised:
+        asked(body, lambda target: make_tokens(target, 0, 4))
+    assert raised.value.where == "http://127.0.0.1:2"
+
+
+@pytest.mark.parametrize("body", [b"[]", b"\xff", b'{"data": [1]}', b'{"data": [{"max_model_len": "long"}]}'])
+def test_models_that_cannot_be_read(body: bytes) -> None:
+    with pytest.raises(VerifyError, match=re.escape("/v1/models")) as raised:
+        asked(body, max_model_len)
+    assert raised.value.where == "http://127.0.0.1:2"
+
+
+@pytest.mark.parametrize("body", [b'{"data": []}', b'{"data": [{"id": "m"}]}', b'{"data": [{"max_model_len": null}]}'])
+def test_a_model_without_a_limit(body: bytes) -> None:
+    assert asked(body, max_model_len) is None
+
+
+def test_under_load_they_are_requests_that_failed() -> None:
+    async def load(target: Target) -> Traffic:
+        schedule = Schedule(
+            pool=tuple(range(500)), chunk=256, longest=600, model_limit=None, window=4, sample=0.5, seed=0
+        )
+        return await send(target, schedule, LoadOptions(concurrency=2, requests=4), reloads=False, on_window=None)
+
+    served = asked(with_usage(None), load).served
+    assert [request.ended for request in served] == ["failed"] * 4
+    assert all("usage: " in request.error for request in served)
