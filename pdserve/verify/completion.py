@@ -35,6 +35,7 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int | None
     """Prompt tokens that were not computed by the engine that answered; None: it does not report it."""
+    finish_reason: str | None = None
 
 
 class _Logprobs(BaseModel):
@@ -43,6 +44,7 @@ class _Logprobs(BaseModel):
 
 class _Choice(BaseModel):
     token_ids: tuple[StrictInt, ...]
+    finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     prompt_logprobs: tuple[dict[str, PossibleToken] | None, ...] | None = None
 
@@ -83,6 +85,7 @@ def read_completion(answer: dict[str, Any], url: str) -> Completion:
         prompt_logprobs=choice.prompt_logprobs or (),
         prompt_tokens=read.usage.prompt_tokens,
         cached_tokens=details.cached_tokens if details else None,
+        finish_reason=choice.finish_reason,
     )
 
 

@@ -69,9 +69,18 @@ class Target:
     async def complete(
         self, url: str, prompt: tuple[int, ...], *, salt: str, max_tokens: int, **more: Any
     ) -> Completion:
-        """Greedy, exactly `max_tokens` tokens. Raises VerifyError when it is not answered in time with 200."""
-        answer = await self.post(url, "/v1/completions", self.body(prompt, salt=salt, max_tokens=max_tokens, **more))
-        return read_completion(answer, url)
+        """Greedy, exactly `max_tokens` tokens. Raises VerifyError when it is not answered whole, in time, with 200: the
+        end of a text is ignored, so a shorter answer is one that was broken off."""
+        body = self.body(prompt, salt=salt, max_tokens=max_tokens, **more)
+        answer = read_completion(await self.post(url, "/v1/completions", body), url)
+        if len(answer.tokens) != max_tokens or answer.prompt_tokens != len(prompt):
+            raise VerifyError(
+                f"{answer.prompt_tokens} prompt tokens and {len(answer.tokens)} answer tokens came back "
+                f"(finish_reason {answer.finish_reason}), {len(prompt)} and {max_tokens} were asked for",
+                where=url,
+                cause="it was broken off; or the engines have a smaller max_new_tokens (override-generation-config)",
+            )
+        return answer
 
     async def nudge(self, worker: WorkerConfig) -> None:
         """One token from one engine: an idle engine makes no steps, and steps set gauges and release blocks."""

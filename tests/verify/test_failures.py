@@ -155,6 +155,14 @@ class TestRequests:
         with pytest.raises(VerifyError, match="requests: failed"):
             report.raise_for_status()
 
+    @pytest.mark.parametrize("how", [EXACT, LOGPROBS], ids=["exact", "logprobs"])
+    def test_answers_that_are_broken_off_are_no_answers(self, deployment: Deployment, how: Verify) -> None:
+        """Prefill answers one token to the proxy, and decode ends at once."""
+        report = deployment.up(faults={"decode": {"eos": 2}}, verify=how).verify()
+        assert proof(report, "requests").status == "failed"
+        assert "619 prompt tokens and 0 answer tokens" in proof(report, "requests").reason
+        assert proof(report, "output").status == "not-proven"
+
     def test_an_engine_that_hangs_ends_the_wait(self, deployment: Deployment) -> None:
         report = deployment.up(faults={"decode": {"hold": "first"}}, canary_seconds=0.5).verify()
         assert "not answered within 0.5 s" in proof(report, "requests").reason

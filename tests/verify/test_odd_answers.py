@@ -87,6 +87,23 @@ def test_a_completion_that_cannot_be_read(body: bytes, what: str) -> None:
     assert raised.value.where == "http://127.0.0.1:1"
 
 
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (
+            with_choice(token_ids=[], finish_reason="abort"),
+            r"4 prompt tokens and 0 answer tokens .*reason abort\), 4 and 1",
+        ),
+        (with_choice(token_ids=[7, 7]), "4 prompt tokens and 2 answer tokens"),
+        (with_usage({"prompt_tokens": 3}), "3 prompt tokens and 1 answer tokens"),
+    ],
+)
+def test_a_completion_of_another_length(body: bytes, what: str) -> None:
+    """The end of a text is ignored: an answer that is shorter was broken off."""
+    with pytest.raises(VerifyError, match=what):
+        completed(body)
+
+
 @pytest.mark.parametrize("body", [b"{}", b'{"tokens": []}', b'{"tokens": ["a"]}', b'{"tokens": 3}', b"\xff"])
 def test_tokens_that_cannot_be_read(body: bytes) -> None:
     with pytest.raises(VerifyError, match=re.escape("/tokenize")) as raised:
