@@ -65,7 +65,9 @@ async def _stream(target: Target, prompt: tuple[int, ...], leg: str, tokens: int
     try:
         async with (
             asyncio.timeout(seconds),
-            target.client.stream("POST", url, json=body, headers=target.headers(url), timeout=seconds) as response,
+            target.client.stream(
+                "POST", url, json=body, headers=target.headers(target.proxy_url), timeout=seconds
+            ) as response,
         ):
             if response.status_code != 200:
                 text = (await response.aread()).decode(errors="replace")

@@ -101,8 +101,9 @@ class Target:
         }
 
     def headers(self, url: str) -> dict[str, str]:
-        """Engines want the deployment's key, and so does a proxy with API keys. vllm-router adds it itself."""
-        if url.startswith(self.proxy_url) and self.through_router:
+        """`url`: without a path. Engines want the deployment's key, and so does a proxy with API keys. vllm-router adds
+        it itself."""
+        if url == self.proxy_url and self.through_router:
             return {}
         return {"Authorization": f"Bearer {self.engine_key}"}
 
