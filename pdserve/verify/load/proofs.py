@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 
@@ -71,8 +72,10 @@ def prove_answers(target: Target, traffic: Traffic, options: LoadOptions) -> Out
 
 
 async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
-    """From the counters of the decode engines. Decode may have a prefix in its own cache: from an earlier transfer."""
-    prompts = sum(len(request.planned.prompt) for request in traffic.served if request.ended == "answered")
+    """From the counters of the decode engines. Decode may have a prefix in its own cache: from an earlier transfer. It
+    counts each prompt whole, by source, once the first token is there. Of a request that was left before its first byte
+    nobody knows whether it came so far."""
+    prompts = sum(len(request.planned.prompt) for request in traffic.served if request.begun)
     until = time.monotonic() + _COUNT_SECONDS
     while True:
         after = await read_counters(target)
@@ -91,16 +94,21 @@ async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
         "in decode's own cache": cached,
         "computed on decode": computed,
     }
-    # Window by window: in a long load the tokens that are always computed would hide some whole prompts.
+    # Window by window: in a long load the tokens that are always computed would hide some whole prompts. In a window
+    # whose prompts are fewer tokens than it has requests they still would.
     ends = [*(window.before for window in traffic.windows[1:]), after]
-    wrong, unread = [], []
+    wrong, unread, hidden = [], [], []
     for window, end in zip(traffic.windows, ends, strict=True):
+        requests = f"requests {window.first}-{window.last}"
         own = _on_decode(target, window.before, end, "local_compute")
+        shortest = min((len(request.planned.prompt) for request in window.served), default=math.inf)
         if own is None:
-            unread.append(f"requests {window.first}-{window.last}")
+            unread.append(requests)
         elif own > _COMPUTED_A_REQUEST * len(window.served):
-            wrong.append(f"requests {window.first}-{window.last}: {own}")
-    if wrong or received + cached < prompts - ALWAYS_RECOMPUTED * len(traffic.served):
+            wrong.append(f"{requests}: {own}")
+        elif own >= shortest:
+            hidden.append(f"{requests}: {own}, a prompt has {shortest}")
+    if wrong or received + cached + computed < prompts:
         return failed(
             f"of {prompts} prompt tokens decode received {received}, had {cached} in its own cache and computed "
             f"{computed} ({'; '.join(wrong) or 'no window more than it may'}): KV was not transferred, or not all of "
@@ -109,6 +117,12 @@ async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
         )
     if unread:
         return not_proven(f"the counters of decode could not be read around {'; '.join(unread)}", numbers)
+    if hidden:
+        return not_proven(
+            f"decode computed as many tokens in a window as a whole prompt has ({'; '.join(hidden)}): the one token "
+            "that vLLM may compute of every prompt, or a prompt of which no KV came; a smaller --window tells which",
+            numbers,
+        )
     return proven(numbers)
 
 

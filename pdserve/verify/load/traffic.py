@@ -35,6 +35,13 @@ class Served:
     answer: Completion | None = None
     error: str = ""
 
+    @property
+    def begun(self) -> bool:
+        """Decode has certainly counted its prompt: the client had at least the first token."""
+        return self.ended == "answered" or (
+            self.ended == "cancelled" and self.planned.ending == "left-after-first-chunk"
+        )
+
 
 @dataclass(frozen=True)
 class Reloaded:

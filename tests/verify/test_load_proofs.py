@@ -1,0 +1,87 @@
+"""Proofs of a load by the counters that they rest on: what the counters cannot show is not proven."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import httpx
+import pytest
+
+from pdserve.observe.engine_metrics import EngineSnapshot
+from pdserve.verify.load import proofs
+from pdserve.verify.load.schedule import Ending, LoadRequest
+from pdserve.verify.load.traffic import Ended, SentWindow, Served, Traffic
+from pdserve.verify.outcome import Outcome
+from pdserve.verify.target import Target
+from pdserve.verify.trials import Counters
+from tests.bench.evidence import plan
+
+
+def request(number: int, tokens: int, ended: Ended = "answered", ending: Ending = "whole") -> Served:
+    planned = LoadRequest(number=number, group=0, prompt=(1,) * tokens, ending=ending, leaves_after=0.1, compared=False)
+    return Served(planned, ended)
+
+
+def read(received: int, computed: int) -> Counters:
+    tokens = {"local_compute": computed, "local_cache_hit": 0, "external_kv_transfer": received}
+    return Counters({"decode-0": EngineSnapshot("http://e", prompt_tokens=tokens)}, ())
+
+
+class TestTransfer:
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(proofs, "_COUNT_SECONDS", 0.0)
+
+    def proved(self, windows: Sequence[tuple[Sequence[Served], Counters]], received: int, computed: int) -> Outcome:
+        """`windows`: requests, and the counters at the begin; then those at the end of all."""
+        page = "".join(
+            f'vllm:prompt_tokens_by_source_total{{source="{source}"}} {count}\n'
+            for source, count in (("local_compute", computed), ("external_kv_transfer", received))
+        )
+
+        async def prove() -> Outcome:
+            transport = httpx.MockTransport(lambda request: httpx.Response(200, text=page))
+            async with httpx.AsyncClient(transport=transport) as client:
+                sent = tuple(SentWindow(number, tuple(served), at, 1.0) for number, (served, at) in enumerate(windows))
+                return await proofs.prove_transfer(Target(plan(), client, "key"), Traffic(sent, 0, None, False))
+
+        return asyncio.run(prove())
+
+    @pytest.mark.parametrize(("requests", "tokens", "lost"), [(200, 272, 1), (50, 80, 1), (50, 32, 3)])
+    def test_a_whole_prompt_is_not_hidden_by_the_tokens_that_are_always_computed(
+        self, requests: int, tokens: int, lost: int
+    ) -> None:
+        served = [request(number, tokens) for number in range(requests)]
+        outcome = self.proved([(served, read(0, 0))], (requests - lost) * tokens, lost * tokens)
+        assert outcome.status == "not-proven"
+        assert "a smaller --window tells which" in outcome.reason
+        assert f"{lost * tokens}, a prompt has {tokens}" in outcome.reason
+
+    def test_in_windows_that_are_small_enough_it_fails(self) -> None:
+        served = [request(number, 272) for number in range(50)]
+        outcome = self.proved([(served, read(0, 0)), (served, read(50 * 272, 0))], 99 * 272, 272)
+        assert outcome.status == "failed"
+
+    @pytest.mark.parametrize("computed", [0, 50, 70])
+    def test_a_token_of_each_prompt_and_some_requests_of_verify_itself_are_no_prompt(self, computed: int) -> None:
+        served = [request(number, 272) for number in range(50)]
+        assert self.proved([(served, read(0, 0))], 50 * 272 - min(computed, 50), computed).status == "proven"
+
+    def test_what_left_requests_received_is_not_what_the_others_received(self) -> None:
+        """Half of them left after their first chunk: decode has counted their prompts too."""
+        left = [request(number, 272, "cancelled", "left-after-first-chunk") for number in range(4)]
+        served = [*left, *(request(number, 272) for number in range(4, 8))]
+        assert self.proved([(served, read(0, 0))], 8 * 272, 0).status == "proven"
+        outcome = self.proved([(served, read(0, 0))], 7 * 272, 0)
+        assert outcome.status == "failed"
+        assert f"of {8 * 272} prompt tokens decode received {7 * 272}" in outcome.reason
+
+    def test_a_request_that_left_before_its_first_byte_may_have_got_to_decode_or_not(self) -> None:
+        served = [request(0, 272), request(1, 300, "cancelled", "left-before-first-byte")]
+        assert self.proved([(served, read(0, 0))], 272, 0).status == "proven"
+        assert self.proved([(served, read(0, 0))], 572, 0).status == "proven"
+
+    def test_a_long_load_does_not_hide_a_prompt_that_no_decode_has_counted(self) -> None:
+        served = [request(number, 272) for number in range(300)]
+        assert self.proved([(served, read(0, 0))], 299 * 272, 0).status == "failed"
