@@ -216,7 +216,7 @@ async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheS
             objects=int(l1["total_object_count"]),
             bytes_used=int(l1["memory_used_bytes"]),
             bytes_total=int(l1["memory_total_bytes"]),
-            read_locked=l1.get("read_locked_count"),
+            read_locked=locked if isinstance(locked := l1.get("read_locked_count"), int) else None,
         )
     except (httpx.HTTPError, ValueError, KeyError, TypeError, OverflowError) as error:
         return LmcacheSnapshot(http_url, error=_why(error))

@@ -85,3 +85,71 @@ class TestTransfer:
     def test_a_long_load_does_not_hide_a_prompt_that_no_decode_has_counted(self) -> None:
         served = [request(number, 272) for number in range(300)]
         assert self.proved([(served, read(0, 0))], 299 * 272, 0).status == "failed"
+
+
+class TestClean:
+    """Of two LMCache servers."""
+
+    IDLE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.0\n"
+
+    @pytest.fixture(autouse=True)
+    def eager(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(proofs, "_POLL_SECONDS", 0.0)
+
+    def proved(self, *servers: Sequence[int | str | None]) -> Outcome:
+        """`servers`: the locks that each reports, one time after the other and the last for good. "500": no answer;
+        None: no such count."""
+        reports = {f"http://127.0.0.1:{port}": list(locks) for port, locks in enumerate(servers, start=8080)}
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            if request.url.path == "/metrics":
+                return httpx.Response(200, text=self.IDLE)
+            if request.url.path == "/status":
+                locks = reports[str(request.url.copy_with(path="/")).rstrip("/")]
+                return self.status(locks.pop(0) if len(locks) > 1 else locks[0])
+            return httpx.Response(200, json={"choices": [{"token_ids": [1]}], "usage": {"prompt_tokens": 1}})
+
+        async def prove() -> Outcome:
+            one = plan().lmcache[0]
+            several = tuple(
+                one.model_copy(update={"http_url": url, "process": f"lmcache-{number}"})
+                for number, url in enumerate(reports)
+            )
+            processes = (
+                *plan().processes,
+                *(plan().processes[0].model_copy(update={"name": s.process}) for s in several),
+            )
+            at = plan(lmcache=True, processes=processes).model_copy(update={"lmcache": several})
+            idle = {w.name: EngineSnapshot(w.url, running=0, waiting=0, kv_cache_usage=0.0) for w in at.proxy.workers}
+            async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+                return await proofs.prove_clean(Target(at, client, "key"), idle)
+
+        return asyncio.run(prove())
+
+    def status(self, locks: int | str | None) -> httpx.Response:
+        if locks == "500":
+            return httpx.Response(500)
+        l1 = {"total_object_count": 1, "memory_used_bytes": 1, "memory_total_bytes": 2, "read_locked_count": locks}
+        return httpx.Response(200, json={"is_healthy": True, "storage_manager": {"l1_manager": l1}})
+
+    def test_every_server_holds_none(self) -> None:
+        assert self.proved([0], [3, 0]).status == "proven"
+
+    @pytest.mark.parametrize("unknown", ["500", None, "x"])
+    def test_a_server_that_does_not_say_is_not_one_that_holds_none(
+        self, unknown: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(proofs, "_UNLOCK_SECONDS", 0.0)
+        outcome = self.proved([0], [unknown])
+        assert outcome.status == "not-proven"
+        assert outcome.numbers["chunks locked in LMCache"] is None
+        assert "not every LMCache server reports" in outcome.reason
+
+    def test_a_server_is_asked_again(self) -> None:
+        assert self.proved([0], ["500", 0]).status == "proven"
+
+    def test_locks_that_were_seen_fail_whatever_the_others_say(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(proofs, "_UNLOCK_SECONDS", 0.0)
+        outcome = self.proved([2], ["500"])
+        assert outcome.status == "failed"
+        assert "still holds 2 chunks" in outcome.reason

@@ -184,12 +184,17 @@ async def prove_clean(target: Target, before: Mapping[str, EngineSnapshot]) -> O
     numbers: Numbers = {}
     left = await cleanliness.left_behind(target, before, numbers)
     locked = await _locked(target)
+    logs = ", ".join(target.log(server.process) for server in target.plan.lmcache)
     if target.plan.lmcache:
         numbers["chunks locked in LMCache"] = locked
     if left:
         return failed(left, numbers)
+    if locked is None:
+        return not_proven(
+            f"not every LMCache server reports within {_UNLOCK_SECONDS:g} s how many chunks loads hold; see {logs}",
+            numbers,
+        )
     if locked:
-        logs = ", ".join(target.log(server.process) for server in target.plan.lmcache)
         return failed(
             f"{_UNLOCK_SECONDS:g} s later LMCache still holds {locked} chunks for loads that are over: they cannot be "
             f"evicted. Others use the deployment, or locks of cancelled requests leak; see {logs}",
@@ -199,13 +204,15 @@ async def prove_clean(target: Target, before: Mapping[str, EngineSnapshot]) -> O
 
 
 async def _locked(target: Target) -> int | None:
-    """Chunks that LMCache keeps locked for a load, after some patience. None: it does not report them."""
+    """Chunks that LMCache keeps locked for a load, after some patience. None: a server does not report them, and the
+    others hold none."""
     until = time.monotonic() + _UNLOCK_SECONDS
     while True:
         servers = [await lmcache_snapshot(server.http_url, target.client) for server in target.plan.lmcache]
         known = [server.read_locked for server in servers if server.read_locked is not None]
-        if not sum(known) or time.monotonic() > until:
-            return sum(known) if known else None
+        held, complete = sum(known), len(known) == len(servers)
+        if (complete and not held) or time.monotonic() > until:
+            return held if complete or held else None
         await asyncio.sleep(_POLL_SECONDS)
 
 
