@@ -27,5 +27,5 @@ def failed(reason: str, numbers: Mapping[str, Number], *, goes_on: bool = False)
     return Outcome("failed", dict(numbers), reason, goes_on)
 
 
-def not_proven(reason: str, numbers: Mapping[str, Number] | None = None) -> Outcome:
-    return Outcome("not-proven", dict(numbers or {}), reason)
+def not_proven(reason: str, numbers: Mapping[str, Number] | None = None, *, goes_on: bool = False) -> Outcome:
+    return Outcome("not-proven", dict(numbers or {}), reason, goes_on)

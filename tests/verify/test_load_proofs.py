@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 import pytest
 
 from pdserve.observe.engine_metrics import EngineSnapshot
 from pdserve.verify.load import proofs
+from pdserve.verify.load.options import LoadOptions
 from pdserve.verify.load.schedule import Ending, LoadRequest
 from pdserve.verify.load.traffic import Ended, SentWindow, Served, Traffic
 from pdserve.verify.outcome import Outcome
 from pdserve.verify.target import Target
 from pdserve.verify.trials import Counters
 from tests.bench.evidence import plan
+
+PROXY = plan().processes[0].model_copy(update={"name": "proxy", "role": "proxy"})
 
 
 def request(number: int, tokens: int, ended: Ended = "answered", ending: Ending = "whole") -> Served:
@@ -26,6 +30,28 @@ def request(number: int, tokens: int, ended: Ended = "answered", ending: Ending 
 def read(received: int, computed: int) -> Counters:
     tokens = {"local_compute": computed, "local_cache_hit": 0, "external_kv_transfer": received}
     return Counters({"decode-0": EngineSnapshot("http://e", prompt_tokens=tokens)}, ())
+
+
+class TestAnswers:
+    def proved(self, failovers: int | None, **changes: Any) -> tuple[Outcome, str]:
+        target = Target(plan(processes=(*plan().processes, PROXY), **changes), httpx.AsyncClient(), "key")
+        window = SentWindow(0, (request(0, 272),), read(0, 0), 1.0)
+        outcome = proofs.prove_answers(target, Traffic((window,), failovers, None, False), LoadOptions())
+        return outcome, proofs.answers_claim(target)
+
+    def test_second_attempts_that_were_not_counted_are_not_none(self) -> None:
+        outcome, claim = self.proved(None)
+        assert "second attempt" in claim
+        assert (outcome.status, outcome.goes_on) == ("not-proven", True)
+        assert "could not be read" in outcome.reason
+
+    def test_none_of_them(self) -> None:
+        assert self.proved(0)[0].status == "proven"
+
+    def test_of_vllm_router_nothing_is_claimed_of_them(self) -> None:
+        outcome, claim = self.proved(None, proxy_kind="vllm-router")
+        assert outcome.status == "proven"
+        assert claim == "Every request under load whose client stayed was answered whole."
 
 
 class TestTransfer:

@@ -59,10 +59,10 @@ async def run_load(
 
     if alive:
         reason = "the requests that it would look at were not answered"
-        alive = await done.carry_out("load-answers", proofs.ANSWERS_CLAIM, answers)
+        alive = await done.carry_out("load-answers", proofs.answers_claim(target), answers)
     else:
         reason = "nothing was sent: not all endpoints answer"
-        done.add("load-answers", proofs.ANSWERS_CLAIM, not_proven(reason))
+        done.add("load-answers", proofs.answers_claim(target), not_proven(reason))
     for name, claim, prove in _proofs(target):
         if alive:
             await done.carry_out(name, claim, partial(prove, target, loads[0]))
