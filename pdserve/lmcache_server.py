@@ -24,6 +24,8 @@ _STATUS_SECONDS = 3.0
 _POLL_SECONDS = 0.2
 _REGISTRATION_KEYS = ("registered_gpu_ids", "registered_non_cuda_instance_ids")
 """/status of lmcache 0.5.6: lmcache_driven engines are in the first, engine_driven ones in the second."""
+_META_KEYS = ("cache_context_meta", "non_cuda_context_meta")
+"""What it knows of each of them."""
 
 
 def check_memory(servers: Sequence[LmcacheServer], facts: MemoryFacts) -> None:
@@ -60,6 +62,14 @@ def _gib(size: int) -> str:
 def registered_workers(status: Mapping[str, Any]) -> int:
     """Engine workers that a /status answer lists as registered, whichever side moves the bytes."""
     return sum(len(status.get(key) or ()) for key in _REGISTRATION_KEYS)
+
+
+def parts_of_a_chunk(status: Mapping[str, Any]) -> int | None:
+    """Into how many objects, at least, an engine of this server cuts a chunk: one for each rank that has KV of its own
+    (all ranks of a model with MLA alone have the same). LMCache counts objects. None: a /status without it."""
+    known = [meta for key in _META_KEYS for meta in (status.get(key) or {}).values()]
+    sizes = [meta["world_size"] for meta in known]
+    return min(map(int, sizes), default=None)
 
 
 @dataclass(frozen=True)

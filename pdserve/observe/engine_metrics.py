@@ -15,7 +15,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pdserve.lmcache_server import registered_workers
+from pdserve.lmcache_server import parts_of_a_chunk, registered_workers
 from pdserve.reach.proxy_tls import unverified
 
 _TIMEOUT_SECONDS = 3.0
@@ -112,6 +112,8 @@ class LmcacheSnapshot:
     bytes_total: int | None = None
     read_locked: int | None = None
     """Chunks that loads hold, so that they are not evicted."""
+    parts: int | None = None
+    """Objects that it keeps of a chunk, at least: one for each rank with KV of its own. None: it does not say."""
     requested_tokens: int | None = None
     hit_tokens: int | None = None
     """Of the tokens that engines looked up."""
@@ -216,9 +218,10 @@ async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheS
             objects=int(l1["total_object_count"]),
             bytes_used=int(l1["memory_used_bytes"]),
             bytes_total=int(l1["memory_total_bytes"]),
+            parts=parts_of_a_chunk(status),
             read_locked=locked if isinstance(locked := l1.get("read_locked_count"), int) else None,
         )
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         return LmcacheSnapshot(http_url, error=_why(error))
     samples = await read_metrics(http_url, client)
     return snapshot if isinstance(samples, str) else _with_lookups(snapshot, samples)

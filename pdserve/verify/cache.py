@@ -25,14 +25,18 @@ _RESET = "/reset_prefix_cache?reset_external=false"
 
 
 async def prove_stored(target: Target, trials: Trials) -> Outcome:
-    wanted = len(trials.trials) * _whole_chunks(target, trials.trials[0])
+    chunks = len(trials.trials) * _whole_chunks(target, trials.trials[0])
     began = time.monotonic()
     while True:
         use = await _use(target, {trial.salt for trial in trials.trials})
         after = await read_counters(target)
         # Without counters by salt: growth since before the trials, of all clients' objects.
         stored = _more(trials.before.objects, after.objects) if use is None else use.chunks_written
-        if (stored is not None and stored >= wanted) or time.monotonic() - began > _STORE_SECONDS:
+        parts = _parts(target, after)
+        wanted = None if parts is None else chunks * parts
+        if (
+            stored is not None and wanted is not None and stored >= wanted
+        ) or time.monotonic() - began > _STORE_SECONDS:
             break
         await asyncio.sleep(_POLL_SECONDS)
     numbers: Numbers = {
@@ -44,8 +48,12 @@ async def prove_stored(target: Target, trials: Trials) -> Outcome:
         "bytes": f"{_shown(trials.before.bytes_used)} -> {_shown(after.bytes_used)}",
         "seconds": round(time.monotonic() - began, 2),
     }
+    if parts != 1:
+        numbers["parts of a chunk"] = parts
     if stored is None:
         return not_proven("how much LMCache had stored could not be read before or after the prompts", numbers)
+    if wanted is None:
+        return not_proven("engines have several ranks, and LMCache does not say how many parts a chunk has", numbers)
     if stored < wanted:
         logs = ", ".join(target.log(s.process) for s in target.plan.lmcache)
         engines = ", ".join(target.log(name) for s in target.plan.lmcache for name in s.engines)
@@ -77,6 +85,7 @@ async def prove_reload(target: Target, trials: Trials) -> Outcome:
     for attempt in range(attempts):
         await clear_engines(target)
         before, use_before = await read_counters(target), await _use(target, {trial.salt})
+        parts = _parts(target, before)
         began = time.monotonic()
         again = await target.complete(
             target.proxy_url, trial.prompt, salt=trial.salt, max_tokens=target.plan.verify.output_tokens
@@ -86,9 +95,9 @@ async def prove_reload(target: Target, trials: Trials) -> Outcome:
         use_after = await _use(target, {trial.salt})
         read = use_after.chunks_read - use_before.chunks_read if use_before and use_after else None
         numbers |= {"attempts": attempt + 1, "tokens loaded": received, "chunks read from LMCache": read}
-        if received is None and read is None:
+        if received is None and (read is None or parts is None):
             return not_proven("neither the engines nor LMCache report counters that could be read", numbers)
-        if (received is None or received >= wanted * target.chunk) and (read is None or read >= wanted):
+        if (received is None or received >= wanted * target.chunk) and (read is None or read >= wanted * (parts or 1)):
             return await same_output(target, trial, again.tokens, numbers)
     logs = ", ".join(target.log(name) for server in target.plan.lmcache for name in (server.process, *server.engines))
     return failed(f"a prompt that LMCache has stored was computed again instead of being reloaded: see {logs}", numbers)
@@ -153,6 +162,20 @@ async def _use(target: Target, salts: Collection[str]) -> SaltUse | None:
     if len(known) < len(uses):
         return None
     return SaltUse(sum(use.chunks_written for use in known), sum(use.chunks_read for use in known))
+
+
+def _parts(target: Target, counters: Counters) -> int | None:
+    """Objects that LMCache keeps of a chunk of an engine, at least, on all servers that the engine attaches to. None:
+    it does not say, and the engine has several ranks, which may have KV of their own or all the same (MLA)."""
+    of_engine: dict[str, list[int | None]] = {}
+    for server, snapshot in zip(target.plan.lmcache, counters.lmcache, strict=True):
+        parts = 1 if server.expected_workers <= len(server.engines) else snapshot.parts
+        for engine in server.engines:
+            of_engine.setdefault(engine, []).append(parts)
+    known = [[count for count in counts if count is not None] for counts in of_engine.values()]
+    if sum(map(len, known)) < sum(map(len, of_engine.values())):
+        return None
+    return min(map(sum, known), default=1)
 
 
 def _more(before: int | None, after: int | None) -> int | None:
