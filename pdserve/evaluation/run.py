@@ -15,8 +15,9 @@ from pdserve.evaluation.verdict import EvalVerdict
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir, new_run_id
 from pdserve.run.state import DeploymentState
+from pdserve.run.written import written
 from pdserve.system.markers import marker
-from pdserve.system.process import Exit, spawn
+from pdserve.system.process import Child, Exit, spawn
 
 _STOP_SECONDS = 10.0
 _LAST_LINES = 15
@@ -53,15 +54,10 @@ async def evaluate(
     for repeat in range(1, settings.repeats + 1):
         results = folder / f"repeat-{repeat}"
         config, log = results / "config.json", results / "harness.log"
-        run_dir.write(config, json.dumps(configuration(plan, settings, results), indent=2))
-        child = spawn(
-            # JSON is YAML.
-            [harness, "run", "--config", str(config)],
-            env=environment(plan, environ, run_dir.read_key()),
-            log=log,
-            marker=marker(state.run_id, state.token, f"eval.{repeat}"),
-            control_stdin=False,
-        )
+        with written(run_dir):
+            run_dir.write(config, json.dumps(configuration(plan, settings, results), indent=2))
+        env = environment(plan, environ, run_dir.read_key())
+        child = _start(harness, config, env, log, marker(state.run_id, state.token, f"eval.{repeat}"))
         try:
             ended = await child.wait()
         finally:
@@ -78,8 +74,24 @@ async def evaluate(
         threshold=settings.threshold,
         folder=str(folder),
     )
-    run_dir.write(folder / "verdict.json", json.dumps(verdict.to_json(), indent=2))
+    with written(run_dir):
+        run_dir.write(folder / "verdict.json", json.dumps(verdict.to_json(), indent=2))
     return verdict
+
+
+def _start(harness: str, config: Path, env: Mapping[str, str], log: Path, mark: str) -> Child:
+    # JSON is YAML.
+    argv = [harness, "run", "--config", str(config)]
+    try:
+        return spawn(argv, env=env, log=log, marker=mark, control_stdin=False)
+    except OSError as error:
+        raise PreflightError(
+            f"the harness cannot be started: {error.strerror or error}",
+            where=harness,
+            cause="the Python that its first line names is gone (its environment was moved or made anew), or it is no "
+            "program of this machine",
+            todo="make its environment again: python -m venv, then pip install 'lm-eval[api]==0.4.13'",
+        ) from error
 
 
 def _score(results: Path, log: Path, ended: Exit, metric: str | None) -> Score:
@@ -92,7 +104,16 @@ def _score(results: Path, log: Path, ended: Exit, metric: str | None) -> Score:
             todo="see the log; without internet, give a task file whose data is on this machine",
             evidence=tuple(log.read_text(errors="replace").splitlines()[-_LAST_LINES:]),
         )
-    score = read_score(json.loads(files[-1].read_text()), metric, str(files[-1]))
+    try:
+        document = json.loads(files[-1].read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NotProvenError(
+            f"the harness's results cannot be read: {error}",
+            where=str(files[-1]),
+            cause="they were not written whole: the disk is full, or the harness was killed",
+            todo="make room on that disk and evaluate again",
+        ) from error
+    score = read_score(document, metric, str(files[-1]))
     if not score.questions:
         raise NotProvenError(
             "the harness asked no question", where=str(files[-1]), todo="raise --limit, or see the task's data set"
