@@ -154,6 +154,7 @@ def test_a_cache_after_prompts_were_stored_and_one_was_reloaded() -> None:
         requested_tokens=5120,
         hit_tokens=512,
         salts=0,
+        parts=1,
         read_locked=0,
     )
     assert cache.hit_rate == pytest.approx(0.1)

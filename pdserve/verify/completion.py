@@ -18,7 +18,7 @@ Logprob = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Read = TypeVar("Read", bound=BaseModel)
 
 
-class PromptLogprob(BaseModel):
+class PossibleToken(BaseModel):
     """A token that was possible at a place of a prompt."""
 
     logprob: Logprob
@@ -31,7 +31,7 @@ class Completion:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     """Of the tokens; empty when not asked for."""
-    prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...]
+    prompt_logprobs: tuple[dict[str, PossibleToken] | None, ...]
     prompt_tokens: int
     cached_tokens: int | None
     """Prompt tokens that were not computed by the engine that answered; None: it does not report it."""
@@ -46,7 +46,7 @@ class _Choice(BaseModel):
     token_ids: tuple[StrictInt, ...]
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
-    prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
+    prompt_logprobs: tuple[dict[str, PossibleToken] | None, ...] | None = None
 
 
 class _Details(BaseModel):

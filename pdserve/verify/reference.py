@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.errors import VerifyError
-from pdserve.verify.completion import Completion, PromptLogprob
+from pdserve.verify.completion import Completion, PossibleToken
 from pdserve.verify.target import Target
 
 
@@ -47,7 +47,7 @@ async def force(target: Target, prompt: tuple[int, ...], tokens: Sequence[int], 
     )
 
 
-def _logprob(target: Target, entry: dict[str, PromptLogprob] | None, token: int) -> float:
+def _logprob(target: Target, entry: dict[str, PossibleToken] | None, token: int) -> float:
     candidate = (entry or {}).get(str(token))
     if candidate is None:
         raise VerifyError(f"the reference returned no logprob of token {token}", where=target.reference.url)
