@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pdserve.plan.process import HttpProbe, LmcacheProbe
 from pdserve.reach.proxy_tls import unverified
 from pdserve.system import procfs
+from pdserve.time_limit import time_limit
 
 if TYPE_CHECKING:
     import httpcore
@@ -158,7 +159,7 @@ class Prober:
 async def _refused(host: str, port: int) -> bool:
     """Whether connections are refused there. The probe itself notices other faults."""
     try:
-        async with asyncio.timeout(PROBE_SECONDS):
+        async with time_limit(PROBE_SECONDS):
             _, writer = await asyncio.open_connection(host, port)
     except ConnectionRefusedError:
         return True

@@ -127,6 +127,17 @@ def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them() -> Non
     assert not {module: used for module in others if (used := packages(module) & engines)}
 
 
+def test_limits_of_time_hold_in_a_cancelled_task() -> None:
+    asyncios = {
+        f"{module}:{node.lineno}"
+        for module in MODULES
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Attribute) and node.attr in ("timeout", "timeout_at")
+        if isinstance(node.value, ast.Name) and node.value.id == "asyncio"
+    }
+    assert not asyncios, "pdserve.time_limit is what does; asyncio.timeout does not before Python 3.11.4"
+
+
 def test_one_module_starts_processes() -> None:
     starters = {"subprocess", "multiprocessing", "pty"}
     # The channel holds the pipes of a process that pdserve.system.process has started; patches ask who they are.

@@ -35,6 +35,7 @@ from pdserve.run.state import DeploymentState
 from pdserve.run.written import written
 from pdserve.system.markers import marker, new_token
 from pdserve.system.process import Child, spawn
+from pdserve.time_limit import time_limit
 
 _STOP_SECONDS = 5.0
 _OVER = ("stopped", "failed", "draining", LOST)
@@ -218,7 +219,7 @@ class _Bench:
         """What went wrong, if anything did."""
         sampling = asyncio.create_task(sampler.run())
         try:
-            async with asyncio.timeout(self._task.limit_seconds):
+            async with time_limit(self._task.limit_seconds):
                 how = await child.wait()
             return "" if how.code == 0 else f"{self._task.client.name} {how}"
         except TimeoutError:

@@ -45,6 +45,7 @@ from pdserve.reach.protocol import (
 from pdserve.run.directory import RunDir
 from pdserve.run.patch_proof import forget
 from pdserve.run.state import DeploymentState, NodeState, ProcessPhase, ProcessState
+from pdserve.time_limit import time_limit
 
 Routing = Literal["starting", "ready", "draining", "dead"]
 Trouble = Died | Late | Health | Gone
@@ -150,7 +151,7 @@ class Fleet:
             self.links[process.node].send(Stop(name=name, grace=grace))
         with contextlib.suppress(TimeoutError):
             # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
-            async with asyncio.timeout(grace + ANSWER_SECONDS):
+            async with time_limit(grace + ANSWER_SECONDS):
                 await self.until(lambda: not self._uncleared.is_stopping(name) or process.node not in self.links)
 
     def uncleared(self, name: str) -> bool:

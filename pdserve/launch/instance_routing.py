@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from pdserve.launch.canary import until_idle
 from pdserve.launch.fleet import Fleet, Routing
+from pdserve.time_limit import time_limit
 
 
 class InstanceRouting:
@@ -45,7 +46,7 @@ class InstanceRouting:
     async def _idle(self, worker: str, key: str) -> None:
         plan, ask = self._fleet.plan, self._fleet.on_node_of("proxy")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(plan.proxy.drain_seconds):
+            async with time_limit(plan.proxy.drain_seconds):
                 await until_idle(ask, plan.proxy_url, worker, key=key)
 
     def serves(self, name: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from pdserve.errors import StartError
 from pdserve.launch.fleet import Fleet
 from pdserve.reach.protocol import AskNode
+from pdserve.time_limit import time_limit
 
 _PROXY = "proxy"
 _ASK_SECONDS = 5.0
@@ -33,7 +34,7 @@ async def roll(fleet: Fleet) -> bool:
     fleet.record("rolling", name=_PROXY)
     why = f"its new processes did not serve within {process.ready_seconds:.0f} s"
     try:
-        async with asyncio.timeout(process.ready_seconds):
+        async with time_limit(process.ready_seconds):
             while True:
                 state = await _state_of(ask, url)
                 generation = state.get("generation")

@@ -13,6 +13,7 @@ from pdserve.launch.failure import start_error
 from pdserve.launch.fleet import Fleet, Trouble
 from pdserve.plan.process import Process
 from pdserve.reach.protocol import Died, Gone, Health, Late
+from pdserve.time_limit import time_limit
 
 ResultT = TypeVar("ResultT")
 
@@ -78,7 +79,7 @@ class StartRace:
                 shown = Health(name=first, responsive=False, why=f"{why}, for {limit:.0f} s")
                 return self._error(fleet.give_up(first, why), shown)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with time_limit(left):
                     await fleet.changed_since(changes)
 
     def _error(self, trouble: Trouble, shown: Trouble | None = None) -> StartError:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pdserve.reach.protocol import Answered, Ask
 from pdserve.reach.proxy_tls import unverified
+from pdserve.time_limit import time_limit
 
 if TYPE_CHECKING:
     import httpcore
@@ -41,7 +42,7 @@ class NodeHttp:
         if body is not None:
             headers.append(("Content-Type", "application/json"))
         try:
-            async with asyncio.timeout(ask.seconds):
+            async with time_limit(ask.seconds):
                 response = await self._connections.request(ask.method, ask.url, headers=headers, content=body)
         except TimeoutError:
             return Answered(id=ask.id, status=None, error=f"no answer within {ask.seconds:g} s")
@@ -68,7 +69,7 @@ class NodeHttp:
 async def _connected(ask: Ask) -> Answered:
     url = urlsplit(ask.url)
     try:
-        async with asyncio.timeout(ask.seconds):
+        async with time_limit(ask.seconds):
             _, writer = await asyncio.open_connection(url.hostname, url.port)
     except TimeoutError:
         return Answered(id=ask.id, status=None, error=f"no answer within {ask.seconds:g} s")

@@ -29,6 +29,7 @@ from pdserve.reach.protocol import (
     Stop,
     decode_event,
 )
+from pdserve.time_limit import time_limit
 
 DOCKER_HANGS = "docker there does not answer, and its container has not come"
 """How an agent in docker was lost before its first word."""
@@ -114,7 +115,7 @@ class AgentLink:
         self.send(order)
         try:
             # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
-            async with asyncio.timeout(seconds + _ASK_MARGIN_SECONDS):
+            async with time_limit(seconds + _ASK_MARGIN_SECONDS):
                 return await answer
         except TimeoutError:
             return Answered(id=order.id, status=None, error=f"the agent of {self.node} did not answer")
@@ -242,7 +243,7 @@ class AgentLink:
         """
         left = True
         try:
-            async with asyncio.timeout(min(seconds, _SILENT_SECONDS) if self.silent else seconds):
+            async with time_limit(min(seconds, _SILENT_SECONDS) if self.silent else seconds):
                 await self._channel.sent()
                 self._channel.hang_up()
                 await self._channel.left()

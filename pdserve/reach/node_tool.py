@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import NamedTuple
 from pdserve.plan.nodes.reach import Reach, Srun, reach_argv
 from pdserve.reach.slurm_variables import for_srun
 from pdserve.system.process import spawn
+from pdserve.time_limit import time_limit
 
 _LOOK_SECONDS = 1.0
 _STOP_SECONDS = 5.0
@@ -44,11 +44,11 @@ async def run_tool(
     whole = reach_argv(bare, node, f"image-{node}", argv)
     child = spawn(whole, env=environ, log=log, marker=marker, control_stdin=False)
     try:
-        async with asyncio.timeout(seconds):
+        async with time_limit(seconds):
             while (ended := child.poll()) is None:
                 try:
                     # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
-                    async with asyncio.timeout(_LOOK_SECONDS):
+                    async with time_limit(_LOOK_SECONDS):
                         ended = await child.wait()
                     break
                 except TimeoutError:

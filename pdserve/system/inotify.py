@@ -8,6 +8,8 @@ import ctypes
 import os
 from pathlib import Path
 
+from pdserve.time_limit import time_limit
+
 _IN_MOVED_TO, _IN_CREATE = 0x80, 0x100
 _MANY_BYTES = 64 * 1024
 
@@ -33,7 +35,7 @@ class NewNames:
         """Returns when a name has appeared since the last time, or after these seconds."""
         with contextlib.suppress(TimeoutError):
             # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
-            async with asyncio.timeout(seconds):
+            async with time_limit(seconds):
                 await self._new.wait()
         self._new.clear()
 

@@ -25,6 +25,7 @@ from pdserve.system.cgroup import Cgroup
 from pdserve.system.markers import MARKER
 from pdserve.system.pipe_writer import Newest
 from pdserve.system.procfs import ProcessId
+from pdserve.time_limit import time_limit
 
 _POLL_SECONDS = 0.05
 _ORPHAN_GRACE_SECONDS = 2.0
@@ -156,13 +157,13 @@ class Child:
             send(self.identity, signal.SIGCONT)  # a stopped process cannot act on TERM
             with contextlib.suppress(TimeoutError):
                 # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
-                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                async with time_limit(max(0.0, deadline - time.monotonic())):
                     await self.wait()
         orphan_grace = min(_ORPHAN_GRACE_SECONDS, grace)
         cgroups = () if self._cgroup is None else (self._cgroup,)
         forced = await stop_family(self.family, orphan_grace=orphan_grace, before_kill=before_kill, cgroups=cgroups)
         with contextlib.suppress(TimeoutError):  # one that cannot end, or that a debugger holds until that has seen it
-            async with asyncio.timeout(_EMPTY_SECONDS):
+            async with time_limit(_EMPTY_SECONDS):
                 await self.wait()
         if self._control is not None:
             self._control.close()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import httpx
 
 from pdserve.errors import VerifyError
+from pdserve.time_limit import time_limit
 from pdserve.verify.target import Target, describe
 
 _DONE = "[DONE]"
@@ -37,7 +37,7 @@ async def cancel_before_first_byte(
     faster."""
     body = target.body(prompt, salt=target.salt(leg), max_tokens=tokens)
     try:
-        async with asyncio.timeout(after):
+        async with time_limit(after):
             response = await target.client.post(
                 f"{target.proxy_url}/v1/completions",
                 json=body,
@@ -64,7 +64,7 @@ async def _stream(target: Target, prompt: tuple[int, ...], leg: str, tokens: int
     url, seconds = f"{target.proxy_url}/v1/completions", target.plan.canary_seconds
     try:
         async with (
-            asyncio.timeout(seconds),
+            time_limit(seconds),
             target.client.stream(
                 "POST", url, json=body, headers=target.headers(target.proxy_url), timeout=seconds
             ) as response,

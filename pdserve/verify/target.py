@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pdserve.errors import VerifyError
 from pdserve.observe.engine_metrics import VERIFY_SALT
 from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.plan.model import Plan
+from pdserve.time_limit import time_limit
 from pdserve.verify.completion import Completion, json_object, read_completion
 
 _SHORT_SECONDS = 5.0
@@ -112,7 +112,7 @@ class Target:
         seconds = self.plan.canary_seconds
         began = time.monotonic()
         try:
-            async with asyncio.timeout(seconds):
+            async with time_limit(seconds):
                 response = await self.client.post(url + path, json=body, headers=self.headers(url), timeout=seconds)
         except TimeoutError as error:
             raise VerifyError(f"POST {path} was not answered within {seconds:g} s", where=url) from error
@@ -126,7 +126,7 @@ class Target:
     async def get(self, url: str, path: str) -> httpx.Response | str:
         """The answer, or why there is none within a few seconds."""
         try:
-            async with asyncio.timeout(_SHORT_SECONDS):
+            async with time_limit(_SHORT_SECONDS):
                 return await self.client.get(url + path, headers=self.headers(url), timeout=_SHORT_SECONDS)
         except (httpx.HTTPError, TimeoutError) as error:
             return describe(error)

@@ -10,6 +10,8 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from pdserve.time_limit import time_limit
+
 _PROBE_SECONDS = 2.0
 _numbers = itertools.count()
 _watching: set[asyncio.Task[None]] = set()
@@ -37,7 +39,7 @@ async def refuses(address: str) -> bool:
 async def _refuses(address: str) -> bool:
     parts = urlsplit(address)
     try:
-        async with asyncio.timeout(_PROBE_SECONDS):
+        async with time_limit(_PROBE_SECONDS):
             _, writer = await asyncio.open_connection(parts.hostname, parts.port)
     except ConnectionRefusedError:
         return True

@@ -8,6 +8,8 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
 
+from pdserve.time_limit import time_limit
+
 
 class StreamProtocol(Protocol):
     """What an event loop calls on a connection: asyncio.Protocol by its methods. Our connections are no subclasses of
@@ -42,7 +44,7 @@ def lacks_descriptors(error: OSError) -> bool:
 async def connect(make: Callable[[], C], host: str, port: int, *, tls: ssl.SSLContext | None, timeout: float) -> C:
     """`timeout`: seconds. Raises OSError, TimeoutError and TLS errors among them."""
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(timeout):
+    async with time_limit(timeout):
         _, connected = await loop.create_connection(
             factory(make), host, port, ssl=tls, server_hostname=host if tls is not None else None
         )

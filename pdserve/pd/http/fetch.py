@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from pdserve.pd.http.connecting import lacks_descriptors
 from pdserve.pd.http.upstream import Pool, UpstreamConnection
 from pdserve.pd.http.whole_answer import Answer as Answer
 from pdserve.pd.http.whole_answer import FetchError as FetchError
 from pdserve.pd.http.whole_answer import WholeAnswer
+from pdserve.time_limit import time_limit
 
 
 async def fetch(
@@ -34,7 +33,7 @@ async def fetch(
     connection: UpstreamConnection | None = None
     sink = WholeAnswer()
     try:
-        async with asyncio.timeout(timeout):
+        async with time_limit(timeout):
             connection = (pool.take() if reuse else None) or await pool.connect()
             connection.send(head, body, sink)
             return await sink.done

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pdserve.pd.relay.leg import Leg, never
+from pdserve.time_limit import time_limit
 
 
 class Background:
@@ -32,7 +33,7 @@ async def settle(legs: tuple[Leg, ...], ready: Callable[[], object], seconds: fl
     for leg in legs:
         leg.poke, leg.poke_on_reached = changed.set, True
     try:
-        async with asyncio.timeout(seconds):
+        async with time_limit(seconds):
             while not ready():
                 await changed.wait()
                 changed.clear()

@@ -32,6 +32,7 @@ from pdserve.pd.limits.keys import read_token
 from pdserve.pd.serve import admin
 from pdserve.pd.serve.admin_socket import AdminSocket
 from pdserve.pd.serve.control import Controlled
+from pdserve.time_limit import time_limit
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -137,7 +138,7 @@ class AdminServer:
             await asyncio.wait({self._task})
         self._front.close_idle()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_SECONDS):
+            async with time_limit(_STOP_SECONDS):
                 await self._answers.idle()
         self._front.abort()
         self._socket.close()

@@ -53,6 +53,7 @@ from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.models import Models
 from pdserve.pd.workers.pools import Pools
 from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS, Registry
+from pdserve.time_limit import time_limit
 
 if TYPE_CHECKING:
     from pdserve.pd.serve.admin_server import AdminServer
@@ -265,7 +266,7 @@ class Gateway:
             await self._admin.stop()
         await self._feeds.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with time_limit(seconds):
                 await self._dispatcher.drained()
         self.registry.close()
         self.log.flush()

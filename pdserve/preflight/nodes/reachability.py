@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.nodes.cross_node import CrossNodePort
+from pdserve.time_limit import time_limit
 
 DEADLINE_SECONDS = 3.0
 """For one connection. A node whose link is down shows after 3 s as "no route" (its ARP), on the first try."""
@@ -162,7 +163,7 @@ async def try_all(
 async def _try(target: CrossNodePort, deadline: float, greeted: bool) -> Tried:
     began = time.monotonic()
     try:
-        async with asyncio.timeout(deadline):
+        async with time_limit(deadline):
             reader, writer = await asyncio.open_connection(target.address, target.port, limit=_LINE_LIMIT)
     except TimeoutError:
         return Tried(target, f"no answer within {deadline:g} s", _DROPPED)
@@ -173,7 +174,7 @@ async def _try(target: CrossNodePort, deadline: float, greeted: bool) -> Tried:
     if greeted:
         # No greeting is no error: it may be our own deployment, while it is changed.
         with contextlib.suppress(TimeoutError, OSError, ValueError):
-            async with asyncio.timeout(max(0.1, deadline - connected)):
+            async with time_limit(max(0.1, deadline - connected)):
                 greeting = await reader.readline()
     writer.close()
     with contextlib.suppress(OSError):

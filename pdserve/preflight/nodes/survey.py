@@ -49,6 +49,7 @@ from pdserve.reach.docker_hang import docker_hangs, until_docker_hangs
 from pdserve.recipe.model import Recipe
 from pdserve.run.change import Change
 from pdserve.run.directory import RunDir
+from pdserve.time_limit import time_limit
 
 START_SECONDS = 120.0
 """Until a probe answers: a login or a scheduler comes before it, and perhaps a container."""
@@ -106,7 +107,7 @@ class _Probe:
 
     async def _answer(self, kind: type[AnswerT], seconds: float) -> AnswerT:
         try:
-            async with asyncio.timeout(seconds):
+            async with time_limit(seconds):
                 line = await self._line()
         except TimeoutError:
             raise self._error(f"{self.name} has not answered within {seconds:.0f} s") from None
