@@ -1,7 +1,8 @@
 """The values beside names of secrets, in the forms in which logs, commands, JSON, YAML and Python write them.
 
 All is linear in the length of a text: nothing is looked at again once a value was taken out, and repetitions that meet
-are possessive or have a limit.
+are possessive or have a limit. Only repetitions of one character are possessive: Python before 3.11.5 takes wrong ways out
+of a group that is (cpython#106052).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ Finder = Callable[[str, re.Match[str]], list[Span]]
 _NAME = r"[A-Za-z_][\w-]{0,63}"
 """Names have a limit: a word of a million letters must not be gone through from each of them."""
 _GAP = (
-    r"[ \t]*+(?:(?:\r?\n[ \t]*+)++"
-    rf"(?!\\{{0,15}}[\"']?{_NAME}\\{{0,15}}[\"']?[ \t]*(?::(?=\s|\\|\Z)|=[ \t]*[^\s=])))?+"
+    r"[ \t]*+(?:(?:\r?\n[ \t]*+)+(?!\r?\n)"
+    rf"(?!\\{{0,15}}[\"']?{_NAME}\\{{0,15}}[\"']?[ \t]*(?::(?=\s|\\|\Z)|=[ \t]*[^\s=])))?"
 )
 """Between a name and its value. It may stand on the next line, but not where that has a name of its own: the first is
 empty then. A value may end with =, as base64 does."""
@@ -41,7 +42,7 @@ _BARE = (
 )
 """To the next space, or to a quote that ends something, as what is after it shows: in a document a value without quotes
 stands in a text that has some. A list or a mapping of YAML and JSON is no value; after = a bracket is."""
-_PREFIX = r"(?:[bBuUrR]{1,2}(?=\\{0,15}[\"']))?+"
+_PREFIX = r"(?:[bBuUrR]{1,2}(?=\\{0,15}[\"']))?"
 """Of a text of Python."""
 _END_QUOTE = r"\\{0,15}[\"']"
 _VALUE = re.compile(f"{_QUOTED}|{_BARE}")
@@ -75,13 +76,14 @@ _IN_QUERY = re.compile(rf"{_QUOTED}|(?P<bare>(?:[^\s&\"'\\]|\\[^\s\"'])+)")
 _PAIR = re.compile(rf"(?<!\w)(?!(?<=[?&]){_NAME}=)(?P<name>{_NAME})\\{{0,15}}[\"']?[ \t]*[=:]{_GAP}{_PREFIX}")
 _ENTRY = re.compile(
     rf"(?<!\w)(?:name|Name|NAME|key|Key|KEY)\\{{0,15}}[\"']?[ \t]*+[:=][ \t]*+\\{{0,15}}[\"']?"
-    rf"(?P<name>{_NAME})\\{{0,15}}[\"']?\s*+(?:,\s*+)?+\\{{0,15}}[\"']?(?:value|Value|VALUE)"
+    rf"(?P<name>{_NAME})\\{{0,15}}[\"']?\s*+(?:,\s*+)?\\{{0,15}}[\"']?(?:value|Value|VALUE)"
     rf"\\{{0,15}}[\"']?[ \t]*[:=]{_GAP}{_PREFIX}"
 )
 """`{"name": "HF_TOKEN", "value": "X"}`, as Kubernetes has variables."""
 _TWO = re.compile(rf"[(\[]\s*+{_PREFIX}\\{{0,15}}[\"'](?!keys?\b)(?P<name>{_NAME}){_END_QUOTE}\s*+,\s*+{_PREFIX}")
 """`('HF_TOKEN', 'X')`: a name and its value, nothing else."""
-_SECOND = re.compile(rf"(?>{_QUOTED})(?={_END_QUOTE}\s*+,?+\s*+[)\]])")
+_SECOND = re.compile(_QUOTED)
+_END_OF_TWO = re.compile(rf"{_END_QUOTE}\s*+,?\s*+[)\]]")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 
 _BLOCK = re.compile(r"[|>][-+0-9]{0,2}[ \t]*+(?:#[^\r\n]*+)?\r?\n")
@@ -96,7 +98,7 @@ _ITEM = re.compile(
     r"|(?P<plain>(?:true|false|null|None|True|False|-?\d[\d.eE+-]*+)(?=\s*+[,\])}]))"
     r"|(?P<bare>(?:\[removed\]|[^\s,:\"'\\\[\](){}]++)))"
 )
-_AFTER_ITEM = re.compile(rf"(?:{_END_QUOTE})?+\s*+(?P<then>[,:\])}}])?+")
+_AFTER_ITEM = re.compile(rf"(?:{_END_QUOTE})?\s*+(?P<then>[,:\])}}])?")
 
 _SIGNED = frozenset({"sig", "signature", "x-amz-signature", "x-goog-signature"})
 _HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie"})
@@ -167,10 +169,11 @@ def _after_flag(text: str, found: re.Match[str]) -> list[Span]:
 
 def _second(text: str, found: re.Match[str]) -> list[Span]:
     """Not of a list of two names."""
-    spans = _only(_SECOND)(text, found)
-    return [
-        (start, end) for start, end in spans if not (_VARIABLE.fullmatch(text, start, end) and _secret(text[start:end]))
-    ]
+    match = _SECOND.match(text, found.end())
+    if match is None or _END_OF_TWO.match(text, match.end()) is None:
+        return []
+    start, end = _span(match)
+    return [] if _VARIABLE.fullmatch(text, start, end) and _secret(text[start:end]) else [(start, end)]
 
 
 def _in_document(text: str, found: re.Match[str]) -> list[Span]:
