@@ -1,8 +1,8 @@
 """The values beside names of secrets, in the forms in which logs, commands, JSON, YAML and Python write them.
 
 All is linear in the length of a text: nothing is looked at again once a value was taken out, and repetitions that meet
-are possessive or have a limit. Only repetitions of one character are possessive: Python before 3.11.5 takes wrong ways out
-of a group that is (cpython#106052).
+are possessive or have a limit. Only repetitions of one character are possessive: Python before 3.11.5 takes wrong ways
+out of a group that is (cpython#106052).
 """
 
 from __future__ import annotations
