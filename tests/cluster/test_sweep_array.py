@@ -42,7 +42,11 @@ def test_two_deployments_are_two_tasks_and_the_sweep_is_whole(job: Lab) -> None:
     done = job.cluster.run(
         LOGIN,
         [*PDSERVE, "sweep", str(sweep), "--slurm", "--python", str(client)],
-        env={**job.env, "FAKE_TOKEN_SECONDS": "0.4"},
+        env={
+            **job.env,
+            "FAKE_TOKEN_SECONDS": "0.4",
+            "FAKE_LMCACHE_URL": f"http://127.0.0.1:{job.port('lmcache_http')}",
+        },
         cwd=job.folder,
         timeout=3 * LIMIT,
     )
