@@ -27,7 +27,6 @@ from pdserve.launch.recovery import Recovery
 from pdserve.launch.start_account import shares
 from pdserve.launch.start_proofs import StartProofs
 from pdserve.launch.start_race import StartRace, StopRequested
-from pdserve.launch.stop_signals import hear_stops
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.agent_line import has_lease
 from pdserve.plan.nodes.node import Node
@@ -43,6 +42,8 @@ from pdserve.run.inbox import Apply, Down, Fetch, Reply, Request, Restart
 from pdserve.run.orphans import may_be_busy, none_held, stop_left
 from pdserve.run.own_logs import keep_bounded
 from pdserve.run.state import DeploymentState, Phase
+from pdserve.system.stop_signals import hear_stops
+from pdserve.time_limit import time_limit
 
 OpenAgent = Callable[[Node, Callable[[Event], None]], AgentLink]
 """(node, receiver of events) -> link; how is the transport's business."""
@@ -194,9 +195,8 @@ class Launcher:
         nodes = self._fleet.plan.nodes
         seconds = _FAR_HELLO_SECONDS if any(map(has_lease, nodes)) else _HELLO_SECONDS
         try:
-            await asyncio.wait_for(
-                race.run(self._fleet.until(lambda: all(node.name in self._state.nodes for node in nodes))), seconds
-            )
+            async with time_limit(seconds):
+                await race.run(self._fleet.until(lambda: all(node.name in self._state.nodes for node in nodes)))
         except TimeoutError:
             silent = [node.name for node in nodes if node.name not in self._state.nodes]
             raise StartError(

@@ -1,8 +1,9 @@
 """A time limit for what a coroutine waits for, that also holds while its cancelled task cleans up.
 
 `asyncio.timeout` of Python 3.11.0 to 3.11.3 raises CancelledError in place of TimeoutError in a task that was cancelled
-before (cpython#102780), so that a stop never came to its KILL; Debian 12 has 3.11.2. This module can go when 3.11.4 is
-the oldest that we take.
+before (cpython#102780), so that a stop never came to its KILL; Debian 12 has 3.11.2. `asyncio.wait_for` of 3.11 goes on
+when it is cancelled at the moment at which it ends (cpython#86296). This module can go when 3.12 is the oldest that we
+take.
 """
 
 from __future__ import annotations

@@ -132,10 +132,10 @@ def test_limits_of_time_hold_in_a_cancelled_task() -> None:
         f"{module}:{node.lineno}"
         for module in MODULES
         for node in ast.walk(tree(module))
-        if isinstance(node, ast.Attribute) and node.attr in ("timeout", "timeout_at")
+        if isinstance(node, ast.Attribute) and node.attr in ("timeout", "timeout_at", "wait_for")
         if isinstance(node.value, ast.Name) and node.value.id == "asyncio"
     }
-    assert not asyncios, "pdserve.time_limit is what does; asyncio.timeout does not before Python 3.11.4"
+    assert not asyncios, "pdserve.time_limit is what does, from Python 3.11.0 on"
 
 
 def test_one_module_starts_processes() -> None:

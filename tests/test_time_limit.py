@@ -23,7 +23,9 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
-async def for_ever() -> None:
+async def for_ever(begun: asyncio.Event | None = None) -> None:
+    if begun is not None:
+        begun.set()
     await asyncio.Event().wait()
 
 
@@ -46,8 +48,10 @@ async def test_without_time_nothing_is_waited_for(seconds: float) -> None:
 @pytest.mark.parametrize("seconds", [LONG, None])
 @in_a_loop
 async def test_what_ends_in_time_goes_on(seconds: float | None) -> None:
+    done = asyncio.get_running_loop().create_future()
     async with time_limit(seconds):
-        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(done.set_result, None)
+        await done
     assert not current().cancelling()
 
 
@@ -60,11 +64,11 @@ async def test_an_error_of_its_own_stays_what_it_is() -> None:
 
 @in_a_loop
 async def test_a_cancelled_task_that_cleans_up_has_its_limits_too() -> None:
-    done: list[str] = []
+    begun, done = asyncio.Event(), list[str]()
 
     async def stopped() -> None:
         try:
-            await for_ever()
+            await for_ever(begun)
         finally:
             with contextlib.suppress(TimeoutError):
                 async with time_limit(SHORT):
@@ -72,7 +76,7 @@ async def test_a_cancelled_task_that_cleans_up_has_its_limits_too() -> None:
             done.append("killed")
 
     task = asyncio.create_task(stopped())
-    await asyncio.sleep(0)
+    await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -81,12 +85,14 @@ async def test_a_cancelled_task_that_cleans_up_has_its_limits_too() -> None:
 
 @in_a_loop
 async def test_a_cancellation_within_the_limit_is_no_timeout() -> None:
+    begun = asyncio.Event()
+
     async def limited() -> None:
         async with time_limit(LONG):
-            await for_ever()
+            await for_ever(begun)
 
     task = asyncio.create_task(limited())
-    await asyncio.sleep(0)
+    await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

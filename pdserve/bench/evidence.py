@@ -39,7 +39,7 @@ class Evidence:
     warmup: Sequence[RequestRecord] | None = None
     """Its requests; None: none was asked for."""
     warmup_problem: str = ""
-    """The same as of the client."""
+    """As `client_problem`, of the warm-up."""
     asked_input: int | None = None
     """Tokens of all prompts of the trace together; None: it does not have them."""
 

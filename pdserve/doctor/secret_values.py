@@ -18,9 +18,12 @@ Finder = Callable[[str, re.Match[str]], list[Span]]
 
 _NAME = r"[A-Za-z_][\w-]{0,63}"
 """Names have a limit: a word of a million letters must not be gone through from each of them."""
+_END_QUOTE = r"\\{0,15}[\"']"
+"""Of a name or a value; with its backslashes, where it is within another text."""
+_MARK = f"{_END_QUOTE}?"
 _GAP = (
     r"[ \t]*+(?:(?:\r?\n[ \t]*+)+(?!\r?\n)"
-    rf"(?!\\{{0,15}}[\"']?{_NAME}\\{{0,15}}[\"']?[ \t]*(?::(?=\s|\\|\Z)|=[ \t]*[^\s=])))?"
+    rf"(?!{_MARK}{_NAME}{_MARK}[ \t]*(?::(?=\s|\\|\Z)|=[ \t]*[^\s=])))?"
 )
 """Between a name and its value. It may stand on the next line, but not where that has a name of its own: the first is
 empty then. A value may end with =, as base64 does."""
@@ -44,16 +47,15 @@ _BARE = (
 stands in a text that has some. A list or a mapping of YAML and JSON is no value; after = a bracket is."""
 _PREFIX = r"(?:[bBuUrR]{1,2}(?=\\{0,15}[\"']))?"
 """Of a text of Python."""
-_END_QUOTE = r"\\{0,15}[\"']"
 _VALUE = re.compile(f"{_QUOTED}|{_BARE}")
 _HEADER = re.compile(
     r"(?:(?<![\w-])|(?<=\\[nrt]))(?P<name>(?:proxy-)?authorization|x-api-key|api-key|(?:set-)?cookie)"
-    rf"\\{{0,15}}[\"']?[ \t]*[:=]{_GAP}{_PREFIX}",
+    rf"{_MARK}[ \t]*[:=]{_GAP}{_PREFIX}",
     re.IGNORECASE,
 )
 _WHOLE_LINE = re.compile(
     # What JSON or YAML has in place of a text is for _PAIR.
-    rf"{_QUOTED}|(?![\[{{(]\s*+{_PREFIX}\\{{0,15}}[\"'])(?!(?:(?<=[\"']:)|(?<=[\"']: ))"
+    rf"{_QUOTED}|(?![\[{{(]\s*+{_PREFIX}{_END_QUOTE})(?!(?:(?<=[\"']:)|(?<=[\"']: ))"
     r"(?:[\[{]|(?:true|false|null|None|True|False|-?\d[\d.eE+-]*+)(?=\s*+(?:[,)\]}]|\Z))))"
     r"(?P<bare>(?:\\[^\r\n]|[^\"'\\\r\n])+)"
 )
@@ -73,14 +75,14 @@ _IN_ARGUMENT = re.compile(f"(?P<double>{_IN_DOUBLE})")
 _PARAMETER = re.compile(rf"(?<=[?&])(?P<name>{_NAME})=")
 _IN_QUERY = re.compile(rf"{_QUOTED}|(?P<bare>(?:[^\s&\"'\\]|\\[^\s\"'])+)")
 """In the query of a URL & ends a value, and nowhere else."""
-_PAIR = re.compile(rf"(?<!\w)(?!(?<=[?&]){_NAME}=)(?P<name>{_NAME})\\{{0,15}}[\"']?[ \t]*[=:]{_GAP}{_PREFIX}")
+_PAIR = re.compile(rf"(?<!\w)(?!(?<=[?&]){_NAME}=)(?P<name>{_NAME}){_MARK}[ \t]*[=:]{_GAP}{_PREFIX}")
 _ENTRY = re.compile(
-    rf"(?<!\w)(?:name|Name|NAME|key|Key|KEY)\\{{0,15}}[\"']?[ \t]*+[:=][ \t]*+\\{{0,15}}[\"']?"
-    rf"(?P<name>{_NAME})\\{{0,15}}[\"']?\s*+(?:,\s*+)?\\{{0,15}}[\"']?(?:value|Value|VALUE)"
-    rf"\\{{0,15}}[\"']?[ \t]*[:=]{_GAP}{_PREFIX}"
+    rf"(?<!\w)(?:name|Name|NAME|key|Key|KEY){_MARK}[ \t]*+[:=][ \t]*+{_MARK}"
+    rf"(?P<name>{_NAME}){_MARK}\s*+(?:,\s*+)?{_MARK}(?:value|Value|VALUE)"
+    rf"{_MARK}[ \t]*[:=]{_GAP}{_PREFIX}"
 )
 """`{"name": "HF_TOKEN", "value": "X"}`, as Kubernetes has variables."""
-_TWO = re.compile(rf"[(\[]\s*+{_PREFIX}\\{{0,15}}[\"'](?!keys?\b)(?P<name>{_NAME}){_END_QUOTE}\s*+,\s*+{_PREFIX}")
+_TWO = re.compile(rf"[(\[]\s*+{_PREFIX}{_END_QUOTE}(?!keys?\b)(?P<name>{_NAME}){_END_QUOTE}\s*+,\s*+{_PREFIX}")
 """`('HF_TOKEN', 'X')`: a name and its value, nothing else."""
 _SECOND = re.compile(_QUOTED)
 _END_OF_TWO = re.compile(rf"{_END_QUOTE}\s*+,?\s*+[)\]]")
@@ -90,9 +92,7 @@ _BLOCK = re.compile(r"[|>][-+0-9]{0,2}[ \t]*+(?:#[^\r\n]*+)?\r?\n")
 _LINE = re.compile(r"(?P<indent>[ \t]*+)(?P<text>[^\r\n]*+)(?:\r?\n|\r|\Z)")
 _DASH = re.compile(r"-[ \t]+")
 _NEXT_DASH = re.compile(r"[^\r\n]*+\r?\n[ \t]*+-[ \t]+")
-_AFTER_DASH = re.compile(
-    rf"{_PREFIX}(?:{_QUOTED}|(?!{_NAME}\\{{0,15}}[\"']?:(?:\s|\Z))(?P<bare>[^\s\"'\[{{][^\r\n]*+))"
-)
+_AFTER_DASH = re.compile(rf"{_PREFIX}(?:{_QUOTED}|(?!{_NAME}{_MARK}:(?:\s|\Z))(?P<bare>[^\s\"'\[{{][^\r\n]*+))")
 _ITEM = re.compile(
     rf"\s*+{_PREFIX}(?:{_QUOTED}|(?P<empty>\"\"|'')"
     r"|(?P<plain>(?:true|false|null|None|True|False|-?\d[\d.eE+-]*+)(?=\s*+[,\])}]))"

@@ -21,6 +21,7 @@ from pdserve.launch.store_memory import wait_for_memory
 from pdserve.plan.model import LmcacheServer
 from pdserve.plan.process import Process
 from pdserve.reach.protocol import Died, Gone, Health, Late
+from pdserve.time_limit import time_limit
 
 _LMCACHE_TRIES = 3
 UNPROVEN = "to be proven"
@@ -347,7 +348,8 @@ class Recovery:
             return state.phase != "degraded" or not self._fleet.silent(trouble.name)
 
         try:
-            await asyncio.wait_for(self._fleet.until(over), seconds - self._fleet.silent_seconds(trouble.name))
+            async with time_limit(seconds - self._fleet.silent_seconds(trouble.name)):
+                await self._fleet.until(over)
         except TimeoutError:
             self.react(self._fleet.give_up(trouble.name, trouble.why))
 

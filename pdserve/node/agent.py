@@ -61,6 +61,7 @@ from pdserve.system.markers import marker
 from pdserve.system.pipe_writer import PipeWriter
 from pdserve.system.process import Exit, adopt_orphans, die_with_parent, pass_on, root_grace, stop_family
 from pdserve.system.shared_memory import ShmLedger, existing
+from pdserve.time_limit import time_limit
 
 _SWEEP_SECONDS = 1.0
 _SETTLED_SECONDS, _YOUNG_SECONDS = 5.0, 30.0
@@ -149,7 +150,8 @@ class Agent:
         await _end(touch)  # not before: an agent that is busy with stops is not lost
         await self._http.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._writer.sent(), _FAREWELL_SECONDS)
+            async with time_limit(_FAREWELL_SECONDS):
+                await self._writer.sent()
 
     def _on_signal(self, signum: signal.Signals) -> None:
         if self._term_seconds is not None and self._stop_by is None:

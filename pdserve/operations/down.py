@@ -19,6 +19,7 @@ from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_beside, is_here, is_named_here
 from pdserve.system.process import process_end, send
 from pdserve.system.procfs import is_stopped
+from pdserve.time_limit import time_limit
 
 _DOWN_SECONDS = 300.0
 """For an answer, or an end, where the plan cannot be read."""
@@ -180,5 +181,6 @@ async def _clear(state: DeploymentState, run: RunDir, report: Report) -> None:
     waits = (process_end(supervisor) for node in here for supervisor in (node.agent, node.guard) if supervisor.alive())
     async with none_held(state, lambda line: report(f"{state.name}: {line}")):
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*waits), _patience(run))
+            async with time_limit(_patience(run)):
+                await asyncio.gather(*waits)
     await stop_left(state, run)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.errors import NotOursError, PdserveError, ReportedError, StartError, StateError
-from pdserve.launch.stop_signals import stop_signals
 from pdserve.launcher import Launcher
 from pdserve.logs.lines import end_of, split
 from pdserve.operations.client_command import ClientCommand
@@ -33,6 +32,7 @@ from pdserve.system import procfs
 from pdserve.system.markers import new_token
 from pdserve.system.process import Child, send, spawn
 from pdserve.system.queued_output import queued_output
+from pdserve.system.stop_signals import hear_stops, stop_signals
 
 OnEvent = Callable[[dict[str, Any]], None]
 _FOLLOW_SECONDS = 0.1
@@ -127,14 +127,16 @@ def interruptible() -> None:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """A Ctrl-C or TERM that comes meanwhile interrupts at the end: what is only half started could not be stopped."""
+    """What is a Ctrl-C and comes meanwhile interrupts at the end: what is only half started could not be stopped."""
     came: list[int] = []
-    before = {signum: signal.signal(signum, lambda number, _: came.append(number)) for signum in stop_signals()}
+    held = [signum for signum in stop_signals() if signal.getsignal(signum) is signal.default_int_handler]
+    for signum in held:
+        signal.signal(signum, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        for signum in held:
+            signal.signal(signum, signal.default_int_handler)
         if came:
             raise KeyboardInterrupt
 
@@ -146,10 +148,15 @@ def end_launcher(launcher: Child) -> None:
     def pass_on(signum: int, _: object = None) -> None:
         send(launcher.identity, signal.Signals(signum))
 
+    async def ended() -> None:
+        # By the loop: what comes just before it begins to wait would be heard at the end of that only.
+        hear_stops(pass_on)
+        await launcher.wait()
+
     for signum in stop_signals():
         signal.signal(signum, pass_on)
     pass_on(signal.SIGTERM)
-    asyncio.run(launcher.wait())
+    asyncio.run(ended())
 
 
 def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, hears_hangup: bool = False) -> None:

@@ -18,6 +18,7 @@ from pdserve.plan.nodes.reach import Reach, Srun, reach_argv
 from pdserve.reach.slurm_variables import for_srun
 from pdserve.system.pipe_writer import PipeWriter
 from pdserve.system.process import pid_end, spawn_piped
+from pdserve.time_limit import time_limit
 
 LINE_BYTES = 16 * 1024 * 1024
 """A longer line ends the reading with ValueError."""
@@ -89,7 +90,8 @@ class Channel:
     async def exit_code(self, seconds: float) -> int | None:
         """With which it ended, negative for a signal; None if it still lives after `seconds`."""
         try:
-            await asyncio.wait_for(self.left(), seconds)
+            async with time_limit(seconds):
+                await self.left()
         except TimeoutError:
             return None
         return self._popen.returncode

@@ -110,7 +110,8 @@ class Child:
         return self._marker in procfs.environment(pid)
 
     def collect_adopted(self) -> None:
-        """Of the tree, those that have ended as our own children: an owner that has adopted orphans would keep them."""
+        """Of the tree, those that have ended as our own children: an owner that has adopted orphans would keep them. No
+        other child, as an agent's `reap_adopted` would: a launcher has children that others wait for."""
         for pid in procfs.children() - {self.pid}:
             if self._is_ours(pid):
                 os.waitpid(pid, os.WNOHANG)

@@ -1,7 +1,8 @@
 """Output that never holds up who writes it: a terminal that stands still (Ctrl-S, a pager, a stalled ssh) or a pipe
 that nobody reads would stop an event loop at its next line.
 
-A thread writes. What it cannot write yet waits; of more than that the oldest lines are dropped, and counted.
+A thread writes. What it cannot write yet waits; of more than that the oldest lines are dropped, and counted. No
+PipeWriter: that makes its descriptor non-blocking, and a terminal is shared with the shell and the command of `run`.
 """
 
 from __future__ import annotations

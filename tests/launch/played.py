@@ -126,6 +126,7 @@ class PlayedAgent:
         body: str | None = None,
         seconds: float,
     ) -> Answered:
+        self._deployment.asked.append(url)
         for part, answered in self._deployment.slow.items():
             if part in url:
                 await answered.wait()
@@ -212,7 +213,6 @@ class Played:
 
     def answer(self, url: str) -> Answered:
         """Of a request from a node: everything is attached and answers, unless the test says otherwise."""
-        self.asked.append(url)
         for part, answer in self.answers.items():
             if part in url:
                 return answer

@@ -87,14 +87,19 @@ def note_of(deployment: Played, name: str) -> str:
     return deployment.state.processes[name].note
 
 
+async def interrupts_a_proof(deployment: Played) -> None:
+    """An `up` that fails, while a prefill that was restarted is held to be proven."""
+    await deployment.serving()
+    deployment.answers["/v1/completions"] = REFUSED
+    deployment.dies("prefill-0")
+    await deployment.until(lambda: note_of(deployment, "prefill-0") == "to be proven")
+    await an_up_that_fails(deployment)
+
+
 def test_an_engine_whose_proof_it_has_interrupted_is_proven_and_returns(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with played(tmp_path, plan(restart="on-failure")) as deployment:
-            await deployment.serving()
-            deployment.answers["/v1/completions"] = REFUSED
-            deployment.dies("prefill-0")
-            await deployment.until(lambda: note_of(deployment, "prefill-0") == "to be proven")
-            await an_up_that_fails(deployment)
+            await interrupts_a_proof(deployment)
             assert deployment.phase("prefill-0") == "degraded"
             deployment.answers.clear()
             await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
@@ -137,11 +142,7 @@ def test_one_that_was_drained_for_a_restart_returns_without_it(tmp_path: Path) -
 def test_one_that_fails_its_proof_then_is_recovered(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with played(tmp_path, plan(restart="on-failure")) as deployment:
-            await deployment.serving()
-            deployment.answers["/v1/completions"] = REFUSED
-            deployment.dies("prefill-0")
-            await deployment.until(lambda: note_of(deployment, "prefill-0") == "to be proven")
-            await an_up_that_fails(deployment)
+            await interrupts_a_proof(deployment)
             deployment.answers["/v1/completions"] = Answered(id=0, status=500, body="broken")
             deployment.held.add(("start", "prefill-0"))
             await deployment.until(lambda: deployment.orders.count(("start", "prefill-0")) == 2)

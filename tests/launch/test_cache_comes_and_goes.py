@@ -14,8 +14,6 @@ from tests.plan import kit
 pytestmark = pytest.mark.usefixtures("pdserve_home")
 
 SERVER, FIRST, LAST = "lmcache-0", "aggregated-0", "aggregated-1"
-STEPS = 12
-"""Of the event loop: more than anything here takes that waits for nobody."""
 
 
 async def returns_to(deployment: Played, engine: str) -> asyncio.Event:
@@ -26,14 +24,17 @@ async def returns_to(deployment: Played, engine: str) -> asyncio.Event:
     await deployment.until(lambda: deployment.phase(engine) == "degraded")
     deployment.asked.clear()
     deployment.answers_again(SERVER)
-    await deployment.until(lambda: any("/status" in url for url in deployment.asked))
-    await steps(STEPS)
+    await deployment.until(lambda: any(deployment.canary_of(engine) in url for url in deployment.asked))
     return answered
 
 
-async def steps(count: int) -> None:
+async def turns(count: int) -> None:
+    """So many turns of the event loop."""
+    loop = asyncio.get_running_loop()
     for _ in range(count):
-        await asyncio.sleep(0)
+        turn = loop.create_future()
+        loop.call_soon(turn.set_result, None)
+        await turn
 
 
 def test_one_that_is_silent_twice_gets_all_its_engines_back(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_however_short_its_second_silence_is_no_engine_is_restarted_for_it(tmp_p
         async with played(tmp_path, plan_with_cache(restart="on-failure")) as deployment:
             answered = await returns_to(deployment, FIRST)
             deployment.is_silent(SERVER)
-            await steps(count)
+            await turns(count)
             deployment.answers_again(SERVER)
             answered.set()
             await deployment.until(lambda: deployment.phases() == {"ready"})
@@ -75,7 +76,7 @@ def test_an_engine_does_not_return_to_one_that_has_died_meanwhile(tmp_path: Path
             deployment.dies(SERVER)
             await deployment.until(lambda: ("start", SERVER) in deployment.orders)
             answered.set()
-            await steps(STEPS)
+            await deployment.looks()
             assert deployment.phase(FIRST) == "degraded"
             deployment.obey("start", SERVER)
             await deployment.until(lambda: deployment.phases() == {"ready"})

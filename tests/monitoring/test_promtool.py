@@ -33,6 +33,25 @@ OF = 'deployment="d"'
 DECODE = f'vllm:prompt_tokens_by_source_total{{{OF},process="decode-0",role="decode",source='
 FAILED_PULL = 'patch="mooncake-pulls",effect="pulls-failed"'
 LMCACHE = f'{{{OF},process="lmcache-0"}}'
+
+
+def with_salts(*, hit_tokens: int) -> dict[str, str]:
+    """Thirty clients, one after the other, with a cache_salt each: every series appears at its full value."""
+    counted = {
+        "lmcache_mp_l1_evicted_chunks_total": 10,
+        "lmcache_mp_lookup_hit_tokens_total": hit_tokens,
+        "lmcache_mp_lookup_requested_tokens_total": 5000,
+    }
+    return {
+        f'up{{{OF},process="lmcache-0"}}': "1x900",
+        **{
+            f'{metric}{{{OF},process="lmcache-0",cache_salt="{salt}"}}': f"_x{30 * salt} {value}x870"
+            for salt in range(30)
+            for metric, value in counted.items()
+        },
+    }
+
+
 ALERTING: dict[str, tuple[dict[str, str], str, str]] = {
     # series and their values every 10 s, when it is looked, what fires then
     "a process that does not answer": (
@@ -151,35 +170,13 @@ ALERTING: dict[str, tuple[dict[str, str], str, str]] = {
         "2h20m",
         'alertname="LmcacheNeverHits",process="lmcache-0"',
     ),
-    "the same, where each client has a salt of its own: every series appears at its full value": (
-        {
-            f'up{{{OF},process="lmcache-0"}}': "1x900",
-            **{
-                f'{metric}{{{OF},process="lmcache-0",cache_salt="{salt}"}}': f"_x{30 * salt} {value}x870"
-                for salt in range(30)
-                for metric, value in (
-                    ("lmcache_mp_l1_evicted_chunks_total", 10),
-                    ("lmcache_mp_lookup_hit_tokens_total", 0),
-                    ("lmcache_mp_lookup_requested_tokens_total", 5000),
-                )
-            },
-        },
+    "the same, where each client has a salt of its own": (
+        with_salts(hit_tokens=0),
         "2h20m",
         'alertname="LmcacheNeverHits",process="lmcache-0"',
     ),
     "such clients, whose prefixes come back": (
-        {
-            f'up{{{OF},process="lmcache-0"}}': "1x900",
-            **{
-                f'{metric}{{{OF},process="lmcache-0",cache_salt="{salt}"}}': f"_x{30 * salt} {value}x870"
-                for salt in range(30)
-                for metric, value in (
-                    ("lmcache_mp_l1_evicted_chunks_total", 10),
-                    ("lmcache_mp_lookup_hit_tokens_total", 500),
-                    ("lmcache_mp_lookup_requested_tokens_total", 5000),
-                )
-            },
-        },
+        with_salts(hit_tokens=500),
         "2h20m",
         "",
     ),

@@ -1,4 +1,4 @@
-"""A verb with a child of its own: TERM and HUP end it as a Ctrl-C does, after the child and what it left."""
+"""A verb with a child of its own: a Ctrl-C, a TERM and a HUP end it after the child and what it left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 VERB = """
 import asyncio, os, sys
 from pathlib import Path
-from pdserve.system.orderly_end import run_to_its_end
+from pdserve.system.stop_signals import run_to_its_end
 from pdserve.system.process import spawn
 
 async def verb():
@@ -29,7 +29,10 @@ async def verb():
         await child.stop(5)
         left.unlink()
 
-run_to_its_end(verb())
+try:
+    run_to_its_end(verb())
+except KeyboardInterrupt:
+    sys.exit(130)
 """
 
 
@@ -46,7 +49,10 @@ def started(folder: Path, *before: str) -> tuple[subprocess.Popen[str], int]:
     return verb, int(verb.stdout.readline())
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["term", "hup"])
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+@pytest.mark.parametrize(("signum", "code"), CODES.items(), ids=lambda value: getattr(value, "name", ""))
 def test_a_signal_ends_the_child_and_then_the_verb(tmp_path: Path, signum: signal.Signals, code: int) -> None:
     verb, child = started(tmp_path)
     with verb:

@@ -23,7 +23,7 @@ from pdserve.cli.bench.wide_console import wide_console
 from pdserve.errors import InvalidBenchError
 from pdserve.operations.serving import serving
 from pdserve.run.directory import home, new_run_id
-from pdserve.system.orderly_end import run_to_its_end
+from pdserve.system.stop_signals import run_to_its_end
 
 _INVALID = "bold red"
 

@@ -13,7 +13,7 @@ from pdserve.cli.prove.serving import serving
 from pdserve.evaluation.harness import Score
 from pdserve.evaluation.run import evaluate, find_harness
 from pdserve.evaluation.settings import EvalSettings
-from pdserve.system.orderly_end import run_to_its_end
+from pdserve.system.stop_signals import run_to_its_end
 
 
 def run(name: str | None, settings: EvalSettings, *, harness: str | None, as_json: bool) -> None:

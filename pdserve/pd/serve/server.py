@@ -21,6 +21,7 @@ from pdserve.pd.http.front import ClientLimits as FrontLimits
 from pdserve.pd.processes.supervisor import RETIRE, SIGNALS
 from pdserve.pd.serve import descriptors
 from pdserve.pd.serve.client_tls import ClientTls, TlsListener
+from pdserve.time_limit import time_limit
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -113,7 +114,8 @@ class ProxyServer:
         if not self._stop.is_set():
             await self._served.retire()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), _RETIRING_SECONDS)
+                async with time_limit(_RETIRING_SECONDS):
+                    await self._stop.wait()
         if isinstance(server, TlsListener):
             server.end_handshakes()
         self._served.drain()

@@ -175,7 +175,8 @@ class _Probe:
         """Closes the pipe; what does not leave then is killed, because it owns nothing."""
         self._channel.hang_up()
         try:
-            await asyncio.wait_for(self._channel.left(), 0.0 if self._silent else _LEAVE_SECONDS)
+            async with time_limit(0.0 if self._silent else _LEAVE_SECONDS):
+                await self._channel.left()
         except TimeoutError:
             await self._channel.kill()
         self._channel.close_reading()
