@@ -16,6 +16,19 @@ from pdserve.logs.known_causes.signals import SIGNALS
 LOGS = Path(__file__).parent / "fixtures" / "logs"
 
 CAUSES = {
+    # Of an H100 (torch 2.11, CUDA 13.0, NCCL 2.28.9)
+    "cuda-assert": ('index < sizes[i] && "index out of bounds"', "CUDA_LAUNCH_BLOCKING"),
+    "cuda-illegal-address": ("memory of the device that is not its own", "Xid"),
+    "cuda-memory": ("the device ran out of memory", "gpu-memory-utilization"),
+    "cuda-no-device": ("sees no device", "nvidia-smi"),
+    "cuda-no-kernel": ("no kernels for this device", "compute_cap"),
+    "cuda-ordinal": ("a device that this host does not have", "prefill.devices"),
+    "cuda-pinned-memory": ("no more that can be pinned", "lmcache.l1_size_gb"),
+    "nccl-first-rank": ("rank 0 of the instance ended before", "log of that rank"),
+    "nccl-interface": ("NCCL_SOCKET_IFNAME names none", "engine.env"),
+    "nccl-one-device": ("ranks 0 and 1 of an instance were given the same device", "prefill.devices"),
+    "nccl-rendezvous": ("only 1 of 2 ranks came together within 9 s", "firewall"),
+    "gloo-interface": ("no network interface nope0", "GLOO_SOCKET_IFNAME"),
     "lmcache-bad-choice": ("--eviction-policy is refused: invalid choice: 'FIFO'", "lmcache.extra_args"),
     "lmcache-host": ("an address that this host does not have", "address"),
     "lmcache-http-host": ("an address that this host does not have", "address"),
@@ -111,6 +124,14 @@ OTHER_CAUSES = [
     ("ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found (by x)", "older than GLIBC_2.38", "image"),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "device ran out", "prefill.args"),
     ("torch.AcceleratorError: CUDA error: out of memory", "device ran out", "gpu-memory-utilization"),
+    ("torch.AcceleratorError: CUDA error: device-side assert triggered", "refused what it was given", "enforce-eager"),
+    (
+        "torch.distributed.DistBackendError: NCCL error in: /x.cpp:93, remote process exited, NCCL version 2.28\n"
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+        "Last error:\n(Worker pid=3) ERROR 11-26 [x.py:1] socketProgress: Connection closed by remote peer gpu02<33>",
+        "(socketProgress: Connection closed by remote peer gpu02<33>)",
+        "NCCL_DEBUG",
+    ),
     ("RuntimeError: HIP error: out of memory", "device ran out", "gpu-memory-utilization"),
     ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.", "device ran out", "rocm-smi"),
     (

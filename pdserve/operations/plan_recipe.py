@@ -69,6 +69,7 @@ def plan_for(
             versions=versions,
             python=python,
             recipe_dir=str(loaded.path.parent.absolute()),
+            recipe_file=str(loaded.path),
             model_config=config,
         )
     return Planned(plan, loaded, versions, config)

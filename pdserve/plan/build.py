@@ -50,11 +50,12 @@ def build_plan(
     versions: Versions,
     python: str = "python",
     recipe_dir: str = ".",
+    recipe_file: str = "RECIPE",
     model_config: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The whole deployment as data. `recipe_dir` is what model.path is relative to; `python` runs what is on a node
-    that names no interpreter of its own. engine.python wins for all but the proxy. `model_config`: the content of the
-    model's config.json; None where it is not at hand.
+    """The whole deployment as data. `recipe_dir` is what model.path is relative to; `recipe_file` is quoted in advice.
+    `python` runs what is on a node that names no interpreter of its own; engine.python wins for all but the proxy.
+    `model_config`: the content of the model's config.json; None where it is not at hand.
 
     Raises RecipeError for what cannot work anywhere, PreflightError for what does not fit these nodes or versions.
     """
@@ -65,7 +66,7 @@ def build_plan(
         *_check_versions(recipe, versions),
         *hybrid.check(recipe, model_config, versions),
     ]
-    instances = placement.place(recipe, nodes, recipe_file=posixpath.join(recipe_dir, f"{recipe.name}.yaml"))
+    instances = placement.place(recipe, nodes, recipe_file=recipe_file)
     connectors: dict[EngineRole, AnyConnector | None] = {
         name: connector for name, _, connector in effective.roles(recipe)
     }

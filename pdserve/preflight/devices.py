@@ -18,7 +18,7 @@ def find_devices(plan: Plan, node: str, starting: Collection[Process], facts: No
     setting = " ".join(f"{name}={value}" for name, value in facts.device_variables.items())
     missing, hidden = needed - set(facts.devices_present), needed - set(facts.devices_visible)
     if not missing and not hidden:
-        return [_finding(node, "ok", f"devices {_ids(facts.devices_visible)}", needed)]
+        return [_finding(plan, node, "ok", f"devices {_ids(facts.devices_visible)}", needed)]
     if missing and not facts.devices_present:
         driver = "no device" if plan.platform == "cpu" else f"no {plan.platform} driver that shows devices"
         # The variables were set outside; only the engine can check them.
@@ -32,10 +32,12 @@ def find_devices(plan: Plan, node: str, starting: Collection[Process], facts: No
         if hidden and not missing
         else "run it where they are (exclude_nodes), load the driver, or name others (<role>.devices)"
     )
-    return [_finding(node, status, value, needed, fix)]
+    return [_finding(plan, node, status, value, needed, fix)]
 
 
-def _finding(node: str, status: str, value: str, needed: Collection[int], fix: str | None = None) -> Finding:
+def _finding(
+    plan: Plan, node: str, status: str, value: str, needed: Collection[int], fix: str | None = None
+) -> Finding:
     return Finding.model_validate(
         {
             "node": node,
@@ -44,7 +46,7 @@ def _finding(node: str, status: str, value: str, needed: Collection[int], fix: s
             "value": value,
             "need": f"devices {_ids(needed)}",
             "fix": fix,
-            "unverified_on_hardware": True,
+            "unverified_on_hardware": plan.platform == "rocm",
         }
     )
 

@@ -1,7 +1,7 @@
 """Other processes on the devices that the plan needs, by the vendors' tools.
 
-Recorded output only was at hand: each finding is marked as unverified on hardware, and where a tool is missing or
-prints something unexpected the answer is "unknown".
+NVIDIA's was run beside an H100. Of AMD recorded output only was at hand: its findings are marked as unverified on
+hardware. Where a tool is missing or prints something unexpected the answer is "unknown".
 """
 
 from __future__ import annotations
@@ -65,9 +65,15 @@ def find_gpu_processes(
 def _judge(plan: Plan, node: str, needed: set[int], present: set[int], listed: list[GpuProcess] | str) -> Finding:
     ids = ",".join(str(device) for device in sorted(needed))
     need = f"devices {ids} idle"
+    unverified = plan.platform == "rocm"
     if isinstance(listed, str):
         return Finding(
-            node=node, check="gpu-processes", status="unknown", value=listed, need=need, unverified_on_hardware=True
+            node=node,
+            check="gpu-processes",
+            status="unknown",
+            value=listed,
+            need=need,
+            unverified_on_hardware=unverified,
         )
     ours = _pids_of(plan)
     there = [
@@ -82,7 +88,7 @@ def _judge(plan: Plan, node: str, needed: set[int], present: set[int], listed: l
             status="ok",
             value="no foreign process",
             need=need,
-            unverified_on_hardware=True,
+            unverified_on_hardware=unverified,
         )
     # A tool that names no device may mean one that we leave alone, and in a container the PIDs are the host's, so
     # that our own, of a deployment that runs, look like a stranger's.
@@ -100,7 +106,7 @@ def _judge(plan: Plan, node: str, needed: set[int], present: set[int], listed: l
         need=need,
         fix="stop them, wait for their job to end, or choose other devices (<role>.devices) or nodes (exclude_nodes)",
         evidence=tuple(str(process) for process in there),
-        unverified_on_hardware=True,
+        unverified_on_hardware=unverified,
     )
 
 

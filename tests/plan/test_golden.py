@@ -42,9 +42,10 @@ def test_the_plan_survives_json(name: str) -> None:
 
 
 def test_the_two_node_recipe_on_one_host_shows_the_sum_and_what_to_type() -> None:
-    recipe = load_recipe(ROOT / "recipes" / "kimi-mi355x-2node.yaml", environ={}).recipe
+    file = "recipes/kimi-mi355x-2node.yaml"
+    recipe = load_recipe(ROOT / file, environ={}).recipe
     with pytest.raises(PreflightError) as caught:
-        build_plan(recipe, hosts(8), run_dir="r", run_id="r", versions=VERSIONS, recipe_dir="recipes")
+        build_plan(recipe, hosts(8), run_dir="r", run_id="r", versions=VERSIONS, recipe_file=file)
     assert caught.value.exit_code == 3
     assert caught.value.what == "prefill 1 x 8 + decode 1 x 8 = 16 devices; this host has 8 (0-7)"
     assert "pdserve up recipes/kimi-mi355x-2node.yaml --set prefill.parallel.tp=4 --set decode.parallel.tp=4" in (
@@ -54,6 +55,6 @@ def test_the_two_node_recipe_on_one_host_shows_the_sum_and_what_to_type() -> Non
 
 
 def test_a_recipes_file_is_named_after_it() -> None:
-    """Advice quotes `recipes/<name>.yaml`."""
+    """So that a run is found by the name of the file that was started."""
     for name in RECIPES:
         assert shipped_plan(name).name == name

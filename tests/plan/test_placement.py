@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdserve.errors import PreflightError, RecipeError
+from pdserve.operations.plan_recipe import plan_for
 from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.placement import Instance, nodes_for, place
-from tests.plan.kit import hosts, on_gpus, recipe
+from pdserve.recipe.load.loader import load_recipe
+from tests.plan.kit import VERSIONS, hosts, on_gpus, recipe
 
 
 def where(placed: tuple[Instance, ...]) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
@@ -175,3 +178,11 @@ def test_without_a_node_type_one_node_has_just_enough() -> None:
 def test_an_instance_wider_than_the_node_type_is_the_recipes_fault() -> None:
     with pytest.raises(RecipeError, match="an instance of prefill needs 8 devices of one node, and a node has 4"):
         nodes_for(recipe(on_gpus(8, 1), {"devices_per_node": 4}))
+
+
+def test_advice_quotes_the_file_that_was_given_not_the_name_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("{schema: 1, name: other, platform: cuda, devices_per_node: 2, model: {id: a/b, served_name: b}}")
+    with pytest.raises(PreflightError) as caught:
+        plan_for(load_recipe(file, environ={}), hosts(1), run_dir="r", run_id="r", versions=VERSIONS)
+    assert str(caught.value.todo).endswith(f"slurm/disagg.sh {file}, or pdserve up {file} --cluster FILE")

@@ -333,6 +333,47 @@ def test_what_fails_in_memory_of_a_device_names_peer_memory(step: str) -> None:
     assert "fabric.check: false" in str(finding.fix)
 
 
+def on_cuda(each: FabricPath) -> FabricPath:
+    ends = {name: getattr(each, name).model_copy(update={"platform": "cuda"}) for name in ("source", "target")}
+    return each.model_copy(update=ends)
+
+
+def test_over_tcp_a_mooncake_without_cuda_is_the_cause() -> None:
+    """As an H100 and mooncake-transfer-engine-non-cuda 0.3.13.post1 answered."""
+    sent = Sent(
+        failure=EndFailure(
+            step="transfer",
+            error="writing 4 KiB returned -1",
+            output=(
+                "E1126 20:50:04.165088 755 tcp_transport_session_impl.h:890] ClientSession::writeBody failed. "
+                "Attempt to write data 0x7fd9ba000000 using buffer 0x7fd9ba000000. Error: Bad address (value: 14)",
+            ),
+        )
+    )
+    [finding] = judge_path(on_cuda(path(on_device=True)), receiver(), sent, min_gbps=None)
+    assert (finding.status, finding.unverified_on_hardware) == ("failed", False)
+    assert "the runtime that it was compiled for" in finding.evidence[0]
+    assert finding.fix == "pip uninstall mooncake-transfer-engine-non-cuda, then pip install mooncake-transfer-engine"
+
+
+def test_a_choice_of_ucx_without_device_memory_is_the_cause() -> None:
+    """As NIXL 1.5.1 answered beside an H100."""
+    line = (
+        "E1126 20:19:08.698741    1666 config.cpp:84] Invalid UCX_TLS=tcp for NIXL UCX backend: NVIDIA GPU(s) are "
+        "present, but this setting does not enable CUDA memory support. Add cuda_copy for basic GPU support, or cuda "
+        "to also include NVLink support."
+    )
+    failure = EndFailure(step="initialize", error="nixlBackendError: NIXL_ERR_BACKEND", output=(line, "another"))
+    finding = judge_end(on_cuda(path(protocol="ucx", on_device=True)).source, failure)
+    assert finding.evidence[0] == "likely cause: UCX_TLS leaves out device memory"
+    assert str(finding.fix).startswith("add cuda_copy to UCX_TLS in engine.env")
+
+
+def test_a_transfer_of_less_than_a_millisecond_has_its_figure() -> None:
+    [finding] = judged(wrote(64 * MIB, 0.00031))
+    assert "(64 MiB in 0.31 ms)" in finding.value
+
+
 def test_where_decode_reads_the_link_is_still_shown_from_prefill_to_decode() -> None:
     sent = wrote(MIB, 0.1, link=Link(name="eth9", mtu=1500), leaves_by="10.0.0.9")
     rate, route = judged(sent, protocol="ucx")

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from pdserve.logs.known_causes.rule import ENGINES, Rule, rule
 
+_ASSERT = (
+    "mostly it is an index out of bounds, as of a token that the model does not have; set CUDA_LAUNCH_BLOCKING: 1 in "
+    "engine.env and enforce-eager: true in {args}: the traceback then names the kernel"
+)
+_RANKS = (
+    "set NCCL_DEBUG: INFO in engine.env and try again; usual causes are a wrong NCCL_SOCKET_IFNAME, a small "
+    "/dev/shm in a container (--shm-size 16g --ipc=host), or another rank that died first"
+)
+
 DEVICES: tuple[Rule, ...] = (
     # The driver
     rule(
@@ -50,6 +59,16 @@ DEVICES: tuple[Rule, ...] = (
         "the traceback then names the kernel; another attention-backend or another vllm may not have it; dmesg shows a "
         "device that is broken (Xid, RAS)",
     ),
+    rule(
+        r"Assertion `(?P<what>[^`\n]+)` failed(?s:.*)device-side assert triggered",
+        "a kernel refused what it was given (device-side assert): {what}",
+        _ASSERT,
+    ),
+    rule(
+        r"device-side assert triggered|(?:cuda|hip)ErrorAssert",
+        "a kernel refused what it was given (device-side assert)",
+        _ASSERT,
+    ),
     # Ranks
     rule(
         r"Watchdog caught collective operation timeout: \w+\((?:[^)\n]*\bOpType=(?P<what>\w+))?",
@@ -59,10 +78,41 @@ DEVICES: tuple[Rule, ...] = (
         ENGINES,
     ),
     rule(
-        r"(?:NCCL|RCCL) error:? ?(?P<what>[^\n]*)|nccl\w*Error",
+        r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on (?:CUDA|HIP) device",
+        "ranks {one} and {other} of an instance were given the same device",
+        "give each rank a device of its own: {role}.devices, devices_per_node, or a smaller parallel.tp",
+        ENGINES,
+    ),
+    rule(
+        r"Bootstrap ?: no socket interface found",
+        "NCCL finds no network interface: NCCL_SOCKET_IFNAME names none that this node has",
+        "correct NCCL_SOCKET_IFNAME in engine.env; ip -br address lists the interfaces",
+        ENGINES,
+    ),
+    rule(
+        r"Unable to find address for: (?P<name>\S+)",
+        "Gloo finds no network interface {name}, which GLOO_SOCKET_IFNAME names",
+        "correct GLOO_SOCKET_IFNAME in engine.env; ip -br address lists the interfaces",
+        ENGINES,
+    ),
+    rule(
+        r"Timed out after (?P<seconds>\d+) seconds waiting for clients\. (?P<here>\d+)/(?P<all>\d+) clients joined",
+        "only {here} of {all} ranks came together within {seconds} s",
+        "look for the first error in the logs of the other ranks and nodes; where they have none, a firewall drops the "
+        "port on which the first rank waits",
+        ENGINES,
+    ),
+    rule(
+        r"nccl\w*Error[^\n]*(?:\n[^\n]*)?\n[^\n]*Last error:\n"
+        r"(?:\[rank\d+\]: |\([^)\n]*\) ERROR [^\]\n]*\] )?(?P<what>[^\n]+)",
         "the ranks of the instance could not talk to each other ({what})",
-        "set NCCL_DEBUG: INFO in engine.env and try again; usual causes are a wrong NCCL_SOCKET_IFNAME, a small "
-        "/dev/shm in a container (--shm-size 16g --ipc=host), or another rank that died first",
+        _RANKS,
+        ENGINES,
+    ),
+    rule(
+        r"(?:NCCL|RCCL) error:? ?(?:in: [^,\n]*, )?(?P<what>[^\n]*)|nccl\w*Error",
+        "the ranks of the instance could not talk to each other ({what})",
+        _RANKS,
         ENGINES,
     ),
 )

@@ -42,6 +42,11 @@ GENERAL: tuple[Rule, ...] = (
 
 LAST_RESORT: tuple[Rule, ...] = (
     rule(
+        r"retrieving ncclUniqueId from \[(?P<rank>\d+)\] via c10d key-value store.* got error",
+        "rank {rank} of the instance ended before the ranks were connected",
+        "look for the first error in the log of that rank, on its node",
+    ),
+    rule(
         r"^\((?:EngineCore|Worker)[^)]*\) ERROR [^\]]*\] "
         r"(?P<why>(?!Exception: WorkerProc initialization failed)[\w.]+(?:Error|Exception): .+)",
         "the engine core failed: {why}",

@@ -7,6 +7,13 @@ from pdserve.logs.known_causes.rule import ENGINES, Rule, rule
 MEMORY: tuple[Rule, ...] = (
     # Memory
     rule(
+        r"AcceleratorError: (?:CUDA|HIP) error: out of memory",
+        "the device ran out of memory, or the host has no more that can be pinned (LMCache's L1, offloading): the "
+        "driver has one error for both",
+        "where the traceback is about pinned memory: free -g, and a smaller lmcache.l1_size_gb; else lower "
+        "gpu-memory-utilization, max-model-len or max-num-seqs in {args}",
+    ),
+    rule(
         r"(?:CUDA|HIP) (?:error: )?out of memory|OutOfMemoryError|hipErrorOutOfMemory|cudaErrorMemoryAllocation",
         "the device ran out of memory",
         "lower gpu-memory-utilization, max-model-len or max-num-seqs in {args}; look for processes of other users on "

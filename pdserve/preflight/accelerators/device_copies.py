@@ -17,13 +17,13 @@ from pdserve.system.process import output_of
 _ASK_SECONDS = 30.0
 _RUNTIMES = {"rocm": "hip", "cuda": "cuda"}
 _NAMES = {"hip": "ROCm", "cuda": "CUDA", "none": f"no device ({mooncake_build.NON_CUDA})"}
-_FIXES = {
+REPLACE = {
     "rocm": "install a Mooncake that was built for ROCm (cmake -DUSE_HIP=ON) in its place, or use connector nixl",
     "cuda": f"pip uninstall {mooncake_build.NON_CUDA}, then pip install mooncake-transfer-engine",
 }
-_CAUSE = (
-    "likely cause: Mooncake copies device memory, over tcp too, only through the runtime that it was compiled for "
-    "(USE_CUDA, USE_HIP)"
+"""Platform -> how to come to a Mooncake that copies the memory of its devices."""
+ONLY_ITS_RUNTIME = (
+    "Mooncake copies device memory, over tcp too, only through the runtime that it was compiled for (USE_CUDA, USE_HIP)"
 )
 
 
@@ -67,6 +67,6 @@ def _judge(platform: str, node: str, python: str, names: list[str], built: str, 
         status="ok" if right else "failed",
         value=f"the Mooncake of {python} was built for {_NAMES[built]}",
         need=f"one that copies the memory of {platform} devices, for {', '.join(names)}",
-        fix=None if right else _FIXES[platform],
-        evidence=() if right else (_CAUSE,),
+        fix=None if right else REPLACE[platform],
+        evidence=() if right else (f"likely cause: {ONLY_ITS_RUNTIME}",),
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdserve.preflight.accelerators import device_copies
 from pdserve.preflight.fabric.ends import EndFailure, Link, Sent, WaitingEnd
 from pdserve.preflight.fabric.paths import End, Path
 from pdserve.preflight.finding import ALL_NODES, Finding, Status
 
 _MIB = 1 << 20
+_NO_DEVICE_TRANSPORT = "does not enable CUDA memory support"
+"""NIXL 1.5.1, on a machine with a device of NVIDIA."""
 _NETWORK = "network: {interface: NAME} or {cidr: A.B.C.D/N}"
 
 
@@ -78,7 +81,7 @@ def _rate(path: Path, to: WaitingEnd, sent: Sent, need: str, min_gbps: float | N
     small, small_seconds = sent.timings[0]
     rate = gbps(sent)
     value = (
-        f"{path}: {rate:.3g} Gbit/s ({size / _MIB:.3g} MiB in {seconds * 1000:.0f} ms), {small >> 10} KiB in "
+        f"{path}: {rate:.3g} Gbit/s ({size / _MIB:.3g} MiB in {seconds * 1000:.3g} ms), {small >> 10} KiB in "
         f"{small_seconds * 1000:.1f} ms, connected in {sent.connect_seconds * 1000:.1f} ms; "
         f"{' -> '.join(map(_shown, (to.link, sent.link) if path.reads else (sent.link, to.link)))}"
     )
@@ -158,6 +161,11 @@ def _cause_and_fix(end: End, failure: EndFailure) -> tuple[str, str]:
                 "no usable RDMA device, or its link is down, or no permission on /dev/infiniband",
                 "see the findings about rdma; correct device_name of the connector, or set protocol: tcp",
             )
+        if any(_NO_DEVICE_TRANSPORT in line for line in failure.output):
+            return (
+                "UCX_TLS leaves out device memory",
+                "add cuda_copy to UCX_TLS in engine.env (cuda_ipc too, for NVLink and one node)",
+            )
         if end.engine == "nixl":
             return (
                 "UCX found no transport or network device that it may use",
@@ -194,6 +202,8 @@ def _cause_and_fix(end: End, failure: EndFailure) -> tuple[str, str]:
 
 def _device_memory(end: End) -> tuple[str, str]:
     """Of what an adapter or a library could not do with it."""
+    if end.engine == "mooncake" and end.protocol == "tcp":
+        return device_copies.ONLY_ITS_RUNTIME, device_copies.REPLACE[end.platform]
     module = "nvidia_peermem" if end.platform == "cuda" else "amdgpu with peer memory (or ib_peer_mem)"
     return (
         f"the adapter cannot reach device memory: neither {module} nor dmabuf, or a build of the transfer engine "
@@ -214,7 +224,7 @@ def _memory(end: End) -> str:
 
 
 def _is_unverified(end: End) -> bool:
-    return end.protocol == "rdma" or end.on_device
+    return end.protocol == "rdma" or (end.on_device and end.platform == "rocm")
 
 
 def _shown(link: Link | None) -> str:
@@ -240,8 +250,8 @@ def _finding(
 ) -> Finding:
     if fix and status == "failed" and unverified:
         fix += (
-            "; if the engines do move KV there, fabric.check: false leaves out this check, which never ran on RDMA or "
-            "in device memory"
+            "; if the engines do move KV there, fabric.check: false leaves out this check, which never ran on RDMA "
+            "or in device memory of ROCm"
         )
     return Finding(
         node=node,
