@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pdserve.plan.frozen import Frozen
 from pdserve.recipe import effective
 from pdserve.recipe.model import Recipe, Role
+from pdserve.recipe.vllm_int import known_int
 from pdserve.sizing.given import Given
 
 Phase = Literal["prefill", "decode"]
@@ -133,8 +134,7 @@ def prediction_config(
 
 def _full_prefill(recipe: Recipe, prefill: Role, prompt: int) -> int:
     """Requests that keep every rank in whole batches, with as many waiting."""
-    batch = effective.args_of(recipe, prefill).get("max-num-batched-tokens")
-    tokens = batch if isinstance(batch, int) else _BATCH_TOKENS
+    tokens = known_int(effective.args_of(recipe, prefill), "max-num-batched-tokens") or _BATCH_TOKENS
     return 2 * prefill.parallel.dp * max(2, -(-tokens // prompt))
 
 
@@ -149,9 +149,9 @@ def _worker(recipe: Recipe, role: Role, replicas: int, *, experts: bool) -> dict
     if experts:
         layout["moe_expert" if parallel.ep else "moe_tensor"] = parallel.tp * parallel.dp
     worker: dict[str, Any] = {"parallelism": layout}
-    if isinstance(length := args.get("max-model-len"), int):
+    if length := known_int(args, "max-model-len"):
         worker["context_length"] = length
-    if scheduler := {theirs: args[ours] for ours, theirs in _SCHEDULER.items() if isinstance(args.get(ours), int)}:
+    if scheduler := {theirs: number for ours, theirs in _SCHEDULER.items() if (number := known_int(args, ours))}:
         worker["scheduler"] = scheduler
     if isinstance(memory := args.get("gpu-memory-utilization"), int | float):
         worker["kv_cache"] = {"capacity": {"type": "default", "memory_fraction": memory}}

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.recipe.kv_memory import stated_kv_bytes, vllm_int
+from pdserve.recipe.kv_memory import stated_kv_bytes
+from pdserve.recipe.vllm_int import known_int, stated_int, vllm_int
 from tests.plan.kit import on_gpus, recipe
 
 GIB = 1 << 30
@@ -35,6 +36,30 @@ def test_the_suffixes_of_vllm(value: int | str, number: int) -> None:
 def test_what_vllm_does_not_take(value: Any) -> None:
     with pytest.raises(ValueError, match="no number of vLLM"):
         vllm_int(value)
+
+
+@pytest.mark.parametrize(
+    ("args", "flag", "number"),
+    [
+        ({"max-model-len": "128k"}, "max-model-len", 128_000),
+        ({"max-model-len": "128K"}, "max-model-len", 131_072),
+        ({"max-num-batched-tokens": "8K"}, "max-num-batched-tokens", 8192),
+        ({"block-size": 16}, "block-size", 16),
+        ({}, "max-model-len", None),
+    ],
+)
+def test_a_flag_that_is_counted_with(args: dict[str, Any], flag: str, number: int | None) -> None:
+    assert stated_int(args, flag) == known_int(args, flag) == number
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("max-model-len", "auto"), ("max-model-len", -1), ("block-size", "1k"), ("block-size", True), ("block-size", 0)],
+)
+def test_a_flag_that_cannot_be_counted_with(flag: str, value: object) -> None:
+    assert known_int({flag: value}, flag) is None
+    with pytest.raises(ValueError, match="no number"):
+        stated_int({flag: value}, flag)
 
 
 def stated(*changes: dict[str, Any]) -> int | None:

@@ -523,6 +523,11 @@ def test_unequal_sizes_of_which_one_divides_the_other_are_taken(tmp_path: Path, 
     assert load(tmp_path, GPU, *sizes).recipe.name == "large"
 
 
+def test_one_length_may_be_written_in_two_ways(tmp_path: Path) -> None:
+    lengths = ("prefill.args.max-model-len=4k", "decode.args.max-model-len=4000")
+    assert load(tmp_path, CPU, *lengths).recipe.name
+
+
 def test_names_of_the_hub_and_of_other_stores_are_no_paths(tmp_path: Path) -> None:
     for name in ("gpt2", "org/model", "s3://bucket/model", "org/model:Q4_K_M"):
         assert load(tmp_path, GPU, f"model.id='{name}'").recipe.model.id == name

@@ -193,7 +193,7 @@ def test_mla_on_a_cpu_has_the_block_of_its_kernel() -> None:
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        ({"max-model-len": "128k"}, "max-model-len: 128k"),
+        ({"max-model-len": "auto"}, "max-model-len: auto"),
         ({"max-model-len": -1}, "max-model-len: -1"),
         ({"block-size": True}, "block-size: True"),
         ({"decode-context-parallel-size": 2}, "decode-context-parallel-size"),

@@ -21,6 +21,7 @@ from pdserve.plan.engines.experts import has_experts
 from pdserve.plan.model import Plan
 from pdserve.recipe import effective
 from pdserve.recipe.model import Recipe
+from pdserve.recipe.vllm_int import known_int
 from pdserve.sizing.aisimulate import MOST_PREFILLS, Phase, Prediction, Rates, follows, not_asked, prediction_config
 from pdserve.sizing.given import Given
 from pdserve.system.process import output_of
@@ -87,8 +88,8 @@ def _check(recipe: Recipe, given: Given) -> None:
             todo="add --prompt-tokens and --output-tokens",
         )
     for _, role in recipe.roles():
-        longest = effective.args_of(recipe, role).get("max-model-len")
-        if isinstance(longest, int) and given.prompt_tokens + given.output_tokens > longest:
+        longest = known_int(effective.args_of(recipe, role), "max-model-len")
+        if longest is not None and given.prompt_tokens + given.output_tokens > longest:
             raise RecipeError(
                 f"a prompt of {given.prompt_tokens} tokens and an answer of {given.output_tokens} do not fit in "
                 f"max-model-len {longest}",

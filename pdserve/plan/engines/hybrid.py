@@ -31,6 +31,7 @@ from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attache
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.rules.engines import flag_path
+from pdserve.recipe.vllm_int import known_int
 from pdserve.roles import EngineRole
 
 MANAGER_OFF = "disable-hybrid-kv-cache-manager"
@@ -77,9 +78,8 @@ class _Case:
         return all(affected(package, text, self.versions) for package, text in defect.versions.items())
 
     def number(self, flag: str) -> int | None:
-        """The value of a flag that is a plain number."""
-        value = self.args.get(flag)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+        """The value of a flag that is a number above 0."""
+        return known_int(self.args, flag)
 
 
 def check(recipe: Recipe, config: Mapping[str, Any] | None, versions: Versions) -> Iterator[str]:

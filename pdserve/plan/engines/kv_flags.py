@@ -15,6 +15,7 @@ from pdserve.recipe import effective
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.rules.engines import flag_path
+from pdserve.recipe.vllm_int import stated_int
 from pdserve.roles import EngineRole
 
 _BATCHES = ((160, 16384), (70, 8192), (0, 2048))
@@ -33,17 +34,15 @@ def kv_flags(
     args, text, assumed = effective.args_of(recipe, role), text_config(config), list[str]()
 
     def stated(flag: str) -> int | None:
-        value = args.get(flag)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        try:
+            return stated_int(args, flag)
+        except ValueError:
             raise RecipeError(
-                f"the plan cannot count with {flag}: {value}",
+                f"the plan cannot count with {flag}: {args[flag]}",
                 where=dotted(flag_path(recipe, name, flag)),
                 cause="it has to be a whole number there",
                 todo=f"write {flag} as a number of tokens, for example 32768",
-            )
-        return value
+            ) from None
 
     flag = "decode-context-parallel-size"
     if (stated(flag) or 1) > 1:

@@ -19,6 +19,7 @@ from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules.engines import flag_path
 from pdserve.recipe.sections.vllm_router import KIND as VLLM_ROUTER
+from pdserve.recipe.vllm_int import vllm_int
 
 _MULTI = "{kind: multi, of: [{kind: mooncake}, {kind: lmcache-mp}]}"
 _MUST_AGREE = {
@@ -88,13 +89,21 @@ def pair(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(here, "one role has a raw connector, the other does not", "use raw on both", also=(there,))
     first, second = args_of(recipe, prefill_role), args_of(recipe, decode_role)
     for flag, why in _MUST_AGREE.items():
-        if first.get(flag) != second.get(flag):
+        if _value(first.get(flag)) != _value(second.get(flag)):
             yield Problem(
                 flag_path(recipe, "decode", flag),
                 f"decode has {_shown(second.get(flag))}, prefill has {_shown(first.get(flag))}: {why}",
                 f"set engine.args.{flag} for both",
                 also=(flag_path(recipe, "prefill", flag),),
             )
+
+
+def _value(flag: object) -> object:
+    """128k is 128000."""
+    try:
+        return vllm_int(flag)
+    except ValueError:
+        return flag
 
 
 def tensor_parallel(recipe: Recipe) -> Iterator[Problem]:
