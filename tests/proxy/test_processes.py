@@ -75,7 +75,7 @@ sys.exit(over.run())
 
 JUDGED = """
 import itertools, os, signal, sys, time
-from pdserve.pd.processes import heartbeat, supervisor
+from pdserve.pd.processes import heartbeat, pauses, supervisor
 from pdserve.pd.processes.child import Configured
 from pdserve.pd.processes.heartbeat import Beats
 
@@ -101,10 +101,15 @@ def member(index, lines, asks):
         if len(forks) == 1:
             return 3
         os.kill(parent, signal.SIGTERM)
+    if how == "ends again":
+        os.write(asks, b'{"serving": true}\\n')
+        if len(forks) < 4:
+            return 3
+        os.kill(parent, signal.SIGTERM)
     signal.sigwait(supervisor.SIGNALS)
     return 0
 
-os.fork, beats = counted, None
+os.fork, beats, pauses._FIRST_SECONDS = counted, None, 0.01
 if how == "never serves":
     time.monotonic = lambda: next(clock)  # whatever it does takes ten seconds, as imports on a slow node
 if how == "begins":
@@ -274,6 +279,22 @@ def test_whether_a_process_has_served_decides_what_its_silence_and_its_end_mean(
         [sys.executable, "-c", JUDGED, how], check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True
     )
     assert ended.stdout.strip() == end, ended.stderr
+
+
+def test_one_that_serves_and_ends_again_and_again_is_started_anew_after_longer_and_longer_pauses() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", JUDGED, "ends again"],
+        check=False,
+        timeout=90,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout.strip() == "0 4", ended.stderr
+    first, second, third = (line for line in ended.stderr.splitlines() if "started anew" in line)
+    assert first.endswith("started anew")
+    assert "started anew in 0.01 s, as its last lives were short" in second
+    assert "started anew in 0.02 s" in third
 
 
 def test_a_stop_that_comes_while_a_new_program_takes_over_is_heard_by_that() -> None:

@@ -29,6 +29,7 @@ from pdserve.pd.processes.child import Configured, MemberProcess
 from pdserve.pd.processes.control_lines import ControlLines
 from pdserve.pd.processes.handover import Inheritance
 from pdserve.pd.processes.heartbeat import Beats, Vigil
+from pdserve.pd.processes.pauses import Pauses
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -78,6 +79,7 @@ class Processes:
         """Old members serve until all new ones do."""
         self._children: dict[int, MemberProcess] = {}
         self._lines = ControlLines()
+        self._pauses = Pauses()
         self._ending = False
         self._code = 0
         self._partial = b""
@@ -109,10 +111,12 @@ class Processes:
                 for index in range(self.count):
                     self._fork(index)
             vigil = Vigil()
-            while self._children:
-                for key, events in selector.select(None if self.beats is None else heartbeat.BEAT_SECONDS):
+            while self._children or (self._pauses.left() is not None and not self._ending):
+                for key, events in selector.select(self._longest_wait()):
                     key.data(events)
                 self._reap()
+                for index in self._pauses.due():
+                    self._fork(index)
                 self._end_hung(vigil)
         if self._checking is not None:
             self._end_check()  # again: the signal may have come while it was being started
@@ -122,6 +126,12 @@ class Processes:
             self._checking = None
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self._code
+
+    def _longest_wait(self) -> float | None:
+        """Until something is to be looked at, whatever happens."""
+        beat = None if self.beats is None else heartbeat.BEAT_SECONDS
+        pause = None if self._ending else self._pauses.left()
+        return min((seconds for seconds in (beat, pause) if seconds is not None), default=None)
 
     # --- lines
 
@@ -211,6 +221,7 @@ class Processes:
             self._become(index, control_out, asks_in, (control_in, asks_out))
         child = MemberProcess(index, pid, control_in, asks_out, self.beats)
         self._adopt(child)
+        self._pauses.begun(index)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(control_out)
         os.close(asks_in)
@@ -269,8 +280,8 @@ class Processes:
             elif child.old and self.rolling:
                 log.error("the old proxy process %d ended (%d) before the new one served", child.index, code)
             elif child.serving or child.killed:
-                log.error("proxy process %d ended (%d): started anew", child.index, code)
-                self._fork(child.index)
+                pause = self._pauses.ended(child.index)
+                log.error("proxy process %d ended (%d): started anew%s", child.index, code, _in(pause))
             elif self.rolling:
                 self._give_up(code)
             else:
@@ -416,11 +427,17 @@ class Processes:
     def _retire_old(self) -> None:
         if not self.rolling or not all(child.serving for child in self._all() if not child.old):
             return
+        if self._pauses.left() is not None:
+            return  # until all places have one that serves
         self.rolling = False
         for child in self._children.values():
             if child.old and not child.retired:
                 child.retired = True
                 os.kill(child.pid, RETIRE)
+
+
+def _in(seconds: float) -> str:
+    return f" in {seconds:g} s, as its last lives were short" if seconds else ""
 
 
 def line_of(message: dict[str, Any]) -> bytes:
