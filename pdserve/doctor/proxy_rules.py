@@ -54,7 +54,7 @@ def _busy(records: RunRecords, process: str, pool: str, count: int, evidence: tu
 
 
 def failed_requests(_: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Answers of 5xx, by what the client was told."""
+    """Answers of 5xx, by the code that the client got."""
     for log in logs:
         errors = [request for request in log.requests if request.status >= 500]
         for error, count in Counter(request.error for request in errors).most_common(3):

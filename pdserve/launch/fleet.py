@@ -134,7 +134,7 @@ class Fleet:
         link.send(Start(process=process, token=self.state.token, secrets=values, cpu_share=share))
 
     async def stop(self, name: str, grace: float | None = None) -> None:
-        """Stops one process tree and returns when it is gone (or its agent is). A stop that somebody else has ordered
+        """Stops one process tree and returns when it is gone (or its agent is). A stop that was ordered elsewhere
         is waited for; only a shorter grace is an order of its own."""
         process = self.plan.process(name)
         state = self.state.processes[name]
@@ -171,7 +171,7 @@ class Fleet:
             await asyncio.gather(proven, over, return_exceptions=True)
 
     def dead_uncleared(self, name: str) -> bool:
-        """True for one that has died, and of which nobody has stopped what is left."""
+        """True for one that has died, and of which what is left was not stopped."""
         return name in self.plan.names() and self.phase_of(name) == "dead" and self.uncleared(name)
 
     async def stop_in_order(self, processes: Iterable[Process]) -> None:

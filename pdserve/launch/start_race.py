@@ -31,7 +31,7 @@ class StartRace:
         self._starting = starting
         self._stop_asked = stop_asked
         self.of_serving: list[Trouble] = []
-        """What has ended it, if that befell a process that served: somebody still has to react to it."""
+        """What has ended it, if that befell a process that served: it is still to be reacted to."""
 
     async def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """One step. Raises StartError or StopRequested if that comes first."""

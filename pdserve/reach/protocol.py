@@ -192,7 +192,7 @@ class Sockets(Message):
 
 
 class Swapped(Message):
-    """Memory of a ready process was written to swap: enough to be seen, or twice what was told before."""
+    """Memory of a ready process was written to swap: enough to be seen, or twice what was reported before."""
 
     event: Literal["swapped"] = "swapped"
     name: str

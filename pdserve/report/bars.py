@@ -52,7 +52,7 @@ def stages_picture(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Pictu
     note = (
         "Seconds that engines and proxy counted, a request. The transfer is from prefill's answer to decode's first"
         " byte, with decode's own queue. The mark is the mean time of a whole request at the client: what is between"
-        " the bar and the mark was counted by nobody."
+        " the bar and the mark was not counted."
     )
     if lacking := [stage for stage in STAGES if not all(stage in bar.parts for bar in bars)]:
         note += f" Not counted everywhere, and missing there: {', '.join(lacking)}."

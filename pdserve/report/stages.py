@@ -26,7 +26,7 @@ def theoretical_hit(result: BenchResult) -> float:
 
 
 def stages(each: Measurement) -> Mapping[str, float]:
-    """Mean seconds a completed request. A stage that nobody counts is missing."""
+    """Mean seconds a completed request. A stage that is not counted is missing."""
     window, done = each.window, each.figures.completed
     if not done:
         return {}

@@ -76,7 +76,7 @@ class Rates(Frozen):
     """For people."""
 
     def into(self, given: Given) -> Given:
-        """Rates that are given hold, and are nobody's estimate."""
+        """Rates that are given hold, and are no estimates."""
         estimated = {
             name: rate
             for name, rate in (("prefill", self.prefill), ("decode", self.decode))

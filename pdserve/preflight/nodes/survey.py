@@ -86,7 +86,7 @@ class _Probe:
         self._reach = reach if candidate.command[:1] == ("docker",) else None
         """The way to the docker that holds it."""
         self._silent = False
-        """Its docker hangs: it can neither be heard nor told to leave."""
+        """Its docker hangs: it can neither be heard nor ordered to leave."""
         self._logged_before = self.log.stat().st_size if self.log.exists() else 0
         """By earlier probes of this run directory, in bytes of the log."""
         argv = [*candidate.command, "-m", "pdserve.preflight.nodes.node_probe"]
