@@ -21,6 +21,8 @@ _PEM = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)", re.DOTALL
 )
 _JWT = re.compile(r"(?:(?<![\w.-])|(?<=\\[nrt]))eyJ[\w-]{8,}+\.eyJ[\w-]{4,}+\.[\w-]*+")
+_URL_TOKEN = re.compile(r"\b(?P<scheme>https?://)[\w.~%+-]{16,}+(?=@[\w\[])")
+"""In place of a user and a password; a shorter one may be a user's name."""
 _SCHEME = re.compile(r"\b(?P<scheme>Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
 
 
@@ -32,6 +34,7 @@ def redacted(text: str, known: Collection[str] = ()) -> str:
     text = _PEM.sub(REMOVED, text)
     text = _JWT.sub(REMOVED, text)
     text = show.without_secrets(_SCHEME.sub(lambda match: f"{match['scheme']} {REMOVED}", text), REMOVED)
+    text = _URL_TOKEN.sub(lambda match: f"{match['scheme']}{REMOVED}", text)
     return without_values(text, REMOVED)
 
 

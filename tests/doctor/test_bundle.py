@@ -138,6 +138,11 @@ HIDDEN = [
     ("--api-key=swordfish1", "--api-key=[removed]"),
     ("password: swordfish1", "password: [removed]"),
     ("https://bob:swordfish1@host/x", "https://[removed]@host/x"),
+    ("git+https://0123456789abcdef0123@host/x.git", "git+https://[removed]@host/x.git"),
+    (
+        "https://operator@host/x ssh://0123456789abcdef0123@host",
+        "https://operator@host/x ssh://0123456789abcdef0123@host",
+    ),
     ("Authorization: Bearer swordfish1", "Authorization: [removed]"),
     ("{'x-api-key': 'swordfish1', 'a': 'b'}", "{'x-api-key': '[removed]', 'a': 'b'}"),
     ("sent Bearer swordfish1234 to it", "sent Bearer [removed] to it"),
