@@ -11,6 +11,10 @@ import struct
 from pdserve.plan.model import Frozen
 
 _SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8912, 0x8913, 0x891B, 0x8921
+_SIOCETHTOOL, _SETTINGS, _DRIVER = 0x8946, 0x1, 0x3
+_SETTINGS_BYTES, _DRIVER_BYTES = 44, 196  # struct ethtool_cmd and ethtool_drvinfo of linux/ethtool.h
+_NO_LINK = frozenset({"veth", "tun"})
+"""Drivers that have no link, and state 10 Gbit/s for it."""
 _UP_AND_RUNNING = 0x1 | 0x40
 _IFREQ = struct.Struct("16s16s8x")  # struct ifreq: a name and a union of 24 bytes
 _SOCKADDR = struct.Struct("=HH4s8x")
@@ -82,6 +86,28 @@ def mtu(name: str) -> int | None:
             return None
     size: int = struct.unpack_from("=i", answer, 16)[0]
     return size
+
+
+def speed(name: str) -> float | None:
+    """10^9 bits a second that the link of an interface has been set to; None: it has none, or is not known."""
+    driver, settings = _ethtool(name, _DRIVER, _DRIVER_BYTES), _ethtool(name, _SETTINGS, _SETTINGS_BYTES)
+    if settings is None or (driver is not None and driver[4:36].rstrip(b"\0").decode() in _NO_LINK):
+        return None
+    low, high = (struct.unpack_from("=H", settings, at)[0] for at in (12, 28))
+    megabits: int = low | high << 16
+    return megabits / 1000 if 0 < megabits < 0xFFFF or 0xFFFF < megabits < 0xFFFFFFFF else None
+
+
+def _ethtool(name: str, command: int, size: int) -> bytes | None:
+    """The kernel's answer; None: the interface is gone, or its driver has none."""
+    answer = array.array("B", struct.pack("=I", command).ljust(size, b"\0"))
+    pointer, _ = answer.buffer_info()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            fcntl.ioctl(asking, _SIOCETHTOOL, struct.pack("16sP16x", name.encode(), pointer))
+        except OSError:
+            return None
+    return answer.tobytes()
 
 
 def route_source(target: str) -> str | None:

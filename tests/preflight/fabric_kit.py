@@ -31,8 +31,9 @@ def path(source: str = "a", target: str = "b", protocol: str = "tcp", *, on_devi
     return FabricPath(source=next(ends), target=next(ends), reads=protocol == "ucx")
 
 
-def receiver(mtu: int = 1500) -> WaitingEnd:
-    return WaitingEnd(session_port=15002, pointer=1, ports=(15002, 15075), link=Link(name="eth0", mtu=mtu))
+def receiver(mtu: int = 1500, gbps: float | None = None) -> WaitingEnd:
+    link = Link(name="eth0", mtu=mtu, gbps=gbps)
+    return WaitingEnd(session_port=15002, pointer=1, ports=(15002, 15075), link=link)
 
 
 def wrote(size: int, seconds: float, **more: object) -> Sent:

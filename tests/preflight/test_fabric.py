@@ -369,6 +369,30 @@ def test_a_choice_of_ucx_without_device_memory_is_the_cause() -> None:
     assert str(finding.fix).startswith("add cuda_copy to UCX_TLS in engine.env")
 
 
+@pytest.mark.parametrize(
+    ("protocol", "sender", "receives", "shown", "status"),
+    [
+        ("tcp", 25.0, 100.0, "3 Gbit/s of 25 (", "ok"),
+        ("tcp", 100.0, 40.0, "3 Gbit/s of 40 (", "warning"),
+        ("ucx", 40.0, 40.0, "3 Gbit/s of 40 (", "warning"),
+        ("rdma", 5.0, 5.0, "3 Gbit/s of 5 (", "ok"),
+        ("rdma", 25.0, 25.0, "3 Gbit/s of 25 (", "warning"),
+        ("tcp", None, 100.0, "3 Gbit/s (", "ok"),
+    ],
+)
+def test_the_rate_stands_beside_what_the_slower_end_should_give(
+    protocol: str, sender: float | None, receives: float, shown: str, status: str
+) -> None:
+    """Over TCP a tenth is enough, as one sender does not fill a fast link."""
+    sent = wrote(3 * 10**9 // 8, 1.0, link=Link(name="eth9", mtu=1500, gbps=sender))
+    [finding] = judge_path(path(protocol=protocol), receiver(gbps=receives), sent, min_gbps=None)
+    assert finding.status == status
+    assert finding.value.startswith(f"a -> b: {shown}")
+    assert (status == "warning") == ("fabric.min_gbps" in str(finding.fix))
+    [wished] = judge_path(path(protocol=protocol), receiver(gbps=receives), sent, min_gbps=1)
+    assert wished.status == "ok"
+
+
 def test_a_transfer_of_less_than_a_millisecond_has_its_figure() -> None:
     [finding] = judged(wrote(64 * MIB, 0.00031))
     assert "(64 MiB in 0.31 ms)" in finding.value

@@ -61,6 +61,20 @@ def test_every_address_has_its_own_mask_and_state() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(("driverless", "expected"), [(("veth", "tun"), None), ((), 10.0)])
+def test_the_speed_of_a_link_is_what_its_driver_states_but_not_of_one_without_a_link(
+    driverless: tuple[str, ...], expected: float | None
+) -> None:
+    """veth states 10 Gbit/s, whatever it gives; no other driver that states anything can be had without an adapter."""
+    output = in_namespace(
+        f"import json; from pdserve.preflight import interfaces as here; here._NO_LINK = {driverless!r};"
+        "print(json.dumps([here.speed(name) for name in ('net0', 'lo', 'gone')]))",
+        network=["link add net0 type veth peer name peer0", "link set net0 up", "link set peer0 up"],
+    )
+    assert output == [expected, None, None]
+
+
+@pytest.mark.process
 def test_more_addresses_than_the_first_question_has_room_for() -> None:
     output = in_namespace(
         "import json; from pdserve.preflight.interfaces import interfaces; print(json.dumps(len(interfaces())))",

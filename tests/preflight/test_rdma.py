@@ -10,7 +10,7 @@ import pytest
 
 from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.rdma import find_peer_memory, find_rdma
+from pdserve.preflight.rdma import fastest, find_peer_memory, find_rdma
 from tests.plan import kit
 from tests.preflight.kit import here
 from tests.preflight.recorded import INFINIBAND, INFINIBAND_DOWN
@@ -89,6 +89,13 @@ def test_all_links_up(tmp_path: Path) -> None:
     finding = find(tmp_path)
     assert finding.status == "ok"
     assert "mlx4_0 port 2: 4: ACTIVE, 40 Gb/sec (4X QDR)" in finding.value
+
+
+@pytest.mark.parametrize(("names", "gbps"), [([], 100.0), (["mlx4_0"], 40.0), (["mlx4_0:1"], 40.0), (["mlx5_9"], None)])
+def test_what_the_fastest_active_port_should_give(tmp_path: Path, names: list[str], gbps: float | None) -> None:
+    find(tmp_path)
+    assert fastest(names, tmp_path / "infiniband") == gbps
+    assert fastest(names, tmp_path / "nothing") is None
 
 
 def test_no_device(tmp_path: Path) -> None:

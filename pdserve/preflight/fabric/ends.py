@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.plan.frozen import Frozen
+from pdserve.preflight import rdma
 from pdserve.preflight.fabric import transfer_program
 from pdserve.preflight.fabric.paths import End
 from pdserve.preflight.fabric.paths import Path as FabricPath
-from pdserve.preflight.interfaces import interfaces, mtu, route_source
+from pdserve.preflight.interfaces import interfaces, mtu, route_source, speed
 from pdserve.preflight.nodes.cross_node import CrossNodePort
 from pdserve.preflight.nodes.reachability import Tried, try_all
 from pdserve.system import procfs
@@ -48,6 +49,8 @@ class Link(Frozen):
 
     name: str
     mtu: int | None
+    gbps: float | None = None
+    """10^9 bits a second that it should give: of the interface, or of the RDMA port. None: not known."""
 
 
 class WaitingEnd(Frozen):
@@ -103,7 +106,7 @@ class Waiting:
             return answer
         address = self._end.address
         ports = tuple(sorted(procfs.listening_ports([self._popen.pid], at=address)))
-        return WaitingEnd.model_validate({**answer, "ports": ports, "link": _link(address)})
+        return WaitingEnd.model_validate({**answer, "ports": ports, "link": _link(self._end)})
 
     def _line(self) -> str:
         """Its answer; empty when it ended or was too late."""
@@ -128,7 +131,7 @@ def send(path: FabricPath, to: WaitingEnd, python: str | None) -> Sent:
     """One transfer of this node with another. First the ports that the other end listens on: where a firewall drops
     packets, the engine would wait for half a minute."""
     here, there = path.caller, path.waiting
-    link, leaves_by = _link(here.address), route_source(there.address)
+    link, leaves_by = _link(here), route_source(there.address)
     tried = asyncio.run(_connect(path, to))
     unreachable = tuple(
         (attempt.target.port, attempt.problem, attempt.cause or "unknown") for attempt in tried if attempt.problem
@@ -195,11 +198,19 @@ def _parsed(line: str, output: tuple[str, ...]) -> dict[str, Any] | EndFailure:
     return parsed
 
 
-def _link(address: str) -> Link | None:
+def _link(end: End) -> Link | None:
     for interface in interfaces():
-        if interface.address == address:
-            return Link(name=interface.name, mtu=mtu(interface.name))
+        if interface.address == end.address:
+            return Link(name=interface.name, mtu=mtu(interface.name), gbps=_link_gbps(end, interface.name))
     return None
+
+
+def _link_gbps(end: End, interface: str) -> float | None:
+    """UCX may take an RDMA device where there is one."""
+    port = None if end.protocol == "tcp" else rdma.fastest([name for name in end.devices.split(",") if name])
+    if end.protocol == "rdma":
+        return port
+    return speed(interface) if port is None else None
 
 
 def _tail(log: Path) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from pdserve.preflight.fabric.paths import End, Path
 from pdserve.preflight.finding import ALL_NODES, Finding, Status
 
 _MIB = 1 << 20
+_LEAST_SHARE = {"rdma": 0.5, "tcp": 0.1, "ucx": 0.1}
+"""Of what the link should give: one sender over TCP does not fill a fast one."""
 _NO_DEVICE_TRANSPORT = "does not enable CUDA memory support"
 """NIXL 1.5.1, on a machine with a device of NVIDIA."""
 _NETWORK = "network: {interface: NAME} or {cidr: A.B.C.D/N}"
@@ -79,17 +81,28 @@ def gbps(sent: Sent) -> float:
 def _rate(path: Path, to: WaitingEnd, sent: Sent, need: str, min_gbps: float | None) -> Finding:
     size, seconds = sent.timings[-1]
     small, small_seconds = sent.timings[0]
-    rate = gbps(sent)
+    rate, nominal = gbps(sent), _nominal(to.link, sent.link)
     value = (
-        f"{path}: {rate:.3g} Gbit/s ({size / _MIB:.3g} MiB in {seconds * 1000:.3g} ms), {small >> 10} KiB in "
+        f"{path}: {rate:.3g} Gbit/s{'' if nominal is None else f' of {nominal:g}'} "
+        f"({size / _MIB:.3g} MiB in {seconds * 1000:.3g} ms), {small >> 10} KiB in "
         f"{small_seconds * 1000:.1f} ms, connected in {sent.connect_seconds * 1000:.1f} ms; "
         f"{' -> '.join(map(_shown, (to.link, sent.link) if path.reads else (sent.link, to.link)))}"
     )
-    if min_gbps is None or rate >= min_gbps:
-        return _of_path(path, "ok", value, need)
     cause = "likely cause: a slow or shared link, or an interface that is not the fast one"
     if path.source.protocol != "rdma":
         cause += "; one connection over TCP may be slower than the link"
+    if min_gbps is None and nominal is not None and rate < nominal * _LEAST_SHARE[path.source.protocol]:
+        return _of_path(
+            path,
+            "warning",
+            value,
+            f"{need}, at about the {nominal:g} Gbit/s of its link",
+            "look at the error counters of both interfaces (ip -s link) and at what else uses the link; set "
+            "fabric.min_gbps to what is enough here",
+            (cause,),
+        )
+    if min_gbps is None or rate >= min_gbps:
+        return _of_path(path, "ok", value, need)
     return _of_path(
         path,
         "failed",
@@ -229,6 +242,12 @@ def _is_unverified(end: End) -> bool:
 
 def _shown(link: Link | None) -> str:
     return "an unknown interface" if link is None else f"{link.name} (MTU {link.mtu})"
+
+
+def _nominal(*links: Link | None) -> float | None:
+    """What the slower end should give; None: it is not known of both."""
+    known = [link.gbps for link in links if link is not None and link.gbps is not None]
+    return min(known) if len(known) == len(links) else None
 
 
 def _of_path(
