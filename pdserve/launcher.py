@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, assert_never
@@ -152,9 +152,10 @@ class Launcher:
             planned = sorted(self._fleet.plan.processes, key=lambda process: process.start_stage)
             for _, group in groupby(planned, key=lambda process: process.start_stage):
                 names = [process.name for process in group]
-                for name in names:
-                    if any(process.name == name for process in processes):
-                        self._fleet.start(name)
+                starting = [name for name in names if any(process.name == name for process in processes)]
+                await race.run(self._stopped(starting))
+                for name in starting:
+                    self._fleet.start(name)
                 await race.run(self._fleet.until(lambda names=names: all(map(self._is_up, names))))  # type: ignore[misc]
                 if any(self._fleet.plan.process(name).fetches_weights for name in names):
                     await race.run(self._proofs.same_weights())
@@ -177,6 +178,10 @@ class Launcher:
             return failure
         self._recovery.take_over(())
         return None
+
+    async def _stopped(self, names: Iterable[str]) -> None:
+        """What still runs and is to start anew has served until now: vllm-router, beside prefills that were started."""
+        await asyncio.gather(*(self._fleet.stop(name) for name in names if self._fleet.phase_of(name) in LIVING))
 
     def _is_up(self, name: str) -> bool:
         """Healthy; an engine that is only held for its cache server counts, because that is proven next."""
@@ -353,7 +358,8 @@ class Launcher:
         await self._recovery.settle()  # not before the refusals: a refused request must leave recoveries alone
         gone = [name for name in changes.gone if self._fleet.phase_of(name) != "stopped"]
         # What a recovery was stopping, or a failed start has left, may still hold its port and devices.
-        left = [name for name in changes.starting if name in old and self._fleet.uncleared(name)]
+        dead = [name for name in changes.starting if name in old and self._fleet.phase_of(name) not in LIVING]
+        left = [name for name in dead if self._fleet.uncleared(name)]
         await self._fleet.stop_in_order([old[name] for name in dict.fromkeys((*gone, *changes.replaced, *left))])
         self._record.keep()
         self._fleet.adopt(request.plan)

@@ -56,6 +56,24 @@ def test_nothing_is_started_of_what_runs_as_it_should(tmp_path: Path) -> None:
         assert seen.ports[node] == ports(plan, *there)
 
 
+@pytest.mark.parametrize(
+    ("kind", "dead", "starting"),
+    [
+        ("vllm-router", "prefill-0", ("prefill-0", "proxy")),
+        ("vllm-router", "decode-0", ("decode-0",)),
+        ("pdserve", "prefill-0", ("prefill-0",)),
+    ],
+)
+def test_vllm_router_is_started_anew_after_a_prefill_and_serves_until_then(
+    tmp_path: Path, kind: str, dead: str, starting: tuple[str, ...]
+) -> None:
+    moved = {"connector": kit.MOONCAKE}
+    plan = kit.plan(kit.recipe({"proxy": {"kind": kind}, "prefill": moved, "decode": moved}), *NODES)
+    phases: dict[str, ProcessPhase] = {dead.replace("-", "_"): "dead"}
+    seen = recorded_change(running(tmp_path, plan, **phases), plan)
+    assert (seen.starting, seen.replaced) == (starting, ())
+
+
 @pytest.mark.parametrize("phase", ["dead", "stopped", "pending", "draining"])
 def test_what_does_not_run_is_started_and_its_ports_are_nobodys(tmp_path: Path, phase: ProcessPhase) -> None:
     plan = planned()

@@ -17,9 +17,10 @@ class Change:
     """From the plan that runs to another one. Names of processes, in the order of their plan."""
 
     starting: tuple[str, ...]
-    """Do not run, or run with another command or environment, or follow a command of the setup that does."""
+    """Do not run, or run with another command or environment, or follow a command of the setup that does; and
+    vllm-router, where a prefill is among them."""
     replaced: tuple[str, ...]
-    """Those of them that run: what they hold is given back before they are started."""
+    """Those of them that run and are to be another process: what they hold is given back before anything is started."""
     gone: tuple[str, ...]
     """Only in the plan that runs."""
     ports: Mapping[str, frozenset[int]]
@@ -40,7 +41,8 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
     changed |= _after_setup(new, changed)
     # A process of an instance meets the others while all of them start, and never again.
     changed |= {process.name for name in changed for process in new.instance_of(name)}
-    starting = tuple(process.name for process in new.processes if process.name in changed)
+    late = _router(new, changed)
+    starting = tuple(process.name for process in new.processes if process.name in changed | late)
     planned = {process.name for process in new.processes}
     ports = {
         node.name: frozenset(
@@ -50,13 +52,22 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
     }
     return Change(
         starting=starting,
-        replaced=tuple(name for name in starting if name in living),
+        replaced=tuple(name for name in starting if name in living and name not in late),
         gone=tuple(name for name in old if name not in planned),
         ports=ports,
         stays=_not_undone(
             process.name for process in running.processes if process.is_setup and process.name not in planned
         ),
     )
+
+
+def _router(new: Plan, changed: Collection[str]) -> set[str]:
+    """vllm-router, which reads the engine ids of prefills when it starts and never again. It serves by what has stayed
+    until the new ones are ready."""
+    new_ids = any(worker.name in changed and worker.bootstrap_url is not None for worker in new.proxy.workers)
+    if new.proxy_kind != "vllm-router" or not new_ids:
+        return set()
+    return {process.name for process in new.processes if process.is_proxy} - set(changed)
 
 
 def _not_undone(setup: Iterable[str]) -> str:

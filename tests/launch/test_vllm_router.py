@@ -128,6 +128,23 @@ def test_a_restarted_decode_is_found_by_its_url(router: Deployment) -> None:
     assert router.id_of("proxy") == before
 
 
+def test_after_a_prefill_that_up_has_started_it_is_restarted_too(tmp_path: Path, pdserve_home: Path) -> None:
+    """It serves by the other one until then."""
+    file = behind_router(tmp_path, prefill__instances=2)
+    with up(file, pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        router = deployment.id_of("proxy")
+        deployment.send_signal("prefill-0", signal.SIGKILL)
+        deployment.wait_for("died", name="prefill-0")
+        code, output = pdserve("up", file)
+        assert code == 0, output
+        assert "started prefill-0, proxy; ready" in output
+        order = [event["name"] for event in deployment.events() if event["event"] in ("ready", "stopped")]
+        assert order[-3:] == ["prefill-0", "proxy", "proxy"]
+        assert deployment.id_of("proxy") != router
+        assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
+
+
 def test_an_engine_that_dies_is_no_fault_of_the_router(tmp_path: Path, pdserve_home: Path) -> None:
     with up(behind_router(tmp_path, decode__instances=2), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
