@@ -47,6 +47,9 @@ def test_a_place_is_due_when_its_pause_is_over_and_until_it_is_filled() -> None:
     assert (pauses.due(), pauses.left()) == ([3], 0)
     pauses.begun(3)
     assert (pauses.due(), pauses.left()) == ([], None)
+    pauses.ended(3)
+    pauses.forget()
+    assert (pauses.due(), pauses.left()) == ([], None)
 
 
 def test_one_that_an_earlier_program_had_started_has_lived_long() -> None:

@@ -40,6 +40,10 @@ class Pauses:
         """Places whose pause is over."""
         return [index for index, until in self._until.items() if until <= self._clock()]
 
+    def forget(self) -> None:
+        """No place waits any more."""
+        self._until.clear()
+
     def left(self) -> float | None:
         """Seconds until a place is due; None: there is none."""
         return max(0.0, min(self._until.values()) - self._clock()) if self._until else None

@@ -412,6 +412,7 @@ class Processes:
     def _keep_old(self) -> None:
         """They are what serves, as if there had been no restart; those that died meanwhile are replaced."""
         self.rolling = False
+        self._pauses.forget()  # of new members; an old one has their place
         self.config.go_back()
         for child in self._children.values():
             child.old = False

@@ -10,8 +10,8 @@ from pdserve.preflight.fabric.paths import End, Path
 from pdserve.preflight.finding import ALL_NODES, Finding, Status
 
 _MIB = 1 << 20
-_LEAST_SHARE = {"rdma": 0.5, "tcp": 0.1, "ucx": 0.1}
-"""Of what the link should give: one sender over TCP does not fill a fast one."""
+_LEAST_SHARE = 0.1
+"""Of what the link should give: one sender does not fill a fast one."""
 _NO_DEVICE_TRANSPORT = "does not enable CUDA memory support"
 """NIXL 1.5.1, on a machine with a device of NVIDIA."""
 _NETWORK = "network: {interface: NAME} or {cidr: A.B.C.D/N}"
@@ -91,7 +91,7 @@ def _rate(path: Path, to: WaitingEnd, sent: Sent, need: str, min_gbps: float | N
     cause = "likely cause: a slow or shared link, or an interface that is not the fast one"
     if path.source.protocol != "rdma":
         cause += "; one connection over TCP may be slower than the link"
-    if min_gbps is None and nominal is not None and rate < nominal * _LEAST_SHARE[path.source.protocol]:
+    if min_gbps is None and nominal is not None and rate < nominal * _LEAST_SHARE:
         return _of_path(
             path,
             "warning",
