@@ -41,7 +41,8 @@ def test_what_is_reloaded_attended_to_and_stored_is_right_in_every_byte() -> Non
     assert len(workloads) == WORKLOADS
     assert all(workload["reloads"] > 0 and workload["loaded"] > 0 for workload in workloads)
     assert sum(workload["inside a chunk"] for workload in workloads) > 5
-    assert [workload["locked"] for workload in workloads] == [0] * WORKLOADS
+    for when in ("locked while it lived", "locked"):
+        assert [workload[when] for workload in workloads] == [0] * WORKLOADS, when
 
 
 def test_a_hit_is_what_every_rank_has_stored() -> None:

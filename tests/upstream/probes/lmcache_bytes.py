@@ -42,6 +42,7 @@ class Engine:
             },
         }
         self.mark = mark
+        self._at = at
         self.lab = Lab(num_blocks=num_blocks, max_num_batched_tokens=256, connector=connector)
         self.kv = {
             f"layer.{index}": torch.zeros(num_blocks, BLOCK, HEADS, SIZE, dtype=torch.float32)
@@ -58,9 +59,12 @@ class Engine:
         self.loaded = 0
         self._ended: set[str] = set()
 
-    def close(self) -> None:
+    def close(self) -> int:
+        """Ends it. Returns the locks that were left while it lived."""
+        locked = self._at.settled("read_locked_count", 0)
         self.worker.shutdown()
         self.lab.connector.shutdown()
+        return locked
 
     def run(self) -> None:
         # As an engine does, which steps while locks of lookups that came too late are to be given back.
@@ -178,7 +182,7 @@ def workload(at: Server, seed: int) -> dict[str, Any]:
     dice = random.Random(seed)
     stems = [[dice.randrange(1000) for _ in range(640)] for _ in range(3)]
     local: list[int] = []
-    loaded = 0
+    loaded = locked = 0
     for mark in range(3):
         cap = dice.choice([0, 64, 128, 256])
         extra = {"pdserve.max_tokens_per_load": cap, "pdserve.min_load_tokens": min(cap, dice.choice([0, 64]))}
@@ -190,13 +194,14 @@ def workload(at: Server, seed: int) -> dict[str, Any]:
             for _ in range(dice.choice([0, 2, 8])):
                 engine.step()
         engine.run()
-        engine.close()
+        locked += engine.close()
         local += engine.local_at_load
         loaded += engine.loaded
     return {
         "reloads": len(local),
         "inside a chunk": sum(tokens % CHUNK != 0 for tokens in local),
         "loaded": loaded,
+        "locked while it lived": locked,
         "locked": at.settled("read_locked_count", 0),
     }
 
