@@ -358,8 +358,8 @@ class Launcher:
         await self._recovery.settle()  # not before the refusals: a refused request must leave recoveries alone
         gone = [name for name in changes.gone if self._fleet.phase_of(name) != "stopped"]
         # What a recovery was stopping, or a failed start has left, may still hold its port and devices.
-        dead = [name for name in changes.starting if name in old and self._fleet.phase_of(name) not in LIVING]
-        left = [name for name in dead if self._fleet.uncleared(name)]
+        idle = [name for name in changes.starting if name in old and self._fleet.phase_of(name) not in LIVING]
+        left = [name for name in idle if self._fleet.uncleared(name)]
         await self._fleet.stop_in_order([old[name] for name in dict.fromkeys((*gone, *changes.replaced, *left))])
         self._record.keep()
         self._fleet.adopt(request.plan)

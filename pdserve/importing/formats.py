@@ -16,7 +16,7 @@ from pdserve.importing.recipe_draft import draft
 from pdserve.importing.shell import script
 from pdserve.importing.srt import recipe
 from pdserve.importing.srt.benchmark import read_benchmark
-from pdserve.importing.srt.variants import has_several, said_otherwise, variants
+from pdserve.importing.srt.variants import has_several, unlike_srtctl, variants
 from pdserve.importing.sweep_draft import ImportedVariant, SweepDraft, sweep_draft
 from pdserve.importing.yaml_tree import Tree, read
 
@@ -106,7 +106,7 @@ def imported_sweep(text: str, file: str, lines: LineReader = BY_LIST) -> SweepDr
     if tree.has("base") and len(trees) > 1:
         trees = {name: variant for name, variant in trees.items() if name.partition(":")[0] != "base"}
     made: list[ImportedVariant] = []
-    notes = list(said_otherwise(tree))
+    notes = list(unlike_srtctl(tree))
     refused: RecipeError | None = None
     for name, variant in trees.items():
         try:

@@ -282,7 +282,7 @@ class Recovery:
         """To routing, once it is proven."""
         self._instances.release(name, UNPROVEN)
         self._instances.release(name, _TO_BE_RESTARTED)
-        if any(worker.name == name and worker.bootstrap_url is not None for worker in self._fleet.plan.proxy.workers):
+        if self._fleet.plan.gives_router_new_ids({name}):
             self._router_is_stale = True
         self._renew_router()
 

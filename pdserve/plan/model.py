@@ -5,6 +5,7 @@ Plain frozen models, JSON both ways. Nothing here, and nothing in this package, 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 from pydantic import Field
@@ -104,6 +105,11 @@ class Plan(Frozen):
             if process.name == name:
                 return process
         raise KeyError(name)
+
+    def gives_router_new_ids(self, started: Collection[str]) -> bool:
+        """vllm-router reads the engine ids of prefills when it starts, and never again."""
+        ids = (worker.name for worker in self.proxy.workers if worker.bootstrap_url is not None)
+        return self.proxy_kind == "vllm-router" and not set(started).isdisjoint(ids)
 
     @property
     def logs(self) -> Logs:

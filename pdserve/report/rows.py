@@ -12,7 +12,7 @@ from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import StateError
 from pdserve.report.attempts import own, point_of
-from pdserve.report.sources import ReportedResult, told_apart
+from pdserve.report.sources import ReportedResult, distinct
 from pdserve.report.stages import theoretical_hit
 from pdserve.report.timeline import MeasuredSpan, Timeline, timeline
 from pdserve.run import history
@@ -78,7 +78,7 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
     results: list[tuple[str, BenchResult]] = []
     rows: list[ReportRow] = []
     runs: list[KeptRun] = []
-    for source in told_apart([source for folder in folders for source in _sources(folder)]):
+    for source in distinct([source for folder in folders for source in _sources(folder)]):
         if source.run_id is not None and source.events is not None:
             runs.append(KeptRun(source.run_id, source.events, source.series))
         if source.result is not None:

@@ -51,7 +51,7 @@ class ReportedResult:
         return f"recipe {_digest(self.result.provenance.recipe)}"
 
 
-def told_apart(sources: Sequence[ReportedResult]) -> list[ReportedResult]:
+def distinct(sources: Sequence[ReportedResult]) -> list[ReportedResult]:
     """With more in the name of each series that has the same load twice, or several recipes in a folder: the folder,
     the recipe, then the point."""
     common = os.path.commonpath([source.folder.absolute() for source in sources]) if sources else ""

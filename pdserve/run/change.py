@@ -62,10 +62,8 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
 
 
 def _router(new: Plan, changed: Collection[str]) -> set[str]:
-    """vllm-router, which reads the engine ids of prefills when it starts and never again. It serves by what has stayed
-    until the new ones are ready."""
-    new_ids = any(worker.name in changed and worker.bootstrap_url is not None for worker in new.proxy.workers)
-    if new.proxy_kind != "vllm-router" or not new_ids:
+    """vllm-router, where it lacks ids of what is started. It serves by what has stayed until that is ready."""
+    if not new.gives_router_new_ids(changed):
         return set()
     return {process.name for process in new.processes if process.is_proxy} - set(changed)
 

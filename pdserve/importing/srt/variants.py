@@ -31,7 +31,7 @@ def has_several(tree: Tree) -> bool:
     return tree.has("base") or isinstance(tree.get("sweep"), dict)
 
 
-def said_otherwise(tree: Tree) -> Iterator[Note]:
+def unlike_srtctl(tree: Tree) -> Iterator[Note]:
     """What srtctl does with the sections of variants, and a sweep of pdserve does not."""
     top = tree.get("base") if tree.has("base") else tree.data
     sweep = top.get("sweep") if isinstance(top, dict) else None

@@ -174,8 +174,8 @@ class Writes:
             worker._push_finished_blocks.pop(name, None)
         self._owed[base] = (message.request_id, message.sender)
 
-    def answer(self, say: Callable[[PushPeer, str], Future[Any] | None]) -> None:
-        """Tells each decode that is owed an answer, as soon as it is true. `say` sends it, or returns what it waits
+    def answer(self, send: Callable[[PushPeer, str], Future[Any] | None]) -> None:
+        """Answers each decode that is owed it, as soon as the answer is true. `send` sends it, or returns what it waits
         for."""
         while self._failed:
             request_id, peer = self._failed.popleft()
@@ -198,7 +198,7 @@ class Writes:
                 if handshake.exception() is not None:
                     # Decode is gone, or asks again.
                     continue
-            pending = say(peer, request_id)
+            pending = send(peer, request_id)
             if pending is None:
                 effects.count(NAME, ANSWERED)
             else:

@@ -56,14 +56,14 @@ class PushHalf:
 
     def _ask(self, prefill: PushPeer, decode_engine: PushPeer, request_id: str) -> Any:
         message = PushWord("withdraw", request_id, decode_engine, self._worker.tp_rank)
-        return self._say(message, prefill, notif_agents_only=True)
+        return self._send(message, prefill, notif_agents_only=True)
 
     def _answer(self, decode_engine: PushPeer, request_id: str) -> Any:
         # Decode knows where prefill is: the engine id says which life of it answers.
         message = PushWord("clear", request_id, PushPeer(self._worker.engine_id, "", 0, 1), self._worker.tp_rank)
-        return self._say(message, decode_engine, notif_agents_only=False)
+        return self._send(message, decode_engine, notif_agents_only=False)
 
-    def _say(self, message: PushWord, peer: PushPeer, *, notif_agents_only: bool) -> Any:
+    def _send(self, message: PushWord, peer: PushPeer, *, notif_agents_only: bool) -> Any:
         """None: it is sent, as far as this engine can tell. Else what it waits for."""
         worker = self._worker
         pending = worker._ensure_handshake(
