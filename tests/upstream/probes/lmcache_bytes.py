@@ -60,7 +60,11 @@ class Engine:
         self._ended: set[str] = set()
 
     def close(self) -> int:
-        """Ends it. Returns the locks that were left while it lived."""
+        """Ends it once it has no lock left. Returns the locks that it kept all the same.
+
+        Not before: LMCache handles UNREGISTER at once and FREE_LOOKUP_LOCKS in a thread, where it fails when it comes
+        after the last engine of the model has gone (lmcache 0.5.6, engine_context.py: find_attn_desc raises).
+        """
         locked = self._at.settled("read_locked_count", 0)
         self.worker.shutdown()
         self.lab.connector.shutdown()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -120,10 +120,14 @@ def no_descriptors() -> dict[str, Any] | None:
     decode.lab.abort("d0")
     looks = ("mooncake-sends", sockets.OUT_OF_SOCKETS)
     seen = effects.totals().get(looks, 0)
-    with exhausted():
+    with exhausted() as take:
+
+        def without_any(condition: Callable[[], bool]) -> Callable[[], bool]:
+            return lambda: take() or condition()
+
         decode.decode("d", "t", prompt(), prefill)
-        ended = until(lambda: decode.lab.status("d") == "GONE", decode, seconds=SHORT)
-        until(lambda: effects.totals().get(looks, 0) > seen, decode, seconds=LONG)
+        ended = until(without_any(lambda: decode.lab.status("d") == "GONE"), decode, seconds=SHORT)
+        until(without_any(lambda: effects.totals().get(looks, 0) > seen), decode, seconds=LONG)
     tokens = prompt()
     prefill.prefill("p2", "t2", tokens)
     decode.decode("d2", "t2", tokens, prefill)
@@ -153,20 +157,26 @@ def descriptors() -> int:
 
 
 @contextmanager
-def exhausted() -> Iterator[None]:
-    """No descriptor can be had in this process."""
+def exhausted() -> Iterator[Callable[[], bool]]:
+    """No descriptor can be had in this process.
+
+    Yields what takes those that threads of earlier scenarios have closed since. It returns False.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (max(int(entry.name) for entry in Path("/proc/self/fd").iterdir()) + 2, hard)
     )
-    taken = []
-    try:
-        while True:
-            try:
+    taken: list[int] = []
+
+    def take() -> bool:
+        with suppress(OSError):
+            while True:
                 taken.append(os.dup(0))
-            except OSError:
-                break
-        yield
+        return False
+
+    try:
+        take()
+        yield take
     finally:
         for number in taken:
             os.close(number)
