@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.recipe.load import yaml12
 from tests.importing.kit import NIXL, SCHEMA_2, notes, read, refused, whole
 
 STORE_CHILD = '{"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": %s}'
@@ -205,6 +206,15 @@ REPLACED = [
     ("    workers: 4\n", "    workers: 4\n    engine: vllm\n"),
 ]
 
+AGGREGATED = """\
+roles:
+  agg:
+    nodes: 1
+    workers: 1
+    gpus: 4
+    args: {tensor-parallel-size: 4}
+"""
+
 
 @pytest.mark.parametrize(("old", "new"), REPLACED)
 def test_what_pdserve_decides_itself_is_no_loss(old: str, new: str) -> None:
@@ -219,11 +229,26 @@ def test_an_engine_of_each_role_is_read_where_all_are_vllm(tmp_path: Path) -> No
     assert "the engine is sglang" in refused(mixed).what
 
 
-@pytest.mark.parametrize("connector", ["moriio", "kvbm"])
-def test_a_connector_whose_mapping_srtctl_makes_at_the_start_is_refused_by_its_name(connector: str) -> None:
-    error = refused(VARIANTS.replace("connector: nixl", f"connector: {connector}"), "override_small")
-    assert error.what == f"the connector {connector} is not known"
+def test_a_connector_whose_mapping_srtctl_makes_at_the_start_is_refused_by_its_name() -> None:
+    error = refused(VARIANTS.replace("connector: nixl", "connector: kvbm"), "override_small")
+    assert error.what == "the connector kvbm of role prefill is not known"
     assert "kv-transfer-config" in str(error.todo)
+
+
+def test_moriio_by_its_name_is_its_section_in_both_roles(tmp_path: Path) -> None:
+    """As srtctl makes it: decode reads, and prefill is the producer. What it needs accepted stays for the user."""
+    variants = VARIANTS.replace("connector: nixl", "connector: moriio").replace("gb300", "mi355x")
+    recipe = whole(variants, tmp_path, "override_small")
+    document = yaml12.parse(recipe.text, "recipe.yaml").data
+    assert document["prefill"]["connector"] == document["decode"]["connector"] == {"kind": "moriio"}
+    asked = [note.why for note in recipe.draft.notes if note.effect == "confirm" and "accept_unsafe_aborts" in note.why]
+    assert len(asked) == 2
+
+
+def test_moriio_by_its_name_is_refused_for_an_aggregated_role() -> None:
+    """srtctl refuses it too."""
+    error = refused(AGENTS[: AGENTS.index("roles:")].replace("connector: null", "connector: moriio") + AGGREGATED)
+    assert error.what == "the connector moriio of role aggregated is not known"
 
 
 def test_a_base_without_roles_is_no_deployment(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pdserve.importing.launch import EngineLaunch, Launch, Sourced
 from pdserve.importing.named_versions import frameworks
 from pdserve.importing.srt import dynamo, services
 from pdserve.importing.srt.job import read_job
+from pdserve.importing.srt.shorthands import NAMES, transfer_config
 from pdserve.importing.tracked_tree import TrackedTree, whole
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path
@@ -31,11 +32,6 @@ _ROLES: Mapping[EngineRole, tuple[str, str]] = {
     "aggregated": ("agg", "aggregated"),
 }
 """Our role -> its name in `resources` and `roles`, and in `backend`."""
-_SHORTHANDS = {
-    "nixl": {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
-    "lmcache": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"},
-    "lmcache-mp": {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"},
-}
 _PLACED = "pdserve places instances on devices in order, and fills a node first"
 
 
@@ -217,16 +213,16 @@ def _transfer(
         return given
     if connector is None:
         nixl = unset and role != "aggregated"
-        return Sourced(_SHORTHANDS["nixl"], "srt-slurm's default connector", 0) if nixl else None
+        return Sourced(transfer_config("nixl", role), "srt-slurm's default connector", 0) if nixl else None
     text = connector.value
     if isinstance(text, str) and text.lower() in ("none", "null"):
         return None
-    known = _SHORTHANDS.get(text.lower()) if isinstance(text, str) else None
+    known = transfer_config(text, role) if isinstance(text, str) else None
     if known is None and isinstance(text, str) and text.isidentifier():
         raise RecipeError(
-            f"the connector {text} is not known",
+            f"the connector {text} of role {role} is not known",
             where=f"{file}:{connector.line}",
-            cause=f"srtctl makes its mapping at the start; known are {', '.join(_SHORTHANDS)}",
+            cause=f"srtctl makes its mapping at the start; known are {', '.join(NAMES)} (moriio: prefill and decode)",
             todo="give each role its --kv-transfer-config (kv-transfer-config under args), and import again",
         )
     return connector.of(known if known is not None else flag("--kv-transfer-config", text).value)
