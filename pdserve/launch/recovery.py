@@ -137,10 +137,10 @@ class Recovery:
 
     def _go_on(self) -> None:
         """Begins the return of those that are held although what they wait for is there: a start has ended their
-        recovery, or their cache server came back while another return to it ran."""
+        recovery, or their cache server came back while another return to it ran, or while they did not answer."""
         for server in self._fleet.plan.lmcache:
-            kept = any(_without(server.process) in self._fleet.held.get(engine, ()) for engine in server.engines)
-            if kept and server.process not in self._tasks and self._is_ready(server):
+            kept = (engine for engine in server.engines if _without(server.process) in self._fleet.held.get(engine, ()))
+            if server.process not in self._tasks and self._is_ready(server) and not all(map(self._fleet.silent, kept)):
                 self._begin(f"return to {server.process}", self._return_engines(server))
         held = [name for name, reasons in self._fleet.held.items() if reasons & {UNPROVEN, _TO_BE_RESTARTED}]
         for leader in dict.fromkeys(self._leader(name) for name in held if name in self._fleet.plan.names()):
@@ -401,9 +401,11 @@ class Recovery:
 
         if gone.done():
             return
-        if engine in self._tasks or not self._instances.serves(engine) or self._fleet.silent(engine):
+        if engine in self._tasks or not self._instances.serves(engine):
             self._fleet.release(engine, reason)  # what else keeps it out is still there
             return
+        if self._fleet.silent(engine):
+            return  # it is proven once it answers again (`_go_on`)
         attached = await self._fleet.proven_while(both, self._proofs.attached([server]))
         proven = attached and await self._fleet.proven_while(both, self._proofs.answers(engine))
         if gone.done() or not self._is_ready(server):

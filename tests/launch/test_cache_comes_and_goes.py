@@ -105,3 +105,38 @@ def test_without_a_dead_engine_a_server_expects_the_workers_of_the_others(tmp_pa
             assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
 
     asyncio.run(scenario())
+
+
+def test_an_engine_that_is_silent_while_the_server_comes_back_is_proven_before_it_serves(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
+            await deployment.serving()
+            deployment.is_silent(FIRST)
+            deployment.dies(SERVER)
+            await deployment.until(lambda: ("start", SERVER) in deployment.orders)
+            await deployment.until(lambda: deployment.phase(LAST) == "ready")
+            deployment.orders.clear()
+            deployment.asked.clear()
+            answered = deployment.slow[deployment.canary_of(FIRST)] = asyncio.Event()
+            deployment.answers_again(FIRST)
+            await deployment.until(lambda: any(deployment.canary_of(FIRST) in url for url in deployment.asked))
+            assert deployment.phase(FIRST) == "degraded"
+            answered.set()
+            await deployment.until(lambda: deployment.phases() == {"ready"})
+            assert deployment.orders == []
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_stays_silent_beside_a_server_that_is_back_is_replaced_and_serves(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        planned = plan_with_cache(2, restart="on-failure", unresponsive_seconds=0.2)
+        async with played(tmp_path, planned) as deployment:
+            await deployment.serving()
+            deployment.is_silent(FIRST)
+            deployment.dies(SERVER)
+            await deployment.until(lambda: ("start", FIRST) in deployment.orders)
+            await deployment.until(lambda: deployment.phases() == {"ready"})
+            assert deployment.orders == [("stop", SERVER), ("start", SERVER), ("stop", FIRST), ("start", FIRST)]
+
+    asyncio.run(scenario())
