@@ -84,6 +84,8 @@ how, parent, forks, fork, clock = sys.argv[1], os.getpid(), [], os.fork, itertoo
 def counted():
     if len(forks) == 5:
         os._exit(99)  # it would go on like this
+    if how == "hangs":
+        heartbeat.STARTING_SECONDS = 600.0 if forks else 0.01
     forks.append(1)
     return fork()
 
@@ -106,6 +108,9 @@ def member(index, lines, asks):
         if len(forks) < 4:
             return 3
         os.kill(parent, signal.SIGTERM)
+    if how == "hangs" and len(forks) == 2:
+        os.write(asks, b'{"serving": true}\\n')
+        os.kill(parent, signal.SIGTERM)
     signal.sigwait(supervisor.SIGNALS)
     return 0
 
@@ -115,6 +120,8 @@ if how == "never serves":
 if how == "begins":
     look, heartbeat.Vigil.look = heartbeat.Vigil.look, looked
     heartbeat.BEAT_SECONDS, heartbeat.HUNG_SECONDS, beats = 0.001, 0.0, Beats.create(1)
+if how == "hangs":
+    heartbeat.BEAT_SECONDS, beats = 0.001, Beats.create(1)
 code = supervisor.Processes(1, member, None, Configured(b""), beats=beats).run()
 print(code, len(forks))
 """
@@ -271,6 +278,7 @@ def test_members_die_with_their_parent(deployment: Deployment) -> None:
         pytest.param("never serves", "3 1", id="one that ends before it serves ends all, however long it took"),
         pytest.param("has served", "0 2", id="one that has served is started anew, however short its life was"),
         pytest.param("begins", "0 1", id="one that does not serve yet does not hang"),
+        pytest.param("hangs", "0 2", id="one that does not serve for minutes is started anew"),
     ],
 )
 def test_whether_a_process_has_served_decides_what_its_silence_and_its_end_mean(how: str, end: str) -> None:

@@ -279,7 +279,7 @@ class Processes:
                 self._code = self._code or code
             elif child.old and self.rolling:
                 log.error("the old proxy process %d ended (%d) before the new one served", child.index, code)
-            elif child.serving or child.killed:
+            elif child.serving or (child.killed and not self.rolling):
                 pause = self._pauses.ended(child.index)
                 log.error("proxy process %d ended (%d): started anew%s", child.index, code, _in(pause))
             elif self.rolling:
@@ -296,18 +296,16 @@ class Processes:
 
     def _end_hung(self, vigil: Vigil) -> None:
         """A member whose event loop stands still serves nothing, and the kernel gives it its share of connections. One
-        that does not serve yet has none, and takes what time its imports take."""
+        that does not serve yet has none, and more time."""
         vigil.look()
         for child in self._children.values():
-            if (
-                child.beats is not None
-                and child.serving
-                and vigil.silent(child.beats.last(child.index)) > heartbeat.HUNG_SECONDS
-            ):
+            if child.beats is None:
+                continue
+            limit = heartbeat.HUNG_SECONDS if child.serving else heartbeat.STARTING_SECONDS
+            if vigil.silent(child.beats.last(child.index)) > limit:
                 child.beats.beat(child.index)
-                self._kill(
-                    child, f"has not answered for {heartbeat.HUNG_SECONDS:.0f} s (stopped, or its loop is blocked)"
-                )
+                silence = "has not answered" if child.serving else "has not begun to serve"
+                self._kill(child, f"{silence} for {limit:.0f} s (stopped, or its loop is blocked)")
 
     def _kill(self, child: MemberProcess, why: str) -> None:
         log.error("proxy process %d (%d) %s: it is killed", child.index, child.pid, why)
