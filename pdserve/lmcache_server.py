@@ -86,13 +86,13 @@ class Attachment:
         return self.registered is not None and self.registered >= self.expected
 
 
-async def attachment(server: LmcacheServer, ask: AskNode) -> Attachment:
+async def attachment(server: LmcacheServer, ask: AskNode, expected: int) -> Attachment:
     """Asks one server. An engine that only shares the port, or never registered, is not attached."""
     answer = await ask("GET", f"{server.http_url}/status", seconds=_STATUS_SECONDS)
     registered: int | None = None
     with contextlib.suppress(json.JSONDecodeError):
         registered = registered_workers(json.loads(answer.body)) if answer.status == 200 else None
-    return Attachment(server.process, registered, server.expected_workers)
+    return Attachment(server.process, registered, expected)
 
 
 async def wait_attached(
@@ -100,15 +100,18 @@ async def wait_attached(
     on_node_of: Callable[[str], AskNode],
     *,
     seconds: float,
+    expected: Callable[[LmcacheServer], int] = lambda server: server.expected_workers,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Attachment]:
     """Polls until every server has all its workers, or the time is over; returns the last answers.
 
-    `on_node_of`: process -> a way to ask from its node, the only place where the server listens.
+    `on_node_of`: process -> a way to ask from its node, the only place where the server listens. `expected`: how many
+    workers that are, asked at each look.
     """
     deadline = clock() + seconds
     while True:
-        answers = list(await asyncio.gather(*(attachment(server, on_node_of(server.process)) for server in servers)))
+        asked = (attachment(server, on_node_of(server.process), expected(server)) for server in servers)
+        answers = list(await asyncio.gather(*asked))
         if all(answer.complete for answer in answers) or clock() >= deadline:
             return answers
         await asyncio.sleep(_POLL_SECONDS)

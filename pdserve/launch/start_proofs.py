@@ -139,16 +139,22 @@ class InstanceProofs:
         return error is None
 
     async def attached(self, servers: Sequence[LmcacheServer]) -> bool:
-        """Every one of these servers has the workers of its engines that live: with a dead one beside them it can never
-        be complete."""
-        seconds = self._fleet.plan.timeouts.attach_seconds
-        living = [server.model_copy(update={"expected_workers": self._expected(server)}) for server in servers]
-        return all(
-            attachment.complete for attachment in await wait_attached(living, self._fleet.on_node_of, seconds=seconds)
+        """Every one of these servers has the workers of its engines that live and answer: with another one beside them
+        it could never be complete."""
+        attachments = await wait_attached(
+            servers,
+            self._fleet.on_node_of,
+            seconds=self._fleet.plan.timeouts.attach_seconds,
+            expected=self._expected,
         )
+        return all(attachment.complete for attachment in attachments)
 
     def _expected(self, server: LmcacheServer) -> int:
-        return sum(workers for engine, workers in server.workers_of.items() if self._instances.serves(engine))
+        return sum(
+            workers
+            for engine, workers in server.workers_of.items()
+            if self._instances.serves(engine) and not self._fleet.silent(engine)
+        )
 
     async def all_answer(self, name: str) -> bool:
         """Each of its API servers has answered a canary."""

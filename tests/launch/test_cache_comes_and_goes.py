@@ -128,6 +128,28 @@ def test_an_engine_that_is_silent_while_the_server_comes_back_is_proven_before_i
     asyncio.run(scenario())
 
 
+def test_a_server_expects_no_worker_of_an_engine_that_is_silent(tmp_path: Path) -> None:
+    """A process that is stopped does not register: the others would be restarted for it."""
+
+    def registered(*workers: int) -> Answered:
+        return Answered(id=0, status=200, body=f'{{"registered_gpu_ids": {list(workers)}}}')
+
+    async def scenario() -> None:
+        async with played(tmp_path, plan_with_cache(2, restart="on-failure", attach_seconds=1)) as deployment:
+            await deployment.serving()
+            deployment.answers["/status"] = registered(1)
+            deployment.is_silent(FIRST)
+            deployment.dies(SERVER)
+            await deployment.until(lambda: ("start", SERVER) in deployment.orders)
+            await deployment.until(lambda: deployment.phase(LAST) == "ready")
+            deployment.answers["/status"] = registered(0, 1)
+            deployment.answers_again(FIRST)
+            await deployment.until(lambda: deployment.phases() == {"ready"})
+            assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
+
+    asyncio.run(scenario())
+
+
 def test_an_engine_that_stays_silent_beside_a_server_that_is_back_is_replaced_and_serves(tmp_path: Path) -> None:
     async def scenario() -> None:
         planned = plan_with_cache(2, restart="on-failure", unresponsive_seconds=0.2)
