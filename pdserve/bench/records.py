@@ -92,6 +92,6 @@ def possible(record: RequestRecord) -> RequestRecord:
 
 
 def last_line(text: str) -> str:
-    """Of a traceback, the exception."""
+    """Of a traceback, the exception. Half a surrogate pair, which JSON lets through and no file takes, is escaped."""
     lines = text.strip().splitlines()
-    return lines[-1] if lines else ""
+    return lines[-1].encode(errors="backslashreplace").decode() if lines else ""

@@ -103,3 +103,12 @@ def test_a_file_that_is_torn_inside_of_a_character(tmp_path: Path) -> None:
     for read in (of_vllm, of_aiperf):
         with pytest.raises(UnreadableResultError):
             read(tmp_path, torn)
+
+
+def test_half_a_surrogate_pair_in_an_error_is_text_that_a_file_takes(tmp_path: Path) -> None:
+    [of_the_fallback] = of_vllm(tmp_path, vllm_file(errors=["broken \ud83d"]))
+    line = json.loads(aiperf_file())
+    line["error"] = {"code": 500, "type": "\ud83d", "message": "broken \ud83d"}
+    [of_the_client] = of_aiperf(tmp_path, json.dumps(line).encode())
+    assert of_the_fallback.error == "broken \\ud83d"
+    assert of_the_client.error == "500 \\ud83d broken \\ud83d"

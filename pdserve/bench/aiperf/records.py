@@ -71,8 +71,8 @@ def _error(error: Any) -> str:
         return ""
     if not isinstance(error, Mapping):
         return last_line(str(error))
-    parts = (error.get("code"), error.get("type"), last_line(str(error.get("message") or "")))
-    return " ".join(str(part) for part in parts if part) or "error"
+    parts = (error.get("code"), error.get("type"), error.get("message"))
+    return " ".join(last_line(str(part)) for part in parts if part) or "error"
 
 
 def _value(metrics: Mapping[str, Any], *names: str) -> float:
