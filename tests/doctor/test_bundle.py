@@ -219,6 +219,11 @@ HIDDEN = [
     ('{"authorization": ["Token a"], "n": 1}', '{"authorization": ["[removed]"], "n": 1}'),
     ('{"authorization": null, "cookie": [], "n": 1}', '{"authorization": null, "cookie": [], "n": 1}'),
     ("-----BEGIN PGP PRIVATE KEY BLOCK-----\na\n-----END PGP PRIVATE KEY BLOCK-----\nb", "[removed]\nb"),
+    ("a cut\nc3dvcmQ+/a\nZmlzaA==\n-----END PRIVATE KEY-----\nb", "a cut\n[removed]\nb"),
+    ('{"k": "c3dvcmQ+/a\\nZmlzaA==\\n-----END PRIVATE KEY-----\\n"}', '{"k": "[removed]\\n"}'),
+    ("$ curl -s -u me:swordfish1 http://a:1/b", "$ curl -s -u me:[removed] http://a:1/b"),
+    ("curl --user=me:a:b -o x; curl -sU 'me:a b'", "curl --user=me:[removed] -o x; curl -sU 'me:[removed]'"),
+    ('["curl", "--proxy-user", "me:swordfish1", "b"]', '["curl", "--proxy-user", "me:[removed]", "b"]'),
 ]
 KEPT = [
     "max_tokens=12 prompt_tokens=619 tokenizer=tiny",
@@ -236,6 +241,7 @@ KEPT = [
     "[('HF_HOME', 'x'), ('decode', 'y')] ['HF_TOKEN', 'WANDB_API_KEY'] ['key', 'value']",
     "token:\n\n[2026] next - max_tokens:\n  - 5",
     "eyJ is no token, nor is eyJhbGciOiJIUzI1NiJ9.json",
+    "docker run -u 1000:1000 x; curl -o a:b http://c:1/d; a curl of -u alone",
 ]
 
 
@@ -270,6 +276,8 @@ def test_what_is_no_secret_stays(text: str) -> None:
         "key= ",
         "key:\n",
         "key=\n ",
+        "curl -u",
+        "QUJD\n",
     ],
 )
 def test_a_line_without_an_end_takes_no_time_without_an_end(piece: str) -> None:
