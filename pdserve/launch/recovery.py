@@ -274,12 +274,14 @@ class Recovery:
             return False
         return not self._fleet.plan.process(name).is_engine or (
             self._proofs.has_patches(name)
-            and await self._fleet.proven_while(lives, self._proofs.attached(self._servers_of(name)))
+            and await self._fleet.proven_while(lives, self._proofs.attached(name, self._servers_of(name)))
             and await self._fleet.proven_while(lives, self._proofs.all_answer(name))
         )
 
     def _return(self, name: str) -> None:
-        """To routing, once it is proven."""
+        """To routing, once it is proven, attached to its servers too."""
+        for server in filter(self._is_ready, self._servers_of(name)):
+            self._instances.release(name, _without(server.process))
         self._instances.release(name, UNPROVEN)
         self._instances.release(name, _TO_BE_RESTARTED)
         if self._fleet.plan.gives_router_new_ids({name}):
@@ -399,20 +401,22 @@ class Recovery:
         def both() -> bool:
             return self._is_ready(server) and lives()
 
-        if gone.done():
+        if gone.done() or reason not in self._fleet.held.get(engine, ()):
             return
         if engine in self._tasks or not self._instances.serves(engine):
             self._fleet.release(engine, reason)  # what else keeps it out is still there
             return
         if self._fleet.silent(engine):
             return  # it is proven once it answers again (`_go_on`)
-        attached = await self._fleet.proven_while(both, self._proofs.attached([server]))
+        attached = await self._fleet.proven_while(both, self._proofs.attached(engine, [server]))
         proven = attached and await self._fleet.proven_while(both, self._proofs.answers(engine))
         if gone.done() or not self._is_ready(server):
             return
         if proven or engine in self._tasks or not self._instances.serves(engine):
             self._fleet.release(engine, reason)  # if it died meanwhile, it is another recovery's
             return
+        if self._fleet.silent(engine):
+            return  # as above
         self._fleet.record("engine_not_back", name=engine, attached=attached)
         self._waiting.add(asyncio.current_task())
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pdserve.errors import StartError
 from pdserve.launch.canary import one_token
@@ -138,23 +138,30 @@ class InstanceProofs:
             self._fleet.record("failed", error=error.render(), exit_code=error.exit_code, name=name)
         return error is None
 
-    async def attached(self, servers: Sequence[LmcacheServer]) -> bool:
-        """Every one of these servers has the workers of its engines that live and answer: with another one beside them
-        it could never be complete."""
-        attachments = await wait_attached(
-            servers,
-            self._fleet.on_node_of,
-            seconds=self._fleet.plan.timeouts.attach_seconds,
-            expected=self._expected,
-        )
-        return all(attachment.complete for attachment in attachments)
+    async def attached(self, name: str, servers: Sequence[LmcacheServer]) -> bool:
+        """Every one of these servers has the workers of its engines that live: with a dead one beside them it can never
+        be complete. In the end those of engines that answer are enough: a process that is stopped does not register.
+        `name`: the engine that is to be proven."""
 
-    def _expected(self, server: LmcacheServer) -> int:
-        return sum(
-            workers
-            for engine, workers in server.workers_of.items()
-            if self._instances.serves(engine) and not self._fleet.silent(engine)
+        def of_living(server: LmcacheServer) -> int:
+            return self._workers(server, self._instances.serves)
+
+        def answers(engine: str) -> bool:
+            return engine == name or (self._instances.serves(engine) and not self._fleet.silent(engine))
+
+        attachments = await wait_attached(
+            servers, self._fleet.on_node_of, seconds=self._fleet.plan.timeouts.attach_seconds, expected=of_living
         )
+        enough = [self._workers(server, answers) for server in servers]
+        return all(
+            attachment.complete or (attachment.registered is not None and attachment.registered >= workers)
+            for attachment, workers in zip(attachments, enough, strict=True)
+        )
+
+    @staticmethod
+    def _workers(server: LmcacheServer, counts: Callable[[str], bool]) -> int:
+        """How many workers the engines have that count."""
+        return sum(workers for engine, workers in server.workers_of.items() if counts(engine))
 
     async def all_answer(self, name: str) -> bool:
         """Each of its API servers has answered a canary."""

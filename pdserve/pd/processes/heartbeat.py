@@ -17,8 +17,8 @@ BEAT_SECONDS = 1.0
 HUNG_SECONDS = 15.0
 """Without a beat for so long a process is given up, with the streams that it has: what takes a loop a second is no
 reason, and neither is a machine on which no process gets CPU time."""
-STARTING_SECONDS = 180.0
-"""So long a process may take until it serves: its imports, from a cold and distant disk beside other load."""
+STARTING_SECONDS = 600.0
+"""So long a process may be silent before it serves: its imports, from a cold and distant disk beside other load."""
 _BYTES = 8
 
 

@@ -296,7 +296,7 @@ class Processes:
 
     def _end_hung(self, vigil: Vigil) -> None:
         """A member whose event loop stands still serves nothing, and the kernel gives it its share of connections. One
-        that does not serve yet has none, and more time."""
+        that does not serve yet has more time, for its imports."""
         vigil.look()
         for child in self._children.values():
             if child.beats is None:
@@ -399,11 +399,11 @@ class Processes:
         self.rolling = True
 
     def _give_up(self, code: int) -> None:
-        """A new member does not live: the old ones go on."""
+        """A new member does not live: the old ones go on, and the new ones that serve end what they have begun."""
         for child in self._children.values():
             if not child.old:
                 child.retired = True
-                os.kill(child.pid, signal.SIGKILL)
+                os.kill(child.pid, RETIRE if child.serving else signal.SIGKILL)
         self._keep_old()
         self._not_restarted(f"its processes end before they serve (exit code {code})")
 
