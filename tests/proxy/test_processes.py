@@ -126,6 +126,44 @@ code = supervisor.Processes(1, member, None, Configured(b""), beats=beats).run()
 print(code, len(forks))
 """
 
+GIVEN_UP = """
+import ctypes, os, signal, sys
+from pdserve.pd.processes import supervisor
+from pdserve.pd.processes.child import Configured
+from pdserve.pd.processes.handover import Heir, Inheritance
+
+parent, read, wait, (ends, end) = os.getpid(), supervisor.Processes._read_child, os.waitpid, os.pipe()
+signal.pthread_sigmask(signal.SIG_BLOCK, {*supervisor.SIGNALS, signal.SIGCHLD})
+
+def old(index):
+    (_, control), (asks, _) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # with its parent
+        signal.sigwait(supervisor.SIGNALS)
+        os._exit(0)
+    return Heir(index, pid, control, asks, False, "", "", None)
+
+def member(index, lines, asks):
+    if index == 1:
+        os.read(ends, 1)
+        return 3
+    os.write(asks, b'{"serving": true}\\n')
+    print(signal.Signals(signal.sigwait(supervisor.SIGNALS)).name, flush=True)
+    os.kill(parent, signal.SIGTERM)
+    return 0
+
+def heard(self, child):
+    read(self, child)
+    if child.serving and not child.old:
+        os.write(end, b"x")
+
+supervisor.Processes._read_child = heard
+before = Inheritance(1, [], [old(0), old(1)], [], {}, "", True, "old")
+processes = supervisor.Processes(2, member, None, Configured(b"new", b"old"), inherited=before)
+sys.exit(processes.run())
+"""
+
 HANDED = """
 import os, signal, sys
 from pdserve.pd.processes import handover, supervisor
@@ -303,6 +341,15 @@ def test_one_that_serves_and_ends_again_and_again_is_started_anew_after_longer_a
     assert first.endswith("started anew")
     assert "started anew in 0.01 s, as its last lives were short" in second
     assert "started anew in 0.02 s" in third
+
+
+def test_a_restart_that_is_given_up_lets_new_processes_end_the_streams_that_they_have_begun() -> None:
+    """One of two does not start; the other one serves already, and is retired as an old one would be."""
+    given_up = subprocess.run(
+        [sys.executable, "-c", GIVEN_UP], check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert given_up.stdout.strip() == "SIGUSR2", given_up.stderr
+    assert "the proxy that ran serves on" in given_up.stderr
 
 
 def test_a_stop_that_comes_while_a_new_program_takes_over_is_heard_by_that() -> None:
