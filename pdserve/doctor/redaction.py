@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Collection
 
 from pdserve.doctor.secret_values import without_values
@@ -17,11 +18,9 @@ _SHORTEST_VALUE = 8
 """A known secret that is shorter stands in too many places that are none."""
 _COLOUR = re.compile(r"(?:\x1b|(?<!\\)\\u001[bB])\[[0-9;:?]{0,40}[A-Za-z]")
 """As it is, and as JSON has it. It may stand between a name and its value."""
-_PEM = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)", re.DOTALL
-)
 _PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----")
-_BASE64 = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=")
+_PEM = re.compile(rf"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:{_PEM_END.pattern}|\Z)", re.DOTALL)
+_BASE64 = frozenset(string.ascii_letters + string.digits + "+/=")
 _LONGEST_LINE = 128
 _SHORTEST_LINE = 16
 """Of what stands behind something else; a shorter one may be a word."""

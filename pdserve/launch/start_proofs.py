@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from pdserve.errors import StartError
 from pdserve.launch.canary import one_token
@@ -152,10 +153,9 @@ class InstanceProofs:
         attachments = await wait_attached(
             servers, self._fleet.on_node_of, seconds=self._fleet.plan.timeouts.attach_seconds, expected=of_living
         )
-        enough = [self._workers(server, answers) for server in servers]
         return all(
-            attachment.complete or (attachment.registered is not None and attachment.registered >= workers)
-            for attachment, workers in zip(attachments, enough, strict=True)
+            replace(attachment, expected=self._workers(server, answers)).complete
+            for attachment, server in zip(attachments, servers, strict=True)
         )
 
     @staticmethod

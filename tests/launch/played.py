@@ -247,6 +247,10 @@ class Played:
         assert isinstance(probe, HttpProbe)
         return f":{probe.port}/v1/completions"
 
+    def canary_asked(self, name: str) -> bool:
+        """Whether its canary was asked for, since `asked` was cleared."""
+        return any(self.canary_of(name) in url for url in self.asked)
+
     def phase(self, name: str) -> str:
         """Of one process."""
         return self.state.processes[name].phase

@@ -24,7 +24,7 @@ async def returns_to(deployment: Played, engine: str) -> asyncio.Event:
     await deployment.until(lambda: deployment.phase(engine) == "degraded")
     deployment.asked.clear()
     deployment.answers_again(SERVER)
-    await deployment.until(lambda: any(deployment.canary_of(engine) in url for url in deployment.asked))
+    await deployment.until(lambda: deployment.canary_asked(engine))
     return answered
 
 

@@ -41,7 +41,7 @@ def test_an_engine_that_is_silent_while_the_server_comes_back_is_proven_before_i
             await comes_back_beside(deployment, FIRST, LAST)
             answered = deployment.slow[deployment.canary_of(FIRST)] = asyncio.Event()
             deployment.answers_again(FIRST)
-            await deployment.until(lambda: any(deployment.canary_of(FIRST) in url for url in deployment.asked))
+            await deployment.until(lambda: deployment.canary_asked(FIRST))
             assert deployment.phase(FIRST) == "degraded"
             answered.set()
             await deployment.until(lambda: deployment.phases() == {"ready"})
@@ -77,7 +77,7 @@ def test_an_engine_that_serves_is_left_alone_when_another_one_answers_again(tmp_
             await deployment.until(lambda: deployment.phases() == {"ready"})
             await deployment.looks()
             assert deployment.orders == []
-            assert not any(deployment.canary_of(FIRST) in url for url in deployment.asked)
+            assert not deployment.canary_asked(FIRST)
 
     asyncio.run(scenario())
 
@@ -96,7 +96,7 @@ def test_an_engine_that_is_silent_during_its_proof_counts_for_itself(tmp_path: P
             deployment.is_silent(FIRST)
             await deployment.until(lambda: sum("/status" in url for url in deployment.asked) >= LOOKS)
             await deployment.looks()
-            assert not any(deployment.canary_of(FIRST) in url for url in deployment.asked)
+            assert not deployment.canary_asked(FIRST)
             deployment.answers["/status"] = registered(0)
             deployment.answers_again(FIRST)
             await deployment.until(lambda: deployment.phases() == {"ready"})
@@ -112,7 +112,7 @@ def test_an_engine_that_is_silent_in_its_canary_has_the_time_that_silence_has(tm
             answered = deployment.slow[deployment.canary_of(FIRST)] = asyncio.Event()
             deployment.asked.clear()
             deployment.dies(SERVER)
-            await deployment.until(lambda: any(deployment.canary_of(FIRST) in url for url in deployment.asked))
+            await deployment.until(lambda: deployment.canary_asked(FIRST))
             deployment.orders.clear()
             deployment.is_silent(FIRST)
             deployment.answers[deployment.canary_of(FIRST)] = NO_TOKEN

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -18,180 +16,12 @@ import httpx
 import pytest
 
 from pdserve.system import procfs
-from tests.proxy.deployment import MODEL, REPOSITORY, Deployment, Proxy
+from tests.proxy.deployment import MODEL, Deployment, Proxy
 
 pytestmark = pytest.mark.process
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 8}
 PROCESSES = 3
-SIGNALLED = """
-import os, signal, sys
-from pdserve.pd.processes import supervisor
-from pdserve.pd.processes.child import Configured
-
-moment, parent, real, calls = sys.argv[1], os.getpid(), getattr(os, sys.argv[1]), []
-
-def signalled(*args):
-    if moment == "pipe" and os.getpid() == parent:
-        calls.append(1)
-        if len(calls) == 4:  # one for itself, two for the first member
-            os.kill(parent, signal.SIGTERM)
-    answer = real(*args)
-    if moment == "fork" and answer and not calls or moment == "waitpid" and answer[0] and not calls:
-        calls.append(1)
-        os.kill(parent, signal.SIGTERM)
-    return answer
-
-def member(index, lines, asks):
-    if moment == "waitpid" and index == 1:
-        os.write(asks, b'{"serving": true}\\n')
-        return 0
-    signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
-    signal.sigwait(supervisor.SIGNALS)
-    return 0
-
-setattr(os, moment, signalled)
-sys.exit(supervisor.Processes(3, member, None, Configured(b"")).run())
-"""
-
-SIGNALLED_LAST = """
-import os, signal, sys
-from pdserve.pd.processes import supervisor
-from pdserve.pd.processes.child import Configured
-
-wait = os.waitpid
-
-def signalled(pid, options):
-    answer = wait(pid, options)
-    os.kill(os.getpid(), signal.SIGTERM)
-    return answer
-
-os.waitpid = signalled
-over = supervisor.Processes(0, None, None, Configured(b""))
-over._checking = os.posix_spawn(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
-sys.exit(over.run())
-"""
-
-
-JUDGED = """
-import itertools, os, signal, sys, time
-from pdserve.pd.processes import heartbeat, pauses, supervisor
-from pdserve.pd.processes.child import Configured
-from pdserve.pd.processes.heartbeat import Beats
-
-how, parent, forks, fork, clock = sys.argv[1], os.getpid(), [], os.fork, itertools.count(0, 10)
-
-def counted():
-    if len(forks) == 5:
-        os._exit(99)  # it would go on like this
-    if how == "hangs":
-        heartbeat.STARTING_SECONDS = 600.0 if forks else 0.01
-    forks.append(1)
-    return fork()
-
-def looked(vigil):
-    vigil.looks = getattr(vigil, "looks", 0) + 1
-    if vigil.looks == 50:
-        os.kill(parent, signal.SIGTERM)
-    look(vigil)
-
-def member(index, lines, asks):
-    if how == "never serves":
-        return 3
-    if how == "has served":
-        os.write(asks, b'{"serving": true}\\n')
-        if len(forks) == 1:
-            return 3
-        os.kill(parent, signal.SIGTERM)
-    if how == "ends again":
-        os.write(asks, b'{"serving": true}\\n')
-        if len(forks) < 4:
-            return 3
-        os.kill(parent, signal.SIGTERM)
-    if how == "hangs" and len(forks) == 2:
-        os.write(asks, b'{"serving": true}\\n')
-        os.kill(parent, signal.SIGTERM)
-    signal.sigwait(supervisor.SIGNALS)
-    return 0
-
-os.fork, beats, pauses._FIRST_SECONDS = counted, None, 0.01
-if how == "never serves":
-    time.monotonic = lambda: next(clock)  # whatever it does takes ten seconds, as imports on a slow node
-if how == "begins":
-    look, heartbeat.Vigil.look = heartbeat.Vigil.look, looked
-    heartbeat.BEAT_SECONDS, heartbeat.HUNG_SECONDS, beats = 0.001, 0.0, Beats.create(1)
-if how == "hangs":
-    heartbeat.BEAT_SECONDS, beats = 0.001, Beats.create(1)
-code = supervisor.Processes(1, member, None, Configured(b""), beats=beats).run()
-print(code, len(forks))
-"""
-
-GIVEN_UP = """
-import ctypes, os, signal, sys
-from pdserve.pd.processes import supervisor
-from pdserve.pd.processes.child import Configured
-from pdserve.pd.processes.handover import Heir, Inheritance
-
-parent, read, wait, (ends, end) = os.getpid(), supervisor.Processes._read_child, os.waitpid, os.pipe()
-signal.pthread_sigmask(signal.SIG_BLOCK, {*supervisor.SIGNALS, signal.SIGCHLD})
-
-def old(index):
-    (_, control), (asks, _) = os.pipe(), os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # with its parent
-        signal.sigwait(supervisor.SIGNALS)
-        os._exit(0)
-    return Heir(index, pid, control, asks, False, "", "", None)
-
-def member(index, lines, asks):
-    if index == 1:
-        os.read(ends, 1)
-        return 3
-    os.write(asks, b'{"serving": true}\\n')
-    print(signal.Signals(signal.sigwait(supervisor.SIGNALS)).name, flush=True)
-    os.kill(parent, signal.SIGTERM)
-    return 0
-
-def heard(self, child):
-    read(self, child)
-    if child.serving and not child.old:
-        os.write(end, b"x")
-
-supervisor.Processes._read_child = heard
-before = Inheritance(1, [], [old(0), old(1)], [], {}, "", True, "old")
-processes = supervisor.Processes(2, member, None, Configured(b"new", b"old"), inherited=before)
-sys.exit(processes.run())
-"""
-
-HANDED = """
-import os, signal, sys
-from pdserve.pd.processes import handover, supervisor
-from pdserve.pd.processes.child import Configured
-
-parent, made = os.getpid(), os.memfd_create
-
-def signalled(name):
-    os.kill(parent, signal.SIGTERM)
-    return made(name)
-
-def execve(*_):
-    print(signal.SIGTERM in signal.sigpending())
-    for pid in processes._children:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    sys.stdout.flush()
-    os._exit(0)
-
-def member(index, lines, asks):
-    os.kill(parent, supervisor.RETIRE)
-    signal.pause()
-
-os.memfd_create, os.execve = signalled, execve
-handover.check = lambda: os.posix_spawn("/bin/true", ["true"], os.environ)
-processes = supervisor.Processes(1, member, None, Configured(b""))
-processes.run()
-"""
 
 
 def ask(deployment: Deployment, **headers: str) -> httpx.Response:
@@ -287,19 +117,6 @@ def test_a_signal_while_they_start_is_heard_once_they_can(deployment: Deployment
         proxy.end()
 
 
-@pytest.mark.parametrize("moment", ["pipe", "fork", "waitpid"])
-def test_a_signal_at_any_moment_ends_all(moment: str) -> None:
-    """Just before a member is there, just after, and when one that has ended is no longer its PID's owner."""
-    ended = subprocess.run([sys.executable, "-c", SIGNALLED, moment], check=False, timeout=90, cwd=REPOSITORY)
-    assert ended.returncode == 0
-
-
-def test_a_signal_after_all_have_ended_goes_to_no_process() -> None:
-    """The process that tries whether a new program could start is waited for last; then its PID is not its own."""
-    ended = subprocess.run([sys.executable, "-c", SIGNALLED_LAST], check=False, timeout=90, cwd=REPOSITORY)
-    assert ended.returncode == 0
-
-
 def test_members_die_with_their_parent(deployment: Deployment) -> None:
     deployment.up(processes=PROCESSES)
     before = deployment.proxy.members
@@ -308,55 +125,6 @@ def test_members_die_with_their_parent(deployment: Deployment) -> None:
     for pid in before:
         # Orphans become children of this process (tests/conftest.py).
         os.waitpid(pid, 0)
-
-
-@pytest.mark.parametrize(
-    ("how", "end"),
-    [
-        pytest.param("never serves", "3 1", id="one that ends before it serves ends all, however long it took"),
-        pytest.param("has served", "0 2", id="one that has served is started anew, however short its life was"),
-        pytest.param("begins", "0 1", id="one that does not serve yet does not hang"),
-        pytest.param("hangs", "0 2", id="one that does not serve for minutes is started anew"),
-    ],
-)
-def test_whether_a_process_has_served_decides_what_its_silence_and_its_end_mean(how: str, end: str) -> None:
-    """`end`: the exit code of all, and how many were started."""
-    ended = subprocess.run(
-        [sys.executable, "-c", JUDGED, how], check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert ended.stdout.strip() == end, ended.stderr
-
-
-def test_one_that_serves_and_ends_again_and_again_is_started_anew_after_longer_and_longer_pauses() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", JUDGED, "ends again"],
-        check=False,
-        timeout=90,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.stdout.strip() == "0 4", ended.stderr
-    first, second, third = (line for line in ended.stderr.splitlines() if "started anew" in line)
-    assert first.endswith("started anew")
-    assert "started anew in 0.01 s, as its last lives were short" in second
-    assert "started anew in 0.02 s" in third
-
-
-def test_a_restart_that_is_given_up_lets_new_processes_end_the_streams_that_they_have_begun() -> None:
-    """One of two does not start; the other one serves already, and is retired as an old one would be."""
-    given_up = subprocess.run(
-        [sys.executable, "-c", GIVEN_UP], check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert given_up.stdout.strip() == "SIGUSR2", given_up.stderr
-    assert "the proxy that ran serves on" in given_up.stderr
-
-
-def test_a_stop_that_comes_while_a_new_program_takes_over_is_heard_by_that() -> None:
-    handed = subprocess.run(
-        [sys.executable, "-c", HANDED], check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert handed.stdout.strip() == "True", handed.stderr
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart that failed"])

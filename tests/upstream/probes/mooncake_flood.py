@@ -123,7 +123,11 @@ def no_descriptors() -> dict[str, Any] | None:
     with exhausted() as take:
 
         def without_any(condition: Callable[[], bool]) -> Callable[[], bool]:
-            return lambda: take() or condition()
+            def holds() -> bool:
+                take()
+                return condition()
+
+            return holds
 
         decode.decode("d", "t", prompt(), prefill)
         ended = until(without_any(lambda: decode.lab.status("d") == "GONE"), decode, seconds=SHORT)
@@ -157,22 +161,19 @@ def descriptors() -> int:
 
 
 @contextmanager
-def exhausted() -> Iterator[Callable[[], bool]]:
-    """No descriptor can be had in this process.
-
-    Yields what takes those that threads of earlier scenarios have closed since. It returns False.
-    """
+def exhausted() -> Iterator[Callable[[], None]]:
+    """No descriptor can be had in this process. Yields what takes those that threads of earlier scenarios have closed
+    since."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (max(int(entry.name) for entry in Path("/proc/self/fd").iterdir()) + 2, hard)
     )
     taken: list[int] = []
 
-    def take() -> bool:
+    def take() -> None:
         with suppress(OSError):
             while True:
                 taken.append(os.dup(0))
-        return False
 
     try:
         take()
