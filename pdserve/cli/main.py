@@ -36,12 +36,14 @@ def main() -> None:
 def _main(*, interruptible: bool) -> int | str | None:
     from pdserve.cli.commands import ReaderLeft
     from pdserve.system import utf8
+    from pdserve.system.lost_interrupts import repeat_lost_interrupts
 
     _open_closed_streams()
     utf8.ensure()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what the locale has no character for is shown as its number
             stream.reconfigure(errors="backslashreplace")
+    repeat_lost_interrupts()
     if interruptible:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

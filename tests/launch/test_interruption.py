@@ -54,6 +54,23 @@ from pdserve.cli.main import main
 main()
 """
 
+STRUCK_IN_A_DESTRUCTOR = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Struck:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+class Strike:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pdserve.run.retention":
+            Struck()
+            signal.pause()  # until a signal comes
+sys.meta_path.insert(0, Strike())
+sys.argv = ["pdserve", "list"]
+from pdserve.cli.main import main
+main()
+"""
+
 
 def ended(script: str) -> tuple[bool, str]:
     """Whether that ended as a Ctrl-C ends a command (a shell shows 130 for the signal too); and its error output."""
@@ -69,6 +86,10 @@ def test_a_command_that_still_imports_ends_without_a_word(pdserve_home: Path, mo
 
 def test_so_does_one_that_makes_its_classes(pdserve_home: Path) -> None:
     assert ended(STRUCK_IN_A_CLASS) == (True, "")
+
+
+def test_so_does_one_that_frees_an_object(pdserve_home: Path) -> None:
+    assert ended(STRUCK_IN_A_DESTRUCTOR) == (True, "")
 
 
 def test_so_does_one_that_has_done_its_work(pdserve_home: Path) -> None:

@@ -22,6 +22,15 @@ from tests.launch.deployment import REPOSITORY, Command, Deployment, assert_noth
 
 pytestmark = pytest.mark.process
 
+STRUCK_IN_A_DESTRUCTOR = """
+import os, signal, subprocess
+freed = subprocess.Popen.__del__
+def struck(popen, *rest):
+    if "pdserve.operations.launcher_process" in popen.args:
+        os.kill(os.getpid(), signal.SIGINT)
+    freed(popen, *rest)
+subprocess.Popen.__del__ = struck
+"""
 WORK = {"input_tokens": 300, "output_tokens": 2, "repeats": 1, "warmup": 0}
 
 
@@ -189,6 +198,21 @@ def test_ctrl_c_stops_the_deployment(
     command.expect("serving fake")
     command.interrupt()
     assert command.finish() == 130, command.output
+    assert not records(pdserve_home)
+    assert_nothing_left(Deployment(None, pdserve_home))
+
+
+def test_a_ctrl_c_while_the_handle_of_its_launcher_is_freed_stops_it_too(
+    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(STRUCK_IN_A_DESTRUCTOR)
+    monkeypatch.setenv("FAKE_CLIENT", "hang")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    code, output = pdserve("sweep", "--python", python, sweep_file(tmp_path))
+    assert code == 130, output
+    assert "serving fake" in output
     assert not records(pdserve_home)
     assert_nothing_left(Deployment(None, pdserve_home))
 
