@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pdserve import __version__
 from pdserve.errors import PdserveError, StartError
 from pdserve.installed import compiled
+from pdserve.pd.config.defaults import HOST, PROCESSES
 from pdserve.pd.processes import handover, shared_numbers
 from pdserve.pd.processes.child import Configured
 from pdserve.pd.processes.handover import Inheritance, SharedFiles
@@ -65,10 +66,10 @@ def start_of(path: Path) -> ListenSettings:
         raise
     try:
         fields = json.loads(text)
-        host, port, processes = fields["host"], fields["port"], fields["processes"]
+        host, port, processes = fields.get("host", HOST), fields["port"], fields.get("processes", PROCESSES)
         if type(host) is str and type(port) is int and processes == 1 and 0 <= port < 1 << 16:
             return ListenSettings(host, port, 1, text)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
     from pdserve.pd.serve import member  # see the top of this module
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.proxy import main
+from pdserve.proxy import load_config
 from tests.proxy.deployment import Deployment
 
 CONFIG: dict[str, Any] = {
@@ -26,26 +26,38 @@ CONFIG: dict[str, Any] = {
 }
 
 
+def refused(path: Path) -> str:
+    """What a proxy that does not start prints. Its exit code is checked."""
+    argv = [sys.executable, "-m", "pdserve.proxy", "--config", str(path), "--no-control"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"port": "many"}, "port"),
         ({"unknown": 1}, "unknown"),
         ({"workers": [{"name": "prefill-0", "role": "prefill", "url": "http://h:1"}]}, "bootstrap_url"),
+        ({"processes": 2, "unknown": 1}, "unknown"),
     ],
 )
 def test_a_bad_configuration_is_exit_code_2_with_its_cause(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "proxy.json"
     path.write_text(json.dumps(CONFIG | change))
-    assert main(["--config", str(path)]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(path)
 
 
-def test_a_missing_configuration_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", str(tmp_path / "none.json")]) == 2
-    assert "none.json" in capsys.readouterr().err
+@pytest.mark.process
+def test_one_that_is_no_mapping_and_a_missing_one_too(tmp_path: Path) -> None:
+    path = tmp_path / "proxy.json"
+    path.write_text("[]")
+    assert "proxy.json" in refused(path)
+    assert "none.json" in refused(tmp_path / "none.json")
 
 
 def test_without_a_control_channel_all_workers_are_ready(deployment: Deployment) -> None:
@@ -74,3 +86,21 @@ def test_no_process_has_in_memory_what_only_others_need() -> None:
         program = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert not without & set(json.loads(done.stdout))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("left_out", [(), ("host",), ("processes",), ("host", "processes")])
+def test_so_the_parent_reads_what_it_needs_of_the_configuration_itself(
+    tmp_path: Path, left_out: tuple[str, ...]
+) -> None:
+    path = tmp_path / "proxy.json"
+    config = {"host": "127.0.0.1", "processes": 1, **CONFIG, "port": 8000}
+    path.write_text(json.dumps({name: value for name, value in config.items() if name not in left_out}))
+    program = (
+        "import json, pathlib, sys, pdserve.proxy as proxy\n"
+        f"start = proxy.start_of(pathlib.Path({str(path)!r}))\n"
+        "print(json.dumps([start.host, start.port, start.processes, 'pydantic' in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    whole = load_config(path)
+    assert json.loads(done.stdout) == [whole.host, whole.port, whole.processes, False]

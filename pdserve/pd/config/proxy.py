@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pdserve.pd.config.defaults import PROCESSES
 from pdserve.pd.config.serving import Serving
 from pdserve.roles import EngineRole
 
@@ -54,7 +55,7 @@ class ProxyConfig(Serving):
     """Mooncake: transfers that one prefill worker runs at once (2 * num_workers)."""
     kv_lease_seconds: Annotated[float, Field(gt=0)] = 30
     """NIXL: how long a prefill keeps KV that no decode has asked for (kv_lease_duration)."""
-    processes: Annotated[int, Field(ge=1)] = 1
+    processes: Annotated[int, Field(ge=1)] = PROCESSES
     """Proxy processes that share the port, the load figures and the limits (`proxy.workers` of a recipe)."""
 
     def lack_of(self, worker: WorkerConfig) -> str:

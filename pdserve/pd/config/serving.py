@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from pdserve.pd.config.defaults import HOST
 from pdserve.pd.config.routing import RoutingSettings
 from pdserve.pd.config.settings import (
     AdminSettings,
@@ -29,7 +30,7 @@ from pdserve.pd.config.settings import (
 class Serving(Settings):
     """Files are named by path, times are seconds."""
 
-    host: str = Field(default="127.0.0.1", description="Address that the proxy listens on.")
+    host: str = Field(default=HOST, description="Address that the proxy listens on.")
     prewarm: bool = Field(
         default=True,
         description="As soon as a prefill and a decode are ready, one token goes through the pair: the handshake of "
