@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 from pdserve.bench.aiperf import VERSION, environment
 from pdserve.errors import PreflightError
+from tests.cluster.waiting import wait_until
+from tests.launch.deployment import LINE_SECONDS, Command
 
 pytestmark = pytest.mark.process
 
@@ -108,6 +111,17 @@ def test_two_set_ups_at_once_do_not_share_a_folder(index: Path) -> None:
         assert "another pdserve installs" in refused().what
     with environment.alone(folder):
         assert not folder.exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_ends_the_step_that_runs_too(index: Path, signum: signal.Signals) -> None:
+    cache = environment.place(os.environ).parent
+    command = Command("bench", "--setup")
+    command.expect("gets an environment of its own")
+    wait_until("venv has begun", lambda: list(cache.glob("aiperf-*/pyvenv.cfg")), LINE_SECONDS)
+    command.popen.send_signal(signum)
+    assert command.finish() == 128 + signum, command.output
+    assert not any(map(environment.made, cache.glob("aiperf-*")))
 
 
 def test_other_pins_are_another_environment(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
