@@ -139,7 +139,11 @@ class SweepRunner:
                 elif own is not None:  # as it is after a start that has not failed
                     self._end(point, self._measured(point, own, start_seconds))
         finally:
-            self._down()
+            try:
+                self._down()
+            except KeyboardInterrupt:  # what was not asked to stop yet would serve on
+                self._down()
+                raise
 
     def _ready(self, own: OwnDeployment) -> bool:
         """Whether it serves as it was started."""

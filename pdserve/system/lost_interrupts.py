@@ -8,9 +8,12 @@ user or a script acts.
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sys
 import threading
+import time
+from types import CodeType
 from typing import Any
 
 _SECONDS = 0.01
@@ -24,19 +27,29 @@ def repeat_lost_interrupts() -> None:
 
     def hook(unraisable: Any) -> None:
         if unraisable.exc_type is KeyboardInterrupt:
-            timer = threading.Timer(_SECONDS, _interrupt)
-            timer.daemon = True
-            timer.start()
+            # Not threading.Thread, whose start waits here until the thread runs: on a busy machine for longer.
+            _thread.start_new_thread(_interrupt, (hook.__code__,))
         else:
             printed(unraisable)
 
     sys.unraisablehook = hook
 
 
-def _interrupt() -> None:
+def _interrupt(hook: CodeType) -> None:
+    """What is raised inside of the hook is dropped too."""
     main = threading.main_thread().ident
     assert main is not None
+    time.sleep(_SECONDS)
+    while _runs(hook, main):
+        time.sleep(_SECONDS)
     # To that thread: a system call in which it waits ends only by a signal of its own. `interruptible` makes TERM and
     # HUP a KeyboardInterrupt too, and SIGINT may be ignored (a script's `&`).
     signum = signal.SIGTERM if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else signal.SIGINT
     signal.pthread_kill(main, signum)
+
+
+def _runs(code: CodeType, thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None

@@ -31,6 +31,16 @@ def struck(popen, *rest):
     freed(popen, *rest)
 subprocess.Popen.__del__ = struck
 """
+STRUCK_AS_IT_STOPS = """
+import os, signal, sys
+def look(frame, event, _):
+    code = frame.f_code
+    if event == "call" and code.co_name == "down" and code.co_filename.endswith("pdserve/operations/down.py"):
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGINT)
+if "sweep" in sys.orig_argv:
+    sys.setprofile(look)
+"""
 WORK = {"input_tokens": 300, "output_tokens": 2, "repeats": 1, "warmup": 0}
 
 
@@ -214,6 +224,19 @@ def test_a_ctrl_c_while_the_handle_of_its_launcher_is_freed_stops_it_too(
     assert code == 130, output
     assert "serving fake" in output
     assert not records(pdserve_home)
+    assert_nothing_left(Deployment(None, pdserve_home))
+
+
+def test_a_ctrl_c_after_the_last_point_does_not_leave_the_deployment_serving(
+    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(STRUCK_AS_IT_STOPS)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    code, output = pdserve("sweep", "--python", python, sweep_file(tmp_path))
+    assert code == 130, output
+    assert len(records(pdserve_home)) == 2, "all was measured"
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
