@@ -97,7 +97,6 @@ def base(port: int, mock: dict[str, list[int]]) -> dict[str, Any]:
         worker["kv_events_url"] = f"tcp://127.0.0.1:{events}"
     return {
         "host": "127.0.0.1",
-        "processes": 1,
         "port": port,
         "served_name": MODEL,
         "protocol": "mooncake",

@@ -73,6 +73,13 @@ def sweep_file(folder: Path, **changes: object) -> Path:
     return file
 
 
+def strike(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every Python that starts from now on runs `script` first."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(script)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
 def records(home: Path) -> list[PointRecord]:
     folder = SweepFolder.of(home, "fake", "s").path
     return sorted(records_in(folder).values(), key=lambda record: (record.settings, record.load.concurrency or 0))
@@ -215,11 +222,8 @@ def test_ctrl_c_stops_the_deployment(
 def test_a_ctrl_c_while_the_handle_of_its_launcher_is_freed_stops_it_too(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "site"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(STRUCK_IN_A_DESTRUCTOR)
+    strike(tmp_path / "site", STRUCK_IN_A_DESTRUCTOR, monkeypatch)
     monkeypatch.setenv("FAKE_CLIENT", "hang")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
     code, output = pdserve("sweep", "--python", python, sweep_file(tmp_path))
     assert code == 130, output
     assert "serving fake" in output
@@ -230,10 +234,7 @@ def test_a_ctrl_c_while_the_handle_of_its_launcher_is_freed_stops_it_too(
 def test_a_ctrl_c_after_the_last_point_does_not_leave_the_deployment_serving(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "site"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(STRUCK_AS_IT_STOPS)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    strike(tmp_path / "site", STRUCK_AS_IT_STOPS, monkeypatch)
     code, output = pdserve("sweep", "--python", python, sweep_file(tmp_path))
     assert code == 130, output
     assert len(records(pdserve_home)) == 2, "all was measured"
