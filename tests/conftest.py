@@ -65,6 +65,16 @@ def _a_terminal_is_heard() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.fixture(autouse=True)
+def _own_signals() -> Iterator[None]:
+    """What a test, or a verb that it runs in this process, does with the signals that stop is undone after it."""
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {signum: signal.getsignal(signum) for signum in stops}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _see_orphans() -> None:
     """Orphans of what a test starts are re-parented to the test process, so that they cannot hide."""

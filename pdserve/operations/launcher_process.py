@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from pdserve.system import procfs
 from pdserve.system.markers import new_token
 from pdserve.system.process import Child, send, spawn
 from pdserve.system.queued_output import queued_output
-from pdserve.system.stop_signals import hear_stops, stop_signals
+from pdserve.system.stop_signals import hear_stops, held_back, ignored, interruptible, stop_signals
 
 OnEvent = Callable[[dict[str, Any]], None]
 _FOLLOW_SECONDS = 0.1
@@ -93,8 +92,9 @@ def run_here(
             raise KeyboardInterrupt
 
     try:
-        # Outside of the lock: who reads our last lines late must not hold up the next `up`.
-        with queued_output(), run.only_launcher():
+        # Outside of the lock: who reads our last lines late must not hold up the next `up`. A stop that comes once the
+        # record says "starting" is for the loop, which writes the end into it.
+        with queued_output(), run.only_launcher(), held_back():
             with written(run):
                 run.forget_key_of_the_last()
                 run.write(run.state, state.model_dump_json(indent=1))
@@ -118,29 +118,6 @@ def start_detached(run: RunDir, *, keep: bool) -> Child:
     )
 
 
-def interruptible() -> None:
-    """From here on TERM and a closed terminal are a Ctrl-C, for who has something to clear up before it has a launcher,
-    which hears them itself."""
-    for signum in stop_signals():
-        signal.signal(signum, signal.default_int_handler)
-
-
-@contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """What is a Ctrl-C and comes meanwhile interrupts at the end: what is only half started could not be stopped."""
-    came: list[int] = []
-    held = [signum for signum in stop_signals() if signal.getsignal(signum) is signal.default_int_handler]
-    for signum in held:
-        signal.signal(signum, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        for signum in held:
-            signal.signal(signum, signal.default_int_handler)
-        if came:
-            raise KeyboardInterrupt
-
-
 def end_launcher(launcher: Child) -> None:
     """Asks a detached launcher to stop and returns once it has ended. What comes meanwhile is passed on: a Ctrl-C
     ends the grace of what is stopping."""
@@ -149,21 +126,19 @@ def end_launcher(launcher: Child) -> None:
         send(launcher.identity, signal.Signals(signum))
 
     async def ended() -> None:
-        # By the loop: what comes just before it begins to wait would be heard at the end of that only.
         hear_stops(pass_on)
         await launcher.wait()
 
-    for signum in stop_signals():
-        signal.signal(signum, pass_on)
-    pass_on(signal.SIGTERM)
-    asyncio.run(ended())
+    with held_back():
+        pass_on(signal.SIGTERM)
+        asyncio.run(ended())
 
 
-def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, hears_hangup: bool = False) -> None:
+def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, goes_on: bool = False) -> None:
     """Shows the history of a detached launcher until the deployment is up. Raises ReportedError or StartError when it
-    is not (with 130 if that was asked for elsewhere). `hears_hangup`: a closed terminal goes on being what the caller
-    has made of it."""
-    if signal.SIGHUP in stop_signals() and not hears_hangup:
+    is not (with 130 if that was asked for elsewhere). `goes_on`: the caller has more to do, so that a closed terminal,
+    and what comes once it serves, are its own to hear."""
+    if signal.SIGHUP in stop_signals() and not goes_on:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a launcher of its own outlives the terminal
     offset = 0
     failure: ReportedError | None = None
@@ -173,6 +148,8 @@ def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, hears
         state = _state_of(run)  # before the events: what it knows they hold, unless a full disk has swallowed it
         events, offset = run.read_events(offset)
         for event in events:
+            if event["event"] == "up" and not goes_on:
+                ignored()
             on_event(event)
             if event["event"] == "up":
                 return
@@ -182,6 +159,8 @@ def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, hears
                     raise failure
             stopped = stopped or (event["event"] == "down" and event["phase"] == "stopped")
         if ended is None and state is not None and state.ready_at is not None:
+            if not goes_on:
+                ignored()
             on_event(
                 {
                     "at": time.time(),
@@ -228,6 +207,7 @@ def main() -> int:
     began = time.monotonic()
     run = RunDir(options.run_dir)
     try:
+        interruptible()
         plan = run.read_plan()
         secrets = resolve_secrets(plan, os.environ, run.read_key())
         run_here(run, plan, secrets, lambda event: None, keep=options.keep_on_failure, began=began)

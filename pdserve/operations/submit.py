@@ -16,6 +16,7 @@ from pdserve.plan.nodes.reach import Srun
 from pdserve.reach.slurm_job import Job, cancel, look, submit
 from pdserve.run.directory import RunDir, home, lives
 from pdserve.run.inbox import Down, ask
+from pdserve.system.stop_signals import held_back, ignored
 
 _POLL_SECONDS = 1.0
 _SOON_SECONDS = 0.1
@@ -48,16 +49,19 @@ def submission(recipe: Path, set_: Sequence[str], unset: Sequence[str], command:
 
 
 def submit_and_follow(wanted: Submission, show: Print, *, detach: bool = False) -> None:
-    """Returns when the job is over, or with `detach` once the deployment is ready. Raises JobError with the job's own
-    exit code when it fails."""
+    """Returns when the job is over, or with `detach` once the deployment is ready. A Ctrl-C stops what the job runs, or
+    cancels a job that runs nothing yet. Raises JobError with the job's own exit code when it fails."""
     last_run(home(os.environ), wanted.name)  # a record that is not ours is refused before a job waits for it
-    job = submit(wanted.script)
-    show(f"submitted job {job}; pdserve down {wanted.name} stops it in order, scancel {job} at once\n")
-    following = _Following(job, wanted.name, show, detach=detach)
+    following: _Following | None = None
     try:
+        with held_back():
+            job = submit(wanted.script)
+            following = _Following(job, wanted.name, show, detach=detach)
+        show(f"submitted job {job}; pdserve down {wanted.name} stops it in order, scancel {job} at once\n")
         following.until_over()
     except KeyboardInterrupt:
-        following.stop()
+        if following is not None:
+            following.stop()
         raise
 
 
@@ -94,6 +98,7 @@ class _Following:
                 self._end(job)
                 return
             if self._detach and (endpoint := self._endpoint()) is not None:
+                ignored()
                 self._show_until(endpoint, job)
                 self._print(f"next: pdserve status {self._name} | pdserve logs -f | pdserve down {self._name}\n")
                 return
@@ -101,10 +106,10 @@ class _Following:
 
     def stop(self) -> None:
         """In order, if its launcher runs already; a second Ctrl-C cancels the job."""
-        run = self._run()
         try:
-            if run is None:
+            if (run := self._run()) is None:
                 cancel(self._job)
+                self._print(f"cancelled job {self._job}\n")
             else:
                 with contextlib.suppress(PdserveError):
                     ask(run, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(run, run.read_state()))

@@ -17,7 +17,7 @@ from pdserve.launch.launch_record import record_run
 from pdserve.operations.apply import apply, check_place
 from pdserve.operations.client_command import ClientCommand
 from pdserve.operations.current_run import running
-from pdserve.operations.launcher_process import end_launcher, follow, held_back, interruptible, run_here, start_detached
+from pdserve.operations.launcher_process import end_launcher, follow, run_here, start_detached
 from pdserve.operations.look import Looked, look, look_once
 from pdserve.operations.plan_recipe import Planned, plan_for
 from pdserve.operations.progress import VerbProgress
@@ -39,6 +39,7 @@ from pdserve.run.written import written
 from pdserve.system import procfs
 from pdserve.system.host import local_node
 from pdserve.system.process import Child
+from pdserve.system.stop_signals import held_back, interruptible
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ class UpOptions:
     on_begin: Callable[[RunDir], None] | None = None
     """Gets a new run once its plan is written and before its launcher starts: what is noted then is there however the
     caller ends."""
-    hears_hangup: bool = False
-    """With `detach`: a terminal that is closed during the start stops it. Else the launcher serves on."""
+    goes_on: bool = False
+    """With `detach`: the caller has more to do. A terminal that is closed during the start stops it (else the launcher
+    serves on), and a stop that comes once it serves is heard (else it comes too late, and does nothing)."""
 
 
 def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOptions) -> None:
@@ -196,6 +198,7 @@ def _bring_up(
 ) -> None:
     interruptible()
     launcher: Child | None = None
+    interrupted = False
     try:
         with written(run):
             run.save_key(key)
@@ -206,20 +209,22 @@ def _bring_up(
         if options.detach:
             with held_back(), written(run):
                 launcher = start_detached(run, keep=options.keep)
-            follow(run, launcher, show.event, keep=options.keep, hears_hangup=options.hears_hangup)
+            follow(run, launcher, show.event, keep=options.keep, goes_on=options.goes_on)
         else:
             run_here(run, plan, secrets, show.event, keep=options.keep, began=began, command=options.command)
     except KeyboardInterrupt:
+        interrupted = True
         if launcher is not None:
             end_launcher(launcher)
         raise
     finally:
         # A launcher that lives needs it, as one that keeps what is healthy of a failure; one that was killed, or was
         # still importing when the stop came, has not removed it.
-        if launcher is None or launcher.poll() is not None:
+        ended = launcher is None or launcher.poll() is not None
+        if ended:
             run.forget_key()
-        if launcher is None and not run.state.exists():
-            discard(run)  # no launcher has begun
+        if (launcher is None or (interrupted and ended)) and not run.state.exists():
+            discard(run)  # no launcher has begun; of one that failed to, the log is there to be read
         if not options.detach:
             show.end(detached=False)
     if options.detach:

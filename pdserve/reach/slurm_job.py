@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pdserve.errors import PreflightError, StateError
 from pdserve.system.process import LATE, output_of
+from pdserve.system.stop_signals import held_back
 
 _TOOL_SECONDS = 30.0
 _SHAPE_SECONDS = 10.0
@@ -19,6 +20,8 @@ _ASKED = re.compile(r"(?:^|\s)TresPerNode=(\S+)")
 _GPUS = re.compile(r"(?:gres[:/])?gpu((?:[:=][^:=,]+)*)")
 AWAY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted", LATE)
 """What Slurm's tools say of a controller that does not answer, and what is said of a tool that waits too long."""
+_CORRECT = "correct the slurm section of the recipe (--set slurm.partition=...); pdserve render RECIPE --slurm has it"
+_TAKEN = "scontrol ping; squeue --me shows whether it was taken all the same, and scancel JOB ends it"
 ENDED = (
     "BOOT_FAIL",
     "CANCELLED",
@@ -57,7 +60,8 @@ class Job:
 
 def submit(script: str, options: Sequence[str] = ()) -> str:
     """Gives a batch script to sbatch and returns the job's id. `options`: of sbatch, that win over those of the script.
-    Raises PreflightError with sbatch's own words."""
+    To be called in `held_back`: sbatch cut off may have given the job to Slurm, and nobody would know its id. Raises
+    PreflightError with sbatch's own words."""
     if shutil.which("sbatch") is None:
         raise PreflightError(
             "--slurm: there is no sbatch on this machine's PATH",
@@ -67,14 +71,14 @@ def submit(script: str, options: Sequence[str] = ()) -> str:
             "`pdserve run RECIPE --slurm --dry-run -- COMMAND`); "
             "without Slurm: `pdserve up RECIPE` for this machine, `--cluster FILE` for hosts that ssh reaches",
         )
-    tool = output_of(["sbatch", "--parsable", *options], timeout=_TOOL_SECONDS, stdin=script)
+    argv = ["sbatch", "--parsable", *options]
+    tool = output_of(argv, timeout=_TOOL_SECONDS, stdin=script, own_session=True)
     job = tool.out.strip().partition(";")[0]
     if tool.code != 0 or not job.isdecimal():
         raise PreflightError(
             "sbatch did not take the job",
             cause=(tool.err or tool.out).strip() or f"exit code {tool.code}",
-            todo="correct the slurm section of the recipe (--set slurm.partition=...); "
-            "pdserve render --slurm RECIPE shows the script",
+            todo=_TAKEN if any(words in tool.err for words in AWAY) else _CORRECT,
         )
     return job
 
@@ -120,5 +124,7 @@ def _count(tail: str) -> int:
 
 
 def cancel(job: str) -> None:
-    """Abrupt: `pdserve down` stops a deployment in order. Safe to call for a job that is over."""
-    output_of(["scancel", job], timeout=_TOOL_SECONDS)
+    """Abrupt: `pdserve down` stops a deployment in order. Safe to call for a job that is over. A Ctrl-C that comes
+    meanwhile is raised after it."""
+    with held_back():
+        output_of(["scancel", job], timeout=_TOOL_SECONDS, own_session=True)

@@ -3,7 +3,6 @@ down."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,6 @@ from pdserve.bench.validity import Reason
 from pdserve.errors import PdserveError, ReportedError, StateError
 from pdserve.operations.current_run import last_run, running
 from pdserve.operations.down import down
-from pdserve.operations.launcher_process import interruptible
 from pdserve.operations.plan_recipe import recipe_words
 from pdserve.operations.progress import VerbProgress
 from pdserve.operations.serving import serving
@@ -33,6 +31,7 @@ from pdserve.sweep.points import Point, Variant, by_deployment
 from pdserve.sweep.record import PointRecord, SweepFolder, reasons_of
 from pdserve.sweep.resolve import PlannedSweep, set_of
 from pdserve.sweep.tasks import alone, job_of, only_sweep, recorded
+from pdserve.system.stop_signals import interruptible, run_to_its_end
 
 OnPoint = Callable[[Point, PointRecord], None]
 
@@ -170,10 +169,9 @@ class SweepRunner:
                 recipe,
                 where(recipe, None, this_machine=self.options.this_machine, words=words),
                 self.show,
-                UpOptions(detach=True, on_begin=begin, hears_hangup=True),
+                UpOptions(detach=True, on_begin=begin, goes_on=True),
             )
         finally:
-            interruptible()  # a Ctrl-C during the start was passed on to its launcher, which is gone
             for run, _ in begun:
                 keep_start(run, self.folder.starts)
         if not begun:
@@ -219,7 +217,9 @@ class SweepRunner:
                 tokenizer=self.options.tokenizer,
             )
             task = Task(point.workload, (point.load,), client, self.options.limit_seconds, trace)
-            result = asyncio.run(bench(deployment, task, self.folder.point(point) / attempt, lambda _: None))
+            result = run_to_its_end(bench(deployment, task, self.folder.point(point) / attempt, lambda _: None))
+        except SystemExit as stop:  # a TERM or HUP, which is a Ctrl-C in all of a sweep
+            raise KeyboardInterrupt from stop
         except PdserveError as error:
             return _failed(point, "measurement", error, run_id=self._run_id(), seconds=time.monotonic() - began)
         return record_of(

@@ -19,6 +19,7 @@ from pdserve.sweep.points import Point, Variant, by_deployment
 from pdserve.sweep.record import PointRecord, SweepFolder
 from pdserve.sweep.resolve import PlannedSweep, placed
 from pdserve.sweep.tasks import ArrayRecord, TaskRecord, arrays_of, task_of, write_array
+from pdserve.system.stop_signals import held_back
 
 _POLL_SECONDS = 5.0
 _AWAY_SECONDS = 1800.0
@@ -70,21 +71,35 @@ def submit_arrays(
     arrays: Sequence[RenderedArray], folder: SweepFolder, show: Show, *, one_after_other: bool
 ) -> tuple[ArrayRecord, ...]:
     """`one_after_other`: a limit of tasks at a time is that of all arrays together. Raises PreflightError with sbatch's
-    own words, and StateError where the record cannot be written: then the array is cancelled."""
+    own words, and StateError where the record cannot be written: then the array is cancelled. A Ctrl-C cancels all that
+    are submitted by then."""
     records: list[ArrayRecord] = []
-    for array in arrays:
-        after = [f"--dependency=afterany:{records[-1].job}"] if records and one_after_other else []
-        job = submit(array.script, after)
-        record = ArrayRecord(job=job, deployments=tuple(m.id for m in array.members), submitted=time.time())
-        try:
-            write_array(folder, record)
-        except StateError:
-            cancel(job)  # nothing would know of it: neither who types the same command again, nor what it says
-            raise
-        records.append(record)
-        tasks = "1 task" if len(array.members) == 1 else f"{len(array.members)} tasks"
-        show(f"submitted job {job}: {tasks} of {array.nodes} node{'s' if array.nodes > 1 else ''}; scancel {job}")
+    try:
+        for array in arrays:
+            with held_back():
+                after = [f"--dependency=afterany:{records[-1].job}"] if records and one_after_other else []
+                records.append(_submitted(array, folder, after))
+            job = records[-1].job
+            tasks = "1 task" if len(array.members) == 1 else f"{len(array.members)} tasks"
+            show(f"submitted job {job}: {tasks} of {array.nodes} node{'s' if array.nodes > 1 else ''}; scancel {job}")
+    except KeyboardInterrupt:
+        with held_back():
+            for record in records:
+                cancel(record.job)
+                show(f"cancelled job {record.job}")
+        raise
     return tuple(records)
+
+
+def _submitted(array: RenderedArray, folder: SweepFolder, options: Sequence[str]) -> ArrayRecord:
+    job = submit(array.script, options)
+    record = ArrayRecord(job=job, deployments=tuple(m.id for m in array.members), submitted=time.time())
+    try:
+        write_array(folder, record)
+    except StateError:
+        cancel(job)  # nothing would know of it: neither who types the same command again, nor what it says
+        raise
+    return record
 
 
 @dataclass

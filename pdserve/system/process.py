@@ -364,9 +364,10 @@ def output_of(
     cwd: Path | None = None,
     stdin: str = "",
     environ: Mapping[str, str] | None = None,
+    own_session: bool = False,
 ) -> Output:
     """Runs a short-lived tool to its end; never raises for what the tool does. `timeout`: seconds, after which it is
-    killed, as after `_OUTPUT_BYTES`. `environ` None: our own."""
+    killed, as after `_OUTPUT_BYTES`. `environ` None: our own. `own_session`: our terminal's Ctrl-C does not end it."""
     try:
         tool = subprocess.Popen(
             list(argv),
@@ -375,6 +376,7 @@ def output_of(
             stderr=subprocess.PIPE,
             cwd=cwd,
             env=None if environ is None else dict(environ),
+            start_new_session=own_session,
         )
     except OSError as error:
         return Output(None, "", error.strerror or str(error))

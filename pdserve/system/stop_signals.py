@@ -1,16 +1,25 @@
 """The signals that stop a deployment, or a verb that has a child: those of a terminal, where they are heard, and a
-TERM."""
+TERM.
+
+Python's own handler raises KeyboardInterrupt wherever the main thread is, and that of asyncio is gone once its loop is
+closed. What must not be cut in two (a process is started, its record is written) runs in `held_back`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import Callable, Coroutine
+import socket
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _SIGNALLED = 128
 """Added to a signal: the code with which shells report an end by it."""
+_WAKE_BYTES = 4096
+
+Asked = Callable[[signal.Signals], None]
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -20,18 +29,96 @@ def stop_signals() -> list[signal.Signals]:
     return [signal.SIGTERM, *(each for each in of_terminal if signal.getsignal(each) is not signal.SIG_IGN)]
 
 
-def hear_stops(asked: Callable[[signal.Signals], None]) -> None:
-    """From now on `asked` is called with each of them, in the event loop that runs."""
-    loop = asyncio.get_running_loop()
+def interruptible() -> None:
+    """From here on each of them is a Ctrl-C, for what has something to clear up, but no loop that hears them."""
     for signum in stop_signals():
-        loop.add_signal_handler(signum, asked, signum)
+        signal.signal(signum, signal.default_int_handler)
+
+
+def ignored() -> None:
+    """From here on they do nothing: what the command was for is done, and its exit code must not deny that."""
+    for signum in stop_signals():
+        signal.signal(signum, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """What comes meanwhile is kept for a loop that hears it (`hear_stops`), and is a KeyboardInterrupt at the end if
+    none did. After it the signals have the handlers that they had before."""
+    held = _Held()
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for signum in stop_signals():
+            before[signum] = signal.getsignal(signum)
+            signal.signal(signum, held)
+        yield
+    finally:
+        held.is_over = True
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        held.close()
+        if held.came:
+            raise KeyboardInterrupt
+
+
+class _Held:
+    """A handler that keeps the signals until a loop hears them."""
+
+    def __init__(self) -> None:
+        self.came: list[signal.Signals] = []
+        self.is_over = False
+        self._asked: Asked | None = None
+        self._close = contextlib.ExitStack()
+
+    def __call__(self, signum: int, _: object) -> None:
+        if self.is_over:  # one that was not given back yet
+            raise KeyboardInterrupt
+        self.came.append(signal.Signals(signum))
+
+    def hear(self, asked: Asked, loop: asyncio.AbstractEventLoop) -> None:
+        # Not by loop.add_signal_handler: a loop that closes sets TERM and HUP to end this process at once. The
+        # interpreter writes to the socket after it has noted the signal, so that the handler runs before `_pass_on`.
+        assert self._asked is None, "one loop hears them"
+        self._asked = asked
+        reads, writes = socket.socketpair()
+        self._close.callback(reads.close)
+        self._close.callback(writes.close)
+        for end in (reads, writes):
+            end.setblocking(False)
+
+        def woken() -> None:
+            with contextlib.suppress(BlockingIOError):
+                reads.recv(_WAKE_BYTES)
+            self._pass_on()
+
+        loop.add_reader(reads, woken)
+        self._close.callback(lambda: loop.is_closed() or loop.remove_reader(reads))
+        before = signal.set_wakeup_fd(writes.fileno(), warn_on_full_buffer=False)
+        self._close.callback(signal.set_wakeup_fd, before)
+        self._pass_on()
+
+    def close(self) -> None:
+        self._close.close()
+
+    def _pass_on(self) -> None:
+        assert self._asked is not None
+        while self.came:
+            self._asked(self.came.pop(0))
+
+
+def hear_stops(asked: Asked) -> None:
+    """Within `held_back`: `asked` is called with each that came, at once, and then with each that comes, in the event
+    loop that runs."""
+    held = signal.getsignal(signal.SIGTERM)
+    assert isinstance(held, _Held), "signals are heard within `held_back`"
+    held.hear(asked, asyncio.get_running_loop())
 
 
 def run_to_its_end(main: Coroutine[Any, Any, _T]) -> _T:
     """asyncio.run, in which the first of them cancels `main`, so that it stops what it has started.
 
-    Then raises KeyboardInterrupt after a Ctrl-C, else SystemExit with 128 + the signal. A second one does nothing: it
-    would interrupt the cleaning up.
+    Then raises KeyboardInterrupt after a Ctrl-C, else SystemExit with 128 + the signal, also where `main` had ended or
+    failed by then. A second one does nothing: it would interrupt the cleaning up.
     """
     came: list[signal.Signals] = []
 
@@ -47,11 +134,13 @@ def run_to_its_end(main: Coroutine[Any, Any, _T]) -> _T:
         hear_stops(end)
         return await main
 
-    try:
-        return asyncio.run(heard())
-    except asyncio.CancelledError:
-        if not came:
-            raise
-        if came[0] is signal.SIGINT:
-            raise KeyboardInterrupt from None
-        raise SystemExit(_SIGNALLED + came[0]) from None
+    with held_back():
+        try:
+            return asyncio.run(heard())
+        finally:
+            if came:
+                raise _stop(came[0])
+
+
+def _stop(signum: signal.Signals) -> BaseException:
+    return KeyboardInterrupt() if signum is signal.SIGINT else SystemExit(_SIGNALLED + signum)

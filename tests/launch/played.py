@@ -36,6 +36,7 @@ from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Fetch, Reply, Request
 from pdserve.run.state import DeploymentState
 from pdserve.system.procfs import ProcessId
+from pdserve.system.stop_signals import held_back
 from tests.plan import kit
 
 LIMIT = 120
@@ -178,7 +179,8 @@ class Played:
     async def run(self) -> None:
         """Serves until it is over; the error with which it ended is kept."""
         try:
-            await self._launcher.run()
+            with held_back():
+                await self._launcher.run()
         except PdserveError as error:
             self.error = error
         finally:

@@ -37,9 +37,7 @@ def launcher(run: RunDir) -> Iterator[Child]:
     """One that lives and writes no history."""
     log = run.logs / "launcher.log"
     child = spawn(["sleep", "1000"], env=os.environ, log=log, marker="run-1/launcher", control_stdin=False)
-    hang_up = signal.getsignal(signal.SIGHUP)
     yield child
-    signal.signal(signal.SIGHUP, hang_up)
     send(child.identity, signal.SIGKILL)
     asyncio.run(child.wait())
 
@@ -116,14 +114,17 @@ def test_a_launcher_whose_start_is_stopped_ends_without_a_traceback(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("hears", [False, True])
-def test_a_closed_terminal_ends_who_looks_on_unless_that_one_hears_it(
-    run: RunDir, launcher: Child, hears: bool
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_closed_terminal_ends_who_looks_on_unless_it_has_more_to_do(
+    run: RunDir, launcher: Child, goes_on: bool
 ) -> None:
+    run.append_event("note", text="it starts")
     run.append_event("up")
     signal.signal(signal.SIGHUP, signal.default_int_handler)
-    follow(run, launcher, lambda event: None, keep=False, hears_hangup=hears)
-    assert signal.getsignal(signal.SIGHUP) == (signal.default_int_handler if hears else signal.SIG_DFL)
+    handlers = []
+    follow(run, launcher, lambda _: handlers.append(signal.getsignal(signal.SIGHUP)), keep=False, goes_on=goes_on)
+    serves = signal.default_int_handler if goes_on else signal.SIG_IGN
+    assert handlers == [signal.default_int_handler if goes_on else signal.SIG_DFL, serves]
 
 
 ENDS_AT_A_CTRL_C = """
@@ -155,15 +156,12 @@ def test_a_ctrl_c_that_interrupts_no_call_reaches_a_launcher_that_is_waited_for(
     def give_up() -> None:
         send(launcher.identity, signal.SIGKILL)
 
-    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     presser, limit = threading.Thread(target=a_ctrl_c), threading.Timer(LIMIT, give_up)
     presser.start()
     limit.start()
     end_launcher(launcher)
     limit.cancel()
     presser.join()
-    for signum, handler in handlers.items():
-        signal.signal(signum, handler)
     ended = launcher.poll()
     assert ended is not None
     assert ended.code == -signal.SIGINT

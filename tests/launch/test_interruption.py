@@ -15,6 +15,7 @@ import pytest
 from tests.cluster.waiting import wait_until
 from tests.launch.deployment import LINE_SECONDS, REPOSITORY, Command, Deployment, pdserve, recipe, up
 from tests.launch.test_keys import keys, struck
+from tests.strikes import at_a_call, strike
 
 pytestmark = pytest.mark.process
 
@@ -103,6 +104,58 @@ def test_an_up_that_has_started_nothing_leaves_no_folder(
     assert struck(function, "SIGINT", recipe(tmp_path), late=late) == 130
     assert list(pdserve_home.glob("*/*")) == []
     assert keys() == []
+
+
+STARTING = "pdserve/run/directory.py", "point_current"
+"""The last of what is written before the event loop begins: the record says that it starts."""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_up_that_has_its_record_but_no_loop_yet_ends_in_order(
+    tmp_path: Path, pdserve_home: Path, signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strike(tmp_path / "site", at_a_call("up", STARTING, signum=signum), monkeypatch)
+    command = Command("up", recipe(tmp_path))
+    assert command.finish() == 130, command.output
+    assert "never awaited" not in command.output
+    deployment = Deployment(command, pdserve_home)
+    assert deployment.state().phase == "stopped"
+    assert [event["phase"] for event in deployment.events("down")] == ["stopped"]
+    assert deployment.events("start") == []
+    assert keys() == []
+
+
+def test_so_does_a_detached_launcher(tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = "pdserve.operations.launcher_process"
+    strike(tmp_path / "site", at_a_call(launcher, STARTING, signum=signal.SIGTERM), monkeypatch)
+    command = Command("up", recipe(tmp_path), "--detach")
+    assert command.finish() == 130, command.output
+    assert "it was asked to stop before it was ready" in command.output
+    deployment = Deployment(command, pdserve_home)
+    assert deployment.state().phase == "stopped"
+    assert (deployment.run.logs / "launcher.log").read_text() == ""
+    assert keys() == []
+
+
+AT_THE_END = """
+import atexit, os
+if "--detach" in sys.orig_argv:
+    atexit.register(os.kill, os.getpid(), signal.SIGINT)
+"""
+
+
+def test_a_ctrl_c_once_a_detached_deployment_serves_comes_too_late(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit code is that of what it has said: it serves."""
+    followed = ("pdserve/operations/launcher_process.py", "follow")
+    script = at_a_call("--detach", followed, late=True)
+    strike(tmp_path / "site", f"import signal\n{script}{AT_THE_END}", monkeypatch)
+    command = Command("up", recipe(tmp_path), "--detach")
+    assert command.finish() == 0, command.output
+    assert "serving fake at" in command.output
+    assert Deployment(command, pdserve_home).state().phase == "ready"
+    assert pdserve("down") == (0, "fake: stopped")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pdserve.system.process import pid_end
 from tests.launch.deployment import LINE_SECONDS, Deployment, assert_nothing_left, pdserve, recipe, up
 from tests.launch.test_serving_faults import serving
 from tests.launch.test_survival import until
+from tests.strikes import strike
 
 pytestmark = pytest.mark.process
 
@@ -110,6 +111,14 @@ main.main()
 """`pdserve` that is signalled in the middle of its own `up`, where no other process could hit it reliably."""
 
 
+NEVER_DONE_IMPORTING = """
+import signal, sys
+if "pdserve.operations.launcher_process" in sys.orig_argv:
+    while True:
+        signal.pause()
+"""
+
+
 def struck(function: str, signum: str, file: Path, *options: str, late: bool = False) -> int:
     """The exit code of an `up` that gets the signal as it begins this function, or `late`: has done what it does."""
     script = STRIKES.format(function=function, signum=signum, late=late)
@@ -130,10 +139,12 @@ def test_an_up_that_is_interrupted_before_its_launcher_runs_leaves_none(
 @pytest.mark.parametrize(("function", "late"), [("start_detached", True), ("follow", False)], ids=["begun", "followed"])
 @pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM"])
 def test_neither_does_one_whose_launcher_is_still_importing(
-    tmp_path: Path, pdserve_home: Path, signum: str, function: str, late: bool
+    tmp_path: Path, pdserve_home: Path, signum: str, function: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    strike(tmp_path / "site", NEVER_DONE_IMPORTING, monkeypatch)
     assert struck(function, signum, recipe(tmp_path), "--detach", late=late) == 130
     assert keys() == []
+    assert list(pdserve_home.glob("*/*")) == [], "no folder of a run that never began"
 
 
 def test_a_failure_that_is_kept_keeps_its_own_until_down(tmp_path: Path, pdserve_home: Path) -> None:

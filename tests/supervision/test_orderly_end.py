@@ -68,3 +68,42 @@ def test_a_hangup_that_nohup_ignores_ends_nothing(tmp_path: Path) -> None:
         verb.send_signal(signal.SIGHUP)
         verb.send_signal(signal.SIGTERM)
         assert verb.wait(60) == 143
+
+
+HOLDS = """
+import asyncio, os, signal
+from pdserve.system.stop_signals import hear_stops, held_back, interruptible
+
+def strike(*signals):
+    for signum in signals:
+        os.kill(os.getpid(), signum)
+
+async def hears():
+    hear_stops(heard.append)
+    strike(signal.SIGHUP)
+    while len(heard) < 2:
+        await asyncio.sleep(0)
+
+heard = []
+interruptible()
+with held_back():
+    strike(signal.SIGTERM)
+    asyncio.run(hears())
+print(*(signum.name for signum in heard))
+for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    assert signal.getsignal(signum) is signal.default_int_handler
+ended = []
+try:
+    with held_back():
+        asyncio.run(asyncio.sleep(0))
+        strike(signal.SIGHUP, signal.SIGINT)
+        ended.append("the block")
+except KeyboardInterrupt:
+    ended.append("then the Ctrl-C")
+print(*ended)
+"""
+
+
+def test_what_is_held_back_is_heard_by_a_loop_or_is_a_ctrl_c_at_the_end() -> None:
+    done = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == ["SIGTERM SIGHUP", "the block then the Ctrl-C"], done.stderr

@@ -19,6 +19,7 @@ from pdserve.run import history
 from pdserve.run.directory import find
 from pdserve.sweep.record import PointRecord, SweepFolder, records_in
 from tests.launch.deployment import REPOSITORY, Command, Deployment, assert_nothing_left, pdserve, recipe, up
+from tests.strikes import at_a_call, strike
 
 pytestmark = pytest.mark.process
 
@@ -31,16 +32,8 @@ def struck(popen, *rest):
     freed(popen, *rest)
 subprocess.Popen.__del__ = struck
 """
-STRUCK_AS_IT_STOPS = """
-import os, signal, sys
-def look(frame, event, _):
-    code = frame.f_code
-    if event == "call" and code.co_name == "down" and code.co_filename.endswith("pdserve/operations/down.py"):
-        sys.setprofile(None)
-        os.kill(os.getpid(), signal.SIGINT)
-if "sweep" in sys.orig_argv:
-    sys.setprofile(look)
-"""
+CLIENT_JUST_STARTED = ("pdserve/bench/sampling.py", "proxy_pids")
+LOOP_CLOSES = ("asyncio/base_events.py", "close")
 WORK = {"input_tokens": 300, "output_tokens": 2, "repeats": 1, "warmup": 0}
 
 
@@ -73,11 +66,10 @@ def sweep_file(folder: Path, **changes: object) -> Path:
     return file
 
 
-def strike(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every Python that starts from now on runs `script` first."""
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(script)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+def clients_of(python: str) -> list[str]:
+    """Command lines of the fake client that run."""
+    lines = [path.read_bytes().replace(b"\0", b" ").decode() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    return [line for line in lines if str(Path(python).parent) in line and "bench_client.py" in line]
 
 
 def records(home: Path) -> list[PointRecord]:
@@ -234,11 +226,36 @@ def test_a_ctrl_c_while_the_handle_of_its_launcher_is_freed_stops_it_too(
 def test_a_ctrl_c_after_the_last_point_does_not_leave_the_deployment_serving(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strike(tmp_path / "site", STRUCK_AS_IT_STOPS, monkeypatch)
+    strike(tmp_path / "site", at_a_call("sweep", ("pdserve/operations/down.py", "down")), monkeypatch)
     code, output = pdserve("sweep", "--python", python, sweep_file(tmp_path))
     assert code == 130, output
     assert len(records(pdserve_home)) == 2, "all was measured"
     assert_nothing_left(Deployment(None, pdserve_home))
+
+
+@pytest.mark.parametrize(
+    ("signum", "late"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGHUP, True)],
+    ids=["client just started, INT", "client just started, TERM", "loop just closed, HUP"],
+)
+def test_a_stop_while_a_point_is_measured_ends_its_client_and_the_deployment(
+    tmp_path: Path,
+    pdserve_home: Path,
+    python: str,
+    monkeypatch: pytest.MonkeyPatch,
+    signum: signal.Signals,
+    late: bool,
+) -> None:
+    """Also in the moments in which no event loop hears it."""
+    places = [CLIENT_JUST_STARTED, LOOP_CLOSES] if late else [CLIENT_JUST_STARTED]
+    strike(tmp_path / "site", at_a_call("sweep", *places, signum=signum, late=late), monkeypatch)
+    if not late:
+        monkeypatch.setenv("FAKE_CLIENT", "hang")
+    code, output = pdserve("sweep", "--python", python, sweep_file(tmp_path))
+    assert code == 130, output
+    assert not records(pdserve_home)
+    assert_nothing_left(Deployment(None, pdserve_home))
+    assert not clients_of(python)
 
 
 def test_a_deployment_that_is_not_the_sweeps_own_is_left_alone(tmp_path: Path, pdserve_home: Path, python: str) -> None:

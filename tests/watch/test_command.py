@@ -22,14 +22,17 @@ from pdserve.observe.watch import DeploymentWatch
 from pdserve.run.directory import RunDir, home
 from tests.launch.deployment import LINE_SECONDS, REPOSITORY, recipe, up
 from tests.launch.test_robustness import recorded
+from tests.strikes import at_a_call, strike
 
 pytestmark = pytest.mark.process
 STATUS = (sys.executable, "-m", "pdserve.cli.main", "status", "--watch", "--interval", "0.5")
 
 
 @contextmanager
-def watching(*arguments: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
-    """The command, ended by Ctrl-C."""
+def watching(
+    *arguments: str, stdout: int = subprocess.PIPE, end: signal.Signals = signal.SIGINT
+) -> Iterator[subprocess.Popen[str]]:
+    """The command, ended by this signal."""
     with subprocess.Popen(
         [*STATUS, *arguments],
         cwd=REPOSITORY,
@@ -42,7 +45,7 @@ def watching(*arguments: str, stdout: int = subprocess.PIPE) -> Iterator[subproc
         try:
             yield command
         finally:
-            command.send_signal(signal.SIGINT)
+            command.send_signal(end)
             command.wait(LINE_SECONDS)
 
 
@@ -75,10 +78,11 @@ def test_the_last_minute_of_a_deployment_that_serves(tmp_path: Path, pdserve_hom
         assert command.returncode == 130
 
 
-def test_a_terminal_is_given_back_at_ctrl_c(pdserve_home: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_terminal_is_given_back_at_the_end(pdserve_home: Path, signum: signal.Signals) -> None:
     recorded(pdserve_home)
     master, terminal = pty.openpty()
-    with watching(stdout=terminal) as command:
+    with watching(stdout=terminal, end=signum) as command:
         os.close(terminal)
         shown = b""
         while shown.count(b"fake: ready") < 2:
@@ -90,6 +94,20 @@ def test_a_terminal_is_given_back_at_ctrl_c(pdserve_home: Path) -> None:
     assert command.returncode == 130
     assert command.stderr is not None
     assert b"\x1b[?25h" in shown, "the cursor is shown again"
+
+
+def test_a_terminal_is_given_back_where_a_ctrl_c_comes_as_it_is_taken(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(pdserve_home)
+    strike(tmp_path / "site", at_a_call("status", ("rich/console.py", "set_alt_screen"), late=True), monkeypatch)
+    master, terminal = pty.openpty()
+    command = subprocess.Popen(STATUS, cwd=REPOSITORY, env={**os.environ, "TERM": "xterm"}, stdout=terminal)
+    assert command.wait(LINE_SECONDS) == 130
+    os.close(terminal)
+    shown = os.read(master, 65536)
+    os.close(master)
+    assert shown.index(b"\x1b[?1049h") < shown.index(b"\x1b[?1049l")
 
 
 def test_a_watch_goes_on_with_the_next_run(pdserve_home: Path) -> None:

@@ -23,6 +23,7 @@ from pdserve.observe.status import StatusView
 from pdserve.observe.watch import DeploymentWatch, Frame
 from pdserve.printable import printable
 from pdserve.run.directory import home
+from pdserve.system.stop_signals import held_back, interruptible
 
 _EVENTS = 8
 """Shown below the tables."""
@@ -37,13 +38,20 @@ _LEGEND = (
 
 
 def run(name: str | None, *, as_json: bool, interval: float) -> None:
-    """Ends with Ctrl-C, or with the error that ends the deployment's record."""
+    """Ends with Ctrl-C, a TERM or a closed terminal, or with the error that ends the deployment's record."""
     watch = DeploymentWatch(home(os.environ), name)
     if sys.stdout.isatty() and not as_json:
-        with Live(render(watch.look()), auto_refresh=False, screen=True) as live:
+        interruptible()
+        live = Live(render(watch.look()), auto_refresh=False, screen=True)
+        try:  # not `with`: what comes while it takes the screen, or gives it back, would leave half of that undone
+            with held_back():
+                live.start(refresh=True)
             while True:
                 time.sleep(interval)
                 live.update(render(watch.look()), refresh=True)
+        finally:
+            with held_back():
+                live.stop()
     while True:
         frame = watch.look()
         typer.echo(json.dumps(frame.to_json()) if as_json else "\n".join([*plain(frame), ""]))
