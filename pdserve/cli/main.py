@@ -128,8 +128,9 @@ def _run() -> int | str | None:
     except KeyboardInterrupt:
         return _CTRL_C_EXIT
     except RuntimeError as error:
-        # Python 3.11 makes one of whatever is raised in a `__set_name__`: a Ctrl-C while a verb's classes are made.
-        if not isinstance(error.__cause__, KeyboardInterrupt):
+        # Python 3.11 makes one of whatever is raised in a `__set_name__`: a Ctrl-C while a verb's classes are made. And
+        # threading's locks raise one ("release unlocked lock") where a Ctrl-C came before they were taken.
+        if not isinstance(error.__context__, KeyboardInterrupt):
             raise
         return _CTRL_C_EXIT
     except SystemExit as done:

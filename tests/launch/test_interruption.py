@@ -46,6 +46,24 @@ sys.argv = ["pdserve", "list"]
 from pdserve.cli.main import main
 main()
 """
+STRUCK_AS_A_LOCK_IS_TAKEN = """
+import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Struck(threading.Condition):
+    def _release_save(self):
+        super()._release_save()
+        os.kill(os.getpid(), signal.SIGINT)
+class Strike:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pdserve.run.retention":
+            condition = Struck(threading.Lock())
+            with condition:
+                condition.wait()
+sys.meta_path.insert(0, Strike())
+sys.argv = ["pdserve", "list"]
+from pdserve.cli.main import main
+main()
+"""
 STRUCK_AT_THE_END = """
 import atexit, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -91,6 +109,10 @@ def test_so_does_one_that_makes_its_classes(pdserve_home: Path) -> None:
 
 def test_so_does_one_that_frees_an_object(pdserve_home: Path) -> None:
     assert ended(STRUCK_IN_A_DESTRUCTOR) == (True, "")
+
+
+def test_so_does_one_that_takes_a_lock(pdserve_home: Path) -> None:
+    assert ended(STRUCK_AS_A_LOCK_IS_TAKEN) == (True, "")
 
 
 def test_so_does_one_that_has_done_its_work(pdserve_home: Path) -> None:
