@@ -43,3 +43,17 @@ def test_the_job_is_cancelled(tmp_path: Path, pdserve_home: Path, tools: Path, s
     assert command.finish() == 130, command.output
     assert (tools / "cancelled").read_text() == "7\n"
     assert "cancelled job 7" in command.output
+
+
+def test_a_controller_that_may_have_taken_it_is_named_all_the_same(
+    tmp_path: Path, pdserve_home: Path, tools: Path
+) -> None:
+    late = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    script = (tools / "sbatch").read_text().replace("echo 7", f"echo '{late}' >&2\nexit 1")
+    (tools / "sbatch").write_text(script)
+    command = Command("up", recipe(tmp_path), "--slurm")
+    wait_until("sbatch runs", (tools / "begun").exists, LINE_SECONDS)
+    command.interrupt()
+    (tools / "go").write_text("\n")
+    assert command.finish() == 3, command.output
+    assert "squeue --me" in command.output

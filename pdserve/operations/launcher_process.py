@@ -136,8 +136,8 @@ def end_launcher(launcher: Child) -> None:
 
 def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, goes_on: bool = False) -> None:
     """Shows the history of a detached launcher until the deployment is up. Raises ReportedError or StartError when it
-    is not (with 130 if that was asked for elsewhere). `goes_on`: the caller has more to do, so that a closed terminal,
-    and what comes once it serves, are its own to hear."""
+    is not (with 130 if that was asked for elsewhere). `goes_on`: the caller has more to do, and hears
+    itself a closed terminal and what comes once it serves."""
     if signal.SIGHUP in stop_signals() and not goes_on:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a launcher of its own outlives the terminal
     offset = 0

@@ -57,7 +57,7 @@ def submit_and_follow(wanted: Submission, show: Print, *, detach: bool = False) 
         with held_back():
             job = submit(wanted.script)
             following = _Following(job, wanted.name, show, detach=detach)
-        show(f"submitted job {job}; pdserve down {wanted.name} stops it in order, scancel {job} at once\n")
+            show(f"submitted job {job}; pdserve down {wanted.name} stops it in order, scancel {job} at once\n")
         following.until_over()
     except KeyboardInterrupt:
         if following is not None:

@@ -198,7 +198,7 @@ def _bring_up(
 ) -> None:
     interruptible()
     launcher: Child | None = None
-    interrupted = False
+    ended_well = interrupted = False
     try:
         with written(run):
             run.save_key(key)
@@ -212,12 +212,23 @@ def _bring_up(
             follow(run, launcher, show.event, keep=options.keep, goes_on=options.goes_on)
         else:
             run_here(run, plan, secrets, show.event, keep=options.keep, began=began, command=options.command)
+        ended_well = True
     except KeyboardInterrupt:
         interrupted = True
         if launcher is not None:
             end_launcher(launcher)
         raise
     finally:
+        if not ended_well:
+            _clear_up(run, launcher, interrupted=interrupted)
+        if not options.detach:
+            show.end(detached=False)
+    if options.detach:
+        show.end(detached=True)
+
+
+def _clear_up(run: RunDir, launcher: Child | None, *, interrupted: bool) -> None:
+    with held_back():
         # A launcher that lives needs it, as one that keeps what is healthy of a failure; one that was killed, or was
         # still importing when the stop came, has not removed it.
         ended = launcher is None or launcher.poll() is not None
@@ -225,10 +236,6 @@ def _bring_up(
             run.forget_key()
         if (launcher is None or (interrupted and ended)) and not run.state.exists():
             discard(run)  # no launcher has begun; of one that failed to, the log is there to be read
-        if not options.detach:
-            show.end(detached=False)
-    if options.detach:
-        show.end(detached=True)
 
 
 def _prune(run: RunDir, plan: Plan, show: VerbProgress) -> None:

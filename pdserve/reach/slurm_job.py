@@ -60,8 +60,8 @@ class Job:
 
 def submit(script: str, options: Sequence[str] = ()) -> str:
     """Gives a batch script to sbatch and returns the job's id. `options`: of sbatch, that win over those of the script.
-    To be called in `held_back`: sbatch cut off may have given the job to Slurm, and nobody would know its id. Raises
-    PreflightError with sbatch's own words."""
+    To be called in `held_back`: an sbatch that is cut off may have given the job to Slurm already, and nobody would
+    know its id. Raises PreflightError with sbatch's own words."""
     if shutil.which("sbatch") is None:
         raise PreflightError(
             "--slurm: there is no sbatch on this machine's PATH",

@@ -79,9 +79,9 @@ def submit_arrays(
             with held_back():
                 after = [f"--dependency=afterany:{records[-1].job}"] if records and one_after_other else []
                 records.append(_submitted(array, folder, after))
-            job = records[-1].job
-            tasks = "1 task" if len(array.members) == 1 else f"{len(array.members)} tasks"
-            show(f"submitted job {job}: {tasks} of {array.nodes} node{'s' if array.nodes > 1 else ''}; scancel {job}")
+                job, nodes = records[-1].job, f"{array.nodes} node{'s' if array.nodes > 1 else ''}"
+                tasks = "1 task" if len(array.members) == 1 else f"{len(array.members)} tasks"
+                show(f"submitted job {job}: {tasks} of {nodes}; scancel {job}")
     except KeyboardInterrupt:
         with held_back():
             for record in records:
@@ -129,8 +129,9 @@ class ArrayFollower:
                     stop_array(array.job)
                 self._wait()
             except KeyboardInterrupt:
-                for array in self.arrays:
-                    cancel(array.job)
+                with held_back():
+                    for array in self.arrays:
+                        cancel(array.job)
             raise
         deadline = time.monotonic() + _LATE_SECONDS
         while self._missing() and time.monotonic() < deadline:

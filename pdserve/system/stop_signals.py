@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -30,21 +30,26 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def interruptible() -> None:
-    """From here on each of them is a Ctrl-C, for what has something to clear up, but no loop that hears them."""
+    """From here on each of them is a Ctrl-C: for a command that has something to clear up, and no loop."""
     for signum in stop_signals():
         signal.signal(signum, signal.default_int_handler)
 
 
 def ignored() -> None:
-    """From here on they do nothing: what the command was for is done, and its exit code must not deny that."""
-    for signum in stop_signals():
+    """From here on a Ctrl-C and a TERM do nothing: what the command was for is done, and its exit code must not deny
+    that. A closed terminal still ends it."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """What comes meanwhile is kept for a loop that hears it (`hear_stops`), and is a KeyboardInterrupt at the end if
-    none did. After it the signals have the handlers that they had before."""
+    """What comes meanwhile is kept for a loop that hears it (`hear_stops`). What no loop has heard is a
+    KeyboardInterrupt at the end, unless the block raises an error: the error has more to say, and ends the command too.
+    After it the signals have the handlers that they had before. Within another one it leaves all to that."""
+    if isinstance(signal.getsignal(signal.SIGTERM), _Held):
+        yield
+        return
     held = _Held()
     before: dict[signal.Signals, Any] = {}
     try:
@@ -53,26 +58,32 @@ def held_back() -> Iterator[None]:
             signal.signal(signum, held)
         yield
     finally:
-        held.is_over = True
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
         held.close()
-        if held.came:
-            raise KeyboardInterrupt
+        _give_back(before, held)
+    if held.came:
+        raise KeyboardInterrupt
+
+
+def _give_back(handlers: Mapping[signal.Signals, Any], held: _Held) -> None:
+    """All of them, also where one interrupts."""
+    while True:
+        try:
+            for signum, handler in handlers.items():
+                signal.signal(signum, handler)
+            return
+        except KeyboardInterrupt:
+            held.came.append(signal.SIGINT)
 
 
 class _Held:
-    """A handler that keeps the signals until a loop hears them."""
+    """A handler that keeps signals until a loop hears them."""
 
     def __init__(self) -> None:
         self.came: list[signal.Signals] = []
-        self.is_over = False
         self._asked: Asked | None = None
         self._close = contextlib.ExitStack()
 
     def __call__(self, signum: int, _: object) -> None:
-        if self.is_over:  # one that was not given back yet
-            raise KeyboardInterrupt
         self.came.append(signal.Signals(signum))
 
     def hear(self, asked: Asked, loop: asyncio.AbstractEventLoop) -> None:
@@ -107,18 +118,22 @@ class _Held:
 
 
 def hear_stops(asked: Asked) -> None:
-    """Within `held_back`: `asked` is called with each that came, at once, and then with each that comes, in the event
-    loop that runs."""
+    """Within `held_back`: `asked` is called with each signal that came, at once, and then with each that comes, in the
+    event loop that runs."""
+    _holder().hear(asked, asyncio.get_running_loop())
+
+
+def _holder() -> _Held:
     held = signal.getsignal(signal.SIGTERM)
     assert isinstance(held, _Held), "signals are heard within `held_back`"
-    held.hear(asked, asyncio.get_running_loop())
+    return held
 
 
 def run_to_its_end(main: Coroutine[Any, Any, _T]) -> _T:
-    """asyncio.run, in which the first of them cancels `main`, so that it stops what it has started.
+    """asyncio.run, in which the first signal cancels `main`, so that it stops what it has started.
 
     Then raises KeyboardInterrupt after a Ctrl-C, else SystemExit with 128 + the signal, also where `main` had ended or
-    failed by then. A second one does nothing: it would interrupt the cleaning up.
+    failed by then. A second signal does nothing: it would interrupt the cleaning up.
     """
     came: list[signal.Signals] = []
 
@@ -138,8 +153,8 @@ def run_to_its_end(main: Coroutine[Any, Any, _T]) -> _T:
         try:
             return asyncio.run(heard())
         finally:
-            if came:
-                raise _stop(came[0])
+            if unheard := [*came, *_holder().came]:
+                raise _stop(unheard[0])
 
 
 def _stop(signum: signal.Signals) -> BaseException:

@@ -104,6 +104,62 @@ print(*ended)
 """
 
 
+NESTED = """
+import os, signal
+from pdserve.system.stop_signals import held_back
+signal.signal(signal.SIGINT, signal.default_int_handler)
+done = []
+try:
+    with held_back():
+        for number in range(2):
+            with held_back():
+                os.kill(os.getpid(), signal.SIGINT)
+                done.append(number)
+except KeyboardInterrupt:
+    print(*done, "then the Ctrl-C")
+try:
+    with held_back():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise OSError("it failed")
+except OSError as error:
+    print(error)
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+"""
+
+
+def test_within_another_one_it_ends_nothing_and_an_error_is_not_hidden() -> None:
+    done = subprocess.run([sys.executable, "-c", NESTED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == ["0 1 then the Ctrl-C", "it failed"], done.stderr
+
+
+LATE = """
+import asyncio, os, signal, sys
+from pdserve.system.stop_signals import run_to_its_end
+
+class Loop(asyncio.SelectorEventLoop):
+    def close(self):
+        super().close()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+class Policy(asyncio.DefaultEventLoopPolicy):
+    _loop_factory = Loop
+
+async def verb():
+    if sys.argv[1] == "twice":
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+
+asyncio.set_event_loop_policy(Policy())
+run_to_its_end(verb())
+"""
+
+
+@pytest.mark.parametrize("when", ["late", "twice"])
+def test_a_term_as_the_loop_closes_has_its_own_exit_code(when: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LATE, when], timeout=60, check=False)
+    assert done.returncode == 143
+
+
 def test_what_is_held_back_is_heard_by_a_loop_or_is_a_ctrl_c_at_the_end() -> None:
     done = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines() == ["SIGTERM SIGHUP", "the block then the Ctrl-C"], done.stderr

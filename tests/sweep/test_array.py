@@ -426,16 +426,17 @@ def test_an_array_that_cannot_be_recorded_is_cancelled(tmp_path: Path, tools: Pa
 
 @pytest.mark.process
 def test_a_ctrl_c_while_sbatch_answers_cancels_all_that_is_submitted(tmp_path: Path, tools: Path) -> None:
-    """The terminal gives it to the whole process group; sbatch, cut off, may have submitted."""
+    """Also those that are cancelled after another Ctrl-C."""
     made, folder = planned(tmp_path, "  decode.instances: [1, 17]\n"), SweepFolder(tmp_path / "sweep")
     (tools / "sbatch").write_text(
         f"#!/bin/sh\ncat >/dev/null\necho >>{tools}/n\nn=$(wc -l <{tools}/n)\n[ $n = 1 ] || kill -INT $PPID\necho 4$n\n"
     )
+    (tools / "scancel").write_text(f'#!/bin/sh\nkill -INT $PPID\necho "$@" >>{tools}/scancel.argv\n')
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         submit_arrays(scripts(made, made.points, ["s.yaml"], at_once=None), folder, said.append, one_after_other=False)
     assert (tools / "scancel.argv").read_text().splitlines() == ["41", "42"]
-    assert said[1:] == ["cancelled job 41", "cancelled job 42"]
+    assert said[2:] == ["cancelled job 41", "cancelled job 42"]
 
 
 @pytest.mark.process

@@ -96,6 +96,16 @@ def test_a_terminal_is_given_back_at_the_end(pdserve_home: Path, signum: signal.
     assert b"\x1b[?25h" in shown, "the cursor is shown again"
 
 
+def test_a_terminal_that_is_gone_is_no_error(pdserve_home: Path) -> None:
+    recorded(pdserve_home)
+    master, terminal = pty.openpty()
+    with watching(stdout=terminal, end=signal.SIGHUP) as command:
+        os.close(terminal)
+        assert os.read(master, 65536)
+        os.close(master)
+    assert command.returncode == 130
+
+
 def test_a_terminal_is_given_back_where_a_ctrl_c_comes_as_it_is_taken(
     tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -50,7 +51,7 @@ def run(name: str | None, *, as_json: bool, interval: float) -> None:
                 time.sleep(interval)
                 live.update(render(watch.look()), refresh=True)
         finally:
-            with held_back():
+            with held_back(), contextlib.suppress(OSError):  # a terminal that is closed takes nothing
                 live.stop()
     while True:
         frame = watch.look()
