@@ -79,7 +79,10 @@ def test_with_each_api_decode_gets_the_place_of_the_kv(engines: Engines, path: s
 
 def test_a_streamed_answer_is_the_plain_one_and_its_cached_tokens_are_prefills(tiny: Deployment) -> None:
     with OpenAI(base_url=f"{tiny.state().endpoint}/v1", api_key="none", max_retries=0) as client:
-        plain = client.completions.create(model="tiny", prompt=WORDS * 30, max_tokens=12, temperature=0)
+        salt = {"cache_salt": "streamed"}  # other tests send this prompt too
+        plain = client.completions.create(
+            model="tiny", prompt=WORDS * 30, max_tokens=12, temperature=0, extra_body=salt
+        )
         options = {"include_usage": True}
         chunks = list(
             client.completions.create(
@@ -88,7 +91,7 @@ def test_a_streamed_answer_is_the_plain_one_and_its_cached_tokens_are_prefills(t
                 max_tokens=12,
                 temperature=0,
                 stream=True,
-                extra_body={"stream_options": options},
+                extra_body={"stream_options": options, **salt},
             )
         )
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == plain.choices[0].text

@@ -39,6 +39,7 @@ def test_every_process_proves_its_patches_the_workers_too(tiny: Deployment) -> N
         assert {tuple(record["active"]) for record in reported} == {plan.process(name).patches}
 
 
+@pytest.mark.ends_fixture
 def test_a_killed_worker_is_the_death_of_its_engine_and_the_others_serve(tiny: Deployment) -> None:
     """Last: vLLM itself exits with code 0 seconds later, as if nothing had happened."""
     worker = member(tiny, "decode-1", "VLLM::Worker")

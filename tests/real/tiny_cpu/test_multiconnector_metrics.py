@@ -16,6 +16,8 @@ pytestmark = pytest.mark.real
 
 PREFIX = "vllm:kv_connector_mc_"
 PROMPT = [3 + 7 * position * position % 251 for position in range(700)]
+OTHER = PROMPT[::-1]
+"""No whole chunk of it is one of the first's."""
 STORED = 512
 """Tokens of its whole chunks."""
 WAIT_SECONDS = 120.0
@@ -45,10 +47,9 @@ def counts(tiny: Deployment) -> Counts:
     return {name: (child["MooncakeConnector"], child["LMCacheMPConnector"]) for name, child in samples.items()}
 
 
-def complete(tiny: Deployment) -> str:
-    status, answer = tiny.post(
-        "/v1/completions", {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
-    )
+def complete(tiny: Deployment, prompt: list[int] = PROMPT) -> str:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+    status, answer = tiny.post("/v1/completions", body)
     assert status == 200, answer
     return str(answer["choices"][0]["text"])
 
@@ -105,10 +106,10 @@ def test_each_child_is_counted_when_a_prompt_is_new_and_when_lmcache_has_it(tiny
 
 
 def test_prefill_lives_on_after_transfers_with_unregistered_statistics(tiny: Deployment) -> None:
-    complete(tiny)
+    complete(tiny, OTHER)
     dropped = 'pdserve_patch_effects_total{effect="observations-dropped",patch="multiconnector-prom-metrics"}'
     until("Mooncake's statistics have arrived", lambda: dropped in metrics(tiny))
-    complete(tiny)
+    complete(tiny, OTHER)
     status = read_json(pdserve("status", "--json")[1])
     assert (status["phase"], status["processes"]["prefill-0"]["phase"]) == ("ready", "ready")
 
