@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from pdserve import __version__
+from tests.cluster.waiting import wait_until
 from tests.launch.deployment import REPOSITORY, Deployment
 from tests.proxy.test_compiled import EXPECTED
 from tests.real import kv_faults
@@ -75,6 +76,12 @@ def tiny(home: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     recipe = tmp_path_factory.mktemp("recipe") / f"{NAME}.yaml"
     recipe.write_text(yaml.safe_dump(document | {"name": NAME, "lmcache": None}))
     yield from brought_up(NAME, home, recipe)
+
+
+@pytest.fixture(autouse=True)
+def _all_serve(tiny: Deployment) -> None:
+    """Also what the test before has killed."""
+    wait_until("all engines serve", lambda: tiny.state().phase == "ready", WAIT_SECONDS)
 
 
 def test_the_proxy_is_the_build_that_is_under_test(tiny: Deployment) -> None:
@@ -189,8 +196,7 @@ def test_prefix_aware_and_kv_events_raise_the_hit_rate_over_round_robin(tiny: De
         async with clients(tiny) as asked:
             rates = {}
             for number, policy in enumerate(("kv_events", "prefix_aware", "round_robin")):
-                if number:
-                    use(tiny, policy)
+                use(tiny, policy)
                 rates[policy] = await conversations(asked, 10_000 * (number + 1))
             return rates
 
@@ -271,7 +277,7 @@ def workers(tiny: Deployment) -> list[dict[str, Any]]:
 
 
 def test_a_prefill_killed_under_load_costs_no_request(tiny: Deployment) -> None:
-    """Nothing had been sent to any of these clients when their prefill died. The next test sees it come back."""
+    """Nothing had been sent to any of these clients when their prefill died."""
     worker = member(tiny, "prefill-1", "VLLM::Worker")
 
     async def load() -> list[list[int]]:
@@ -296,8 +302,7 @@ def test_a_prefill_killed_under_load_costs_no_request(tiny: Deployment) -> None:
 def test_a_decode_killed_while_it_streams_ends_its_streams_by_an_error_and_costs_no_other_request(
     tiny: Deployment, faults: Path, name: str, title: str
 ) -> None:
-    """Its API server, whose connections break, or its worker, of whose end vLLM may speak. The first one comes back, as
-    does the prefill of the test before, which may still be coming up while this one dies; the second one is last."""
+    """Its API server, whose connections break, or its worker, of whose end vLLM may speak. It comes back."""
     use(tiny, "round_robin", "decode")
     victim = tiny.id_of(name) if title == "vllm" else member(tiny, name, title)
     seed = 90_000 if title == "vllm" else 95_000
@@ -317,12 +322,11 @@ def test_a_decode_killed_while_it_streams_ends_its_streams_by_an_error_and_costs
                 return free  # how one comes back does not depend on how it went
             # The proxy's own error is the end; after its own error vLLM says [DONE].
             assert all("error" in stream.events[-1] for stream in killed.lost)
-            return f"{free}; they serve again after {await served_again(asked) - killed.at:.1f} s"
+            return f"{free}; it serves again after {await served_again(asked) - killed.at:.1f} s"
 
     async def served_again(asked: Reached) -> float:
-        """Both that were killed, without another attempt; when they were back."""
-        for worker in ("prefill-1", name):
-            await asked.back(worker)
+        """Without another attempt; when it was back."""
+        await asked.back(name)
         back = time.monotonic()
         use(tiny, "round_robin")
         more = [asked.request(prompt(300, seed + 300 + number), 4) for number in range(4)]
