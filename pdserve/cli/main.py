@@ -28,7 +28,7 @@ def main() -> None:
         code = _main(interruptible=interruptible)
     except KeyboardInterrupt:
         code = _CTRL_C_EXIT
-    if interruptible and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # it is where it comes too late
+    if interruptible and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as once its work is done
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the interpreter's own end too
     sys.exit(code)
 

@@ -31,7 +31,7 @@ from pdserve.system import procfs
 from pdserve.system.markers import new_token
 from pdserve.system.process import Child, send, spawn
 from pdserve.system.queued_output import queued_output
-from pdserve.system.stop_signals import hear_stops, held_back, ignored, interruptible, stop_signals
+from pdserve.system.stop_signals import hear_stops, held_back, ignore_stops, interruptible, stop_signals
 
 OnEvent = Callable[[dict[str, Any]], None]
 _FOLLOW_SECONDS = 0.1
@@ -136,32 +136,35 @@ def end_launcher(launcher: Child) -> None:
 
 def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, goes_on: bool = False) -> None:
     """Shows the history of a detached launcher until the deployment is up. Raises ReportedError or StartError when it
-    is not (with 130 if that was asked for elsewhere). `goes_on`: the caller has more to do, and hears
-    itself a closed terminal and what comes once it serves."""
+    is not (with 130 if that was asked for elsewhere). `goes_on`: the caller has more to do, and hears itself
+    a closed terminal and a stop that comes once it serves."""
     if signal.SIGHUP in stop_signals() and not goes_on:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a launcher of its own outlives the terminal
     offset = 0
     failure: ReportedError | None = None
     stopped = False
+
+    def serves(event: dict[str, Any]) -> None:
+        if not goes_on:
+            ignore_stops()
+        on_event(event)
+
     while True:
         ended = launcher.poll()
         state = _state_of(run)  # before the events: what it knows they hold, unless a full disk has swallowed it
         events, offset = run.read_events(offset)
         for event in events:
-            if event["event"] == "up" and not goes_on:
-                ignored()
-            on_event(event)
             if event["event"] == "up":
+                serves(event)
                 return
+            on_event(event)
             if event["event"] == "failed":
                 failure = ReportedError(event["error"], event["exit_code"])
                 if keep:
                     raise failure
             stopped = stopped or (event["event"] == "down" and event["phase"] == "stopped")
         if ended is None and state is not None and state.ready_at is not None:
-            if not goes_on:
-                ignored()
-            on_event(
+            serves(
                 {
                     "at": time.time(),
                     "event": "note",

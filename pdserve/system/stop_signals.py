@@ -35,7 +35,7 @@ def interruptible() -> None:
         signal.signal(signum, signal.default_int_handler)
 
 
-def ignored() -> None:
+def ignore_stops() -> None:
     """From here on a Ctrl-C and a TERM do nothing: what the command was for is done, and its exit code must not deny
     that. A closed terminal still ends it."""
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -45,7 +45,7 @@ def ignored() -> None:
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
     """What comes meanwhile is kept for a loop that hears it (`hear_stops`). What no loop has heard is a
-    KeyboardInterrupt at the end, unless the block raises an error: the error has more to say, and ends the command too.
+    KeyboardInterrupt at the end, unless the block raises an error, which has more to say.
     After it the signals have the handlers that they had before. Within another one it leaves all to that."""
     if isinstance(signal.getsignal(signal.SIGTERM), _Held):
         yield
@@ -153,8 +153,8 @@ def run_to_its_end(main: Coroutine[Any, Any, _T]) -> _T:
         try:
             return asyncio.run(heard())
         finally:
-            if unheard := [*came, *_holder().came]:
-                raise _stop(unheard[0])
+            if stops := [*came, *_holder().came]:
+                raise _stop(stops[0])
 
 
 def _stop(signum: signal.Signals) -> BaseException:

@@ -147,6 +147,31 @@ def test_neither_does_one_whose_launcher_is_still_importing(
     assert list(pdserve_home.glob("*/*")) == [], "no folder of a run that never began"
 
 
+STRIKES_TWICE = """
+import os, signal
+from pdserve.cli import main
+from pdserve.operations import up
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def struck(before):
+    def strikes(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        return before(*arguments, **options)
+    return strikes
+up.follow, up.discard = struck(up.follow), struck(up.discard)
+main.main()
+"""
+
+
+def test_a_second_ctrl_c_as_it_clears_up_leaves_nothing_either(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strike(tmp_path / "site", NEVER_DONE_IMPORTING, monkeypatch)
+    argv = [sys.executable, "-c", STRIKES_TWICE, "up", str(recipe(tmp_path)), "--detach"]
+    assert subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=LINE_SECONDS, check=False).returncode == 130
+    assert keys() == []
+    assert list(pdserve_home.glob("*/*")) == []
+
+
 def test_a_failure_that_is_kept_keeps_its_own_until_down(tmp_path: Path, pdserve_home: Path) -> None:
     file = recipe(tmp_path, decode__env={"FAKE_DIE_AT": "load"})
     assert pdserve("up", file, "--detach", "--keep-on-failure")[0] == 4

@@ -79,10 +79,14 @@ def strike(*signals):
         os.kill(os.getpid(), signum)
 
 async def hears():
-    hear_stops(heard.append)
+    both = asyncio.Event()
+    def hear(signum):
+        heard.append(signum)
+        if len(heard) == 2:
+            both.set()
+    hear_stops(hear)
     strike(signal.SIGHUP)
-    while len(heard) < 2:
-        await asyncio.sleep(0)
+    await both.wait()
 
 heard = []
 interruptible()
@@ -95,7 +99,6 @@ for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
 ended = []
 try:
     with held_back():
-        asyncio.run(asyncio.sleep(0))
         strike(signal.SIGHUP, signal.SIGINT)
         ended.append("the block")
 except KeyboardInterrupt:
@@ -147,7 +150,7 @@ class Policy(asyncio.DefaultEventLoopPolicy):
 async def verb():
     if sys.argv[1] == "twice":
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
 asyncio.set_event_loop_policy(Policy())
 run_to_its_end(verb())

@@ -45,13 +45,13 @@ def run(name: str | None, *, as_json: bool, interval: float) -> None:
         interruptible()
         live = Live(render(watch.look()), auto_refresh=False, screen=True)
         try:  # not `with`: what comes while it takes the screen, or gives it back, would leave half of that undone
-            with held_back():
+            with held_back(), contextlib.suppress(OSError):  # a terminal that is closed takes nothing
                 live.start(refresh=True)
             while True:
                 time.sleep(interval)
                 live.update(render(watch.look()), refresh=True)
         finally:
-            with held_back(), contextlib.suppress(OSError):  # a terminal that is closed takes nothing
+            with held_back(), contextlib.suppress(OSError):
                 live.stop()
     while True:
         frame = watch.look()
