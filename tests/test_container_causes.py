@@ -103,6 +103,27 @@ def test_the_exit_code_of_docker_run_has_a_meaning(code: int, words: str) -> Non
     assert words in hint.cause
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        'time="2026-11-27T20:04:57Z" level=error msg="error waiting for container: unexpected EOF"',
+        "read unix @->/run/docker.sock: read: connection reset by peer",
+        "write tcp 10.0.0.1:41234->10.0.0.7:2376: write: broken pipe",
+    ],
+)
+def test_a_docker_run_whose_daemon_is_gone_may_also_end_with_1(words: str) -> None:
+    hint = container_end(1, ["an earlier line", words])
+    assert hint is not None
+    assert "docker itself failed" in hint.cause
+
+
+def test_an_agent_that_ends_with_1_is_not_taken_for_that() -> None:
+    assert (
+        container_end(1, ["Traceback (most recent call last):", "ConnectionResetError: [Errno 104] read: reset"])
+        is None
+    )
+
+
 @pytest.mark.parametrize("code", [None, 0, 1, -9, 255])
 def test_another_code_has_none(code: int | None) -> None:
     assert container_end(code) is None

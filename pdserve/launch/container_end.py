@@ -1,8 +1,10 @@
-"""Why a container of docker has ended, by the exit code of the `docker run` that held its agent."""
+"""Why a container of docker has ended, by the exit code and the last words of the `docker run` that held its agent."""
 
 from __future__ import annotations
 
+import re
 import signal
+from collections.abc import Sequence
 
 from pdserve.logs.causes import Hint
 
@@ -33,7 +35,15 @@ _BY_CODE = {
     128 + signal.SIGTERM: _TERMINATED,
 }
 
+_CONNECTION_BROKE = re.compile(
+    r"\berror waiting for container: |^(?:error during connect: .*|(?:read|write) (?:unix|tcp) \S+: (?:read|write): )"
+)
+"""What `docker run` prints when its daemon goes. Its exit code is 125 where it sees the end of the answer first, and 1
+where it sees that of the stream: a daemon that dies with input of the container unread (docker 28.2)."""
 
-def container_end(exit_code: int | None) -> Hint | None:
-    """None: the code has no meaning of docker's own."""
+
+def container_end(exit_code: int | None, words: Sequence[str] = ()) -> Hint | None:
+    """`words`: the last lines that it printed. None: neither has a meaning of docker's own."""
+    if exit_code == 1 and any(_CONNECTION_BROKE.search(line) for line in words):
+        return _DAEMON
     return None if exit_code is None else _BY_CODE.get(exit_code)

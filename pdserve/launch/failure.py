@@ -11,7 +11,7 @@ from pdserve.errors import ServeError, StartError, StateError
 from pdserve.launch.container_end import container_end
 from pdserve.launch.fleet import Trouble
 from pdserve.lmcache_server import Attachment
-from pdserve.logs.causes import explain
+from pdserve.logs.causes import Hint, explain
 from pdserve.logs.lines import end_of, split
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.agent_line import in_docker
@@ -95,6 +95,8 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
 def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) -> E:
     log: Path = run.logs / f"agent@{gone.node}.log"
     there = ", ".join(process.name for process in plan.processes if process.node == gone.node)
+    tail: tuple[str, ...] = _tail(log)
+    ended = container_end(gone.exit_code, tail)
     todo = f"read {log}"
     if gone.because == "lease":
         todo = (
@@ -102,14 +104,13 @@ def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) ->
         )
     elif gone.how == DOCKER_HANGS:
         todo = docker_hangs(gone.node).todo
-    elif (ended := container_end(gone.exit_code)) is not None:
+    elif ended is not None:
         todo += f"; {ended.todo}"
     elif isinstance(plan.node(gone.node).reach, Ssh):  # Slurm ends what a step leaves
         todo += f"; `pdserve down {plan.name}`, typed on {gone.node}, clears up what an agent that was killed has left"
     if gone.how.startswith(NOT_HEARD):
         todo += "; a node that is only busy needs a longer timeouts.heartbeat_seconds (and agent_lease_seconds)"
-    tail: tuple[str, ...] = _tail(log)
-    cause = _why_lost(gone, plan)
+    cause = _why_lost(gone, plan, ended)
     if gone.because is None and tail and tail[-1].startswith(STOPPED):
         cause = f"{tail[-1]} (kill -STOP, a debugger): it acts again once it is continued or killed"
     return kind(
@@ -121,7 +122,8 @@ def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) ->
     )
 
 
-def _why_lost(gone: Gone, plan: Plan) -> str:
+def _why_lost(gone: Gone, plan: Plan, ended: Hint | None) -> str:
+    """`ended`: why the container of its agent has ended, where docker says so."""
     lease = plan.timeouts.agent_lease_seconds
     match gone.because:
         case "lease" if gone.held > lease / 2:
@@ -147,7 +149,7 @@ def _why_lost(gone: Gone, plan: Plan) -> str:
             )
     if gone.how == DOCKER_HANGS:
         return docker_hangs(gone.node).cause
-    if (ended := container_end(gone.exit_code)) is not None:
+    if ended is not None:
         return ended.cause
     near, docker = isinstance(plan.node(gone.node).reach, Local), in_docker(plan.node(gone.node))
     if near and not docker:

@@ -66,8 +66,8 @@ class NodeProcess(subprocess.Popen[str]):
         inner = self.inner_pid
         try:
             os.kill(self.pid if inner is None else inner, sig)
-            if sig == signal.SIGCONT:  # nsenter stops with its program, and would never see its end
-                os.kill(self.pid, sig)
+            if sig in (signal.SIGCONT, signal.SIGKILL):  # nsenter stops with its program, and would never see its end
+                os.kill(self.pid, signal.SIGCONT)
         except ProcessLookupError:
             return
 

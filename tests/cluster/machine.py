@@ -18,6 +18,7 @@ _TOOLS = {
     "setpriv": "util-linux",
     "ip": "iproute2",
     "bridge": "iproute2",
+    "ss": "iproute2",
 }
 
 

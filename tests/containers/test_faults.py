@@ -60,11 +60,17 @@ def test_docker_stop_without_patience(box: Boxes) -> None:
     box.assert_nothing_left()
 
 
-def test_a_docker_daemon_that_is_killed(own_box: Boxes) -> None:
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_docker_daemon_that_is_killed(own_box: Boxes, unread: bool) -> None:
+    """`unread`: with a heartbeat of the launcher in its socket, which makes the exit code of `docker run` 1."""
     with own_box.up(own_box.node, own_box.boxed()) as up:
         up.ready()
-        own_box.docker.kill()
-        lost(up, "SIGKILL of dockerd", "docker run ended with exit code 125")
+        if unread:
+            own_box.docker.kill_with_unread_input()
+            lost(up, "SIGKILL of dockerd with unread input", "docker run ended with exit code 1")
+        else:
+            own_box.docker.kill()
+            lost(up, "SIGKILL of dockerd", "docker run ended with exit code 1")  # 125, or as above
         assert "docker itself failed" in up.expect("likely cause:")
         assert "systemctl status docker" in up.expect("what to do:")
         assert up.ended() == "5"
