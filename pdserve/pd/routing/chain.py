@@ -1,9 +1,9 @@
 """A sequence cut into blocks, each named by a hash of it and all before it.
 
 Two sequences have the same first n names exactly if their first n blocks are the same: a prefix is found by looking up
-names. Python's own hash of bytes is keyed by a secret of the process, so a client cannot make two prompts
-collide on purpose; by chance one of 10^6 blocks does with a probability below 10^-6. Names mean nothing outside the
-process.
+names. They depend on a secret of the process and mean nothing outside it. By chance one of 10^6 blocks has the name of
+another one with a probability below 10^-6; a client that brought that about would change which engine a request goes
+to, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from array import array
 from collections.abc import Container, Sequence
 from functools import lru_cache
 
+from pdserve.pd.routing.block_hash import SECRET, digest
+
 TOKEN_BYTES = array("I").itemsize
 ROOT = 0
 """Stands before the first block."""
@@ -20,6 +22,8 @@ _STEP = 64
 FINE_BYTES = 8192
 """Of a GrowingChain: as far as its blocks have one size."""
 _FINE_BLOCKS = 32
+_COPIED_BYTES = 2048
+"""A copy of less costs less than a view of it."""
 
 
 def pack(tokens: Sequence[int]) -> bytes | None:
@@ -104,12 +108,11 @@ class GrowingChain:
         self._ends = _ends(size, length)
         """Of the blocks, from `begin` on, one of them beyond the data."""
         names: list[int] = []
-        parent, done = ROOT, 0
+        parent, done = SECRET, 0
         for stop in self._ends:
             if stop > length:
                 break
-            # A copy, but one that stays in the processor's cache; a memoryview hashes all that it is a view of, too.
-            parent = hash((parent, data[begin + done : begin + stop]))
+            parent = digest(_part(data, begin + done, begin + stop), parent)
             names.append(parent)
             done = stop
         self._whole = len(names)
@@ -118,7 +121,7 @@ class GrowingChain:
         while step >= size:
             stop = done + step
             if stop <= length:
-                parent = hash((parent, data[begin + done : begin + stop]))
+                parent = digest(_part(data, begin + done, begin + stop), parent)
                 names.append(parent)
                 done = stop
             step //= 2
@@ -144,11 +147,17 @@ class GrowingChain:
         while step >= self.size:
             stop = done + step
             if stop <= length:
-                name = hash((parent, data[begin + done : begin + stop]))
+                name = digest(_part(data, begin + done, begin + stop), parent)
                 if name in by:
                     parent, done = name, stop
             step //= 2
         return done
+
+
+def _part(data: bytes, begin: int, end: int) -> bytes | memoryview:
+    if end - begin <= _COPIED_BYTES:
+        return data[begin:end]
+    return memoryview(data)[begin:end]
 
 
 _layouts: dict[int, list[int]] = {}
