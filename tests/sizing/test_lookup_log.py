@@ -102,6 +102,14 @@ def test_a_log_that_lmcache_itself_has_written_is_replayed(recipe: Path, tmp_pat
     assert found["best"] == pytest.approx(2048 / 4400)
 
 
+def test_nothing_that_needs_a_device_is_imported(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "torch.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    [found] = rates(recipe, written(tmp_path / "log", [lookup(prompt) for prompt in (1, 2, 1, 2)]))
+    assert found["best"] == pytest.approx(2048 / 4400)
+
+
 def test_the_proposed_size_holds_what_comes_again(recipe: Path, tmp_path: Path) -> None:
     """Forty prompts in turn: LRU has all of them or none. 160 MiB, in the 0.64 of L1 that an eviction leaves."""
     log = written(tmp_path / "log", [lookup(turn % 40) for turn in range(400)])
