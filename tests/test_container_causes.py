@@ -109,6 +109,7 @@ def test_the_exit_code_of_docker_run_has_a_meaning(code: int, words: str) -> Non
         'time="2026-11-27T20:04:57Z" level=error msg="error waiting for container: unexpected EOF"',
         "read unix @->/run/docker.sock: read: connection reset by peer",
         "write tcp 10.0.0.1:41234->10.0.0.7:2376: write: broken pipe",
+        "ERRO[0012] error waiting for container: unexpected EOF",
     ],
 )
 def test_a_docker_run_whose_daemon_is_gone_may_also_end_with_1(words: str) -> None:
@@ -117,11 +118,18 @@ def test_a_docker_run_whose_daemon_is_gone_may_also_end_with_1(words: str) -> No
     assert "docker itself failed" in hint.cause
 
 
-def test_an_agent_that_ends_with_1_is_not_taken_for_that() -> None:
-    assert (
-        container_end(1, ["Traceback (most recent call last):", "ConnectionResetError: [Errno 104] read: reset"])
-        is None
-    )
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["ConnectionResetError: [Errno 104] read: reset"],
+        ["RuntimeError: error waiting for container: exit status 7"],
+        ["read unix @->/run/docker.sock: read: connection reset by peer", "/usr/bin/python3: No module named pdserve"],
+    ],
+    ids=["nothing", "an error", "an error in its words", "an earlier one"],
+)
+def test_an_agent_that_ends_with_1_is_not_taken_for_that(words: list[str]) -> None:
+    assert container_end(1, words) is None
 
 
 @pytest.mark.parametrize("code", [None, 0, 1, -9, 255])

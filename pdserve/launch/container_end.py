@@ -36,14 +36,16 @@ _BY_CODE = {
 }
 
 _CONNECTION_BROKE = re.compile(
-    r"\berror waiting for container: |^(?:error during connect: .*|(?:read|write) (?:unix|tcp) \S+: (?:read|write): )"
+    r'(?:time="[^"]*" level=error msg="|ERRO\[\d+\] )error waiting for container: '
+    r"|(?:read|write) (?:unix|tcp) \S+: (?:read|write): "
 )
 """What `docker run` prints when its daemon goes. Its exit code is 125 where it sees the end of the answer first, and 1
-where it sees that of the stream: a daemon that dies with input of the container unread (docker 28.2)."""
+where it sees that of the stream: a daemon that dies with input of the container unread (docker 20.10 and 28.2)."""
 
 
 def container_end(exit_code: int | None, words: Sequence[str] = ()) -> Hint | None:
-    """`words`: the last lines that it printed. None: neither has a meaning of docker's own."""
-    if exit_code == 1 and any(_CONNECTION_BROKE.search(line) for line in words):
+    """`words`: the last lines of its log, in which an earlier `docker run` may have written too: only the last one
+    counts. None: neither has a meaning of docker's own."""
+    if exit_code == 1 and words and _CONNECTION_BROKE.match(words[-1]):
         return _DAEMON
     return None if exit_code is None else _BY_CODE.get(exit_code)

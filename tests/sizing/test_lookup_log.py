@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -105,6 +107,22 @@ def test_a_log_that_lmcache_itself_has_written_is_replayed(recipe: Path, tmp_pat
 def test_nothing_that_needs_a_device_is_imported(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "torch.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    [found] = rates(recipe, written(tmp_path / "log", [lookup(prompt) for prompt in (1, 2, 1, 2)]))
+    assert found["best"] == pytest.approx(2048 / 4400)
+
+
+def test_a_simulator_that_needs_more_of_its_package_gets_it(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = find_spec("lmcache")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    package = tmp_path / "packages" / "lmcache"
+    copytree(Path(spec.submodule_search_locations[0]) / "tools", package / "tools")
+    (package / "__init__.py").write_text("needed = True\n")
+    with (package / "tools" / "cache_simulator" / "simulator.py").open("a") as simulator:
+        simulator.write("\nfrom lmcache import needed\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     [found] = rates(recipe, written(tmp_path / "log", [lookup(prompt) for prompt in (1, 2, 1, 2)]))
     assert found["best"] == pytest.approx(2048 / 4400)

@@ -98,8 +98,15 @@ def test_a_terminal_is_given_back_at_the_end(pdserve_home: Path, signum: signal.
     assert b"\x1b[?25h" in shown, "the cursor is shown again"
 
 
-def test_a_terminal_that_is_gone_is_no_error(pdserve_home: Path) -> None:
+@pytest.mark.parametrize("function", ["start", "update"])
+@pytest.mark.parametrize("hung_up", [True, False])
+def test_a_terminal_that_is_gone_is_no_error(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, function: str, hung_up: bool
+) -> None:
+    """`hung_up`: it is that of the command's session, which gets a HUP from the kernel."""
     recorded(pdserve_home)
+    call = at_a_call("status", ("rich/live.py", function), signum=signal.SIGSTOP)
+    strike(tmp_path / "site", call, monkeypatch)
     master, terminal = pty.openpty()
     command = subprocess.Popen(
         STATUS,
@@ -109,11 +116,12 @@ def test_a_terminal_that_is_gone_is_no_error(pdserve_home: Path) -> None:
         stdout=terminal,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0),  # its own, which the kernel hangs up
+        preexec_fn=(lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0)) if hung_up else None,
     )
     os.close(terminal)
-    assert os.read(master, 65536)
+    assert os.WIFSTOPPED(os.waitpid(command.pid, os.WUNTRACED)[1])
     os.close(master)
+    command.send_signal(signal.SIGCONT)
     assert command.wait(LINE_SECONDS) == 130
 
 

@@ -47,9 +47,12 @@ def run(name: str | None, *, as_json: bool, interval: float) -> None:
         try:  # not `with`: what comes while it takes the screen, or gives it back, would leave half of that undone
             with held_back(), contextlib.suppress(OSError):  # a terminal that is closed takes nothing
                 live.start(refresh=True)
-            while True:
+            while sys.stdout.isatty():
                 time.sleep(interval)
-                live.update(render(watch.look()), refresh=True)
+                shown = render(watch.look())
+                with contextlib.suppress(OSError):
+                    live.update(shown, refresh=True)
+            raise KeyboardInterrupt  # closed, and no HUP came: it was not the terminal of this session
         finally:
             with held_back(), contextlib.suppress(OSError):
                 live.stop()

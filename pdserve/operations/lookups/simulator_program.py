@@ -8,12 +8,14 @@ interface is that of lmcache 0.5.6 (lmcache/tools/cache_simulator/simulator.py: 
 import json
 import sys
 import warnings
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+_SIMULATOR = "lmcache.tools.cache_simulator.simulator"
 STEP = 2**0.25
 """Between one size of L1 and the next."""
 LOOK_SECONDS = 1.0
@@ -25,12 +27,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     of a chunk in L1. `shares`: of L1 that are full of chunks, from right after an eviction to where one begins; it gets
     fuller by what comes until LMCache looks.
     `points`: how many sizes, from the one that holds all chunks downwards. `sizes`: further ones, in bytes."""
-    _without_torch("lmcache")
-    from lmcache.tools.cache_simulator.simulator import load_lookup_events, simulate
-
+    simulator = _simulator()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        events = load_lookup_events([Path(path) for path in request["paths"]])
+        events = simulator.load_lookup_events([Path(path) for path in request["paths"]])
     models = sorted({str(event.get("model_name", "")) for event in events})
     wanted = request["model"] if request["model"] in models else models[0] if len(models) == 1 else None
     events = [event for event in events if event.get("model_name", "") == wanted]
@@ -53,7 +53,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             # The size that holds all of them is a quotient: a rounding error must not take one away.
             capacity = max(1, int(size / request["chunk_bytes"] + 1e-6))
             if capacity not in rates:
-                replayed = simulate(events, capacity * request["chunk_bytes"], request["chunk_bytes"], fast=True)
+                replayed = simulator.simulate(
+                    events, capacity * request["chunk_bytes"], request["chunk_bytes"], fast=True
+                )
                 rates[capacity] = float(replayed["token_hit_rate"])
             return rates[capacity]
 
@@ -78,6 +80,17 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _simulator() -> Any:
+    """Raises ImportError."""
+    try:
+        _without_torch("lmcache")
+        return import_module(_SIMULATOR)
+    except (AttributeError, ImportError):  # a version whose simulator needs more of the package
+        for name in [name for name in sys.modules if name.partition(".")[0] == "lmcache"]:
+            del sys.modules[name]
+        return import_module(_SIMULATOR)
+
+
 def _without_torch(package: str) -> None:
     """Its modules can be imported, and its own file is not run: LMCache's imports torch and its kernels, which takes
     five seconds and may need a device's driver. The simulator needs neither."""
@@ -85,7 +98,7 @@ def _without_torch(package: str) -> None:
     if spec is None or spec.submodule_search_locations is None:
         raise ImportError(f"No module named {package!r}")
     hollow = ModuleType(package)
-    hollow.__path__ = spec.submodule_search_locations
+    hollow.__spec__, hollow.__path__ = spec, spec.submodule_search_locations
     sys.modules[package] = hollow
 
 

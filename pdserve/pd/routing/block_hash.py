@@ -11,21 +11,26 @@ from collections.abc import Callable
 
 SECRET = secrets.randbits(63)
 """The seed of a prompt's first block."""
+_COPIED_BYTES = 2048
+"""A copy of less costs less than a view of it."""
 
 
-def _of_python(data: bytes | memoryview, seed: int) -> int:
-    # As bytes: the hash of a memoryview keeps a copy of all that it is a view of.
-    return hash((seed, bytes(data)))
-
-
-def fastest() -> Callable[[bytes | memoryview, int], int]:
-    """Of what is installed."""
+def _xxhash() -> Callable[[bytes | memoryview, int], int] | None:
     try:
         from xxhash import xxh3_64_intdigest
     except ImportError:
-        return _of_python
+        return None
     return xxh3_64_intdigest
 
 
-digest = fastest()
-"""The name of a block of these bytes that follows the block `seed`: 64 bits."""
+_XXH3 = _xxhash()
+
+
+def digest(data: bytes, begin: int, end: int, before: int) -> int:
+    """64 bits: of the block of `data` from `begin` to `end` that follows the block `before`."""
+    if _XXH3 is None:
+        # Not of a view: the hash of a memoryview hashes all that it is a view of.
+        return hash((before, data[begin:end]))
+    if end - begin <= _COPIED_BYTES:
+        return _XXH3(data[begin:end], before)
+    return _XXH3(memoryview(data)[begin:end], before)

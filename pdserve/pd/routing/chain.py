@@ -3,7 +3,7 @@
 Two sequences have the same first n names exactly if their first n blocks are the same: a prefix is found by looking up
 names. They depend on a secret of the process and mean nothing outside it. By chance one of 10^6 blocks has the name of
 another one with a probability below 10^-6; a client that brought that about would change which engine a request goes
-to, and nothing else.
+to, or whether it goes through prefill, and no answer.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ _STEP = 64
 FINE_BYTES = 8192
 """Of a GrowingChain: as far as its blocks have one size."""
 _FINE_BLOCKS = 32
-_COPIED_BYTES = 2048
-"""A copy of less costs less than a view of it."""
 
 
 def pack(tokens: Sequence[int]) -> bytes | None:
@@ -112,7 +110,7 @@ class GrowingChain:
         for stop in self._ends:
             if stop > length:
                 break
-            parent = digest(_part(data, begin + done, begin + stop), parent)
+            parent = digest(data, begin + done, begin + stop, parent)
             names.append(parent)
             done = stop
         self._whole = len(names)
@@ -121,7 +119,7 @@ class GrowingChain:
         while step >= size:
             stop = done + step
             if stop <= length:
-                parent = digest(_part(data, begin + done, begin + stop), parent)
+                parent = digest(data, begin + done, begin + stop, parent)
                 names.append(parent)
                 done = stop
             step //= 2
@@ -147,17 +145,11 @@ class GrowingChain:
         while step >= self.size:
             stop = done + step
             if stop <= length:
-                name = digest(_part(data, begin + done, begin + stop), parent)
+                name = digest(data, begin + done, begin + stop, parent)
                 if name in by:
                     parent, done = name, stop
             step //= 2
         return done
-
-
-def _part(data: bytes, begin: int, end: int) -> bytes | memoryview:
-    if end - begin <= _COPIED_BYTES:
-        return data[begin:end]
-    return memoryview(data)[begin:end]
 
 
 _layouts: dict[int, list[int]] = {}
