@@ -40,7 +40,7 @@ _CONNECTION_BROKE = re.compile(
     r"|(?:read|write) (?:unix|tcp) \S+: (?:read|write): "
 )
 """What `docker run` prints when its daemon goes. Its exit code is 125 where it sees the end of the answer first, and 1
-where it sees that of the stream: a daemon that dies with input of the container unread (docker 20.10 and 28.2)."""
+where it sees that of the stream: a daemon that dies with input of the container unread (docker 20.10)."""
 
 
 def container_end(exit_code: int | None, words: Sequence[str] = ()) -> Hint | None:
