@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
 
 from pdserve.logs.causes import Hint
 
@@ -43,9 +42,9 @@ _CONNECTION_BROKE = re.compile(
 where it sees that of the stream: a daemon that dies with input of the container unread (docker 20.10)."""
 
 
-def container_end(exit_code: int | None, words: Sequence[str] = ()) -> Hint | None:
-    """`words`: the last lines of its log, in which an earlier `docker run` may have written too: only the last one
-    counts. None: neither has a meaning of docker's own."""
-    if exit_code == 1 and words and _CONNECTION_BROKE.match(words[-1]):
+def container_end(exit_code: int | None, last_line: str = "") -> Hint | None:
+    """`last_line`: of its log; those before may be of an earlier `docker run`. None: neither has a meaning of docker's
+    own."""
+    if exit_code == 1 and _CONNECTION_BROKE.match(last_line):
         return _DAEMON
     return None if exit_code is None else _BY_CODE.get(exit_code)

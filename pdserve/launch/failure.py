@@ -96,7 +96,7 @@ def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) ->
     log: Path = run.logs / f"agent@{gone.node}.log"
     there = ", ".join(process.name for process in plan.processes if process.node == gone.node)
     tail: tuple[str, ...] = _tail(log)
-    ended = container_end(gone.exit_code, tail)
+    ended = container_end(gone.exit_code, tail[-1] if tail else "")
     todo = f"read {log}"
     if gone.because == "lease":
         todo = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import xxhash
 
 from pdserve.pd.routing import block_hash
 from pdserve.pd.routing.block_hash import SECRET, digest
@@ -20,7 +21,6 @@ def hasher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("text", [SMALL, LARGE])
 def test_xxhash_is_taken_where_it_is_installed(text: bytes) -> None:
-    xxhash = pytest.importorskip("xxhash")
     assert digest(text, 0, len(text), SECRET) == xxhash.xxh3_64_intdigest(text, SECRET)
 
 

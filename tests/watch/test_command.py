@@ -32,9 +32,9 @@ STATUS = (sys.executable, "-m", "pdserve.cli.main", "status", "--watch", "--inte
 
 @contextmanager
 def watching(
-    *arguments: str, stdout: int = subprocess.PIPE, end: signal.Signals = signal.SIGINT
+    *arguments: str, stdout: int = subprocess.PIPE, end: signal.Signals = signal.SIGINT, **options: Any
 ) -> Iterator[subprocess.Popen[str]]:
-    """The command, ended by this signal."""
+    """The command, ended by this signal. `options`: of Popen."""
     with subprocess.Popen(
         [*STATUS, *arguments],
         cwd=REPOSITORY,
@@ -43,6 +43,7 @@ def watching(
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
+        **options,
     ) as command:
         try:
             yield command
@@ -108,21 +109,12 @@ def test_a_terminal_that_is_gone_is_no_error(
     call = at_a_call("status", ("rich/live.py", function), signum=signal.SIGSTOP)
     strike(tmp_path / "site", call, monkeypatch)
     master, terminal = pty.openpty()
-    command = subprocess.Popen(
-        STATUS,
-        cwd=REPOSITORY,
-        env={**os.environ, "TERM": "xterm"},
-        stdin=subprocess.DEVNULL,
-        stdout=terminal,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=(lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0)) if hung_up else None,
-    )
-    os.close(terminal)
-    assert os.WIFSTOPPED(os.waitpid(command.pid, os.WUNTRACED)[1])
-    os.close(master)
-    command.send_signal(signal.SIGCONT)
-    assert command.wait(LINE_SECONDS) == 130
+    own = {"preexec_fn": lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0)} if hung_up else {}
+    with watching(stdout=terminal, end=signal.SIGCONT, start_new_session=True, **own) as command:
+        os.close(terminal)
+        assert os.WIFSTOPPED(os.waitpid(command.pid, os.WUNTRACED)[1])
+        os.close(master)
+    assert command.returncode == 130
 
 
 def test_a_terminal_is_given_back_where_a_ctrl_c_comes_as_it_is_taken(
