@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pdserve.launch.container_end import container_end
+from pdserve.launch.failure import serve_error
 from pdserve.reach.container_causes import container_cause
+from pdserve.reach.protocol import Gone
+from pdserve.run.directory import RunDir
+from tests.plan.kit import hosts, plan, recipe
 
+RESET = "read unix @->/run/docker.sock: read: connection reset by peer"
 RUN = "See 'docker run --help'."
 PULL = "Unable to find image 'registry.invalid/vllm:9' locally\n"
 CAUSES = {
@@ -107,7 +114,7 @@ def test_the_exit_code_of_docker_run_has_a_meaning(code: int, words: str) -> Non
     "words",
     [
         'time="2026-11-27T20:04:57Z" level=error msg="error waiting for container: unexpected EOF"',
-        "read unix @->/run/docker.sock: read: connection reset by peer",
+        RESET,
         "write tcp 10.0.0.1:41234->10.0.0.7:2376: write: broken pipe",
         "ERRO[0012] error waiting for container: unexpected EOF",
     ],
@@ -128,6 +135,18 @@ def test_a_docker_run_whose_daemon_is_gone_may_also_end_with_1(words: str) -> No
 )
 def test_an_agent_that_ends_with_1_is_not_taken_for_that(words: str) -> None:
     assert container_end(1, words) is None
+
+
+def test_of_what_several_agents_have_written_only_the_last_line_counts(tmp_path: Path) -> None:
+    planned = plan(recipe(), *hosts(8))
+    [node] = planned.nodes
+    run = RunDir.create(tmp_path, "tiny", "run")
+    log = run.logs / f"agent@{node.name}.log"
+    gone = Gone(node=node.name, how="docker run ended with exit code 1", exit_code=1)
+    log.write_text(f"{RESET}\n")
+    assert "docker itself failed" in serve_error(gone, planned, run).render()
+    log.write_text(f"{RESET}\n/usr/bin/python3: No module named pdserve\n")
+    assert "docker itself failed" not in serve_error(gone, planned, run).render()
 
 
 @pytest.mark.parametrize("code", [None, 0, 1, -9, 255])
