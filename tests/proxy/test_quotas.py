@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pdserve.pd.errors import ApiError
-from pdserve.pd.limits.keys import ApiKey
+from pdserve.pd.limits.api_keys import ApiKey
 from pdserve.pd.limits.quotas import WINDOW_SECONDS, Quotas, Use, cells_needed
 from pdserve.pd.processes import shared_numbers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pdserve.pd.limits.keys import ApiKey
+from pdserve.pd.limits.api_keys import ApiKey
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,11 @@ class Request:
     def named(self) -> dict[bytes, bytes]:
         """The first value of each header; names in lower case. For when all headers have come."""
         if self._by_name is None:
-            self._by_name = dict(reversed(self.headers))
+            by_name: dict[bytes, bytes] = {}
+            for name, value in self.headers:
+                if name not in by_name:
+                    by_name[name] = value
+            self._by_name = by_name
         return self._by_name
 
     def header(self, name: bytes) -> bytes | None:

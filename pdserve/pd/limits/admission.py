@@ -16,18 +16,19 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from pdserve.pd.config.settings import PoolLimits
 from pdserve.pd.errors import ApiError
+from pdserve.pd.limits.cells import Cells, OwnCells, SharedCells
 from pdserve.pd.processes.shared_numbers import Numbers
 
-CELLS_PER_PROCESS = 6
+CELLS_PER_PROCESS: Final = 6
 """Shared numbers that a gate takes, for each process: requests and prompt tokens in flight, and what follows."""
 _PRIORITY, _SINCE, _HEARD, _MOST = 2, 3, 4, 5
 """Of the first in its queue, with the time of its arrival (0: nobody waits); when the process last looked; and how many
 requests in flight keep it out. Times are those of time.monotonic(), the same in all processes."""
-_LOOK_SECONDS = 0.01
+_LOOK_SECONDS: Final = 0.01
 """Between two looks at the others, while a request waits: a place that one process leaves to another is empty for up to
 so long."""
 _APART_SECONDS = 0.1
@@ -35,9 +36,9 @@ _APART_SECONDS = 0.1
 nearly every place would change the process, and be empty until that looks: at short requests most of the pool."""
 _HEARD_SECONDS = 0.25
 """A process that has not looked for so long has died or hangs: its queue is passed."""
-MAX_PRIORITY = 1_000_000
-_UNLIMITED = math.inf
-_COUNTABLE = 1 << 53
+MAX_PRIORITY: Final = 1_000_000
+_UNLIMITED: Final = math.inf
+_COUNTABLE: Final = 1 << 53
 
 
 class AdmissionCandidate(Protocol):
@@ -101,15 +102,15 @@ class AdmissionGate:
         self._limits = limits
         self._candidates = candidates
         self._no_worker = no_worker
-        cells = numbers.take(CELLS_PER_PROCESS * numbers.processes)
+        shared = numbers.take(CELLS_PER_PROCESS * numbers.processes)
         self._lock = numbers.lock
         self._shared = numbers.processes > 1
-        # A list takes half as long as shared memory.
-        self._cells: memoryview[float] | list[float] = cells if self._shared else [0.0] * CELLS_PER_PROCESS
+        self._cells: Cells = SharedCells(shared) if self._shared else OwnCells(CELLS_PER_PROCESS)
+        self._all_cells = len(shared)
         self._own = CELLS_PER_PROCESS * numbers.process
         for index in range(CELLS_PER_PROCESS):
             # What a process of this index that died had counted.
-            self._cells[self._own + index] = 0
+            self._cells.put(self._own + index, 0.0)
         self._look_again: asyncio.TimerHandle | None = None
         self._others = 0.0
         """Requests in flight of other processes, at the last look."""
@@ -127,12 +128,12 @@ class AdmissionGate:
     @property
     def requests(self) -> int:
         """Requests in flight, over all processes."""
-        return int(sum(self._cells[::CELLS_PER_PROCESS]))
+        return int(self._cells.total(0, CELLS_PER_PROCESS))
 
     @property
     def tokens(self) -> int:
         """Prompt tokens in flight, over all processes."""
-        return int(sum(self._cells[1::CELLS_PER_PROCESS]))
+        return int(self._cells.total(1, CELLS_PER_PROCESS))
 
     def configure(self, limits: PoolLimits) -> None:
         """Other limits from now on; who is in stays in."""
@@ -195,7 +196,7 @@ class AdmissionGate:
         return max(1, min(math.ceil(pace), math.ceil(self._limits.queue_seconds)))
 
     def _fits(self, tokens: int) -> bool:
-        requests = sum(self._cells[::CELLS_PER_PROCESS]) if self._shared else self._cells[0]
+        requests = self._cells.total(0, CELLS_PER_PROCESS)
         if not requests or not self._workers:
             # An idle pool takes anything: gauges of an idle engine are old, and a prompt over the limit must come in
             # at some time. Of an empty pool the router speaks.
@@ -204,20 +205,20 @@ class AdmissionGate:
             return False
         if self._max_tokens == _UNLIMITED:
             return True
-        flying = sum(self._cells[1::CELLS_PER_PROCESS]) if self._shared else self._cells[1]
+        flying = self._cells.total(1, CELLS_PER_PROCESS)
         return flying == 0 or flying + tokens <= self._max_tokens
 
     def _enter(self, tokens: int) -> bool:
         with self._lock:
             if not self._fits(tokens):
                 return False
-            self._cells[self._own] += 1
-            self._cells[self._own + 1] += tokens
+            self._cells.add(self._own, 1.0)
+            self._cells.add(self._own + 1, float(tokens))
             return True
 
     def _leave(self, tokens: int) -> None:
-        self._cells[self._own] -= 1
-        self._cells[self._own + 1] -= tokens
+        self._cells.add(self._own, -1.0)
+        self._cells.add(self._own + 1, -float(tokens))
         if self.waiting:
             self._let_in_next()
 
@@ -279,7 +280,7 @@ class AdmissionGate:
         if self._shared:
             self._show_first()
             if self._look_again is None:
-                self._others = sum(self._cells[::CELLS_PER_PROCESS]) - self._cells[self._own]
+                self._others = self._others_in_flight()
                 self._look_again = waiter.future.get_loop().call_later(_LOOK_SECONDS, self._look)
 
     def _dequeue(self, waiter: QueuedRequest) -> None:
@@ -296,29 +297,32 @@ class AdmissionGate:
 
     # --- beside other processes
 
+    def _others_in_flight(self) -> float:
+        return self._cells.total(0, CELLS_PER_PROCESS) - self._cells.get(self._own)
+
     def _show_first(self) -> None:
         own = self._own
         if not self.waiting:
-            self._cells[own + _SINCE] = 0
+            self._cells.put(own + _SINCE, 0.0)
             return
         first = next(iter(self._queues[self._priorities[0]]))
-        self._cells[own + _PRIORITY] = first.priority
-        self._cells[own + _SINCE] = first.since
-        self._cells[own + _HEARD] = monotonic()
-        self._cells[own + _MOST] = self._max_requests if self._kv_open else 0
+        self._cells.put(own + _PRIORITY, float(first.priority))
+        self._cells.put(own + _SINCE, first.since)
+        self._cells.put(own + _HEARD, monotonic())
+        self._cells.put(own + _MOST, self._max_requests if self._kv_open else 0.0)
 
     def _other_is_first(self, priority: int, since: float) -> bool:
         """Another process has a request that is before this one, and that could enter as it sees the pool: what it
         alone takes for full holds up nobody else."""
         cells = self._cells
-        for other in range(0, len(cells), CELLS_PER_PROCESS):
-            arrived = cells[other + _SINCE]
+        for other in range(0, self._all_cells, CELLS_PER_PROCESS):
+            arrived = cells.get(other + _SINCE)
             if (
                 arrived
                 and other != self._own
-                and (cells[other + _PRIORITY], arrived + _APART_SECONDS) < (priority, since)
-                and monotonic() - cells[other + _HEARD] < _HEARD_SECONDS
-                and self.requests < cells[other + _MOST]
+                and (cells.get(other + _PRIORITY), arrived + _APART_SECONDS) < (priority, since)
+                and monotonic() - cells.get(other + _HEARD) < _HEARD_SECONDS
+                and self.requests < cells.get(other + _MOST)
             ):
                 return True
         return False
@@ -329,7 +333,7 @@ class AdmissionGate:
         if not self.waiting:
             return
         self._show_first()
-        before, self._others = self._others, sum(self._cells[::CELLS_PER_PROCESS]) - self._cells[self._own]
+        before, self._others = self._others, self._others_in_flight()
         if self._limits.max_kv_usage is None:
             self._let_in(self.waiting)
         else:

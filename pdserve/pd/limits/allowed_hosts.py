@@ -9,15 +9,16 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
+from typing import Final
 
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.errors import ApiError
 
-ANY = "*"
-_NAME = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^:/@\s\[\]]+)(?::[0-9]*)?")
-_ORIGIN = re.compile(rb"[a-z][a-z0-9+.-]*://(\S+)", re.I)
-_REMEMBERED = 1024
-_REFUSED = (
+ANY: Final = "*"
+_NAME: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^:/@\s\[\]]+)(?::[0-9]*)?")
+_ORIGIN: Final = re.compile(rb"[a-z][a-z0-9+.-]*://(\S+)", re.I)
+_REMEMBERED: Final = 1024
+_REFUSED: Final = (
     "This proxy has no API keys and answers only its own machine, and the {shown}. Add the name to "
     "proxy.allowed_hosts, or give the proxy keys (proxy.auth.keys_file)."
 )

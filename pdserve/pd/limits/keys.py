@@ -12,11 +12,9 @@ nothing to guess from it.
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import secrets
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +22,7 @@ from typing import Annotated
 import msgspec
 
 from pdserve.errors import RecipeError
-from pdserve.pd.errors import ApiError
+from pdserve.pd.limits.api_keys import ApiKey, Keys
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -32,7 +30,6 @@ PREFIX = "pds-"
 OWN_NAME = "@pdserve"
 """In metrics and logs; no key of the file can be called so."""
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
-_BEARER = b"bearer "
 _MIN_TOKEN = 16
 
 
@@ -45,65 +42,6 @@ class KeyLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     requests_per_minute: _Positive | None = None
     tokens_per_minute: _Positive | None = None
     priority: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """What is known of a client's key. The key itself is nowhere."""
-
-    name: str
-    digest: bytes
-    max_requests: int | None = None
-    """In flight at once."""
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    """Prompt and answer together."""
-    priority: int = 0
-    """The best priority that its requests can get, and the one that they have by default; the smaller the sooner."""
-
-    @property
-    def limited(self) -> bool:
-        """Whether there is anything to count."""
-        return (
-            self.max_requests is not None or self.requests_per_minute is not None or self.tokens_per_minute is not None
-        )
-
-
-_NO_KEY = ApiKey("", bytes(32))
-
-
-class Keys:
-    """The keys of one version of the file.
-
-    Looking one up takes the same steps whatever the key is and however many there are: its SHA-256 finds at most one
-    entry, by Python's hash of it, whose secret is this process's own; that entry is compared in constant time. How long
-    a lookup takes therefore says nothing about how much of a key is right, and no memory of verified keys is needed to
-    be fast.
-    """
-
-    def __init__(self, keys: list[ApiKey]) -> None:
-        self.names = tuple(key.name for key in keys)
-        self._entries = {key.digest: key for key in keys}
-
-    def find(self, presented: bytes) -> ApiKey | None:
-        """The key that this is, if it is one."""
-        digest = sha256(presented).digest()
-        entry = self._entries.get(digest, _NO_KEY)
-        return entry if hmac.compare_digest(entry.digest, digest) and entry is not _NO_KEY else None
-
-    def identify(self, authorization: bytes | None, x_api_key: bytes | None = None) -> ApiKey:
-        """The key of a request, from `Authorization: Bearer` or, as Anthropic's clients send it, `x-api-key`.
-        ApiError 401 without a valid one."""
-        if authorization is not None and authorization[:7].lower() == _BEARER:
-            presented = authorization[7:].strip()
-        elif x_api_key is not None:
-            presented = x_api_key.strip()
-        else:
-            raise ApiError(401, "An API key is needed: send the header Authorization: Bearer KEY.")
-        key = self.find(presented)
-        if key is None:
-            raise ApiError(401, "The API key is not valid.")
-        return key
 
 
 class KeyFile:

@@ -12,18 +12,20 @@ import math
 import time
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Literal
+from typing import Final, Literal
 
 from pdserve.pd.errors import ApiError
-from pdserve.pd.limits.keys import ApiKey
+from pdserve.pd.limits.api_keys import ApiKey
+from pdserve.pd.limits.cells import Cells, OwnCells, SharedCells
 from pdserve.pd.processes.shared_numbers import Numbers
 
-WINDOW_SECONDS = 60
-_SECONDS = WINDOW_SECONDS + 1
+WINDOW_SECONDS: Final = 60
+_SECONDS: Final = WINDOW_SECONDS + 1
 """Counts kept: the running second and those that are not yet 60 s old at its end."""
-_RATE_CELLS = _SECONDS + 2
-_TOTAL, _LAST = _SECONDS, _SECONDS + 1
-MAX_KEYS = 1024
+_RATE_CELLS: Final = _SECONDS + 2
+_IN_FLIGHT: Final = 1 + 2 * _RATE_CELLS
+"""The first place of the requests in flight, in the row of a key."""
+MAX_KEYS: Final = 1024
 """Keys that can have limits; further ones share the last row."""
 
 Limit = Literal["max_requests", "requests_per_minute", "tokens_per_minute"]
@@ -35,69 +37,80 @@ def cells_needed(processes: int) -> int:
 
 
 def _row_cells(processes: int) -> int:
-    return 1 + 2 * _RATE_CELLS + processes
+    return _IN_FLIGHT + processes
 
 
 class _Rate:
-    """A count over the last 60 s, in `cells`: one for each second of a ring, the total, and the last second seen."""
+    """A count over the last 60 s, in `cells` from `first` on: one for each second of a ring, the total, and the last
+    second seen."""
 
-    __slots__ = ("_cells",)
+    __slots__ = ("_cells", "_first", "_last", "_total")
 
-    def __init__(self, cells: memoryview[float]) -> None:
+    def __init__(self, cells: Cells, first: int) -> None:
         self._cells = cells
+        self._first, self._total, self._last = first, first + _SECONDS, first + _SECONDS + 1
 
     def total(self, second: int) -> float:
         """What counts in that second."""
-        if second > self._cells[_LAST]:
+        if second > self._cells.get(self._last):
             self._advance(second)
-        return self._cells[_TOTAL]
+        return self._cells.get(self._total)
 
     def add(self, amount: float, second: int) -> None:
         """Count `amount` in that second, after `total`. What is no longer counted is not changed."""
         cells = self._cells
-        place = second % _SECONDS
+        place = self._first + second % _SECONDS
         if amount >= 0:
-            cells[place] += amount
-            cells[_TOTAL] += amount
-        elif cells[_LAST] - second < _SECONDS:
-            less = min(-amount, cells[place])
-            cells[place] -= less
-            cells[_TOTAL] -= less
+            cells.add(place, amount)
+            cells.add(self._total, amount)
+        elif cells.get(self._last) - second < _SECONDS:
+            less = min(-amount, cells.get(place))
+            cells.add(place, -less)
+            cells.add(self._total, -less)
 
     def _advance(self, second: int) -> None:
-        cells, last = self._cells, int(self._cells[_LAST])
+        cells, first = self._cells, self._first
+        last = int(cells.get(self._last))
         if second - last >= _SECONDS:
-            cells[:_SECONDS] = _NOTHING
-            cells[_TOTAL] = 0
+            for place in range(first, first + _SECONDS):
+                cells.put(place, 0.0)
+            cells.put(self._total, 0.0)
         else:
             for old in range(last + 1, second + 1):
-                cells[_TOTAL] -= cells[old % _SECONDS]
-                cells[old % _SECONDS] = 0
-        cells[_LAST] = second
+                place = first + old % _SECONDS
+                cells.add(self._total, -cells.get(place))
+                cells.put(place, 0.0)
+        cells.put(self._last, float(second))
 
     def free_in(self, wanted: float, second: int) -> int:
         """Whole seconds from the start of `second` until at most `wanted` is counted."""
         left = self.total(second)
         for age in range(WINDOW_SECONDS, -1, -1):
-            left -= self._cells[(second - age) % _SECONDS]
+            left -= self._cells.get(self._first + (second - age) % _SECONDS)
             if left <= wanted:
                 return _SECONDS - age
         return _SECONDS
 
 
-_NOTHING = memoryview(bytearray(_SECONDS * 8)).cast("d")
-
-
 class _Row:
-    """The counts of one key."""
+    """The counts of one key: its mark, two rates, and the requests in flight of each process."""
 
-    __slots__ = ("in_flight", "own", "requests", "tokens")
+    __slots__ = ("_cells", "_own", "requests", "tokens")
 
-    def __init__(self, cells: memoryview[float], process: int) -> None:
-        self.requests = _Rate(cells[1 : 1 + _RATE_CELLS])
-        self.tokens = _Rate(cells[1 + _RATE_CELLS : 1 + 2 * _RATE_CELLS])
-        self.in_flight = cells[1 + 2 * _RATE_CELLS :]
-        self.own = process
+    def __init__(self, cells: Cells, process: int) -> None:
+        self.requests = _Rate(cells, 1)
+        self.tokens = _Rate(cells, 1 + _RATE_CELLS)
+        self._cells = cells
+        self._own = _IN_FLIGHT + process
+
+    @property
+    def in_flight(self) -> float:
+        """Requests, over all processes."""
+        return self._cells.total(_IN_FLIGHT, 1)
+
+    def add_request(self, count: int) -> None:
+        """To what this process has in flight."""
+        self._cells.add(self._own, float(count))
 
 
 class Use:
@@ -118,7 +131,7 @@ class Use:
             quotas._end(self._row, answer + (0 if prompt is None else prompt - self._estimate), self._second)
 
 
-_UNLIMITED = Use(None, None, 0, 0)
+_UNLIMITED: Final = Use(None, None, 0, 0)
 
 
 class Quotas:
@@ -148,7 +161,7 @@ class Quotas:
         now = self._clock()
         second = int(now)
         with self._numbers.lock:
-            if key.max_requests is not None and sum(row.in_flight) >= key.max_requests:
+            if key.max_requests is not None and row.in_flight >= key.max_requests:
                 raise self._refusal(key, "max_requests", f"{key.max_requests} requests at once", 1)
             requests, tokens = row.requests.total(second), row.tokens.total(second)
             most = key.requests_per_minute
@@ -160,13 +173,13 @@ class Quotas:
             # Counted also where there is no limit now: a reload can bring one.
             row.requests.add(1, second)
             row.tokens.add(estimate, second)
-            row.in_flight[row.own] += 1
+            row.add_request(1)
         return Use(self, row, estimate, second)
 
     def in_flight(self, name: str) -> int:
         """Requests of a key, over all processes."""
         row = self._rows.get(name)
-        return int(sum(row.in_flight)) if row is not None else 0
+        return int(row.in_flight) if row is not None else 0
 
     def _too_many(
         self, key: ApiKey, row: _Row, estimate: int, now: float, *, too_often: bool, too_much: bool
@@ -188,7 +201,7 @@ class Quotas:
 
     def _end(self, row: _Row, correction: int, second: int) -> None:
         with self._numbers.lock:
-            row.in_flight[row.own] -= 1
+            row.add_request(-1)
             if correction:
                 now = int(self._clock())
                 row.tokens.total(now)
@@ -204,5 +217,9 @@ class Quotas:
                 start = index * self._row_cells
                 if self._cells[start] in (0, mark) or index == MAX_KEYS - 1:
                     self._cells[start] = mark
-                    return _Row(self._cells[start : start + self._row_cells], self._numbers.process)
+                    if self._numbers.processes == 1:
+                        # Kept for as long as this process lives, which is as long as its shared numbers.
+                        return _Row(OwnCells(self._row_cells), 0)
+                    cells = SharedCells(self._cells[start : start + self._row_cells])
+                    return _Row(cells, self._numbers.process)
         raise AssertionError("unreachable")

@@ -1,14 +1,17 @@
 """What is done with each request before anything waits: refused by its head, read, counted against its key's limits.
 
-Apart from the gateway, so that it is compiled (hatch_build.py): what has a coroutine is not.
+Apart from the gateway, so that it is compiled (hatch_build.py).
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from pdserve.pd.errors import ApiError, no_route
 from pdserve.pd.http.incoming import Request
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
-from pdserve.pd.limits.keys import ApiKey, KeyFile
+from pdserve.pd.limits.api_keys import ApiKey
+from pdserve.pd.limits.keys import KeyFile
 from pdserve.pd.limits.quotas import Quotas, Use
 from pdserve.pd.relay.client import Client
 from pdserve.pd.requests.body import Body
@@ -21,9 +24,9 @@ from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.spans import Trace
 from pdserve.pd.telemetry.usage_meter import Fingerprints, metered
 
-WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/ping", b"/metrics"))
+WITHOUT_KEY: Final = frozenset((b"/health", b"/ready", b"/ping", b"/metrics"))
 """For probes and Prometheus, which have no key of a client."""
-PAGES = frozenset((*WITHOUT_KEY, b"/workers", b"/load", b"/version", b"/v1/models"))
+PAGES: Final = frozenset((*WITHOUT_KEY, b"/workers", b"/load", b"/version", b"/v1/models"))
 """What the application answers, to GET and without a body."""
 
 
