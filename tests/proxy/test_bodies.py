@@ -93,7 +93,7 @@ def test_members_are_cut_and_added_and_keep_their_order(
 ) -> None:
     raw = spelled(body, before, after)
     spliced = bytes(
-        Body(raw).spliced(without=without, plus={name: str(value).encode() for name, value in plus.items()})
+        Body(raw).spliced(without=frozenset(without), plus={name: str(value).encode() for name, value in plus.items()})
     )
     expected = {name: value for name, value in body.items() if name not in without and name not in plus} | plus
     assert json.loads(spliced) == expected

@@ -4,8 +4,9 @@ megabyte which the client sent is copied into no leg's own body."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-LARGE = 65_536
+LARGE: Final = 65_536
 """From here on a copy costs more than a longer list of buffers."""
 
 
@@ -26,8 +27,3 @@ class Pieces:
 
 
 Payload = bytes | Pieces
-
-
-def payload(parts: Sequence[bytes | memoryview], about: int) -> Payload:
-    """`about`: how many bytes they are, more or less."""
-    return b"".join(parts) if about < LARGE else Pieces(parts)

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
-from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from pdserve.pd.errors import bad_request
-from pdserve.pd.http.pieces import Payload, payload
-from pdserve.pd.requests.scan import MAX_MEMBERS, Scan, too_many_members
+from pdserve.pd.http.pieces import LARGE, Payload, Pieces
+from pdserve.pd.requests.scan import MAX_MEMBERS, MemberSpan, Scan, too_many_members
 
-EASY_BYTES = 1_100_000
+EASY_BYTES: Final = 1_100_000
 """Up to here a body is read at once if it has few members: its values are skipped over in at most 5 ms."""
-FEW_BYTES = 131_072
+FEW_BYTES: Final = 131_072
 """Up to here whatever is in it: 20,000 members of a few bytes take about a millisecond."""
-_JOINED_BYTES = 16_384
+_JOINED_BYTES: Final = 16_384
 """Up to here members are checked by a copy of the body, which costs less than a look at each of them."""
 
-_MEMBERS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_OFTEN_LARGE = (
+_MEMBERS: Final[msgspec.json.Decoder[dict[str, msgspec.Raw]]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_OFTEN_LARGE: Final = (
     "messages",
     "prompt",
     "input",
@@ -40,27 +38,33 @@ _OFTEN_LARGE = (
     "queries",
 )
 """Members that make a body large."""
-_LARGE_VALUE = 4096
-_LARGE_VALUES = msgspec.json.Decoder(
+_LARGE_VALUE: Final = 4096
+_LARGE_VALUES: Final = msgspec.json.Decoder(
     msgspec.defstruct("LargeValues", [(name, msgspec.Raw, msgspec.Raw(b"")) for name in _OFTEN_LARGE])
 )
 """Skips over all others without making anything of them."""
-_IN_PLACE = b"0"
-_VALUE = msgspec.json.Decoder()
-_KEY = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.S)
-_LONGEST_NAME = 1024
+_IN_PLACE: Final = b"0"
+_VALUE: Final = msgspec.json.Decoder()
+_KEY: Final = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.S)
+_LONGEST_NAME: Final = 1024
 """Characters, as in a body that is read in steps. To compare a long one with how it is spelled takes long."""
-_LONGEST_KEPT = 64
+_LONGEST_KEPT: Final = 64
 """Characters of a name: clients choose them, and must not choose what we remember."""
-_SEPARATOR = re.compile(rb"[ \t\r\n]*([,}])")
-_MOST_BLANKS = 1024
+_MOST_KEPT: Final = 1024
+_QUOTED: Final[dict[str, bytes]] = {}
+_SEPARATOR: Final = re.compile(rb"[ \t\r\n]*([,}])")
+_MOST_BLANKS: Final = 1024
 """In a list, before its first item and behind its last one."""
-_FIRST_ITEM = re.compile(rb"\[[ \t\r\n]*")
-_END_OF_LIST = re.compile(rb"[ \t\r\n]*\]")
-_COLON, _COLON_BLANK = b":", b": "
-_MOST_QUOTES = 20_000
+_FIRST_ITEM: Final = re.compile(rb"\[[ \t\r\n]*")
+_END_OF_LIST: Final = re.compile(rb"[ \t\r\n]*\]")
+_COLON: Final = b":"
+_COLON_BLANK: Final = b": "
+_COMMA: Final = b","
+_COMMA_BLANK: Final = b", "
+_NOTHING: Final[frozenset[str]] = frozenset()
+_MOST_QUOTES: Final = 20_000
 """That are looked at to find the end of a string in a list."""
-_MOST_BACKSLASHES = 64
+_MOST_BACKSLASHES: Final = 64
 
 
 class Body:
@@ -110,18 +114,21 @@ class Body:
 
     def raw_value(self, name: str) -> bytes | None:
         """The value as it was sent; None when there is none."""
-        value = self.members.get(name)
-        return None if value is None else bytes(value)
+        if name not in self.members:
+            return None
+        if self._instead is not None and name in self._instead:
+            return self._instead[name]
+        begin, end = self.place(name)
+        return self.raw[begin:end]
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, decoded. For small ones: nothing is remembered."""
-        value = self.members.get(name)
-        return default if value is None else decode(bytes(value))
+        value = self.raw_value(name)
+        return default if value is None else decode(value)
 
     def begins(self, name: str) -> bytes:
         """The first byte of a value, which is its type; empty when there is none."""
-        value = self.members.get(name)
-        return b"" if value is None else bytes(memoryview(value)[:1])
+        return self.beginning((name,), 1)
 
     def count(self, name: str, byte: bytes, most: int) -> int:
         """How often a byte is in the first `most` bytes of a value, without a copy of it."""
@@ -132,24 +139,33 @@ class Body:
 
     def length(self, name: str) -> int:
         """Bytes of a value; 0 when there is none."""
-        value = self.members.get(name)
-        return 0 if value is None else len(memoryview(value))
+        if name not in self.members:
+            return 0
+        if self._instead is not None and name in self._instead:
+            return len(self._instead[name])
+        begin, end = self.place(name)
+        return end - begin
 
     def place(self, name: str) -> tuple[int, int]:
         """Where in `raw` a value of the client's own is: of a member that was not replaced. KeyError: there is none."""
-        for spelled, _, end in self._spans:
-            if spelled == name:
-                return end - self.length(name), end
+        for span in self._spans:
+            if span.name == name:
+                return span.value, span.end
         raise KeyError(name)
 
-    def beginning(self, names: Collection[str], most: int) -> bytes:
+    def beginning(self, names: tuple[str, ...], most: int) -> bytes:
         """These values one after the other, as they were sent, up to so many bytes."""
-        parts = []
+        beginning = b""
         for name in names:
-            if name in self.members and most > 0:
-                parts.append(bytes(memoryview(self.members[name])[:most]))
-                most -= len(parts[-1])
-        return b"".join(parts)
+            left = most - len(beginning)
+            if left <= 0 or name not in self.members:
+                continue
+            if self._instead is not None and name in self._instead:
+                beginning += self._instead[name][:left]
+            else:
+                begin, end = self.place(name)
+                beginning += self.raw[begin : min(end, begin + left)]
+        return beginning
 
     def has_single_or_plain_items(self, name: str) -> bool:
         """Whether a value is a list of one item, or one of several numbers and the like: no list, string or object
@@ -177,82 +193,107 @@ class Body:
         last = _END_OF_LIST.match(raw, at, end)
         return at > 0 and last is not None and last.end() == end
 
-    def spliced(self, *, without: Collection[str] = (), plus: Mapping[str, bytes]) -> Payload:
+    def spliced(self, *, without: frozenset[str] = _NOTHING, plus: dict[str, bytes]) -> Payload:
         """The object with some members cut out and others added at its end; `plus` also replaces. Its values are JSON,
         its names need no escape."""
-        raw, spans = memoryview(self.raw), self._spans
         if self._instead is not None:
             plus = {**{name: value for name, value in self._instead.items() if name not in without}, **plus}
-        begin, end = (spans[0][1], spans[-1][2]) if spans else (self.raw.rindex(b"}"),) * 2
+        return self._cut(without.union(plus), written(plus))
+
+    def cut(self, without: frozenset[str], added: bytes) -> Payload:
+        """The same with members that are `written` already; what they replace is in `without`."""
+        if self._instead is None:
+            return self._cut(without, added)
+        own = {name: value for name, value in self._instead.items() if name not in without}
+        return self._cut(without.union(own), written(own) + (_COMMA + added if own else added))
+
+    def _cut(self, without: frozenset[str], added: bytes) -> Payload:
+        raw, spans = self.raw, self._spans
+        begin, end = (spans[0].start, spans[-1].end) if spans else (raw.rindex(b"}"),) * 2
+        kept = self._kept(without)
+        if kept and added:
+            added = _COMMA + added
+        if len(raw) < LARGE:
+            members = raw[kept[0][0] : kept[0][1]] if kept else b""
+            for first, last in kept[1:]:
+                members = members + _COMMA + raw[first:last]
+            return b"".join((raw[:begin], members, added, raw[end:]))
         # A large one is not copied: each copy would cost more than all else.
-        pieces: list[bytes | memoryview] = [raw[:begin]]
+        view = memoryview(raw)
+        pieces: list[bytes | memoryview] = [view[:begin]]
+        for first, last in kept:
+            if len(pieces) > 1:
+                pieces.append(_COMMA)
+            pieces.append(view[first:last])
+        pieces += (added, view[end:])
+        return Pieces(pieces)
+
+    def _kept(self, without: frozenset[str]) -> list[tuple[int, int]]:
+        """Where the members are that stay: those that follow each other as one place."""
+        kept: list[tuple[int, int]] = []
         # No member is at 0: there stands the brace.
         first = last = 0
-        for name, start, stop in spans:
-            if name in without or name in plus:
+        for span in self._spans:
+            if span.name in without:
                 if first:
-                    pieces += (raw[first:last], b",")
+                    kept.append((first, last))
                     first = 0
             else:
                 if not first:
-                    first = start
-                last = stop
+                    first = span.start
+                last = span.end
         if first:
-            pieces += (raw[first:last], b",")
-        for name, value in plus.items():
-            pieces += (_quoted(name), b":", value, b",")
-        if len(pieces) > 1:
-            pieces.pop()
-        pieces.append(raw[end:])
-        return payload(pieces, len(raw))
+            kept.append((first, last))
+        return kept
 
-    def _walk(self) -> list[tuple[str, int, int]]:
-        """(name, start, end) of each member, in order."""
+    def _walk(self) -> list[MemberSpan]:
+        """Of each member, in order."""
         # Where the first name ends, if it has no colon itself: what is guessed wrong is walked slowly.
         colon = self.raw.find(b":")
         separator = 2 if self.raw[colon + 1 : colon + 2] == b" " else 1
         spans = self._together(separator) if len(self.raw) <= _JOINED_BYTES else self._stride(separator)
         return self._step() if spans is None else spans
 
-    def _together(self, separator: int) -> list[tuple[str, int, int]] | None:
+    def _together(self, separator: int) -> list[MemberSpan] | None:
         """`_stride` for a small object: what its members make when they are put together again is it, or not."""
-        between = b"," if separator == 1 else b", "
-        pieces = []
-        spans = []
+        colon, comma = (_COLON, _COMMA) if separator == 1 else (_COLON_BLANK, _COMMA_BLANK)
+        pieces: list[bytes] = []
+        spans: list[MemberSpan] = []
         position = 1
         for name, value in self.members.items():
-            quoted = _quoted(name) if len(name) <= _LONGEST_KEPT else _long(name)
-            piece = (_COLON if separator == 1 else _COLON_BLANK).join((quoted, value))
+            quoted = _quoted(name)
+            piece = colon.join((quoted, value))
             end = position + len(piece)
             pieces.append(piece)
-            spans.append((name, position, end))
+            spans.append(MemberSpan(name, position, position + len(quoted) + separator, end))
             position = end + separator
-        return spans if b"{%b}" % between.join(pieces) == self.raw else None
+        return spans if b"{%b}" % comma.join(pieces) == self.raw else None
 
-    def _stride(self, separator: int) -> list[tuple[str, int, int]] | None:
+    def _stride(self, separator: int) -> list[MemberSpan] | None:
         """The same for an object that is written as programs do, with separators of this length: compact, or with a
         blank after each. None: it is not. Each byte is accounted for, so that nothing can come twice."""
         raw = self.raw
         position = 1
-        spans = []
+        spans: list[MemberSpan] = []
         begins = raw.startswith
         for name, value in self.members.items():
             start = position
-            quoted = _quoted(name) if len(name) <= _LONGEST_KEPT else _long(name)
+            quoted = _quoted(name)
             position += len(quoted) + separator
             if not (begins(quoted, start) and begins(value, position)):
                 return None
+            begin = position
             position += len(memoryview(value))
-            spans.append((name, start, position))
+            spans.append(MemberSpan(name, start, begin, position))
             position += separator
         return spans if position - separator + 1 == len(raw) and raw[:1] == b"{" else None
 
-    def _step(self) -> list[tuple[str, int, int]]:
+    def _step(self) -> list[MemberSpan]:
         """The same for any object. What msgspec took is walked along; a step that does not fit is a member that it has
         dropped, which only happens to one of two with the same name."""
         raw = self.raw
         position = raw.index(b"{") + 1
-        spans = []
+        spans: list[MemberSpan] = []
         for name, value in self.members.items():
             if len(name) > _LONGEST_NAME:
                 raise _long_name()
@@ -265,7 +306,7 @@ class Body:
             after = _SEPARATOR.match(raw, end)
             if after is None:
                 raise _twice()
-            spans.append((name, start, end))
+            spans.append(MemberSpan(name, start, key.end(), end))
             position = after.end()
             closed = after[1] == b"}"
             if closed and len(spans) < len(self.members):
@@ -362,17 +403,31 @@ def _end_of_string(raw: bytes, begin: int, end: int) -> int:
     return 0
 
 
-@lru_cache(maxsize=1024)
 def _quoted(name: str) -> bytes:
-    """As programs write a name that needs no escape."""
-    return b'"%b"' % name.encode()
-
-
-def _long(name: str) -> bytes:
-    """`_quoted`, of one that is not remembered."""
+    """As programs write a name that needs no escape. The same names come again and again."""
+    known = _QUOTED.get(name)
+    if known is not None:
+        return known
     if len(name) > _LONGEST_NAME:
         raise _long_name()
-    return b'"%b"' % name.encode()
+    quoted = b'"%b"' % name.encode()
+    # A client's names must not fill the memory.
+    if len(name) <= _LONGEST_KEPT and len(_QUOTED) < _MOST_KEPT:
+        _QUOTED[name] = quoted
+    return quoted
+
+
+def written(members: dict[str, bytes]) -> bytes:
+    """Members as they stand in an object."""
+    parts: list[bytes] = []
+    for name, value in members.items():
+        parts.append(_quoted(name))
+        parts.append(_COLON)
+        parts.append(value)
+        parts.append(_COMMA)
+    if parts:
+        parts.pop()
+    return b"".join(parts)
 
 
 def _name(quoted: bytes) -> str:

@@ -15,16 +15,18 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.pieces import Payload
-from pdserve.pd.requests.body import Body
+from pdserve.pd.requests.body import Body, written
 
-INTERNAL = frozenset(("kv_transfer_params", "ec_transfer_params"))
+_TRANSFER: Final = "kv_transfer_params"
+_WRITTEN_TRANSFER: Final = b'"kv_transfer_params":'
+INTERNAL: Final = frozenset((_TRANSFER, "ec_transfer_params"))
 """Between proxy and engines only. From a client they point decode at any address or end an EngineCore."""
 
-NOT_FOR_PREFILL = frozenset(
+NOT_FOR_PREFILL: Final = frozenset(
     (
         # They could end the token by "stop".
         *("stop", "stop_token_ids", "stop_sequences", "min_tokens"),
@@ -37,16 +39,18 @@ NOT_FOR_PREFILL = frozenset(
     )
 )
 
-_SEQUENCE = re.compile(rb'"sequence_number" ?: ?(\d{1,15})(?!\d)')
+_LEFT_OUT: Final = INTERNAL | NOT_FOR_PREFILL
+
+_SEQUENCE: Final = re.compile(rb'"sequence_number" ?: ?(\d{1,15})(?!\d)')
 """Not one of thousands of digits, which Python does not read; an answer repeats what its client has sent."""
 
-_LARGEST_CHECKED = 65_536
+_LARGEST_CHECKED: Final = 65_536
 """Bytes of a value that is looked at here; a larger one is the engine's to judge."""
-_LONGEST_PROMPT = 1_048_576
+_LONGEST_PROMPT: Final = 1_048_576
 """Bytes of a prompt that routing looks at."""
 
 Check = Callable[[Any], bool]
-_MOST = 1 << 53
+_MOST: Final = 1 << 53
 """Of a count. With more than an integer of theirs holds, engines fail in ways of their own."""
 
 
@@ -110,9 +114,9 @@ _SPLITTABLE: Mapping[str, Check] = {
 }
 
 
-_OBJECTS = ("structured_outputs", "response_format", "logit_bias")
+_OBJECTS: Final = ("structured_outputs", "response_format", "logit_bias")
 """What prefill gets too, and where anything else makes both engines fail (vLLM 0.32: with 500)."""
-_AN_OBJECT = (b"{", b"n")
+_AN_OBJECT: Final = (b"{", b"n")
 """Or null."""
 
 
@@ -137,9 +141,14 @@ class Dialect:
     single_prompt: bool = True
     """False: `prompt` may be a list of prompts."""
     _checks: Mapping[str, Check] = field(init=False, repr=False)
+    _not_for_prefill: frozenset[str] = field(init=False, repr=False)
+    _for_prefill: bytes = field(init=False, repr=False)
+    """`prefill_fields` as they are written."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_checks", {**_SPLITTABLE, **self.checks})
+        object.__setattr__(self, "_not_for_prefill", _LEFT_OUT.union(self.prefill_fields))
+        object.__setattr__(self, "_for_prefill", written({**self.prefill_fields, _TRANSFER: b""}))
 
     def needs_single_engine(self, body: Body) -> str | None:
         """The field because of which this request cannot be split; None: it can."""
@@ -163,15 +172,19 @@ class Dialect:
 
     def prefill_body(self, body: Body, transfer: bytes) -> Payload:
         """The leg that computes the prompt: one token that only length ends."""
-        plus = {**self.prefill_fields, **_clean_extra(body), "kv_transfer_params": transfer}
-        for name in self.limits:
-            if name in body.members:
-                plus[name] = b"1"
-        return body.spliced(without=_LEFT_OUT, plus=plus)
+        limits = {name: b"1" for name in self.limits if name in body.members}
+        own = {**_clean_extra(body), **limits}
+        if not own:
+            return body.cut(self._not_for_prefill, self._for_prefill + transfer)
+        added = written(own) + b"," + self._for_prefill + transfer
+        return body.cut(self._not_for_prefill.union(own), added)
 
     def decode_body(self, body: Body, transfer: bytes) -> Payload:
         """The leg that answers: the client's own body, and where its KV comes from."""
-        return body.spliced(without=INTERNAL, plus={**_clean_extra(body), "kv_transfer_params": transfer})
+        extra = _clean_extra(body)
+        if not extra:
+            return body.cut(INTERNAL, _WRITTEN_TRANSFER + transfer)
+        return body.spliced(without=INTERNAL, plus={**extra, _TRANSFER: transfer})
 
     def whole_body(self, body: Body) -> Payload:
         """For one engine that does both."""
@@ -189,11 +202,7 @@ class Dialect:
             # Not copied: a prompt may be as large as a body, and both live as long as the request.
             begin, end = body.place(fields[0])
             return body.raw, begin, min(end, begin + _LONGEST_PROMPT)
-        prompt = (
-            body.beginning(fields, _LONGEST_PROMPT)
-            if len(body.raw) > _LONGEST_PROMPT
-            else b"".join([members[name] for name in fields])
-        )
+        prompt = body.beginning(tuple(fields), _LONGEST_PROMPT)
         return prompt, 0, len(prompt)
 
     def error_body(self, error: ApiError) -> bytes:
@@ -230,10 +239,9 @@ class _Messages(Dialect):
         return b"event: error\ndata: " + self.error_body(error) + b"\n\n"
 
 
-_SINGLE_TOKEN = {"max_tokens": b"1", "stream": b"false", "ignore_eos": b"true"}
-_LEFT_OUT = INTERNAL | NOT_FOR_PREFILL
+_SINGLE_TOKEN: Final = {"max_tokens": b"1", "stream": b"false", "ignore_eos": b"true"}
 
-CHAT = Dialect(
+CHAT: Final = Dialect(
     "chat",
     "/v1/chat/completions",
     prompt_fields=("tools", "documents", "chat_template_kwargs", "messages"),
@@ -243,7 +251,7 @@ CHAT = Dialect(
     checks={"logprobs": _flag},
     list_of_messages="messages",
 )
-COMPLETIONS = Dialect(
+COMPLETIONS: Final = Dialect(
     "completions",
     "/v1/completions",
     prompt_fields=("prompt",),
@@ -253,14 +261,14 @@ COMPLETIONS = Dialect(
     checks={"logprobs": _count(0)},
     single_prompt=False,
 )
-RESPONSES = _Responses(
+RESPONSES: Final = _Responses(
     "responses",
     "/v1/responses",
     prompt_fields=("tools", "instructions", "input"),
     # store: no client will ask prefill for this answer.
     prefill_fields={"max_output_tokens": b"1", "stream": b"false", "ignore_eos": b"true", "store": b"false"},
 )
-MESSAGES = _Messages(
+MESSAGES: Final = _Messages(
     "messages",
     "/v1/messages",
     prompt_fields=("tools", "system", "messages"),
@@ -270,7 +278,7 @@ MESSAGES = _Messages(
     end_of_stream=b"event: message_stop",
     list_of_messages="messages",
 )
-DIALECTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+DIALECTS: Final = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
 
 class _Whole(Dialect):
@@ -287,7 +295,7 @@ class _WholeMessages(_Messages):
         return self.name
 
 
-_WHOLE_PATHS = {
+_WHOLE_PATHS: Final = {
     "embeddings": ("/v1/embeddings",),
     "pooling": ("/pooling",),
     "classify": ("/classify",),
@@ -301,7 +309,7 @@ _WHOLE_PATHS = {
     # SageMaker's: the engine finds out from the body which API is meant. Of those only chats and completions stream.
     "invocations": ("/invocations",),
 }
-WHOLE = tuple(
+WHOLE: Final = tuple(
     _Whole(
         name,
         path,
@@ -313,12 +321,12 @@ WHOLE = tuple(
     for name, paths in _WHOLE_PATHS.items()
     for path in paths
 )
-COUNT_TOKENS = _WholeMessages(
+COUNT_TOKENS: Final = _WholeMessages(
     "count_tokens", "/v1/messages/count_tokens", prompt_fields=("tools", "system", "messages"), prefill_fields={}
 )
-BY_PATH = {dialect.path.encode(): dialect for dialect in (*DIALECTS, *WHOLE, COUNT_TOKENS)}
-RETRIEVE = _Responses("retrieve", "/v1/responses/{response_id}", prompt_fields=(), prefill_fields={})
-CANCEL = _Responses("cancel", "/v1/responses/{response_id}/cancel", prompt_fields=(), prefill_fields={})
+BY_PATH: Final = {dialect.path.encode(): dialect for dialect in (*DIALECTS, *WHOLE, COUNT_TOKENS)}
+RETRIEVE: Final = _Responses("retrieve", "/v1/responses/{response_id}", prompt_fields=(), prefill_fields={})
+CANCEL: Final = _Responses("cancel", "/v1/responses/{response_id}/cancel", prompt_fields=(), prefill_fields={})
 
 
 def _is_single_prompt(body: Body) -> bool:

@@ -1,8 +1,6 @@
-"""A client's request on its way through the proxy."""
+"""A client's request on its way through the proxy. No dataclasses: mypyc leaves their constructors interpreted."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
 
 from pdserve.pd.limits.admission import Ticket
 from pdserve.pd.requests.body import Body
@@ -10,38 +8,66 @@ from pdserve.pd.requests.dialects import Dialect
 from pdserve.pd.routing.ask import RoutingRequest
 
 
-@dataclass(slots=True)
 class Stages:
     """Values of time.monotonic() at which a request reached each stage; 0: it did not."""
 
-    received: float = 0.0
-    admitted: float = 0.0
-    prefilled: float = 0.0
-    """Prefill has answered: the KV of the prompt is there."""
-    decoding: float = 0.0
-    """Decode's answer has begun: the KV has arrived."""
+    __slots__ = ("admitted", "decoding", "prefilled", "received")
+
+    def __init__(self, received: float = 0.0) -> None:
+        self.received = received
+        self.admitted = 0.0
+        self.prefilled = 0.0
+        """Prefill has answered: the KV of the prompt is there."""
+        self.decoding = 0.0
+        """Decode's answer has begun: the KV has arrived."""
 
 
-@dataclass(slots=True)
 class ClientRequest:
     """What is sent on, what routing may look at, and what became of it: the line in the log, the spans, the metrics."""
 
-    dialect: Dialect
-    body: Body
-    target: bytes
-    """Path and query, as the client wrote them."""
-    request_id: str
-    headers: bytes
-    """Header lines for engines (engines.Engines.client_headers)."""
-    ask: RoutingRequest
-    stages: Stages = field(default_factory=Stages)
-    decision: str = ""
-    """disaggregated, or why one engine did both."""
-    prefill: str = ""
-    decode: str = ""
-    """Names of the workers of the last attempt."""
-    attempts: int = 0
-    priority: int = 0
-    """In the queues of the pools: the smaller the sooner."""
-    prefill_ticket: Ticket | None = None
-    """The place in the prefill pool, given back as soon as the prompt is computed."""
+    __slots__ = (
+        "ask",
+        "attempts",
+        "body",
+        "decision",
+        "decode",
+        "dialect",
+        "headers",
+        "prefill",
+        "prefill_ticket",
+        "priority",
+        "request_id",
+        "stages",
+        "target",
+    )
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        body: Body,
+        target: bytes,
+        request_id: str,
+        headers: bytes,
+        ask: RoutingRequest,
+        *,
+        received: float = 0.0,
+        priority: int = 0,
+    ) -> None:
+        """`target`: path and query, as the client wrote them. `headers`: header lines for engines
+        (engines.Engines.client_headers). `received`: time.monotonic(). `priority`: in the queues of the pools, the
+        smaller the sooner."""
+        self.dialect = dialect
+        self.body = body
+        self.target = target
+        self.request_id = request_id
+        self.headers = headers
+        self.ask = ask
+        self.stages = Stages(received)
+        self.priority = priority
+        self.decision = ""
+        """disaggregated, or why one engine did both."""
+        self.prefill = self.decode = ""
+        """Names of the workers of the last attempt."""
+        self.attempts = 0
+        self.prefill_ticket: Ticket | None = None
+        """The place in the prefill pool, given back as soon as the prompt is computed."""

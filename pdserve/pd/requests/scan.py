@@ -10,43 +10,57 @@ import codecs
 import json
 import re
 from time import monotonic
+from typing import Final
 
 import msgspec
 
 from pdserve.pd.errors import ApiError, bad_request
 
-MAX_MEMBERS = 1024
+MAX_MEMBERS: Final = 1024
 """Of a request body. vLLM's APIs have less than 100."""
-MAX_DEPTH = 1000
+MAX_DEPTH: Final = 1000
 """Brackets within brackets, more or less; Python's own reader takes no more."""
-MAX_BRACKETS = 2_000_000
+MAX_BRACKETS: Final = 2_000_000
 """That open or close a list or an object, in a large body."""
-STEP_SECONDS = 0.002
-_SLICE = 65_536
-_SMALL_SLICE = 4096
-_LONGEST_NAME = 1024
-_LONGEST_NUMBER = 4096
-_PASSES = 8
+STEP_SECONDS: Final = 0.002
+_SLICE: Final = 65_536
+_SMALL_SLICE: Final = 4096
+_LONGEST_NAME: Final = 1024
+_LONGEST_NUMBER: Final = 4096
+_PASSES: Final = 8
 
-_BLANKS = re.compile(rb"[ \t\r\n]*")
-_NAME = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.S)
-_STRING = re.compile(rb'(?:[^"\\]++|\\.)*', re.S)
-_SCALAR = re.compile(rb"[-+.0-9A-Za-z]*")
-_TO_SQUARE = bytes.maketrans(b"{}", b"[]")
-_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+_BLANKS: Final = re.compile(rb"[ \t\r\n]*")
+_NAME: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.S)
+_STRING: Final = re.compile(rb'(?:[^"\\]++|\\.)*', re.S)
+_SCALAR: Final = re.compile(rb"[-+.0-9A-Za-z]*")
+_TO_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
+_OTHERS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
-_VALUE = msgspec.json.Decoder()
+_VALUE: Final = msgspec.json.Decoder()
 
-_OUTSIDE = 0
-_BEFORE_FIRST = 1
-_BEFORE_NAME = 2
-_BEFORE_COLON = 3
-_BEFORE_VALUE = 4
-_IN_SCALAR = 5
-_IN_STRING = 6
-_IN_BRACKETS = 7
-_AFTER = 8
-_BEHIND = 9
+_OUTSIDE: Final = 0
+_BEFORE_FIRST: Final = 1
+_BEFORE_NAME: Final = 2
+_BEFORE_COLON: Final = 3
+_BEFORE_VALUE: Final = 4
+_IN_SCALAR: Final = 5
+_IN_STRING: Final = 6
+_IN_BRACKETS: Final = 7
+_AFTER: Final = 8
+_BEHIND: Final = 9
+
+
+class MemberSpan:
+    """Where a member is in the bytes of its object."""
+
+    __slots__ = ("end", "name", "start", "value")
+
+    def __init__(self, name: str, start: int, value: int, end: int) -> None:
+        """It begins at `start`, its value at `value`; both end at `end`."""
+        self.name = name
+        self.start = start
+        self.value = value
+        self.end = end
 
 
 class Scan:
@@ -74,8 +88,8 @@ class Scan:
         self.raw = raw
         self.view = memoryview(raw)
         self.members: dict[str, msgspec.Raw] = {}
-        self.spans: list[tuple[str, int, int]] = []
-        """(name, start of the name, end of the value) of each member, in order."""
+        self.spans: list[MemberSpan] = []
+        """Of each member, in order."""
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._checked = 0
         """Bytes that are known to be UTF-8."""
@@ -192,7 +206,7 @@ class Scan:
 
     def _end_value(self, end: int) -> None:
         self.members[self._name] = msgspec.Raw(self.view[self._begin : end])
-        self.spans.append((self._name, self._named_at, end))
+        self.spans.append(MemberSpan(self._name, self._named_at, self._begin, end))
         self._at = end
         self._state = _AFTER
 

@@ -7,22 +7,22 @@ beyond the context. Only a tokenizer knows whether a text is too long.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-
-import msgspec
+from typing import Final
 
 from pdserve.pd.errors import bad_request
 from pdserve.pd.requests.body import Body, decode, encode
 from pdserve.pd.requests.dialects import Dialect
 
-SHOWN = 256
+SHOWN: Final = 256
 """Characters of a name that a client gives."""
-_EMPTY_LIST_BYTES = 16
-_BEGINNING_BYTES = 64
-_BLANKS = b" \t\r\n"
-_BYTES_OF_AN_ID = 2
+_EMPTY_LIST_BYTES: Final = 16
+_BEGINNING_BYTES: Final = 64
+_MODEL: Final = ("model",)
+_BLANKS: Final = b" \t\r\n"
+_BYTES_OF_AN_ID: Final = 2
 """At least, with its comma."""
-_LOOK_BYTES = 16_777_216
-_LONGEST_NAME = 16_384
+_LOOK_BYTES: Final = 16_777_216
+_LONGEST_NAME: Final = 16_384
 """Bytes: megabytes are not read to see that no model is called so."""
 
 
@@ -56,12 +56,11 @@ class ServedModels:
         """ApiError: every engine would refuse this."""
         if not self.names:
             return
-        members = body.members
-        limit = self._limit(_name(members["model"])) if "model" in members else self._least
-        messages = members.get(dialect.list_of_messages) if dialect.list_of_messages is not None else None
-        if messages is not None and len(memoryview(messages)) <= _EMPTY_LIST_BYTES and _is_empty_list(messages):
+        limit = self._limit(_name(body)) if "model" in body.members else self._least
+        listed = dialect.list_of_messages
+        if listed is not None and 0 < body.length(listed) <= _EMPTY_LIST_BYTES and _is_empty_list(body, listed):
             raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
-        if limit is not None and not dialect.single_prompt and "truncate_prompt_tokens" not in members:
+        if limit is not None and not dialect.single_prompt and "truncate_prompt_tokens" not in body.members:
             _check_ids(body, limit)
 
     def _limit(self, written: bytes) -> int | None:
@@ -75,25 +74,23 @@ class ServedModels:
         return self.names.get(model, self._least)
 
 
-def _name(value: msgspec.Raw) -> bytes:
-    """As JSON. One that is too long for a name is cut, and so is the name of no model."""
-    written = memoryview(value)
-    if len(written) <= _LONGEST_NAME:
-        return bytes(written)
-    beginning = bytes(written[:SHOWN]).decode("utf-8", "replace")
+def _name(body: Body) -> bytes:
+    """Of the model, as JSON. One that is too long for a name is cut, and so is the name of no model."""
+    if body.length("model") <= _LONGEST_NAME:
+        return body.beginning(_MODEL, _LONGEST_NAME)
+    beginning = body.beginning(_MODEL, SHOWN).decode("utf-8", "replace")
     return encode(beginning[1:]) if beginning.startswith('"') else beginning.encode()
 
 
-def _is_empty_list(value: msgspec.Raw) -> bool:
-    return bytes(value).translate(None, _BLANKS) == b"[]"
+def _is_empty_list(body: Body, name: str) -> bool:
+    return body.beginning((name,), _EMPTY_LIST_BYTES).translate(None, _BLANKS) == b"[]"
 
 
 def _check_ids(body: Body, limit: int) -> None:
     """ApiError: a prompt of more token ids than that."""
-    value = body.members.get("prompt")
-    if value is None or len(memoryview(value)) <= limit * _BYTES_OF_AN_ID:
+    if body.length("prompt") <= limit * _BYTES_OF_AN_ID:
         return
-    beginning = bytes(memoryview(value)[:_BEGINNING_BYTES]).translate(None, _BLANKS)
+    beginning = body.beginning(("prompt",), _BEGINNING_BYTES).translate(None, _BLANKS)
     if not (beginning[:1] == b"[" and beginning[1:2].isdigit()):
         return
     ids = body.count("prompt", b",", _LOOK_BYTES) + 1

@@ -13,13 +13,13 @@ from pdserve.pd.random_id import new_id
 from pdserve.pd.requests.body import EASY_BYTES, FEW_BYTES, Body, members_at_once
 from pdserve.pd.requests.dialects import Dialect
 from pdserve.pd.requests.encodings import ENCODED_BYTES, as_utf8
-from pdserve.pd.requests.request import ClientRequest, Stages
+from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.telemetry.spans import Trace
 from pdserve.pd.workers.engines import Engines
 
-REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,256}")
-_INTEGER = re.compile(rb"-?[0-9]{1,9}")
+REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,256}")
+_INTEGER: Final = re.compile(rb"-?[0-9]{1,9}")
 _BYTES_PER_TOKEN: Final = 4
 _LONGEST_SESSION: Final = 1024
 _LONGEST_PRIORITY: Final = 16
@@ -90,7 +90,7 @@ class RequestParser:
                 estimate=max(1, size // _BYTES_PER_TOKEN),
                 session=self._session(request, body),
             ),
-            stages=Stages(received=received),
+            received=received,
             priority=priority,
         )
 

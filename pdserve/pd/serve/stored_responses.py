@@ -20,7 +20,7 @@ from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.entrance import Entrance
 from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.dialects import CANCEL, RESPONSES, RETRIEVE, Dialect
-from pdserve.pd.requests.request import ClientRequest, Stages
+from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.telemetry.spans import Trace
 from pdserve.pd.workers.engines import Engines
@@ -78,7 +78,7 @@ class StoredResponses:
             request_id=request_id,
             headers=self._engines.client_headers(headers, request_id),
             ask=RoutingRequest(b"", estimate=1),
-            stages=Stages(received=received),
+            received=received,
             priority=request.key.priority if request.key is not None else 0,
         )
 

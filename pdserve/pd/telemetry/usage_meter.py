@@ -26,11 +26,11 @@ from pdserve.pd.requests.dialects import CHAT, COMPLETIONS, Dialect
 from pdserve.pd.telemetry.cached_tokens import USAGE
 from pdserve.pd.telemetry.usage_counts import EventUsage, of_event, of_value
 
-_USAGE = re.compile(rb', ?"usage" ?: ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-_FINISHED = re.compile(rb'"finish_reason" ?: ?"')
-_FINGERPRINT = re.compile(rb', ?"system_fingerprint" ?: ?"(?:[^"\\]|\\.)*"')
-_HAS_TEXT = re.compile(rb'\.delta"|"content_block_delta"|"choices"')
-_TEXT = re.compile(
+_USAGE: Final = re.compile(rb', ?"usage" ?: ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_FINISHED: Final = re.compile(rb'"finish_reason" ?: ?"')
+_FINGERPRINT: Final = re.compile(rb', ?"system_fingerprint" ?: ?"(?:[^"\\]|\\.)*"')
+_HAS_TEXT: Final = re.compile(rb'\.delta"|"content_block_delta"|"choices"')
+_TEXT: Final = re.compile(
     rb'("(?:delta|text|content|thinking|reasoning|reasoning_content|partial_json|arguments)" ?: ?")((?:[^"\\]|\\.)+)"'
 )
 _QUOTE: Final = b'"'
@@ -38,10 +38,10 @@ _BACKSLASH: Final = 0x5C
 _BYTES_PER_TOKEN: Final = 4
 _SHORT_TEXT: Final = 64
 """Less than any event has beside its text, and less than a usage: neither a second event nor a usage is in so much."""
-_LONGEST_FLAG = 64
-_LONGEST_OPTIONS = 1024
-_MAX_HELD = 1024 * 1024
-_WINDOW = 8192
+_LONGEST_FLAG: Final = 64
+_LONGEST_OPTIONS: Final = 1024
+_MAX_HELD: Final = 1024 * 1024
+_WINDOW: Final = 8192
 """Of the beginning of an answer's usage, at the end of one piece of it."""
 _TRUE, _FALSE = msgspec.Raw(b"true"), msgspec.Raw(b"false")
 _COUNTED: Final = b'{"include_usage":true,"continuous_usage_stats":true}'
