@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import Final
 
-SECRET = secrets.randbits(63)
+SECRET: Final = secrets.randbits(63)
 """The seed of a prompt's first block."""
-_COPIED_BYTES = 2048
+_COPIED_BYTES: Final = 2048
 """A copy of less costs less than a view of it."""
 
 
@@ -23,7 +24,7 @@ def _xxhash() -> Callable[[bytes | memoryview, int], int] | None:
     return xxh3_64_intdigest
 
 
-_XXH3 = _xxhash()
+_XXH3: Final = _xxhash()
 
 
 def digest(data: bytes, begin: int, end: int, before: int) -> int:

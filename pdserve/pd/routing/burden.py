@@ -36,6 +36,17 @@ class Burden:
             return worker.prompt_tokens, worker.requests
         return worker.requests + int(worker.kv_usage * self._kv_weight), worker.prompt_tokens
 
+    def calmest(self, candidates: Sequence[W]) -> int:
+        """The place of the first one with the least load."""
+        if len(candidates) == 1:
+            return 0
+        calm, least = 0, self.of(candidates[0])
+        for place in range(1, len(candidates)):
+            load = self.of(candidates[place])
+            if load < least:
+                calm, least = place, load
+        return calm
+
     def least(self, candidates: Sequence[W]) -> W:
         """One with the least load; several with the same have it in turn."""
         if len(candidates) == 1:

@@ -12,16 +12,17 @@ import struct
 from array import array
 from collections.abc import Container, Sequence
 from functools import lru_cache
+from typing import Final
 
 from pdserve.pd.routing.block_hash import SECRET, digest
 
-TOKEN_BYTES = array("I").itemsize
-ROOT = 0
+TOKEN_BYTES: Final = array("I").itemsize
+ROOT: Final = 0
 """Stands before the first block."""
-_STEP = 64
-FINE_BYTES = 8192
+_STEP: Final = 64
+FINE_BYTES: Final = 8192
 """Of a GrowingChain: as far as its blocks have one size."""
-_FINE_BLOCKS = 32
+_FINE_BLOCKS: Final = 32
 
 
 def pack(tokens: Sequence[int]) -> bytes | None:

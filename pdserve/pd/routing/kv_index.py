@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from typing import Final
 
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.chain import ROOT, TOKEN_BYTES, names, pack
 from pdserve.pd.routing.kv_wire import BlockHash, BlockRemoved, BlockStored, Event
 
-_WHOLE_PREFIX = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
+_WHOLE_PREFIX: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups whose every block is needed for a hit."""
 
 

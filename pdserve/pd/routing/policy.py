@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pdserve.pd.routing.ask import RoutingRequest
 
@@ -32,11 +32,14 @@ class RoutingCandidate(Protocol):
 W = TypeVar("W", bound=RoutingCandidate)
 
 
-class Choice(NamedTuple, Generic[W]):
+class Choice(Generic[W]):
     """`why` is a label of the decision counter, one of the policy's `reasons`."""
 
-    worker: W
-    why: str
+    __slots__ = ("why", "worker")
+
+    def __init__(self, worker: W, why: str) -> None:
+        self.worker = worker
+        self.why = why
 
 
 class Policy(Protocol):

@@ -8,6 +8,16 @@ from random import Random
 from pdserve.pd.routing.policy import W
 
 
+class WorkerTurn:
+    """When a worker's next turn is: in this round, after those with a smaller `order`."""
+
+    __slots__ = ("order", "round")
+
+    def __init__(self, round_: int, order: float) -> None:
+        self.round = round_
+        self.order = order
+
+
 class Turns:
     """In a fixed order, or in a new random order each round.
 
@@ -16,33 +26,38 @@ class Turns:
     between the two is right for all sizes.
     """
 
-    __slots__ = ("_random", "_round", "_seen", "_tickets")
+    __slots__ = ("_random", "_round", "_seen", "_turns")
 
     def __init__(self, shuffled: Random | None) -> None:
         """`shuffled`: where the random order comes from; None for the fixed one."""
         self._random = shuffled
         self._round = 0
         self._seen = 0
-        self._tickets: dict[str, tuple[int, float]] = {}
+        self._turns: dict[str, WorkerTurn] = {}
 
     def next(self, candidates: Sequence[W]) -> W:
         """Who has waited longest of them; it has now had its turn."""
-        chosen, least = candidates[0], self._ticket(candidates[0].name)
-        for candidate in candidates[1:]:
-            ticket = self._ticket(candidate.name)
-            if ticket < least:
-                chosen, least = candidate, ticket
-        self._round = least[0]
-        self._tickets[chosen.name] = (least[0] + 1, least[1] if self._random is None else self._random.random())
+        chosen, least = candidates[0], self._turn(candidates[0].name)
+        for place in range(1, len(candidates)):
+            candidate = candidates[place]
+            turn = self._turn(candidate.name)
+            if turn.round < least.round or (turn.round == least.round and turn.order < least.order):
+                chosen, least = candidate, turn
+        self._round = least.round
+        least.round += 1
+        if self._random is not None:
+            least.order = self._random.random()
         return chosen
 
     def forget(self, name: str) -> None:
-        self._tickets.pop(name, None)
+        self._turns.pop(name, None)
 
-    def _ticket(self, name: str) -> tuple[int, float]:
-        ticket = self._tickets.get(name)
-        if ticket is None:
+    def _turn(self, name: str) -> WorkerTurn:
+        turn = self._turns.get(name)
+        if turn is None:
             self._seen += 1
-            ticket = self._tickets[name] = (self._round, self._seen if self._random is None else self._random.random())
+            order = float(self._seen) if self._random is None else self._random.random()
+            turn = self._turns[name] = WorkerTurn(self._round, order)
         # Rounds that it missed are not made up for: a worker that comes back would get every request for a while.
-        return ticket if ticket[0] >= self._round else (self._round, ticket[1])
+        turn.round = max(turn.round, self._round)
+        return turn

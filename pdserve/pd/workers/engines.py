@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterable
+from typing import Final
 
 from pdserve.errors import RecipeError
 from pdserve.pd.config.settings import UpstreamTlsSettings
 from pdserve.pd.http.pieces import Payload
 from pdserve.pd.workers.registry import Worker
 
-PASSED_ON = frozenset((b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority", b"accept-language"))
+PASSED_ON: Final = frozenset((b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority", b"accept-language"))
 """The only headers of a client that reach an engine. Ranks are ours to choose, no client may claim an address."""
 
 
@@ -27,11 +28,11 @@ class Engines:
 
     def client_headers(self, headers: Iterable[tuple[bytes, bytes]], request_id: str, *, ours: bool = False) -> bytes:
         """The lines that both legs of a request carry. `ours`: it is the proxy's own request."""
-        lines = [b"x-request-id: %b\r\n" % request_id.encode("latin-1")]
+        lines = [b"x-request-id: " + request_id.encode("latin-1") + b"\r\n"]
         forwarded = b""
         for name, value in headers:
             if name in PASSED_ON:
-                lines.append(b"%b: %b\r\n" % (name, value))
+                lines.append(name + b": " + value + b"\r\n")
             elif name == b"authorization" and not forwarded:
                 forwarded = b"authorization: %b\r\n" % value
         if ours or self._authorization == "replace":
@@ -69,7 +70,9 @@ class Engines:
                 worker.pool.host_header,
                 b"\r\ncontent-type: application/json\r\naccept-encoding: identity\r\n",
                 headers,
-                b"content-length: %d\r\n\r\n" % len(body),
+                b"content-length: ",
+                str(len(body)).encode(),
+                b"\r\n\r\n",
             )
         )
 

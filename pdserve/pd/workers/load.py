@@ -7,49 +7,61 @@ process just counts: routing reads these figures several times a request.
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import Final
 
 from pdserve.pd.processes.shared_numbers import Numbers
 
-MAX_WORKERS = 256
-_FIELDS = 2
-_ROW = MAX_WORKERS * _FIELDS
+MAX_WORKERS: Final = 256
+_FIELDS: Final = 2
+_ROW: Final = MAX_WORKERS * _FIELDS
 
 
-class WorkerLoad(Protocol):
-    """The figures of one worker."""
+class WorkerLoad:
+    """The figures of one worker. Base class of the two below."""
+
+    __slots__ = ()
 
     @property
     def requests(self) -> int:
         """Legs in flight."""
-        ...
+        raise NotImplementedError
 
     @property
     def prompt_tokens(self) -> int:
         """Estimated tokens of prompts in flight that are not prefilled yet."""
-        ...
-
-    def add_request(self, count: int) -> None: ...
-
-    def add_prompt_tokens(self, count: int) -> None: ...
-
-
-class _Own:
-    """As the only process sees it."""
-
-    __slots__ = ("prompt_tokens", "requests")
-
-    def __init__(self) -> None:
-        self.requests = self.prompt_tokens = 0
+        raise NotImplementedError
 
     def add_request(self, count: int) -> None:
-        self.requests += count
+        raise NotImplementedError
 
     def add_prompt_tokens(self, count: int) -> None:
-        self.prompt_tokens += count
+        raise NotImplementedError
 
 
-class _Shared:
+class _Own(WorkerLoad):
+    """As the only process sees it."""
+
+    __slots__ = ("_prompt_tokens", "_requests")
+
+    def __init__(self) -> None:
+        self._requests = self._prompt_tokens = 0
+
+    @property
+    def requests(self) -> int:
+        return self._requests
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._prompt_tokens
+
+    def add_request(self, count: int) -> None:
+        self._requests += count
+
+    def add_prompt_tokens(self, count: int) -> None:
+        self._prompt_tokens += count
+
+
+class _Shared(WorkerLoad):
     """As one of several processes sees it."""
 
     __slots__ = ("_cells", "_first", "_mine")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 
 from pdserve.pd.config.proxy import ProxyConfig
@@ -19,7 +18,7 @@ class Pools:
 
     def __init__(self, config: ProxyConfig, registry: Registry) -> None:
         self._registry = registry
-        self.decisions: Counter[tuple[str, str, str]] = Counter()
+        self.decisions: dict[tuple[str, str, str], int] = {}
         self.configure(config)
         registry.on_lost(self._forget)
 
@@ -42,7 +41,8 @@ class Pools:
         choice = policy.choose(candidates, ask)
         worker = choice.worker
         policy.routed(worker, ask)
-        self.decisions[role, policy.name, choice.why] += 1
+        decision = (role, policy.name, choice.why)
+        self.decisions[decision] = self.decisions.get(decision, 0) + 1
         return worker
 
     def skips_prefill(self, ask: RoutingRequest, decode: Worker) -> str | None:

@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.errors import ApiError
@@ -22,8 +22,8 @@ from pdserve.pd.workers.wakeable import Wakeable
 from pdserve.roles import EngineRole
 
 WorkerState = Literal["starting", "ready", "draining", "dead"]
-STATES: tuple[WorkerState, ...] = get_args(WorkerState)
-RETRY_AFTER_SECONDS = 5
+STATES: Final[tuple[WorkerState, ...]] = get_args(WorkerState)
+RETRY_AFTER_SECONDS: Final = 5
 
 
 class Worker:
@@ -71,7 +71,7 @@ class Worker:
         self.kv_usage = 0.0
         self.key_of_client = proxy.auth.client_authorization == "forward"
         """Requests carry the client's own key: a 401 is the client's."""
-        self.outcomes: Counter[str] = Counter()
+        self.outcomes: dict[str, int] = {}
         """How legs to it have ended: ok, refused (4xx), failed, left."""
         self.watches: set[Wakeable] = set()
         """The attempts that end when it dies."""

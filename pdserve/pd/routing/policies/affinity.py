@@ -19,7 +19,7 @@ from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.policy import Choice, Policy, RoutingCandidate, W
 
-_MASK = (1 << 64) - 1
+_MASK: Final = (1 << 64) - 1
 SESSION: Final = "session"  # the session's own worker
 SESSION_SPILLED: Final = "session_spilled"  # that one is too busy: the session's next
 
@@ -49,7 +49,7 @@ class Affinity:
             return self.inner.choose(candidates, ask)
         session = _hash(ask.session)
         home = max(candidates, key=lambda worker: self._score(session, worker))
-        calmest = min(candidates, key=self._burden.of)
+        calmest = candidates[self._burden.calmest(candidates)]
         if not self._burden.too_busy(home, calmest):
             return Choice(home, SESSION)
         # Never empty: no worker is too busy in comparison with itself.

@@ -12,23 +12,23 @@ from pdserve.pd.routing.policy import Choice, W
 MATCH: Final = "match"  # holds most of the prompt, and is not too busy
 NO_MATCH: Final = "no_match"  # no worker holds enough of it: the least loaded
 OVERLOADED: Final = "overloaded"  # the worker that holds most of it is too busy: the least loaded
-BY_MATCH = (MATCH, NO_MATCH, OVERLOADED)
+BY_MATCH: Final = (MATCH, NO_MATCH, OVERLOADED)
 
 
 def by_match(
-    candidates: Sequence[W], held: Sequence[int], burden: Burden, ask: RoutingRequest, min_ratio: float
+    candidates: Sequence[W], held: list[int], burden: Burden, ask: RoutingRequest, min_ratio: float
 ) -> Choice[W]:
     """The least loaded of those that hold most of the prompt, unless that is too little of it, or they are too busy.
     `held`: tokens of it that each candidate holds."""
-    most = max(held)
+    most = 0
+    for tokens in held:
+        if tokens > most:
+            most = tokens
     if not most or most < min_ratio * ask.estimate:
         return Choice(burden.least(candidates), NO_MATCH)
-    best = [candidate for candidate, tokens in zip(candidates, held, strict=True) if tokens == most]
+    best = [candidate for place, candidate in enumerate(candidates) if held[place] == most]
     if len(best) < len(candidates):
-        loads = [burden.of(candidate) for candidate in candidates]
-        calm = loads.index(min(loads))
-        if held[calm] < most:
-            calmest = candidates[calm]
-            if burden.too_busy(min(best, key=burden.of), calmest, saved=most - held[calm]):
-                return Choice(burden.least(candidates), OVERLOADED)
+        calm = burden.calmest(candidates)
+        if held[calm] < most and burden.too_busy(best[burden.calmest(best)], candidates[calm], saved=most - held[calm]):
+            return Choice(burden.least(candidates), OVERLOADED)
     return Choice(burden.least(best), MATCH)
