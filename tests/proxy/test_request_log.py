@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pdserve.pd.config.settings import LogFormat
 from pdserve.pd.telemetry.metrics import Histogram
-from pdserve.pd.telemetry.request_log import RequestLine, RequestLog
+from pdserve.pd.telemetry.request_line import RequestLine
+from pdserve.pd.telemetry.request_log import RequestLog
 
 NOON = datetime(2026, 5, 4, 12, 0, 0, 123456, tzinfo=UTC)
 

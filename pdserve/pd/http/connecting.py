@@ -1,4 +1,4 @@
-"""A new connection, with a limit of time. By itself because it waits: what waits is never compiled (hatch_build.py)."""
+"""A new connection, with a limit of time. By itself, for `async with` is not compiled (hatch_build.py)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _REQUEST_BYTES: Final = 2048
 """Of a request that waits, beside its headers and its body."""
 _PIECE_BYTES: Final = 16_384
 """Of a body: smaller pieces are put together, or they would take many times their size."""
-_NO_LINGER = struct.pack("ii", 1, 0)
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 

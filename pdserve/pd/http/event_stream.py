@@ -7,7 +7,7 @@ from typing import Final
 CONTENT_TYPE: Final = "text/event-stream"
 END: Final = b"\n\n"
 LONGEST_END: Final = b"\r\n\r\n"
-_WITHOUT_OUTPUT = (b"response.created", b"response.in_progress")
+_WITHOUT_OUTPUT: Final = (b"response.created", b"response.in_progress")
 """Types of events that vLLM's Responses API sends before its engine has done anything."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.client_connection import ClientConnection
@@ -16,7 +16,7 @@ from pdserve.pd.http.incoming import Request as Request
 from pdserve.pd.http.places import Places
 from pdserve.pd.http.reply import HttpReply
 
-SWEEP_SECONDS = 0.5
+SWEEP_SECONDS: Final = 0.5
 
 
 class Handler(Protocol):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-Headers = Iterable[tuple[bytes, bytes]]
+Headers = list[tuple[bytes, bytes]]
 
-_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
-_NO_BODY = frozenset((204, 304))
+_STATUS_LINES: Final = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+_NO_BODY: Final = frozenset((204, 304))
 _SIZES: Final = tuple(b"%x\r\n" % size for size in range(1024))
 """The line before a chunk. Nearly every event of a stream is this short, and to format a number takes longer than all
 the rest of a write."""
@@ -85,22 +85,22 @@ class HttpReply:
     def start(self, status: int, headers: Headers, length: int | None = None) -> None:
         """Status and headers; they leave together with the first data. `length`: bytes, None when not known."""
         self.started = True
-        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d\r\n" % status]
+        head = _STATUS_LINES.get(status) or b"HTTP/1.1 %d\r\n" % status
         for name, value in headers:
-            parts += (name, b": ", value, b"\r\n")
+            head += name + b": " + value + _LINE_END
         if length is not None:
-            parts.append(b"content-length: %d\r\n" % length)
+            # To format a number into bytes takes twice as long.
+            head += b"content-length: " + str(length).encode() + _LINE_END
         elif self._http10:
             self.keep_alive = False
         elif status not in _NO_BODY:
             self._chunked = True
-            parts.append(b"transfer-encoding: chunked\r\n")
+            head += b"transfer-encoding: chunked\r\n"
         if not self.keep_alive:
-            parts.append(b"connection: close\r\n")
+            head += b"connection: close\r\n"
         elif self._http10:
-            parts.append(b"connection: keep-alive\r\n")
-        parts.append(b"\r\n")
-        self._head = b"".join(parts)
+            head += b"connection: keep-alive\r\n"
+        self._head = head + _LINE_END
 
     def write(self, data: bytes) -> None:
         """Some of the body. Nothing at all is written for an empty chunk, which would mean the end."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.limits.quotas import Use
 from pdserve.pd.relay.client import Client
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.telemetry.metrics import Metrics
-from pdserve.pd.telemetry.request_log import Outcome, RequestLine, RequestLog
+from pdserve.pd.telemetry.request_line import Outcome, RequestLine
+from pdserve.pd.telemetry.request_log import RequestLog
 from pdserve.pd.telemetry.spans import Spans, StageTime, Trace
 from pdserve.pd.telemetry.usage_meter import last_in
 
-_CLIENT_LEFT = 499
+_CLIENT_LEFT: Final = 499
+_Times = tuple[float | None, float | None, float | None, float | None, float | None]
+"""In the queue, of prefill, of the KV transfer, to the first token, in all: milliseconds; None: not known."""
+_UNKNOWN: Final[_Times] = (None, None, None, None, None)
 
 
 class Accounting:
@@ -36,6 +42,7 @@ class Accounting:
         """`reason`: why it was no success. `request`: None when its body could not be read. `now`: time.monotonic()."""
         status = _CLIENT_LEFT if isinstance(reason, ClientGoneError) else reason.status if reason else 200
         prompt, completion = _usage(client)
+        times = _UNKNOWN if request is None else self._timed(request, client, now)
         line = RequestLine(
             request_id=client.request_id,
             path=path,
@@ -43,57 +50,65 @@ class Accounting:
             outcome=_outcome(reason),
             key=key,
             model=model,
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            cached_tokens=client.cached_tokens,
+            decision="" if request is None else request.decision,
+            prefill="" if request is None else request.prefill,
+            decode="" if request is None else request.decode,
+            attempts=0 if request is None else request.attempts,
             stream=client.stream,
+            prompt_tokens=prompt,
+            cached_tokens=client.cached_tokens,
+            completion_tokens=completion,
+            queue_ms=times[0],
+            prefill_ms=times[1],
+            kv_transfer_ms=times[2],
+            ttft_ms=times[3],
+            total_ms=times[4],
             chunks=client.chunks,
             bytes=client.relayed_bytes,
             error=reason.message if isinstance(reason, ApiError) else "",
         )
-        if request is not None:
-            self._staged(line, request, client, now)
-            if trace is not None:
-                self._span(trace, line, request, client, now)
+        if request is not None and trace is not None:
+            self._span(trace, line, request, client, now)
         self._counted(line, request, reason)
         if use is not None:
             use.end(prompt, completion or 0)
         self.log.add(line)
 
-    def _staged(self, line: RequestLine, request: ClientRequest, client: Client, now: float) -> None:
+    def _timed(self, request: ClientRequest, client: Client, now: float) -> _Times:
+        """Counts its stages, and has them as the log has them."""
         stages, metrics = request.stages, self.metrics
         received, admitted, prefilled, decoding = stages.received, stages.admitted, stages.prefilled, stages.decoding
-        line.decision, line.prefill, line.decode = request.decision, request.prefill, request.decode
-        line.attempts = request.attempts
-        line.total_ms = metrics.e2e.timed(now - received)
+        queue_ms = prefill_ms = kv_transfer_ms = ttft_ms = None
+        total_ms = metrics.e2e.timed(now - received)
         if admitted:
-            line.queue_ms = metrics.queue.timed(admitted - received)
+            queue_ms = metrics.queue.timed(admitted - received)
             if prefilled:
-                line.prefill_ms = metrics.prefill.timed(prefilled - admitted)
+                prefill_ms = metrics.prefill.timed(prefilled - admitted)
         if prefilled and decoding:
             # A decode that answers before prefill does has had its KV no later.
-            line.kv_transfer_ms = metrics.kv_transfer.timed(max(0.0, decoding - prefilled))
+            kv_transfer_ms = metrics.kv_transfer.timed(max(0.0, decoding - prefilled))
         if client.first_byte:
-            line.ttft_ms = metrics.ttft.timed(client.first_byte - received)
+            ttft_ms = metrics.ttft.timed(client.first_byte - received)
+        return queue_ms, prefill_ms, kv_transfer_ms, ttft_ms, total_ms
 
     def _counted(self, line: RequestLine, request: ClientRequest | None, reason: object) -> None:
-        count = self.metrics.count
-        count("requests", (line.path, str(line.status)))
+        metrics = self.metrics
+        metrics.count("requests", (line.path, str(line.status)))
         if isinstance(reason, ClientGoneError):
-            count("cancellations", (_stage(request),))
+            metrics.count("cancellations", (_stage(request),))
         elif isinstance(reason, ApiError):
-            count("errors", (_blame(reason),))
+            metrics.count("errors", (_blame(reason),))
             if line.stream:
-                count("stream_errors", (line.decode,))
+                metrics.count("stream_errors", (line.decode,))
         if request is not None and request.decision:
             way = "disaggregated" if request.decision == "disaggregated" else "one-engine"
-            count("disagg_decisions", (way, request.decision))
+            metrics.count("disagg_decisions", (way, request.decision))
         if line.prompt_tokens:
-            count("prompt_tokens", (), line.prompt_tokens)
+            metrics.count("prompt_tokens", (), line.prompt_tokens)
         if line.completion_tokens:
-            count("completion_tokens", (), line.completion_tokens)
+            metrics.count("completion_tokens", (), line.completion_tokens)
         if line.cached_tokens:
-            count("cached_prompt_tokens", (), line.cached_tokens)
+            metrics.count("cached_prompt_tokens", (), line.cached_tokens)
 
     def _span(self, trace: Trace, line: RequestLine, request: ClientRequest, client: Client, now: float) -> None:
         stages = request.stages

@@ -13,13 +13,13 @@ HINT: Final = b"cache"
 """Without it there is nothing to put right."""
 USAGE: Final = b'"usage"'
 """Nor without this in a whole event."""
-_LONGEST = 512
+_LONGEST: Final = 512
 """Bytes of the longest passage that is replaced."""
-_CACHED = re.compile(rb'("cached_tokens" ?: ?)\d+')
-_MESSAGES = re.compile(rb'"usage" ?: ?\{[^{}]{0,400}\}')
+_CACHED: Final = re.compile(rb'("cached_tokens" ?: ?)\d+')
+_MESSAGES: Final = re.compile(rb'"usage" ?: ?\{[^{}]{0,400}\}')
 """Anthropic's usage, which is flat. Its input_tokens are those that were not cached: the sum is the prompt."""
-_INPUT = re.compile(rb'("input_tokens" ?: ?)(\d+)')
-_READ = re.compile(rb'("cache_read_input_tokens" ?: ?)(\d+)')
+_INPUT: Final = re.compile(rb'("input_tokens" ?: ?)(\d+)')
+_READ: Final = re.compile(rb'("cache_read_input_tokens" ?: ?)(\d+)')
 
 
 def with_cached_tokens(data: bytes, cached: int) -> bytes:

@@ -13,52 +13,20 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Literal
+from typing import Final
 
 import msgspec
 
 from pdserve.pd.config.settings import LogFormat
+from pdserve.pd.telemetry.request_line import RequestLine
 
-Outcome = Literal["ok", "error", "cancelled", "rejected"]
-FLUSH_SECONDS = 0.25
-_FLUSH_BYTES = 32_768
-_MAX_TEXT = 256
-_PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
+FLUSH_SECONDS: Final = 0.25
+_FLUSH_BYTES: Final = 32_768
+_MAX_TEXT: Final = 256
+_MILLISECONDS: Final = tuple(f".{part:03d}Z" for part in range(1000))
+"""The end of a time. To format a number takes longer than the rest of a line's time."""
+_PLAIN: Final = re.compile(r"[!#-<>-\[\]-~]+")
 """Text that needs no quotes: printable ASCII without blank, quote, equals sign and backslash."""
-
-
-class RequestLine(msgspec.Struct, omit_defaults=True):
-    """The fields of one request, in this order. Times are milliseconds; what is not known is left out."""
-
-    request_id: str
-    path: str
-    status: int
-    """Of the HTTP answer; 499 when the client left before it."""
-    outcome: Outcome
-    time: str = ""
-    """UTC, set when the line is made."""
-    key: str = ""
-    """The name of the API key."""
-    model: str = ""
-    decision: str = ""
-    """Which way the request took, and why."""
-    prefill: str = ""
-    decode: str = ""
-    """Names of the workers of the last attempt."""
-    attempts: int = 0
-    stream: bool = False
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    queue_ms: float | None = None
-    prefill_ms: float | None = None
-    kv_transfer_ms: float | None = None
-    ttft_ms: float | None = None
-    total_ms: float | None = None
-    chunks: int = 0
-    bytes: int = 0
-    error: str = ""
-    """The message of the error that the client got."""
 
 
 class RequestLog:
@@ -71,19 +39,29 @@ class RequestLog:
         self._write = write
         self._now = now
         self._render = _json if form == "json" else _text
-        self._lines = bytearray()
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self._second = -1
+        self._written = ""
+        """That second as it stands in a line."""
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, line: RequestLine) -> None:
         """The line is written within FLUSH_SECONDS."""
-        seconds, part = divmod(self._now(), 1)
-        line.time = f"{_second(seconds)}.{int(part * 1000):03d}Z"
+        now = self._now()
+        second = int(now)
+        if second != self._second:
+            self._second = second
+            self._written = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        line.time = self._written + _MILLISECONDS[int((now - second) * 1000)]
         # What a client chooses must not fill the disk.
         if line.model or line.error:
             line.model = line.model[:_MAX_TEXT]
             line.error = line.error[:_MAX_TEXT]
-        self._lines += self._render(line)
-        if len(self._lines) >= _FLUSH_BYTES:
+        rendered = self._render(line)
+        self._lines.append(rendered)
+        self._bytes += len(rendered)
+        if self._bytes >= _FLUSH_BYTES:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
@@ -94,11 +72,13 @@ class RequestLog:
             self._timer.cancel()
             self._timer = None
         if self._lines:
-            lines, self._lines = bytes(self._lines), bytearray()
+            lines = b"".join(self._lines)
+            self._lines.clear()
+            self._bytes = 0
             self._write(lines)
 
 
-_ENCODER = msgspec.json.Encoder()
+_ENCODER: Final = msgspec.json.Encoder()
 
 
 def _json(line: RequestLine) -> bytes:
@@ -119,25 +99,20 @@ def _text(line: RequestLine) -> bytes:
     return " ".join(words).encode() + b"\n"
 
 
-_REST = [
+_REST: Final = [
     (field.name, field.default)
     for field in msgspec.structs.fields(RequestLine)
     if field.name not in ("request_id", "path", "status", "outcome", "time")
 ]
 
 
-_REPEATED = frozenset(("key", "model", "decision", "prefill", "decode"))
+_REPEATED: Final = frozenset(("key", "model", "decision", "prefill", "decode"))
 
 
 @lru_cache(maxsize=1024)
 def _known(text: str) -> str:
     """`_word` of what many lines have in common."""
     return _word(text)
-
-
-@lru_cache(maxsize=4)
-def _second(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _word(text: str) -> str:
