@@ -1,6 +1,6 @@
-"""Compiles the proxy's hot modules with mypyc when a wheel is built: about a fifth less CPU for each request.
+"""Compiles the proxy's hot modules with mypyc when a wheel is built: about a third less CPU for each request.
 
-- Only what never waits: see the list in pyproject.toml.
+- Only what does not wait while it handles an exception: see the list in pyproject.toml.
 - An editable installation is never compiled: an extension module hides the source file beside it, and an edit would
   change nothing.
 - Without a C compiler that finds Python's headers the wheel is pure Python; `pdserve --version` says which one it is.

@@ -54,7 +54,7 @@ async def asked(target: bytes, body: bytes, monkeypatch: pytest.MonkeyPatch) -> 
     """The gateway, the budget and the answer, once nothing is being answered any more."""
     wanted = config()
     gateway = Gateway(wanted, None, shared_numbers.private(Gateway.numbers(wanted)), broken)
-    monkeypatch.setattr(gateway._dispatcher, "serve", broken)  # the way of a request to its engines
+    monkeypatch.setattr(gateway._answering, "_serve", broken)  # the way of a request to its engines
     budget = Budget(1 << 20)
     request = Request("127.0.0.1", budget, tls=False)
     request.method, request.target = (b"POST" if body else b"GET"), target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from pdserve.pd.protocols import prefill_leg
 from pdserve.pd.protocols.background import Background, settle
@@ -12,7 +13,7 @@ from pdserve.pd.relay.leg import Leg
 from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch
 from pdserve.pd.workers.failure import WorkerFailedError
 
-ANSWER_SECONDS = 0.5
+ANSWER_SECONDS: Final = 0.5
 """How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.protocols.background import Background
@@ -34,8 +34,8 @@ from pdserve.roles import EngineRole
 
 log = logging.getLogger("pdserve.proxy")
 
-ATTEMPTS = 3
-DISAGGREGATED = "disaggregated"
+ATTEMPTS: Final = 3
+DISAGGREGATED: Final = "disaggregated"
 
 Attempt = Callable[[set[Worker]], Awaitable[None]]
 
@@ -55,6 +55,7 @@ class Dispatcher:
         self, config: ProxyConfig, registry: Registry, pools: Pools, engines: Engines, entrance: Entrance
     ) -> None:
         self._config = config
+        self._protocol = config.protocol
         self._entrance = entrance
         self._registry = registry
         self._pools = pools
@@ -66,12 +67,12 @@ class Dispatcher:
     def serve(self, request: ClientRequest, client: Client) -> Awaitable[None]:
         """Answers one client. Raises ApiError or ClientGoneError, at once or when awaited; what it leaves running ends
         by itself."""
-        if self._config.protocol == "aggregated":
+        if self._protocol == "aggregated":
             return self._on_single_engine("aggregated", "aggregated", request, client)
         field = request.dialect.needs_single_engine(request.body)
         if field is not None:
             return self._on_single_engine(self._whole_role(), f"field:{field}", request, client)
-        if self._config.protocol == "nixl-push" and request.dialect.name in UNSPLIT:
+        if self._protocol == "nixl-push" and request.dialect.name in UNSPLIT:
             return self._on_single_engine(self._whole_role(), f"api:{request.dialect.name}", request, client)
         empty = self._registry.empty_pools()
         if len(empty) == 1 and self._config.routing.on_empty_pool == "aggregate":

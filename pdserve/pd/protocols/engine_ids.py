@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Final
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.fetch import FetchError, fetch
@@ -12,7 +13,7 @@ from pdserve.pd.random_id import new_id
 from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
 
-_CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS: Final = 5.0
 
 
 class EngineIds:

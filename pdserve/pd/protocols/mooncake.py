@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.protocols import both_legs
@@ -36,17 +37,17 @@ from pdserve.pd.workers.registry import Registry, Worker
 
 log = logging.getLogger("pdserve.proxy")
 
-DELIVER_SECONDS = 1.0
+DELIVER_SECONDS: Final = 1.0
 """How long a prefill may take to finish its token once no client waits for it."""
-TAKEN_IN_SECONDS = 1.0
+TAKEN_IN_SECONDS: Final = 1.0
 """How long decode's API server may take to hand a request to its scheduler: one that is aborted earlier is dropped
 without a word to prefill."""
-REFUSED_SECONDS = 0.25
+REFUSED_SECONDS: Final = 0.25
 """How long prefill may take to answer once decode has failed: most of what one refuses the other refuses too, and then
 holds nothing."""
-_WITHDRAW_SECONDS = 5.0
+_WITHDRAW_SECONDS: Final = 5.0
 """How long a decode may take to refuse."""
-_WITHDRAW_PATH = b"/v1/completions"
+_WITHDRAW_PATH: Final = b"/v1/completions"
 
 
 class MooncakeProtocol:
@@ -77,15 +78,18 @@ class MooncakeProtocol:
             finally:
                 if not sent:
                     prefill.slots.give()
+            failed: WorkerFailedError | None = None
             try:
                 await both_legs.first_event(legs, watch)
             except WorkerFailedError as failure:
-                await self._after_failure(transfer, legs, failure)
-                raise
+                failed = failure
             except (ApiError, ClientGoneError, asyncio.CancelledError):
                 # The client left, its time is up, or this proxy is ending.
                 self.background.start(self._deliver_and_abort(transfer, legs))
                 raise
+            if failed is not None:
+                await self._after_failure(transfer, legs, failed)
+                raise failed
             request.stages.decoding = legs.decode.first_byte
             await both_legs.relay(legs, client, watch, self.background)
         finally:
@@ -184,7 +188,7 @@ class MooncakeProtocol:
 
 
 # Beyond any context: refused before an engine's scheduler sees it. 2**31 - 1 is an integer everywhere.
-_REFUSED = b'{"model":%b,"prompt":[1],"max_tokens":2147483647,"kv_transfer_params":%b}'
+_REFUSED: Final = b'{"model":%b,"prompt":[1],"max_tokens":2147483647,"kv_transfer_params":%b}'
 
 
 async def wait_for_slot(prefill: Worker, watch: Watch) -> None:

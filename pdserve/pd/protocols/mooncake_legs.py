@@ -1,4 +1,4 @@
-"""The two requests of one attempt over Mooncake. Compiled, which what waits for their answers is not."""
+"""The two requests of one attempt over Mooncake."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Final
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.pieces import Payload
@@ -14,7 +15,8 @@ from pdserve.pd.workers.engines import Engines
 from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
 
-_BAD_ENDS = ("abort", "error")
+_BAD_ENDS: Final = ("abort", "error")
+_LENGTH: Final = b'"finish_reason":"length'
 
 
 def send(
@@ -69,7 +71,11 @@ def check(leg: Leg) -> None:
 def good_end(answer: bytes) -> bool:
     """Whether it is seen at once that a prefill has ended well. The bare word proves nothing: an aborted one may have
     written it as its token."""
-    return b'"finish_reason":"length"' in answer or b'"finish_reason":"stop"' in answer
+    # Without its last quote, which is everywhere in JSON, the text takes a third of the time to find.
+    at = answer.find(_LENGTH)
+    if at >= 0 and answer[at + len(_LENGTH) : at + len(_LENGTH) + 1] == b'"':
+        return True
+    return b'"finish_reason":"stop"' in answer
 
 
 def bad_end(answer: bytes) -> str | None:

@@ -1,4 +1,4 @@
-"""The connection of a leg that finds none idle. By itself because it waits: see http.connecting."""
+"""The connection of a leg that finds none idle. By itself, as all that connects is: see http.connecting."""
 
 from __future__ import annotations
 

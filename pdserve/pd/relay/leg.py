@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from pdserve.pd.errors import ApiError, from_event, from_upstream
 from pdserve.pd.http import event_stream
@@ -21,21 +20,23 @@ from pdserve.pd.relay.dial import dial
 from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
 
-HELD_BYTES = 1024 * 1024
+HELD_BYTES: Final = 1024 * 1024
 """An answer that is no stream is held up to this size: an engine that dies while it sends can still be replaced."""
-UNREAD_SECONDS = 1.0
+UNREAD_SECONDS: Final = 1.0
 """A connection that the engine had closed before it read the request is seen to be lost within this time. One that is
 lost later has been read."""
 
 
-@dataclass(slots=True)
 class EngineAnswer:
     """A good answer whose beginning has arrived."""
 
-    content_type: str
-    data: bytes
-    """What has come so far and was not relayed yet."""
-    complete: bool
+    __slots__ = ("complete", "content_type", "data")
+
+    def __init__(self, content_type: str, data: bytes, complete: bool) -> None:
+        self.content_type = content_type
+        self.data = data
+        """What has come so far and was not relayed yet."""
+        self.complete = complete
 
 
 class Receiver:
@@ -334,7 +335,8 @@ class Leg(Sink):
         if self._counted:
             return
         self._counted = True
-        self.worker.outcomes[self._outcome()] += 1
+        outcomes, outcome = self.worker.outcomes, self._outcome()
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
         on_complete, self._on_complete = self._on_complete, None
         if on_complete is not None:
             on_complete()

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from pdserve.pd.errors import ApiError
+from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.relay.client import Client
 from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
 from pdserve.pd.workers.wakeable import Wakeable
 
 T = TypeVar("T")
-EARLY_SECONDS = 0.005
+EARLY_SECONDS: Final = 0.005
 """A timer of the event loop may come so much before the time that it was set for."""
 
 
@@ -86,14 +86,15 @@ class Watch(Wakeable):
         the same moment as the interruption."""
         task: asyncio.Future[T] = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self.poke())
-        wanted = False
+        interruption: BaseException | None = None
         try:
             await self.until(task.done)
-            wanted = True
-        finally:
-            if not wanted:
-                task.cancel()
-                await asyncio.wait({task})
-                if unwanted is not None and not task.cancelled() and task.exception() is None:
-                    unwanted(task.result())
-        return task.result()
+        except (ApiError, ClientGoneError, WorkerFailedError, asyncio.CancelledError) as error:
+            interruption = error
+        if interruption is None:
+            return task.result()
+        task.cancel()
+        await asyncio.wait({task})
+        if unwanted is not None and not task.cancelled() and task.exception() is None:
+            unwanted(task.result())
+        raise interruption

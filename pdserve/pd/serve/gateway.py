@@ -1,4 +1,4 @@
-"""What happens to each request of a client: refused, relayed to engines, or answered by the application."""
+"""The state of one proxy process: what its requests pass through, and what changes while it serves."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -17,29 +16,24 @@ from starlette.types import ASGIApp
 
 from pdserve.errors import PdserveError
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
-from pdserve.pd.errors import ApiError, ClientGoneError
-from pdserve.pd.http import bridge
+from pdserve.pd.errors import ApiError
 from pdserve.pd.http.front import Request
 from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.limits.admission import CELLS_PER_PROCESS
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
 from pdserve.pd.limits.keys import KeyFile
-from pdserve.pd.limits.quotas import Quotas, Use, cells_needed
+from pdserve.pd.limits.quotas import Quotas, cells_needed
 from pdserve.pd.processes.shared_numbers import Numbers
 from pdserve.pd.processes.shared_pages import Pages
 from pdserve.pd.protocols.dispatch import Dispatcher
-from pdserve.pd.random_id import new_id
-from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.entrance import Entrance
-from pdserve.pd.requests.dialects import BY_PATH, CANCEL, CHAT, RETRIEVE, Dialect
-from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.serve.accounting import Accounting
+from pdserve.pd.serve.answering import Answering
 from pdserve.pd.serve.client_tls import ClientTls
 from pdserve.pd.serve.intake import Intake
-from pdserve.pd.serve.large_bodies import LargeBodies
 from pdserve.pd.serve.prewarm import Prewarm
-from pdserve.pd.serve.request_parser import RequestParser, request_id_of
-from pdserve.pd.serve.stored_responses import StoredResponses, method_of, stored_at
+from pdserve.pd.serve.request_parser import RequestParser
+from pdserve.pd.serve.stored_responses import StoredResponses
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.metrics_page import Labels
 from pdserve.pd.telemetry.request_log import RequestLog
@@ -61,8 +55,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("pdserve.proxy")
 
 _TICK_SECONDS = 0.5
-_TOKENS_OF_BYTES = 1_048_576
-"""Bodies up to which a prompt's tokens are looked at."""
 
 
 class Gateway:
@@ -98,9 +90,7 @@ class Gateway:
         self._fingerprints = Fingerprints()
         self.registry.on_ready(lambda worker: self._fingerprints.forget(worker.name))
         self._spans = open_spans(config.otel, config.served_name)
-        self._app = app
         self._loop = asyncio.get_running_loop()
-        self._accounting = Accounting(self.metrics, self.log, self._spans)
         self._entrance = Entrance(config, self.registry, numbers)
         self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines, self._entrance)
         self._health = HealthChecks(self.registry, config.health, self.engines.key_header, self._entrance.refresh)
@@ -108,13 +98,24 @@ class Gateway:
         self.models = Models(self.registry, self.engines, config.served_name)
         self._catalog = Catalog(self.registry, self.engines)
         self._stored = StoredResponses(config, self.registry, self.engines, self._entrance)
-        self._large_bodies = LargeBodies()
         served = self._catalog.served
         self._intake = Intake(
             AllowedHosts.of(config), self.keys, self.quotas, served, self._parser, self.metrics, self._fingerprints
         )
         self.tls = None if config.tls is None else ClientTls(config.tls)
         self._feeds = KvFeeds(self.registry, self.pools, self.engines)
+        self._answering = Answering(
+            app,
+            self._intake,
+            self._parser,
+            self._stored,
+            self._dispatcher.serve,
+            Accounting(self.metrics, self.log, self._spans),
+            self.pools,
+            self._feeds,
+            served_name=config.served_name,
+            seconds=config.request_timeout_seconds,
+        )
         self._prewarm = (
             Prewarm(self.registry, self.engines, self._dispatcher.attempt_split, config.served_name)
             if config.prewarm and config.protocol != "aggregated" and numbers.process == 0
@@ -124,8 +125,6 @@ class Gateway:
         """Why the last rolling restart was none."""
         self._has_admin = config.admin is not None and numbers.process == 0
         self._admin = None if succeeds else self._new_admin()
-        self._clients: set[Client] = set()
-        self._tasks: dict[Request, asyncio.Task[None]] = {}
         self.metrics.read_gauges_from(self._gauges)
         self.metrics.read_counters_from(self._counters)
 
@@ -142,27 +141,10 @@ class Gateway:
         return self._intake.refuse(request)
 
     def handle(self, request: Request, reply: HttpReply) -> None:
-        dialect = BY_PATH.get(request.path)
-        method = b"POST"
-        if dialect is None:
-            dialect = stored_at(request.path)
-            if dialect is None:
-                self._start(self._serve_page(request, reply), request)
-                return
-            method = method_of(dialect)
-        if request.method == method:
-            self._start(self._answer(dialect, request, reply), request)
-        else:
-            self.failed(request, reply, ApiError(405, "Method Not Allowed"))
-            request.release()
+        self._answering.handle(request, reply)
 
     def failed(self, request: Request | None, reply: HttpReply, error: ApiError) -> None:
-        dialect = None if request is None else BY_PATH.get(request.path) or stored_at(request.path)
-        request_id = request_id_of(request) if request is not None else new_id()
-        client = Client(reply, request_id, dialect or CHAT)
-        client.fail(error)
-        path = "other" if dialect is None else dialect.path
-        self._accounting.over(None, client, path, error, now=monotonic())
+        self._answering.failed(request, reply, error)
 
     # --- ServedGateway
 
@@ -191,11 +173,11 @@ class Gateway:
         self.draining = True
 
     def busy(self) -> bool:
-        return bool(self._tasks)
+        return self._answering.busy
 
     def cut(self) -> None:
         limit = ApiError(503, "The proxy is shutting down.", retry_after=RETRY_AFTER_SECONDS)
-        for client in list(self._clients):
+        for client in list(self._answering.clients):
             client.interrupt(limit)
 
     def reload(self) -> dict[str, str]:
@@ -291,50 +273,6 @@ class Gateway:
 
     # --- inside
 
-    async def _answer(self, dialect: Dialect, request: Request, reply: HttpReply) -> None:
-        received = monotonic()
-        client = Client(reply, request_id_of(request), dialect, self.metrics.itl)
-        self._clients.add(client)
-        client.deadline = received + self.config.request_timeout_seconds
-        asked: ClientRequest | None = None
-        use: Use | None = None
-        parent = request.header(b"traceparent")
-        trace = self._spans.begin(parent.decode("latin-1") if parent is not None else None)
-        reason: ApiError | ClientGoneError | None = None
-        try:
-            stored = dialect is RETRIEVE or dialect is CANCEL
-            if stored:
-                asked = self._stored.read(dialect, request, client.request_id, trace, received)
-            else:
-                body = self._parser.body(request)
-                if body is None:
-                    body = await self._large_bodies.read(request, client)
-                asked = self._intake.read(dialect, request, body, client.request_id, trace, received)
-            if request.key is not None:
-                use = self._intake.count(request.key, asked, client)
-            if self.pools.needs_tokens and not stored and request.body_bytes <= _TOKENS_OF_BYTES:
-                tokens = await self._feeds.tokens(dialect, asked.body, self.config.served_name)
-                if tokens is not None:
-                    asked.ask = replace(asked.ask, tokens=tokens, estimate=len(tokens))
-            serve = self._stored.serve if stored or self._stored.continues(asked) else self._dispatcher.serve
-            await serve(asked, client)
-        except ApiError as error:
-            reason = error
-            client.fail(error)
-        except ClientGoneError as gone:
-            reason = gone
-        finally:
-            self._over(request, reply)
-            self._clients.discard(client)
-            if sys.exc_info()[0] is None:
-                key = request.key.name if request.key is not None else ""
-                self._accounting.over(
-                    asked, client, dialect.path, reason, now=monotonic(), key=key, use=use, trace=trace
-                )
-            elif use is not None:
-                # The rest is `_broken`'s to count.
-                use.end(None)
-
     def _gauges(self) -> Iterator[tuple[str, Labels, float]]:
         for worker in self.registry.workers.values():
             labels = (worker.config.role, worker.name)
@@ -371,38 +309,13 @@ class Gateway:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             now = monotonic()
-            for client in [client for client in self._clients if client.deadline < now]:
+            for client in [client for client in self._answering.clients if client.deadline < now]:
                 client.interrupt(ApiError(504, "The request took longer than this deployment allows."))
             if self.keys is not None:
                 self.keys.reload_if_changed()
             self._entrance.refresh()
             if self._pages is not None:
                 self._pages.write(self.metrics.snapshot())
-
-    async def _serve_page(self, request: Request, reply: HttpReply) -> None:
-        try:
-            await bridge.serve(self._app, request, reply)
-        finally:
-            self._over(request, reply)
-
-    def _start(self, work: Coroutine[Any, Any, None], request: Request) -> None:
-        """`work` ends with `_over`: a callback at the end of every task would cost one more turn of the loop."""
-        self._tasks[request] = self._loop.create_task(work)
-
-    def _over(self, request: Request, reply: HttpReply) -> None:
-        """To be called in the `finally` of a task's work: what ends the task is known there."""
-        task = self._tasks.pop(request)
-        request.release()
-        if sys.exc_info()[0] is not None:
-            task.add_done_callback(partial(self._broken, request, reply))
-
-    def _broken(self, request: Request, reply: HttpReply, task: asyncio.Task[None]) -> None:
-        """Nothing may leave a client without an end: what was not expected is answered here."""
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        log.error("%s failed", request.path.decode("latin-1"), exc_info=error)
-        if not reply.ended:
-            self.failed(request, reply, ApiError(500, f"The proxy failed: {type(error).__name__}"))
 
 
 def write_stderr(lines: bytes) -> None:
