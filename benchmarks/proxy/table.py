@@ -76,11 +76,11 @@ def _cell(value: float | None, reference: float | None, system: str) -> str:
 
 
 def goal_rows(goals: Iterable[Goal]) -> tuple[Row, list[Row]]:
-    header = ["goal", "scenario", "pdserve", REFERENCE, "found", "asked", "verdict"]
+    header = ["goal", "scenario", "pdserve", REFERENCE, "measured", "asked", "verdict"]
     rows = []
     for goal in goals:
         sign = "<=" if goal.at_most else ">="
-        asked = f"{sign} {goal.limit:.3g} {goal.unit}" + (f" (aim {goal.aim:g})" if goal.aim else "")
+        asked = f"{sign} {goal.limit:.3g} {goal.unit}"
         reference = number(goal.reference) if goal.reference is not None else "-"
         value = f"{goal.value:.2f} {goal.unit}"
         rows.append(

@@ -88,8 +88,12 @@ class MooncakeProtocol:
                 self.background.start(self._deliver_and_abort(transfer, legs))
                 raise
             if failed is not None:
-                await self._after_failure(transfer, legs, failed)
-                raise failed
+                try:
+                    await self._after_failure(transfer, legs, failed)
+                    raise failed
+                finally:
+                    # Its traceback has this frame, and with it the body of the request.
+                    failed = None
             request.stages.decoding = legs.decode.first_byte
             await both_legs.relay(legs, client, watch, self.background)
         finally:

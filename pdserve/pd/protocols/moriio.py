@@ -24,17 +24,19 @@ the WRITE is recognised.
 
 from __future__ import annotations
 
+from typing import Final
+
 from pdserve.pd.errors import ApiError
 from pdserve.pd.protocols import chosen_ids
 from pdserve.pd.protocols.nixl import NixlProtocol
 from pdserve.pd.random_id import new_id
 from pdserve.pd.requests.request import ClientRequest
 
-_ASK = (
+_ASK: Final = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
     b'"transfer_id":"tx-%b"}'
 )
-_MARKS = ("___prefill_addr_", "___decode_addr_")
+_MARKS: Final = ("___prefill_addr_", "___decode_addr_")
 """_PREFILL_ZMQ_RE and _DECODE_ZMQ_RE of moriio_common.py."""
 
 

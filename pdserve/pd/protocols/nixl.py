@@ -22,6 +22,7 @@ import logging
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.protocols import chosen_ids, prefill_leg
@@ -38,17 +39,17 @@ from pdserve.pd.workers.registry import Registry, Worker
 
 log = logging.getLogger("pdserve.proxy")
 
-_ASK = (
+_ASK: Final = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
     b'"remote_host":null,"remote_port":null}'
 )
-_USABLE_SHARE = 0.5
+_USABLE_SHARE: Final = 0.5
 """Of the lease. The rest is for prefill's answer on its way to us, and for decode to tokenise and take it in."""
-LAST_MOMENT_SECONDS = 0.5
+LAST_MOMENT_SECONDS: Final = 0.5
 """A prefill whose client has left may finish within this time: its answer has what it keeps, and that is dropped.
 Then the leg hangs up and listens on for as long: an answer that was on the wire still arrives. What vLLM has finished
 without having sent its answer is released by the patch nixl-abandoned-kv."""
-TAKEN_IN_SECONDS = 1.0
+TAKEN_IN_SECONDS: Final = 1.0
 """After this time decode's scheduler has a request that was sent. A stream that is closed earlier may be dropped by
 vLLM's HTTP layer without a word to the scheduler, and so to prefill."""
 

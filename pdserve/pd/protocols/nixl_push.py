@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.protocols import both_legs, chosen_ids, prefill_leg
@@ -35,12 +36,12 @@ from pdserve.pd.workers.registry import Registry, Worker
 
 log = logging.getLogger("pdserve.proxy")
 
-UNSPLIT = frozenset({"responses"})
+UNSPLIT: Final = frozenset({"responses"})
 """Names of APIs whose request ids prefill and decode make up, each its own."""
-TAKEN_IN_SECONDS = 1.0
+TAKEN_IN_SECONDS: Final = 1.0
 """How long decode's API server may take to hand a request to its scheduler: one that is aborted earlier is dropped
 without a word to prefill."""
-REFUSED_SECONDS = 0.25
+REFUSED_SECONDS: Final = 0.25
 """How long prefill may take to answer once decode has failed: what both fail with is explained by prefill."""
 
 
@@ -63,15 +64,22 @@ class NixlPushProtocol:
             watch.check()
             began = asyncio.get_running_loop().time()
             legs = self._send(request, address, prefill, decode, watch)
+            failed: WorkerFailedError | None = None
             try:
                 await both_legs.first_event(legs, watch)
             except WorkerFailedError as failure:
-                await self._after_failure(legs, failure)
-                raise
+                failed = failure
             except (ApiError, ClientGoneError, asyncio.CancelledError):
                 # The client left, its time is up, or this proxy is ending.
                 self.background.start(self._leave(legs, began + TAKEN_IN_SECONDS))
                 raise
+            if failed is not None:
+                try:
+                    await self._after_failure(legs, failed)
+                    raise failed
+                finally:
+                    # Its traceback has this frame, and with it the body of the request.
+                    failed = None
             request.stages.decoding = legs.decode.first_byte
             await both_legs.relay(legs, client, watch, self.background)
         finally:

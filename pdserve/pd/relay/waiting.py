@@ -93,8 +93,12 @@ class Watch(Wakeable):
             interruption = error
         if interruption is None:
             return task.result()
-        task.cancel()
-        await asyncio.wait({task})
-        if unwanted is not None and not task.cancelled() and task.exception() is None:
-            unwanted(task.result())
-        raise interruption
+        try:
+            task.cancel()
+            await asyncio.wait({task})
+            if unwanted is not None and not task.cancelled() and task.exception() is None:
+                unwanted(task.result())
+            raise interruption
+        finally:
+            # Its traceback has this frame.
+            interruption = None
