@@ -56,9 +56,11 @@ def test_nothing_that_is_compiled_waits_while_it_handles_an_exception(path: str)
         "try: pass\n    except OSError: yield",
         "async with other(): pass",
         "async for _ in other(): pass",
+        "return [item async for item in other()]",
+        "try: pass\n    except OSError:\n        def later(given=(yield)): pass",
     ],
 )
-def test_a_wait_in_a_handler_is_found(body: str) -> None:
+def test_a_wait_in_a_handler_is_reported(body: str) -> None:
     assert waits_in_handlers(f"async def coroutine():\n    {body}") != []
 
 
@@ -77,20 +79,22 @@ def test_a_wait_elsewhere_is_none(body: str) -> None:
 def waits_in_handlers(source: str) -> list[int]:
     """Lines. A coroutine of mypyc that is left while it handles an exception takes that along: whatever runs next has
     it as its own. What `async with` and `async for` wait for at their end may be such a place."""
-    found: list[int] = []
+    lines: list[int] = []
 
     def look(node: ast.AST, handling: bool) -> None:
+        if isinstance(node, ast.comprehension) and node.is_async:
+            lines.append(node.target.lineno)
         if isinstance(node, ast.AsyncWith | ast.AsyncFor) or (
             handling and isinstance(node, ast.Await | ast.Yield | ast.YieldFrom)
         ):
-            found.append(node.lineno)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            handling = False
+            lines.append(node.lineno)
         for field, value in ast.iter_fields(node):
             inside = handling or isinstance(node, ast.ExceptHandler) or field == "finalbody"
+            if field == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                inside = False
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     look(child, inside)
 
     look(ast.parse(source), False)
-    return found
+    return lines

@@ -26,7 +26,7 @@ _RATE_CELLS: Final = _SECONDS + 2
 _IN_FLIGHT: Final = 1 + 2 * _RATE_CELLS
 """The first place of the requests in flight, in the row of a key."""
 MAX_KEYS: Final = 1024
-"""Keys that can have limits; further ones share the last row."""
+"""Keys that can have limits of their own where several processes share the counts; further ones share the last row."""
 
 Limit = Literal["max_requests", "requests_per_minute", "tokens_per_minute"]
 

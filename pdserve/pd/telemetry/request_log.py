@@ -41,7 +41,7 @@ class RequestLog:
         self._render = _json if form == "json" else _text
         self._lines: list[bytes] = []
         self._bytes = 0
-        self._second = -1
+        self._second = 0
         self._written = ""
         """That second as it stands in a line."""
         self._timer: asyncio.TimerHandle | None = None
@@ -50,7 +50,7 @@ class RequestLog:
         """The line is written within FLUSH_SECONDS."""
         now = self._now()
         second = int(now)
-        if second != self._second:
+        if second != self._second or not self._written:
             self._second = second
             self._written = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         line.time = self._written + _MILLISECONDS[int((now - second) * 1000)]
