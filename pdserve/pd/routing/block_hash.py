@@ -24,7 +24,7 @@ def _xxhash() -> Callable[[bytes | memoryview, int], int] | None:
     return xxh3_64_intdigest
 
 
-_XXH3: Final = _xxhash()
+_XXH3 = _xxhash()
 
 
 def digest(data: bytes, begin: int, end: int, before: int) -> int:
