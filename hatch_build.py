@@ -1,4 +1,4 @@
-"""Compiles the proxy's hot modules with mypyc when a wheel is built: about a third less CPU for each request.
+"""Compiles the proxy's hot modules with mypyc when a wheel is built: a quarter to a half less CPU for each request.
 
 - Only what does not wait while it handles an exception: see the list in pyproject.toml.
 - An editable installation is never compiled: an extension module hides the source file beside it, and an edit would

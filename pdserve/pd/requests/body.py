@@ -196,18 +196,14 @@ class Body:
     def spliced(self, *, without: frozenset[str] = _NOTHING, plus: dict[str, bytes]) -> Payload:
         """The object with some members cut out and others added at its end; `plus` also replaces. Its values are JSON,
         its names need no escape."""
-        if self._instead is not None:
-            plus = {**{name: value for name, value in self._instead.items() if name not in without}, **plus}
-        return self._cut(without.union(plus), written(plus))
+        return self.cut(without.union(plus), written(plus))
 
     def cut(self, without: frozenset[str], added: bytes) -> Payload:
         """The same with members that are `written` already; what they replace is in `without`."""
-        if self._instead is None:
-            return self._cut(without, added)
-        own = {name: value for name, value in self._instead.items() if name not in without}
-        return self._cut(without.union(own), written(own) + (_COMMA + added if own else added))
-
-    def _cut(self, without: frozenset[str], added: bytes) -> Payload:
+        if self._instead is not None:
+            own = {name: value for name, value in self._instead.items() if name not in without}
+            without = without.union(own)
+            added = written(own) + (_COMMA if own and added else b"") + added
         raw, spans = self.raw, self._spans
         begin, end = (spans[0].start, spans[-1].end) if spans else (raw.rindex(b"}"),) * 2
         kept = self._kept(without)
