@@ -126,8 +126,8 @@ def test_members_read_at_once_are_those_of_the_whole(
         with pytest.raises(ApiError):
             Body(raw, members=scanned_members)
         return
-    assert list(scanned_members) == list(once.members)
-    assert {name: bytes(value) for name, value in scanned_members.items()} == {
+    assert list(scanned_members.values) == list(once.members)
+    assert {name: bytes(value) for name, value in scanned_members.values.items()} == {
         name: bytes(value) for name, value in once.members.items()
     }
     read = Body(raw, members=scanned_members)
@@ -161,9 +161,10 @@ def test_a_conversation_of_a_megabyte_is_read_at_once() -> None:
     assert 700_000 < len(raw) < EASY_BYTES
     members = members_at_once(raw)
     assert members is not None
-    assert list(members) == ["model", "messages", "tools", "max_tokens"]
-    assert json.loads(bytes(members["messages"])) == turns
-    assert Body(raw, members=members).length("tools") == len(bytes(members["tools"]))
+    values = members.values
+    assert list(values) == ["model", "messages", "tools", "max_tokens"]
+    assert json.loads(bytes(values["messages"])) == turns
+    assert Body(raw, members=members).length("tools") == len(bytes(values["tools"]))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pdserve.pd.routing.build import make
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.chain import FINE_BYTES, Chain, GrowingChain
 from pdserve.pd.routing.policies.prefix_aware import PrefixAware
+from pdserve.pd.routing.recent_blocks import RecentBlocks
 from pdserve.roles import EngineRole
 from tests.proxy.candidates import Worker, everywhere, workers
 
@@ -142,6 +143,35 @@ def test_what_is_used_is_kept() -> None:
         policy.routed(worker, ask(bytes([number]) * 64))
         policy.routed(worker, kept)
         assert policy.matched(worker, kept) == 16
+
+
+def test_what_is_not_used_is_forgotten_half_of_all_at_a_time() -> None:
+    recent = RecentBlocks(8)
+    recent.use([1, 2])
+    recent.use([3, 4])
+    recent.use([1, 2])
+    assert [name for name in range(1, 5) if name in recent] == [1, 2, 3, 4], "the newer half has just these"
+    recent.use([5, 1, 2])
+    assert [name for name in range(1, 6) if name in recent] == [1, 2, 3, 4, 5], "the older half has them still"
+    recent.use([6, 7])
+    assert [name for name in range(1, 8) if name in recent] == [1, 2, 5, 6, 7]
+
+
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=40),
+    most=st.integers(1, 30),
+)
+def test_recent_blocks_have_none_without_those_before_it(prompts: list[list[int]], most: int) -> None:
+    """And the last prompt, as much of it as fits into a half. A block is named by all up to it."""
+    recent = RecentBlocks(most)
+    seen: dict[int, list[int]] = {}
+    for prompt in prompts:
+        names = [hash(tuple(prompt[: end + 1])) for end in range(len(prompt))]
+        seen |= {name: names[:place] for place, name in enumerate(names)}
+        recent.use(names)
+        assert all(name in recent for name in names[: max(1, most // 2)])
+        assert len(recent) == sum(name in recent for name in seen) <= most
+        assert all(before in recent for name, those in seen.items() if name in recent for before in those)
 
 
 texts = st.binary(max_size=200) | st.text("ab", max_size=200).map(str.encode)

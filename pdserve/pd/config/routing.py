@@ -44,7 +44,9 @@ class PrefixAwareSettings(Settings):
         "ones, up to a sixteenth of what is before them.",
     )
     max_blocks: Count = Field(
-        default=32_768, description="Blocks remembered for each worker (0.2 kB each), the least used forgotten first."
+        default=65_536,
+        description="Blocks remembered for each worker (0.1 kB each), at most; half of them, the least recently used, "
+        "are forgotten together.",
     )
     min_match_ratio: Ratio = Field(
         default=0.3,

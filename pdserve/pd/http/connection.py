@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections import deque
 from typing import Final, cast
 
 import httptools
@@ -27,8 +26,8 @@ from pdserve.pd.http.reply import HttpReply
 _LINGER_SECONDS: Final = 2.0
 _REQUEST_BYTES: Final = 2048
 """Of a request that waits, beside its headers and its body."""
-_PIECE_BYTES: Final = 16_384
-"""Of a body: smaller pieces are put together, or they would take many times their size."""
+_PAST_PARSER_BYTES: Final = 65_536
+"""Of a body, and more: what is left of it by its length need not go through the parser, which would copy it."""
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -38,7 +37,6 @@ class Connection(ClientConnection):
 
     __slots__ = (
         "_behind",
-        "_body",
         "_body_until",
         "_budget",
         "_current",
@@ -51,12 +49,12 @@ class Connection(ClientConnection):
         "_max_header_bytes",
         "_nothing_new",
         "_parser",
+        "_past_parser",
         "_paused_reading",
         "_ready",
         "_refused",
         "_reply",
         "_resuming",
-        "_tail",
         "_tls",
         "_transport",
         "_watched",
@@ -73,9 +71,7 @@ class Connection(ClientConnection):
         self._tls = False
         self._current: Request | None = None
         """The request that is arriving."""
-        self._body: list[bytes] = []
-        self._tail = bytearray()  # of the body, if it comes in small pieces
-        self._http10 = self._in_head = self._refused = False
+        self._http10 = self._in_head = self._past_parser = self._refused = False
         self._body_until = 0.0
         """Loop time at which it must be there; 0: it has not begun."""
         self._header_bytes = 0
@@ -83,7 +79,7 @@ class Connection(ClientConnection):
         """Bytes since the parser last called back: it keeps what is not complete, however long that gets."""
         self._resuming = False
         """The head that a parser reads was made here and has nothing new."""
-        self._ready: deque[tuple[Request, HttpReply]] = deque()
+        self._ready: list[tuple[Request, HttpReply]] = []
         """Complete requests that wait for the reply before theirs."""
         self._reply: HttpReply | None = None
         self._paused_reading = False
@@ -122,7 +118,9 @@ class Connection(ClientConnection):
             reply.lost()
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._past_parser and not self._refused:
+            data = self._take_body(data)
+        if self._refused or not data:
             return
         self._nothing_new += len(data)
         rest: bytes | memoryview = data
@@ -174,9 +172,8 @@ class Connection(ClientConnection):
         if self._resuming:
             return
         self._current = Request(self.peer, self._budget, tls=self._tls)
-        self._in_head = True
+        self._in_head, self._body_until = True, 0.0
         self._header_bytes = self._nothing_new = 0
-        self._body, self._body_until = [], 0.0
         if self._reply is None:
             self._wait(self._front.limits.header_seconds)
 
@@ -227,32 +224,17 @@ class Connection(ClientConnection):
         request = self._current
         assert request is not None
         self._nothing_new = 0
-        request.body_bytes += len(data)
-        if request.body_bytes > self._front.limits.max_body_bytes:
+        if request.body_bytes + len(data) > self._front.limits.max_body_bytes:
             raise refusals.too_large(self._front.limits.max_body_bytes)
-        budget = self._budget
-        request.held = request.body_bytes
-        budget.held += len(data)
-        if not budget.fits(request.held):
+        if not request.take(data):
             raise refusals.no_memory()
-        if not self._body or (len(data) >= _PIECE_BYTES and not self._tail):
-            self._body.append(data)
-            return
-        self._tail += data
-        if len(self._tail) >= _PIECE_BYTES:
-            self._body.append(bytes(self._tail))
-            self._tail.clear()
 
     def on_message_complete(self) -> None:
         if self._offers_upgrade_and_has_body():
             return
         request, self._current = self._current, None
         assert request is not None
-        if self._tail:
-            self._body.append(bytes(self._tail))
-            self._tail.clear()
-        request.parts = self._body
-        self._body = []
+        request.taken_all()
         self._nothing_new = 0
         reply = self._new_reply(request)
         if self._reply is None and not self._ready and not self.congested:
@@ -327,7 +309,7 @@ class Connection(ClientConnection):
     def _serve_next(self) -> None:
         """A client that does not read gets no further reply: they would all wait in our memory."""
         if self._ready and self._reply is None and not self.congested and not self._transport.is_closing():
-            self._serve(*self._ready.popleft())
+            self._serve(*self._ready.pop(0))
         elif self._paused_reading and not self._ready and not self.congested and self._reply is None:
             self._watch_no_more()
             self._paused_reading = False
@@ -344,6 +326,26 @@ class Connection(ClientConnection):
                 self._front.watch(self._watched, self.abort)
         elif not self._in_head:
             self._wait_for_body()
+            self._past_parser = self._current is not None and self._current.left >= _PAST_PARSER_BYTES
+
+    def _take_body(self, data: bytes) -> bytes:
+        """What is behind the body, for a parser that knows nothing of this request; empty if it takes all."""
+        request = self._current
+        assert request is not None
+        left = request.left
+        try:
+            self.on_body(data if len(data) <= left else data[:left])
+            if len(data) < left:
+                self._wait_for_body()
+                return b""
+            # Behind the last request of a connection nothing is read.
+            self._refused = not self._parser.should_keep_alive()
+            self.on_message_complete()
+        except ApiError as error:
+            self._refuse(error)
+            return b""
+        self._past_parser, self._parser = False, httptools.HttpRequestParser(self)
+        return data[left:]
 
     def _watch_no_more(self) -> None:
         if self._watched >= 0:
@@ -359,8 +361,6 @@ class Connection(ClientConnection):
         request, self._current = self._current, None
         if request is not None:
             request.release()
-        self._body = []
-        self._tail.clear()
 
     def _expect_next(self) -> None:
         """Sets the limit for what the client has to do next."""

@@ -29,6 +29,8 @@ class ClientLimits:
 
 
 _SMALL_BYTES: Final = 65_536
+_PIECE_BYTES: Final = 16_384
+"""Of a body: smaller pieces are put together, or they would take many times their size."""
 
 
 class Budget:
@@ -59,6 +61,7 @@ class Request:
         "_budget",
         "_by_name",
         "_path",
+        "_tail",
         "announced",
         "body_bytes",
         "headers",
@@ -78,6 +81,8 @@ class Request:
         """Names in lower case, in the order of their arrival."""
         self.parts: list[bytes] = []
         """The body, as it came."""
+        self._tail: bytearray | None = None
+        """The end of it, if it comes in small pieces."""
         self.announced = 0
         """Bytes of the body by its content-length; 0 for one in chunks, too."""
         self.body_bytes = 0
@@ -105,12 +110,38 @@ class Request:
             self.parts = [b"".join(self.parts)]
         return self.parts[0]
 
+    def take(self, data: bytes) -> bool:
+        """The next piece of the body; False: it is too much to be held. `taken_all` must follow the last one."""
+        size = len(data)
+        self.body_bytes += size
+        tail = self._tail
+        if not self.parts or (size >= _PIECE_BYTES and tail is None):
+            self.parts.append(data)
+        elif tail is None:
+            self._tail = bytearray(data)
+        else:
+            tail += data
+            if len(tail) >= _PIECE_BYTES:
+                self.taken_all()
+        return self.hold(size)
+
+    def taken_all(self) -> None:
+        """`parts` is complete."""
+        if self._tail is not None:
+            self.parts.append(bytes(self._tail))
+            self._tail = None
+
     def hold(self, count: int) -> bool:
         """So many bytes more are in memory because of it; False: they are too many."""
         budget = self._budget
         self.held += count
         budget.held += count
         return budget.fits(self.held)
+
+    @property
+    def left(self) -> int:
+        """Bytes of its body that are still to come, by its length; nothing is known of one in chunks."""
+        return self.announced - self.body_bytes
 
     def has_body(self) -> bool:
         """Its headers announce one. For when all of them have come."""

@@ -37,7 +37,7 @@ log = logging.getLogger("pdserve.proxy")
 ATTEMPTS: Final = 3
 DISAGGREGATED: Final = "disaggregated"
 
-Attempt = Callable[[set[Worker]], Awaitable[None]]
+Attempt = Callable[[list[Worker]], Awaitable[None]]
 
 
 class Split(Protocol):
@@ -101,7 +101,7 @@ class Dispatcher:
     def _on_two_engines(self, request: ClientRequest, client: Client, first: Worker) -> Awaitable[None]:
         request.decision = DISAGGREGATED
 
-        def attempt(avoid: set[Worker]) -> Awaitable[None]:
+        def attempt(avoid: list[Worker]) -> Awaitable[None]:
             prefill = self._pools.pick("prefill", request.ask, avoid)
             decode = self._chosen("decode", first, request, avoid)
             request.prefill, request.decode = prefill.name, decode.name
@@ -117,14 +117,14 @@ class Dispatcher:
             # No request waits in a queue for a pool that has no worker.
             raise self._registry.no_worker(role)
 
-        def attempt(avoid: set[Worker]) -> Awaitable[None]:
+        def attempt(avoid: list[Worker]) -> Awaitable[None]:
             worker = self._chosen(role, first, request, avoid)
             request.decode = worker.name
             return self._single.attempt(request, client, worker)
 
         return self._admitted(request, client, (role,), attempt)
 
-    def _chosen(self, role: EngineRole, first: Worker | None, request: ClientRequest, avoid: set[Worker]) -> Worker:
+    def _chosen(self, role: EngineRole, first: Worker | None, request: ClientRequest, avoid: list[Worker]) -> Worker:
         """`first`, if it may still be used when the request has waited for its place."""
         if first is not None and request.attempts == 1 and first in self._registry.ready(role):
             return first
@@ -141,7 +141,7 @@ class Dispatcher:
         request.stages.admitted = monotonic()
         if len(tickets) > 1:
             request.prefill_ticket = tickets[0]
-        avoid: set[Worker] = set()
+        avoid: list[Worker] = []
         suspect: Worker | None = None
         try:
             while True:
@@ -168,11 +168,11 @@ class Dispatcher:
         client: Client,
         roles: Collection[EngineRole],
         failure: WorkerFailedError,
-        avoid: set[Worker],
+        avoid: list[Worker],
     ) -> None:
         """After a failed attempt: what the next one must know, or the error when there cannot be another."""
         if failure.avoid:
-            avoid.add(failure.worker)
+            avoid.append(failure.worker)
         others = all(self._registry.ready(role, avoid) for role in roles)
         if request.attempts == ATTEMPTS or client.started or not failure.retry or not others:
             raise failure.error from failure

@@ -14,14 +14,13 @@ import msgspec
 
 from pdserve.pd.errors import bad_request
 from pdserve.pd.http.pieces import LARGE, Payload, Pieces
-from pdserve.pd.requests.scan import MAX_MEMBERS, MemberSpan, Scan, too_many_members
+from pdserve.pd.requests.member_spans import quoted_name, spans_of, value_behind
+from pdserve.pd.requests.scan import MAX_MEMBERS, Scan, too_many_members
 
 EASY_BYTES: Final = 1_100_000
 """Up to here a body is read at once if it has few members: its values are skipped over in at most 5 ms."""
 FEW_BYTES: Final = 131_072
 """Up to here whatever is in it: 20,000 members of a few bytes take about a millisecond."""
-_JOINED_BYTES: Final = 16_384
-"""Up to here members are checked by a copy of the body, which costs less than a look at each of them."""
 
 _MEMBERS: Final[msgspec.json.Decoder[dict[str, msgspec.Raw]]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OFTEN_LARGE: Final = (
@@ -45,26 +44,28 @@ _LARGE_VALUES: Final = msgspec.json.Decoder(
 """Skips over all others without making anything of them."""
 _IN_PLACE: Final = b"0"
 _VALUE: Final = msgspec.json.Decoder()
-_KEY: Final = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.S)
-_LONGEST_NAME: Final = 1024
-"""Characters, as in a body that is read in steps. To compare a long one with how it is spelled takes long."""
-_LONGEST_KEPT: Final = 64
-"""Characters of a name: clients choose them, and must not choose what we remember."""
-_MOST_KEPT: Final = 1024
-_QUOTED: Final[dict[str, bytes]] = {}
-_SEPARATOR: Final = re.compile(rb"[ \t\r\n]*([,}])")
 _MOST_BLANKS: Final = 1024
 """In a list, before its first item and behind its last one."""
 _FIRST_ITEM: Final = re.compile(rb"\[[ \t\r\n]*")
 _END_OF_LIST: Final = re.compile(rb"[ \t\r\n]*\]")
 _COLON: Final = b":"
-_COLON_BLANK: Final = b": "
 _COMMA: Final = b","
-_COMMA_BLANK: Final = b", "
 _NOTHING: Final[frozenset[str]] = frozenset()
+_NONE: Final[dict[str, int]] = {}
 _MOST_QUOTES: Final = 20_000
 """That are looked at to find the end of a string in a list."""
 _MOST_BACKSLASHES: Final = 64
+
+
+class MembersAtOnce:
+    """Of a large object."""
+
+    __slots__ = ("compared", "values")
+
+    def __init__(self, values: dict[str, msgspec.Raw], compared: dict[str, int]) -> None:
+        """`compared`: where in the bytes of the object its large values stand."""
+        self.values = values
+        self.compared = compared
 
 
 class Body:
@@ -73,11 +74,7 @@ class Body:
     __slots__ = ("_instead", "_spans", "members", "raw")
 
     def __init__(
-        self,
-        raw: bytes,
-        scan: Scan | None = None,
-        like: Body | None = None,
-        members: dict[str, msgspec.Raw] | None = None,
+        self, raw: bytes, scan: Scan | None = None, like: Body | None = None, members: MembersAtOnce | None = None
     ) -> None:
         """400 for what is no JSON object, for NaN and the like, for a name that comes twice, and for very many members.
         `members`: those of a body that is larger than FEW_BYTES (`members_at_once`). `scan`: it has been read in steps.
@@ -91,11 +88,15 @@ class Body:
         if like is not None:
             self.members, self._spans, self._instead = dict(like.members), like._spans, like._instead
             return
-        self.members = _members(raw, _MEMBERS) if members is None else members
-        """Name -> the value as it was sent."""
+        compared = _NONE
+        if members is None:
+            self.members = _members(raw, _MEMBERS)
+            """Name -> the value as it was sent."""
+        else:
+            self.members, compared = members.values, members.compared
         if len(self.members) > MAX_MEMBERS:
             raise too_many_members()
-        self._spans = self._walk()
+        self._spans = spans_of(raw, self.members, compared)
 
     @property
     def payload(self) -> Payload:
@@ -242,77 +243,8 @@ class Body:
             kept.append((first, last))
         return kept
 
-    def _walk(self) -> list[MemberSpan]:
-        """Of each member, in order."""
-        # Where the first name ends, if it has no colon itself: what is guessed wrong is walked slowly.
-        colon = self.raw.find(b":")
-        separator = 2 if self.raw[colon + 1 : colon + 2] == b" " else 1
-        spans = self._together(separator) if len(self.raw) <= _JOINED_BYTES else self._stride(separator)
-        return self._step() if spans is None else spans
 
-    def _together(self, separator: int) -> list[MemberSpan] | None:
-        """`_stride` for a small object: what its members make when they are put together again is it, or not."""
-        colon, comma = (_COLON, _COMMA) if separator == 1 else (_COLON_BLANK, _COMMA_BLANK)
-        pieces: list[bytes] = []
-        spans: list[MemberSpan] = []
-        position = 1
-        for name, value in self.members.items():
-            quoted = _quoted(name)
-            piece = colon.join((quoted, value))
-            end = position + len(piece)
-            pieces.append(piece)
-            spans.append(MemberSpan(name, position, position + len(quoted) + separator, end))
-            position = end + separator
-        return spans if b"{%b}" % comma.join(pieces) == self.raw else None
-
-    def _stride(self, separator: int) -> list[MemberSpan] | None:
-        """The same for an object that is written as programs do, with separators of this length: compact, or with a
-        blank after each. None: it is not. Each byte is accounted for, so that nothing can come twice."""
-        raw = self.raw
-        position = 1
-        spans: list[MemberSpan] = []
-        begins = raw.startswith
-        for name, value in self.members.items():
-            start = position
-            quoted = _quoted(name)
-            position += len(quoted) + separator
-            if not (begins(quoted, start) and begins(value, position)):
-                return None
-            begin = position
-            position += len(memoryview(value))
-            spans.append(MemberSpan(name, start, begin, position))
-            position += separator
-        return spans if position - separator + 1 == len(raw) and raw[:1] == b"{" else None
-
-    def _step(self) -> list[MemberSpan]:
-        """The same for any object. What msgspec took is walked along; a step that does not fit is a member that it has
-        dropped, which only happens to one of two with the same name."""
-        raw = self.raw
-        position = raw.index(b"{") + 1
-        spans: list[MemberSpan] = []
-        for name, value in self.members.items():
-            if len(name) > _LONGEST_NAME:
-                raise _long_name()
-            key = _KEY.match(raw, position)
-            assert key is not None
-            start = key.start(1)
-            if _name(key[1]) != name or not raw.startswith(value, key.end()):
-                raise _twice()
-            end = key.end() + len(memoryview(value))
-            after = _SEPARATOR.match(raw, end)
-            if after is None:
-                raise _twice()
-            spans.append(MemberSpan(name, start, key.end(), end))
-            position = after.end()
-            closed = after[1] == b"}"
-            if closed and len(spans) < len(self.members):
-                raise _twice()
-        if spans and not closed:
-            raise _twice()
-        return spans
-
-
-def members_at_once(raw: bytes) -> dict[str, msgspec.Raw] | None:
+def members_at_once(raw: bytes) -> MembersAtOnce | None:
     """The members of a body that is larger than FEW_BYTES, if that takes a few milliseconds; None: it must be read in
     steps (requests.scan). ApiError 400 as for a Body.
 
@@ -327,10 +259,10 @@ def members_at_once(raw: bytes) -> dict[str, msgspec.Raw] | None:
     for name in _OFTEN_LARGE:
         value: msgspec.Raw = getattr(values, name)
         if len(memoryview(value)) > _LARGE_VALUE:
-            key = _KEY.match(raw, raw.find(_quoted(name)))
-            if key is None or not raw.startswith(value, key.end()):
+            begin = value_behind(raw, name)
+            if begin < 0 or not raw.startswith(value, begin):
                 return None
-            large.append((key.end(), name, value))
+            large.append((begin, name, value))
     large.sort(key=_begin)
     pieces: list[bytes] = []
     end = 0
@@ -347,7 +279,7 @@ def members_at_once(raw: bytes) -> dict[str, msgspec.Raw] | None:
         if bytes(members[name]) != _IN_PLACE:
             return None
         members[name] = value
-    return members
+    return MembersAtOnce(members, {name: begin for begin, name, _ in large})
 
 
 def _begin(large: tuple[int, str, msgspec.Raw]) -> int:
@@ -399,46 +331,17 @@ def _end_of_string(raw: bytes, begin: int, end: int) -> int:
     return 0
 
 
-def _quoted(name: str) -> bytes:
-    """As programs write a name that needs no escape. The same names come again and again."""
-    known = _QUOTED.get(name)
-    if known is not None:
-        return known
-    if len(name) > _LONGEST_NAME:
-        raise _long_name()
-    quoted = b'"%b"' % name.encode()
-    # A client's names must not fill the memory.
-    if len(name) <= _LONGEST_KEPT and len(_QUOTED) < _MOST_KEPT:
-        _QUOTED[name] = quoted
-    return quoted
-
-
 def written(members: dict[str, bytes]) -> bytes:
     """Members as they stand in an object."""
     parts: list[bytes] = []
     for name, value in members.items():
-        parts.append(_quoted(name))
+        parts.append(quoted_name(name))
         parts.append(_COLON)
         parts.append(value)
         parts.append(_COMMA)
     if parts:
         parts.pop()
     return b"".join(parts)
-
-
-def _name(quoted: bytes) -> str:
-    if b"\\" not in quoted:
-        return quoted[1:-1].decode()
-    name: str = json.loads(quoted)
-    return name
-
-
-def _long_name() -> Exception:
-    return bad_request(f"The request body has a name of more than {_LONGEST_NAME} characters.")
-
-
-def _twice() -> Exception:
-    return bad_request("A name comes twice in the request body.")
 
 
 def _reason(error: Exception) -> str:

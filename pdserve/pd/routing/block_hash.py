@@ -24,14 +24,18 @@ def _xxhash() -> Callable[[bytes | memoryview, int], int] | None:
     return xxh3_64_intdigest
 
 
-_XXH3 = _xxhash()
+_XXH3: Final = _xxhash()
 
 
 def digest(data: bytes, begin: int, end: int, before: int) -> int:
     """64 bits: of the block of `data` from `begin` to `end` that follows the block `before`."""
     if _XXH3 is None:
-        # Not of a view: the hash of a memoryview hashes all that it is a view of.
-        return hash((before, data[begin:end]))
+        return digest_without_xxhash(data, begin, end, before)
     if end - begin <= _COPIED_BYTES:
         return _XXH3(data[begin:end], before)
     return _XXH3(memoryview(data)[begin:end], before)
+
+
+def digest_without_xxhash(data: bytes, begin: int, end: int, before: int) -> int:
+    """Not of a view: the hash of a memoryview hashes all that it is a view of."""
+    return hash((before, data[begin:end]))

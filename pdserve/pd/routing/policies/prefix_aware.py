@@ -7,7 +7,6 @@ with several of them session affinity, which all agree on, keeps more of the cac
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -17,10 +16,11 @@ from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.chain import GrowingChain
 from pdserve.pd.routing.policies.by_match import BY_MATCH, by_match
 from pdserve.pd.routing.policy import Choice, RoutingCandidate, W
+from pdserve.pd.routing.recent_blocks import RecentBlocks
 
 
 class PrefixAware:
-    """For each worker the blocks of prompts that it was sent, least recently used first."""
+    """For each worker the blocks of prompts that it was sent lately."""
 
     name = "prefix_aware"
     needs_tokens = False
@@ -31,7 +31,7 @@ class PrefixAware:
         self._block_bytes = settings.block_bytes
         self._max_blocks = settings.max_blocks
         self._min_match_ratio = float(settings.min_match_ratio)
-        self._sent: dict[str, OrderedDict[int, None]] = {}
+        self._sent: dict[str, RecentBlocks] = {}
 
     def choose(self, candidates: Sequence[W], ask: RoutingRequest) -> Choice[W]:
         chain = ask.prompt_chain(self._block_bytes)
@@ -39,20 +39,10 @@ class PrefixAware:
         return by_match(candidates, held, self._burden, ask, self._min_match_ratio)
 
     def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
-        bound = self._max_blocks
-        names = ask.prompt_chain(self._block_bytes).names
         sent = self._sent.get(worker.name)
         if sent is None:
-            sent = self._sent[worker.name] = OrderedDict()
-        # From the end to the beginning: an end without its beginning is worth nothing, so it is to be forgotten first.
-        again = sent.move_to_end
-        for name in reversed(names if len(names) <= bound else names[:bound]):
-            if name in sent:
-                again(name)
-            else:
-                sent[name] = None
-        for _ in range(len(sent) - bound):
-            sent.popitem(last=False)
+            sent = self._sent[worker.name] = RecentBlocks(self._max_blocks)
+        sent.use(ask.prompt_chain(self._block_bytes).names)
 
     def forget(self, name: str) -> None:
         self._sent.pop(name, None)
@@ -69,5 +59,5 @@ class PrefixAware:
     def _held(self, name: str, chain: GrowingChain, ask: RoutingRequest) -> int:
         """Prompt tokens that the worker of that name was sent."""
         sent = self._sent.get(name)
-        held = chain.held(sent) if sent else 0
+        held = chain.held(sent) if sent is not None else 0
         return ask.estimate * held // chain.length if held else 0
