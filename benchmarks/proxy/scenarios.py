@@ -32,7 +32,7 @@ class Size:
 SIZES = {
     "smoke": Size(rounds=1, window=0.1, warm=0.02, arrivals=5, soak_requests=20, soak_streams=4),
     "quick": Size(rounds=1, window=0.8, warm=0.2, arrivals=60, soak_requests=5_000, soak_streams=200),
-    "full": Size(rounds=7, window=3.0, warm=0.5, arrivals=300, soak_requests=100_000, soak_streams=1_000),
+    "full": Size(rounds=11, window=2.0, warm=0.5, arrivals=300, soak_requests=100_000, soak_streams=1_000),
 }
 
 

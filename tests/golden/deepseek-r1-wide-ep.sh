@@ -2059,7 +2059,7 @@ run_proxy() {
     "prefill": {
       "kind": "prefix_aware",
       "block_bytes": 256,
-      "max_blocks": 32768,
+      "max_blocks": 65536,
       "min_match_ratio": 0.3
     },
     "decode": {

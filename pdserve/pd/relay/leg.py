@@ -211,7 +211,8 @@ class Leg(Sink):
     # --- Sink
 
     def on_status(self, status: int, content_type: str) -> None:
-        self._reused, self._body = False, b""
+        self._reused = False
+        self._head = self._body = b""
         self._status, self._content_type = status, content_type
         self._streams = content_type.startswith(event_stream.CONTENT_TYPE)
 
