@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,24 @@ def test_a_client_that_reads_slowly_and_steadily_gets_its_whole_answer(raw: RawD
         rest = client.ended()
     assert rest.endswith(b"\r\n0\r\n\r\n")
     assert len(rest) > len(body) - TURNS * TURN_BYTES
+
+
+def test_what_is_sent_behind_the_last_request_takes_nothing_of_its_answer(tmp_path: Path) -> None:
+    """The client reads nothing for a while when the answer is complete here. How much of it the kernel has then depends
+    on the kernel: so there are answers of several sizes."""
+    sizes = range(5 * MEGABYTE // 2, 7 * MEGABYTE // 2, MEGABYTE // 8)
+    with raw_deployment(tmp_path, limits={"keep_alive_seconds": 0.1}) as raw, ExitStack() as clients:
+        waiting: list[RawClient] = []
+        for size in sizes:
+            raw.engine.script = sends(whole(b'"' + b"x" * size + b'"'))
+            client = clients.enter_context(raw.client(receive_buffer=4096))
+            client.send(post(PATH, BODY, "connection: close") + b"x")
+            waiting.append(client)
+            raw.engine.wait(lambda engine: len(engine.seen) == len(waiting))
+        for _ in range(TURNS):
+            turn(raw)
+        answers = [client.response() for client in waiting]
+    assert [(answer.complete, len(answer.body)) for answer in answers] == [(True, size + 2) for size in sizes]
 
 
 def endless(send: Send) -> None:

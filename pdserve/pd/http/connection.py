@@ -326,7 +326,9 @@ class Connection(ClientConnection):
                 self._front.watch(self._watched, self.abort)
         elif not self._in_head:
             self._wait_for_body()
-            self._past_parser = self._current is not None and self._current.left >= _PAST_PARSER_BYTES
+            # Only the parser itself knows that nothing may follow the last request of a connection.
+            long = self._current is not None and self._current.left >= _PAST_PARSER_BYTES
+            self._past_parser = long and self._parser.should_keep_alive()
 
     def _take_body(self, data: bytes) -> bytes:
         """What is behind the body, for a parser that knows nothing of this request; empty if it takes all."""
@@ -338,8 +340,6 @@ class Connection(ClientConnection):
             if len(data) < left:
                 self._wait_for_body()
                 return b""
-            # Behind the last request of a connection nothing is read.
-            self._refused = not self._parser.should_keep_alive()
             self.on_message_complete()
         except ApiError as error:
             self._refuse(error)
@@ -369,6 +369,8 @@ class Connection(ClientConnection):
             self._wait_for_reader()
         elif self._reply is not None or self._ready:
             self.deadline = float("inf")
+        elif self._refused:
+            self._linger()
         elif self._current is None:
             self._wait(limits.keep_alive_seconds)
         elif self._in_head:
@@ -380,26 +382,24 @@ class Connection(ClientConnection):
         """Nothing more will be answered: the connection ends when what was written has been sent."""
         if self._refused and self._transport.can_write_eof():
             # The client may still be sending. Closing now would reset its connection before it has read the answer.
+            self._linger()
             self._transport.write_eof()
-            self._wait(_LINGER_SECONDS)
         else:
             self._wait_for_reader()
             self._transport.close()
 
+    def _linger(self) -> None:
+        """It need only read what was written, or end its connection."""
+        self._wait_for_reader() if self.unsent else self._wait(_LINGER_SECONDS)
+
     def _new_reply(self, request: Request) -> HttpReply:
-        return HttpReply(
-            self,
-            keep_alive=self._parser.should_keep_alive() and not self._refused and not self._front.closing,
-            head_only=request.method == b"HEAD",
-            http10=self._http10,
-        )
+        keep = self._parser.should_keep_alive() and not self._refused and not self._front.closing
+        return HttpReply(self, keep_alive=keep, head_only=request.method == b"HEAD", http10=self._http10)
 
     def _offers_upgrade_and_has_body(self) -> bool:
         """The parser then leaves the body to what takes the connection over."""
-        request = self._current
-        if request is None or not self._parser.should_upgrade() or request.method == b"CONNECT":
-            return False
-        return request.has_body()
+        request, offered = self._current, self._parser.should_upgrade()
+        return request is not None and offered and request.method != b"CONNECT" and request.has_body()
 
     def _read_body_all_the_same(self) -> None:
         """An upgrade is an offer, and Java's client makes it with its first request. We do not take it: a new parser
