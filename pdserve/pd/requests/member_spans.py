@@ -75,6 +75,9 @@ def _around_largest(raw: bytes, members: Members, compared: dict[str, int], sepa
     It cannot be a string that does: each quote behind it would mean the opposite, up to the end of the object, which
     would be in a string. Nor can it be a list or an object: what is behind closes one bracket more than it opens, that
     of the object.
+
+    That needs members that were read in one. Of values that were cut out before, only one that was compared with its
+    place may be L (`compared`).
     """
     spans: list[MemberSpan] = []
     position = 1
