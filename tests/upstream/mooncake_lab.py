@@ -155,7 +155,7 @@ class RemotePrefill:
     def __init__(self, process: Any, pipe: Any) -> None:
         self._process = process
         self._pipe = pipe
-        pipe.send("become one")
+        pipe.send(os.environ["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"])
         assert pipe.poll(60), "a prefill in a process of its own did not come up"
         self.engine_id, self.bootstrap = pipe.recv()
 
@@ -195,7 +195,7 @@ def remote_prefill() -> Iterator[RemotePrefill]:
 
 def _serve(pipe: Any) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    pipe.recv()
+    os.environ["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = pipe.recv()
     global _ports
     _ports = itertools.count(20000 + os.getpid() % 190 * 64)
     cpu_device.apply()

@@ -1,4 +1,4 @@
-"""What scenarios between two engines of mooncake_lab.py have in common. Prefill's abort timeout is 6 s in all."""
+"""What scenarios between two engines of mooncake_lab.py have in common."""
 
 from __future__ import annotations
 
@@ -7,15 +7,31 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-ABORT_SECONDS = 6
-os.environ["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = str(ABORT_SECONDS)
+_ABORT = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
+"""Prefill's abort timeout. The connector reads it whenever it needs it."""
+UNPATCHED_ABORT_SECONDS, PATCHED_ABORT_SECONDS = 6, 60
+"""Without the patches most scenarios wait for it. With them nothing does, so that it can be far longer than whatever a
+busy machine takes."""
+os.environ[_ABORT] = str(UNPATCHED_ABORT_SECONDS)
 
 from tests.upstream.mooncake_lab import Engine  # noqa: E402
 
-SHORT, LONG = ABORT_SECONDS / 2, 4.0 * ABORT_SECONDS
-"""SHORT: long enough for whatever needs no timeout on a slow machine, and over before the abort timeout can have done
-anything. LONG: for what must happen."""
+WATCHED, LONG = UNPATCHED_ABORT_SECONDS / 2, 4.0 * UNPATCHED_ABORT_SECONDS
+"""WATCHED: how long it is seen that something does not happen. LONG: for what must happen."""
 _tokens = iter(range(100, 10**9))
+
+
+def set_patched() -> None:
+    os.environ[_ABORT] = str(PATCHED_ABORT_SECONDS)
+
+
+def abort_seconds() -> int:
+    return int(os.environ[_ABORT])
+
+
+def soon() -> float:
+    """Seconds for what needs no timeout: over before the abort timeout can have done anything."""
+    return abort_seconds() / 2
 
 
 def prompt(blocks: int = 2) -> list[int]:

@@ -1,6 +1,6 @@
 """Pulls that go wrong, between two real MooncakeConnectors over the real transfer engine and side channel.
 
-Prefill's abort timeout is 6 s in all of them (upstream's default: 480 s).
+Prefill's abort timeout is 6 s without the patches and 60 s with them (upstream's default: 480 s).
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from tests.upstream.run import VLLM_VERSIONS
 
 pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", VLLM_VERSIONS)]
 
-ABORT_SECONDS = 6
+UNPATCHED_ABORT_SECONDS = 6
 """As in mooncake_steps.py, which only a probe can import."""
-AT_ONCE = 2.5
-"""Seconds. A fraction of them is what it takes; the rest is for a busy machine. Less than the abort timeout."""
+AT_ONCE = 30
+"""Seconds. A fraction of one is what it takes; the rest is for a busy machine. Half of the abort timeout with the
+patches."""
 HAS_FAILURES = ("0.30.0", "0.32.0", "0.33.0")
 """From here on decode reports a pull that failed; before, its request waits for ever."""
 
@@ -46,7 +47,7 @@ def test_kv_arrives_unchanged_with_and_without_the_patches(version: str) -> None
 def test_25_departed_clients_stall_a_prefill_until_its_abort_timeout_unless_patched(version: str) -> None:
     unpatched, patched = both(version, "departed")
     # From the first pull on: how long it took until all had left is a matter of the machine.
-    assert unpatched["served"] is None or unpatched["since the first pull"] > 0.9 * ABORT_SECONDS
+    assert unpatched["served"] is None or unpatched["since the first pull"] > 0.9 * UNPATCHED_ABORT_SECONDS
     assert unpatched["freed"] is None, "decode's blocks"
     assert patched["served"] < AT_ONCE
     assert patched["freed"] < AT_ONCE
@@ -55,7 +56,7 @@ def test_25_departed_clients_stall_a_prefill_until_its_abort_timeout_unless_patc
 
 def test_pulls_that_wait_for_their_prefills_do_not_stall_others(version: str) -> None:
     unpatched, patched = both(version, "waiting")
-    assert unpatched["served"] is None or unpatched["since the first pull"] > 0.9 * ABORT_SECONDS
+    assert unpatched["served"] is None or unpatched["since the first pull"] > 0.9 * UNPATCHED_ABORT_SECONDS
     assert patched["served"] < AT_ONCE
 
 
@@ -180,15 +181,15 @@ def test_2000_rejected_requests_take_no_sockets_from_the_others_unless_unpatched
     assert unpatched["ended"] is None
     assert unpatched["kept"] > 0, "at prefill, which has never heard of them"
     assert patched["served"] < AT_ONCE
-    assert patched["ended"] < 1
+    assert patched["ended"] < AT_ONCE
     assert patched["descriptors"] < 20
     assert patched["kept"] == 0
 
 
 def test_a_prefill_frees_the_kv_of_a_request_that_decode_rejects_whichever_is_first(version: str) -> None:
     _, patched = both(version, "rejected_by_decode")
-    assert patched["after its prefill"] < 1
-    assert patched["before it"] < 1
+    assert patched["after its prefill"] < AT_ONCE
+    assert patched["before it"] < AT_ONCE
 
 
 def test_pulls_beyond_the_limit_wait_without_a_socket_and_in_order(version: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.upstream.mooncake_steps import LONG, SHORT, all_free, arrived, prompt, rounded  # isort: skip
+from tests.upstream.mooncake_steps import LONG, all_free, arrived, prompt, rounded, soon  # isort: skip
 
 import zmq
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector import MooncakeConnectorWorker
@@ -55,8 +55,8 @@ def _rejected() -> dict[str, Any]:
         if step == REJECTED // A_STEP * 3 // 4:
             prefill.prefill("p", "t", tokens)
             decode.decode("d", "t", tokens, prefill)
-            served = rounded(until(arrived(decode, "d"), prefill, decode, seconds=SHORT))
-    ended = until(lambda: not open_pulls(decode), decode, seconds=SHORT)
+            served = rounded(until(arrived(decode, "d"), prefill, decode, seconds=soon()))
+    ended = until(lambda: not open_pulls(decode), decode, seconds=soon())
     return {
         "served": served,
         "descriptors": most,
@@ -72,14 +72,14 @@ def rejected_by_decode() -> dict[str, Any] | None:
     prefill, decode = Engine("kv_producer"), Engine("kv_consumer")
     seen: dict[str, Any] = {}
     prefill.prefill("p1", "t1", prompt())
-    until(lambda: not prefill.lab.busy, prefill, seconds=SHORT)
+    until(lambda: not prefill.lab.busy, prefill, seconds=soon())
     reject(decode, "d1", prefill, "t1")
-    seen["after its prefill"] = rounded(until(all_free(prefill), prefill, decode, seconds=SHORT))
+    seen["after its prefill"] = rounded(until(all_free(prefill), prefill, decode, seconds=soon()))
     reject(decode, "d2", prefill, "t2")
     until(lambda: not open_pulls(decode), decode, seconds=0.3)
     prefill.prefill("p2", "t2", prompt())
     prefill.step()
-    seen["before it"] = rounded(until(all_free(prefill), prefill, decode, seconds=SHORT))
+    seen["before it"] = rounded(until(all_free(prefill), prefill, decode, seconds=soon()))
     return seen
 
 
@@ -97,13 +97,13 @@ def more_than_at_once() -> dict[str, Any]:
     seen: dict[str, Any] = {"asked": sorted(prefill.worker.reqs_need_send)}
     before = decode.lab.free_blocks
     decode.lab.abort("d3", "d4")
-    seen["freed"] = rounded(until(lambda: decode.lab.free_blocks == before + 4, decode, seconds=SHORT))
+    seen["freed"] = rounded(until(lambda: decode.lab.free_blocks == before + 4, decode, seconds=soon()))
     prefill.prefill("p3", "t3", prompts[3])
-    until(lambda: prefill.lab.get("p3") is None, prefill, decode, seconds=SHORT)
+    until(lambda: prefill.lab.get("p3") is None, prefill, decode, seconds=soon())
     seen["kept for it"] = "t3" in prefill.worker.reqs_need_send
     for number in (0, 1, 2, 5):
         prefill.prefill(f"p{number}", f"t{number}", prompts[number])
-    served = until(lambda: not decode.lab.busy, prefill, decode, seconds=SHORT)
+    served = until(lambda: not decode.lab.busy, prefill, decode, seconds=soon())
     reasons = [decode.lab.finish_reasons.get(f"d{number}") for number in (0, 1, 2, 5)]
     return {**seen, "served": rounded(served), "reasons": reasons}
 
@@ -130,12 +130,12 @@ def no_descriptors() -> dict[str, Any] | None:
             return holds
 
         decode.decode("d", "t", prompt(), prefill)
-        ended = until(without_any(lambda: decode.lab.status("d") == "GONE"), decode, seconds=SHORT)
+        ended = until(without_any(lambda: decode.lab.status("d") == "GONE"), decode, seconds=soon())
         until(without_any(lambda: effects.totals().get(looks, 0) > seen), decode, seconds=LONG)
     tokens = prompt()
     prefill.prefill("p2", "t2", tokens)
     decode.decode("d2", "t2", tokens, prefill)
-    then = until(arrived(decode, "d2"), prefill, decode, seconds=SHORT)
+    then = until(arrived(decode, "d2"), prefill, decode, seconds=soon())
     return {"ended": rounded(ended), "reason": decode.lab.finish_reasons.get("d"), "then served": rounded(then)}
 
 

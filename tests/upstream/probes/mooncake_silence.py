@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.upstream.mooncake_steps import LONG, SHORT, all_free, arrived, prompt, rounded, slowed  # isort: skip
+from tests.upstream.mooncake_steps import LONG, WATCHED, all_free, arrived, prompt, rounded, slowed, soon  # isort: skip
 
 from tests.upstream.mooncake_lab import Engine, Relay, impatient, remote_prefill, until
 from tests.upstream.probes import mooncake_flood as flood
@@ -22,21 +22,21 @@ def killed() -> dict[str, Any]:
         until(lambda: bool(decode.worker._remote_agents), decode, seconds=LONG)
         until(lambda: False, decode, seconds=0.2)
         prefill.stop()
-        waits = until(lambda: decode.lab.status("d") == "GONE", decode, seconds=SHORT)
+        waits = until(lambda: decode.lab.status("d") == "GONE", decode, seconds=WATCHED)
         prefill.go_on()
         tokens = prompt()
         prefill.prefill("p2", "t2", tokens)
         decode.decode("d2", "t2", tokens, prefill)
         seen["stopped"] = {"gave up": rounded(waits), "then served": rounded(until(arrived(decode, "d2"), decode))}
         decode.lab.abort("d2")
-        until(lambda: decode.lab.get("d2") is None, decode, seconds=SHORT)
+        until(lambda: decode.lab.get("d2") is None, decode, seconds=soon())
         prefill.kill()
-        seen["ended"] = rounded(until(lambda: decode.lab.status("d") == "GONE", decode, seconds=10))
-        seen["freed"] = rounded(until(all_free(decode), decode, seconds=SHORT))
+        seen["ended"] = rounded(until(lambda: decode.lab.status("d") == "GONE", decode, seconds=max(10, soon())))
+        seen["freed"] = rounded(until(all_free(decode), decode, seconds=soon()))
         seen["reason"] = decode.lab.finish_reasons.get("d")
         seen["forgotten"] = prefill.engine_id not in decode.worker._remote_agents
         decode.decode("d3", "t3", prompt(), prefill)
-        seen["asked again"] = rounded(until(lambda: decode.lab.status("d3") == "GONE", decode, seconds=SHORT))
+        seen["asked again"] = rounded(until(lambda: decode.lab.status("d3") == "GONE", decode, seconds=soon()))
     return seen
 
 
@@ -66,7 +66,7 @@ def other_peer() -> dict[str, Any]:
         until(lambda: False, decode, seconds=0.3)
         seen["a rejected one is pulled"] = flood.open_pulls(decode) > 0
         prefill.prefill("p3", "t3", prompt())
-        released = until(lambda: not flood.open_pulls(decode), decode, seconds=SHORT)
+        released = until(lambda: not flood.open_pulls(decode), decode, seconds=soon())
         return {**seen, "released by its transfer": rounded(released)}
 
 
@@ -78,9 +78,9 @@ def reconnected() -> dict[str, Any]:
         decode.worker._tp_size[prefill.engine_id] = 1
         tokens = prompt()
         decode.decode("d", "t", tokens, prefill)
-        until(lambda: "t" in prefill.worker.reqs_need_send, decode, prefill, seconds=SHORT)
+        until(lambda: "t" in prefill.worker.reqs_need_send, decode, prefill, seconds=soon())
         relay.cut()
-        ended = until(lambda: decode.lab.status("d") == "GONE", decode, prefill, seconds=SHORT)
+        ended = until(lambda: decode.lab.status("d") == "GONE", decode, prefill, seconds=soon())
         prefill.kv.fill_(1)
         prefill.prefill("p", "t", tokens)
         until(lambda: prefill.lab.get("p") is None, prefill, decode, seconds=0.3)
@@ -101,10 +101,10 @@ def _unanswered_write() -> dict[str, Any]:
     tokens = prompt()
     prefill.prefill("p", "t", tokens)
     decode.decode("d", "t", tokens, prefill)
-    until(begun.is_set, prefill, decode, seconds=SHORT)
-    held = until(all_free(decode), prefill, decode, seconds=SHORT)
+    until(begun.is_set, prefill, decode, seconds=soon())
+    held = until(all_free(decode), prefill, decode, seconds=WATCHED)
     go_on.set()
-    return {"freed": rounded(held), "freed then": rounded(until(all_free(decode), prefill, decode, seconds=SHORT))}
+    return {"freed": rounded(held), "freed then": rounded(until(all_free(decode), prefill, decode, seconds=soon()))}
 
 
 def _unanswered_wait() -> dict[str, Any]:
@@ -112,8 +112,8 @@ def _unanswered_wait() -> dict[str, Any]:
     prefill.kv.fill_(1)
     tokens = prompt()
     decode.decode("d", "t", tokens, prefill)
-    until(lambda: "t" in prefill.worker.reqs_need_send, decode, seconds=SHORT)
-    freed = until(all_free(decode), decode, seconds=SHORT)
+    until(lambda: "t" in prefill.worker.reqs_need_send, decode, seconds=soon())
+    freed = until(all_free(decode), decode, seconds=soon())
     prefill.prefill("p", "t", tokens)
     until(lambda: prefill.lab.get("p") is None, prefill, decode, seconds=0.3)
     return {"freed": rounded(freed), "reason": decode.lab.finish_reasons.get("d"), "written": bool(decode.kv.any())}
@@ -125,7 +125,7 @@ def _unanswered_stop() -> dict[str, Any]:
         decode.decode("d", "t", prompt(), prefill)
         until(lambda: bool(decode.worker._remote_agents), decode, seconds=LONG)
         prefill.stop()
-        held = until(all_free(decode), decode, seconds=SHORT)
+        held = until(all_free(decode), decode, seconds=WATCHED)
         prefill.kill()
-        freed = until(all_free(decode), decode, seconds=10)
+        freed = until(all_free(decode), decode, seconds=soon())
     return {"freed": rounded(held), "freed then": rounded(freed)}

@@ -15,7 +15,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.upstream.mooncake_steps import ABORT_SECONDS, LONG, SHORT, all_free, arrived, prompt, rounded, slowed  # isort: skip
+from tests.upstream.mooncake_steps import (
+    LONG,
+    WATCHED,
+    abort_seconds,
+    all_free,
+    arrived,
+    prompt,
+    rounded,
+    set_patched,
+    slowed,
+    soon,
+)  # isort: skip
 
 from tests.upstream.mooncake_lab import Engine, free_port, prepare_remote_prefills, until  # isort: skip
 
@@ -52,7 +63,7 @@ def transfer() -> dict[str, Any]:
         target = decode.lab.blocks(f"d{number}")[:4]
         equal.append(torch.equal(decode.kv[target], prefill.kv[source]))
         until(lambda: not decode.lab.busy, prefill, decode, seconds=LONG)
-    return {"equal": equal, "freed": rounded(until(all_free(prefill, decode), prefill, decode, seconds=SHORT))}
+    return {"equal": equal, "freed": rounded(until(all_free(prefill, decode), prefill, decode, seconds=soon()))}
 
 
 def departed() -> dict[str, Any]:
@@ -66,10 +77,12 @@ def departed() -> dict[str, Any]:
         decode.decode(f"d{name}", f"t{name}", tokens, prefill)
         decode.step()
     prefill.step()
-    until(lambda: len(prefill.worker.reqs_need_send) == CLIENTS, seconds=SHORT)
+    until(lambda: len(prefill.worker.reqs_need_send) == CLIENTS, seconds=soon())
     prefill.lab.abort(*(f"p{name}" for name in names))
     decode.lab.abort(*(f"d{name}" for name in names))
-    return _next_request(prefill, decode, began)
+    seen = _next_request(prefill, decode, began)
+    freed = until(all_free(prefill, decode), prefill, decode, seconds=soon())
+    return {**seen, "freed": rounded(freed), "kept": len(prefill.worker.reqs_need_send)}
 
 
 def waiting() -> dict[str, Any]:
@@ -87,16 +100,10 @@ def _next_request(prefill: Engine, decode: Engine, began: float) -> dict[str, An
     tokens = prompt()
     prefill.prefill("p", "t", tokens)
     decode.decode("d", "t", tokens, prefill)
-    served = until(arrived(decode, "d"), prefill, decode, seconds=2 * ABORT_SECONDS)
+    served = until(arrived(decode, "d"), prefill, decode, seconds=2 * abort_seconds())
     since_first = time.monotonic() - began
     decode.lab.abort("d")
-    freed = until(all_free(prefill, decode), prefill, decode, seconds=SHORT)
-    return {
-        "served": rounded(served),
-        "since the first pull": rounded(since_first),
-        "freed": rounded(freed),
-        "kept": len(prefill.worker.reqs_need_send),
-    }
+    return {"served": rounded(served), "since the first pull": rounded(since_first)}
 
 
 def late_pull() -> dict[str, Any]:
@@ -113,9 +120,9 @@ def _late_pull(policy: str) -> list[Any]:
     prefill.step()
     decode.decode("d", "t", tokens, prefill)
     decode.step()
-    ended = until(lambda: "WAITING_FOR" not in decode.lab.status("d"), prefill, decode, seconds=SHORT)
-    if ended < SHORT:
-        until(lambda: not decode.lab.busy, prefill, decode, seconds=SHORT)
+    ended = until(lambda: "WAITING_FOR" not in decode.lab.status("d"), prefill, decode, seconds=soon())
+    if ended < soon():
+        until(lambda: not decode.lab.busy, prefill, decode, seconds=soon())
     return [rounded(ended), decode.lab.finish_reasons.get("d")]
 
 
@@ -125,11 +132,11 @@ def left_before_prefill() -> dict[str, Any]:
     prefill.kv.fill_(1)
     tokens = prompt()
     decode.decode("d", "t", tokens, prefill)
-    until(lambda: "t" in prefill.worker.reqs_need_send, decode, seconds=SHORT)
+    until(lambda: "t" in prefill.worker.reqs_need_send, decode, seconds=soon())
     decode.lab.abort("d")
-    freed = until(all_free(decode), decode, seconds=SHORT)
+    freed = until(all_free(decode), decode, seconds=soon())
     prefill.prefill("p", "t", tokens)
-    prefill_freed = until(lambda: prefill.lab.get("p") is None, prefill, decode, seconds=SHORT)
+    prefill_freed = until(lambda: prefill.lab.get("p") is None, prefill, decode, seconds=soon())
     time.sleep(0.1)
     return {"freed": rounded(freed), "prefill freed": rounded(prefill_freed), "written": bool(decode.kv.any())}
 
@@ -141,11 +148,11 @@ def left_during_write() -> dict[str, Any]:
     tokens = prompt()
     prefill.prefill("p", "t", tokens)
     decode.decode("d", "t", tokens, prefill)
-    until(begun.is_set, prefill, decode, seconds=SHORT)
+    until(begun.is_set, prefill, decode, seconds=soon())
     decode.lab.abort("d")
     held = until(all_free(decode), prefill, decode, seconds=0.5)
     go_on.set()
-    freed = until(all_free(prefill, decode), prefill, decode, seconds=SHORT)
+    freed = until(all_free(prefill, decode), prefill, decode, seconds=LONG)
     return {"freed during the write": rounded(held), "freed after it": rounded(freed)}
 
 
@@ -160,11 +167,11 @@ def one_of_two_fails() -> dict[str, Any]:
     decode.decode("d", "t", tokens, first)
     for prefill in (second, first):
         prefill.prefill("p", "t", tokens)
-    until(begun.is_set, second, decode, seconds=SHORT)
-    failed = until(lambda: "d" in decode.lab.finish_reasons, first, decode, seconds=SHORT)
-    held = until(all_free(decode), first, second, decode, seconds=SHORT)
+    until(begun.is_set, second, decode, seconds=soon())
+    failed = until(lambda: "d" in decode.lab.finish_reasons, first, decode, seconds=soon())
+    held = until(all_free(decode), first, second, decode, seconds=WATCHED)
     go_on.set()
-    freed = until(all_free(decode), first, second, decode, seconds=SHORT)
+    freed = until(all_free(decode), first, second, decode, seconds=soon())
     return {"failed": rounded(failed), "freed during the write": rounded(held), "freed after it": rounded(freed)}
 
 
@@ -176,8 +183,8 @@ def stopped_by_token() -> dict[str, Any]:
     prefill.prefill("p", "t", tokens, stop_token_ids=[7])
     decode.decode("d", "t", tokens, prefill)
     prefill.step()
-    served = until(arrived(decode, "d"), prefill, decode, seconds=SHORT)
-    equal = torch.equal(decode.kv[decode.lab.blocks("d")[:2]], prefill.kv[[1, 2]]) if served < SHORT else None
+    served = until(arrived(decode, "d"), prefill, decode, seconds=soon())
+    equal = torch.equal(decode.kv[decode.lab.blocks("d")[:2]], prefill.kv[[1, 2]]) if served < soon() else None
     return {"served": rounded(served), "equal": equal, "prefill ended by": prefill.lab.finish_reasons.get("p")}
 
 
@@ -197,10 +204,10 @@ def same_id_twice() -> dict[str, Any]:
     first, two = prompt(), prompt()
     prefill.prefill("p1", "t", first)
     prefill.prefill("p2", "t", two)
-    until(lambda: not prefill.lab.busy, prefill, seconds=SHORT)
+    until(lambda: not prefill.lab.busy, prefill, seconds=soon())
     decode.decode("d1", "t", first, prefill)
-    until(arrived(decode, "d1"), prefill, decode, seconds=SHORT)
-    return {"freed": rounded(until(all_free(prefill), prefill, decode, seconds=SHORT))}
+    until(arrived(decode, "d1"), prefill, decode, seconds=soon())
+    return {"freed": rounded(until(all_free(prefill), prefill, decode, seconds=soon()))}
 
 
 def same_id_in_one_batch() -> dict[str, Any]:
@@ -215,8 +222,8 @@ def same_id_in_one_batch() -> dict[str, Any]:
     prefill.lab.abort("p2")
     prefill.step()
     decode.decode("d", "t", tokens, prefill)
-    served = until(arrived(decode, "d"), prefill, decode, seconds=SHORT)
-    equal = torch.equal(decode.kv[decode.lab.blocks("d")[:2]], source) if served < SHORT else None
+    served = until(arrived(decode, "d"), prefill, decode, seconds=soon())
+    equal = torch.equal(decode.kv[decode.lab.blocks("d")[:2]], source) if served < soon() else None
     return {"served": rounded(served), "equal": equal}
 
 
@@ -295,6 +302,7 @@ def main() -> None:
     parameters.verdicts(seen.setdefault("parameters", {}))
     for patch in PATCHES:
         patch.apply()
+    set_patched()
     for name in (name for name in chosen if name in SCENARIOS):
         began = time.monotonic()
         seen[name].append(SCENARIOS[name]())
