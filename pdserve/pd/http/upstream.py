@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httptools
 from mypy_extensions import mypyc_attr
 
-from pdserve.pd.http import connecting
+from pdserve.pd.http import connecting, delayed_acks
 from pdserve.pd.http.pieces import LARGE, Payload, Pieces
 
 IDLE_SECONDS: Final = 2.0
@@ -68,6 +68,7 @@ class UpstreamConnection:
         "_parser",
         "_paused",
         "_pool",
+        "_reads",
         "_sink",
         "_transport",
         "_unheard",
@@ -90,6 +91,7 @@ class UpstreamConnection:
         self._keep = False
         self._unheard = 0
         """Bytes since the end of the last head or the last piece of a body: the rest may never end."""
+        self._reads = 0
         self._unsent = False
         self._paused = False
         self._hung_up = False
@@ -169,6 +171,9 @@ class UpstreamConnection:
             # Nothing was asked: this engine does not speak HTTP as it should, or its client has left.
             self._transport.abort()
             return
+        self._reads += 1
+        if delayed_acks.due(self._reads):
+            delayed_acks.delay(self._transport)
         self._unheard += len(data)
         try:
             self._parser.feed_data(data)
