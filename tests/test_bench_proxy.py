@@ -59,6 +59,30 @@ def test_a_goal_is_a_ratio_to_the_reference_of_the_same_run(ours: float, passed:
         sample(0, "vllm-router", {"cpu_ms_per_request": 0.1}, name="requests"),
         sample(0, "pdserve", {"cpu_ms_per_request": ours}, name="requests"),
     ]
-    (goal,) = judge(summarise(samples))
+    (goal,) = judge(samples)
     assert goal.value == pytest.approx(ours / 0.1)
     assert goal.passed is passed
+
+
+def test_cpu_is_compared_within_a_visit() -> None:
+    """The host was slow in three of five, for one system more often than for the other."""
+    slow = {"pdserve": (1, 1, 2, 2, 2), "vllm-router": (1, 1, 1, 2, 2)}
+    samples = [
+        Sample(number // 3, "requests", system, {"cpu_ms_per_request": cost * times[number]}, visit=number % 3)
+        for system, cost, times in (("pdserve", 0.05, slow["pdserve"]), ("vllm-router", 0.1, slow["vllm-router"]))
+        for number in range(5)
+    ]
+    (goal,) = judge(samples)
+    assert (goal.ours, goal.reference) == pytest.approx((0.1, 0.1))
+    assert goal.value == pytest.approx(0.5)
+
+
+def test_only_pairs_without_foreign_load_count_where_there_are_any() -> None:
+    pairs = [(0, 0.05, 0.0), (1, 0.09, 1.0), (2, 0.09, 1.0)]
+    samples = [
+        Sample(number, "requests", system, {"cpu_ms_per_request": cost}, foreign)
+        for number, ours, foreign in pairs
+        for system, cost in (("pdserve", ours), ("vllm-router", 0.1))
+    ]
+    assert judge(samples)[0].value == pytest.approx(0.5)
+    assert judge(samples[2:])[0].value == pytest.approx(0.9)

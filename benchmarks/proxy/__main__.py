@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
     output.mkdir(parents=True, exist_ok=True)
     name = "soak" if args.soak else "features" if args.features else "results"
     file = output / f"{name}.json"
-    goals = judge(results.summary(), results.soak)
+    goals = judge(results.samples, results.soak)
     results.write(file, goals)
     print_report(results, goals)
     if name == "results":

@@ -1,4 +1,4 @@
-"""results.json: every sample, medians over rounds, and the goals. No I/O but reading and writing that file."""
+"""results.json: every sample, medians over visits, and the goals. No I/O but reading and writing that file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOREIGN_LIMIT = 0.3
 """CPUs. A sample while others were busier than this is marked."""
 BASELINE = "direct"
 ADDED = ("ttft_p50_ms", "ttft_p99_ms", "delay_p50_ms", "delay_p99_ms")
-"""Figures of which the baseline's is taken off, as added_*: within a round, because load changes between rounds."""
+"""Figures of which the baseline's is taken off, as added_*: within a visit, because load changes between visits."""
 
 Summary = dict[str, dict[str, dict[str, float]]]
 """scenario -> system -> figure -> median."""
@@ -21,7 +21,7 @@ Summary = dict[str, dict[str, dict[str, float]]]
 
 @dataclass(frozen=True)
 class Sample:
-    """One scenario on one system in one round."""
+    """One visit of a scenario to one system."""
 
     round: int
     scenario: str
@@ -31,6 +31,8 @@ class Sample:
     waited: float = 0.0
     error: str | None = None
     """Why it has no figures."""
+    visit: int = 0
+    """Within the round, from 0. Only the first has figures of memory: a later one finds what those before it left."""
 
     @property
     def clean(self) -> bool:
@@ -79,15 +81,15 @@ class Results:
 
 
 def summarise(samples: Iterable[Sample]) -> Summary:
-    """Medians over clean rounds; over all of them where none was clean."""
+    """Medians over clean visits; over all of them where none was clean."""
     samples = list(samples)
     # Of a baseline that was taken again, the last: it is the clean one, if any is.
-    baselines = {(item.round, item.scenario): item for item in samples if item.system == BASELINE}
+    baselines = {(item.round, item.visit, item.scenario): item for item in samples if item.system == BASELINE}
     summary: Summary = {}
     for (scenario, system), group in _grouped(samples).items():
         rows = []
         for sample in group:
-            baseline = baselines.get((sample.round, scenario))
+            baseline = baselines.get((sample.round, sample.visit, scenario))
             rows.append((sample.clean, sample.figures))
             if baseline and system != BASELINE and not baseline.error:
                 added = {
@@ -99,6 +101,17 @@ def summarise(samples: Iterable[Sample]) -> Summary:
         names = dict.fromkeys(name for _, figures in rows for name in figures)
         summary.setdefault(scenario, {})[system] = {name: _median(rows, name) for name in names}
     return summary
+
+
+def ratios(samples: Iterable[Sample], scenario: str, figure: str, ours: str, reference: str) -> list[float]:
+    """Of a figure to the reference's in the same visit; of clean pairs only, if there are any."""
+    pairs: dict[tuple[int, int], dict[str, Sample]] = {}
+    for item in samples:
+        if item.scenario == scenario and figure in item.figures:
+            pairs.setdefault((item.round, item.visit), {})[item.system] = item
+    both = [(pair[ours], pair[reference]) for pair in pairs.values() if ours in pair and reference in pair]
+    clean = [(one, other) for one, other in both if one.clean and other.clean]
+    return [one.figures[figure] / other.figures[figure] for one, other in clean or both if other.figures[figure] > 0]
 
 
 def _grouped(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:

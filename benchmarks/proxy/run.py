@@ -1,4 +1,5 @@
-"""Rounds: in each, every system is started anew and every scenario visits all of them, in a turning order."""
+"""Rounds: in each, every system is started anew and every scenario visits all of them, a few times, in a turning
+order."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +35,22 @@ def quiet_collector() -> Any:
         gc.enable()
 
 
-def measure(scenario: Scenario, system: System, mock: Mock, size: Size, number: int, rss_start: float) -> Sample:
+def measure(
+    scenario: Scenario, system: System, mock: Mock, size: Size, number: int, rss_start: float, visit: int = 0
+) -> Sample:
+    """`number`: of the round."""
     assert mock.process.pid
     meter = Meter(system.pid, (os.getpid(), mock.process.pid))
-    bench = Bench(mock, system, meter, size, number, rss_start)
+    bench = Bench(mock, system, meter, size, number * size.visits + visit, rss_start)
     try:
         with quiet_collector():
             figures = uvloop.run(scenario.measure(bench))
     except (LoadError, OSError) as error:
-        return Sample(number, scenario.name, system.name, {}, error=str(error))
-    return Sample(number, scenario.name, system.name, figures, bench.usage().foreign, bench.usage().waited)
+        return Sample(number, scenario.name, system.name, {}, error=str(error), visit=visit)
+    if visit:
+        figures = {name: value for name, value in figures.items() if not name.startswith("rss_")}
+    usage = bench.usage()
+    return Sample(number, scenario.name, system.name, figures, usage.foreign, usage.waited, visit=visit)
 
 
 def run_rounds(
@@ -66,11 +74,11 @@ def run_rounds(
                 system = start(name, mock, cores, folder)
                 stack.callback(system.stop)
                 systems.append((system, rss_mib(system.pid) if system.pid else 0.0))
-            for turn, scenario in enumerate(scenarios):
+            for turn, (scenario, visit) in enumerate(product(scenarios, range(size.visits))):
                 at = (number + turn) % len(systems)
                 for system, rss_start in systems[at:] + systems[:at]:
                     for _ in range(1 + retries):
-                        sample = measure(scenario, system, mock, size, number, rss_start)
+                        sample = measure(scenario, system, mock, size, number, rss_start, visit)
                         samples.append(sample)
                         log(f"round {number + 1}/{size.rounds}  {describe(sample)}")
                         if sample.clean:

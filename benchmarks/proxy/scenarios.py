@@ -21,6 +21,9 @@ class Size:
     """How long everything takes. Times in seconds."""
 
     rounds: int
+    visits: int
+    """In a round a scenario comes to every system this often, always one system after the other: what a host does to a
+    core changes within seconds, and then touches neighbours alike."""
     window: float
     warm: float
     arrivals: int
@@ -30,9 +33,9 @@ class Size:
 
 
 SIZES = {
-    "smoke": Size(rounds=1, window=0.1, warm=0.02, arrivals=5, soak_requests=20, soak_streams=4),
-    "quick": Size(rounds=1, window=0.8, warm=0.2, arrivals=60, soak_requests=5_000, soak_streams=200),
-    "full": Size(rounds=11, window=2.0, warm=0.5, arrivals=300, soak_requests=100_000, soak_streams=1_000),
+    "smoke": Size(rounds=1, visits=1, window=0.1, warm=0.02, arrivals=5, soak_requests=20, soak_streams=4),
+    "quick": Size(rounds=1, visits=1, window=0.8, warm=0.2, arrivals=60, soak_requests=5_000, soak_streams=200),
+    "full": Size(rounds=7, visits=3, window=0.7, warm=0.3, arrivals=100, soak_requests=100_000, soak_streams=1_000),
 }
 
 
@@ -44,7 +47,7 @@ class Bench:
     system: System
     meter: Meter
     size: Size
-    round: int
+    seed: int
     rss_start: float
     """MiB, when the system had answered its first request."""
 
@@ -102,7 +105,7 @@ def _first_byte(prefill: float, admission: float) -> Measure:
             rate=ARRIVALS_PER_SECOND,
             count=bench.size.arrivals,
             warm=max(2, bench.size.arrivals // 10),
-            seed=bench.round,
+            seed=bench.seed,
         )
         _answered(run)
         return {"ttft_p50_ms": run.quantile_ms(0.5), "ttft_p99_ms": run.quantile_ms(0.99)}
