@@ -64,7 +64,7 @@ def test_a_goal_is_a_ratio_to_the_reference_of_the_same_run(ours: float, passed:
     assert goal.passed is passed
 
 
-def test_cpu_is_compared_within_a_visit() -> None:
+def test_systems_are_compared_within_a_visit() -> None:
     """The host was slow in three of five, for one system more often than for the other."""
     slow = {"pdserve": (1, 1, 2, 2, 2), "vllm-router": (1, 1, 1, 2, 2)}
     samples = [
@@ -75,6 +75,16 @@ def test_cpu_is_compared_within_a_visit() -> None:
     (goal,) = judge(samples)
     assert (goal.ours, goal.reference) == pytest.approx((0.1, 0.1))
     assert goal.value == pytest.approx(0.5)
+
+
+def test_a_rate_is_compared_over_all_visits() -> None:
+    samples = [
+        Sample(number, "streams-64-paced", system, {"delivered_per_s": rate})
+        for system, rates in (("pdserve", (35, 36, 35)), ("vllm-router", (36, 35, 36)))
+        for number, rate in enumerate(rates)
+    ]
+    (goal,) = judge(samples)
+    assert goal.value == pytest.approx(106 / 107)
 
 
 def test_only_pairs_without_foreign_load_count_where_there_are_any() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.proxy.results import Sample, Summary, ratios, summarise
+from benchmarks.proxy.results import Sample, Summary, pairs, summarise
 from benchmarks.proxy.scenarios import ADMISSION
 
 OURS, REFERENCE = "pdserve", "vllm-router"
@@ -55,8 +55,9 @@ RATIOS = (
 def judge(samples: Sequence[Sample], soak: Iterable[dict[str, Any]] = ()) -> list[Goal]:
     """Every goal that this run can judge: one whose figures it does not have is left out.
 
-    CPU is judged by the median of the ratios within a visit: a core of a shared host is up to 1.8 times as fast in one
-    second as in another. All else by the ratio of the medians.
+    Judged by the median of the ratios within a visit: a core of a shared host is up to 1.8 times as fast in one second
+    as in another. Rates by the ratio of the means: one chunk more or less of a paced stream is 3 % of what a visit sees
+    of it. What is added to the baseline can be zero or less, and is judged by the ratio of the medians.
     """
     summary = summarise(samples)
     judged = []
@@ -64,9 +65,13 @@ def judge(samples: Sequence[Sample], soak: Iterable[dict[str, Any]] = ()) -> lis
         ours, reference = _pair(summary, scenario, figure)
         if ours is None or reference is None or reference <= 0:
             continue
-        value = ours / reference
-        if figure.startswith("cpu_") and (paired := ratios(samples, scenario, figure, OURS, REFERENCE)):
-            value = statistics.median(paired)
+        both = pairs(samples, scenario, figure, OURS, REFERENCE)
+        if figure.startswith("added_") or not both:
+            value = ours / reference
+        elif figure.endswith("_per_s"):
+            value = sum(one for one, _ in both) / sum(other for _, other in both)
+        else:
+            value = statistics.median(one / other for one, other in both)
         judged.append(Goal(name, scenario, figure, limit, at_most, ours, reference, value))
     ours, reference = _pair(summary, "ttft-prefill", "added_ttft_p50_ms")
     if ours is not None and reference is not None:

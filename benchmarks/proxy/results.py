@@ -103,15 +103,17 @@ def summarise(samples: Iterable[Sample]) -> Summary:
     return summary
 
 
-def ratios(samples: Iterable[Sample], scenario: str, figure: str, ours: str, reference: str) -> list[float]:
-    """Of a figure to the reference's in the same visit; of clean pairs only, if there are any."""
-    pairs: dict[tuple[int, int], dict[str, Sample]] = {}
+def pairs(
+    samples: Iterable[Sample], scenario: str, figure: str, ours: str, reference: str
+) -> list[tuple[float, float]]:
+    """A figure of two systems in the same visit; of clean visits only, if there are any."""
+    visits: dict[tuple[int, int], dict[str, Sample]] = {}
     for item in samples:
         if item.scenario == scenario and figure in item.figures:
-            pairs.setdefault((item.round, item.visit), {})[item.system] = item
-    both = [(pair[ours], pair[reference]) for pair in pairs.values() if ours in pair and reference in pair]
+            visits.setdefault((item.round, item.visit), {})[item.system] = item
+    both = [(visit[ours], visit[reference]) for visit in visits.values() if ours in visit and reference in visit]
     clean = [(one, other) for one, other in both if one.clean and other.clean]
-    return [one.figures[figure] / other.figures[figure] for one, other in clean or both if other.figures[figure] > 0]
+    return [(one.figures[figure], other.figures[figure]) for one, other in clean or both]
 
 
 def _grouped(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:

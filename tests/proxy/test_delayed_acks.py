@@ -1,4 +1,4 @@
-"""How an engine's stream is acknowledged: Linux says of a connection whether it does so at once."""
+"""When the chunks of an engine's stream are acknowledged: TCP_QUICKACK shows whether Linux does it at once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_stream_is_acknowledged_later_from_its_eighth_piece_on(loop: Callable[
     with asyncio.Runner(loop_factory=loop) as runner:
         at_once = runner.run(run())
     assert len(at_once) == READS
-    # 40 ms between two pieces, as on a busy machine, and Linux goes back to acknowledging at once: so only then.
+    # Not those between: 40 ms between two pieces, as on a busy machine, and Linux acknowledges at once again.
     assert at_once[:7] == [True] * 7
     assert not at_once[7]
     assert not at_once[71]

@@ -1,11 +1,12 @@
 """Fewer acknowledgements for the streams of an engine.
 
-Linux acknowledges a small segment as soon as it has been read, until it takes a connection for an interactive one: then
-every second one. An engine's stream never looks interactive, for nothing is sent back, and the acknowledgement of a
-chunk takes a sixth of all that a proxy does for it (tcp_cleanup_rbuf). TCP_QUICKACK=0 says that it is; Linux takes
-that back when a chunk comes 40 ms or more after another one, so it is repeated now and then.
-An engine's server that waits for acknowledgements (Nagle's algorithm; uvicorn's event loops switch it off) is held up
-by 40 ms each time it is said.
+Linux acknowledges a small segment as soon as it has been read; on a connection that it takes for an interactive one, only
+every second one. A stream does not look interactive, because nothing is sent back, and the acknowledgement is a sixth of
+the CPU time that the proxy spends on a chunk (tcp_cleanup_rbuf in net/ipv4/tcp.c). TCP_QUICKACK=0 makes a connection an
+interactive one, until a chunk comes 40 ms or more after the one before it; so it is set again now and then.
+
+An engine's server with Nagle's algorithm on waits for the acknowledgement, up to 40 ms each time the option is set.
+uvicorn's event loops, asyncio and uvloop, switch it off.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ import socket
 from typing import Final
 
 _FIRST: Final = 8
-"""Answers that come in fewer pieces are not worth a system call."""
+"""Most answers that are no streams come in fewer pieces, and are not worth a system call."""
 _EVERY: Final = 64
 
 
 def due(reads: int) -> bool:
-    """Whether it is to be said at this read of a connection, counted from 1."""
+    """Whether the option is to be set at this read of a connection, counted from 1."""
     return reads % _EVERY == _FIRST
 
 
 def delay(transport: asyncio.BaseTransport) -> None:
-    """Says it for a connection over TCP."""
+    """Sets the option on a TCP connection."""
     try:
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
     except OSError:
-        # It is being closed.
+        # It is being closed, or no descriptor is free (uvloop duplicates it for the call).
         return
