@@ -1,9 +1,9 @@
 """Fewer acknowledgements for the streams of an engine.
 
-Linux acknowledges a small segment as soon as it has been read; on a connection that it takes for an interactive one, only
-every second one. A stream does not look interactive, because nothing is sent back, and the acknowledgement is a sixth of
-the CPU time that the proxy spends on a chunk (tcp_cleanup_rbuf in net/ipv4/tcp.c). TCP_QUICKACK=0 makes a connection an
-interactive one, until a chunk comes 40 ms or more after the one before it; so it is set again now and then.
+Linux acknowledges a small segment as soon as it has been read; on a connection that it takes for an interactive one,
+only every second one. A stream does not look interactive, because nothing is sent back, and the acknowledgement is a
+sixth of the CPU time that the proxy spends on a chunk (tcp_cleanup_rbuf in net/ipv4/tcp.c). TCP_QUICKACK=0 makes a
+connection an interactive one, until a chunk comes 40 ms or more after the one before it: so it is set again and again.
 
 An engine's server with Nagle's algorithm on waits for the acknowledgement, up to 40 ms each time the option is set.
 uvicorn's event loops, asyncio and uvloop, switch it off.
