@@ -65,7 +65,7 @@ def judge(samples: Sequence[Sample], soak: Iterable[dict[str, Any]] = ()) -> lis
         ours, reference = _pair(summary, scenario, figure)
         if ours is None or reference is None or reference <= 0:
             continue
-        both = pairs(samples, scenario, figure, OURS, REFERENCE)
+        both = [pair for pair in pairs(samples, scenario, figure, OURS, REFERENCE) if pair[1] > 0]
         if figure.startswith("added_") or not both:
             value = ours / reference
         elif figure.endswith("_per_s"):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
+from pdserve.pd.http import delayed_acks
 from pdserve.pd.http.upstream import Pool, Sink
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: engine\r\ncontent-length: 0\r\n\r\n"
@@ -47,38 +48,57 @@ class Looks(Sink):
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_stream_is_acknowledged_later_from_its_eighth_piece_on(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    async def run() -> list[bool]:
-        looks = Looks()
+    """Two streams over one connection."""
+
+    async def run() -> list[list[bool]]:
+        answers = [Looks(), Looks()]
         ended = asyncio.Event()
 
         async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            head = STREAM
-            for _ in range(READS):
-                looks.seen.clear()
-                writer.write(head + b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
-                head = b""
-                await looks.seen.wait()
-            writer.write(b"0\r\n\r\n")
+            for looks in answers:
+                await reader.readuntil(b"\r\n\r\n")
+                head = STREAM
+                for _ in range(READS):
+                    looks.seen.clear()
+                    writer.write(head + b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
+                    head = b""
+                    await looks.seen.wait()
+                writer.write(b"0\r\n\r\n")
             writer.close()
             ended.set()
 
         server = await asyncio.start_server(engine, "127.0.0.1", 0)
         pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout=60)
         connection = await pool.connect()
-        looks.transport = connection._transport
-        connection.send(HEAD, b"", looks)
-        await looks.over.wait()
+        for looks in answers:
+            looks.transport = connection._transport
+            connection.send(HEAD, b"", looks)
+            await looks.over.wait()
         await ended.wait()
         pool.close()
         server.close()
         await server.wait_closed()
-        return looks.at_once
+        return [looks.at_once for looks in answers]
 
     with asyncio.Runner(loop_factory=loop) as runner:
-        at_once = runner.run(run())
-    assert len(at_once) == READS
-    # Not those between: 40 ms between two pieces, as on a busy machine, and Linux acknowledges at once again.
-    assert at_once[:7] == [True] * 7
-    assert not at_once[7]
-    assert not at_once[71]
+        first, second = runner.run(run())
+    assert first[:7] == [True] * 7
+    for at_once in (first, second):
+        assert len(at_once) == READS
+        # Not those between: 40 ms between two pieces, as on a busy machine, and Linux acknowledges at once again.
+        assert not at_once[7]
+        assert not at_once[71]
+
+
+class ClosedByUvloop:
+    """What uvloop's socket does when its handle is closed."""
+
+    def setsockopt(self, *_: object) -> None:
+        raise ValueError("negative file descriptor")
+
+
+def test_a_connection_that_was_closed_is_left_alone() -> None:
+    closed = socket.socket()
+    closed.close()
+    for sock in (None, closed, ClosedByUvloop()):
+        delayed_acks.delay(asyncio.BaseTransport(extra={"socket": sock}))

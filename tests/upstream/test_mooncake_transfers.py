@@ -18,7 +18,7 @@ UNPATCHED_ABORT_SECONDS = 6
 """As in mooncake_steps.py, which only a probe can import."""
 AT_ONCE = 30
 """Seconds. A fraction of one is what it takes; the rest is for a busy machine. Half of the abort timeout with the
-patches."""
+patches, and no timer of theirs lies between. Without them it is only seen that it happens at all."""
 HAS_FAILURES = ("0.30.0", "0.32.0", "0.33.0")
 """From here on decode reports a pull that failed; before, its request waits for ever."""
 

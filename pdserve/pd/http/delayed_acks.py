@@ -3,7 +3,7 @@
 Linux acknowledges a small segment as soon as it has been read; on a connection that it takes for an interactive one,
 only every second one. A stream does not look interactive, because nothing is sent back, and the acknowledgement is a
 sixth of the CPU time that the proxy spends on a chunk (tcp_cleanup_rbuf in net/ipv4/tcp.c). TCP_QUICKACK=0 makes a
-connection an interactive one, until a chunk comes 40 ms or more after the one before it: so it is set again and again.
+connection an interactive one, until a chunk has waited 40 ms for its acknowledgement: so it is set again and again.
 
 An engine's server with Nagle's algorithm on waits for the acknowledgement, up to 40 ms each time the option is set.
 uvicorn's event loops, asyncio and uvloop, switch it off.
@@ -21,14 +21,17 @@ _EVERY: Final = 64
 
 
 def due(reads: int) -> bool:
-    """Whether the option is to be set at this read of a connection, counted from 1."""
+    """Whether the option is to be set at this read of an answer, counted from 1."""
     return reads % _EVERY == _FIRST
 
 
 def delay(transport: asyncio.BaseTransport) -> None:
-    """Sets the option on a TCP connection."""
+    """Sets the option on a TCP connection, if it is open."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return
     try:
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
-    except OSError:
-        # It is being closed, or no descriptor is free (uvloop duplicates it for the call).
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+    except (OSError, ValueError):
+        # It has just been closed, which uvloop answers with a ValueError.
         return

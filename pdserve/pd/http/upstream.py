@@ -92,6 +92,7 @@ class UpstreamConnection:
         self._unheard = 0
         """Bytes since the end of the last head or the last piece of a body: the rest may never end."""
         self._reads = 0
+        """Of the answer that is coming."""
         self._unsent = False
         self._paused = False
         self._hung_up = False
@@ -100,7 +101,7 @@ class UpstreamConnection:
     def send(self, request: bytes, body: Payload, sink: Sink) -> None:
         """One request. The connection must be open and idle."""
         self._sink = sink
-        self._unheard = 0
+        self._reads = self._unheard = 0
         transport = self._transport
         if isinstance(body, Pieces):
             transport.writelines((request, *body.parts))

@@ -37,7 +37,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_conne
 from pdserve.installed.distributions import installed
 from pdserve.patches import effects
 from pdserve.patches.mooncake import bootstrap as mooncake_bootstrap
-from pdserve.patches.mooncake import cpu_device, pull_watch, pulls, requests, sends
+from pdserve.patches.mooncake import cpu_device, lines, pull_watch, pulls, requests, sends
 from pdserve.patches.verdict import judge
 from tests.upstream.probes import mooncake_flood as flood
 from tests.upstream.probes import mooncake_requests as parameters
@@ -295,6 +295,8 @@ def main() -> None:
     seen["verdicts"] = {patch.name: judge(patch, installed()).outcome for patch in PATCHES}
     mooncake_bootstrap._PATIENCE_SECONDS = 0.5
     pull_watch._LOOK_SECONDS = 0.2
+    # Nothing may work only because of it: longer than AT_ONCE of the test.
+    lines._IDLE_SECONDS = 120.0
     # Without the patches most of them only wait, so they wait together. With them they are timed one by one.
     with ThreadPoolExecutor(len(SCENARIOS)) as together:
         for name, without in {name: together.submit(SCENARIOS[name]) for name in chosen if name in SCENARIOS}.items():
