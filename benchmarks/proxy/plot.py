@@ -61,7 +61,7 @@ def plot(results: Results, path: Path, report: Callable[[str], None]) -> None:
             axis.legend(fontsize=7, frameon=False)
     meta = results.meta
     figure.suptitle(
-        f"One core a proxy, {meta['cpu']}, medians of {meta['rounds'] * meta.get('visits', 1)} visits ({meta['size']})",
+        f"One core a proxy, {meta['cpu']}, medians of {meta['rounds'] * meta['visits']} visits ({meta['size']})",
         fontsize=11,
     )
     figure.savefig(path, dpi=110)

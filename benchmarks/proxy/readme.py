@@ -31,10 +31,9 @@ def section(folder: Path) -> str:
     meta = results.meta
     versions = ", ".join(f"{name} {version}" for name, version in meta["versions"].items())
     features = ", ".join(meta["pdserve_features"]) or "none switched on"
-    visits = meta.get("visits", 1)
     parts = [
-        f"Size `{meta['size']}`, {meta['rounds']} rounds of {visits} visits, {meta['started'][:10]}. {meta['cpu']}, "
-        f"{meta['cpus']} CPUs, kernel {meta['kernel']}, Python {meta['python']}; {versions}. "
+        f"Size `{meta['size']}`, {meta['rounds']} rounds of {meta['visits']} visits, {meta['started'][:10]}. "
+        f"{meta['cpu']}, {meta['cpus']} CPUs, kernel {meta['kernel']}, Python {meta['python']}; {versions}. "
         f"pdserve's features: {features}; {'compiled' if meta.get('pdserve_compiled') else 'interpreted'}.",
         "![The systems side by side](results.png)",
         "### Goals",

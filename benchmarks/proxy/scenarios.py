@@ -48,6 +48,7 @@ class Bench:
     meter: Meter
     size: Size
     seed: int
+    """Of the times at which an open loop sends: the same for every system in a visit."""
     rss_start: float
     """MiB, when the system had answered its first request."""
 

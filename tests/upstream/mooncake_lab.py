@@ -32,6 +32,8 @@ from pdserve.patches.mooncake import cpu_device
 from tests.upstream.cpu_platform import on_a_cpu
 from tests.upstream.scheduler_lab import Lab
 
+ABORT_TIMEOUT = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
+"""How long prefill keeps KV that no decode fetches. The connector reads it whenever it needs it."""
 _PR_SET_PDEATHSIG = 1
 _engines: list[Engine] = []
 """For good: a worker that is collected shuts down in whichever thread that happens, and can hang there."""
@@ -155,7 +157,7 @@ class RemotePrefill:
     def __init__(self, process: Any, pipe: Any) -> None:
         self._process = process
         self._pipe = pipe
-        pipe.send(os.environ["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"])
+        pipe.send(os.environ[ABORT_TIMEOUT])
         assert pipe.poll(60), "a prefill in a process of its own did not come up"
         self.engine_id, self.bootstrap = pipe.recv()
 
@@ -195,7 +197,7 @@ def remote_prefill() -> Iterator[RemotePrefill]:
 
 def _serve(pipe: Any) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.environ["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = pipe.recv()
+    os.environ[ABORT_TIMEOUT] = pipe.recv()
     global _ports
     _ports = itertools.count(20000 + os.getpid() % 190 * 64)
     cpu_device.apply()

@@ -7,26 +7,23 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-_ABORT = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
-"""Prefill's abort timeout. The connector reads it whenever it needs it."""
+from tests.upstream.mooncake_lab import ABORT_TIMEOUT, Engine
+
 UNPATCHED_ABORT_SECONDS, PATCHED_ABORT_SECONDS = 6, 60
 """Without the patches most scenarios wait for it. With them nothing does, so that it can be far longer than whatever a
 busy machine takes."""
-os.environ[_ABORT] = str(UNPATCHED_ABORT_SECONDS)
-
-from tests.upstream.mooncake_lab import Engine  # noqa: E402
-
+os.environ[ABORT_TIMEOUT] = str(UNPATCHED_ABORT_SECONDS)
 WATCHED, LONG = UNPATCHED_ABORT_SECONDS / 2, 4.0 * UNPATCHED_ABORT_SECONDS
 """WATCHED: how long it is seen that something does not happen. LONG: for what must happen."""
 _tokens = iter(range(100, 10**9))
 
 
 def set_patched() -> None:
-    os.environ[_ABORT] = str(PATCHED_ABORT_SECONDS)
+    os.environ[ABORT_TIMEOUT] = str(PATCHED_ABORT_SECONDS)
 
 
 def abort_seconds() -> int:
-    return int(os.environ[_ABORT])
+    return int(os.environ[ABORT_TIMEOUT])
 
 
 def soon() -> float:
