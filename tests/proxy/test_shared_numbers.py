@@ -49,6 +49,26 @@ for ticket in inside:
 assert entered
 print(refused)
 """
+LEAVE = """
+import sys
+from pathlib import Path
+from pdserve.pd.processes import shared_numbers
+from pdserve.pd.limits.admission import CELLS_PER_PROCESS, AdmissionGate
+from pdserve.pd.config.settings import PoolLimits
+class Worker:
+    kv_usage = 0.0
+numbers = shared_numbers.shared(Path(sys.argv[1]), 3 * CELLS_PER_PROCESS, process=int(sys.argv[2]), processes=3)
+limits = PoolLimits(max_prompt_tokens_in_flight=50)
+gate = AdmissionGate("decode", limits, lambda: [Worker()], numbers, AssertionError)
+entered = 0
+for _ in range(60_000):
+    if ticket := gate.try_admit(0, 50):
+        entered += 1
+        with numbers.lock:
+            assert gate.tokens <= 50, gate.tokens
+        ticket.release()
+assert entered
+"""
 
 
 def together(code: str, path: Path) -> list[str]:
@@ -72,6 +92,13 @@ def test_a_gates_limits_hold_over_processes_that_enter_at_the_same_time(tmp_path
     path.touch()
     refused = together(ENTER, path)
     assert any(int(count) for count in refused), "the limit was never reached"
+
+
+def test_a_pool_is_not_taken_for_idle_while_tokens_of_one_that_leaves_still_count(tmp_path: Path) -> None:
+    """An idle pool takes any prompt, so who leaves must give its tokens back first."""
+    path = tmp_path / "numbers"
+    path.touch()
+    together(LEAVE, path)
 
 
 def test_numbers_are_taken_in_order_and_not_twice() -> None:

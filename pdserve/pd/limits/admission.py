@@ -217,8 +217,10 @@ class AdmissionGate:
             return True
 
     def _leave(self, tokens: int) -> None:
-        self._cells.add(self._own, -1.0)
+        # Without the lock: only this process changes its cells. The tokens go first, or another process could find no
+        # request in flight, take the pool for idle and let in any prompt beside tokens that still count.
         self._cells.add(self._own + 1, -float(tokens))
+        self._cells.add(self._own, -1.0)
         if self.waiting:
             self._let_in_next()
 
