@@ -41,7 +41,7 @@ class PrefixAwareSettings(Settings):
     block_bytes: Count = Field(
         default=256,
         description="Prompts are compared in blocks of so many bytes; behind the first 8 kB, and 32 of them, in larger "
-        "ones, up to a sixteenth of what is before them.",
+        "ones, up to an eighth of what is before them.",
     )
     max_blocks: Count = Field(
         default=65_536,

@@ -90,10 +90,11 @@ class GrowingChain:
     """The names of the blocks of `data` that grow with what is before them: of a megabyte it is not worth knowing to
     256 bytes where it differs, but every block costs.
 
-    The first FINE_BYTES, and at least 32 blocks, are in blocks of `size`. Then they double whenever what is before them
-    has doubled, so a block is at most a sixteenth of that. What is left behind the last whole block, less than another
-    one, is in pieces, each a power of two times `size` and smaller than the one before: so the end of what was sent is
-    known to `size` bytes, wherever it is, and what goes on from there is found to hold all of it.
+    The first FINE_BYTES, and at least 32 blocks, are in blocks of `size`. Those behind them are four times as large,
+    and double whenever what is before them has doubled, so a block is at most an eighth of that. What is left behind
+    the last whole block, less than another one, is in pieces, each a power of two times `size` and smaller than the
+    one before: so the end of what was sent is known to `size` bytes, wherever it is, and what goes on from there is
+    found to hold all of it.
     """
 
     __slots__ = ("_begin", "_data", "_ends", "_whole", "length", "names", "size")
@@ -143,12 +144,16 @@ class GrowingChain:
         data, begin, length = self._data, self._begin, self.length
         parent, done = names[low - 1], self._ends[low - 1]
         step = (self._ends[low] - done) // 2
+        own = low if low == self._whole else len(names)
         while step >= self.size:
             stop = done + step
             if stop <= length:
-                name = digest(data, begin + done, begin + stop, parent)
+                # Behind the last whole block, and as long as all match, they are the pieces of this one.
+                name = names[own] if own < len(names) else digest(data, begin + done, begin + stop, parent)
                 if name in by:
-                    parent, done = name, stop
+                    parent, done, own = name, stop, own + 1
+                else:
+                    own = len(names)
             step //= 2
         return done
 
@@ -166,7 +171,7 @@ def _ends(size: int, total: int) -> list[int]:
     step, doubled = size, size * max(_FINE_BLOCKS, FINE_BYTES // size)
     while end <= total:
         while doubled <= end:
-            step *= 2
+            step *= 2 if step > size else 4
             doubled *= 2
         end += step
         ends.append(end)
