@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 import xxhash
 
-from pdserve.pd.routing.block_hash import SECRET, digest, digest_without_xxhash
+from pdserve.pd.routing import block_hash
+from pdserve.pd.routing.block_hash import SECRET, digest_without_xxhash
 from pdserve.pd.routing.chain import ROOT, GrowingChain
 
 pytestmark = pytest.mark.process
@@ -20,6 +21,10 @@ SMALL = b"You are a helpful assistant."
 LARGE = SMALL * 100
 
 
+def digest(data: bytes, begin: int, end: int, before: int) -> int:
+    return block_hash.digest(data, memoryview(data), begin, end, before)
+
+
 DIGESTS = pytest.mark.parametrize("name_of", [digest, digest_without_xxhash])
 TEXTS = pytest.mark.parametrize("text", [SMALL, LARGE])
 WITHOUT = """
@@ -28,7 +33,7 @@ sys.modules["xxhash"] = None
 from pdserve.pd.routing.block_hash import digest, digest_without_xxhash
 from pdserve.pd.routing.chain import GrowingChain
 text = b"You are a helpful assistant." * 100
-assert digest(text, 7, 2000, 3) == digest_without_xxhash(text, 7, 2000, 3)
+assert digest(text, memoryview(text), 7, 2000, 3) == digest_without_xxhash(text, 7, 2000, 3)
 assert len(GrowingChain(text, 256).names) == 10
 """
 

@@ -40,7 +40,7 @@ class PrefixAwareSettings(Settings):
     kind: Literal["prefix_aware"] = Field(default="prefix_aware", description="The worker that saw the prefix.")
     block_bytes: Count = Field(
         default=256,
-        description="Prompts are compared in blocks of so many bytes; behind the first 8 kB, and 32 of them, in larger "
+        description="Prompts are compared in blocks of so many bytes; behind the first 4 kB, and 16 of them, in larger "
         "ones, up to an eighth of what is before them.",
     )
     max_blocks: Count = Field(

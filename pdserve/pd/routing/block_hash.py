@@ -27,13 +27,13 @@ def _xxhash() -> Callable[[bytes | memoryview, int], int] | None:
 _XXH3: Final = _xxhash()
 
 
-def digest(data: bytes, begin: int, end: int, before: int) -> int:
-    """64 bits: of the block of `data` from `begin` to `end` that follows the block `before`."""
+def digest(data: bytes, view: memoryview, begin: int, end: int, before: int) -> int:
+    """64 bits: of the block of `data` from `begin` to `end` that follows the block `before`. `view`: of the same."""
     if _XXH3 is None:
         return digest_without_xxhash(data, begin, end, before)
     if end - begin <= _COPIED_BYTES:
         return _XXH3(data[begin:end], before)
-    return _XXH3(memoryview(data)[begin:end], before)
+    return _XXH3(view[begin:end], before)
 
 
 def digest_without_xxhash(data: bytes, begin: int, end: int, before: int) -> int:

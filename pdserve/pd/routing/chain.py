@@ -20,9 +20,9 @@ TOKEN_BYTES: Final = array("I").itemsize
 ROOT: Final = 0
 """Stands before the first block."""
 _STEP: Final = 64
-FINE_BYTES: Final = 8192
+FINE_BYTES: Final = 4096
 """Of a GrowingChain: as far as its blocks have one size."""
-_FINE_BLOCKS: Final = 32
+_FINE_BLOCKS: Final = 16
 
 
 def pack(tokens: Sequence[int]) -> bytes | None:
@@ -90,20 +90,20 @@ class GrowingChain:
     """The names of the blocks of `data` that grow with what is before them: of a megabyte it is not worth knowing to
     256 bytes where it differs, but every block costs.
 
-    The first FINE_BYTES, and at least 32 blocks, are in blocks of `size`. Those behind them are four times as large,
-    and double whenever what is before them has doubled, so a block is at most an eighth of that. What is left behind
-    the last whole block, less than another one, is in pieces, each a power of two times `size` and smaller than the
-    one before: so the end of what was sent is known to `size` bytes, wherever it is, and what goes on from there is
-    found to hold all of it.
+    The first FINE_BYTES, and at least 16 blocks, are in blocks of `size`. Then they double whenever what is before them
+    has doubled, so a block is at most an eighth of that. What is left behind the last whole block, less than another
+    one, is in pieces, each a power of two times `size` and smaller than the one before: so the end of what was sent is
+    known to `size` bytes, wherever it is, and what goes on from there is found to hold all of it.
     """
 
-    __slots__ = ("_begin", "_data", "_ends", "_whole", "length", "names", "size")
+    __slots__ = ("_begin", "_data", "_ends", "_view", "_whole", "length", "names", "size")
 
     def __init__(self, data: bytes, size: int, begin: int = 0, end: int | None = None) -> None:
         """Of `data` from `begin` to `end`."""
         self.size = size
         self.length = length = (len(data) if end is None else end) - begin
         self._data = data
+        self._view = view = memoryview(data)
         self._begin = begin
         self._ends = _ends(size, length)
         """Of the blocks, from `begin` on, one of them beyond the data."""
@@ -112,7 +112,7 @@ class GrowingChain:
         for stop in self._ends:
             if stop > length:
                 break
-            parent = digest(data, begin + done, begin + stop, parent)
+            parent = digest(data, view, begin + done, begin + stop, parent)
             names.append(parent)
             done = stop
         self._whole = len(names)
@@ -121,7 +121,7 @@ class GrowingChain:
         while step >= size:
             stop = done + step
             if stop <= length:
-                parent = digest(data, begin + done, begin + stop, parent)
+                parent = digest(data, view, begin + done, begin + stop, parent)
                 names.append(parent)
                 done = stop
             step //= 2
@@ -141,7 +141,7 @@ class GrowingChain:
         if not low:
             return 0
         # What was sent before may have ended within the next block: its pieces.
-        data, begin, length = self._data, self._begin, self.length
+        data, view, begin, length = self._data, self._view, self._begin, self.length
         parent, done = names[low - 1], self._ends[low - 1]
         step = (self._ends[low] - done) // 2
         own = low if low == self._whole else len(names)
@@ -149,7 +149,7 @@ class GrowingChain:
             stop = done + step
             if stop <= length:
                 # Behind the last whole block, and as long as all match, they are the pieces of this one.
-                name = names[own] if own < len(names) else digest(data, begin + done, begin + stop, parent)
+                name = names[own] if own < len(names) else digest(data, view, begin + done, begin + stop, parent)
                 if name in by:
                     parent, done, own = name, stop, own + 1
                 else:
@@ -171,7 +171,7 @@ def _ends(size: int, total: int) -> list[int]:
     step, doubled = size, size * max(_FINE_BLOCKS, FINE_BYTES // size)
     while end <= total:
         while doubled <= end:
-            step *= 2 if step > size else 4
+            step *= 2
             doubled *= 2
         end += step
         ends.append(end)

@@ -13,6 +13,7 @@ from pdserve.pd.random_id import new_id
 from pdserve.pd.requests.body import EASY_BYTES, FEW_BYTES, Body, members_at_once
 from pdserve.pd.requests.dialects import Dialect
 from pdserve.pd.requests.encodings import ENCODED_BYTES, as_utf8
+from pdserve.pd.requests.long_value import LONG_BYTES, members_around_long
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.telemetry.spans import Trace
@@ -52,7 +53,7 @@ class RequestParser:
         if not raw.startswith(b'{"'):
             raw = as_utf8(raw, whole=len(raw) <= ENCODED_BYTES)
         if len(raw) <= FEW_BYTES:
-            return Body(raw)
+            return Body(raw, members=members_around_long(raw) if len(raw) >= LONG_BYTES else None)
         members = members_at_once(raw)
         return None if members is None else Body(raw, members=members)
 

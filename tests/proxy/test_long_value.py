@@ -1,0 +1,206 @@
+"""A body that one long value makes large: what is found around that value is what reading all of it finds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdserve.pd.errors import ApiError
+from pdserve.pd.requests.body import FEW_BYTES, Body
+from pdserve.pd.requests.long_value import LONG_BYTES, members_around_long
+
+pytestmark = pytest.mark.process
+
+LONG = 'He said "no" \\ and wrote:\n\t{"messages": [1, 2], "stream": true}, ' * 800
+"""Of what a text may have that looks like members."""
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": LONG}]
+WITHOUT = """
+import sys
+sys.modules["simdjson"] = None
+from pdserve.pd.requests.long_value import members_around_long
+assert members_around_long(b'{"prompt":"%b"}' % (b"a" * 50_000)) is None
+"""
+
+
+def members(body: Body) -> list[tuple[str, bytes, int, int, int]]:
+    """Each with its value and its places, in order."""
+    return [(span.name, bytes(body.members[span.name]), span.start, span.value, span.end) for span in body._spans]
+
+
+def same(raw: bytes) -> bool:
+    """Whether members were found around a long value; then they must be those that msgspec reads."""
+    around = members_around_long(raw)
+    if around is None:
+        return False
+    assert members(Body(raw, members=around)) == members(Body(raw))
+    return True
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": CHAT},
+        {"model": "m", "messages": CHAT},
+        {"messages": CHAT, "max_tokens": 64},
+        {"model": "m", "messages": CHAT, "stream": True, "stop": ['"messages"', "}"], "user": "next, {"},
+        {"tools": [{"name": "a", "parameters": {"b": {}}}], "messages": CHAT, "seed": 1},
+        {"messages": CHAT, "tools": [{"name": "a", "parameters": {"messages": {}}}], "stream": False},
+        {"model": "m", "prompt": LONG, "n": 1},
+        {"prompt": list(range(9000)), "model": "m"},
+        {"model": "m", "input": [LONG, LONG[:100]]},
+        {"model": "m", "prompt": LONG + "ä", "ä": 1},
+    ],
+    ids=lambda body: "-".join(body),
+)
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" , ", " : ")], ids=["compact", "usual", "wide"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_what_clients_send(
+    body: dict[str, Any], indent: int | None, separators: tuple[str, str], ascii_only: bool
+) -> None:
+    raw = json.dumps(body, indent=indent, separators=separators, ensure_ascii=ascii_only).encode()
+    assert same(raw) or (ascii_only and "ä" in body), "a name that is written with an escape is not looked for"
+
+
+def test_a_few_blanks_may_be_around_all() -> None:
+    assert same(b'{ "prompt" :\n"%b"\t, \r\n "model" : "m" }\n' % (b"a" * LONG_BYTES))
+    assert not same(b'{"prompt":"%b"%b,"model":"m"}' % (b"a" * LONG_BYTES, b" " * 100)), "many are not looked at"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"messages":0,"x":{"messages":LONG,"x":5}}',
+        '{"y":{"messages":LONG,"x":5},"messages":0,"x":1}',
+        '{"y":{"messages":LONG},"messages":0,"x":{"x":5}}',
+        '{"y":{"messages":LONG},"messages":0,"x":{"a":1,"x":5}}',
+        '{"y":[{"messages":LONG,"x":5}],"messages":0,"x":[{"a":1,"x":5}]}',
+        '{"messages":LONG,"x":"a","y":["x",{"x":1},[1,"x"]]}',
+        '{"messages":LONG,"x":1,"user":"x"}',
+        '{"messages":LONG,"x":1,"user":",\\"x\\":2}"}',
+        '{"user":"\\"messages\\":0","messages":LONG,"x":1}',
+        '{"user":"messages","messages":LONG,"x":1}',
+        '{"messages":LONG,"prompt":LONG}',
+        '{"prompt":LONG,"messages":1}',
+        '{"mess\\u0061ges":LONG,"messages":1,"x":2}',
+        '{"messages":LONG,"\\u0078":1}',
+        '{"messages":LONG}',
+    ],
+)
+def test_names_that_come_elsewhere_too_are_not_taken_for_the_members(raw: str) -> None:
+    for long in (
+        f'"{"a" * LONG_BYTES}"',
+        f'["{"a" * LONG_BYTES}",{{"x":1}},"x"]',
+        '[{"x":[]},' + "1," * LONG_BYTES + "2]",
+    ):
+        same(raw.replace("LONG", long).encode())
+
+
+small = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.sampled_from(["", "x", "messages", '"', "\\", ',"x":', "}", "ä"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("xyz"), inner, max_size=3),
+    max_leaves=5,
+)
+names = st.sampled_from(["messages", "prompt", "input", "x", "y", "z", 'a"b', "ä", "model"])
+
+
+@given(
+    before=st.dictionaries(names, small, max_size=4),
+    behind=st.dictionaries(names, small, max_size=4),
+    name=st.sampled_from(["messages", "prompt", "input", "x"]),
+    inside=st.lists(small, max_size=3),
+    blank=st.sampled_from(["", " ", "\n"]),
+)
+def test_any_object_is_read_as_msgspec_reads_it(
+    before: dict[str, Any], behind: dict[str, Any], name: str, inside: list[Any], blank: str
+) -> None:
+    object_ = before | {name: [inside, "a" * LONG_BYTES, inside]}
+    object_ |= {key: value for key, value in behind.items() if key != name}
+    same(json.dumps(object_, separators=("," + blank, ":" + blank)).encode())
+
+
+@given(seed=st.integers(0, 10**6))
+def test_what_is_not_valid_is_never_read(seed: int) -> None:
+    """A byte more, less or another one, anywhere."""
+    chance = Random(seed)
+    raw = bytearray(json.dumps({"model": "m", "messages": CHAT, "stream": True, "user": "u"}).encode())
+    near = [*range(40), *range(len(raw) - 60, len(raw)), *(chance.randrange(len(raw)) for _ in range(40))]
+    at = chance.choice(near)
+    byte = chance.choice(b'"\\{}[],: \n\x00\x80\xc3a1')
+    match chance.randrange(3):
+        case 0:
+            raw[at] = byte
+        case 1:
+            raw.insert(at, byte)
+        case _:
+            del raw[at]
+    data = bytes(raw)
+    try:
+        read = members(Body(data))
+    except ApiError:
+        # Of what msgspec refuses nothing is found, or the body that is made of it is refused.
+        around = members_around_long(data)
+        if around is not None:
+            with pytest.raises(ApiError):
+                Body(data, members=around)
+        return
+    around = members_around_long(data)
+    if around is not None:
+        assert members(Body(data, members=around)) == read
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"prompt":"LONG","prompt":"LONG"}',
+        '{"prompt":"LONG","n":1,"n":2}',
+        '{"prompt":"LONG","n":1,"\\u006e":2}',
+        '{"n":1,"prompt":"LONG","n":2}',
+        '{"prompt":"LONG","n":1}}',
+        '{"prompt":"LONG","n":1',
+        '{"prompt":"LONG\x01","n":1}',
+        '{"prompt":"LONG\\q","n":1}',
+        '{"prompt":"LONG,"n":1}',
+        '["prompt","LONG"]',
+        '"LONG"',
+    ],
+)
+def test_what_engines_refuse_is_left_to_msgspec(raw: str) -> None:
+    assert members_around_long(raw.replace("LONG", "a" * LONG_BYTES).encode()) is None
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 40, "1e999"])
+def test_what_only_simdjson_refuses_is_read_all_the_same(value: str) -> None:
+    raw = f'{{"prompt":"{"a" * LONG_BYTES}","n":{value}}}'.encode()
+    assert members_around_long(raw) is None
+    assert Body(raw).raw_value("n") == value.encode()
+
+
+def test_text_that_is_not_utf_8_is_left_to_msgspec() -> None:
+    raw = b'{"prompt":"%b\xff","n":1}' % (b"a" * LONG_BYTES)
+    assert members_around_long(raw) is None
+    with pytest.raises(ApiError, match="not valid JSON"):
+        Body(raw)
+
+
+def test_many_members_or_brackets_and_what_is_too_large_are_left_to_others() -> None:
+    many = b",".join(b'"n%d":1' % number for number in range(100))
+    assert members_around_long(b'{"prompt":"%b",%b}' % (b"a" * LONG_BYTES, many)) is None
+    assert members_around_long(b'{"prompt":%b%b}' % (b"[" * LONG_BYTES, b"]" * LONG_BYTES)) is None
+    assert members_around_long(b'{"prompt":"%b"}' % (b"a" * FEW_BYTES)) is None
+    assert same(b'{"prompt":"%b"}' % (b"a" * LONG_BYTES)), "what was refused before leaves nothing behind"
+
+
+def test_without_simdjson_nothing_is_found() -> None:
+    """In a process of its own: what a process has found missing it does not look for again."""
+    subprocess.run([sys.executable, "-c", WITHOUT], check=True)
