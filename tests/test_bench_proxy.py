@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.proxy import other_client
 from benchmarks.proxy.goals import judge
 from benchmarks.proxy.results import Sample, summarise
 
@@ -96,3 +97,20 @@ def test_only_pairs_without_foreign_load_count_where_there_are_any() -> None:
     ]
     assert judge(samples)[0].value == pytest.approx(0.5)
     assert judge(samples[2:])[0].value == pytest.approx(0.9)
+
+
+def test_what_wrk_says_of_answers_that_failed_is_not_passed_over() -> None:
+    assert (
+        other_client.refused("  100 requests in 3.00s\n  Non-2xx or 3xx responses: 7\n")
+        == "Non-2xx or 3xx responses: 7"
+    )
+    assert other_client.refused("  Socket errors: connect 0, read 1, write 0, timeout 0\n")
+    assert other_client.refused("  100 requests in 3.00s, 1.2MB read\n") is None
+
+
+def test_without_wrk_there_is_no_second_client(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert other_client.main() == 1
+    assert "apt-get install wrk" in capsys.readouterr().out
