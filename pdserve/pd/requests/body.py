@@ -58,7 +58,7 @@ _MOST_BACKSLASHES: Final = 64
 
 
 class MembersAtOnce:
-    """Of a large object."""
+    """Of an object whose large values were found before the others."""
 
     __slots__ = ("compared", "values")
 
@@ -77,8 +77,8 @@ class Body:
         self, raw: bytes, scan: Scan | None = None, like: Body | None = None, members: MembersAtOnce | None = None
     ) -> None:
         """400 for what is no JSON object, for NaN and the like, for a name that comes twice, and for very many members.
-        `members`: those of a body that is larger than FEW_BYTES (`members_at_once`). `scan`: it has been read in steps.
-        `like`: this one was read."""
+        `members`: those of a body whose large values were found before (`members_at_once`, requests.long_value).
+        `scan`: it has been read in steps. `like`: this one was read."""
         self.raw = raw
         self._instead: dict[str, bytes] | None = None
         """What was put in the place of the client's own, or added."""

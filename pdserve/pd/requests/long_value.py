@@ -7,6 +7,7 @@ valid, and its members have these names in this order.
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -24,7 +25,8 @@ _MOST_NAMES: Final = 64
 _MOST_BLANKS: Final = 64
 """Of what is looked at before a name."""
 _BLANKS: Final = b" \t\r\n"
-_IN_PLACE: Final = b"0"
+_IN_PLACE: Final = b"%d" % (1 + secrets.randbits(62))
+"""A number that no client knows: whatever has it stands where the long value stood."""
 _MEMBERS: Final[msgspec.json.Decoder[dict[str, msgspec.Raw]]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -57,7 +59,8 @@ class _Checker:
             return None
         try:
             from simdjson import Parser
-        except ImportError:  # an image with the packages of vLLM, and pdserve mounted
+        # In an image with the packages of vLLM, and pdserve mounted; or what is mounted was made for another machine.
+        except (ImportError, RuntimeError):
             self._missing = True
             return None
         self._parser = Parser(FEW_BYTES)
@@ -71,10 +74,11 @@ def members_around_long(raw: bytes) -> MembersAtOnce | None:
     """The members of a body of LONG_BYTES to FEW_BYTES. None: it has to be read otherwise.
 
     A place is guessed for the long value: from behind the first mention of its name to before the last mention of the
-    next one. It is right if the body without it is an object whose members have the same names, that value's being what
-    was put in its place. For the quote of the next name has no backslash before it, so in a valid body it is in no
-    string; what is behind it closes as many brackets as are open there, and in the object without the value as many as
-    are open at the guessed begin: the place is one value, or several members, and no name is missing.
+    next one. It is right if the body with a number of ours in that place is an object whose members have the same
+    names, and that one has the number. For then its begin is that of this member's value, in the object itself. Its end
+    is in no string of the body: each quote behind it would mean the opposite, up to the end of the object, which would
+    be in a string. What is behind it closes the one bracket of the object, in the body too: so the place is this value,
+    or it and members behind it, and no name is missing. Where they stand is found as for any body (member_spans).
     """
     names = _CHECKER.names(raw) if raw.startswith(b"{") else None
     if names is None:

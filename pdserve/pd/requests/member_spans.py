@@ -77,7 +77,7 @@ def _around_largest(raw: bytes, members: Members, compared: dict[str, int], sepa
     of the object.
 
     That needs members that were read in one. Of values that were cut out before, only one that was compared with its
-    place may be L (`compared`).
+    place, or taken from it, may be L (`compared`).
     """
     spans: list[MemberSpan] = []
     position = 1

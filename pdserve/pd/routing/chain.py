@@ -90,10 +90,10 @@ class GrowingChain:
     """The names of the blocks of `data` that grow with what is before them: of a megabyte it is not worth knowing to
     256 bytes where it differs, but every block costs.
 
-    The first FINE_BYTES, and at least 16 blocks, are in blocks of `size`. Then they double whenever what is before them
-    has doubled, so a block is at most an eighth of that. What is left behind the last whole block, less than another
-    one, is in pieces, each a power of two times `size` and smaller than the one before: so the end of what was sent is
-    known to `size` bytes, wherever it is, and what goes on from there is found to hold all of it.
+    The first FINE_BYTES or a little less, and at least 16 blocks, are in blocks of `size`. Then they double whenever
+    what is before them has doubled, so a block is at most an eighth of that. What is left behind the last whole block,
+    less than another one, is in pieces, each a power of two times `size` and smaller than the one before: so the end of
+    what was sent is known to `size` bytes, wherever it is, and what goes on from there is found to hold all of it.
     """
 
     __slots__ = ("_begin", "_data", "_ends", "_view", "_whole", "length", "names", "size")
