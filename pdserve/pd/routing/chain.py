@@ -96,18 +96,18 @@ class GrowingChain:
     what was sent is known to `size` bytes, wherever it is, and what goes on from there is found to hold all of it.
     """
 
-    __slots__ = ("_begin", "_data", "_ends", "_view", "_whole", "length", "names", "size")
+    __slots__ = ("_begin", "_data", "_ends", "_whole", "length", "names", "size")
 
     def __init__(self, data: bytes, size: int, begin: int = 0, end: int | None = None) -> None:
         """Of `data` from `begin` to `end`."""
         self.size = size
         self.length = length = (len(data) if end is None else end) - begin
         self._data = data
-        self._view = view = memoryview(data)
         self._begin = begin
         self._ends = _ends(size, length)
         """Of the blocks, from `begin` on, one of them beyond the data."""
         names: list[int] = []
+        view = memoryview(data)
         parent, done = SECRET, 0
         for stop in self._ends:
             if stop > length:
@@ -141,7 +141,7 @@ class GrowingChain:
         if not low:
             return 0
         # What was sent before may have ended within the next block: its pieces.
-        data, view, begin, length = self._data, self._view, self._begin, self.length
+        data, view, begin, length = self._data, memoryview(self._data), self._begin, self.length
         parent, done = names[low - 1], self._ends[low - 1]
         step = (self._ends[low] - done) // 2
         own = low if low == self._whole else len(names)
