@@ -25,7 +25,7 @@ from benchmarks.proxy import wire
 from benchmarks.proxy.connections import LoadError
 from benchmarks.proxy.goals import OURS, REFERENCE
 from benchmarks.proxy.meter import Meter
-from benchmarks.proxy.systems import Cores, Mock, StartError, System, start
+from benchmarks.proxy.systems import Cores, Mock, StartError, System, is_compiled, start
 
 WARM, WINDOW = 1.2, 3.0
 VISITS = 8
@@ -48,7 +48,7 @@ SHAPES = (Shape(512, 25, 50), Shape(64, 1000, 1600), Shape(512, 125, 200), Shape
 
 
 def script(requests: int = 32) -> str:
-    """wrk's, in Lua: the bodies in turn. A string of JSON is one of Lua too, if nothing but quotes is escaped."""
+    """wrk's, in Lua: the bodies in turn. A JSON string is one of Lua if only quotes and backslashes are escaped."""
     bodies = ", ".join(json.dumps(wire.chat(512, seed, stream=True).decode()) for seed in range(requests))
     headers = f'{{["Content-Type"] = "application/json", ["Authorization"] = "Bearer {wire.API_KEY}"}}'
     return (
@@ -112,6 +112,8 @@ def main() -> int:
         lua.write_text(script())
         mock, systems = Mock.start(cores), []
         try:
+            if not is_compiled():
+                console.print("The installed pdserve is not compiled.", style="red")
             systems = [start(system, mock, cores, folder) for system in (REFERENCE, OURS)]
             for shape in SHAPES:
                 compare(shape, systems, mock, lua, lambda line: console.print(line, soft_wrap=True))

@@ -111,7 +111,8 @@ def base(port: int, mock: dict[str, list[int]]) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, **ENVIRONMENT}
+    """Without PYTHONPATH, which would put a source tree before what is installed."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | ENVIRONMENT
 
 
 def proxy_json(port: int, mock: dict[str, list[int]], folder: Path, variant: str) -> dict[str, Any]:

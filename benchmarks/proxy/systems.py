@@ -152,7 +152,7 @@ class System:
 def is_compiled() -> bool:
     """Whether the pdserve that is installed beside this interpreter is. StartError: none is."""
     argv = [sys.executable, "-P", "-m", "pdserve.cli.main", "--version"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=pdserve_settings.environment())
     if done.returncode:
         raise StartError(f"no pdserve is installed:\n{done.stderr}")
     return "compiled" in done.stdout.split()
