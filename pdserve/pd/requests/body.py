@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +23,7 @@ EASY_BYTES: Final = 1_100_000
 FEW_BYTES: Final = 131_072
 """Up to here whatever is in it: 20,000 members of a few bytes take about a millisecond."""
 
-_MEMBERS: Final[msgspec.json.Decoder[dict[str, msgspec.Raw]]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+MEMBERS: Final[msgspec.json.Decoder[dict[str, msgspec.Raw]]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OFTEN_LARGE: Final = (
     "messages",
     "prompt",
@@ -42,7 +43,8 @@ _LARGE_VALUES: Final = msgspec.json.Decoder(
     msgspec.defstruct("LargeValues", [(name, msgspec.Raw, msgspec.Raw(b"")) for name in _OFTEN_LARGE])
 )
 """Skips over all others without making anything of them."""
-_IN_PLACE: Final = b"0"
+IN_PLACE: Final = b"%d" % (1 + secrets.randbits(62))
+"""Of a value that was cut out. A number that no client knows: whatever has it stands where that value stood."""
 _VALUE: Final = msgspec.json.Decoder()
 _MOST_BLANKS: Final = 1024
 """In a list, before its first item and behind its last one."""
@@ -90,7 +92,7 @@ class Body:
             return
         compared = _NONE
         if members is None:
-            self.members = _members(raw, _MEMBERS)
+            self.members = _members(raw, MEMBERS)
             """Name -> the value as it was sent."""
         else:
             self.members, compared = members.values, members.compared
@@ -250,7 +252,7 @@ def members_at_once(raw: bytes) -> MembersAtOnce | None:
 
     What takes time is many members. The values that make most bodies large are cut out, and what is left is small. A
     value is looked for behind the first mention of its name: a place that is not the member's own leaves the value in
-    the rest, which then does not have the digit that stands for it.
+    the rest, which then does not have the number that stands for it.
     """
     if len(raw) > EASY_BYTES:
         return None
@@ -269,14 +271,14 @@ def members_at_once(raw: bytes) -> MembersAtOnce | None:
     for begin, _, value in large:
         if begin < end:
             return None  # the name of one is in the value of another one
-        pieces += (raw[end:begin], _IN_PLACE)
+        pieces += (raw[end:begin], IN_PLACE)
         end = begin + len(memoryview(value))
     rest = b"".join((*pieces, raw[end:]))
     if len(rest) > FEW_BYTES and rest.count(b":") > MAX_MEMBERS:
         return None
-    members: dict[str, msgspec.Raw] = _members(rest, _MEMBERS)
+    members: dict[str, msgspec.Raw] = _members(rest, MEMBERS)
     for _, name, value in large:
-        if bytes(members[name]) != _IN_PLACE:
+        if bytes(members[name]) != IN_PLACE:
             return None
         members[name] = value
     return MembersAtOnce(members, {name: begin for begin, name, _ in large})

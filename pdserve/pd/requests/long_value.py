@@ -7,12 +7,12 @@ valid, and its members have these names in this order.
 
 from __future__ import annotations
 
-import secrets
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from pdserve.pd.requests.body import FEW_BYTES, MembersAtOnce
+from pdserve.pd.requests.body import FEW_BYTES, IN_PLACE, MEMBERS, MembersAtOnce
 from pdserve.pd.requests.member_spans import value_behind
 
 if TYPE_CHECKING:
@@ -25,50 +25,32 @@ _MOST_NAMES: Final = 64
 _MOST_BLANKS: Final = 64
 """Of what is looked at before a name."""
 _BLANKS: Final = b" \t\r\n"
-_IN_PLACE: Final = b"%d" % (1 + secrets.randbits(62))
-"""A number that no client knows: whatever has it stands where the long value stood."""
-_MEMBERS: Final[msgspec.json.Decoder[dict[str, msgspec.Raw]]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class _Checker:
-    """simdjson's parser, imported with the first long body: that takes 2 ms and 2 MB. For later bodies it keeps
-    up to 2 MB more."""
-
-    __slots__ = ("_missing", "_parser")
-
-    def __init__(self) -> None:
-        self._parser: Parser | None = None
-        self._missing = False
-
-    def names(self, raw: bytes) -> list[str] | None:
-        """Of the members of the object `raw`. None: it is none, has very many, is not valid, or has what simdjson
-        refuses and other readers may not (numbers of more than 64 bits)."""
-        parser = self._parser
-        if parser is None:
-            parser = self._load()
-            if parser is None:
-                return None
-        try:
-            document: Any = parser.parse(raw)
-            # The next call of the parser needs that nothing refers to this document.
-            return list(document) if len(document) <= _MOST_NAMES else None
-        except (ValueError, RuntimeError):
-            return None
-
-    def _load(self) -> Parser | None:
-        if self._missing:
-            return None
-        try:
-            from simdjson import Parser
-        # In an image with the packages of vLLM, and pdserve mounted; or what is mounted was made for another machine.
-        except (ImportError, RuntimeError):
-            self._missing = True
-            return None
-        self._parser = Parser(FEW_BYTES)
-        return self._parser
+@cache
+def _parser() -> Parser | None:
+    """simdjson's, imported with the first long body: that takes 2 ms and 2 MB, and for later bodies it keeps up to 2 MB
+    more. None: it is not installed (an image with the packages of vLLM, and pdserve mounted), or what is mounted was
+    made for another machine."""
+    try:
+        from simdjson import Parser
+    except (ImportError, RuntimeError):
+        return None
+    return Parser(FEW_BYTES)
 
 
-_CHECKER: Final = _Checker()
+def _names(raw: bytes) -> list[str] | None:
+    """Of the members of the object `raw`. None: it is none, has very many, is not valid, or has what simdjson refuses
+    and other readers may not (numbers of more than 64 bits)."""
+    parser = _parser()
+    if parser is None or not raw.startswith(b"{"):
+        return None
+    try:
+        document: Any = parser.parse(raw)
+        # The next call of the parser needs that nothing refers to this document.
+        return list(document) if len(document) <= _MOST_NAMES else None
+    except (ValueError, RuntimeError):
+        return None
 
 
 def members_around_long(raw: bytes) -> MembersAtOnce | None:
@@ -81,7 +63,7 @@ def members_around_long(raw: bytes) -> MembersAtOnce | None:
     be in a string. What is behind it closes the one bracket of the object, in the body too: so the place is this value,
     or it and members behind it, and no name is missing. Where they stand is found as for any body (member_spans).
     """
-    names = _CHECKER.names(raw) if raw.startswith(b"{") else None
+    names = _names(raw)
     if names is None:
         return None
     for name in names:
@@ -98,10 +80,10 @@ def members_around_long(raw: bytes) -> MembersAtOnce | None:
     if begin < 0 or end - begin < LONG_BYTES // 2:
         return None
     try:
-        members = _MEMBERS.decode(b"".join((raw[:begin], _IN_PLACE, raw[end:])))
+        members = MEMBERS.decode(b"".join((raw[:begin], IN_PLACE, raw[end:])))
     except (msgspec.DecodeError, RecursionError):
         return None
-    if list(members) != names or bytes(members[name]) != _IN_PLACE:
+    if list(members) != names or bytes(members[name]) != IN_PLACE:
         return None
     members[name] = msgspec.Raw(memoryview(raw)[begin:end])
     return MembersAtOnce(members, {name: begin})
