@@ -193,6 +193,13 @@ class Proxy(Child):
         """PIDs of the processes that serve."""
         return procfs.descendants(self.process.pid)
 
+    def memory(self, name: str) -> int:
+        """Bytes of its one process that serves. `name`: of a line in /proc/PID/status."""
+        (serving,) = self.members
+        match = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{serving}/status").read_text())
+        assert match is not None
+        return int(match[1]) * 1024
+
     def send_all(self, signum: int) -> None:
         """A signal for every process of it, as for a machine that is suspended."""
         for pid in (self.process.pid, *self.members):

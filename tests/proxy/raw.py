@@ -84,6 +84,12 @@ class RawClient:
         complete, body = (True, b"") if head_only else self._body(headers)
         return Response(status, headers, body, complete)
 
+    def until(self, mark: bytes) -> bytes:
+        """Everything before it. AssertionError: the connection ended first."""
+        data = self._until(mark)
+        assert data is not None, f"ended before {mark!r}, after {self._buffer!r}"
+        return data
+
     def ended(self) -> bytes:
         """Everything until the connection ends; b"" when nothing comes."""
         with suppress(ConnectionResetError):
@@ -318,17 +324,11 @@ class RawDeployment:
 
     def resident(self) -> int:
         """Bytes of memory that the proxy has."""
-        return self._memory("VmRSS")
+        return self.proxy.memory("VmRSS")
 
     def most_resident(self) -> int:
         """The most that it ever had."""
-        return self._memory("VmHWM")
-
-    def _memory(self, name: str) -> int:
-        (serving,) = self.proxy.members
-        match = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{serving}/status").read_text())
-        assert match is not None
-        return int(match[1]) * 1024
+        return self.proxy.memory("VmHWM")
 
     def unharmed(self) -> None:
         """It still serves, and soon nothing of what was before is left: no leg in flight, nobody in a queue."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,11 @@ from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.http.incoming import Budget, Request
 from pdserve.pd.http.reply import HttpReply, ReplyConnection
 from pdserve.pd.processes import shared_numbers
+from pdserve.pd.relay.client import Client
+from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.serve.gateway import Gateway
+from pdserve.pd.telemetry.request_line import RequestLine
+from pdserve.pd.telemetry.request_log import RequestLog
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 
@@ -50,23 +55,37 @@ def config() -> ProxyConfig:
     return ProxyConfig(port=1, protocol="mooncake", served_name="m", workers=workers, allowed_hosts=["*"])
 
 
-async def asked(target: bytes, body: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[Gateway, Budget, bytes]:
-    """The gateway, the budget and the answer, once nothing is being answered any more."""
+class WireToCut(Wire):
+    """One whose answer has begun: nothing but its end can follow."""
+
+    def abort(self) -> None:
+        self.over.set()
+
+
+async def asked(
+    target: bytes,
+    body: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    serve: Callable[..., Any] = broken,
+    wire: type[Wire] = Wire,
+) -> tuple[Gateway, Budget, bytes]:
+    """The gateway, the budget and the answer, once nothing is being answered any more. `serve`: the way of a request to
+    its engines."""
     wanted = config()
     gateway = Gateway(wanted, None, shared_numbers.private(Gateway.numbers(wanted)), broken)
-    monkeypatch.setattr(gateway._answering, "_serve", broken)  # the way of a request to its engines
+    monkeypatch.setattr(gateway._answering, "_serve", serve)
     budget = Budget(1 << 20)
     request = Request("127.0.0.1", budget, tls=False)
     request.method, request.target = (b"POST" if body else b"GET"), target
-    request.headers = [(b"content-type", b"application/json")]
+    request.headers = [(b"content-type", b"application/json"), (b"x-request-id", b"unexpected-1")]
     request.parts, request.body_bytes = [body], len(body)
     assert request.hold(len(body))
-    wire = Wire()
-    gateway.handle(request, HttpReply(wire, keep_alive=True, head_only=False, http10=False))
+    client = wire()
+    gateway.handle(request, HttpReply(client, keep_alive=True, head_only=False, http10=False))
     assert gateway.busy()
     async with asyncio.timeout(60):
-        await wire.over.wait()
-    return gateway, budget, wire.sent
+        await client.over.wait()
+    return gateway, budget, client.sent
 
 
 def requests_of(gateway: Gateway) -> list[tuple[tuple[str, ...], int]]:
@@ -89,3 +108,19 @@ def test_an_unexpected_error_is_answered_and_logged(
     [record] = [record for record in caplog.records if record.name == "pdserve.proxy"]
     assert record.getMessage() == f"{target.decode()} failed"
     assert record.exc_info is not None
+
+
+def test_one_in_the_middle_of_an_answer_cuts_that_and_is_logged_with_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request's headers, where its id came from, have left memory by then."""
+
+    async def begun(request: ClientRequest, client: Client) -> None:
+        client.reply.start(200, [])
+        request.drop_content()
+        raise ZeroDivisionError("of the proxy")
+
+    lines: list[RequestLine] = []
+    monkeypatch.setattr(RequestLog, "add", lambda _, line: lines.append(line))
+    _, budget, _ = asyncio.run(asked(b"/v1/chat/completions", BODY, monkeypatch, begun, WireToCut))
+    assert budget.held == 0
+    [line] = lines
+    assert (line.request_id, line.error) == ("unexpected-1", "The proxy failed: ZeroDivisionError")

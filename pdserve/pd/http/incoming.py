@@ -155,6 +155,13 @@ class Request:
             lines.append(b"connection: close\r\n")
         return b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines)
 
+    def drop_content(self) -> None:
+        """It is not sent to an engine any more: body and headers leave memory. Path and key stay."""
+        self.headers = []
+        self.parts = []
+        self._by_name = None
+        self.release()
+
     def release(self) -> None:
         """Nothing of its body is in memory any more. A second time does nothing."""
         self._budget.held -= self.held

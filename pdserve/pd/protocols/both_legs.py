@@ -34,7 +34,7 @@ async def first_event(legs: Legs, watch: Watch) -> None:
 async def relay(legs: Legs, client: Client, watch: Watch, background: Background) -> None:
     """Decode's answer, to its end."""
     try:
-        client.cached_tokens = prefill_leg.cached_tokens(legs.prefill)
+        client.cached_tokens = prefill_leg.take_cached_tokens(legs.prefill)
         client.relay(legs.decode)
         if not client.ended:
             await watch.until(lambda: client.ended)

@@ -87,15 +87,7 @@ class NixlProtocol:
         self._fit_id(request)
         watch = Watch(client, (prefill, decode))
         try:
-            sent = self._loop.time()
-            prefill_answer = await self._prefill(request, watch, prefill)
-            kept = self._kept(prefill_answer, sent)
-            leg = await self._decode(request, watch, decode, kept, prefill)
-            watch.forget(prefill)
-            request.stages.decoding = leg.first_byte
-            if kept is not None:
-                # Without, decode has computed the prompt, and what it reports of its cache is true.
-                client.cached_tokens = prefill_leg.cached_tokens(prefill_answer)
+            leg = await self._both_stages(request, client, watch, prefill, decode)
             try:
                 client.relay(leg)
                 await watch.until(lambda: client.ended)
@@ -105,6 +97,21 @@ class NixlProtocol:
                 leg.close()
         finally:
             watch.end()
+
+    async def _both_stages(
+        self, request: ClientRequest, client: Client, watch: Watch, prefill: Worker, decode: Worker
+    ) -> Leg:
+        """Decode's leg as soon as its answer begins; what describes the KV of a long prompt is not kept longer."""
+        sent = self._loop.time()
+        prefill_answer = await self._prefill(request, watch, prefill)
+        kept = self._kept(prefill_answer, sent)
+        leg = await self._decode(request, watch, decode, kept, prefill)
+        watch.forget(prefill)
+        request.stages.decoding = leg.first_byte
+        if kept is not None:
+            # Without, decode has computed the prompt, and what it reports of its cache is true.
+            client.cached_tokens = prefill_leg.take_cached_tokens(prefill_answer)
+        return leg
 
     def _fit_id(self, request: ClientRequest) -> None:
         """Gives the engines an id that a heartbeat can name. ApiError 400 for one of the body that it could not."""

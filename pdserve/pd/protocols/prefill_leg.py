@@ -92,9 +92,11 @@ def bad_end(answer: bytes) -> str | None:
     return str(ended) if ended in _BAD_ENDS else None
 
 
-def cached_tokens(leg: Leg) -> int | None:
-    """Prompt tokens that prefill did not compute. None when it does not report it."""
+def take_cached_tokens(leg: Leg) -> int | None:
+    """Prompt tokens that prefill did not compute. None when it does not report it. Its answer has nothing else that is
+    wanted, and leaves memory."""
     if leg.answer is None or not leg.complete:
         return None
     cached: int | None = cached_in(leg.answer.data)
+    leg.answer.data = b""
     return cached

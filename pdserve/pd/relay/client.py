@@ -15,6 +15,7 @@ from pdserve.pd.http import event_stream
 from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.relay.leg import Leg, Receiver
 from pdserve.pd.requests.dialects import Dialect
+from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.telemetry.cached_tokens import HINT, USAGE, safe_length, with_cached_tokens
 from pdserve.pd.telemetry.metrics import Histogram
 from pdserve.pd.telemetry.usage_counts import of_answer
@@ -38,6 +39,7 @@ class Client(Receiver):
         "_mid_event",
         "_pending",
         "_tail",
+        "asked",
         "cached_tokens",
         "chunks",
         "counted",
@@ -62,6 +64,8 @@ class Client(Receiver):
         self._itl = itl
         self.request_id = request_id
         self.dialect = dialect
+        self.asked: ClientRequest | None = None
+        """What it asked for, from when that is read."""
         self.watch: Wakeable | None = None
         self.interruption: ApiError | ClientGoneError | None = None
         self.cached_tokens: int | None = None
@@ -107,7 +111,8 @@ class Client(Receiver):
     # --- relaying
 
     def relay(self, leg: Leg) -> None:
-        """Sends a leg's answer on, as it comes, from what has come already. Poked when it has ended."""
+        """Sends a leg's answer on, as it comes, from what has come already. The request is not sent again from here on.
+        Poked when it has ended."""
         self._leg = leg
         if self.meter is not None:
             self.meter.worker = leg.worker.name
@@ -130,6 +135,8 @@ class Client(Receiver):
             self.ended = True
             return
         self.reply.start(200, headers)
+        if self.asked is not None:
+            self.asked.drop_content()
         self.reply.on_pressure = leg.hold
         leg.relay_to(self)
         if data:

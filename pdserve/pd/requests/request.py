@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from pdserve.pd.http.incoming import Request
 from pdserve.pd.limits.admission import Ticket
 from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.dialects import Dialect
 from pdserve.pd.routing.ask import RoutingRequest
+
+_NO_BODY: Final = Body(b"{}")
 
 
 class Stages:
@@ -33,6 +38,7 @@ class ClientRequest:
         "decode",
         "dialect",
         "headers",
+        "incoming",
         "prefill",
         "prefill_ticket",
         "priority",
@@ -52,10 +58,11 @@ class ClientRequest:
         *,
         received: float = 0.0,
         priority: int = 0,
+        incoming: Request | None = None,
     ) -> None:
         """`target`: path and query, as the client wrote them. `headers`: header lines for engines
         (engines.Engines.client_headers). `received`: time.monotonic(). `priority`: in the queues of the pools, the
-        smaller the sooner."""
+        smaller the sooner. `incoming`: as it came; None for one of the proxy's own."""
         self.dialect = dialect
         self.body = body
         self.target = target
@@ -64,6 +71,7 @@ class ClientRequest:
         self.ask = ask
         self.stages = Stages(received)
         self.priority = priority
+        self.incoming = incoming
         self.decision = ""
         """disaggregated, or why one engine did both."""
         self.prefill = self.decode = ""
@@ -71,3 +79,12 @@ class ClientRequest:
         self.attempts = 0
         self.prefill_ticket: Ticket | None = None
         """The place in the prefill pool, given back as soon as the prompt is computed."""
+
+    def drop_content(self) -> None:
+        """It is not sent to an engine any more: a long answer must not keep a prompt in memory, and its room is another
+        request's. What the log and the metrics have of it stays."""
+        self.body = _NO_BODY
+        self.headers = b""
+        self.ask.drop_prompt()
+        if self.incoming is not None:
+            self.incoming.drop_content()

@@ -40,6 +40,18 @@ class RoutingRequest:
         self.prompt_blocks: GrowingChain | None = None
         """The same of the prompt, of the block size that was asked for last."""
 
+    def set_tokens(self, tokens: Sequence[int] | None) -> None:
+        """Exact ids, if they are known: they are counted then, too."""
+        if tokens is not None:
+            self.tokens, self.estimate = tokens, len(tokens)
+
+    def drop_prompt(self) -> None:
+        """No worker is chosen for it any more: what is as large as its prompt leaves memory."""
+        self.prompt = b""
+        self.begin, self.end = 0, None
+        self.tokens = self.prompt_blocks = None
+        self.chains = {}
+
     def prompt_chain(self, block_bytes: int) -> GrowingChain:
         chain = self.prompt_blocks
         if chain is None or chain.size != block_bytes:

@@ -91,8 +91,10 @@ class Answering:
 
     def failed(self, request: Request | None, reply: HttpReply, error: ApiError) -> None:
         """As front.Handler."""
+        self._fail(request, reply, error, request_id_of(request) if request is not None else new_id())
+
+    def _fail(self, request: Request | None, reply: HttpReply, error: ApiError, request_id: str) -> None:
         dialect = None if request is None else BY_PATH.get(request.path) or stored_at(request.path)
-        request_id = request_id_of(request) if request is not None else new_id()
         client = Client(reply, request_id, dialect or CHAT)
         client.fail(error)
         path = "other" if dialect is None else dialect.path
@@ -118,12 +120,13 @@ class Answering:
                 if body is None:
                     body = await self._large_bodies.read(request, client)
                 asked = self._intake.read(dialect, request, body, client.request_id, trace, received)
+                # The answer may take long, and this frame would keep it.
+                body = None
+            client.asked = asked
             if request.key is not None:
                 use = self._intake.count(request.key, asked, client)
             if self._pools.needs_tokens and not stored and request.body_bytes <= _TOKENS_OF_BYTES:
-                tokens = await self._feeds.tokens(dialect, asked.body, self._served_name)
-                if tokens is not None:
-                    asked.ask.tokens, asked.ask.estimate = tokens, len(tokens)
+                asked.ask.set_tokens(await self._feeds.tokens(dialect, asked.body, self._served_name))
             if stored or self._stored.continues(asked):
                 await self._stored.serve(asked, client)
             else:
@@ -137,7 +140,7 @@ class Answering:
             reason = gone
             ended = True
         finally:
-            self._over(request, reply, ended)
+            self._over(request, reply, ended, client.request_id)
             self.clients.discard(client)
             if ended:
                 key = request.key.name if request.key is not None else ""
@@ -154,23 +157,25 @@ class Answering:
             await bridge.serve(self._app, request, reply)
             ended = True
         finally:
-            self._over(request, reply, ended)
+            self._over(request, reply, ended, "")
 
     def _start(self, work: Coroutine[Any, Any, None], request: Request) -> None:
         """`work` ends with `_over`: a callback at the end of every task would cost one more turn of the loop."""
         self._tasks[request] = self._loop.create_task(work)
 
-    def _over(self, request: Request, reply: HttpReply, ended: bool) -> None:
-        """The end of a task's work. `ended`: as it should, or with an error that its client has got."""
+    def _over(self, request: Request, reply: HttpReply, ended: bool, request_id: str) -> None:
+        """The end of a task's work. `ended`: as it should, or with an error that its client has got. `request_id`:
+        empty if the request has none yet."""
         task = self._tasks.pop(request)
         request.release()
         if not ended:
-            task.add_done_callback(partial(self._broken, request, reply))
+            task.add_done_callback(partial(self._broken, request, reply, request_id))
 
-    def _broken(self, request: Request, reply: HttpReply, task: asyncio.Task[None]) -> None:
+    def _broken(self, request: Request, reply: HttpReply, request_id: str, task: asyncio.Task[None]) -> None:
         """Nothing may leave a client without an end: what was not expected is answered here."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("%s failed", request.path.decode("latin-1"), exc_info=error)
         if not reply.ended:
-            self.failed(request, reply, ApiError(500, f"The proxy failed: {type(error).__name__}"))
+            failure = ApiError(500, f"The proxy failed: {type(error).__name__}")
+            self._fail(request, reply, failure, request_id or request_id_of(request))

@@ -93,6 +93,7 @@ class RequestParser:
             ),
             received=received,
             priority=priority,
+            incoming=request,
         )
 
     def _session(self, request: Request, body: Body) -> str | None:

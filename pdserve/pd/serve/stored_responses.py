@@ -80,6 +80,7 @@ class StoredResponses:
             ask=RoutingRequest(b"", estimate=1),
             received=received,
             priority=request.key.priority if request.key is not None else 0,
+            incoming=request,
         )
 
     def continues(self, request: ClientRequest) -> bool:
@@ -121,9 +122,7 @@ class StoredResponses:
                 if request.dialect is RESPONSES:
                     await self._single.attempt(request, client, worker)
                 else:
-                    method = method_of(request.dialect)
-                    head = self._engines.bare(worker, method, request.target, request.headers)
-                    await self._single.send(request, client, worker, head, b"")
+                    await self._single.attempt(request, client, worker, bare=method_of(request.dialect))
             except WorkerFailedError as failure:
                 if request.attempts == ATTEMPTS or client.started or not failure.retry:
                     raise failure.error from failure
