@@ -80,12 +80,22 @@ def test_systems_are_compared_within_a_visit() -> None:
 
 def test_a_rate_is_compared_over_all_visits() -> None:
     samples = [
-        Sample(number, "streams-64-paced", system, {"delivered_per_s": rate})
+        Sample(number, "streams-64-paced", system, {"delivered_per_s": rate, "offered_per_s": 36})
         for system, rates in (("pdserve", (35, 36, 35)), ("vllm-router", (36, 35, 36)))
         for number, rate in enumerate(rates)
     ]
     (goal,) = judge(samples)
     assert goal.value == pytest.approx(106 / 107)
+
+
+@pytest.mark.parametrize(("ours", "value"), [(3190, 3190 / 3200), (3100, 3100 / 3200)])
+def test_who_seems_to_deliver_more_than_is_offered_has_delivered_all(ours: float, value: float) -> None:
+    samples = [
+        Sample(0, "streams-64-paced", system, {"delivered_per_s": rate, "offered_per_s": 3200})
+        for system, rate in (("pdserve", ours), ("vllm-router", 3274))
+    ]
+    (goal,) = judge(samples)
+    assert goal.value == pytest.approx(value)
 
 
 def test_only_pairs_without_foreign_load_count_where_there_are_any() -> None:

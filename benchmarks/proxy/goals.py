@@ -55,9 +55,11 @@ RATIOS = (
 def judge(samples: Sequence[Sample], soak: Iterable[dict[str, Any]] = ()) -> list[Goal]:
     """Every goal that this run can judge: one whose figures it does not have is left out.
 
-    Judged by the median of the ratios within a visit: a core of a shared host is up to 1.8 times as fast in one second
-    as in another. Rates by the ratio of the means: one chunk more or less of a paced stream is 3 % of what a visit sees
-    of it. What is added to the baseline can be zero or less, and is judged by the ratio of the medians.
+    Judged by the median of the ratios within a visit: a core of a shared host is up to 1.8 times as fast in one
+    second as in another. Rates by the ratio of the means: one chunk more or less of a paced stream is 3 % of what a
+    visit sees of it. A stream delivers what is offered and no more: a reference that seems to has had more of its
+    chunks at the edges of the windows, and counts as one that delivered all. What is added to the baseline can be
+    zero or less, and is judged by the ratio of the medians.
     """
     summary = summarise(samples)
     judged = []
@@ -69,7 +71,10 @@ def judge(samples: Sequence[Sample], soak: Iterable[dict[str, Any]] = ()) -> lis
         if figure.startswith("added_") or not both:
             value = ours / reference
         elif figure.endswith("_per_s"):
-            value = sum(one for one, _ in both) / sum(other for _, other in both)
+            best = sum(other for _, other in both)
+            if figure == "delivered_per_s":
+                best = min(best, sum(other for _, other in pairs(samples, scenario, "offered_per_s", OURS, REFERENCE)))
+            value = sum(one for one, _ in both) / best
         else:
             value = statistics.median(one / other for one, other in both)
         judged.append(Goal(name, scenario, figure, limit, at_most, ours, reference, value))

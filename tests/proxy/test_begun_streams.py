@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
+from pdserve.pd.http.incoming import Budget, Request
+from pdserve.pd.http.reply import HttpReply, ReplyConnection
+from pdserve.pd.requests.body import EASY_BYTES, Body
+from pdserve.pd.requests.dialects import COMPLETIONS
+from pdserve.pd.requests.request import ClientRequest
+from pdserve.pd.routing.ask import RoutingRequest
 from tests.proxy.deployment import MODEL, Deployment
 from tests.proxy.hostile import EVENT, MEGABYTE, PATH, STREAM_HEAD
-from tests.proxy.raw import RawClient, RawDeployment, Send, chunk, post, raw_deployment
+from tests.proxy.raw import SECONDS, RawClient, RawDeployment, Send, chunk, post, raw_deployment
 
 pytestmark = pytest.mark.process
 
@@ -25,6 +31,21 @@ WAYS: dict[str, dict[str, Any]] = {
     "moriio": {"moriio": True},
     "one engine": {"aggregated": 1},
 }
+
+
+class NoConnection(ReplyConnection):
+    """Of a client that nothing is sent to."""
+
+    congested = False
+
+    def send(self, data: bytes) -> None:
+        pass
+
+    def replied(self, reply: HttpReply) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
 
 
 def large(**members: object) -> dict[str, object]:
@@ -58,10 +79,11 @@ def test_its_room_in_memory_is_free_for_others(deployment: Deployment, way: dict
 
 def test_while_its_engine_may_still_fail_it_is_kept(tmp_path: Path) -> None:
     """The control for the test above: a fourth request has no room while three wait for their first event."""
-    release = threading.Event()
+    release, begun = threading.Event(), threading.Semaphore(0)
 
     def held(send: Send) -> None:
         send(STREAM_HEAD)
+        begun.release()
         release.wait()
         send(chunk(EVENT) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
@@ -69,7 +91,7 @@ def test_while_its_engine_may_still_fail_it_is_kept(tmp_path: Path) -> None:
         raw.engine.script = held
         for _ in range(3):
             stack.enter_context(raw.client()).send(post(PATH, large()))
-        raw.engine.wait(lambda engine: len(engine.seen) == 3)
+            assert begun.acquire(timeout=SECONDS)
         assert raw.ask(post(PATH, large())).status == 503
         release.set()
         raw.engine.wait_left()
@@ -81,3 +103,57 @@ def test_the_log_still_has_its_id_and_its_times(raw: RawDeployment) -> None:
         client.send(post(PATH, large(), "x-request-id: begun-stream-1"))
         assert client.response().headers["x-request-id"] == "begun-stream-1"
     raw.proxy.until(r"ok 200 /v1/completions id=begun-stream-1 .*ttft_ms=\d")
+
+
+def test_one_that_is_read_in_steps_is_dropped_too(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def held(send: Send) -> None:
+        send(STREAM_HEAD + chunk(EVENT))
+        release.wait()
+        send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    with raw_deployment(tmp_path) as raw, ExitStack() as stack:
+        raw.engine.script = held
+
+        def begin(count: int) -> None:
+            for _ in range(count):
+                client = stack.enter_context(raw.client())
+                client.send(post(PATH, large(prompt="a" * 2 * EASY_BYTES)))
+                client.until(EVENT)
+
+        begin(4)
+        before = raw.resident()
+        begin(20)
+        assert raw.resident() - before < 20 * EASY_BYTES
+        release.set()
+        raw.engine.wait_left()
+
+
+def test_nothing_that_is_as_large_as_its_prompt_is_left() -> None:
+    budget = Budget(MEGABYTE)
+    incoming = Request("127.0.0.1", budget, tls=False)
+    incoming.headers, incoming.target = [(b"x-request-id", b"r-1")], PATH.encode()
+    body = Body(b'{"prompt":"%b"}' % (b"a" * 1000))
+    assert incoming.take(body.raw)
+    ask = RoutingRequest(body.raw, 10, 1010, tokens=[1] * 64, estimate=250)
+    assert ask.prompt_chain(64) is not None
+    assert ask.token_chain(16) is not None
+    request = ClientRequest(COMPLETIONS, body, b"/", "r-1", b"x: y\r\n", ask, incoming=incoming)
+    copy = request.copy()
+    request.drop_content()
+    assert (request.body.raw, request.headers, budget.held) == (b"{}", b"", 0)
+    assert (ask.prompt, ask.tokens, ask.prompt_blocks, ask.chains, ask.estimate) == (b"", None, None, {}, 250)
+    assert (incoming.parts, incoming.headers, incoming.path) == ([], [], PATH.encode())
+    assert (copy.body, copy.headers, copy.request_id) == (body, b"x: y\r\n", "r-1")
+
+
+@pytest.mark.parametrize("end", ["end", "cut", "lost"])
+def test_a_reply_that_has_ended_in_any_way_keeps_nobody(end: str) -> None:
+    """Who answers has the request, and would be kept by its own reply until the collector comes."""
+    reply = HttpReply(NoConnection(), keep_alive=True, head_only=False, http10=False)
+    calls: list[str] = []
+    reply.on_gone, reply.on_pressure = (lambda: calls.append("gone")), (lambda _: calls.append("pressure"))
+    getattr(reply, end)()
+    assert [getattr(reply, name) for name in ("on_gone", "on_pressure")] == [None, None]
+    assert calls == (["gone"] if end == "lost" else [])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.pd.errors import ApiError
-from pdserve.pd.requests.body import FEW_BYTES, Body
+from pdserve.pd.requests.body import EASY_BYTES, FEW_BYTES, Body
 from pdserve.pd.requests.long_value import LONG_BYTES, members_around_long
 
 pytestmark = pytest.mark.process
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.process
 LONG = 'He said "no" \\ and wrote:\n\t{"messages": [1, 2], "stream": true}, ' * 800
 """Of what a text may have that looks like members."""
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": LONG}]
+LONGER_CHAT = [*CHAT, {"role": "user", "content": LONG * 4}]
 WITHOUT = """
 import sys
 sys.modules[sys.argv[1]] = None
@@ -49,6 +50,8 @@ def same(raw: bytes) -> bool:
         {"messages": CHAT},
         {"model": "m", "messages": CHAT},
         {"messages": CHAT, "max_tokens": 64},
+        {"model": "m", "messages": LONGER_CHAT, "user": "u"},
+        {"messages": CHAT * 15, "stream": False},
         {"model": "m", "messages": CHAT, "stream": True, "stop": ['"messages"', "}"], "user": "next, {"},
         {"tools": [{"name": "a", "parameters": {"b": {}}}], "messages": CHAT, "seed": 1},
         {"messages": CHAT, "tools": [{"name": "a", "parameters": {"messages": {}}}], "stream": False},
@@ -137,7 +140,8 @@ def test_any_object_is_read_as_msgspec_reads_it(
 def test_what_is_not_valid_is_never_read(seed: int) -> None:
     """A byte more, less or another one, anywhere."""
     chance = Random(seed)
-    raw = bytearray(json.dumps({"model": "m", "messages": CHAT, "stream": True, "user": "u"}).encode())
+    messages = chance.choice((CHAT, LONGER_CHAT))
+    raw = bytearray(json.dumps({"model": "m", "messages": messages, "stream": True, "user": "u"}).encode())
     near = [*range(40), *range(len(raw) - 60, len(raw)), *(chance.randrange(len(raw)) for _ in range(40))]
     at = chance.choice(near)
     byte = chance.choice(b'"\\{}[],: \n\x00\x80\xc3a1')
@@ -190,6 +194,18 @@ def test_what_only_simdjson_refuses_is_read_all_the_same(value: str) -> None:
     assert Body(raw).raw_value("n") == value.encode()
 
 
+@pytest.mark.parametrize(
+    "number", ["1.234567890123456789e-5", "1." + "1" * 700 + "e-5", "7"], ids=["long", "very-long", "short"]
+)
+@pytest.mark.parametrize("beside", ["", '"' + "a" * 100_000 + '",'], ids=["alone", "beside-text"])
+def test_very_many_numbers_are_left_to_msgspec(number: str, beside: str) -> None:
+    """simdjson would hold up all other requests for 15 ms."""
+    count = 800_000 // (len(number) + 1)
+    raw = f'{{"prompt":[{beside}{",".join([number] * count)}],"n":1}}'.encode()
+    assert FEW_BYTES < len(raw) < EASY_BYTES
+    assert members_around_long(raw) is None
+
+
 def test_text_that_is_not_utf_8_is_left_to_msgspec() -> None:
     raw = b'{"prompt":"%b\xff","n":1}' % (b"a" * LONG_BYTES)
     assert members_around_long(raw) is None
@@ -201,7 +217,7 @@ def test_many_members_or_brackets_and_what_is_too_large_are_left_to_others() -> 
     many = b",".join(b'"n%d":1' % number for number in range(100))
     assert members_around_long(b'{"prompt":"%b",%b}' % (b"a" * LONG_BYTES, many)) is None
     assert members_around_long(b'{"prompt":%b%b}' % (b"[" * LONG_BYTES, b"]" * LONG_BYTES)) is None
-    assert members_around_long(b'{"prompt":"%b"}' % (b"a" * FEW_BYTES)) is None
+    assert members_around_long(b'{"prompt":"%b"}' % (b"a" * EASY_BYTES)) is None
     assert same(b'{"prompt":"%b"}' % (b"a" * LONG_BYTES)), "what was refused before leaves nothing behind"
 
 

@@ -16,8 +16,6 @@ from pdserve.pd.processes import shared_numbers
 from pdserve.pd.relay.client import Client
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.serve.gateway import Gateway
-from pdserve.pd.telemetry.request_line import RequestLine
-from pdserve.pd.telemetry.request_log import RequestLog
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 
@@ -110,7 +108,9 @@ def test_an_unexpected_error_is_answered_and_logged(
     assert record.exc_info is not None
 
 
-def test_one_in_the_middle_of_an_answer_cuts_that_and_is_logged_with_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_in_the_middle_of_an_answer_cuts_that_and_is_logged_with_its_id(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The request's headers, where its id came from, have left memory by then."""
 
     async def begun(request: ClientRequest, client: Client) -> None:
@@ -118,9 +118,9 @@ def test_one_in_the_middle_of_an_answer_cuts_that_and_is_logged_with_its_id(monk
         request.drop_content()
         raise ZeroDivisionError("of the proxy")
 
-    lines: list[RequestLine] = []
-    monkeypatch.setattr(RequestLog, "add", lambda _, line: lines.append(line))
-    _, budget, _ = asyncio.run(asked(b"/v1/chat/completions", BODY, monkeypatch, begun, WireToCut))
+    gateway, budget, _ = asyncio.run(asked(b"/v1/chat/completions", BODY, monkeypatch, begun, WireToCut))
     assert budget.held == 0
-    [line] = lines
-    assert (line.request_id, line.error) == ("unexpected-1", "The proxy failed: ZeroDivisionError")
+    gateway.log.flush()
+    [line] = [line for line in capfd.readouterr().err.splitlines() if "id=" in line]
+    assert " id=unexpected-1 " in line
+    assert "The proxy failed: ZeroDivisionError" in line

@@ -95,8 +95,8 @@ class LimitsSettings(Settings):
     )
     max_buffered_bytes: Count | None = Field(
         default=None,
-        description="Bytes of requests in the memory of one process, each until its answer begins. A request may be "
-        "as large as what is left beside it of seven eighths; the last eighth is for those of up to 64 KiB. Others "
+        description="Bytes of requests in the memory of one process, each until its answer is sent on. A request may "
+        "be as large as what is left beside it of seven eighths; the last eighth is for those of up to 64 KiB. Others "
         "get 503. null: eight times `max_body_bytes`.",
     )
     write_buffer_bytes: Count = Field(

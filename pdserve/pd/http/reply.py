@@ -125,7 +125,7 @@ class HttpReply:
         if last:
             self._connection.send(last)
         self.ended = True
-        # Or the two would keep each other until the collector comes.
+        # Or who answers and the reply would keep each other until the collector comes.
         self.on_gone = self.on_pressure = None
         self._connection.replied(self)
 
@@ -133,6 +133,7 @@ class HttpReply:
         """Ends the reply so that the client sees that something is missing: the connection is closed in the middle."""
         if not (self.gone or self.ended):
             self.ended = True
+            self.on_gone = self.on_pressure = None
             if self._http10:
                 # Its end of the body is the end of the connection.
                 self._connection.reset()
@@ -144,8 +145,10 @@ class HttpReply:
         if self.gone or self.ended:
             return
         self.gone = True
-        if self.on_gone is not None:
-            self.on_gone()
+        on_gone = self.on_gone
+        self.on_gone = self.on_pressure = None
+        if on_gone is not None:
+            on_gone()
 
     def _framed(self, data: bytes) -> bytes:
         if self._head_only or not data:

@@ -35,6 +35,7 @@ async def relay(legs: Legs, client: Client, watch: Watch, background: Background
     """Decode's answer, to its end."""
     try:
         client.cached_tokens = prefill_leg.take_cached_tokens(legs.prefill)
+        legs.prefill.drop_request()
         client.relay(legs.decode)
         if not client.ended:
             await watch.until(lambda: client.ended)

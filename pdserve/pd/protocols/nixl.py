@@ -54,7 +54,7 @@ TAKEN_IN_SECONDS: Final = 1.0
 vLLM's HTTP layer without a word to the scheduler, and so to prefill."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kept:
     """KV that a prefill keeps for whoever has these parameters."""
 
@@ -62,6 +62,11 @@ class Kept:
     """kv_transfer_params as prefill wrote them."""
     usable_until: float
     """Loop time."""
+
+    def drop(self) -> None:
+        """Decode has taken it in. The parameters name the blocks of the whole prompt, and this lives as long as the
+        answer."""
+        self.params = b""
 
     @property
     def usable(self) -> bool:
@@ -87,7 +92,16 @@ class NixlProtocol:
         self._fit_id(request)
         watch = Watch(client, (prefill, decode))
         try:
-            leg = await self._both_stages(request, client, watch, prefill, decode)
+            sent = self._loop.time()
+            prefill_answer = await self._prefill(request, watch, prefill)
+            kept = self._kept(prefill_answer, sent)
+            leg = await self._decode(request, watch, decode, kept, prefill)
+            watch.forget(prefill)
+            request.stages.decoding = leg.first_byte
+            if kept is not None:
+                # Without, decode has computed the prompt, and what it reports of its cache is true.
+                client.cached_tokens = prefill_leg.take_cached_tokens(prefill_answer)
+                kept.drop()
             try:
                 client.relay(leg)
                 await watch.until(lambda: client.ended)
@@ -97,21 +111,6 @@ class NixlProtocol:
                 leg.close()
         finally:
             watch.end()
-
-    async def _both_stages(
-        self, request: ClientRequest, client: Client, watch: Watch, prefill: Worker, decode: Worker
-    ) -> Leg:
-        """Decode's leg as soon as its answer begins; what describes the KV of a long prompt is not kept longer."""
-        sent = self._loop.time()
-        prefill_answer = await self._prefill(request, watch, prefill)
-        kept = self._kept(prefill_answer, sent)
-        leg = await self._decode(request, watch, decode, kept, prefill)
-        watch.forget(prefill)
-        request.stages.decoding = leg.first_byte
-        if kept is not None:
-            # Without, decode has computed the prompt, and what it reports of its cache is true.
-            client.cached_tokens = prefill_leg.take_cached_tokens(prefill_answer)
-        return leg
 
     def _fit_id(self, request: ClientRequest) -> None:
         """Gives the engines an id that a heartbeat can name. ApiError 400 for one of the body that it could not."""
@@ -131,7 +130,7 @@ class NixlProtocol:
             await watch.until(lambda: leg.complete)
         except (ApiError, ClientGoneError, WorkerFailedError, asyncio.CancelledError):
             if leg.failure is None and prefill.state != "dead":
-                self.background.start(self._leave_prefill(request, leg, sent))
+                self.background.start(self._leave_prefill(request.copy(), leg, sent))
             else:
                 leg.close()
             raise
@@ -197,7 +196,7 @@ class NixlProtocol:
             raise
         except (ApiError, ClientGoneError, asyncio.CancelledError):
             # The client left, its time is up, or this proxy is ending.
-            self.background.start(self._leave_decode(request, leg, kept, began + TAKEN_IN_SECONDS))
+            self.background.start(self._leave_decode(request.copy(), leg, kept, began + TAKEN_IN_SECONDS))
             raise
         return leg
 
@@ -240,7 +239,7 @@ class NixlProtocol:
 
     def _drop(self, request: ClientRequest, kept: Kept | None, avoid: Collection[Worker]) -> None:
         if kept is not None:
-            self.background.start(self._dropped(request, kept, avoid))
+            self.background.start(self._dropped(request.copy(), kept, avoid))
 
     async def _dropped(self, request: ClientRequest, kept: Kept | None, avoid: Collection[Worker]) -> None:
         """No decode has seen these parameters. Have one take them in for a single token, or for an abort when it is

@@ -177,6 +177,12 @@ class Leg(Sink):
         if self._connection is not None:
             self._connection.pause() if wait else self._connection.resume()
 
+    def drop_request(self) -> None:
+        """It is not sent again, should its connection be lost. One that is still being sent stays."""
+        if self.reached:
+            self._head = self._body = b""
+            self._resend_until = 0.0
+
     def result(self) -> EngineAnswer:
         """The answer; raises the failure."""
         if self.failure is not None:
@@ -329,6 +335,7 @@ class Leg(Sink):
         self.poke()
 
     def _failed_by(self, failure: WorkerFailedError) -> None:
+        self._head = self._body = b""
         self.failure = failure
         self.settled = self.complete = True
 

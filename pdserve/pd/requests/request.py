@@ -80,6 +80,10 @@ class ClientRequest:
         self.prefill_ticket: Ticket | None = None
         """The place in the prefill pool, given back as soon as the prompt is computed."""
 
+    def copy(self) -> ClientRequest:
+        """For what goes on when another attempt has been made, and its answer has begun."""
+        return ClientRequest(self.dialect, self.body, self.target, self.request_id, self.headers, self.ask)
+
     def drop_content(self) -> None:
         """It is not sent to an engine any more: a long answer must not keep a prompt in memory, and its room is another
         request's. What the log and the metrics have of it stays."""

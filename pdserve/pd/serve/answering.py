@@ -142,6 +142,7 @@ class Answering:
         finally:
             self._over(request, reply, ended, client.request_id)
             self.clients.discard(client)
+            client.asked = None
             if ended:
                 key = request.key.name if request.key is not None else ""
                 self._accounting.over(

@@ -52,10 +52,12 @@ class RequestParser:
         raw = request.body
         if not raw.startswith(b'{"'):
             raw = as_utf8(raw, whole=len(raw) <= ENCODED_BYTES)
-        if len(raw) <= FEW_BYTES:
-            return Body(raw, members=members_around_long(raw) if len(raw) >= LONG_BYTES else None)
-        members = members_at_once(raw)
-        return None if members is None else Body(raw, members=members)
+        members = members_around_long(raw) if len(raw) >= LONG_BYTES else None
+        if members is None and len(raw) > FEW_BYTES:
+            members = members_at_once(raw)
+            if members is None:
+                return None
+        return Body(raw, members=members)
 
     def read(
         self, dialect: Dialect, request: Request, body: Body, request_id: str, trace: Trace | None, received: float
