@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -57,9 +58,8 @@ def judge(samples: Sequence[Sample], soak: Iterable[dict[str, Any]] = ()) -> lis
 
     Judged by the median of the ratios within a visit: a core of a shared host is up to 1.8 times as fast in one
     second as in another. Rates by the ratio of the means: one chunk more or less of a paced stream is 3 % of what a
-    visit sees of it. A stream delivers what is offered and no more: a reference that seems to has had more of its
-    chunks at the edges of the windows, and counts as one that delivered all. What is added to the baseline can be
-    zero or less, and is judged by the ratio of the medians.
+    visit sees of it. Who delivers more than is offered counts as one that delivers that. What is added to the
+    baseline can be zero or less, and is judged by the ratio of the medians.
     """
     summary = summarise(samples)
     judged = []
@@ -71,10 +71,10 @@ def judge(samples: Sequence[Sample], soak: Iterable[dict[str, Any]] = ()) -> lis
         if figure.startswith("added_") or not both:
             value = ours / reference
         elif figure.endswith("_per_s"):
-            best = sum(other for _, other in both)
-            if figure == "delivered_per_s":
-                best = min(best, sum(other for _, other in pairs(samples, scenario, "offered_per_s", OURS, REFERENCE)))
-            value = sum(one for one, _ in both) / best
+            # Over a window of less than a second a proxy can deliver more than is offered: what was late before it.
+            offers = [offer for offer, _ in pairs(samples, scenario, "offered_per_s", OURS, REFERENCE)]
+            most = sum(offers) if figure == "delivered_per_s" else math.inf
+            value = min(most, sum(one for one, _ in both)) / min(most, sum(other for _, other in both))
         else:
             value = statistics.median(one / other for one, other in both)
         judged.append(Goal(name, scenario, figure, limit, at_most, ours, reference, value))

@@ -98,9 +98,10 @@ class NixlProtocol:
             leg = await self._decode(request, watch, decode, kept, prefill)
             watch.forget(prefill)
             request.stages.decoding = leg.first_byte
+            cached = prefill_leg.take_cached_tokens(prefill_answer)
             if kept is not None:
                 # Without, decode has computed the prompt, and what it reports of its cache is true.
-                client.cached_tokens = prefill_leg.take_cached_tokens(prefill_answer)
+                client.cached_tokens = cached
                 kept.drop()
             try:
                 client.relay(leg)
