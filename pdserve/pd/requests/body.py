@@ -19,7 +19,8 @@ from pdserve.pd.requests.member_spans import quoted_name, spans_of, value_behind
 from pdserve.pd.requests.scan import MAX_MEMBERS, Scan, too_many_members
 
 EASY_BYTES: Final = 1_100_000
-"""Up to here a body is read at once if it has few members: its values are skipped over in at most 5 ms."""
+"""Up to here a body is read at once if it has few members: its values are skipped over in some milliseconds. The most
+are 12, of strings with an escape at every other place, when simdjson does not read them (requests.long_value)."""
 FEW_BYTES: Final = 131_072
 """Up to here whatever is in it: 20,000 members of a few bytes take about a millisecond."""
 
