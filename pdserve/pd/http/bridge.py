@@ -44,6 +44,8 @@ async def serve(app: ASGIApp, request: Request, reply: HttpReply) -> None:
             reply.write(body)
             await _drained(reply)
             reply.on_gone = leave
+            if reply.gone:
+                leave()
 
     await app(_scope(request), receive, send)
 

@@ -158,15 +158,14 @@ class Answering:
             await bridge.serve(self._app, request, reply)
             ended = True
         finally:
-            self._over(request, reply, ended, "")
+            self._over(request, reply, ended, request_id_of(request))
 
     def _start(self, work: Coroutine[Any, Any, None], request: Request) -> None:
         """`work` ends with `_over`: a callback at the end of every task would cost one more turn of the loop."""
         self._tasks[request] = self._loop.create_task(work)
 
     def _over(self, request: Request, reply: HttpReply, ended: bool, request_id: str) -> None:
-        """The end of a task's work. `ended`: as it should, or with an error that its client has got. `request_id`:
-        empty if the request has none yet."""
+        """The end of a task's work. `ended`: as it should, or with an error that its client has got."""
         task = self._tasks.pop(request)
         request.release()
         if not ended:
@@ -178,5 +177,4 @@ class Answering:
             return
         log.error("%s failed", request.path.decode("latin-1"), exc_info=error)
         if not reply.ended:
-            failure = ApiError(500, f"The proxy failed: {type(error).__name__}")
-            self._fail(request, reply, failure, request_id or request_id_of(request))
+            self._fail(request, reply, ApiError(500, f"The proxy failed: {type(error).__name__}"), request_id)
