@@ -22,7 +22,7 @@ from tests.sizing.kit import CONFIG
 
 pytestmark = pytest.mark.process
 
-LENGTHS = ("--input-tokens", "600", "--output-tokens", "4")
+LENGTHS = ("--isl", "600", "--osl", "4")
 FEW = ("--requests", "6", "--concurrency", "2", "--repeats", "1", "--warmup", "0", *LENGTHS)
 
 

@@ -35,12 +35,14 @@ def bench(
         ),
     ] = None,
     input_tokens: Annotated[
-        int | None, typer.Option("--input-tokens", min=1, help="Tokens of each prompt; else 1024.", show_default=False)
+        int | None,
+        typer.Option("--input-tokens", "--isl", min=1, help="Tokens of each prompt; else 1024.", show_default=False),
     ] = None,
     output_tokens: Annotated[
         int | None,
         typer.Option(
             "--output-tokens",
+            "--osl",
             min=1,
             help="Tokens of each answer, of a trace of those whose length it does not have; else 128.",
             show_default=False,
