@@ -1,7 +1,7 @@
 """Whether the prompts of a measurement were new to every cache. Pure.
 
 Each run of the client has a `cache_salt` of its own (`pdserve.bench.clients`). vLLM and LMCache key a block by it, so
-that what an earlier point left cannot be loaded. It is not removed: it fills the caches until it is evicted. What the
+that what an earlier point left cannot be loaded, also where it could not be removed (pdserve.sweep.empty). What the
 engines counted is the proof: how many tokens of prompts came from a cache.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,9 @@ from pdserve.operations.serving import serving
 from pdserve.operations.up import UpOptions, up
 from pdserve.operations.where import where
 from pdserve.run.directory import RunDir, new_run_id
+from pdserve.sweep.cold import CHECK as COLD
 from pdserve.sweep.cold import cold
+from pdserve.sweep.empty import NotEmptiedError, empty_caches
 from pdserve.sweep.keep import keep_start
 from pdserve.sweep.own import OwnDeployment, not_own
 from pdserve.sweep.points import Point, Variant, by_deployment
@@ -217,15 +219,18 @@ class SweepRunner:
                 tokenizer=self.options.tokenizer,
             )
             task = Task(point.workload, (point.load,), client, self.options.limit_seconds, trace)
+            caches = run_to_its_end(empty_caches(deployment))
             result = run_to_its_end(bench(deployment, task, self.folder.point(point) / attempt, lambda _: None))
         except SystemExit as stop:  # a TERM or HUP, which is a Ctrl-C in all of a sweep
             raise KeyboardInterrupt from stop
         except PdserveError as error:
-            return _failed(point, "measurement", error, run_id=self._run_id(), seconds=time.monotonic() - began)
+            check = COLD if isinstance(error, NotEmptiedError) else "measurement"
+            return _failed(point, check, error, run_id=self._run_id(), seconds=time.monotonic() - began)
         return record_of(
             point,
             result,
             own,
+            caches,
             attempt=attempt,
             start_seconds=start_seconds,
             seconds=time.monotonic() - began,
@@ -246,13 +251,14 @@ def record_of(
     point: Point,
     result: BenchResult,
     own: OwnDeployment,
+    caches: Mapping[str, str],
     *,
     attempt: str,
     start_seconds: float | None,
     seconds: float,
 ) -> PointRecord:
     """Its verdict: that of each measurement, all of them made, on cold caches, and by the deployment that was started
-    for it."""
+    for it. `caches`: what became of them before."""
     wrong, unchecked = map(list, reasons_of(result))
     other = own.not_measured_by(result)
     if other is not None and other.check not in {reason.check for reason in wrong}:
@@ -268,6 +274,7 @@ def record_of(
         point,
         wrong,
         unchecked,
+        caches=caches,
         result=attempt,
         run_id=result.provenance.run_id,
         start_seconds=start_seconds,
@@ -286,6 +293,7 @@ def _record(
     *,
     run_id: str | None,
     seconds: float,
+    caches: Mapping[str, str] | None = None,
     result: str | None = None,
     start_seconds: float | None = None,
 ) -> PointRecord:
@@ -297,6 +305,7 @@ def _record(
         status="INVALID" if wrong else "VALID",
         reasons=tuple(wrong),
         unchecked=tuple(unchecked),
+        caches=caches or {},
         result=result,
         run_id=run_id,
         start_seconds=start_seconds,

@@ -16,9 +16,9 @@ FAKE_LMCACHE_OBJECTS=N        objects in /status (0)            FAKE_LMCACHE_IGN
 FAKE_LMCACHE_LOSES=1          keeps nothing                     FAKE_LMCACHE_LOCKED=N       chunks that loads hold (0)
 
 `POST /fake/script {"registered": 0}` changes the fields marked * while it runs; `POST /fake/store {"objects": 2,
-"bytes": 1024}` stores, `POST /cache/clear` forgets. With `GET /fake/use?salt=S&chunks=A,B` a fake engine loads and
-stores the chunks of a prompt (Server._use has the rest), with `GET /fake/forget` it resets what is stored. It outlives
-whoever started it.
+"bytes": 1024}` stores, `POST /cache/clear` forgets what no lock holds. With `GET /fake/use?salt=S&chunks=A,B` a fake
+engine loads and stores the chunks of a prompt (Server._use has the rest), with `GET /fake/forget` it resets what is
+stored. It outlives whoever started it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Server:
             case "GET", "/version":
                 await responder.send(200, '"0.5.6-fake"')
             case "POST", "/cache/clear":
-                script.objects = script.bytes = 0
+                script.objects, script.bytes = script.locked, 0
                 self.chunks.clear()
                 await responder.send(200, {"status": "ok"})
             case "POST", "/fake/script":

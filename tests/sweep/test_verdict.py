@@ -27,7 +27,7 @@ def judged(*windows: Window, repeats: int | None = None) -> PointRecord:
 def record_for(some: BenchResult, repeats: int) -> PointRecord:
     workload = Workload(input_tokens=10, output_tokens=5, repeats=repeats)
     point = Point(Variant((), "d"), workload, Load(requests=20, concurrency=4))
-    return record_of(point, some, OWN, attempt="a", start_seconds=None, seconds=1.0)
+    return record_of(point, some, OWN, {}, attempt="a", start_seconds=None, seconds=1.0)
 
 
 def test_new_prompts_on_cold_caches_are_valid() -> None:

@@ -1,0 +1,143 @@
+"""Caches are emptied before each point of a sweep; what cannot be emptied is named, what fails is INVALID."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from pdserve.sweep import empty as module
+from pdserve.sweep.cold import CHECK
+from pdserve.sweep.empty import EMPTIED, NO_ENDPOINT, NO_ROUTE, NotEmptiedError, empty
+from pdserve.verify.target import Target
+from tests.bench.evidence import plan
+from tests.launch.deployment import pdserve, recipe
+from tests.sweep.test_run import python, records, sweep_file
+
+__all__ = ["python"]
+
+
+@dataclass
+class Caches:
+    """Of all engines and LMCache servers. Chunks that are locked stay until `locked` clearings were asked for."""
+
+    objects: int = 40
+    locked: int = 0
+    busy: int = 0
+    """So many resets of an engine do not work: some of its blocks are in use."""
+    status: int = 200
+    """Of an answer to a clearing."""
+    cleared: list[str] = field(default_factory=list)
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        if path == "/metrics":
+            return httpx.Response(200, text="")
+        if path == "/status":
+            return httpx.Response(200, json=self._state())
+        self.cleared.append(path)
+        if path == "/reset_prefix_cache":
+            assert request.url.params["reset_external"] == "false"
+            self.busy -= 1
+            return httpx.Response(200, json={"success": self.busy < 0})
+        if path == "/cache/clear":
+            assert "authorization" not in request.headers, "LMCache is no engine: it does not get their key"
+            self.locked -= 1
+            if self.status == 200 and self.locked < 0:
+                self.objects = 0
+            return httpx.Response(self.status, json={})
+        body = json.loads(request.content)
+        choice = {"token_ids": [7] * body["max_tokens"]}
+        return httpx.Response(200, json={"choices": [choice], "usage": {"prompt_tokens": len(body["prompt"])}})
+
+    def _state(self) -> Mapping[str, object]:
+        l1 = {"total_object_count": self.objects, "memory_used_bytes": 1, "memory_total_bytes": 2}
+        return {"is_healthy": True, "storage_manager": {"l1_manager": l1}}
+
+
+def emptied(caches: Caches, *, endpoint: bool = True) -> Mapping[str, str]:
+    async def run() -> Mapping[str, str]:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(caches)) as client:
+            return await empty(Target(plan().model_copy(update={"cache_reset_endpoint": endpoint}), client, "key"))
+
+    return asyncio.run(run())
+
+
+def test_every_engine_and_lmcache_are_emptied() -> None:
+    caches = Caches()
+    assert emptied(caches) == {"prefill-0": EMPTIED, "decode-0": EMPTIED, "lmcache-0": "emptied of 40 objects"}
+    assert caches.cleared == ["/reset_prefix_cache", "/reset_prefix_cache", "/cache/clear"]
+
+
+def test_what_is_held_for_a_moment_is_waited_for() -> None:
+    caches = Caches(locked=2, busy=2)
+    assert emptied(caches)["lmcache-0"] == "emptied of 40 objects"
+    assert caches.cleared.count("/cache/clear") == 3
+
+
+def test_an_empty_lmcache_is_left_alone() -> None:
+    caches = Caches(objects=0)
+    assert emptied(caches)["lmcache-0"] == "emptied of 0 objects"
+    assert "/cache/clear" not in caches.cleared
+
+
+def test_engines_without_the_endpoint_are_left_alone_and_that_is_named() -> None:
+    caches = Caches()
+    outcome = emptied(caches, endpoint=False)
+    assert outcome == {"prefill-0": NO_ENDPOINT, "decode-0": NO_ENDPOINT, "lmcache-0": "emptied of 40 objects"}
+    assert "/reset_prefix_cache" not in caches.cleared
+
+
+def test_an_lmcache_that_has_no_such_route_is_named() -> None:
+    assert emptied(Caches(status=404))["lmcache-0"] == NO_ROUTE
+
+
+@pytest.mark.parametrize(
+    ("caches", "why"),
+    [
+        (Caches(locked=1000), "LMCache could not be emptied: 40 objects are left"),
+        (Caches(status=503), "POST /cache/clear was answered 503"),
+        (Caches(busy=1000), "the prefix cache could not be cleared"),
+    ],
+    ids=["locked", "broken", "in use"],
+)
+def test_what_stays_full_is_an_error(caches: Caches, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CLEAR_SECONDS", 0.0)
+    monkeypatch.setattr("pdserve.verify.cache._CLEAR_SECONDS", 0.0)
+    with pytest.raises(NotEmptiedError, match=why):
+        emptied(caches)
+
+
+@pytest.mark.process
+def test_a_point_does_not_find_what_the_one_before_has_stored(tmp_path: Path, pdserve_home: Path, python: str) -> None:
+    file = sweep_file(tmp_path)
+    document = yaml.safe_load(recipe(tmp_path, engine__cache_reset_endpoint=True).read_text())
+    lmcache = f"http://127.0.0.1:{document['ports']['lmcache_http']}"
+    recipe(tmp_path, engine__cache_reset_endpoint=True, prefill__env={"FAKE_LMCACHE_URL": lmcache})
+    code, output = pdserve("sweep", "--python", python, file)
+    assert code == 0, output
+    first, second = records(pdserve_home)
+    assert first.caches.keys() == second.caches.keys() == {"prefill-0", "decode-0", "lmcache-0"}
+    assert (first.caches["lmcache-0"], second.caches["lmcache-0"]) == ("emptied of 0 objects", "emptied of 4 objects")
+    assert {second.caches["prefill-0"], second.caches["decode-0"]} == {EMPTIED}
+
+
+@pytest.mark.process
+def test_a_point_on_a_cache_that_stays_full_is_invalid_and_was_not_measured(
+    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = sweep_file(tmp_path, concurrency=[1])
+    recipe(tmp_path, lmcache__env={"FAKE_LMCACHE_LOCKED": "3", "FAKE_LMCACHE_OBJECTS": "5"})
+    code, output = pdserve("sweep", "--python", python, file)
+    assert code == 12, output
+    (record,) = records(pdserve_home)
+    assert [reason.check for reason in record.reasons] == [CHECK]
+    assert "3 objects are left" in record.reasons[0].text
+    assert (record.result, record.caches) == (None, {})
+    assert "LMCache could not be emptied" in output
