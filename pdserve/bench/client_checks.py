@@ -17,8 +17,12 @@ SATURATED = 0.9
 answers are read late, and the latencies are the client's."""
 _TRACE_TOLERANCE, _TEMPLATE_TOKENS = 0.1, 64
 """Of a trace: the share by which all prompts together may differ, and what a chat template may add to each."""
-_LATE_SHARE, _LATE_SECONDS = 0.1, 1.0
-"""By which the sending of all requests may take longer than their rate asks for."""
+_OFF_SHARE, _OFF_SECONDS = 0.1, 0.3
+"""By which the sending of all requests may take longer or shorter than their rate asks for."""
+_HUNG = 2
+"""Times the slowest answer, after which a request that is still open counts as failed."""
+_CUT_SHARE = 0.5
+"""Of all requests: with more of them open at the end the figures are those of the fast minority."""
 _DEVIATIONS = 3
 """Of a time that is left to chance, beyond which it is none."""
 
@@ -44,16 +48,32 @@ def not_warmed_up(evidence: Evidence) -> Answer:
 
 
 def nothing_completed(evidence: Evidence) -> Answer:
-    return None if evidence.done else Invalid("no request was answered with a token")
+    if not evidence.done:
+        return Invalid("no request was answered with a token")
+    cut = sum(record.cut for record in evidence.records)
+    if cut > _CUT_SHARE * len(evidence.records):
+        return Invalid(
+            f"{cut} of {len(evidence.records)} requests were still open when the time was over: the figures are those"
+            " of the others. A longer --grace, or a smaller load, measures all"
+        )
+    return None
 
 
 def too_many_errors(evidence: Evidence) -> Answer:
-    failed = [record for record in evidence.records if not record.ok and not record.cut]
+    """A request that was open at the end was so for all of the grace time at least: where every answer took less than
+    half of that, it hung."""
+    hung = bool(evidence.done) and evidence.load.grace > _HUNG * evidence.slowest
+    failed = [record for record in evidence.records if not record.ok and (hung or not record.cut)]
     # A quotient, which is rounded as the option was: 0.29 * 100 is below 29.
     if not failed or len(failed) / len(evidence.records) <= evidence.workload.max_failed:
         return None
     errors = [record.error for record in failed if record.error]
     example = f", for example: {errors[0][:200]}" if errors else ""
+    if open_ones := sum(record.cut for record in failed):
+        example += (
+            f"; {open_ones} of them were open for at least {evidence.load.grace:g} s at the end, and no answer"
+            f" took longer than {evidence.slowest:.1f} s"
+        )
     return Invalid(
         f"{len(failed)} of {len(evidence.records)} requests failed, and {evidence.workload.max_failed:.1%} may"
         f" (--max-failed){example}"
@@ -121,19 +141,24 @@ def client_saturated(evidence: Evidence) -> Answer:
     )
 
 
-def sent_late(evidence: Evidence) -> Answer:
-    """At a rate. A client that falls behind asks less of the deployment than the result claims."""
+def off_rate(evidence: Evidence) -> Answer:
+    """A client that falls behind asks less of the deployment than the result claims, and one that hurries asks more."""
     rate = evidence.load.rate
     if rate is None or not evidence.records:
         return None
     if evidence.workload.trace is not None:
         return Unknown("turns of a session wait for each other: whether the rate was kept is not known")
-    starts = [record.started for record in evidence.records]
+    # When requests were sent that were open at the end is not known.
+    starts = [record.started for record in evidence.records if not record.cut]
+    if len(starts) < 2:
+        return Unknown("too few requests ended to know whether the rate was kept")
     took, asked = max(starts) - min(starts), len(starts) / rate
     # vLLM's client stretches its random gaps to the time that the rate asks for. AIPerf does not: with an exponential
     # gap before each, the time of n requests has a standard deviation of sqrt(n) gaps.
     drawn = evidence.workload.client_for(evidence.load) == "aiperf"
     chance = _DEVIATIONS * math.sqrt(len(starts)) / rate if drawn else 0.0
-    if took <= asked * (1 + _LATE_SHARE) + _LATE_SECONDS + chance:
+    slack = asked * _OFF_SHARE + _OFF_SECONDS + chance
+    # There is one gap less than there are requests.
+    if asked - 1 / rate - slack <= took <= asked + slack:
         return None
     return Invalid(f"the client needed {took:.1f} s to send what {rate:g} requests/s would have sent in {asked:.1f} s")

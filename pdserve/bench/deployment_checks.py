@@ -44,7 +44,7 @@ def decode_computed(evidence: Evidence) -> Answer:
         if unread := _unread_proxy(evidence):
             return Unknown(f"what the proxy sent to decode alone is not known{_why(unread)}")
         if alone := evidence.proxy().get("single_engine", 0):
-            allowed = each + alone * evidence.longest_prompt * (1 + PROMPT_TOLERANCE)
+            allowed = each + _may_compute(evidence, round(alone)) * (1 + PROMPT_TOLERANCE)
             return None if computed <= allowed else _not_transferred(evidence, computed, f"{allowed:.0f}")
     if _receives_whole_prompts(evidence):
         return _not_transferred(evidence, computed, "0")
@@ -54,6 +54,17 @@ def decode_computed(evidence: Evidence) -> Answer:
         f"decode computed {computed:.0f} prompt tokens: the last one of each request, which its connector may leave to"
         " it, or some whole prompts"
     )
+
+
+def _may_compute(evidence: Evidence, alone: int) -> float:
+    """Tokens of so many prompts that the proxy sends to decode alone: the shortest ones. Where it also sends those of
+    which decode lacks little, any of them may be among them."""
+    thresholds = evidence.plan.proxy.routing.conditional
+    if thresholds is None or thresholds.max_missing_tokens is not None:
+        return alone * evidence.longest_prompt
+    unknown = len(evidence.records) - len(evidence.done)
+    known = sorted(record.prompt_tokens for record in evidence.done)
+    return sum(known[:alone]) + min(unknown, alone) * evidence.longest_prompt
 
 
 def _receives_whole_prompts(evidence: Evidence) -> bool:
@@ -118,6 +129,8 @@ def process_died(evidence: Evidence) -> Answer:
     other = [name for name, life in evidence.before.lives.items() if evidence.after.lives.get(name) != life]
     if events or other:
         return Invalid("; ".join(dict.fromkeys(events)) or f"{', '.join(other)} is not the process that it was before")
+    if evidence.before.phase != "ready":
+        return Invalid(f"the deployment was {evidence.before.phase} when the measurement began")
     if evidence.after.phase != "ready":
         return Invalid(f"the deployment is {evidence.after.phase}")
     return None
@@ -137,15 +150,34 @@ def clock_jumped(evidence: Evidence) -> Answer:
         return Invalid(f"the machine was suspended for {slept:.1f} s")
     if abs(moved) > CLOCK_SECONDS:
         return Invalid(f"the clock of this machine was set by {moved:+.1f} s")
+    if evidence.clock_moved > CLOCK_SECONDS:
+        return Invalid(f"the clock of this machine was set by {evidence.clock_moved:.1f} s, and back")
     return None
 
 
 def deployment_changed(evidence: Evidence) -> Answer:
-    if evidence.before.run_id != evidence.after.run_id:
-        return Invalid(f"another run serves now: {evidence.after.run_id}")
-    if evidence.before.plan != evidence.after.plan:
-        return Invalid("another plan was applied (pdserve up on the running deployment)")
+    """Since the benchmark began, not only since this measurement: the provenance and the number of GPUs are of then."""
+    for snapshot in (evidence.before, evidence.after):
+        if snapshot.run_id != evidence.run_id:
+            return Invalid(f"another run serves now: {snapshot.run_id}")
+        if snapshot.plan != evidence.plan_digest:
+            return Invalid("another plan was applied (pdserve up on the running deployment)")
     return None
+
+
+def second_attempts(evidence: Evidence) -> Answer:
+    """A request that a worker failed and another answered: the client sees only a slow answer."""
+    counted = evidence.proxy()
+    if "requests" not in counted:
+        return Unknown("the proxy does not count second attempts" + _why(_unread_proxy(evidence)))
+    # It is on its page from the first one on.
+    attempts = counted.get("failovers", 0.0)
+    if attempts <= evidence.workload.max_failed * len(evidence.records):
+        return None
+    return Invalid(
+        f"{attempts:.0f} of {len(evidence.records)} requests needed another attempt, because a worker failed them, and"
+        f" {evidence.workload.max_failed:.1%} may (--max-failed)"
+    )
 
 
 def other_traffic(evidence: Evidence) -> Answer:

@@ -31,6 +31,10 @@ class Evidence:
     records: Sequence[RequestRecord]
     before: DeploymentSnapshot
     after: DeploymentSnapshot
+    run_id: str
+    """Of the deployment that the benchmark began with."""
+    plan_digest: str
+    """Of `plan`."""
     events: Sequence[Mapping[str, Any]] = ()
     """The history of the run in between."""
     client: CpuUse = field(default_factory=CpuUse)
@@ -42,10 +46,19 @@ class Evidence:
     """As `client_problem`, of the warm-up."""
     asked_input: int | None = None
     """Tokens of all prompts of the trace together; None: it does not have them."""
+    theory: float = 0.0
+    """The share of its prompts that a trace repeats itself."""
+    clock_moved: float = 0.0
+    """Seconds between the least and the most by which the wall clock was ahead of the monotonic one meanwhile."""
 
     @property
     def done(self) -> list[RequestRecord]:
         return [record for record in self.records if record.ok]
+
+    @property
+    def slowest(self) -> float:
+        """Seconds that an answer took at most."""
+        return max((record.e2e for record in self.done), default=0.0)
 
     @property
     def longest_prompt(self) -> int:

@@ -11,6 +11,7 @@ from pdserve.plan.frozen import Frozen
 
 PERCENTILES = (50, 90, 95, 99)
 _MS = 1000.0
+_BURST = 0.5
 
 
 class Spread(Frozen):
@@ -31,7 +32,8 @@ class Figures(Frozen):
     cut: int = 0
     """Open when the time of the load was over: neither answered nor failed."""
     seconds: float
-    """From the first request to the end of the last answer."""
+    """From the first request to the end of the last answer; where requests were open at the end, at least to the end of
+    the time in which they were sent: in what came after the last answer nothing was answered."""
     ttft: Spread | None = None
     tpot: Spread | None = None
     """Of each request, the mean time of a token after the first."""
@@ -58,14 +60,25 @@ class Figures(Frozen):
     good_share: float | None = None
     """Of all requests, failed ones too."""
 
+    @property
+    def bursts(self) -> bool:
+        """Whether most chunks came right behind another one, as where several are read at once: then half of the gaps
+        are next to nothing."""
+        return self.itl is not None and self.tpot is not None and self.itl.p50 < _BURST * self.tpot.mean
 
-def figures(records: Sequence[RequestRecord], *, gpus: int, slo: Mapping[SloMetric, float]) -> Figures:
-    """Only requests that were answered have times; failed ones count in `requests` and against the SLO."""
+
+def figures(
+    records: Sequence[RequestRecord], *, gpus: int, slo: Mapping[SloMetric, float], load_seconds: float | None = None
+) -> Figures:
+    """Only requests that were answered have times; failed ones count in `requests` and against the SLO. `load_seconds`:
+    the time in which requests were sent, if it was limited."""
     done = [record for record in records if record.ok]
     if not done:
         cut = sum(record.cut for record in records)
         return Figures(requests=len(records), completed=0, cut=cut, seconds=0.0, gpus=gpus)
     seconds = max(record.ended for record in done) - min(record.started for record in records)
+    if load_seconds is not None and any(record.cut for record in records):
+        seconds = max(seconds, load_seconds)
     gaps = [gap for record in done for gap in record.gaps]
     inputs, outputs = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
     tpot, itl = _spread([r.tpot for r in done if r.tpot is not None]), _spread(gaps)

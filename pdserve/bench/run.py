@@ -14,14 +14,14 @@ import httpx
 from pdserve.bench.clients.client import ClientRun, LoadClient
 from pdserve.bench.evidence import Evidence
 from pdserve.bench.figures import figures
-from pdserve.bench.look import Looker, clocks
+from pdserve.bench.look import Looker, clocks, plan_digest
 from pdserve.bench.provenance import provenance
 from pdserve.bench.records import RequestRecord, UnreadableResultError
 from pdserve.bench.result import BenchResult, Measurement, Window
 from pdserve.bench.sampling import Sampler, cpu_use, proxy_pids
 from pdserve.bench.stored import EVENTS, RESULT
 from pdserve.bench.traces.prefix import asked_input, facts
-from pdserve.bench.traces.trace import RequestTrace
+from pdserve.bench.traces.trace import RequestTrace, TraceFacts
 from pdserve.bench.validity import judge
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import PreflightError
@@ -91,6 +91,7 @@ class _Bench:
         self._task = task
         self._folder = folder
         self._on_measurement = on_measurement
+        self._of_trace: TraceFacts | None = None
         self._looker = Looker(serving.run, seen_from_here(serving.plan, serving.state), http)
 
     async def all(self) -> BenchResult:
@@ -100,8 +101,8 @@ class _Bench:
         about = await asyncio.to_thread(
             provenance, self._serving.run, self._serving.plan, client, self._serving.planned
         )
-        of_trace = None if trace is None else facts(trace)
-        result = BenchResult(provenance=about, workload=self._task.workload, trace=of_trace, measurements=())
+        self._of_trace = None if trace is None else facts(trace)
+        result = BenchResult(provenance=about, workload=self._task.workload, trace=self._of_trace, measurements=())
         for load in self._task.loads:
             for repeat in range(self._task.workload.repeats):
                 measurement = await self._measure(load, repeat)
@@ -139,18 +140,22 @@ class _Bench:
             records=ran.records,
             before=before,
             after=after,
+            run_id=self._serving.run.run_id,
+            plan_digest=plan_digest(plan),
             events=events,
             client=client_cpu,
             client_problem=ran.problem,
             warmup=None if warm is None else warm.records,
             warmup_problem="" if warm is None else warm.problem,
             asked_input=None if self._task.trace is None else asked_input(self._task.trace),
+            theory=0.0 if self._of_trace is None else self._of_trace.prefix_hit,
+            clock_moved=ran.sampler.clock_moved,
         )
         return Measurement(
             load=load,
             repeat=repeat,
             verdict=judge(evidence),
-            figures=figures(ran.records, gpus=gpus(plan), slo=workload.slo),
+            figures=figures(ran.records, gpus=gpus(plan), slo=workload.slo, load_seconds=load.seconds),
             window=Window(
                 prefill=evidence.engines("prefill", "aggregated"),
                 decode=evidence.engines("decode"),

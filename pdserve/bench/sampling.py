@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.bench.evidence import CpuUse
@@ -19,6 +19,9 @@ from pdserve.system.cpu_time import used_seconds, wanted_seconds
 from pdserve.system.host import is_here
 
 _SECONDS = 0.1
+_BUSY_SECONDS = 10.0
+"""Of the window in which a client may not be saturated: one that was for a part of a long run has latencies of its own
+there."""
 _FAMILY_SECONDS = 2.0
 _GAUGES_SECONDS = 2.0
 """A scrape costs an engine more than a look into /proc, and an engine that does not answer must not delay that."""
@@ -56,6 +59,12 @@ class Sampler:
         self._titles: dict[int, str] = {}
         self._snapshots: list[list[EngineSnapshot]] = []
         self.samples: list[Sample] = []
+        self._ahead: list[float] = []
+
+    @property
+    def clock_moved(self) -> float:
+        """Seconds by which the wall clock moved beside the monotonic one, forth and back."""
+        return max(self._ahead) - min(self._ahead) if self._ahead else 0.0
 
     async def run(self) -> None:
         await asyncio.gather(self._read_cpu(), self._read_gauges(), self._find_family())
@@ -79,6 +88,7 @@ class Sampler:
 
     async def _read_cpu(self) -> None:
         while True:
+            self._ahead.append(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
             wanted = {pid: wanted_seconds(pid) for pid in self._family}
             self.samples.append(
                 Sample(
@@ -122,15 +132,28 @@ def cpu_use(
         return CpuUse(), CpuUse()
     first, last = inside[0], inside[-1]
     seconds = last.at - first.at
-    busiest = [
-        last.wanted[pid] - first.wanted[pid]
-        for pid in first.wanted.keys() & last.wanted.keys()
-        if timing is None or pid in timing
-    ]
     proxy = None if last.proxy is None or first.proxy is None else (last.proxy - first.proxy) / seconds
-    wanted = max(busiest) / seconds if busiest else None
+    wanted = max(_busy(inside, timing), default=None)
     # A process of the client that has ended in between takes its time along.
     return CpuUse(used=max(0.0, last.client - first.client) / seconds, wanted=wanted), CpuUse(used=proxy)
+
+
+def _busy(inside: Sequence[Sample], timing: Collection[int] | None) -> Iterator[float]:
+    """Shares of the time in which a main thread wanted a CPU: in all of it, and in every window of ten seconds."""
+    yield from _shares(inside[0], inside[-1], timing)
+    begin = 0
+    for last in inside:
+        while last.at - inside[begin + 1].at >= _BUSY_SECONDS:
+            begin += 1
+        if last.at - inside[begin].at >= _BUSY_SECONDS:
+            yield from _shares(inside[begin], last, timing)
+
+
+def _shares(first: Sample, last: Sample, timing: Collection[int] | None) -> Iterator[float]:
+    """Of each process."""
+    for pid in first.wanted.keys() & last.wanted.keys():
+        if timing is None or pid in timing:
+            yield (last.wanted[pid] - first.wanted[pid]) / (last.at - first.at)
 
 
 def proxy_pids(plan: Plan, state: DeploymentState) -> frozenset[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from pdserve.bench import client_checks, deployment_checks
+from pdserve.bench import client_checks, deployment_checks, token_checks
 from pdserve.bench.answers import Answer, Invalid, Unknown
 from pdserve.bench.evidence import Evidence
 from pdserve.plan.frozen import Frozen
@@ -54,12 +54,15 @@ CHECKS: Mapping[str, Check] = {
     "errors": client_checks.too_many_errors,
     "output-length": client_checks.output_lengths,
     "prompt-length": client_checks.prompt_lengths,
+    "tokens": token_checks.tokens_differ,
     "decode-computed": deployment_checks.decode_computed,
     "transfers": deployment_checks.transfers_failed,
+    "second-attempts": deployment_checks.second_attempts,
     "cache": deployment_checks.cache_stored_nothing,
+    "cold-cache": token_checks.cache_was_warm,
     "processes": deployment_checks.process_died,
     "client-cpu": client_checks.client_saturated,
-    "rate": client_checks.sent_late,
+    "rate": client_checks.off_rate,
     "clock": deployment_checks.clock_jumped,
     "deployment": deployment_checks.deployment_changed,
     "other-traffic": deployment_checks.other_traffic,

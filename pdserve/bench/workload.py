@@ -18,6 +18,7 @@ SLO_MEANING: Mapping[SloMetric, str] = {
     "e2e": "time of the whole request",
 }
 ClientKind = Literal["vllm", "aiperf"]
+_USUAL_GRACE = 30.0
 USUAL_OUTPUT = 128
 """Tokens of an answer whose length a trace does not have."""
 SESSION_HEADER = "X-Session-ID"
@@ -90,6 +91,13 @@ class Load(Frozen):
     """After which nothing is sent any more, even if fewer requests were."""
     grace_seconds: float | None = Field(default=None, ge=0)
     """That open requests then have; what is open after that is cut. None: 30."""
+
+    @property
+    def grace(self) -> float:
+        """In seconds; 0 where the time is not limited."""
+        if self.seconds is None:
+            return 0.0
+        return _USUAL_GRACE if self.grace_seconds is None else self.grace_seconds
 
     @model_validator(mode="after")
     def _possible(self) -> Load:

@@ -120,7 +120,7 @@ def reading(at: float, engines: Mapping[str, Mapping[str, float]], **changes: An
         "lives": {"prefill-0": "1", "decode-0": "2", "proxy": "3"},
         "engines": {name: Counts(values=values) for name, values in engines.items()},
         "caches": {"lmcache-0": Counts(values={"written": 5.0 if at < 50 else 65.0})},
-        "proxy": Counts(values={"requests": 7.0 if at < 50 else 7.0 + REQUESTS}),
+        "proxy": Counts(values={"requests": 7.0 if at < 50 else 7.0 + REQUESTS, "failovers": 2.0}),
         "patches": {"decode-0": ("mooncake-pulls",)},
     }
     return DeploymentSnapshot(**(values | changes))
@@ -128,10 +128,13 @@ def reading(at: float, engines: Mapping[str, Mapping[str, float]], **changes: An
 
 def healthy(**changes: Any) -> Evidence:
     """All prompts computed on prefill and received by decode, all answers of the right length."""
-    before = {"prefill-0": {"computed": 11.0}, "decode-0": {"computed": 3.0, "received": 5.0}}
+    before = {
+        "prefill-0": {"computed": 11.0, "local_hits": 6.0, "generated": 9.0},
+        "decode-0": {"computed": 3.0, "received": 5.0, "generated": 9.0},
+    }
     after = {
-        "prefill-0": {"computed": 11.0 + TOKENS},
-        "decode-0": {"computed": 3.0, "received": 5.0 + TOKENS},
+        "prefill-0": {"computed": 11.0 + TOKENS, "local_hits": 6.0, "generated": 9.0 + REQUESTS},
+        "decode-0": {"computed": 3.0, "received": 5.0 + TOKENS, "generated": 9.0 + REQUESTS * OUTPUT},
     }
     evidence = Evidence(
         plan=plan(),
@@ -140,6 +143,8 @@ def healthy(**changes: Any) -> Evidence:
         records=tuple(record(started=100.0 + number) for number in range(REQUESTS)),
         before=reading(0.0, before),
         after=reading(100.0, after),
+        run_id="run-1",
+        plan_digest="digest",
         client=CpuUse(used=0.2, wanted=0.3),
     )
     return replace(evidence, **changes)

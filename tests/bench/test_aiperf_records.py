@@ -74,6 +74,13 @@ def test_a_request_that_was_cancelled_is_neither_answered_nor_failed() -> None:
     assert not cut.ok
 
 
+def test_a_record_without_a_first_token_is_no_answer_that_keeps_every_slo() -> None:
+    rows = [json.loads(row) for row in EXPORT.splitlines()]
+    del rows[0]["metrics"]["time_to_first_token"]
+    records = of_aiperf("\n".join(map(json.dumps, rows)), CLOCKS)
+    assert [record.ok for record in records] == [False, True, True, False]
+
+
 def test_what_was_open_at_the_end_is_counted_from_its_log() -> None:
     records = of_aiperf(EXPORT, CLOCKS)
     cut = cut_records((RECORDED / "cut.log").read_text(), records)

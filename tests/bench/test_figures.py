@@ -48,6 +48,25 @@ def test_percentiles_are_those_of_linear_interpolation(count: int) -> None:
         assert getattr(seen.ttft, f"p{percent}") == pytest.approx(1000 * (count - 1) * percent / 100)
 
 
+def test_the_time_in_which_nothing_was_answered_counts_where_requests_were_open_at_the_end() -> None:
+    """A deployment that hangs after a second of a minute has not answered as many a second as in its first one."""
+    done, cut = record(started=100.0, e2e=1.0), record(started=101.0, ok=False, cut=True, e2e=0.0)
+    assert figures([done, cut], gpus=0, slo={}, load_seconds=60.0).requests_per_second == pytest.approx(1 / 60)
+    assert figures([done], gpus=0, slo={}, load_seconds=60.0).requests_per_second == pytest.approx(1.0)
+    late = record(started=100.0, e2e=80.0)
+    assert figures([late, cut], gpus=0, slo={}, load_seconds=60.0).seconds == pytest.approx(80.0)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "bursts"),
+    [((0.000006,) * 9 + (0.9,) + (0.000006,) * 9, True), ((0.05,) * 19, False), ((0.03,) * 10 + (0.07,) * 9, False)],
+    ids=["read at once", "even", "uneven"],
+)
+def test_chunks_that_come_in_bursts_are_seen(gaps: tuple[float, ...], bursts: bool) -> None:
+    seen = figures([record(gaps=gaps, ttft=0.1, e2e=0.1 + sum(gaps), output_tokens=20)], gpus=0, slo={})
+    assert seen.bursts is bursts
+
+
 def test_without_an_answer_there_are_no_times() -> None:
     seen = figures([record(ok=False)], gpus=8, slo={"ttft": 1})
     assert (seen.completed, seen.ttft, seen.goodput, seen.output_per_second_per_gpu) == (0, None, None, None)

@@ -54,7 +54,7 @@ def test_the_rate_of_sessions_is_not_judged() -> None:
 
 
 def test_when_the_time_is_over_fewer_requests_are_right_and_open_ones_did_not_fail() -> None:
-    timed = Load(requests=99, concurrency=4, seconds=5)
+    timed = Load(requests=99, concurrency=4, seconds=5, grace_seconds=0.1)
     assert "client" in broken(traced(load=timed.model_copy(update={"seconds": None})))
     cut = record(ok=False, cut=True, output_tokens=0, prompt_tokens=0)
     evidence = traced(load=timed, records=[*traced().records, cut])

@@ -53,6 +53,35 @@ def after(**fields: Any) -> Change:
     return lambda evidence: replace(evidence, after=evidence.after.model_copy(update=fields))
 
 
+def before(**fields: Any) -> Change:
+    return lambda evidence: replace(evidence, before=evidence.before.model_copy(update=fields))
+
+
+def uncounted(counter: str) -> Change:
+    """No engine reports it."""
+
+    def change(evidence: Evidence) -> Evidence:
+        def without(readings: Mapping[str, Counts]) -> dict[str, Counts]:
+            return {
+                name: Counts(values={key: value for key, value in reading.values.items() if key != counter})
+                for name, reading in readings.items()
+            }
+
+        for when in ("before", "after"):
+            snapshot = getattr(evidence, when)
+            evidence = replace(evidence, **{when: snapshot.model_copy(update={"engines": without(snapshot.engines)})})
+        return evidence
+
+    return change
+
+
+def timed(answered: int, cut: int, grace: float | None) -> Change:
+    """A load that was limited by time, at whose end so many requests were open."""
+    open_ones = (record(ok=False, cut=True, output_tokens=0, prompt_tokens=0),) * cut
+    load = Load(requests=99, concurrency=16, seconds=5, grace_seconds=grace)
+    return lambda evidence: replace(evidence, load=load, records=(*evidence.records[:answered], *open_ones))
+
+
 def having(**fields: Any) -> Change:
     return lambda evidence: replace(evidence, **fields)
 
@@ -185,12 +214,49 @@ CASES: list[tuple[str, Change, str]] = [
     ("processes", event("restarting"), "decode-0 is being restarted"),
     ("processes", after(lives={"prefill-0": "1", "decode-0": "9", "proxy": "3"}), "decode-0 is not the process"),
     ("processes", after(phase="degraded"), "the deployment is degraded"),
+    ("processes", before(phase="degraded"), "the deployment was degraded when the measurement began"),
     ("client-cpu", having(client=CpuUse(used=0.5, wanted=0.9)), "during 90% of the time"),
+    ("rate", at_rate(4.0, every=0.2), "3.8 s to send what 4 requests/s would have sent in 5.0 s"),
+    ("rate", at_rate(4.0, every=0.31), "5.9 s to send what 4 requests/s would have sent in 5.0 s"),
+    ("rate", both(at_rate(4.0, every=0.0), of_aiperf), "0.0 s to send"),
     ("rate", at_rate(4.0, every=0.5), "9.5 s to send what 4 requests/s would have sent in 5.0 s"),
     ("rate", both(at_rate(4.0, every=0.6), of_aiperf), "11.4 s to send what 4 requests/s would have sent in 5.0 s"),
     ("clock", after(clocks=Clocks(wall=103.0, monotonic=100.0, boot=100.0)), "was set by +3.0 s"),
     ("clock", after(clocks=Clocks(wall=97.0, monotonic=100.0, boot=100.0)), "was set by -3.0 s"),
     ("clock", after(clocks=Clocks(wall=160.0, monotonic=100.0, boot=160.0)), "suspended for 60.0 s"),
+    ("clock", having(clock_moved=30.0), "was set by 30.0 s, and back"),
+    ("deployment", having(run_id="run-0"), "another run serves now: run-1"),
+    ("deployment", having(plan_digest="of the plan that the benchmark began with"), "another plan was applied"),
+    ("tokens", count("prefill-0", computed=11.0 + 10 * TOKENS), "prefill-0 engines counted 200000 prompt tokens"),
+    ("tokens", count("prefill-0", computed=11.0 + TOKENS / 2), "and the client knows of 20000"),
+    ("tokens", count("decode-0", received=5.0), "the decode-0 engines counted 0 prompt tokens"),
+    (
+        "tokens",
+        count("decode-0", generated=9.0 + 50 * REQUESTS * OUTPUT),
+        "10000 answer tokens, and the client knows of",
+    ),
+    ("tokens", count("decode-0", generated=9.0 + REQUESTS * OUTPUT / 2), "100 answer tokens"),
+    ("second-attempts", count("proxy", failovers=3.0), "1 of 20 requests needed another attempt"),
+    ("second-attempts", both(failed(0, share=0.1), count("proxy", failovers=5.0)), "3 of 20 requests"),
+    (
+        "cold-cache",
+        count("prefill-0", computed=11.0, local_hits=6.0 + TOKENS),
+        "20000 of 20000 prompt tokens came from",
+    ),
+    ("cold-cache", count("prefill-0", computed=11.0, received=0.6 * TOKENS), "12000 of 20000 prompt tokens"),
+    ("cold-cache", count("decode-0", local_hits=0.6 * TOKENS), "12000 of 20000 prompt tokens"),
+    (
+        "cold-cache",
+        both(having(theory=0.7), count("prefill-0", computed=11.0, local_hits=6.0 + 0.9 * TOKENS)),
+        "and 70% repeat earlier ones of the trace: it was not cold",
+    ),
+    ("completed", timed(answered=8, cut=12, grace=0.1), "12 of 20 requests were still open when the time was over"),
+    ("errors", timed(answered=16, cut=4, grace=30.0), "4 of 20 requests failed"),
+    (
+        "errors",
+        timed(answered=16, cut=4, grace=None),
+        "open for at least 30 s at the end, and no answer took longer than",
+    ),
     ("deployment", after(run_id="run-2"), "another run serves now: run-2"),
     ("deployment", after(plan="other"), "another plan"),
     ("other-traffic", count("proxy", requests=7.0 + REQUESTS + 1), "answered 21 requests, and the client sent 20"),
@@ -219,12 +285,33 @@ CLOSE: list[tuple[str, Change]] = [
     ("cache", both(count("lmcache-0", written=5.0), having(plan=plan(lmcache=False)))),
     ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=7.0)),
     ("cache", tier("OffloadingConnector", offload_bytes=1.0)),
+    ("completed", timed(answered=10, cut=10, grace=0.1)),
+    ("errors", timed(answered=10, cut=10, grace=0.3)),
     ("other-traffic", page_of_proxy({"/v1/completions": REQUESTS})),
     ("other-traffic", page_of_proxy({"/v1/completions": REQUESTS, "/tokenize": 1})),
     ("processes", event("ready")),
     ("client-cpu", having(client=CpuUse(used=0.5, wanted=0.89))),
     ("rate", at_rate(4.0, every=0.3)),
-    ("rate", both(at_rate(4.0, every=0.5), of_aiperf)),
+    ("rate", at_rate(4.0, every=0.25)),
+    ("rate", at_rate(4.0, every=0.21)),
+    ("tokens", count("prefill-0", computed=11.0 + TOKENS / 2, local_hits=6.0 + TOKENS / 2)),
+    ("tokens", count("prefill-0", computed=11.0 + TOKENS * 1.04)),
+    ("tokens", both(failed(4, share=0.5), count("prefill-0", computed=11.0 + TOKENS))),
+    ("tokens", both(count("proxy", failovers=5.0), count("decode-0", received=5.0 + TOKENS + 2 * INPUT))),
+    (
+        "tokens",
+        both(
+            having(plan=plan(conditional=2000)),
+            count("proxy", single_engine=REQUESTS),
+            count("prefill-0", computed=11.0),
+            count("decode-0", computed=3.0 + TOKENS, received=5.0),
+        ),
+    ),
+    ("second-attempts", both(failed(0, share=0.1), count("proxy", failovers=4.0))),
+    ("cold-cache", count("prefill-0", computed=11.0, local_hits=6.0 + TOKENS / 2)),
+    ("cold-cache", both(having(theory=0.7), count("prefill-0", computed=11.0, local_hits=6.0 + 0.84 * TOKENS))),
+    ("clock", having(clock_moved=0.4)),
+    ("rate", both(at_rate(4.0, every=0.48), of_aiperf)),
     ("clock", after(clocks=Clocks(wall=100.4, monotonic=100.0, boot=100.0))),
 ]
 
@@ -246,6 +333,11 @@ UNKNOWN: list[tuple[str, Change, str]] = [
         "what the proxy sent to decode alone is not known (no answer within 3 s)",
     ),
     ("client-cpu", having(client=CpuUse()), "could not be measured"),
+    ("tokens", unread("prefill-0"), "what prefill-0 counted is not known"),
+    ("tokens", uncounted("computed"), "the prefill and aggregated engines do not count prompt tokens"),
+    ("tokens", uncounted("generated"), "the decode and aggregated engines do not count answer tokens"),
+    ("cold-cache", uncounted("local_hits"), "do not count where the tokens of their prompts came from"),
+    ("second-attempts", unread("proxy"), "the proxy does not count second attempts (no answer within 3 s)"),
     ("other-traffic", after(proxy=Counts(error="it is vllm-router")), "it is vllm-router"),
     ("cache", after(caches={}), "LMCache reports nothing"),
     ("transfers", after(patches={"decode-0": ("mooncake-requests",)}), "do not count transfers that fail"),
@@ -282,7 +374,8 @@ def test_what_could_not_be_checked_is_neither(check: str, change: Change, text: 
 def test_what_was_counted_since_an_unread_page_is_not_known() -> None:
     assert unread("prefill-0")(healthy()).engines("prefill") == {}
     assert unread("prefill-0")(healthy()).engines("prefill", "decode") == {}
-    assert unread("prefill-0")(healthy()).engines("decode") == {"computed": 0.0, "received": TOKENS}
+    counted_by_decode = {"computed": 0.0, "received": TOKENS, "generated": REQUESTS * OUTPUT}
+    assert unread("prefill-0")(healthy()).engines("decode") == counted_by_decode
 
 
 def test_a_counter_that_is_no_number_is_not_reported() -> None:

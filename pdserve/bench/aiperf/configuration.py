@@ -20,8 +20,6 @@ FORMATS: Mapping[TraceFormat, str] = {
     "sub-agents": "dag_jsonl",
 }
 """As AIPerf names them: a log of messages becomes lines of its Mooncake format, with the messages in them."""
-USUAL_GRACE = 30.0
-"""Seconds."""
 
 
 def configuration(
@@ -77,8 +75,7 @@ def _phase(load: Load, trace: RequestTrace | None) -> dict[str, Any]:
     """Until all is sent, or the time is over."""
     end: dict[str, Any] = {"requests": load.requests} if trace is None else {"sessions": trace.roots}
     if load.seconds is not None:
-        grace = USUAL_GRACE if load.grace_seconds is None else load.grace_seconds
-        end |= {"duration": load.seconds, "gracePeriod": grace}
+        end |= {"duration": load.seconds, "gracePeriod": load.grace}
     if load.rate is not None:
         return {"type": "poisson", "rate": load.rate, **end}
     return {"type": "concurrency", "concurrency": load.concurrency, **end}

@@ -53,7 +53,8 @@ def _record(raw: Mapping[str, Any], clocks: Clocks, asked: Mapping[tuple[str, in
     wanted = None if asked is None else asked.get((about.get("conversation_id"), about.get("turn_index")))
     return RequestRecord(
         started=started,
-        ok=not error and output > 0 and not about["was_cancelled"],
+        # Without a first token there is no time to it, which would be 0 and keep any SLO.
+        ok=not error and output > 0 and not about["was_cancelled"] and "time_to_first_token" in metrics,
         prompt_tokens=int(_value(metrics, "usage_prompt_tokens", "input_sequence_length")),
         output_tokens=output,
         ttft=_value(metrics, "time_to_first_token") / _MILLISECONDS,
