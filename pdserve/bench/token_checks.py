@@ -34,6 +34,8 @@ def tokens_differ(evidence: Evidence) -> Answer:
     # What engines did for requests without an answer, and for attempts that failed, is not known: up to all of it.
     lost = len(evidence.records) - len(evidence.done) + proxy.get("failovers", 0.0)
     lost += max(0.0, evidence.load.requests - len(evidence.records)) if evidence.client_problem else 0.0
+    # A request that was preempted begins anew, and may be counted anew.
+    lost += evidence.engines("prefill", "decode", "aggregated").get("preemptions", 0.0)
     longest = max((record.output_tokens for record in evidence.done), default=0)
     counts = (
         ("prompt", first, _SOURCES, prompts, lost * evidence.longest_prompt),

@@ -296,6 +296,7 @@ CLOSE: list[tuple[str, Change]] = [
     ("rate", at_rate(4.0, every=0.21)),
     ("tokens", count("prefill-0", computed=11.0 + TOKENS / 2, local_hits=6.0 + TOKENS / 2)),
     ("tokens", count("prefill-0", computed=11.0 + TOKENS * 1.04)),
+    ("tokens", both(count("prefill-0", preemptions=2.0), count("prefill-0", computed=11.0 + TOKENS + 2 * INPUT))),
     ("tokens", both(failed(4, share=0.5), count("prefill-0", computed=11.0 + TOKENS))),
     ("tokens", both(count("proxy", failovers=5.0), count("decode-0", received=5.0 + TOKENS + 2 * INPUT))),
     (
