@@ -22,6 +22,8 @@ _SOURCES = ("computed", "local_hits", "received")
 def tokens_differ(evidence: Evidence) -> Answer:
     """Prompts by where their tokens came from on prefill, and answers as decode generated them. More than the client
     knows of is work for somebody else that went straight to the engines; less is a client that claims too much."""
+    if not evidence.done:
+        return None  # which is INVALID already
     if unread := [name for name in evidence.names("prefill", "decode", "aggregated") if not evidence.counted_by(name)]:
         return Unknown(f"what {', '.join(unread)} counted is not known")
     proxy = evidence.proxy()
@@ -67,11 +69,13 @@ def cache_was_warm(evidence: Evidence) -> Answer:
     prefill, decode = evidence.engines("prefill", "aggregated"), evidence.engines("decode")
     if "computed" not in prefill or "local_hits" not in prefill:
         return Unknown("the engines do not count where the tokens of their prompts came from")
+    if not evidence.done:
+        return None
     # What prefill received came from a cache tier; what decode received is the transfer itself.
     on_prefill = prefill["local_hits"] + prefill.get("received", 0.0)
     # The prompt of a session's next turn may be in both.
     warm = max(on_prefill, decode.get("local_hits", 0.0))
-    asked = sum(record.prompt_tokens for record in evidence.done)
+    asked = sum(record.prompt_tokens if record.ok else evidence.longest_prompt for record in evidence.records)
     theory = evidence.theory
     if warm <= (theory + WARM_SHARE * (1 - theory)) * asked:
         return None
