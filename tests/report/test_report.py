@@ -264,6 +264,12 @@ def test_what_completed_nothing_leaves_no_picture(tmp_path: Path) -> None:
     assert "There is no measurement to draw" in " ".join(parsed(folder).texts)
 
 
+def test_what_lmcache_had_is_not_called_a_hit_for_it_may_not_have_been_loaded(tmp_path: Path) -> None:
+    texts = parsed(bench_folder(tmp_path / "b", one())).texts
+    assert "LMCache had" in texts
+    assert "LMCache hit" not in "".join(texts)
+
+
 def test_a_bar_is_the_mean_of_the_valid_repeats_of_a_load_and_has_its_theory(tmp_path: Path) -> None:
     folder = bench_folder(tmp_path / "b", one(4), one(4), one(4, valid=False), one(8))
     report = read_report([folder])

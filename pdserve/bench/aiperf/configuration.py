@@ -11,7 +11,7 @@ from typing import Any
 
 from pdserve.bench.clients.client import KEY, ClientRun
 from pdserve.bench.traces.trace import RequestTrace, TraceFormat
-from pdserve.bench.workload import SESSION_HEADER, Load
+from pdserve.bench.workload import SESSION_HEADER, USUAL_GRACE, Load
 
 FORMATS: Mapping[TraceFormat, str] = {
     "mooncake": "mooncake_trace",
@@ -20,8 +20,6 @@ FORMATS: Mapping[TraceFormat, str] = {
     "sub-agents": "dag_jsonl",
 }
 """As AIPerf names them: a log of messages becomes lines of its Mooncake format, with the messages in them."""
-USUAL_GRACE = 30.0
-"""Seconds."""
 
 
 def configuration(
