@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pdserve.bench.figures import Figures, Spread
+from pdserve.bench.compared_figures import FIGURES, Better, Group
 from pdserve.bench.result import BenchResult, Measurement, Provenance
 from pdserve.bench.student import quantile
-from pdserve.bench.workload import USUAL_OUTPUT, Load, Workload
+from pdserve.bench.workload import USUAL_GRACE, USUAL_OUTPUT, Load, Workload
 from pdserve.errors import StateError
 from pdserve.plan.frozen import Frozen
 from pdserve.recipe.load.yaml12 import flow, parse
@@ -23,6 +23,11 @@ _HOW = ("warmup", "max_failed", "session_header", "trace_block")
 """Settings of a workload that two results of the same work may have differently."""
 _FEWEST = 2
 """Repeats on each side, of which there is a spread."""
+_LEAST_CHANGE = 0.001
+"""Of the larger mean: repeats that are equal by chance, or by rounding, have no noise at all."""
+ANOTHER_START = "another start of the deployment"
+"""What differs where the repeats of A and of B are of one start each."""
+STARTS_NOTE = "Each side is one start of its deployment: what changes from start to start is not in the noise."
 
 
 class Difference(Frozen):
@@ -37,8 +42,11 @@ class FigureChange(Frozen):
     """A figure at a load: the mean over the valid repeats of each side."""
 
     load: str
+    group: Group
     figure: str
     unit: str
+    good: Better | None
+    """Which change of it is better; None: neither is by itself."""
     a: float
     b: float
     noise: float | None
@@ -56,14 +64,23 @@ class FigureChange(Frozen):
         return None if self.noise is None or not self.a else self.noise / abs(self.a)
 
     @property
-    def better(self) -> bool:
-        """Of B: less time, or more of a rate."""
-        return (self.b < self.a) == (self.unit == "ms")
+    def better(self) -> bool | None:
+        """Of B: less time, or more of a rate. None: it is neither better nor worse."""
+        return None if self.good is None else (self.b < self.a) == (self.good == "less")
 
     @property
     def shown(self) -> str:
         """For a reader."""
-        return f"real: {'better' if self.better else 'worse'}" if self.judgement == "real" else self.judgement
+        if self.judgement != "real":
+            return self.judgement
+        if self.better is None:
+            return f"real: {'less' if self.b < self.a else 'more'}"
+        return f"real: {'better' if self.better else 'worse'}"
+
+    @property
+    def zero(self) -> bool:
+        """Whether nothing of it was counted on both sides."""
+        return not self.a and not self.b
 
 
 class Comparison(Frozen):
@@ -74,28 +91,49 @@ class Comparison(Frozen):
     left_out: tuple[str, ...]
     """Loads and repeats that are not compared, and why."""
 
+    @property
+    def verdict(self) -> str:
+        """In a few sentences."""
+        parts = [counted(self.changes) or "Nothing can be judged: see below."]
+        parts += [STARTS_NOTE] if any(each.what == ANOTHER_START for each in self.differences) else []
+        return " ".join(parts)
 
-def _spread_of(name: str, part: str) -> Callable[[Figures], float | None]:
-    def read(figures: Figures) -> float | None:
-        spread: Spread | None = getattr(figures, name)
-        return None if spread is None else getattr(spread, part)
 
-    return read
+def counted(changes: Sequence[FigureChange], where: str = "") -> str:
+    """How many are real, in two sentences; empty where none can be judged. `where`: ` at 3 points`."""
+    judged = [change for change in changes if change.judgement != "not judged" and not change.zero]
+    if not judged:
+        return ""
+    real = [change for change in judged if change.judgement == "real"]
+    text = f"{len(real) or 'None'} of {len(judged)} figures{where} changed by more than the noise over repeats"
+    if real:
+        better, worse, neither = sides(real)
+        text += f": B is better in {better} and worse in {worse} of them" + (
+            f", neither in {neither}" if neither else ""
+        )
+    # 99 % intervals. A figure without noise is never called different by chance.
+    by_chance = sum(bool(change.noise) for change in judged) / 100
+    return f"{text}. Of figures that did not change, about one in a hundred is called changed: here {by_chance:.1f}."
 
 
-FIGURES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = {
-    **{
-        f"{title} {part}": ("ms", _spread_of(name, part))
-        for title, name in (("TTFT", "ttft"), ("ITL", "itl"), ("TPOT", "tpot"), ("E2E", "e2e"))
-        for part in ("mean", "p50", "p99")
-    },
-    "output": ("tokens/s", lambda figures: figures.output_per_second),
-    "total": ("tokens/s", lambda figures: figures.total_per_second),
-    "output per GPU": ("tokens/s", lambda figures: figures.output_per_second_per_gpu),
-    "1000/ITL p50": ("tokens/s/user", lambda figures: figures.interactivity_by_itl.get("p50")),
-    "1000/mean TPOT": ("tokens/s/user", lambda figures: figures.interactivity_by_tpot),
-    "goodput": ("requests/s", lambda figures: figures.goodput),
-}
+def shown_groups(changes: Sequence[FigureChange]) -> Mapping[Group, Sequence[FigureChange]]:
+    """Of a load, as a table has them: without those of `zeros`."""
+    groups: dict[Group, list[FigureChange]] = {}
+    for change in changes:
+        if not change.zero:
+            groups.setdefault(change.group, []).append(change)
+    return groups
+
+
+def zeros(changes: Sequence[FigureChange]) -> Sequence[str]:
+    """Of a load, the figures of which nothing was counted on both sides."""
+    return [change.figure for change in changes if change.zero]
+
+
+def sides(real: Sequence[FigureChange]) -> tuple[int, int, int]:
+    """How many of changes are better, worse, and neither."""
+    better, worse, neither = (sum(change.better is kind for change in real) for kind in (True, False, None))
+    return better, worse, neither
 
 
 def compare(a: BenchResult, b: BenchResult) -> Comparison:
@@ -110,7 +148,7 @@ def compare(a: BenchResult, b: BenchResult) -> Comparison:
     left_out: list[str] = []
     ours, theirs = _by_load(a), _by_load(b)
     for load in dict.fromkeys((*ours, *theirs)):
-        sides = []
+        both = []
         for name, measured in (("A", ours.get(load, [])), ("B", theirs.get(load, []))):
             valid = [measurement for measurement in measured if measurement.verdict.valid]
             if not measured:
@@ -121,15 +159,20 @@ def compare(a: BenchResult, b: BenchResult) -> Comparison:
                     f"{load}: {len(measured) - len(valid)} of {len(measured)} repeats of {name} are INVALID"
                     f" ({', '.join(checks)})"
                 )
-            sides.append([measurement.figures for measurement in valid])
-        if all(sides):
-            changes += _changes(load, *sides)
-    differences = [*_differences(a.provenance, b.provenance), *_measured_otherwise(a.workload, b.workload)]
+            both.append(valid)
+        if all(both):
+            changes += _changes(load, *both)
+    starts = a.provenance.run_id, b.provenance.run_id
+    differences = [
+        *_differences(a.provenance, b.provenance),
+        *_measured_otherwise(a.workload, b.workload),
+        *([Difference(what=ANOTHER_START, a=starts[0], b=starts[1])] if starts[0] != starts[1] else []),
+    ]
     return Comparison(differences=tuple(differences), changes=tuple(changes), left_out=tuple(left_out))
 
 
 def judged(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, Judgement]:
-    """The noise of the difference of two means, and whether the difference exceeds it."""
+    """The noise of the difference of two means, and whether the difference exceeds it and is no trifle."""
     if min(len(a), len(b)) < _FEWEST:
         return None, "not judged"
     parts = [statistics.variance(values) / len(values) for values in (a, b)]
@@ -139,8 +182,9 @@ def judged(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, Judgem
         # Welch and Satterthwaite: the two sides may spread differently.
         below = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (a, b), strict=True))
         noise = quantile(sum(parts) ** 2 / below) * math.sqrt(sum(parts))
-    differ = abs(statistics.fmean(b) - statistics.fmean(a)) > noise
-    return noise, "real" if differ else "within noise"
+    means = statistics.fmean(a), statistics.fmean(b)
+    least = max(noise, _LEAST_CHANGE * max(map(abs, means)))
+    return noise, "real" if abs(means[1] - means[0]) > least else "within noise"
 
 
 def work_of(work: Workload) -> str:
@@ -154,10 +198,12 @@ def work_of(work: Workload) -> str:
 
 
 def asked_of(load: Load) -> str:
-    """What two measurements of the same load were asked for."""
-    return ", ".join(
-        [load.title, f"{load.requests} requests", *([] if load.seconds is None else [f"{load.seconds:g} s"])]
-    )
+    """What two measurements of the same load were asked for. With less grace, long answers are cut and in no figure."""
+    parts = [load.title, f"{load.requests} requests"]
+    if load.seconds is not None:
+        grace = USUAL_GRACE if load.grace_seconds is None else load.grace_seconds
+        parts += [f"{load.seconds:g} s", *([f"{grace:g} s of grace"] if grace != USUAL_GRACE else [])]
+    return ", ".join(parts)
 
 
 def _by_load(result: BenchResult) -> dict[str, list[Measurement]]:
@@ -167,17 +213,21 @@ def _by_load(result: BenchResult) -> dict[str, list[Measurement]]:
     return loads
 
 
-def _changes(load: str, a: Sequence[Figures], b: Sequence[Figures]) -> list[FigureChange]:
+def _changes(load: str, a: Sequence[Measurement], b: Sequence[Measurement]) -> list[FigureChange]:
     changes = []
-    for figure, (unit, read) in FIGURES.items():
-        left, right = ([value for figures in side if (value := read(figures)) is not None] for side in (a, b))
+    for title, figure in FIGURES.items():
+        left, right = (
+            [value for measurement in side if (value := figure.read(measurement)) is not None] for side in (a, b)
+        )
         if left and right:
             noise, judgement = judged(left, right)
             changes.append(
                 FigureChange(
                     load=load,
-                    figure=figure,
-                    unit=unit,
+                    group=figure.group,
+                    figure=title,
+                    unit=figure.unit,
+                    good=figure.better,
                     a=statistics.fmean(left),
                     b=statistics.fmean(right),
                     noise=noise,

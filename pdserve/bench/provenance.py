@@ -1,4 +1,5 @@
-"""Reads what a result has to name: versions, hardware, recipe, and what was planned."""
+"""Reads what a result has to name: versions, hardware, recipe, and what was planned; and says which of it must be the
+same for figures of one curve."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pdserve.bench.clients.client import LoadClient
-from pdserve.bench.result import Provenance
+from pdserve.bench.result import MODEL_FILES, Provenance
+from pdserve.installed.versions import PACKAGES
 from pdserve.plan.model import Plan
 from pdserve.preflight.facts import own_pdserve
 from pdserve.run.directory import RunDir
@@ -23,6 +25,12 @@ _GPUS = (
 )
 
 
+_CLIENT = "pdserve (client)"
+"""pdserve with a digest of its code, which has its patches too."""
+_SAME_KIND = ("series", "gfx version")
+"""Columns of rocm-smi that are the same of two cards of a kind."""
+
+
 def provenance(run: RunDir, plan: Plan, client: LoadClient, planned: Mapping[str, str]) -> Provenance:
     """What cannot be read is left out."""
     return Provenance(
@@ -30,11 +38,68 @@ def provenance(run: RunDir, plan: Plan, client: LoadClient, planned: Mapping[str
         run_id=run.run_id,
         began=time.time(),
         client=client.name,
-        versions={**_versions(run.versions), **client.versions, "pdserve (client)": own_pdserve()},
+        versions={**_versions(run.versions), **client.versions, _CLIENT: own_pdserve()},
         hardware=_hardware(plan),
         recipe=_text(run.recipe),
         planned=planned,
     )
+
+
+def circumstances(about: Provenance) -> dict[str, str]:
+    """Of a result, what must not change within a sweep, as far as it is known: engines, pdserve's code, the kind of
+    machine, and the model. Not the host itself: another one of the same kind is the same."""
+    found: dict[str, str | None] = {"pdserve": about.versions.get(_CLIENT)}
+    found |= {package: about.versions.get(package) for package in PACKAGES}
+    found |= _kind_of(about.hardware)
+    found[MODEL_FILES] = about.planned.get(MODEL_FILES)
+    return {name: value for name, value in found.items() if value}
+
+
+def circumstances_here(
+    versions: Mapping[str, str | None], model_files: str | None, hardware: Mapping[str, str]
+) -> dict[str, str]:
+    """The same of what would be measured now, as far as that is known here. `versions`: of the engines; `hardware`: of
+    `machine`."""
+    about = Provenance(
+        deployment="",
+        run_id="",
+        began=0.0,
+        client="",
+        versions={**versions, _CLIENT: own_pdserve()},
+        hardware=hardware,
+        recipe="",
+        planned={} if model_files is None else {MODEL_FILES: model_files},
+    )
+    return circumstances(about)
+
+
+def differences(measured: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+    """In a line; what is unknown on one side is no difference. None: there is none."""
+    lines = [
+        f"{name} {measured[name]}, here is {here[name]}"
+        for name in measured
+        if name in here and measured[name] != here[name]
+    ]
+    return f"measured with {'; '.join(lines)}" if lines else None
+
+
+def _kind_of(hardware: Mapping[str, str]) -> dict[str, str | None]:
+    return {
+        "CPU": hardware.get("cpu"),
+        "CPUs": hardware.get("cpus"),
+        "GPUs": _kinds_of_gpus(hardware["gpus"]) if "gpus" in hardware else None,
+    }
+
+
+def _kinds_of_gpus(listed: str) -> str:
+    """Without their numbers and how many a job shows: the recipe has how many are used."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in listed.splitlines() if line.strip()]
+    if rows and rows[0][0].lower() == "device":
+        same = [place for place, title in enumerate(rows[0]) if title.lower().endswith(_SAME_KIND)]
+        kinds = [[row[place] for place in same if place < len(row)] for row in rows[1:]]
+    else:
+        kinds = [row[1:] for row in rows]
+    return "; ".join(sorted({", ".join(kind) for kind in kinds if kind}))
 
 
 def _versions(file: Path) -> dict[str, str | None]:
@@ -46,18 +111,24 @@ def _versions(file: Path) -> dict[str, str | None]:
 
 
 def _hardware(plan: Plan) -> dict[str, str]:
+    placed = {
+        process.name: f"node {process.node}, devices {','.join(map(str, process.devices)) or 'none'}"
+        for process in plan.processes
+        if process.is_engine
+    }
+    return {**machine(plan.platform), **placed}
+
+
+def machine(of_platform: str) -> dict[str, str]:
+    """Hardware of this machine."""
     facts = {
         "host": platform.node(),
         "cpu": _cpu(),
         "cpus": str(os.cpu_count()),
         "memory_gib": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f}",
-        "platform": plan.platform,
+        "platform": of_platform,
     }
-    for process in plan.processes:
-        if process.is_engine:
-            devices = ",".join(map(str, process.devices)) or "none"
-            facts[process.name] = f"node {process.node}, devices {devices}"
-    if plan.platform != "cpu":
+    if of_platform != "cpu":
         for tool in _GPUS:
             output = output_of(tool, timeout=_TOOL_SECONDS)
             if output.code == 0:

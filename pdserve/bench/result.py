@@ -14,6 +14,9 @@ from pdserve.bench.validity import BenchVerdict
 from pdserve.bench.workload import Load, Workload
 from pdserve.plan.frozen import Frozen
 
+MODEL_FILES = "model files"
+"""In `planned`: which model lay where the recipe names it (pdserve.models.identity)."""
+
 
 class Provenance(Frozen):
     """What was measured, as far as it decides the figures. No secrets."""
@@ -30,7 +33,8 @@ class Provenance(Frozen):
     recipe: str
     """The resolved recipe (YAML)."""
     planned: Mapping[str, str] = {}
-    """What `pdserve plan` has of it: blocks, requests at once, tokens in L1. Empty where it could not be computed."""
+    """What `pdserve plan` has of it: the model's files, blocks, requests at once, tokens in L1. What could not be read
+    or computed is missing."""
 
 
 class Window(Frozen):

@@ -21,6 +21,8 @@ ClientKind = Literal["vllm", "aiperf"]
 _USUAL_GRACE = 30.0
 USUAL_OUTPUT = 128
 """Tokens of an answer whose length a trace does not have."""
+USUAL_GRACE = 30.0
+"""Seconds that open requests have after those of a load, where it does not state them."""
 SESSION_HEADER = "X-Session-ID"
 """The field's name of the header by which a proxy keeps a session on its workers."""
 
@@ -90,7 +92,7 @@ class Load(Frozen):
     seconds: float | None = Field(default=None, gt=0)
     """After which nothing is sent any more, even if fewer requests were."""
     grace_seconds: float | None = Field(default=None, ge=0)
-    """That open requests then have; what is open after that is cut. None: 30."""
+    """That open requests then have; what is open after that is cut. None: the usual ones."""
 
     @property
     def grace(self) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pdserve.errors import PdserveError
 from pdserve.models import files, hub
+from pdserve.models.identity import model_identity
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Plan, Versions
 from pdserve.plan.nodes.node import Node
@@ -88,6 +89,12 @@ def model_folder(loaded: LoadedRecipe) -> Path | None:
     download_dir = effective.args_of(recipe, role).get("download-dir")
     cache = files.hub_cache({**os.environ, **set_here}, download_dir if isinstance(download_dir, str) else None)
     return files.snapshot(cache, recipe.model.id, recipe.model.revision)
+
+
+def model_files(loaded: LoadedRecipe) -> str | None:
+    """Which model that is, by its files here; None: it is not on this machine."""
+    folder = model_folder(loaded)
+    return None if folder is None else model_identity(folder)
 
 
 def model_config(loaded: LoadedRecipe, *, online: bool = False) -> dict[str, Any] | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pdserve.bench.result import MODEL_FILES
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.models import files
 from pdserve.models.unknown import UnknownModelError
 from pdserve.operations.estimates.aisimulate import estimated
 from pdserve.operations.lookups.replay import hit_rates
-from pdserve.operations.plan_recipe import Planned, located, model_folder, plan_for
+from pdserve.operations.plan_recipe import Planned, located, model_files, model_folder, plan_for
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.sizes import of_crossings
 from pdserve.recipe import effective
@@ -57,13 +58,17 @@ def find_crossings(planned: Planned) -> list[Finding]:
 
 
 def planned_numbers(recipe: Path) -> dict[str, str]:
-    """Of what `pdserve plan` has of a recipe the numbers that bound a load, as lines; empty where it cannot be computed
-    here."""
+    """Which model that is, and of what `pdserve plan` has of a recipe the numbers that bound a load, as lines. What
+    cannot be computed here is missing."""
+    found: dict[str, str] = {}
     try:
-        sizing, _ = size(load_recipe(recipe, environ=os.environ), Given())
+        loaded = load_recipe(recipe, environ=os.environ)
+        if (files_here := model_files(loaded)) is not None:
+            found[MODEL_FILES] = files_here
+        sizing, _ = size(loaded, Given())
     except (PreflightError, RecipeError):
-        return {}
-    return {f"{of}: {label}": value for of, label, value in rows(sizing) if label.startswith(_BOUNDS)}
+        return found
+    return found | {f"{of}: {label}": value for of, label, value in rows(sizing) if label.startswith(_BOUNDS)}
 
 
 def _sized(planned: Planned, given: Given) -> Sizing:

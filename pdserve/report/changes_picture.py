@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdserve.bench.compare import Comparison, FigureChange
+from pdserve.bench.compared_figures import Group
 from pdserve.report.drawing import COLOURS, INK, SMALL, Picture, finished, new_axes
 
 _LINE, _GAP = 0.2, 0.9
 """Inches."""
+_DRAWN: tuple[Group, ...] = ("latencies", "rates")
+"""Each of them is better or worse."""
 _BETTER, _WORSE, _NONE = COLOURS[0], COLOURS[1], COLOURS[-1]
 
 
 def change_pictures(comparison: Comparison) -> list[Picture]:
-    """One a load. A change within its noise is pale and hollow; one without any known noise has no bar."""
+    """One a load, of the client's latencies and rates: what the engines counted may change by any factor, and is in the
+    tables. A change within its noise is pale and hollow; one without any known noise has no bar."""
     return pictures_of(comparison.changes, "changes")
 
 
@@ -21,7 +25,7 @@ def pictures_of(changes: Sequence[FigureChange], name: str) -> list[Picture]:
     """The same of some changes; `name`: how the pictures' names begin."""
     loads = dict.fromkeys(change.load for change in changes)
     return [
-        _picture(f"{name}-{number}", load, [each for each in changes if each.load == load])
+        _picture(f"{name}-{number}", load, [each for each in changes if each.load == load and each.group in _DRAWN])
         for number, load in enumerate(loads, start=1)
     ]
 

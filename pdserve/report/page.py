@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdserve.bench.compare import Comparison, FigureChange
+from pdserve.bench.compare import Comparison, FigureChange, shown_groups, zeros
 from pdserve.bench.result import BenchResult
 from pdserve.report.bars import shares_of_caches
 from pdserve.report.drawing import Picture
@@ -67,7 +67,7 @@ def comparison_page(
         a=a,
         b=b,
         deployments=list(dict.fromkeys(result.provenance.deployment for result in results)),
-        verdict=_verdict(comparison),
+        verdict=comparison.verdict,
         measured=len(measured),
         invalid=sum(not each.verdict.valid for each in measured),
         lacking=LACKING,
@@ -109,6 +109,7 @@ def _rendered(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals.update(groups=shown_groups, zeros=zeros)
     return environment.get_template(template).render(values)
 
 
@@ -144,17 +145,3 @@ def _hits(row: ReportRow) -> str:
     """As counted, and in theory."""
     share = None if row.measurement is None else shares_of_caches(prompt_sources(row.measurement))
     return ", ".join("-" if each is None else f"{each:.0f} %" for each in (share, row.theory))
-
-
-def _verdict(comparison: Comparison) -> str:
-    judged = [change for change in comparison.changes if change.judgement != "not judged"]
-    if not judged:
-        return "Nothing can be judged: see below."
-    real = [change for change in judged if change.judgement == "real"]
-    if not real:
-        return f"None of {len(judged)} figures changed by more than the noise over repeats."
-    better = sum(change.better for change in real)
-    return (
-        f"{len(real)} of {len(judged)} figures changed by more than the noise over repeats: B is better in {better} and"
-        f" worse in {len(real) - better} of them."
-    )

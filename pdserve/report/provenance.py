@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pdserve.bench.compare import facts_of
+from pdserve.bench.provenance import circumstances
 from pdserve.bench.result import Provenance
 
 LACKING = "not there"
@@ -25,6 +26,8 @@ class ProvenanceView:
     """Value -> who has it."""
     recipes: Mapping[str, tuple[str, ...]]
     """Text -> who has it."""
+    mixed: tuple[str, ...] = ()
+    """Of what no sweep varies (pdserve.bench.provenance.circumstances), what is not the same for all."""
 
 
 def provenance_view(some: Sequence[tuple[str, Provenance]]) -> ProvenanceView:
@@ -53,4 +56,13 @@ def provenance_view(some: Sequence[tuple[str, Provenance]]) -> ProvenanceView:
             if len(seen) > 1
         },
         recipes={text: tuple(names) for text, names in recipes.items()},
+        mixed=_mixed([circumstances(about) for _, about in some]),
     )
+
+
+def _mixed(some: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """Names of what two of them know otherwise."""
+    values: dict[str, set[str]] = {}
+    for name, value in (pair for each in some for pair in each.items()):
+        values.setdefault(name, set()).add(value)
+    return tuple(name for name, seen in values.items() if len(seen) > 1)

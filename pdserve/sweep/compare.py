@@ -9,7 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.bench.compare import Difference, FigureChange, asked_of, compare, work_of
+from pdserve.bench.compare import (
+    ANOTHER_START,
+    STARTS_NOTE,
+    Difference,
+    FigureChange,
+    asked_of,
+    compare,
+    counted,
+    sides,
+    work_of,
+)
 from pdserve.bench.result import BenchResult
 from pdserve.bench.stored import read_result
 from pdserve.bench.workload import Workload
@@ -56,7 +66,7 @@ class PointPair(Frozen):
     @property
     def verdict(self) -> str:
         """In a line."""
-        judged = [change for change in self.changes if change.judgement != "not judged"]
+        judged = [change for change in self.changes if change.judgement != "not judged" and not change.zero]
         if not self.changes:
             return "nothing to compare"
         if not judged:
@@ -64,8 +74,9 @@ class PointPair(Frozen):
         real = [change for change in judged if change.judgement == "real"]
         if not real:
             return f"none of {len(judged)} figures changed by more than noise"
-        better = sum(change.better for change in real)
-        return f"{len(real)} of {len(judged)} figures changed: {better} better, {len(real) - better} worse"
+        better, worse, neither = sides(real)
+        text = f"{len(real)} of {len(judged)} figures changed: {better} better, {worse} worse"
+        return f"{text}, {neither} neither" if neither else text
 
 
 class SweepComparison(Frozen):
@@ -78,17 +89,11 @@ class SweepComparison(Frozen):
 
     @property
     def verdict(self) -> str:
-        """In two sentences at most."""
-        changes = [change for pair in self.pairs for change in pair.changes if change.judgement != "not judged"]
-        if not changes:
-            return "Nothing can be judged: see below."
-        real = [change for change in changes if change.judgement == "real"]
-        better = sum(change.better for change in real)
-        text = f"{len(real)} of {len(changes)} figures at {len(self.pairs)} points changed by more than noise"
-        text += f": B is better in {better} and worse in {len(real) - better} of them." if real else "."
-        # 99 % intervals: of figures that are equal, one in a hundred is called different.
-        by_chance = round(len(changes) / 100)
-        return text if not by_chance else f"{text} About {by_chance} would be by chance alone."
+        """In a few sentences."""
+        changes = [change for pair in self.pairs for change in pair.changes]
+        parts = [counted(changes, f" at {len(self.pairs)} points") or "Nothing can be judged: see below."]
+        parts += [STARTS_NOTE] if any(each.difference.what == ANOTHER_START for each in self.differences) else []
+        return " ".join(parts)
 
 
 def is_sweep(path: Path) -> bool:
@@ -118,11 +123,12 @@ def compare_sweeps(a: Sequence[MeasuredPoint], b: Sequence[MeasuredPoint]) -> Sw
     same. What is the same at all points of a sweep may differ between the two: it is named first."""
     keys = _varied(a) | _varied(b)
     unmatched: list[str] = []
-    sides = [_by_key(side, name, keys, unmatched) for side, name in ((a, "A"), (b, "B"))]
+    matched = [_by_key(side, name, keys, unmatched) for side, name in ((a, "A"), (b, "B"))]
     pairs: list[PointPair] = []
     found: dict[tuple[str, str | None, str | None], list[str]] = {}
-    for key in dict.fromkeys((*sides[0], *sides[1])):
-        ours, theirs = sides[0].get(key), sides[1].get(key)
+    starts: list[tuple[str, Difference]] = []
+    for key in dict.fromkeys((*matched[0], *matched[1])):
+        ours, theirs = matched[0].get(key), matched[1].get(key)
         title = _title(key)
         if ours is None or theirs is None:
             unmatched.append(f"{title}: {'A' if ours is None else 'B'} has no such point")
@@ -135,12 +141,24 @@ def compare_sweeps(a: Sequence[MeasuredPoint], b: Sequence[MeasuredPoint]) -> Sw
         compared = compare(ours.result, theirs.result)
         pairs.append(PointPair(letter=here, title=title, changes=compared.changes, left_out=compared.left_out))
         for each in compared.differences:
-            found.setdefault((each.what, each.a, each.b), []).append(here)
+            if each.what == ANOTHER_START:
+                starts.append((here, each))
+            else:
+                found.setdefault((each.what, each.a, each.b), []).append(here)
     differences = [
         SweepDifference(difference=Difference(what=what, a=left, b=right), points=tuple(points))
         for (what, left, right), points in found.items()
     ]
+    if starts:
+        differences.append(_other_starts(starts))
     return SweepComparison(differences=tuple(differences), pairs=tuple(pairs), unmatched=tuple(unmatched))
+
+
+def _other_starts(some: Sequence[tuple[str, Difference]]) -> SweepDifference:
+    """All of them in one: each deployment of a sweep has a start of its own."""
+    runs = [{each.a for _, each in some}, {each.b for _, each in some}]
+    a, b = (next(iter(side)) if len(side) == 1 else f"{len(side)} starts" for side in runs)
+    return SweepDifference(difference=Difference(what=ANOTHER_START, a=a, b=b), points=tuple(at for at, _ in some))
 
 
 def _result(folder: Path) -> BenchResult:

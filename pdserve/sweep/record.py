@@ -28,7 +28,8 @@ from pdserve.run.stored_model import read_model
 from pdserve.sweep.points import Point, Settings
 
 POINT = "point.json"
-_FOLDER, _POINTS, _STARTS = "sweep", "points", "starts"
+POINTS = "points"
+_FOLDER, _STARTS = "sweep", "starts"
 
 
 class PointRecord(Frozen):
@@ -71,7 +72,7 @@ class SweepFolder:
         return RunDir(self.starts / run_id).events
 
     def point(self, point: Point) -> Path:
-        return self.path / _POINTS / point.id
+        return self.path / POINTS / point.id
 
     def read(self, point: Point) -> PointRecord | None:
         """None: it was never measured to its end. Raises StateError for a record that cannot be read."""
@@ -106,7 +107,7 @@ def read_point(file: Path) -> PointRecord:
 
 def records_in(folder: Path) -> Mapping[Path, PointRecord]:
     """All points of a sweep's folder that are over, by the folder of each. Raises StateError."""
-    return {file.parent: read_point(file) for file in sorted(folder.glob(f"{_POINTS}/*/{POINT}"))}
+    return {file.parent: read_point(file) for file in sorted(folder.glob(f"{POINTS}/*/{POINT}"))}
 
 
 def has_result(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,10 +51,15 @@ class SweepOptions:
     """Inside a Slurm job: this machine only, not the job's nodes."""
 
 
-def to_run(planned: PlannedSweep, folder: SweepFolder, *, retry: bool) -> tuple[Point, ...]:
-    """Points that were never measured to their end; `retry`: the INVALID ones too."""
+def to_run(planned: PlannedSweep, folder: SweepFolder, stale: Collection[str], *, retry: bool) -> tuple[Point, ...]:
+    """Points that were never measured to their end, and the `stale` ones, by their ids; `retry`: the INVALID ones
+    too."""
     records = [(point, folder.read(point)) for point in planned.points]
-    return tuple(point for point, record in records if record is None or (retry and record.status == "INVALID"))
+    return tuple(
+        point
+        for point, record in records
+        if record is None or point.id in stale or (retry and record.status == "INVALID")
+    )
 
 
 def needs_vllm(point: Point) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdserve.bench.compare import compare, judged, keys_of
+from pdserve.bench.evidence import CpuUse
 from pdserve.bench.figures import figures
 from pdserve.bench.result import BenchResult, Measurement, Provenance, Window
+from pdserve.bench.sampling import Peaks
 from pdserve.bench.stored import new_folder, read_result
 from pdserve.bench.validity import BenchVerdict, Reason
 from pdserve.bench.workload import USUAL_OUTPUT, Load, Workload
@@ -109,6 +112,14 @@ def test_repeats_without_any_spread_differ_by_any_change() -> None:
     assert judged([1.0, 1.0], [1.5, 1.5]) == (0.0, "real")
 
 
+def test_a_trifle_is_no_change_even_where_the_repeats_do_not_spread() -> None:
+    assert judged([1.0, 1.0], [1.0000001, 1.0000001]) == (0.0, "within noise")
+    assert judged([1.0, 1.0], [1.0009, 1.0009])[1] == "within noise"
+    assert judged([1.0, 1.0], [1.002, 1.002])[1] == "real"
+    assert judged([0.0, 0.0], [3.0, 3.0])[1] == "real", "of nothing to something"
+    assert judged([-1.0, -1.0], [-1.5, -1.5])[1] == "real"
+
+
 def test_invalid_repeats_are_left_out_and_named() -> None:
     a = result(measured(0.1), measured(0.11), measured(5.0, INVALID))
     comparison = compare(a, three(0.1, 0.11, 0.12))
@@ -147,6 +158,96 @@ def test_a_load_that_ends_by_time_is_another_load() -> None:
         "concurrency 4, 20 requests, 60 s: B has no measurement of it",
         "concurrency 4, 20 requests: A has no measurement of it",
     )
+
+
+def with_grace(seconds: float | None, cut: int) -> Measurement:
+    some = measured(0.1)
+    load = Load(requests=20, concurrency=4, seconds=60, grace_seconds=seconds)
+    figures = some.figures.model_copy(update={"requests": 20, "completed": 20 - cut - 1, "cut": cut})
+    return some.model_copy(update={"load": load, "figures": figures})
+
+
+def test_a_load_whose_open_requests_have_less_grace_is_another_load() -> None:
+    """What is cut is in no figure: without grace the long answers are missing."""
+    compared = compare(result(*[with_grace(300, 0)] * 2), result(*[with_grace(0, 15)] * 2))
+    assert compared.changes == ()
+    assert compared.left_out == (
+        "concurrency 4, 20 requests, 60 s, 300 s of grace: B has no measurement of it",
+        "concurrency 4, 20 requests, 60 s, 0 s of grace: A has no measurement of it",
+    )
+    assert compare(result(with_grace(None, 0)), result(with_grace(30, 0))).changes, "the usual one, named or not"
+
+
+def test_requests_that_failed_and_that_were_cut_are_shown_of_both_sides() -> None:
+    changes = compare(result(*[with_grace(0, 0)] * 2), result(*[with_grace(0, 15)] * 2)).changes
+    shown = {change.figure: (change.a, change.b, change.shown) for change in changes if change.group == "requests"}
+    assert shown == {
+        "answered": (19.0, 4.0, "real: worse"),
+        "failed": (1.0, 1.0, "within noise"),
+        "cut": (0.0, 15.0, "real: worse"),
+    }
+
+
+def test_what_the_engines_counted_is_compared_too() -> None:
+    """A cache that is lost may cost no time on an idle machine."""
+
+    def with_hits(share: float, **changes: Any) -> Measurement:
+        window = Window(
+            prefill={"computed": 1000 * (1 - share), "local_hits": 1000 * share, "preemptions": 0.0},
+            decode={"received": 1000.0, "computed": 0.0, "preemptions": 2.0},
+            lmcache={"asked_tokens": 10.0, "hit_tokens": 5.0, "written": 7.0, "read": 3.0, "evicted": 0.0},
+            peaks=Peaks(running=4, waiting=2, kv_usage=0.5),
+            client_cpu=CpuUse(used=0.3),
+            proxy_cpu=CpuUse(used=0.1),
+        )
+        return measured(0.1).model_copy(update={"window": window.model_copy(update=changes)})
+
+    a, b = result(*[with_hits(0.9)] * 2), result(*[with_hits(0.0)] * 2)
+    changes = {change.figure: change for change in compare(a, b).changes}
+    assert changes["TTFT mean"].shown == "within noise"
+    assert (changes["prefix hit"].a, changes["prefix hit"].b, changes["prefix hit"].shown) == (90, 0, "real: worse")
+    assert changes["computed on prefill"].shown == "real: worse"
+    values = {name: change.a for name, change in changes.items() if change.group in ("engines and caches", "CPU")}
+    assert values == {
+        "prefix hit": 90.0,
+        "computed on prefill": pytest.approx(100.0),
+        "LMCache had": 50.0,
+        "chunks stored": 7.0,
+        "chunks loaded": 3.0,
+        "chunks evicted": 0.0,
+        "received by decode": 1000.0,
+        "computed by decode": 0.0,
+        "preemptions": 2.0,
+        "most running": 4.0,
+        "most waiting": 2.0,
+        "fullest KV": 50.0,
+        "CPU of the client": 0.3,
+        "CPU of the proxy": 0.1,
+    }
+    more = result(*[with_hits(0.9, lmcache={"written": 9.0})] * 2)
+    stored = next(change for change in compare(a, more).changes if change.figure == "chunks stored")
+    assert (stored.shown, stored.better) == ("real: more", None)
+
+
+def test_every_percentile_and_every_rate_is_compared() -> None:
+    names = {change.figure for change in compare(three(0.1, 0.2), three(0.1, 0.2)).changes}
+    assert {f"{kind} {part}" for kind in ("TTFT", "ITL", "TPOT", "E2E") for part in ("p90", "p95")} < names
+    assert {"requests", "total per GPU", "output per GPU"} < names
+
+
+def test_two_starts_of_the_same_recipe_are_named_as_that_with_the_noise_that_is_not_known() -> None:
+    a, b = three(0.100, 0.101, 0.102), three(0.200, 0.201, 0.202)
+    again = b.model_copy(update={"provenance": b.provenance.model_copy(update={"run_id": "s"})})
+    assert compare(a, b).differences == ()
+    assert "one start" not in compare(a, b).verdict
+    (only,) = compare(a, again).differences
+    assert (only.what, only.a, only.b) == ("another start of the deployment", "r", "s")
+    assert "what changes from start to start is not in the noise" in compare(a, again).verdict
+
+
+def test_the_verdict_has_how_many_changes_would_be_by_chance() -> None:
+    verdict = compare(three(0.08, 0.10, 0.12), three(0.10, 0.12, 0.14)).verdict
+    assert re.search(r"None of \d+ figures changed .* about one in a hundred is called changed: here 0\.\d\.", verdict)
 
 
 def test_what_is_asked_of_the_client_beside_the_work_is_a_difference() -> None:
@@ -198,4 +299,6 @@ def test_the_terminal_begins_with_what_differs_and_quotes_no_noise(
     output = capsys.readouterr().out
     assert output.index("the same versions, hardware and recipe") < output.index("TTFT mean")
     assert "(+20.0%)" in output
+    assert output.index("latencies") < output.index("rates") < output.index("0 on both sides: failed, cut")
+    assert "None of " in output
     assert "within noise" in output

@@ -54,6 +54,14 @@ def test_only_a_change_beyond_the_noise_is_real_and_has_no_parentheses() -> None
     assert "(+0.0 %)" in shown["ITL mean"]
 
 
+def test_figures_are_in_groups_and_what_nothing_was_counted_of_is_below() -> None:
+    text = page_of(result(*[measured(0.1)] * 2), result(*[measured(0.2)] * 2))
+    assert text.index(">latencies<") < text.index(">rates<") < text.index("0 on both sides: failed, cut.")
+    assert "total per GPU" in rows(text)
+    counted = realistic_result(4, began=BEGAN)
+    assert {"prefix hit", "computed on prefill", "LMCache had"} <= set(rows(page_of(counted, counted)))
+
+
 def test_results_within_noise_are_summed_up_as_that() -> None:
     a = result(*(measured(ttft) for ttft in (0.08, 0.10, 0.12)))
     b = result(*(measured(ttft) for ttft in (0.10, 0.12, 0.14)))

@@ -105,6 +105,13 @@ def test_provenance_comes_before_pictures_and_names_what_differs(tmp_path: Path)
     assert "name: second" in text
 
 
+def test_points_of_a_sweep_under_other_circumstances_are_named_as_that(tmp_path: Path) -> None:
+    first, other = (bench_folder(tmp_path / vllm, one(), vllm=vllm) for vllm in ("0.31.0", "0.32.0"))
+    said = "Not all were measured under the same circumstances. Different: vllm."
+    assert said in "".join(parsed(first, other).texts)
+    assert said not in "".join(parsed(first, bench_folder(tmp_path / "x", one(8), vllm="0.31.0")).texts)
+
+
 def test_the_page_is_one_file_for_a_phone_in_light_and_dark_and_runs_nothing(tmp_path: Path) -> None:
     folder = bench_folder(tmp_path / "b", one(), recipe="name: <script>alert(1)</script>\n")
     report = read_report([folder])
@@ -255,6 +262,12 @@ def test_what_completed_nothing_leaves_no_picture(tmp_path: Path) -> None:
     folder = bench_folder(tmp_path / "b", nothing)
     assert drawn(folder) == {}
     assert "There is no measurement to draw" in " ".join(parsed(folder).texts)
+
+
+def test_what_lmcache_had_is_not_called_a_hit_for_it_may_not_have_been_loaded(tmp_path: Path) -> None:
+    texts = parsed(bench_folder(tmp_path / "b", one())).texts
+    assert "LMCache had" in texts
+    assert "LMCache hit" not in "".join(texts)
 
 
 def test_a_bar_is_the_mean_of_the_valid_repeats_of_a_load_and_has_its_theory(tmp_path: Path) -> None:

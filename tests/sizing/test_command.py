@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from pdserve.bench.result import MODEL_FILES
 from pdserve.cli.commands import app
 from pdserve.errors import PreflightError
 from pdserve.operations.plan_recipe import load, plan_for
@@ -201,6 +203,7 @@ def test_a_model_of_unknown_layers_is_refused(tmp_path: Path) -> None:
 def test_a_report_has_the_numbers_that_the_command_prints(recipe: Path) -> None:
     printed = CliRunner().invoke(app, ["plan", str(recipe)]).stdout.splitlines()
     numbers = planned_numbers(recipe)
+    assert re.fullmatch(r"[0-9a-f]{12} \(\d+ files of weights, \d+ bytes\)", numbers.pop(MODEL_FILES))
     assert {f"{name}: {value}" for name, value in numbers.items()} <= set(printed)
     assert {"prefill: blocks of a rank", "decode: blocks of a rank"} <= numbers.keys()
 

@@ -51,7 +51,27 @@ def test_a_change_within_noise_and_one_without_repeats_are_not_real() -> None:
     assert {change.judgement for change in noise.changes} == {"within noise"}
     assert {change.judgement for change in single.changes} == {"not judged"}
     assert single.verdict == "not judged: too few repeats"
-    assert compared.verdict.startswith("0 of ")
+    assert compared.verdict.startswith("None of ")
+
+
+def test_starts_of_their_own_are_one_difference_and_the_verdict_has_what_is_not_in_the_noise() -> None:
+    def of(run_id: str, concurrency: int) -> MeasuredPoint:
+        some = point(0.1, 0.11, concurrency=concurrency)
+        assert some.result is not None
+        about = some.result.provenance.model_copy(update={"run_id": run_id})
+        return MeasuredPoint(some.record, some.result.model_copy(update={"provenance": about}))
+
+    a, b = [of("r1", 4), of("r1", 8)], [of("r2", 4), of("r3", 8)]
+    compared = compare_sweeps(a, b)
+    (only,) = compared.differences
+    assert (only.difference.what, only.difference.a, only.difference.b) == (
+        "another start of the deployment",
+        "r1",
+        "2 starts",
+    )
+    assert only.points == ("A", "B")
+    assert "what changes from start to start is not in the noise" in compared.verdict
+    assert "start to start" not in compare_sweeps(a, a).verdict
 
 
 def test_a_real_change_is_counted_at_its_point() -> None:

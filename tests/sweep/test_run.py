@@ -77,6 +77,11 @@ def records(home: Path) -> list[PointRecord]:
     return sorted(records_in(folder).values(), key=lambda record: (record.settings, record.load.concurrency or 0))
 
 
+def _by_load(home: Path) -> list[tuple[Path, PointRecord]]:
+    every = records_in(SweepFolder.of(home, "fake", "s").path)
+    return sorted(every.items(), key=lambda pair: pair[1].load.concurrency or 0)
+
+
 def starts(home: Path) -> int:
     return len(list(SweepFolder.of(home, "fake", "s").starts.iterdir()))
 
@@ -110,6 +115,28 @@ def test_each_recipe_is_started_once_and_each_point_keeps_what_it_was_measured_o
         assert (kept / "versions.json").exists()
     code, output = pdserve("sweep", "--dry-run", file)
     assert "to run: 0 points" in output
+
+
+def test_what_other_code_has_measured_or_has_lost_its_result_is_measured_again_and_once_only(
+    tmp_path: Path, pdserve_home: Path, python: str
+) -> None:
+    file = sweep_file(tmp_path)
+    assert pdserve("sweep", "--python", python, file)[0] == 0
+    before = records(pdserve_home)
+    old, lost = (path / str(each.result) / "result.json" for path, each in _by_load(pdserve_home))
+    document = json.loads(old.read_text())
+    document["provenance"]["versions"]["pdserve (client)"] = "0.0.1 (old)"
+    old.write_text(json.dumps(document))
+    lost.unlink()
+    code, output = pdserve("sweep", "--python", python, file)
+    assert code == 0, output
+    assert "measured again: point 1: measured with pdserve 0.0.1 (old), here is " in output
+    assert "measured again: point 2: its result is gone or cannot be read" in output
+    assert "2 of 2 points are VALID" in output
+    after = records(pdserve_home)
+    assert not {each.result for each in before} & {each.result for each in after}
+    assert starts(pdserve_home) == 2
+    assert "to run: 0 points" in pdserve("sweep", "--dry-run", file)[1]
 
 
 def test_a_deployment_that_does_not_start_makes_its_points_invalid_and_the_next_ones_run(

@@ -59,6 +59,8 @@ def run(a: str, b: str, *, as_json: bool, page: Path | None = None) -> None:
         out.print(Text("not judged: noise is known from two repeats on each side on (pdserve bench --repeats 3)"))
     if not comparison.changes:
         out.print(Text("no load has valid measurements in both"))
+    else:
+        out.print(Text(comparison.verdict, style="bold"))
     if page is not None:
         out.print(Text(f"page: {page}"))
 

@@ -122,7 +122,7 @@ def _windows(result: BenchResult) -> Table:
     table = Table(title="measured by pdserve over the same window", header_style="bold")
     theory = "-" if result.trace is None else f"{'~' if result.trace.estimated else ''}{result.trace.prefix_hit:.0%}"
     columns = ("prompt tokens computed", f"prefix hit (theory {theory})", "received by decode", "computed by decode")
-    for column in ("load", "verdict", *columns, "LMCache hit", "stored / loaded", "waiting", "KV use"):
+    for column in ("load", "verdict", *columns, "LMCache had", "stored / loaded", "waiting", "KV use"):
         table.add_column(column)
     table.add_column("CPU client / proxy")
     for each in result.measurements:

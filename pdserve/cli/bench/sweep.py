@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from pdserve.cli.bench.sweep_plan import STATUS_STYLES, show_plan, time_left
+from pdserve.cli.bench.sweep_plan import STATUS_STYLES, show_plan, show_stale, time_left
 from pdserve.cli.bench.sweep_slurm import ArrayOptions, run_in_slurm
 from pdserve.cli.bench.wide_console import wide_console
 from pdserve.cli.console import Console
@@ -24,6 +24,7 @@ from pdserve.sweep.record import PointRecord, SweepFolder, records_in
 from pdserve.sweep.resolve import PlannedSweep, only, resolve
 from pdserve.sweep.run import SweepOptions, SweepRunner, to_run
 from pdserve.sweep.slurm import unfinished
+from pdserve.sweep.stale import is_measured_here, known_here, stale_points
 
 
 def run(
@@ -42,9 +43,16 @@ def run(
     folder = SweepFolder.of(root, whole.folder_name, whole.loaded.sweep.name)
     planned = whole if deployment is None else only(whole, deployment, os.environ)
     out = wide_console(stderr=dry and array is not None, goes_on=not dry)
-    some = to_run(planned, folder, retry=retry)
+    stale = stale_points(
+        planned,
+        folder,
+        known_here(os.environ, this_machine=options.this_machine),
+        measured_here=is_measured_here(folder, os.environ, array=array is not None),
+    )
+    some = to_run(planned, folder, stale.again, retry=retry)
     former = list(records_in(folder.path).values())
     show_plan(planned, some, {record.id: record for record in former}, out)
+    show_stale(planned, stale, folder, out)
     out.print(Text(time_left(estimate(some, former), some)))
 
     def show(point: Point, record: PointRecord) -> None:
@@ -65,7 +73,7 @@ def run(
     else:
         SweepRunner(planned, root, folder, options, Console(), show).run(some)
     again = {record.id: record for record in former if record.id in {point.id for point in some}}
-    _conclude(whole, planned, folder, states, again, out)
+    _conclude(whole, planned, folder, states, again, stale.again, out)
 
 
 def _conclude(
@@ -74,17 +82,23 @@ def _conclude(
     folder: SweepFolder,
     states: Mapping[str, SlurmTask],
     again: Mapping[str, PointRecord],
+    stale: Collection[str],
     out: RichConsole,
 ) -> None:
     """What all tasks have measured so far, whichever of them ends last; then an error for what does not count. `again`:
-    the former records of points that were to be measured again."""
-    records = [record for point in whole.points if (record := folder.read(point)) is not None]
+    the former records of points that were to be measured again; `stale`: the ids of those that do not count as they
+    were."""
+
+    def stands(record: PointRecord) -> bool:
+        return record.id not in stale or record != again.get(record.id)
+
+    records = [record for point in whole.points if (record := folder.read(point)) is not None and stands(record)]
     valid = sum(record.status == "VALID" for record in records)
     lacking = len(whole.points) - len(records)
     left = f", {lacking} not measured" if lacking else ""
     out.print(Text(f"{valid} of {len(whole.points)} points are VALID{left}: {folder.path}"))
     out.print(Text(f"next: pdserve report {folder.path}"))
-    here = [record for point in planned.points if (record := folder.read(point)) is not None]
+    here = [record for record in records if record.id in {point.id for point in planned.points}]
     _raise_for_points(planned, here, unfinished(planned, folder, letters(whole.points), states, again), folder)
 
 

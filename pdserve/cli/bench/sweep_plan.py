@@ -11,8 +11,9 @@ from rich.text import Text
 from pdserve.sweep.described import constant_settings, constant_work, letters, varied
 from pdserve.sweep.estimate import Estimate
 from pdserve.sweep.points import Point, by_deployment
-from pdserve.sweep.record import PointRecord
+from pdserve.sweep.record import POINTS, PointRecord, SweepFolder
 from pdserve.sweep.resolve import PlannedSweep
+from pdserve.sweep.stale import StalePoints
 
 STATUS_STYLES = {"VALID": "green", "INVALID": "bold red", "to run": ""}
 
@@ -49,6 +50,31 @@ def show_plan(planned: PlannedSweep, some: Collection[Point], former: Mapping[st
     out.print(table)
     if (distinct := len(planned.recipes)) < planned.combinations:
         out.print(Text(f"{planned.combinations} combinations are {distinct} different recipes"))
+
+
+def show_stale(planned: PlannedSweep, stale: StalePoints, folder: SweepFolder, out: Console) -> None:
+    """Which points are not left as they were measured, and why; and which of them may be otherwise where they would be
+    measured now."""
+    for why, numbers in _by_reason(planned, stale.again).items():
+        out.print(Text(f"measured again: {numbers}: {why}", style="yellow"))
+    for why, numbers in _by_reason(planned, stale.named).items():
+        out.print(Text(f"not measured again: {numbers}: {why}", style="yellow"))
+    if stale.named:
+        out.print(
+            Text(
+                "what the nodes have is not known here, and a task compares on its own node; to have a point measured "
+                f"again, remove its folder in {folder.path / POINTS}"
+            )
+        )
+
+
+def _by_reason(planned: PlannedSweep, why: Mapping[str, str]) -> Mapping[str, str]:
+    """The numbers of the points in the table, by reason."""
+    found: dict[str, list[str]] = {}
+    for number, point in enumerate(planned.points, start=1):
+        if point.id in why:
+            found.setdefault(why[point.id], []).append(str(number))
+    return {reason: f"point{'s' if len(some) > 1 else ''} {', '.join(some)}" for reason, some in found.items()}
 
 
 def time_left(left: Estimate, some: Collection[Point]) -> str:

@@ -1,0 +1,196 @@
+"""Points that are over, and do not stand: without their result, or measured with what is not here any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.bench.provenance import circumstances, circumstances_here, differences, machine
+from pdserve.bench.result import MODEL_FILES, BenchResult
+from pdserve.bench.stored import RESULT
+from pdserve.cli.bench.sweep import run
+from pdserve.cli.bench.sweep_slurm import ArrayOptions
+from pdserve.models.identity import model_identity
+from pdserve.preflight.facts import own_pdserve
+from pdserve.sweep.file import load_sweep
+from pdserve.sweep.record import SweepFolder
+from pdserve.sweep.resolve import PlannedSweep, resolve
+from pdserve.sweep.run import SweepOptions, to_run
+from pdserve.sweep.stale import GONE, StalePoints, is_measured_here, known_here, stale_points
+from pdserve.sweep.tasks import ArrayRecord, write_array
+from tests.bench.test_compare import measured, result
+from tests.sweep.test_points import record
+
+RECIPE = """\
+schema: 1
+name: small
+platform: cpu
+model: {path: model, served_name: m}
+engine: {args: {max-model-len: 1024}}
+prefill: {instances: 1}
+decode: {instances: 1}
+slurm: {partition: p}
+"""
+SWEEP = """\
+schema: 1
+name: load
+recipe: r.yaml
+workload: [{input_tokens: 8, output_tokens: 4}]
+concurrency: [1, 4]
+"""
+OPTIONS = SweepOptions(None, None, 60.0)
+HERE = {"vllm": "0.32.0", "pdserve": "0.1.0 (aa)", "CPU": "new", "GPUs": "H100", MODEL_FILES: "m1"}
+
+
+def planned(folder: Path) -> PlannedSweep:
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text('{"architectures": []}')
+    (folder / "r.yaml").write_text(RECIPE)
+    (folder / "s.yaml").write_text(SWEEP)
+    return resolve(load_sweep(folder / "s.yaml"), {})
+
+
+def measured_with(versions: Mapping[str, str | None], **about: Any) -> BenchResult:
+    return result(measured(0.1), versions=versions, **about)
+
+
+def keep(folder: SweepFolder, made: PlannedSweep, some: BenchResult) -> None:
+    """As the result of each point."""
+    for point in made.points:
+        attempt = folder.point(point) / "r"
+        attempt.mkdir(parents=True)
+        (attempt / RESULT).write_text(some.model_dump_json())
+        folder.write(point, record(point, 1.0))
+
+
+def stale(made: PlannedSweep, folder: SweepFolder, *, measured_here: bool = True) -> StalePoints:
+    return stale_points(made, folder, lambda _: HERE, measured_here=measured_here)
+
+
+def test_a_valid_point_whose_result_is_gone_or_damaged_is_measured_again(tmp_path: Path) -> None:
+    made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
+    keep(folder, made, measured_with({"vllm": "0.32.0"}))
+    assert to_run(made, folder, stale(made, folder).again, retry=False) == ()
+    first, second = made.points
+    (folder.point(first) / "r" / RESULT).unlink()
+    (folder.point(second) / "r" / RESULT).write_text('{"schema_version": 1, "prov')
+    found = stale(made, folder)
+    assert found.again == {first.id: GONE, second.id: GONE}
+    assert to_run(made, folder, found.again, retry=False) == (first, second)
+    assert stale(made, folder, measured_here=False).again == found.again, "of that no node has to be asked"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"versions": {"vllm": "0.31.0"}}, "measured with vllm 0.31.0, here is 0.32.0"),
+        (
+            {"versions": {"pdserve (client)": "0.1.0 (bb)"}},
+            "measured with pdserve 0.1.0 (bb), here is 0.1.0 (aa)",
+        ),
+        ({"hardware": {"cpu": "old"}}, "measured with CPU old, here is new"),
+        ({"hardware": {"gpus": "0, A100, 1 MiB, 5"}}, "measured with GPUs A100, 1 MiB, 5, here is H100"),
+        ({"planned": {MODEL_FILES: "m0"}}, f"measured with {MODEL_FILES} m0, here is m1"),
+    ],
+)
+def test_what_was_measured_under_other_circumstances_is_measured_again_and_the_difference_is_named(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
+    keep(folder, made, measured_with(**{"versions": {}, **changes}))
+    found = stale(made, folder)
+    assert found.again == dict.fromkeys((point.id for point in made.points), why)
+    assert len(to_run(made, folder, found.again, retry=False)) == 2
+
+
+@pytest.mark.parametrize("versions", [{}, {"vllm": None}, {"vllm": "0.32.0", "mori": "1"}])
+def test_what_is_not_known_on_both_sides_makes_nothing_stale(tmp_path: Path, versions: dict[str, str | None]) -> None:
+    made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
+    keep(folder, made, measured_with(versions, hardware={"host": "another", "memory_gib": "1"}))
+    assert stale(made, folder) == StalePoints()
+
+
+def test_where_the_nodes_are_others_a_difference_is_named_and_the_hardware_is_none(tmp_path: Path) -> None:
+    made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
+    keep(folder, made, measured_with({"vllm": "0.31.0"}, hardware={"cpu": "of the nodes"}))
+    found = stale(made, folder, measured_here=False)
+    assert found.again == {}
+    assert set(found.named.values()) == {"measured with vllm 0.31.0, here is 0.32.0"}
+
+
+def test_a_sweep_that_slurm_measures_is_compared_in_its_jobs_only(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    assert is_measured_here(folder, {}, array=False)
+    assert not is_measured_here(folder, {}, array=True)
+    write_array(folder, ArrayRecord(job="41", deployments=("aaaa",), submitted=1.0))
+    assert not is_measured_here(folder, {}, array=False), "a login node, after --detach"
+    assert is_measured_here(folder, {"SLURM_JOB_ID": "41"}, array=False)
+
+
+def test_gpus_are_compared_by_kind_and_driver_whichever_of_them_a_job_shows() -> None:
+    def gpus(text: str) -> str:
+        return circumstances(measured_with({}, hardware={"gpus": text}).provenance)["GPUs"]
+
+    one, driver = "0, NVIDIA H100, 81559 MiB, 570.86", "0, NVIDIA H100, 81559 MiB, 580.01"
+    assert gpus(one) == gpus(f"{one}\n3, NVIDIA H100, 81559 MiB, 570.86\n")
+    assert gpus(one) != gpus(driver)
+    rocm = "device,Card Series,Node ID,GUID,GFX Version\ncard0,MI300X,2,111,gfx942\n"
+    assert gpus(rocm) == gpus(rocm.replace("card0", "card7").replace("111", "222")) == "MI300X, gfx942"
+
+
+def test_what_a_result_has_of_here_is_what_is_known_of_here() -> None:
+    """Else every point would be measured again each time."""
+    here = circumstances_here({"vllm": "1", "nixl": None}, "m", machine("cpu"))
+    about = measured_with(
+        {"vllm": "1", "pdserve (client)": own_pdserve()}, hardware=machine("cpu"), planned={MODEL_FILES: "m"}
+    ).provenance
+    assert circumstances(about) == here
+    assert differences(circumstances(about), here) is None
+
+
+def test_versions_are_not_known_where_this_machine_is_no_node_of_the_job_and_in_an_image(tmp_path: Path) -> None:
+    (recipe,) = planned(tmp_path).recipes.values()
+    elsewhere = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "far-[1-2]"}
+    known = known_here(elsewhere, this_machine=False)(recipe)
+    assert sorted(known) == sorted({"pdserve", "CPU", "CPUs", MODEL_FILES})
+    assert known_here({}, this_machine=False)(recipe)[MODEL_FILES] == known[MODEL_FILES]
+
+
+def test_another_model_at_the_same_path_is_another_one(tmp_path: Path) -> None:
+    assert model_identity(tmp_path / "none") is None
+    assert model_identity(tmp_path) is None
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 10)
+    seen = [model_identity(tmp_path)]
+    (tmp_path / "README.md").write_text("not the model")
+    assert model_identity(tmp_path) == seen[0]
+    for name, content in (
+        ("config.json", '{"a": 1}'),
+        ("model.safetensors", "x" * 11),
+        ("model.safetensors.index.json", "{}"),
+        ("more.safetensors", ""),
+    ):
+        (tmp_path / name).write_text(content)
+        seen.append(model_identity(tmp_path))
+    assert len(set(seen)) == len(seen)
+    assert str(seen[-1]).endswith("(2 files of weights, 11 bytes)")
+
+
+def test_the_plan_names_which_points_are_measured_again_and_why(
+    tmp_path: Path, pdserve_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = planned(tmp_path)
+    folder = SweepFolder.of(pdserve_home, "small", "load")
+    keep(folder, made, measured_with({"pdserve (client)": "0.0.1 (old)"}))
+    run(tmp_path / "s.yaml", OPTIONS, dry=True, retry=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"measured again: points 1, 2: measured with pdserve 0.0.1 (old), here is {own_pdserve()}" in said
+    assert "to run: 2 points" in said
+    run(tmp_path / "s.yaml", OPTIONS, dry=True, retry=False, array=ArrayOptions(None, detach=False))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "not measured again: points 1, 2: measured with pdserve 0.0.1 (old)" in said
+    assert "remove its folder in" in said
+    assert "to run: 0 points" in said
