@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pdserve.bench.answers import Answer, Invalid, Unknown
 from pdserve.bench.evidence import Evidence
 
+COLD_CACHE = "cold-cache"
 TOLERANCE = 0.05
 """Share by which the engines' counts and the client's may differ."""
 _EACH = 2
@@ -64,7 +65,7 @@ def tokens_differ(evidence: Evidence) -> Answer:
 
 def cache_was_warm(evidence: Evidence) -> Answer:
     """Each run of the client has a `cache_salt` of its own (pdserve.bench.clients), by which vLLM and LMCache key a
-    block: what was there before cannot be loaded. A trace repeats itself, which a cold cache has too; the limit is of
+    block: what was there before cannot be loaded, also where it could not be removed (pdserve.sweep.empty). A trace repeats itself, which a cold cache has too; the limit is of
     the rest."""
     prefill, decode = evidence.engines("prefill", "aggregated"), evidence.engines("decode")
     if "computed" not in prefill or "local_hits" not in prefill:

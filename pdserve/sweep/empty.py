@@ -1,7 +1,7 @@
 """Empties the caches of a deployment between two points, so that each of them begins with the same.
 
 What an earlier point left cannot be loaded anyway, because each run of the client has a `cache_salt` of its own
-(pdserve.sweep.cold): but it would take room, and what a point evicts would depend on the points before it.
+(pdserve.bench.token_checks): but it would take room, and what a point evicts would depend on the points before it.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pdserve.bench.clients.choose import client_of
 from pdserve.bench.look import plan_digest
 from pdserve.bench.result import BenchResult
 from pdserve.bench.run import Task, bench
+from pdserve.bench.token_checks import COLD_CACHE
 from pdserve.bench.validity import Reason
 from pdserve.errors import PdserveError, ReportedError, StateError
 from pdserve.operations.current_run import last_run, running
@@ -24,8 +25,6 @@ from pdserve.operations.serving import serving
 from pdserve.operations.up import UpOptions, up
 from pdserve.operations.where import where
 from pdserve.run.directory import RunDir, new_run_id
-from pdserve.sweep.cold import CHECK as COLD
-from pdserve.sweep.cold import cold
 from pdserve.sweep.empty import NotEmptiedError, empty_caches
 from pdserve.sweep.keep import keep_start
 from pdserve.sweep.own import OwnDeployment, not_own
@@ -229,7 +228,7 @@ class SweepRunner:
         except SystemExit as stop:  # a TERM or HUP, which is a Ctrl-C in all of a sweep
             raise KeyboardInterrupt from stop
         except PdserveError as error:
-            check = COLD if isinstance(error, NotEmptiedError) else "measurement"
+            check = COLD_CACHE if isinstance(error, NotEmptiedError) else "measurement"
             return _failed(point, check, error, run_id=self._run_id(), seconds=time.monotonic() - began)
         return record_of(
             point,
@@ -262,8 +261,8 @@ def record_of(
     start_seconds: float | None,
     seconds: float,
 ) -> PointRecord:
-    """Its verdict: that of each measurement, all of them made, on cold caches, and by the deployment that was started
-    for it. `caches`: what became of them before."""
+    """Its verdict: that of each measurement, all of them made, and by the deployment that was started for it. `caches`:
+    what became of them before."""
     wrong, unchecked = map(list, reasons_of(result))
     other = own.not_measured_by(result)
     if other is not None and other.check not in {reason.check for reason in wrong}:
@@ -271,10 +270,6 @@ def record_of(
     if len(result.measurements) < point.workload.repeats:
         text = f"{len(result.measurements)} of {point.workload.repeats} repeats were made"
         wrong.append(Reason(check="repeats", text=text))
-    for measurement in result.measurements:
-        warm, unknown = cold(measurement, result.trace.prefix_hit if result.trace is not None else 0.0)
-        wrong += [warm] if warm is not None and warm not in wrong else []
-        unchecked += [unknown] if unknown is not None and unknown not in unchecked else []
     return _record(
         point,
         wrong,

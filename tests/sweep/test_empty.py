@@ -12,8 +12,8 @@ import httpx
 import pytest
 import yaml
 
+from pdserve.bench.token_checks import COLD_CACHE
 from pdserve.sweep import empty as module
-from pdserve.sweep.cold import CHECK
 from pdserve.sweep.empty import EMPTIED, NO_ENDPOINT, NO_ROUTE, NotEmptiedError, empty
 from pdserve.verify.target import Target
 from tests.bench.evidence import plan
@@ -137,7 +137,7 @@ def test_a_point_on_a_cache_that_stays_full_is_invalid_and_was_not_measured(
     code, output = pdserve("sweep", "--python", python, file)
     assert code == 12, output
     (record,) = records(pdserve_home)
-    assert [reason.check for reason in record.reasons] == [CHECK]
+    assert [reason.check for reason in record.reasons] == [COLD_CACHE]
     assert "3 objects are left" in record.reasons[0].text
     assert (record.result, record.caches) == (None, {})
     assert "LMCache could not be emptied" in output

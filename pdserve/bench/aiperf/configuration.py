@@ -11,7 +11,7 @@ from typing import Any
 
 from pdserve.bench.clients.client import KEY, ClientRun
 from pdserve.bench.traces.trace import RequestTrace, TraceFormat
-from pdserve.bench.workload import SESSION_HEADER, USUAL_GRACE, Load
+from pdserve.bench.workload import SESSION_HEADER, Load
 
 FORMATS: Mapping[TraceFormat, str] = {
     "mooncake": "mooncake_trace",
