@@ -65,8 +65,8 @@ def tokens_differ(evidence: Evidence) -> Answer:
 
 def cache_was_warm(evidence: Evidence) -> Answer:
     """Each run of the client has a `cache_salt` of its own (pdserve.bench.clients), by which vLLM and LMCache key a
-    block: what was there before cannot be loaded, also where it could not be removed (pdserve.sweep.empty). A trace repeats itself, which a cold cache has too; the limit is of
-    the rest."""
+    block: what was there before cannot be loaded, also where it could not be removed (pdserve.sweep.empty). A trace
+    repeats itself, which a cold cache has too; the limit is of the rest."""
     prefill, decode = evidence.engines("prefill", "aggregated"), evidence.engines("decode")
     if "computed" not in prefill or "local_hits" not in prefill:
         return Unknown("the engines do not count where the tokens of their prompts came from")
