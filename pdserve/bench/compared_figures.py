@@ -80,6 +80,8 @@ FIGURES: Mapping[str, ComparedFigure] = {
     "chunks evicted": _window("chunks", "less", lambda window: window.lmcache.get("evicted")),
     "received by decode": _window("tokens", None, lambda window: window.decode.get("received")),
     "computed by decode": _window("tokens", "less", lambda window: window.decode.get("computed")),
+    "KV moved": _window("MiB", None, lambda window: None if window.moved_bytes is None else window.moved_bytes / 2**20),
+    "KV transfers": _window("s", "less", lambda window: window.moved_seconds),
     "preemptions": _window("requests", "less", _preemptions),
     "most running": _window("requests", None, lambda window: window.peaks.running),
     "most waiting": _window("requests", "less", lambda window: window.peaks.waiting),

@@ -93,7 +93,7 @@ def transfers_failed(evidence: Evidence) -> Answer:
     if failed:
         return Invalid(", ".join(f"{count} {FAILED_TRANSFERS[name].title}" for name, count in failed.items()))
     if not _counts_failures(evidence):
-        return Unknown("the decode engines do not count transfers that fail: only recomputed prompts show them")
+        return Unknown("the decode engines do not count every transfer that fails: only recomputed prompts show them")
     return None
 
 
@@ -251,14 +251,12 @@ def _counts_failures(evidence: Evidence) -> bool:
     """Whether every decode does: by a patch that is active in it, or by what vLLM has on its page."""
 
     def counts(name: str) -> bool:
-        patched = "mooncake-pulls" in evidence.after.patches.get(name, ())
-        return patched or not _COUNTS_OF_VLLM.isdisjoint(evidence.counted_by(name))
+        patches, counted = evidence.after.patches.get(name, ()), evidence.counted_by(name)
+        # Before vllm 0.33, which the patch mooncake-prom-metrics is for, not every pull that fails is counted as one.
+        of_mooncake = "mooncake_not_received" in counted and "mooncake-prom-metrics" not in patches
+        return "mooncake-pulls" in patches or "nixl_failed" in counted or of_mooncake
 
     return all(map(counts, evidence.names("decode")))
-
-
-_COUNTS_OF_VLLM = frozenset({"nixl_failed", "mooncake_not_received"})
-"""Those of decode, which are on its page from its start."""
 
 
 def _silent(evidence: Evidence, *roles: str) -> Unknown | None:

@@ -56,6 +56,21 @@ class Window(Frozen):
         return self.lmcache["hit_tokens"] / asked if asked and "hit_tokens" in self.lmcache else None
 
     @property
+    def moved_bytes(self) -> float | None:
+        """Of KV, between engines. Mooncake counts it on prefill, which writes; NIXL where it is read or written from.
+        None: no engine counts it."""
+        return self._of_all_engines("nixl_bytes", "mooncake_bytes")
+
+    @property
+    def moved_seconds(self) -> float | None:
+        """Of those transfers together: several at a time count several times."""
+        return self._of_all_engines("nixl_seconds", "mooncake_seconds")
+
+    def _of_all_engines(self, *names: str) -> float | None:
+        counted = [counts[name] for counts in (self.prefill, self.decode) for name in names if name in counts]
+        return sum(counted) if counted else None
+
+    @property
     def prefix_hit(self) -> float | None:
         """Of the prompt tokens on prefill (of mode aggregated: on all engines), those that were not computed: the
         engine's own cache had them, or a cache tier. None: the engines do not count it."""

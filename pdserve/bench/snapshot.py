@@ -45,12 +45,14 @@ FAILED_TRANSFERS: Mapping[str, Counter] = {
     "nixl_groups_failed": _effect("nixl-failed-groups", "failed-receives", "NIXL transfers that failed"),
     "mooncake_failed": Counter("vllm:mooncake_num_failed_transfers_total", "Mooncake transfers that failed"),
     "mooncake_not_received": Counter("vllm:mooncake_num_failed_recvs_total", "prompts that Mooncake did not bring"),
+    "mooncake_expired": Counter("vllm:mooncake_num_kv_expired_reqs_total", "requests whose KV expired on prefill"),
     "pulls_failed": _effect("mooncake-pulls", "pulls-failed", "Mooncake pulls that failed"),
     "peers_lost": _effect("mooncake-pulls", "peers-lost", "prefill workers lost during a pull"),
     "params_rejected": _effect("mooncake-requests", "params-rejected", "requests served without their transfer"),
     "loads_given_up": _effect("load-timeout", "loads-given-up", "loads of KV that took too long"),
 }
-"""Any of them: the figures are of something else than prefill/decode. Mooncake counts from vllm 0.33 on."""
+"""Any of them: the figures are of something else than prefill/decode. Before vllm 0.33 the patch mooncake-prom-metrics
+exports what Mooncake counts."""
 
 ENGINE: Mapping[str, Counter] = {
     "computed": Counter("vllm:prompt_tokens_by_source_total", "prompt tokens computed", {"source": "local_compute"}),
@@ -73,6 +75,8 @@ ENGINE: Mapping[str, Counter] = {
     "decode_seconds": Counter("vllm:request_decode_time_seconds_sum", "seconds of decode"),
     "nixl_bytes": Counter("vllm:nixl_bytes_transferred_sum", "bytes moved by NIXL"),
     "nixl_seconds": Counter("vllm:nixl_xfer_time_seconds_sum", "seconds of NIXL transfers"),
+    "mooncake_bytes": Counter("vllm:mooncake_bytes_transferred_sum", "bytes moved by Mooncake"),
+    "mooncake_seconds": Counter("vllm:mooncake_xfer_time_seconds_sum", "seconds of Mooncake transfers"),
     "store_keys": _operation("keys", "save_put", "keys sent to the Mooncake store"),
     "store_failed": _operation("failed_keys", "save_put", "keys that the Mooncake store did not take"),
     "store_loaded": _operation("keys", "load_get", "keys asked of the Mooncake store"),

@@ -49,7 +49,7 @@ _MOONCAKE_FAILS = " or ".join(
     _counted("deployment, process", metric, where)
     for metric, where in (
         ("pdserve_patch_effects_total", '{patch="mooncake-pulls",effect=~"pulls-failed|peers-lost"}'),
-        # From vllm 0.33 on, of prefill and of decode.
+        # Of prefill and of decode; before vllm 0.33 with the patch mooncake-prom-metrics.
         ("vllm:mooncake_num_failed_transfers_total", ""),
         ("vllm:mooncake_num_failed_recvs_total", ""),
     )

@@ -179,6 +179,23 @@ ROWS: tuple[PanelRow, ...] = (
         "mooncake",
         (
             _graph(
+                "Bytes",
+                "Per second, sent: prefill writes the KV into decode's memory.",
+                "Bps",
+                counted("vllm:mooncake_bytes_transferred_sum", "process"),
+                stacked=True,
+            ),
+            _graph("Duration", "Of one transfer.", "s", *quantiles("vllm:mooncake_xfer_time_seconds")),
+            _graph(
+                "Failures",
+                "Transfers that prefill could not write, prompts that decode did not get, and KV that no decode asked "
+                "for in time.",
+                "ops",
+                counted("vllm:mooncake_num_failed_transfers_total", "process", named="failed"),
+                counted("vllm:mooncake_num_failed_recvs_total", "process", named="not received"),
+                counted("vllm:mooncake_num_kv_expired_reqs_total", "process", named="expired"),
+            ),
+            _graph(
                 "What the patches counted",
                 "Pulls that failed, prefills that were gone, transfers withdrawn, sockets that were lacking.",
                 "ops",

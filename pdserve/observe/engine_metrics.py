@@ -71,7 +71,8 @@ class EngineSnapshot:
     preemptions: int | None = None
     """Requests that lost their KV blocks to others, and were computed again."""
     failed_transfers: int | None = None
-    """Of KV, as NIXL (and Mooncake from vllm 0.33 on) counts them; None: this connector does not."""
+    """Of KV, as NIXL and Mooncake count them (before vllm 0.33 with the patch mooncake-prom-metrics); None: this
+    connector does not."""
 
     @property
     def reachable(self) -> bool:

@@ -123,9 +123,10 @@ def _of_proxy(window: MetricsWindow, prompts: float | None, outputs: float | Non
 
 def engine_minute(window: MetricsWindow, name: str) -> EngineMinute:
     """Of one engine, its data-parallel ranks together."""
-    failed = _sum([window.increase(name, metric) for metric in FAILED_TRANSFERS])
-    if failed is None:  # of Mooncake before vLLM 0.33, where the patch of its pulls counts them
-        failed = window.increase(name, "pdserve_patch_effects_total", patch="mooncake-pulls", effect="pulls-failed")
+    by_vllm = _sum([window.increase(name, metric) for metric in FAILED_TRANSFERS])
+    pulls = window.increase(name, "pdserve_patch_effects_total", patch="mooncake-pulls", effect="pulls-failed")
+    # The same pulls. Before vllm 0.33 vLLM leaves some out, and without its patch it exports none.
+    failed = max((count for count in (by_vllm, pulls) if count is not None), default=None)
     return EngineMinute(
         computed=window.rate(name, _SOURCES, source="local_compute"),
         received=window.rate(name, _SOURCES, source="external_kv_transfer"),

@@ -15,6 +15,7 @@ Platform = Literal["cpu", "cuda", "rocm"]
 ProcessKind = Literal["api-server", "engine-core", "worker", "lmcache-server"]
 Behaviour = Literal[
     "metrics crash",
+    "metrics of transfers",
     "stale completions",
     "KV memory deadlock",
     "choice of connector",

@@ -20,7 +20,15 @@ from pdserve.patches.lmcache import (
     min_load,
     registration,
 )
-from pdserve.patches.mooncake import bootstrap, cpu_device, late_bootstrap, pulls, requests, sends
+from pdserve.patches.mooncake import (
+    bootstrap,
+    cpu_device,
+    late_bootstrap,
+    pulls,
+    requests,
+    sends,
+    transfer_metrics,
+)
 from pdserve.patches.moriio import unread_prompts
 from pdserve.patches.multiconnector import prom_metrics, selection
 from pdserve.patches.nixl import abandoned_kv, failed_groups, push
@@ -36,6 +44,7 @@ from pdserve.patches.scheduler import (
 
 REGISTRY: tuple[Patch, ...] = (
     prom_metrics.PATCH,
+    transfer_metrics.PATCH,
     selection.PATCH,
     stale_completions.PATCH,
     ready_waiters_first.PATCH,

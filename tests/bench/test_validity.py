@@ -120,11 +120,12 @@ def page_of_proxy(answered: Mapping[str, int]) -> Change:
     )
 
 
-def page_of_mooncake(transfers: int, receives: int) -> Change:
-    """Of a decode with vllm 0.33, at the end: so many have failed."""
+def page_of_mooncake(transfers: int, receives: int, expired: int = 0) -> Change:
+    """Of a decode with vllm 0.33, or before with the patch mooncake-prom-metrics, at the end: so many have failed."""
     text = f"""
 vllm:mooncake_num_failed_transfers_total{{engine="0"}} {transfers}
 vllm:mooncake_num_failed_recvs_total{{engine="0"}} {receives}
+vllm:mooncake_num_kv_expired_reqs_total{{engine="0"}} {expired}
 vllm:prompt_tokens_by_source_total{{engine="0",source="local_compute"}} 3
 vllm:prompt_tokens_by_source_total{{engine="0",source="external_kv_transfer"}} {5 + TOKENS}
 """
@@ -207,6 +208,12 @@ CASES: list[tuple[str, Change, str]] = [
     ("transfers", count("decode-0", pulls_failed=2.0), "2 Mooncake pulls that failed"),
     ("transfers", count("prefill-0", nixl_expired=1.0), "1 requests whose KV expired"),
     ("transfers", page_of_mooncake(4, 8), "4 Mooncake transfers that failed, 8 prompts that Mooncake did not bring"),
+    ("transfers", page_of_mooncake(0, 0, 2), "2 requests whose KV expired on prefill"),
+    (
+        "transfers",
+        both(page_of_mooncake(1, 0), after(patches={"decode-0": ("mooncake-prom-metrics",)})),
+        "1 Mooncake transfers that failed",
+    ),
     ("cache", count("lmcache-0", written=5.0), "LMCache is on and stored nothing"),
     ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=8.0), "the Mooncake store is on"),
     ("cache", tier("OffloadingConnector", offload_bytes=0.0), "host memory is on"),
@@ -344,7 +351,12 @@ UNKNOWN: list[tuple[str, Change, str]] = [
     ("second-attempts", unread("proxy"), "the proxy does not count second attempts (no answer within 3 s)"),
     ("other-traffic", after(proxy=Counts(error="it is vllm-router")), "it is vllm-router"),
     ("cache", after(caches={}), "LMCache reports nothing"),
-    ("transfers", after(patches={"decode-0": ("mooncake-requests",)}), "do not count transfers that fail"),
+    (
+        "transfers",
+        both(page_of_mooncake(0, 0), after(patches={"decode-0": ("mooncake-prom-metrics",)})),
+        "do not count every transfer that fails",
+    ),
+    ("transfers", after(patches={"decode-0": ("mooncake-requests",)}), "do not count every transfer that fails"),
 ]
 
 

@@ -105,7 +105,7 @@ run_lmcache_0() {
 # prefill-0 (prefill) on node0: start stage 1, devices 0,1,2,3,4,5,6,7
 #   ports: http 8100, bootstrap 8998; log: logs/prefill-0@node0.log
 #   ready: http://198.51.100.1:8100/health answers 200
-#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, load-timeout, lmcache-lost-send, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, lmcache-lookup-locks
+#   patches: multiconnector-prom-metrics, mooncake-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, load-timeout, lmcache-lost-send, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, lmcache-lookup-locks
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -121,7 +121,7 @@ run_prefill_0() {
   export MC_MAX_RPC_PORT=15099
   export MC_MIN_RPC_PORT=15000
   export NO_PROXY=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2
-  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,load-timeout,lmcache-lost-send,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,lmcache-lookup-locks
+  export PDSERVE_PATCHES=multiconnector-prom-metrics,mooncake-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,load-timeout,lmcache-lost-send,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,lmcache-lookup-locks
   export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-2node/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1
@@ -164,7 +164,7 @@ run_prefill_0() {
 # decode-0 (decode) on node1: start stage 1, devices 0,1,2,3,4,5,6,7
 #   ports: http 8200; log: logs/decode-0@node1.log
 #   ready: http://198.51.100.2:8200/health answers 200
-#   patches: stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap
+#   patches: mooncake-prom-metrics, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap
 run_decode_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -180,7 +180,7 @@ run_decode_0() {
   export MC_MAX_RPC_PORT=15099
   export MC_MIN_RPC_PORT=15000
   export NO_PROXY=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2
-  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap
+  export PDSERVE_PATCHES=mooncake-prom-metrics,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap
   export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-2node/patches/decode-0
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1

@@ -83,7 +83,7 @@ run_lmcache_0() {
 # prefill-0 (prefill) on localhost: start stage 1, devices 0,1,2,3
 #   ports: http 8100, bootstrap 8998; log: logs/prefill-0@localhost.log
 #   ready: http://127.0.0.1:8100/health answers 200
-#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, load-timeout, lmcache-lost-send, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, lmcache-lookup-locks
+#   patches: multiconnector-prom-metrics, mooncake-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, load-timeout, lmcache-lost-send, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, lmcache-lookup-locks
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -99,7 +99,7 @@ run_prefill_0() {
   export MC_MAX_RPC_PORT=15099
   export MC_MIN_RPC_PORT=15000
   export NO_PROXY=127.0.0.1,localhost,::1
-  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,load-timeout,lmcache-lost-send,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,lmcache-lookup-locks
+  export PDSERVE_PATCHES=multiconnector-prom-metrics,mooncake-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,load-timeout,lmcache-lost-send,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,lmcache-lookup-locks
   export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1
@@ -142,7 +142,7 @@ run_prefill_0() {
 # decode-0 (decode) on localhost: start stage 1, devices 4,5,6,7
 #   ports: http 8200; log: logs/decode-0@localhost.log
 #   ready: http://127.0.0.1:8200/health answers 200
-#   patches: stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap
+#   patches: mooncake-prom-metrics, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap
 run_decode_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -158,7 +158,7 @@ run_decode_0() {
   export MC_MAX_RPC_PORT=15199
   export MC_MIN_RPC_PORT=15100
   export NO_PROXY=127.0.0.1,localhost,::1
-  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap
+  export PDSERVE_PATCHES=mooncake-prom-metrics,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap
   export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x/patches/decode-0
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1

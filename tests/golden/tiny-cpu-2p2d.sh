@@ -56,7 +56,7 @@ run_lmcache_0() {
 # prefill-0 (prefill) on localhost: start stage 1, no devices
 #   ports: http 8100, bootstrap 8998; log: logs/prefill-0@localhost.log
 #   ready: http://127.0.0.1:8100/health answers 200
-#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device, lmcache-lookup-locks
+#   patches: multiconnector-prom-metrics, mooncake-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device, lmcache-lookup-locks
 #   CPUs: part 1 of 4 of the node's (by hand: taskset --cpu-list)
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
@@ -73,7 +73,7 @@ run_prefill_0() {
   export MC_MIN_RPC_PORT=15000
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device,lmcache-lookup-locks
+  export PDSERVE_PATCHES=multiconnector-prom-metrics,mooncake-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device,lmcache-lookup-locks
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
@@ -107,7 +107,7 @@ run_prefill_0() {
 # prefill-1 (prefill) on localhost: start stage 1, no devices
 #   ports: http 8101, bootstrap 8999; log: logs/prefill-1@localhost.log
 #   ready: http://127.0.0.1:8101/health answers 200
-#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device, lmcache-lookup-locks
+#   patches: multiconnector-prom-metrics, mooncake-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device, lmcache-lookup-locks
 #   CPUs: part 2 of 4 of the node's (by hand: taskset --cpu-list)
 run_prefill_1() {
   VLLM_API_KEY="${engine_key:?}"
@@ -124,7 +124,7 @@ run_prefill_1() {
   export MC_MIN_RPC_PORT=15100
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device,lmcache-lookup-locks
+  export PDSERVE_PATCHES=multiconnector-prom-metrics,mooncake-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device,lmcache-lookup-locks
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches/prefill-1
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
@@ -158,7 +158,7 @@ run_prefill_1() {
 # decode-0 (decode) on localhost: start stage 1, no devices
 #   ports: http 8200; log: logs/decode-0@localhost.log
 #   ready: http://127.0.0.1:8200/health answers 200
-#   patches: stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device
+#   patches: mooncake-prom-metrics, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device
 #   CPUs: part 3 of 4 of the node's (by hand: taskset --cpu-list)
 run_decode_0() {
   VLLM_API_KEY="${engine_key:?}"
@@ -175,7 +175,7 @@ run_decode_0() {
   export MC_MIN_RPC_PORT=15200
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device
+  export PDSERVE_PATCHES=mooncake-prom-metrics,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches/decode-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
@@ -207,7 +207,7 @@ run_decode_0() {
 # decode-1 (decode) on localhost: start stage 1, no devices
 #   ports: http 8201; log: logs/decode-1@localhost.log
 #   ready: http://127.0.0.1:8201/health answers 200
-#   patches: stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device
+#   patches: mooncake-prom-metrics, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device
 #   CPUs: part 4 of 4 of the node's (by hand: taskset --cpu-list)
 run_decode_1() {
   VLLM_API_KEY="${engine_key:?}"
@@ -224,7 +224,7 @@ run_decode_1() {
   export MC_MIN_RPC_PORT=15300
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device
+  export PDSERVE_PATCHES=mooncake-prom-metrics,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches/decode-1
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1

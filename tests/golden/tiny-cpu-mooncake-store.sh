@@ -33,7 +33,7 @@ run_mooncake_master() {
 # prefill-0 (prefill) on localhost: start stage 1, no devices
 #   ports: http 8100, bootstrap 8998; log: logs/prefill-0@localhost.log
 #   ready: http://127.0.0.1:8100/health answers 200
-#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device
+#   patches: multiconnector-prom-metrics, mooncake-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device
 #   CPUs: part 1 of 2 of the node's (by hand: taskset --cpu-list)
 run_prefill_0() {
   cat >"$RUN_DIR/mooncake-store-prefill-0.json" <<'END_OF_FILE'
@@ -62,7 +62,7 @@ END_OF_FILE
   export MOONCAKE_CONFIG_PATH=/run/pdserve/tiny-cpu-mooncake-store/mooncake-store-prefill-0.json
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device
+  export PDSERVE_PATCHES=multiconnector-prom-metrics,mooncake-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-mooncake-store/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
@@ -96,7 +96,7 @@ END_OF_FILE
 # decode-0 (decode) on localhost: start stage 1, no devices
 #   ports: http 8200; log: logs/decode-0@localhost.log
 #   ready: http://127.0.0.1:8200/health answers 200
-#   patches: stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device
+#   patches: mooncake-prom-metrics, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device
 #   CPUs: part 2 of 2 of the node's (by hand: taskset --cpu-list)
 run_decode_0() {
   VLLM_API_KEY="${engine_key:?}"
@@ -113,7 +113,7 @@ run_decode_0() {
   export MC_MIN_RPC_PORT=15100
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device
+  export PDSERVE_PATCHES=mooncake-prom-metrics,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-mooncake-store/patches/decode-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1

@@ -22,7 +22,7 @@ mkdir -p "$RUN_DIR/logs"
 # prefill-0 (prefill) on localhost: start stage 1, no devices
 #   ports: http 8100, bootstrap 8998; log: logs/prefill-0@localhost.log
 #   ready: http://127.0.0.1:8100/health answers 200
-#   patches: stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device
+#   patches: mooncake-prom-metrics, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device
 #   CPUs: part 1 of 2 of the node's (by hand: taskset --cpu-list)
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
@@ -39,7 +39,7 @@ run_prefill_0() {
   export MC_MIN_RPC_PORT=15000
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device
+  export PDSERVE_PATCHES=mooncake-prom-metrics,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-router/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
@@ -72,7 +72,7 @@ run_prefill_0() {
 # decode-0 (decode) on localhost: start stage 1, no devices
 #   ports: http 8200; log: logs/decode-0@localhost.log
 #   ready: http://127.0.0.1:8200/health answers 200
-#   patches: stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device
+#   patches: mooncake-prom-metrics, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-late-bootstrap, mooncake-cpu-device
 #   CPUs: part 2 of 2 of the node's (by hand: taskset --cpu-list)
 run_decode_0() {
   VLLM_API_KEY="${engine_key:?}"
@@ -89,7 +89,7 @@ run_decode_0() {
   export MC_MIN_RPC_PORT=15100
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device
+  export PDSERVE_PATCHES=mooncake-prom-metrics,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-router/patches/decode-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1

@@ -69,6 +69,15 @@ def test_a_patch_needs_all_its_connectors_in_use(connectors: frozenset[str], cra
     assert (CRASH in chosen, SHIM in chosen) == (crash, shim)
 
 
+@pytest.mark.parametrize("connectors", [PATH, frozenset({"MooncakeConnector"})])
+def test_mooncakes_metrics_are_exported_where_vllm_does_not_do_it_alone_or_in_multi(connectors: frozenset[str]) -> None:
+    name = "mooncake-prom-metrics"
+    assert not find(name).required
+    assert all(name in auto(vllm, connectors=connectors) for vllm in ("0.26.0", "0.32.0", None))
+    assert name not in auto("0.33.0", connectors=connectors)
+    assert name not in auto("0.32.0", connectors=connectors - {"MooncakeConnector"})
+
+
 def test_an_engine_without_a_connector_gets_no_patch() -> None:
     assert auto("0.32.0", connectors=frozenset()) == ()
 

@@ -15,8 +15,15 @@ from tests.bench.test_compare import INVALID, measured, result
 
 WORK = Workload(input_tokens=10, output_tokens=5, repeats=1)
 WINDOW = Window(
-    prefill={"computed": 90.0, "local_hits": 10.0, "queue_seconds": 1.0, "prefill_seconds": 2.0},
-    decode={"decode_seconds": 4.0, "received": 100.0},
+    prefill={
+        "computed": 90.0,
+        "local_hits": 10.0,
+        "queue_seconds": 1.0,
+        "prefill_seconds": 2.0,
+        "mooncake_bytes": 2.5 * 2**20,
+        "mooncake_seconds": 0.25,
+    },
+    decode={"decode_seconds": 4.0, "received": 100.0, "mooncake_bytes": 0.0, "mooncake_seconds": 0.0},
     proxy={"queue_seconds": 1.0, "transfer_seconds": 3.0},
 )
 

@@ -74,6 +74,12 @@ def test_each_row_has_its_verdict_and_its_reason(tmp_path: Path) -> None:
     assert any("errors:" in text for text in shown.texts)
 
 
+def test_each_row_has_the_kv_that_was_moved(tmp_path: Path) -> None:
+    unknown = one(4).model_copy(update={"window": Window()})
+    shown = parsed(bench_folder(tmp_path / "b", one(1), unknown))
+    assert shown.column(12) == ["2.5 / 0.25", "- / -"]
+
+
 def test_a_point_that_is_invalid_makes_its_valid_measurement_invalid(tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path)
     sweep_point(sweep, (("c", "1"),), one(), "INVALID", Reason(check="cold-cache", text="it was warm"))

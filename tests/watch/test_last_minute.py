@@ -125,6 +125,14 @@ def test_failed_transfers_are_counted_by_nixl_or_by_the_patch_of_mooncakes_pulls
     assert engine_minute(seen_twice("d", page(f"{nixl}1\n"), page(f"{nixl}3\n")), "d").failed_transfers == 2
 
 
+def test_a_pull_that_vllm_and_the_patch_both_count_failed_once() -> None:
+    patch = 'pdserve_patch_effects_total{patch="mooncake-pulls",effect="pulls-failed"} '
+    vllm = "vllm:mooncake_num_failed_recvs_total "
+    for by_vllm, by_patch in ((3, 3), (1, 3), (3, 1)):
+        window = seen_twice("d", page(f"{patch}0\n{vllm}0\n"), page(f"{patch}{by_patch}\n{vllm}{by_vllm}\n"))
+        assert engine_minute(window, "d").failed_transfers == 3
+
+
 def test_a_cache_over_all_its_salts() -> None:
     name = "lmcache-0.5.6.metrics"
     minute = cache_minute(seen_twice("lmcache-0", recorded(name), recorded(name, 2)), "lmcache-0")

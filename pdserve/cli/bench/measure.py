@@ -67,7 +67,7 @@ def _line(measurement: Measurement) -> str:
 def _show(result: BenchResult, folder: Path, out: Console) -> None:
     out.print(_latencies(result.measurements))
     out.print(_rates(result))
-    out.print(_windows(result))
+    out.print(windows(result))
     for line in _notes(result.measurements):
         out.print(Text(line))
     out.print(Text(f"result: {folder / RESULT}"))
@@ -118,13 +118,15 @@ def _rates(result: BenchResult) -> Table:
     return table
 
 
-def _windows(result: BenchResult) -> Table:
+def windows(result: BenchResult) -> Table:
+    """What pdserve counted of each measurement."""
     table = Table(title="measured by pdserve over the same window", header_style="bold")
     theory = "-" if result.trace is None else f"{'~' if result.trace.estimated else ''}{result.trace.prefix_hit:.0%}"
     columns = ("prompt tokens computed", f"prefix hit (theory {theory})", "received by decode", "computed by decode")
-    for column in ("load", "verdict", *columns, "LMCache had", "stored / loaded", "waiting", "KV use"):
+    for column in ("load", "verdict", *columns, "KV moved, MiB / s", "LMCache had", "stored / loaded"):
         table.add_column(column)
-    table.add_column("CPU client / proxy")
+    for column in ("waiting", "KV use", "CPU client / proxy"):
+        table.add_column(column)
     for each in result.measurements:
         window = each.window
         written, read = window.lmcache.get("written"), window.lmcache.get("read")
@@ -134,6 +136,7 @@ def _windows(result: BenchResult) -> Table:
             _share(window.prefix_hit),
             _count(window.decode.get("received")),
             _count(window.decode.get("computed")),
+            f"{_mib(window.moved_bytes)} / {_number(window.moved_seconds)}",
             _share(window.cache_hit),
             f"{_count(written)} / {_count(read)}",
             _count(window.peaks.waiting),
@@ -181,6 +184,10 @@ def _raise_for_verdict(result: BenchResult, folder: Path) -> None:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _mib(value: float | None) -> str:
+    return "-" if value is None else f"{value / 2**20:.1f}"
 
 
 def _count(value: float | None) -> str:

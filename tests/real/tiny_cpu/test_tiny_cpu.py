@@ -65,15 +65,15 @@ def test_the_effects_of_patches_are_on_the_engines_own_metrics(tiny: Deployment)
     assert isinstance(probe, HttpProbe)
     url = f"http://{probe.host}:{probe.port}/metrics"
     assert 'pdserve_patch_active_processes{patch="multiconnector-prom-metrics"} 2.0' in httpx.get(url, timeout=60).text
-    dropped = 'pdserve_patch_effects_total{effect="observations-dropped",patch="multiconnector-prom-metrics"}'
+    built = 'pdserve_patch_effects_total{effect="instances",patch="multiconnector-selection"}'
 
     def seen() -> bool:
         """What an engine has sent it reports with its next step."""
         assert tiny.post("/v1/completions", {"model": "tiny", "prompt": "one two", "max_tokens": 1})[0] == 200
-        return dropped in httpx.get(url, timeout=60).text
+        return built in httpx.get(url, timeout=60).text
 
-    # Without the patch the API server would be gone with the first transfer.
-    wait_until("an observation was dropped", seen, 60)
+    # Without the patches the API server would be gone with the first transfer.
+    wait_until("an effect is shown", seen, 60)
 
 
 def test_the_share_of_the_orchestration_is_recorded(tiny: Deployment) -> None:
