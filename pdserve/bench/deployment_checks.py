@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from pdserve.bench.answers import Answer, Invalid, Unknown
 from pdserve.bench.client_checks import PROMPT_TOLERANCE
 from pdserve.bench.evidence import Evidence
 from pdserve.bench.snapshot import FAILED_TRANSFERS
+from pdserve.run.incidents import incident
 
 RECOMPUTED = 1
 """Prompt tokens that decode may compute of every request: it needs the logits of the last token. vLLM counts a prompt
@@ -17,15 +17,6 @@ that NIXL or Mooncake brought as received to the last token. Of a hybrid model t
 other connectors do so of every model."""
 CLOCK_SECONDS = 0.5
 """By which two clocks may part: NTP moves the wall clock by less than half a millisecond a second."""
-_FATAL_EVENTS = {
-    "died": "died",
-    "late": "was not ready in time",
-    "given_up": "did not answer and counts as dead",
-    "restarting": "is being restarted",
-    "cache_down": "is down",
-    "unresponsive": "did not answer",
-    "agent_gone": "lost its agent",
-}
 
 
 def decode_computed(evidence: Evidence) -> Answer:
@@ -134,12 +125,6 @@ def process_died(evidence: Evidence) -> Answer:
     if evidence.after.phase != "ready":
         return Invalid(f"the deployment is {evidence.after.phase}")
     return None
-
-
-def incident(event: Mapping[str, Any]) -> str | None:
-    """What went wrong, by an event of the history; None: nothing did."""
-    what = _FATAL_EVENTS.get(event["event"])
-    return None if what is None else f"{event.get('name') or event.get('node')} {what}"
 
 
 def clock_jumped(evidence: Evidence) -> Answer:

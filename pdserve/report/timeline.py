@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pdserve.bench.deployment_checks import incident
+from pdserve.run.incidents import incident
 
 LaneState = Literal["starting", "ready", "silent", "dead", "stopping"]
 MarkKind = Literal["died", "restarting"]

@@ -117,6 +117,11 @@ class Engine:
                 await responder.send(200, {"object": "list", "data": data})
             case path if path in GENERATE:
                 await self._generate(request, responder)
+            case "/fake/forget":
+                end = request.query["salt"]
+                self.external.chains = {chain for chain in self.external.chains if not chain[0].endswith(end)}
+                await _ask_lmcache("forget", salt=end)
+                await responder.send(200, {})
             case "/fake/requests":
                 await responder.send(200, self.requests)
             case "/fake/state":

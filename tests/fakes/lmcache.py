@@ -18,7 +18,7 @@ FAKE_LMCACHE_LOSES=1          keeps nothing                     FAKE_LMCACHE_LOC
 `POST /fake/script {"registered": 0}` changes the fields marked * while it runs; `POST /fake/store {"objects": 2,
 "bytes": 1024}` stores, `POST /cache/clear` forgets what no lock holds. With `GET /fake/use?salt=S&chunks=A,B` a fake
 engine loads and stores the chunks of a prompt (Server._use has the rest), with `GET /fake/forget` it resets what is
-stored. It outlives whoever started it.
+stored; `?salt=END`: only what has a salt that ends so. It outlives whoever started it.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Server:
             case "GET", "/fake/use":
                 await responder.send(200, self._use(request.query))
             case "GET", "/fake/forget":
-                self.chunks.clear()
+                self.chunks = {chunk for chunk in self.chunks if not chunk[0].endswith(request.query.get("salt", ""))}
                 await responder.send(200, {})
             case "POST", "/fake/store":
                 stored = json.loads(request.body)

@@ -94,6 +94,10 @@ class FakeEngine(Child):
         """What its LMCache server has is gone."""
         self.http.post("/reset_prefix_cache?reset_external=true").raise_for_status()
 
+    def forget_salt(self, end: str) -> None:
+        """What the cache beside it has of salts that end so is gone, and nothing else."""
+        self.http.get("/fake/forget", params={"salt": end}).raise_for_status()
+
 
 class Deployment:
     """Everything it starts ends with it."""

@@ -15,6 +15,7 @@ from pdserve.observe.engine_metrics import view_client
 from pdserve.recipe.model import Timeouts, Verify
 from pdserve.verify import Proof
 from pdserve.verify.load import LoadOptions, LoadReport, run_load
+from pdserve.verify.load.options import GROUPS
 from pdserve.verify.load.traffic import OnWindow
 from tests.proxy.deployment import KEY, MODEL
 from tests.verify.deployment import DETAILS, Deployment
@@ -67,6 +68,7 @@ class TestProven:
         reload = proof(report, "load-reload").numbers
         # Two groups share one chunk, two share two; the caches are cleared before the second and the third window.
         assert (reload["times cleared"], reload["tokens expected"]) == (2, 2 * 6 * 256)
+        assert (reload["prefixes expected"], reload["prefixes loaded"], reload["tokens loaded"]) == (8, 8, 2 * 6 * 256)
         transfer = proof(report, "load-transfer").numbers
         assert transfer["computed on decode"] == 0
         output = proof(report, "load-output").numbers
@@ -105,6 +107,22 @@ class TestProven:
         second.http.post("/reset_prefix_cache").raise_for_status()
         second.http.post("/v1/completions", json=prompt).raise_for_status()
         assert second.loaded() == 512, "the server has nothing any more"
+
+    @pytest.mark.parametrize("connector", ["MooncakeStoreConnector", "OffloadingConnector"])
+    def test_another_cache(self, deployment: Deployment, connector: str) -> None:
+        report = load(deployment.up(cached=False, beside=connector))
+        assert report.exit_code == 0, reasons(report)
+        reload = proof(report, "load-reload")
+        assert (reload.numbers["prefixes expected"], reload.numbers["prefixes loaded"]) == (8, 8)
+        assert reload.claim.endswith("prefix was loaded again.")
+
+    def test_engines_that_offload_each_to_memory_of_its_own(self, deployment: Deployment) -> None:
+        """The proxy may choose the one that never had a prefix: it has lost nothing."""
+        report = load(deployment.up(aggregated=2, cached=False, beside="OffloadingConnector"))
+        assert report.exit_code == 0, reasons(report)
+        reload = proof(report, "load-reload")
+        assert reload.claim.endswith("wherever it was known to be kept.")
+        assert reload.numbers["prefixes loaded"] == reload.numbers["prefixes expected"]
 
     def test_aggregated_engines_transfer_nothing(self, deployment: Deployment) -> None:
         report = load(deployment.up(aggregated=2))
@@ -169,6 +187,33 @@ class TestFaults:
         assert reload.status == "failed"
         assert "requests 16-31: " in reload.reason
         assert "requests 32-47" not in reload.reason
+
+    @pytest.mark.parametrize("group", range(GROUPS))
+    def test_a_cache_that_forgets_a_single_prefix(self, deployment: Deployment, group: int) -> None:
+        """In a window of the usual size the tails of prompts that come once more are loaded too: they are more tokens
+        than the prefix, and do not make up for it."""
+        usual = LoadOptions(requests=100, sample=0.0)
+        prefill = deployment.up().engines["prefill-0"]
+        report = load(deployment, usual, after_window(1, lambda: prefill.forget_salt(f"-load-{group}")))
+        reload = proof(report, "load-reload")
+        assert reload.status == "failed"
+        tokens = (256, 512)[group % 2]
+        assert f"(requests 50-99: group {group} (cache_salt pdserve-verify-" in reload.reason
+        assert f"-load-{group}): 0 of {tokens} tokens by prefill-0):" in reload.reason
+        assert reload.reason.endswith("see logs/lmcache-0.log, logs/prefill-0.log")
+        assert (reload.numbers["prefixes expected"], reload.numbers["prefixes loaded"]) == (4, 3)
+        assert {entry.name for entry in report.proofs if entry.status != "proven"} == {"load-reload"}, reasons(report)
+
+    @pytest.mark.parametrize("connector", ["MooncakeStoreConnector", "OffloadingConnector"])
+    def test_another_cache_that_forgets_a_single_prefix(self, deployment: Deployment, connector: str) -> None:
+        deployment.up(cached=False, beside=connector)
+        prefill = deployment.engines["prefill-0"]
+        report = load(deployment, on_window=after_window(2, lambda: prefill.forget_salt("-load-1")))
+        reload = proof(report, "load-reload")
+        assert reload.status == "failed"
+        assert "(requests 32-47: group 1 (cache_salt " in reload.reason
+        assert "group 0" not in reload.reason
+        assert reload.reason.endswith("see logs/prefill-0.log")
 
     def test_kv_that_no_decode_fetches(self, deployment: Deployment) -> None:
         deployment.up(cached=False, naive_proxy=("decode-0", "prefill-0"), timeouts=Timeouts(transfer_abort_seconds=2))

@@ -19,23 +19,12 @@ from pdserve.cli.prove.serving import serving
 from pdserve.observe.remote_http import client, seen_from_here
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir
+from pdserve.run.incidents import INCIDENTS
 from pdserve.run.state import DeploymentState
 from pdserve.verify import Report, run_proofs
 from pdserve.verify.load import LoadOptions, LoadReport, LoadWindow, run_load
 from pdserve.verify.load.traffic import ENDINGS, SentWindow
 
-_TROUBLE = (
-    "died",
-    "late",
-    "unresponsive",
-    "given_up",
-    "restarting",
-    "cache_down",
-    "engine_not_back",
-    "agent_gone",
-    "failed",
-)
-"""Events that explain why a proof failed."""
 _RECORDED_SECONDS = 1.0
 _COLUMNS = ("requests", "until second", "answered", "cancelled", "failed", "differ")
 _STYLES = {"proven": "green", "failed": "bold red", "not-proven": "yellow"}
@@ -84,7 +73,7 @@ def _meanwhile(run_dir: RunDir, began: int, *, failed: bool) -> tuple[str, ...]:
     until = time.monotonic() + (_RECORDED_SECONDS if failed else 0.0)
     while True:
         events, _ = run_dir.read_events(began)
-        texts = [text for event in events if event["event"] in _TROUBLE and (text := event_text(event))]
+        texts = [text for event in events if event["event"] in INCIDENTS and (text := event_text(event))]
         if texts or time.monotonic() >= until:
             return tuple(" ".join(text.split()) for text in texts)
         time.sleep(0.05)

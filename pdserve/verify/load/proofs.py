@@ -1,4 +1,4 @@
-"""Proofs of a load besides its output: `load-answers`, `load-transfer`, `load-reload`, `load-clean`."""
+"""Proofs of a load besides its output and its reloads: `load-answers`, `load-transfer`, `load-clean`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from pdserve.verify.trials import Counters, read_counters, tokens_since
 
 _ANSWERED = "Every request under load whose client stayed was answered whole"
 TRANSFER_CLAIM = "Under load decode had the KV of every prompt and computed none beyond what vLLM always recomputes."
-RELOAD_CLAIM = (
-    "After each time that the engines' own caches were cleared, the prefixes that prompts share were loaded again."
-)
 CLEAN_CLAIM = (
     "After the load no request is running, KV-cache use is what it was on every engine, and LMCache holds no lock."
 )
@@ -141,50 +138,6 @@ def _on_decode(target: Target, before: Counters, after: Counters, source: str) -
     each = [tokens_since(before.engines[w.name], after.engines[w.name], source) for w in target.decoders]
     known = [count for count in each if count is not None]
     return sum(known) if len(known) == len(each) else None
-
-
-def prove_reload(target: Target, traffic: Traffic) -> Outcome:
-    if not target.plan.cache_reset_endpoint:
-        return not_proven(
-            "engine.cache_reset_endpoint is off in the recipe: the engines' own caches cannot be cleared, so reloads "
-            "look like local hits"
-        )
-    if traffic.not_cleared is not None:
-        raise traffic.not_cleared
-    cleared = [(window, window.reloaded) for window in traffic.windows if window.reloaded is not None]
-    numbers: Numbers = {
-        "times cleared": len(cleared),
-        "tokens expected": sum(reloaded.wanted for _, reloaded in cleared),
-        "tokens loaded": sum(reloaded.tokens or 0 for _, reloaded in cleared),
-    }
-    if not cleared:
-        return not_proven(
-            "no window was answered from its begin on after the caches were cleared: give --requests, or --seconds, "
-            "for more than one window, or a smaller --window",
-            numbers,
-        )
-    if any(reloaded.tokens is None for _, reloaded in cleared):
-        return not_proven(
-            "the engines do not count where the tokens of their prompts came from, or could not be read", numbers
-        )
-    if not all(reloaded.wanted for _, reloaded in cleared):
-        least = target.plan.min_load_tokens
-        return not_proven(
-            f"reloads below min_load_tokens ({least}) are computed, as all of these prefixes are", numbers
-        )
-    short = [
-        f"requests {window.first}-{window.last}: {reloaded.tokens} of {reloaded.wanted} tokens"
-        for window, reloaded in cleared
-        if (reloaded.tokens or 0) < reloaded.wanted
-    ]
-    if short:
-        logs = ", ".join(target.log(server.process) for server in target.plan.lmcache) or _logs(target)
-        return failed(
-            f"prefixes were computed again instead of being loaded ({'; '.join(short)}): they were not stored, or they "
-            f"were evicted; see {logs}",
-            numbers,
-        )
-    return proven(numbers)
 
 
 async def prove_clean(target: Target, before: Mapping[str, EngineSnapshot]) -> Outcome:

@@ -11,7 +11,7 @@ import httpx
 from pdserve.observe.engine_metrics import EngineSnapshot
 from pdserve.plan.model import Plan
 from pdserve.verify import cleanliness, endpoints, pool
-from pdserve.verify.load import comparison, proofs
+from pdserve.verify.load import comparison, proofs, reload_proof
 from pdserve.verify.load.comparison import ComparedAnswers
 from pdserve.verify.load.options import LoadOptions
 from pdserve.verify.load.schedule import Schedule, make_schedule
@@ -85,7 +85,7 @@ def _proofs(target: Target) -> list[tuple[str, str, Prove]]:
     if target.decoders:
         applicable.append(("load-transfer", proofs.TRANSFER_CLAIM, _transfer))
     if _keeps_kv(target.plan):
-        applicable.append(("load-reload", proofs.RELOAD_CLAIM, _reload))
+        applicable.append(("load-reload", reload_proof.claim(target), _reload))
     return [*applicable, ("load-clean", proofs.CLEAN_CLAIM, _clean), ("load-output", comparison.CLAIM, _output)]
 
 
@@ -99,7 +99,7 @@ async def _transfer(target: Target, sent: _Sent) -> Outcome:
 
 
 async def _reload(target: Target, sent: _Sent) -> Outcome:
-    return proofs.prove_reload(target, sent.traffic)
+    return reload_proof.prove(target, sent.traffic)
 
 
 async def _clean(target: Target, sent: _Sent) -> Outcome:

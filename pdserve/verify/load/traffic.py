@@ -12,9 +12,10 @@ from typing import Literal, get_args
 from pdserve.errors import VerifyError
 from pdserve.observe.engine_metrics import read_metrics, total
 from pdserve.pd.telemetry.metrics_page import PREFIX
-from pdserve.verify.cache import clear_engines, received_meanwhile
+from pdserve.verify.cache import clear_engines
 from pdserve.verify.completion import Completion
 from pdserve.verify.load.options import GROUPS, LoadOptions
+from pdserve.verify.load.reload import Prefixes, PrefixReload
 from pdserve.verify.load.schedule import LoadRequest, Schedule
 from pdserve.verify.proofs import one_line
 from pdserve.verify.streams import cancel_after_first_chunk, cancel_before_first_byte
@@ -44,15 +45,6 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Reloaded:
-    """Prompt tokens that engines loaded in a window whose caches had been cleared before."""
-
-    wanted: int
-    tokens: int | None
-    """None: the engines do not count them."""
-
-
-@dataclass(frozen=True)
 class SentWindow:
     """The requests `first` to `last`, by number, and when the last of them had ended."""
 
@@ -62,8 +54,8 @@ class SentWindow:
     """At its begin."""
     seconds: float
     """Since the load began."""
-    reloaded: Reloaded | None = None
-    """None: the caches were not cleared before it."""
+    reloads: tuple[PrefixReload, ...] | None = None
+    """Of the prompts at its begin, as far as they were answered. None: the caches were not cleared before it."""
 
     @property
     def last(self) -> int:
@@ -93,11 +85,13 @@ class Traffic:
 async def send(
     target: Target, schedule: Schedule, options: LoadOptions, *, reloads: bool, on_window: OnWindow | None
 ) -> Traffic:
-    """`reloads`: clear the engines' caches between windows. Never raises for what the deployment does."""
+    """`reloads`: clear the engines' caches between windows. Each window then begins with a prompt of each group alone,
+    the first one too: so it is known where the prefixes are. Never raises for what the deployment does."""
     failovers = await _failovers(target)
     began = time.monotonic()
     until = None if options.seconds is None else began + options.seconds
     windows: list[SentWindow] = []
+    prefixes = Prefixes(target, schedule)
     not_cleared: VerifyError | None = None
     first = 0
     while (options.requests is None or first < options.requests) and (until is None or time.monotonic() < until):
@@ -111,14 +105,16 @@ async def send(
         last = first + options.window
         numbers = range(first, last if options.requests is None else min(last, options.requests))
         before = await read_counters(target)
-        served = await _send_window(target, schedule, numbers, options.concurrency, until)
+        alone: tuple[Served, ...] = ()
+        looked: tuple[PrefixReload, ...] = ()
+        if reloads and not_cleared is None:
+            alone, looked = await _send_alone(target, schedule, numbers[:GROUPS], prefixes, until)
+        together = await _send_window(target, schedule, numbers[len(alone) :], options.concurrency, until)
+        served = (*alone, *together)
         if not served:
             break
-        reloaded = None
-        if cleared and len(served) >= GROUPS and all(request.ended == "answered" for request in served[:GROUPS]):
-            wanted = reload_tokens(target, schedule)
-            reloaded = Reloaded(wanted, await received_meanwhile(target, before, wanted))
-        windows.append(SentWindow(first, served, before, round(time.monotonic() - began, 1), reloaded))
+        seconds = round(time.monotonic() - began, 1)
+        windows.append(SentWindow(first, served, before, seconds, looked if cleared else None))
         if on_window:
             on_window(windows[-1])
         if not windows[-1].ended("answered"):
@@ -133,21 +129,20 @@ async def send(
     )
 
 
-def reload_tokens(target: Target, schedule: Schedule) -> int:
-    """The least that a window loads after the caches were cleared: the prefix of each group once. With several LMCache
-    servers a prefill may be chosen beside a server that does not have a prefix: then the shortest prefix, once. What
-    else keeps KV has blocks of its own size: any token counts. 0: all reloads are below the recipe's minimum."""
-    plan = target.plan
-    if not plan.lmcache:
-        return 1
-    prefixes = []
-    for group in range(GROUPS):
-        tokens = len(schedule.prefix(group))
-        if plan.max_tokens_per_load is not None:
-            tokens = min(tokens, plan.max_tokens_per_load // target.chunk * target.chunk)
-        if tokens >= (plan.min_load_tokens or 0):
-            prefixes.append(tokens)
-    return sum(prefixes) if len(plan.lmcache) == 1 else min(prefixes, default=0)
+async def _send_alone(
+    target: Target, schedule: Schedule, numbers: range, prefixes: Prefixes, until: float | None
+) -> tuple[tuple[Served, ...], tuple[PrefixReload, ...]]:
+    """One after the other, up to the first that is not answered: the load goes on with the others."""
+    served, reloads = [], []
+    for number in numbers:
+        if until is not None and time.monotonic() >= until:
+            break
+        before = await prefixes.read()
+        served.append(await _serve(target, schedule, schedule.planned(number)))
+        if served[-1].ended != "answered":
+            break
+        reloads.append(await prefixes.look(served[-1].planned, before))
+    return tuple(served), tuple(reloads)
 
 
 async def _send_window(

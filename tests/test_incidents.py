@@ -1,0 +1,86 @@
+"""What in a run's history disturbs a measurement or a proof: one list, for `bench`, `verify` and the report."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.bench.answers import Invalid
+from pdserve.bench.deployment_checks import process_died
+from pdserve.cli.prove.verify import _meanwhile
+from pdserve.report.timeline import timeline
+from pdserve.run.directory import RunDir
+from pdserve.run.incidents import INCIDENTS, incident
+from tests.bench.evidence import healthy
+from tests.docs.markdown import REPOSITORY
+
+RECORDED: dict[str, dict[str, Any]] = {
+    "died": {"name": "decode-0", "member": None, "how": "exited with code 1", "seconds": 3.0},
+    "late": {"name": "decode-0", "seconds": 60.0},
+    "given_up": {"name": "decode-0", "why": "did not answer for 30 s"},
+    "restarting": {"name": "decode-0", "attempt": 1, "after_seconds": 1.0},
+    "cache_down": {"name": "lmcache-0", "engines": ["prefill-0"]},
+    "engine_not_back": {"name": "prefill-0", "attached": False},
+    "unresponsive": {"name": "decode-0", "why": "no answer within 5 s"},
+    "out_of_sockets": {"name": "prefill-0", "times": 2, "todo": "raise `ulimit -n`"},
+    "agent_gone": {"node": "far", "how": "not heard for 20 s"},
+    "failed": {"error": "decode-0 died\nsee its log", "exit_code": 3},
+}
+"""With the fields that the launcher records."""
+OTHERS = (
+    "ready",
+    "swapped",
+    "responsive",
+    "sockets_again",
+    "agent_left",
+    "rolling",
+    "rolled",
+    "progress",
+    "phase",
+    "stopped",
+)
+
+
+def recorded_kinds() -> Iterator[str]:
+    """What the launcher records, by its source."""
+    for path in (REPOSITORY / "pdserve" / "launch").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "record":
+                yield from (str(each.value) for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant))
+
+
+def test_every_incident_is_an_event_that_is_recorded() -> None:
+    assert set(INCIDENTS) == set(RECORDED)
+    assert set(INCIDENTS) <= set(recorded_kinds())
+
+
+@pytest.mark.parametrize("kind", INCIDENTS)
+def test_each_of_them_counts_everywhere(kind: str, tmp_path: Path) -> None:
+    event = {"at": 1.0, "event": kind, **RECORDED[kind]}
+    what = incident(event)
+    assert what is not None
+    answer = process_died(replace(healthy(), events=(event,)))
+    assert isinstance(answer, Invalid), "bench"
+    assert answer.text == what
+    drawn = timeline("run-1", "x", [event], ())
+    assert drawn is not None
+    assert drawn.incidents[0][1].startswith(what), "report"
+    run_dir = RunDir(tmp_path)
+    run_dir.append_event(kind, **RECORDED[kind])
+    assert len(_meanwhile(run_dir, 0, failed=False)) == 1, "verify"
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_no_incident(kind: str) -> None:
+    assert incident({"at": 1.0, "event": kind, "name": "decode-0"}) is None
+
+
+def test_what_names_no_process_is_the_deployments() -> None:
+    assert incident({"event": "failed", **RECORDED["failed"]}) == "the deployment failed"
+    assert incident({"event": "failed", "name": "decode-0"}) == "decode-0 failed"
+    assert incident({"event": "agent_gone", **RECORDED["agent_gone"]}) == "far lost its agent"

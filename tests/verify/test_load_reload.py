@@ -1,0 +1,332 @@
+"""`load-reload`, by the counters around a prompt that was sent alone: whose prefix came back, and what is not known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from pdserve.errors import NotProvenError
+from pdserve.plan.model import Plan
+from pdserve.verify.load import reload, reload_proof
+from pdserve.verify.load.options import GROUPS
+from pdserve.verify.load.reload import Came, Prefixes, PrefixReload
+from pdserve.verify.load.schedule import Schedule
+from pdserve.verify.load.traffic import SentWindow, Served, Traffic
+from pdserve.verify.outcome import Outcome
+from pdserve.verify.target import Target
+from pdserve.verify.trials import Counters
+from tests.bench.evidence import plan, with_connector
+
+SCHEDULE = Schedule(
+    pool=tuple(range(100, 1100)), chunk=256, longest=1500, model_limit=2000, window=16, sample=0.25, seed=0
+)
+PREFIXES = [len(SCHEDULE.prefix(group)) for group in range(GROUPS)]
+NOTHING = httpx.AsyncClient()
+
+
+def several(of: Plan, *, beside_one_server: bool = False, ranks: int = 1) -> Plan:
+    """Two engines that compute prompts; with LMCache a server beside each, or one for both."""
+    (process,) = [process for process in of.processes if process.role != "decode"]
+    (worker,) = [worker for worker in of.proxy.workers if worker.role != "decode"]
+    second = process.model_copy(update={"name": "second"})
+    workers = [
+        worker.model_copy(update={"ranks": ranks}),
+        worker.model_copy(update={"name": "second", "url": "http://127.0.0.1:9", "ranks": ranks}),
+    ]
+    servers = of.lmcache
+    if servers and beside_one_server:
+        servers = (servers[0].model_copy(update={"engines": (process.name, "second")}),)
+    elif servers:
+        servers += (servers[0].model_copy(update={"process": "lmcache-1", "engines": ("second",)}),)
+    proxy = of.proxy.model_copy(update={"workers": tuple(workers)})
+    return of.model_copy(update={"proxy": proxy, "processes": (*of.processes, second), "lmcache": servers})
+
+
+class Engines:
+    """The counters of engines, by address. `counts`: they count where tokens came from; `block`: what they report."""
+
+    def __init__(self, of: Plan, *, counts: bool = True, block: int | None = 16) -> None:
+        self._counts, self._block = counts, block
+        self._addresses = {worker.name: httpx.URL(worker.url).port for worker in of.proxy.workers}
+        self._tokens: dict[int | None, list[int]] = {port: [70_000, 50_000] for port in self._addresses.values()}
+        self.unread = False
+        self.later: list[tuple[str, int, int]] = []
+        """Counted after the next reading."""
+
+    def count(self, engine: str, prompt: int, loaded: int) -> None:
+        of = self._tokens[self._addresses[engine]]
+        of[0] += prompt - loaded
+        of[1] += loaded
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if self.unread:
+            raise httpx.ReadTimeout("slow", request=request)
+        computed, loaded = self._tokens[request.url.port]
+        page = "" if self._block is None else f'vllm:cache_config_info{{block_size="{self._block}"}} 1\n'
+        if self._counts:
+            page += (
+                f'vllm:prompt_tokens_by_source_total{{source="local_compute"}} {computed}\n'
+                f'vllm:prompt_tokens_by_source_total{{source="external_kv_transfer"}} {loaded}\n'
+            )
+        while self.later:
+            self.count(*self.later.pop())
+        return httpx.Response(200, text=page)
+
+
+class Asked:
+    """Prompts of groups that are sent alone, one after the other."""
+
+    def __init__(self, of: Plan, **engines: Any) -> None:
+        self.engines = Engines(of, **engines)
+        self._client = httpx.AsyncClient(transport=httpx.MockTransport(self.engines))
+        self.prefixes = Prefixes(Target(of, self._client, "key"), SCHEDULE)
+
+    def ask(
+        self,
+        group: int,
+        loaded: int,
+        *,
+        engine: str = "prefill-0",
+        others: Sequence[tuple[str, int, int]] = (),
+        counted: bool = True,
+    ) -> PrefixReload:
+        """`others`: engine, prompt tokens and loaded ones of another client's request meanwhile."""
+        planned = SCHEDULE.planned(16 + group)
+
+        async def asked() -> PrefixReload:
+            before = await self.prefixes.read()
+            if counted:
+                self.engines.count(engine, len(planned.prompt), loaded)
+            for other in others:
+                self.engines.count(*other)
+            return await self.prefixes.look(planned, before)
+
+        return asyncio.run(asked())
+
+    def came(self, group: int, loaded: int, **more: Any) -> Came:
+        return self.ask(group, loaded, **more).came
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "_COUNT_SECONDS", 0.0)
+    monkeypatch.setattr(reload, "_POLL_SECONDS", 0.0)
+
+
+class TestOnePlace:
+    def test_a_prefix_that_was_there_before_comes_back_or_is_lost(self) -> None:
+        asked = Asked(plan())
+        for group, tokens in enumerate(PREFIXES):
+            assert asked.came(group, 0) == "new"
+            assert asked.came(group, tokens) == "back"
+            assert asked.came(group, tokens - 256) == "lost"
+
+    def test_what_is_said_of_it(self) -> None:
+        asked = Asked(plan())
+        asked.ask(1, 0)
+        lost = asked.ask(1, 256)
+        assert (lost.number, lost.group, lost.wanted, lost.loaded, lost.engine) == (17, 1, 512, 256, "prefill-0")
+        assert lost.salt.endswith("-load-1")
+
+    def test_two_engines_beside_one_server(self) -> None:
+        asked = Asked(several(plan(), beside_one_server=True))
+        asked.ask(0, 0)
+        assert asked.came(0, 0, engine="second") == "lost"
+        assert asked.came(0, 256, engine="second") == "back"
+
+    def test_a_cap_on_what_is_loaded(self) -> None:
+        asked = Asked(plan(max_tokens_per_load=300))
+        asked.ask(1, 0)
+        assert asked.came(1, 256) == "back"
+        assert asked.came(1, 0) == "lost"
+
+    def test_a_minimum_of_what_is_loaded(self) -> None:
+        asked = Asked(plan(min_load_tokens=512))
+        assert [asked.came(group, 0) for group in range(GROUPS)] == ["too-short", "new", "too-short", "new"]
+
+    @pytest.mark.parametrize("connector", ["MooncakeStoreConnector", "OffloadingConnector"])
+    @pytest.mark.parametrize(("block", "tokens"), [(16, 512), (96, 480), (1024, 0)])
+    def test_without_lmcache_it_is_whole_blocks(self, connector: str, block: int, tokens: int) -> None:
+        asked = Asked(with_connector(connector), block=block)
+        asked.ask(1, 0, engine="aggregated-0")
+        assert asked.ask(1, tokens, engine="aggregated-0").came == ("back" if tokens else "too-short")
+        if tokens:
+            assert asked.ask(1, tokens - 1, engine="aggregated-0").came == "lost"
+
+    def test_blocks_that_are_offloaded_together(self) -> None:
+        config = '--kv-transfer-config={"kv_connector_extra_config": {"blocks_per_chunk": 20}}'
+        of = with_connector("OffloadingConnector")
+        of = of.model_copy(update={"processes": (of.processes[0].model_copy(update={"argv": ("vllm", config)}),)})
+        asked = Asked(of)
+        assert [asked.ask(group, 0, engine="aggregated-0").wanted for group in range(GROUPS)] == [0, 320, 0, 320]
+
+
+class TestSeveralPlaces:
+    @pytest.mark.parametrize("of", [plan(), with_connector("OffloadingConnector")])
+    def test_an_engine_that_never_had_a_prefix_has_lost_nothing(self, of: Plan) -> None:
+        first = of.proxy.workers[0].name
+        asked = Asked(several(of))
+        asked.ask(0, 0, engine=first)
+        assert asked.came(0, 0, engine="second") == "new"
+        assert asked.came(0, 0, engine="second") == "lost"
+        assert asked.came(0, 256, engine=first) == "back"
+        assert asked.came(2, 0, engine=first) == "new"
+
+    def test_ranks_that_offload_do_not_share_what_they_keep(self) -> None:
+        asked = Asked(several(with_connector("OffloadingConnector"), ranks=2))
+        asked.ask(0, 0, engine="aggregated-0")
+        assert asked.came(0, 0, engine="aggregated-0") == "new"
+        assert asked.came(0, 256, engine="aggregated-0") == "back"
+
+    def test_the_claim_is_smaller(self) -> None:
+        assert reload_proof.claim(Target(several(plan()), NOTHING, "key")).endswith("wherever it was known to be kept.")
+        for one in (plan(), several(plan(), beside_one_server=True), several(with_connector("MooncakeStoreConnector"))):
+            assert reload_proof.claim(Target(one, NOTHING, "key")).endswith("prefix was loaded again.")
+
+
+class TestOthers:
+    """Other clients are served while a prompt is sent alone."""
+
+    def asked(self) -> Asked:
+        asked = Asked(plan())
+        asked.ask(1, 0)
+        return asked
+
+    def test_what_they_load_does_not_stand_for_a_prefix(self) -> None:
+        assert self.asked().came(1, 0, others=[("prefill-0", 600, 512)]) == "disturbed"
+
+    def test_that_it_came_back_is_not_known_either(self) -> None:
+        assert self.asked().came(1, 512, others=[("prefill-0", 600, 0)]) == "disturbed"
+
+    def test_a_prefix_that_is_lost_in_spite_of_them_is_lost(self) -> None:
+        assert self.asked().came(1, 0, others=[("prefill-0", 600, 256)]) == "lost"
+
+    def test_prompts_too_short_to_be_loaded_disturb_nothing(self) -> None:
+        """As those that `verify` itself sends to idle engines."""
+        assert self.asked().came(1, 512, others=[("prefill-0", 1, 0), ("prefill-0", 1, 0)]) == "back"
+
+    def test_theirs_may_be_counted_before_the_prompt_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked, long = self.asked(), len(SCHEDULE.planned(17).prompt)
+        monkeypatch.setattr(reload, "_COUNT_SECONDS", 60.0)
+
+        async def late(prefixes: Prefixes) -> PrefixReload:
+            before = await prefixes.read()
+            asked.engines.count("prefill-0", long + 256, 0)
+            asked.engines.later.append(("prefill-0", long, 512))
+            return await prefixes.look(SCHEDULE.planned(17), before)
+
+        assert asyncio.run(late(asked.prefixes)).came == "disturbed", "and not lost"
+
+    def test_more_than_the_prefix_and_what_they_can_have_loaded_is_enough(self) -> None:
+        assert self.asked().came(1, 512, others=[("prefill-0", 300, 256)]) == "back"
+
+
+class TestUncounted:
+    def test_engines_that_do_not_count(self) -> None:
+        assert Asked(plan(), counts=False).came(0, 256) == "uncounted"
+
+    def test_a_prompt_that_no_engine_has_counted(self) -> None:
+        """It went to decode alone."""
+        assert Asked(plan()).came(0, 0, counted=False) == "uncounted"
+
+    def test_engines_that_cannot_be_read(self) -> None:
+        asked = Asked(plan())
+        asked.engines.unread = True
+        assert asked.came(0, 256) == "uncounted"
+
+    def test_blocks_of_unknown_size(self) -> None:
+        asked = Asked(with_connector("MooncakeStoreConnector"), block=None)
+        assert asked.came(0, 256, engine="aggregated-0") == "uncounted"
+
+
+def reloads(first: int, came: Sequence[Came]) -> tuple[PrefixReload, ...]:
+    return tuple(
+        PrefixReload(first + group, group, f"s-load-{group}", 256, 256 if each == "back" else 0, "prefill-0", each)
+        for group, each in enumerate(came)
+    )
+
+
+ALL_BACK: tuple[Came, ...] = ("back", "back", "back", "back")
+
+
+class TestProof:
+    def proved(
+        self, *windows: Sequence[Came], not_cleared: NotProvenError | None = None, failed: int | None = None, **of: Any
+    ) -> Outcome:
+        """`windows`: what came after each clearing. The first window is before them. `failed`: a request."""
+        sent = []
+        for number, came in enumerate([None, *windows]):
+            served = [
+                Served(SCHEDULE.planned(each), "failed" if each == failed else "answered")
+                for each in range(16 * number, 16 * number + 16)
+            ]
+            looked = None if came is None else reloads(16 * number, came)
+            sent.append(SentWindow(16 * number, tuple(served), Counters({}, ()), 1.0, looked))
+        server = plan().processes[0].model_copy(update={"name": "lmcache-0", "log": "logs/lmcache-0.log"})
+        values = {"processes": (*plan().processes, server)} | of
+        return reload_proof.prove(Target(plan(**values), NOTHING, "key"), Traffic(tuple(sent), 0, not_cleared, False))
+
+    def test_all_came_back(self) -> None:
+        outcome = self.proved(ALL_BACK, ALL_BACK)
+        assert outcome.status == "proven"
+        assert outcome.numbers == {
+            "times cleared": 2,
+            "prefixes expected": 8,
+            "prefixes loaded": 8,
+            "tokens expected": 8 * 256,
+            "tokens loaded": 8 * 256,
+        }
+
+    @pytest.mark.parametrize("group", range(GROUPS))
+    def test_one_of_them_is_lost_once(self, group: int) -> None:
+        came = [*ALL_BACK]
+        came[group] = "lost"
+        outcome = self.proved(ALL_BACK, came, ALL_BACK)
+        assert outcome.status == "failed"
+        assert f"requests 32-47: group {group} (cache_salt s-load-{group}): 0 of 256 tokens by prefill-0" in (
+            outcome.reason
+        )
+        assert outcome.reason.endswith("see logs/lmcache-0.log, log")
+
+    def test_a_loss_is_told_whatever_else_is_not_known(self) -> None:
+        broken = NotProvenError("the prefix cache could not be cleared")
+        assert self.proved(("disturbed", "uncounted", "lost"), not_cleared=broken).status == "failed"
+
+    def test_caches_that_could_not_be_cleared(self) -> None:
+        with pytest.raises(NotProvenError):
+            self.proved(ALL_BACK, not_cleared=NotProvenError("the prefix cache could not be cleared"))
+
+    @pytest.mark.parametrize(
+        ("came", "reason"),
+        [
+            (("back", "disturbed", "back", "back"), "others were served meanwhile"),
+            (("back", "uncounted", "back", "back"), "have not counted a prompt in time"),
+            (("back", "back", "new", "back"), "the prefixes of group 2 were asked for only where"),
+        ],
+    )
+    def test_what_is_not_known_of_one_is_not_proven(self, came: Sequence[Came], reason: str) -> None:
+        outcome = self.proved(came)
+        assert outcome.status == "not-proven"
+        assert reason in outcome.reason
+
+    def test_a_prefix_that_was_new_once_and_came_back_elsewhere(self) -> None:
+        outcome = self.proved(("back", "back", "new", "back"), ALL_BACK)
+        assert outcome.status == "proven"
+        assert outcome.numbers["prefixes not known to be there"] == 1
+
+    def test_prefixes_that_are_too_short(self) -> None:
+        assert self.proved(("too-short", "back", "too-short", "back")).status == "proven"
+        outcome = self.proved(("too-short", "too-short", "too-short", "too-short"), min_load_tokens=1024)
+        assert "below min_load_tokens (1024) are computed, as all of these" in outcome.reason
+
+    def test_a_request_that_had_to_reload_and_failed(self) -> None:
+        outcome = self.proved(("back", "back"), ALL_BACK, failed=18)
+        assert outcome.status == "not-proven"
+        assert "had to reload a prefix were not answered: 18" in outcome.reason
+
+    def test_no_window_after_a_clearing(self) -> None:
+        assert "a smaller --window" in self.proved().reason
