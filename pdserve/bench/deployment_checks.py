@@ -160,8 +160,8 @@ def second_attempts(evidence: Evidence) -> Answer:
     if attempts <= evidence.workload.max_failed * len(evidence.records):
         return None
     return Invalid(
-        f"{attempts:.0f} of {len(evidence.records)} requests needed another attempt, because a worker failed them, and"
-        f" {evidence.workload.max_failed:.1%} may (--max-failed)"
+        f"the proxy tried {attempts:.0f} times again, for {len(evidence.records)} requests, and"
+        f" {evidence.workload.max_failed:.1%} of them may (--max-failed): their times have a failed attempt in them"
     )
 
 

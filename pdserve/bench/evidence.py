@@ -47,7 +47,7 @@ class Evidence:
     asked_input: int | None = None
     """Tokens of all prompts of the trace together; None: it does not have them."""
     theory: float = 0.0
-    """The share of its prompts that a trace repeats itself."""
+    """The share of its prompts that a trace repeats itself, answers of earlier turns among them."""
     clock_moved: float = 0.0
     """Seconds between the least and the most by which the wall clock was ahead of the monotonic one meanwhile."""
 

@@ -20,8 +20,8 @@ from pdserve.bench.records import RequestRecord, UnreadableResultError
 from pdserve.bench.result import BenchResult, Measurement, Window
 from pdserve.bench.sampling import Sampler, cpu_use, proxy_pids
 from pdserve.bench.stored import EVENTS, RESULT
-from pdserve.bench.traces.prefix import asked_input, facts
-from pdserve.bench.traces.trace import RequestTrace, TraceFacts
+from pdserve.bench.traces.prefix import asked_input, facts, prefix_hit
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.validity import judge
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import PreflightError
@@ -91,7 +91,6 @@ class _Bench:
         self._task = task
         self._folder = folder
         self._on_measurement = on_measurement
-        self._of_trace: TraceFacts | None = None
         self._looker = Looker(serving.run, seen_from_here(serving.plan, serving.state), http)
 
     async def all(self) -> BenchResult:
@@ -101,8 +100,8 @@ class _Bench:
         about = await asyncio.to_thread(
             provenance, self._serving.run, self._serving.plan, client, self._serving.planned
         )
-        self._of_trace = None if trace is None else facts(trace)
-        result = BenchResult(provenance=about, workload=self._task.workload, trace=self._of_trace, measurements=())
+        of_trace = None if trace is None else facts(trace)
+        result = BenchResult(provenance=about, workload=self._task.workload, trace=of_trace, measurements=())
         for load in self._task.loads:
             for repeat in range(self._task.workload.repeats):
                 measurement = await self._measure(load, repeat)
@@ -148,7 +147,7 @@ class _Bench:
             warmup=None if warm is None else warm.records,
             warmup_problem="" if warm is None else warm.problem,
             asked_input=None if self._task.trace is None else asked_input(self._task.trace),
-            theory=0.0 if self._of_trace is None else self._of_trace.prefix_hit,
+            theory=0.0 if self._task.trace is None else prefix_hit(self._task.trace, answers=True),
             clock_moved=ran.sampler.clock_moved,
         )
         return Measurement(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pdserve.bench.answers import Answer, Invalid, Unknown
+from pdserve.bench.client_checks import TEMPLATE_TOKENS
 from pdserve.bench.evidence import Evidence
+from pdserve.bench.records import RequestRecord
 
-COLD_CACHE = "cold-cache"
 TOLERANCE = 0.05
 """Share by which the engines' counts and the client's may differ."""
 _EACH = 2
@@ -21,46 +22,62 @@ _SOURCES = ("computed", "local_hits", "received")
 
 
 def tokens_differ(evidence: Evidence) -> Answer:
-    """Prompts by where their tokens came from on prefill, and answers as decode generated them. More than the client
-    knows of is work for somebody else that went straight to the engines; less is a client that claims too much."""
+    """Prompts by where their tokens came from on prefill and on decode, and answers as decode generated them. More than
+    the client knows of is work for somebody else that went straight to the engines; less is a client that claims too
+    much."""
     if not evidence.done:
         return None  # which is INVALID already
     if unread := [name for name in evidence.names("prefill", "decode", "aggregated") if not evidence.counted_by(name)]:
         return Unknown(f"what {', '.join(unread)} counted is not known")
-    proxy = evidence.proxy()
-    if evidence.plan.proxy.routing.conditional is not None and proxy.get("single_engine", 1.0) > 0:
-        first: Sequence[str] = ()  # prompts that went to decode alone are not prefill's
-    else:
-        first = ("prefill", "aggregated")
-    prompts = sum(record.prompt_tokens for record in evidence.done)
-    answers = sum(record.output_tokens for record in evidence.done)
-    # What engines did for requests without an answer, and for attempts that failed, is not known: up to all of it.
-    lost = len(evidence.records) - len(evidence.done) + proxy.get("failovers", 0.0)
-    lost += max(0.0, evidence.load.requests - len(evidence.records)) if evidence.client_problem else 0.0
-    # A request that was preempted begins anew, and may be counted anew.
-    lost += evidence.engines("prefill", "decode", "aggregated").get("preemptions", 0.0)
-    longest = max((record.output_tokens for record in evidence.done), default=0)
-    counts = (
-        ("prompt", first, _SOURCES, prompts, lost * evidence.longest_prompt),
-        ("prompt", ("decode",), _SOURCES, prompts, lost * evidence.longest_prompt),
-        ("answer", ("decode", "aggregated"), ("generated",), answers, lost * longest),
-    )
+    prompts, answers = _Tokens("prompt", _SOURCES), _Tokens("answer", ("generated",))
+    counts: list[tuple[_Tokens, tuple[str, ...]]] = [(prompts, ("decode",)), (answers, ("decode", "aggregated"))]
     unknown: Unknown | None = None
-    for what, roles, names, told, more in counts:
-        if not evidence.names(*roles):
-            continue
-        counted = [evidence.engines(*roles).get(name) for name in names]
-        known = [count for count in counted if count is not None]
-        if not known or (what == "prompt" and counted[0] is None):
-            unknown = unknown or Unknown(f"the {' and '.join(roles)} engines do not count {what} tokens")
-            continue
-        slack = TOLERANCE * told + _EACH * len(evidence.records)
-        if not told - slack <= sum(known) <= told + slack + more:
-            return Invalid(
-                f"the {' and '.join(evidence.names(*roles))} engines counted {sum(known):.0f} {what} tokens, and the"
-                f" client knows of {told}"
-            )
+    if evidence.plan.proxy.routing.conditional is None or evidence.proxy().get("single_engine", 1.0) <= 0:
+        counts.append((prompts, ("prefill", "aggregated")))
+    else:
+        unknown = Unknown("prompts may have gone to decode alone: how many tokens prefill should have is not known")
+    for tokens, roles in counts:
+        answer = _compared(evidence, tokens, roles) if evidence.names(*roles) else None
+        if isinstance(answer, Invalid):
+            return answer
+        unknown = unknown or answer
     return unknown
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    what: str
+    counters: tuple[str, ...]
+    """Of the engines, which count them together. Of the first it is known that they count at all."""
+
+    def of(self, record: RequestRecord) -> int:
+        return record.prompt_tokens if self.what == "prompt" else record.output_tokens
+
+
+def _compared(evidence: Evidence, tokens: _Tokens, roles: tuple[str, ...]) -> Invalid | Unknown | None:
+    counted = evidence.engines(*roles)
+    if tokens.counters[0] not in counted:
+        return Unknown(f"the {' and '.join(evidence.names(*roles))} engines do not count {tokens.what} tokens")
+    number = sum(counted.get(counter, 0.0) for counter in tokens.counters)
+    known = [tokens.of(record) for record in evidence.done]
+    told = sum(known)
+    slack = TOLERANCE * told + _EACH * len(evidence.records)
+    names = " and ".join(evidence.names(*roles))
+    text = f"the {names} engines counted {number:.0f} {tokens.what} tokens, and the client knows of {told}"
+    if number < told - slack:
+        return Invalid(text)
+    if number <= told + slack:
+        return None
+    # What engines did for requests without an answer, and for attempts that failed, is up to all of it.
+    lost = len(evidence.records) - len(evidence.done) + evidence.proxy().get("failovers", 0.0)
+    if evidence.workload.trace is not None and lost:
+        return Unknown(f"{text}: the lengths of the {lost:.0f} that were not answered are not known")
+    if number <= told + slack + lost * max(known):
+        return None
+    # vLLM 0.32 counts a prompt once, however often its request is preempted. Older versions were not looked at.
+    if counted.get("preemptions", 0.0) and tokens.what == "prompt":
+        return Unknown(f"{text}: of {counted['preemptions']:.0f} preemptions it is not known how they are counted")
+    return Invalid(text)
 
 
 def cache_was_warm(evidence: Evidence) -> Answer:
@@ -78,6 +95,9 @@ def cache_was_warm(evidence: Evidence) -> Answer:
     warm = max(on_prefill, decode.get("local_hits", 0.0))
     asked = sum(record.prompt_tokens if record.ok else evidence.longest_prompt for record in evidence.records)
     theory = evidence.theory
+    if evidence.workload.trace is not None:
+        # Chat templates may begin every prompt with the same text, which is in no trace.
+        warm = max(0.0, warm - TEMPLATE_TOKENS * len(evidence.records))
     if warm <= (theory + WARM_SHARE * (1 - theory)) * asked:
         return None
     new = "whose prompts were all new" if not theory else f"and {theory:.0%} repeat earlier ones of the trace"

@@ -59,7 +59,7 @@ CHECKS: Mapping[str, Check] = {
     "transfers": deployment_checks.transfers_failed,
     "second-attempts": deployment_checks.second_attempts,
     "cache": deployment_checks.cache_stored_nothing,
-    token_checks.COLD_CACHE: token_checks.cache_was_warm,
+    "cold-cache": token_checks.cache_was_warm,
     "processes": deployment_checks.process_died,
     "client-cpu": client_checks.client_saturated,
     "rate": client_checks.off_rate,

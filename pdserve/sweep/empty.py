@@ -21,6 +21,7 @@ from pdserve.plan.model import LmcacheServer
 from pdserve.verify.cache import clear_engines
 from pdserve.verify.target import Target, describe
 
+CHECK = "empty-cache"
 EMPTIED = "emptied"
 NO_ENDPOINT = "not emptied: engine.cache_reset_endpoint is off in the recipe"
 NO_ROUTE = "not emptied: this LMCache has no POST /cache/clear"
@@ -58,7 +59,8 @@ async def empty(target: Target) -> Mapping[str, str]:
 
 
 async def _empty(server: LmcacheServer, target: Target) -> str:
-    """Its L1, until it counts no chunk any more."""
+    """Its L1, until it counts no object any more. With an L2 objects are held until they are written there, which may
+    take long: what is left then only takes room."""
     until = time.monotonic() + _CLEAR_SECONDS
     first: int | None = None
     while True:
@@ -70,6 +72,8 @@ async def _empty(server: LmcacheServer, target: Target) -> str:
         if problem == NO_ROUTE:
             return NO_ROUTE
         if time.monotonic() > until:
+            if _has_l2(server, target) and not problem:
+                return f"not emptied: {now.objects} objects are held, perhaps on their way to the L2"
             raise NotEmptiedError(
                 f"LMCache could not be emptied: {problem or f'{now.objects} objects are left'}",
                 where=server.process,
@@ -77,6 +81,15 @@ async def _empty(server: LmcacheServer, target: Target) -> str:
                 todo=f"pdserve logs {server.process}",
             )
         await asyncio.sleep(_POLL_SECONDS)
+
+
+def _has_l2(server: LmcacheServer, target: Target) -> bool:
+    return any(
+        argument.startswith("--l2-adapter")
+        for process in target.plan.processes
+        if process.name == server.process
+        for argument in process.argv
+    )
 
 
 async def _clear(server: LmcacheServer, client: httpx.AsyncClient) -> str:

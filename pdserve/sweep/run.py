@@ -14,7 +14,6 @@ from pdserve.bench.clients.choose import client_of
 from pdserve.bench.look import plan_digest
 from pdserve.bench.result import BenchResult
 from pdserve.bench.run import Task, bench
-from pdserve.bench.token_checks import COLD_CACHE
 from pdserve.bench.validity import Reason
 from pdserve.errors import PdserveError, ReportedError, StateError
 from pdserve.operations.current_run import last_run, running
@@ -25,6 +24,7 @@ from pdserve.operations.serving import serving
 from pdserve.operations.up import UpOptions, up
 from pdserve.operations.where import where
 from pdserve.run.directory import RunDir, new_run_id
+from pdserve.sweep.empty import CHECK as EMPTY_CACHE
 from pdserve.sweep.empty import NotEmptiedError, empty_caches
 from pdserve.sweep.keep import keep_start
 from pdserve.sweep.own import OwnDeployment, not_own
@@ -228,7 +228,7 @@ class SweepRunner:
         except SystemExit as stop:  # a TERM or HUP, which is a Ctrl-C in all of a sweep
             raise KeyboardInterrupt from stop
         except PdserveError as error:
-            check = COLD_CACHE if isinstance(error, NotEmptiedError) else "measurement"
+            check = EMPTY_CACHE if isinstance(error, NotEmptiedError) else "measurement"
             return _failed(point, check, error, run_id=self._run_id(), seconds=time.monotonic() - began)
         return record_of(
             point,

@@ -68,6 +68,7 @@ def test_turns_of_a_mooncake_session_add_to_each_other_and_to_the_answers(tmp_pa
     assert [session.id for session in trace.sessions] == ["a", "b"]
     assert asked_input(trace) == 100 + (100 + 10 + 30) + 7
     assert prefix_hit(trace) == pytest.approx(100 / 247), "an answer is new in the prompt that holds it first"
+    assert prefix_hit(trace, answers=True) == pytest.approx(110 / 247), "decode has it, or an engine that does both"
     assert trace.asked_output() == {("a", 0): 10, ("a", 1): 10, ("b", 0): 1}
 
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 import yaml
 
-from pdserve.bench.token_checks import COLD_CACHE
+from pdserve.plan.model import Plan
 from pdserve.sweep import empty as module
-from pdserve.sweep.empty import EMPTIED, NO_ENDPOINT, NO_ROUTE, NotEmptiedError, empty
+from pdserve.sweep.empty import CHECK, EMPTIED, NO_ENDPOINT, NO_ROUTE, NotEmptiedError, empty
 from pdserve.verify.target import Target
 from tests.bench.evidence import plan
 from tests.launch.deployment import pdserve, recipe
@@ -61,10 +61,11 @@ class Caches:
         return {"is_healthy": True, "storage_manager": {"l1_manager": l1}}
 
 
-def emptied(caches: Caches, *, endpoint: bool = True) -> Mapping[str, str]:
+def emptied(caches: Caches, *, endpoint: bool = True, of: Plan | None = None) -> Mapping[str, str]:
     async def run() -> Mapping[str, str]:
         async with httpx.AsyncClient(transport=httpx.MockTransport(caches)) as client:
-            return await empty(Target(plan().model_copy(update={"cache_reset_endpoint": endpoint}), client, "key"))
+            chosen = (of or plan()).model_copy(update={"cache_reset_endpoint": endpoint})
+            return await empty(Target(chosen, client, "key"))
 
     return asyncio.run(run())
 
@@ -114,6 +115,17 @@ def test_what_stays_full_is_an_error(caches: Caches, why: str, monkeypatch: pyte
         emptied(caches)
 
 
+def test_what_an_l2_still_holds_is_named_and_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMCache keeps an object in its L1 until it is in the L2."""
+    monkeypatch.setattr(module, "_CLEAR_SECONDS", 0.0)
+    some = plan()
+    server = some.processes[0].model_copy(update={"name": "lmcache-0", "argv": ("lmcache", "--l2-adapter", "{}")})
+    with_l2 = some.model_copy(update={"processes": (*some.processes, server)})
+    assert emptied(Caches(locked=1000), of=with_l2)["lmcache-0"].startswith("not emptied: 40 objects are held")
+    with pytest.raises(NotEmptiedError):
+        emptied(Caches(status=503), of=with_l2)
+
+
 @pytest.mark.process
 def test_a_point_does_not_find_what_the_one_before_has_stored(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     file = sweep_file(tmp_path)
@@ -137,7 +149,7 @@ def test_a_point_on_a_cache_that_stays_full_is_invalid_and_was_not_measured(
     code, output = pdserve("sweep", "--python", python, file)
     assert code == 12, output
     (record,) = records(pdserve_home)
-    assert [reason.check for reason in record.reasons] == [COLD_CACHE]
+    assert [reason.check for reason in record.reasons] == [CHECK]
     assert "3 objects are left" in record.reasons[0].text
     assert (record.result, record.caches) == (None, {})
     assert "LMCache could not be emptied" in output

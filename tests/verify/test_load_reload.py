@@ -165,6 +165,17 @@ class TestOnePlace:
         assert [asked.ask(group, 0, engine="aggregated-0").wanted for group in range(GROUPS)] == [0, 320, 0, 320]
 
 
+    @pytest.mark.parametrize(("threshold", "came"), [(0, "lost"), (1, "lost"), (2, "new")])
+    def test_what_is_offloaded_only_when_it_is_seen_again_may_not_be_there(self, threshold: int, came: str) -> None:
+        config = f'--kv-transfer-config={{"kv_connector_extra_config": {{"store_threshold": {threshold}}}}}'
+        of = with_connector("OffloadingConnector")
+        of = of.model_copy(update={"processes": (of.processes[0].model_copy(update={"argv": ("vllm", config)}),)})
+        asked = Asked(of)
+        asked.ask(1, 0, engine="aggregated-0")
+        assert asked.ask(1, 0, engine="aggregated-0").came == came
+        assert asked.ask(1, 512, engine="aggregated-0").came == "back"
+
+
 class TestSeveralPlaces:
     @pytest.mark.parametrize("of", [plan(), with_connector("OffloadingConnector")])
     def test_an_engine_that_never_had_a_prefix_has_lost_nothing(self, of: Plan) -> None:

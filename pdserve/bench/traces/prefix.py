@@ -25,17 +25,20 @@ def facts(trace: RequestTrace) -> TraceFacts:
     )
 
 
-def prefix_hit(trace: RequestTrace) -> float:
-    """0 to 1, of the tokens of all prompts together."""
+def prefix_hit(trace: RequestTrace, *, answers: bool = False) -> float:
+    """0 to 1, of the tokens of all prompts together. `answers`: where a cache has the KV of answers too, as that of
+    decode, or of an engine that does both."""
     seen: set[int] = set()
     asked = hits = 0.0
-    for prompt in _prompts(trace.sessions):
+    for prompt, answer in _requests(trace.sessions):
         chain = 0
         for key, tokens in prompt:
             chain = hash((chain, key))
             asked += tokens
             hits += tokens if chain in seen else 0.0
             seen.add(chain)
+        if answers:
+            seen.add(hash((chain, answer[0])))
     return hits / asked if asked else 0.0
 
 
@@ -43,18 +46,19 @@ def asked_input(trace: RequestTrace) -> int | None:
     """Tokens of all prompts together, as a client sends them; None: the trace does not have lengths."""
     if any(turn.input_tokens is None for session in trace.sessions for turn in session.turns):
         return None
-    return round(sum(tokens for prompt in _prompts(trace.sessions) for _, tokens in prompt))
+    return round(sum(tokens for prompt, _ in _requests(trace.sessions) for _, tokens in prompt))
 
 
-def _prompts(sessions: Sequence[Session]) -> list[list[Piece]]:
-    """Of all requests, in order. A fork begins with the prompt and the answer of its parent."""
+def _requests(sessions: Sequence[Session]) -> list[tuple[list[Piece], Piece]]:
+    """The prompt and the answer of each, in order. A fork begins with the prompt and the answer of its parent."""
     after: dict[tuple[str, int], list[Piece]] = {}
-    prompts = []
+    requests: list[tuple[list[Piece], Piece]] = []
     for session in sessions:
         history = list(after.get(session.parent, [])) if session.parent is not None else []
         for index, turn in enumerate(session.turns):
             prompt = list(turn.pieces) if turn.whole else [*history, *turn.pieces]
-            prompts.append(prompt)
-            history = [*prompt, (("answer", session.id, index), float(turn.output_tokens))]
+            answer: Piece = (("answer", session.id, index), float(turn.output_tokens))
+            requests.append((prompt, answer))
+            history = [*prompt, answer]
             after[session.id, index] = history
-    return prompts
+    return requests

@@ -27,6 +27,7 @@ _COUNT_SECONDS = 5.0
 """Engines count a little after they answer."""
 _POLL_SECONDS = 0.1
 _BLOCKS = re.compile(r'"blocks_per_chunk": *(\d+)')
+_THRESHOLD = re.compile(r'"store_threshold": *(\d+)')
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,9 @@ def place_of(target: Target, engine: str) -> frozenset[str] | None:
     if engine in pool.engines_with_store(plan):
         return frozenset(("the Mooncake store",))
     if engine in pool.engines_that_offload(plan) and worker.ranks == 1:
-        return frozenset((engine,))
+        # With a threshold of N, vLLM keeps what it has seen N times: after one prompt a prefix may not be there.
+        threshold = _THRESHOLD.search(" ".join(plan.process(engine).argv))
+        return frozenset((engine,)) if threshold is None or int(threshold[1]) <= 1 else None
     return None
 
 
