@@ -164,7 +164,6 @@ class TestOnePlace:
         asked = Asked(of)
         assert [asked.ask(group, 0, engine="aggregated-0").wanted for group in range(GROUPS)] == [0, 320, 0, 320]
 
-
     @pytest.mark.parametrize(("threshold", "came"), [(0, "lost"), (1, "lost"), (2, "new")])
     def test_what_is_offloaded_only_when_it_is_seen_again_may_not_be_there(self, threshold: int, came: str) -> None:
         config = f'--kv-transfer-config={{"kv_connector_extra_config": {{"store_threshold": {threshold}}}}}'
