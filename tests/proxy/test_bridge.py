@@ -14,9 +14,8 @@ from pdserve.pd.http.reply import HttpReply, ReplyConnection
 class SlowClient(ReplyConnection):
     """It reads nothing: all that it is sent waits."""
 
-    congested = True
-
     def __init__(self) -> None:
+        self.congested = True
         self.sent = asyncio.Event()
 
     def send(self, data: bytes) -> None:
