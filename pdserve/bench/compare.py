@@ -201,8 +201,7 @@ def asked_of(load: Load) -> str:
     """What two measurements of the same load were asked for. With less grace, long answers are cut and in no figure."""
     parts = [load.title, f"{load.requests} requests"]
     if load.seconds is not None:
-        grace = USUAL_GRACE if load.grace_seconds is None else load.grace_seconds
-        parts += [f"{load.seconds:g} s", *([f"{grace:g} s of grace"] if grace != USUAL_GRACE else [])]
+        parts += [f"{load.seconds:g} s", *([f"{load.grace:g} s of grace"] if load.grace != USUAL_GRACE else [])]
     return ", ".join(parts)
 
 

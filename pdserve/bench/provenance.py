@@ -48,11 +48,11 @@ def provenance(run: RunDir, plan: Plan, client: LoadClient, planned: Mapping[str
 def circumstances(about: Provenance) -> dict[str, str]:
     """Of a result, what must not change within a sweep, as far as it is known: engines, pdserve's code, the kind of
     machine, and the model. Not the host itself: another one of the same kind is the same."""
-    found: dict[str, str | None] = {"pdserve": about.versions.get(_CLIENT)}
-    found |= {package: about.versions.get(package) for package in PACKAGES}
-    found |= _kind_of(about.hardware)
-    found[MODEL_FILES] = about.planned.get(MODEL_FILES)
-    return {name: value for name, value in found.items() if value}
+    facts: dict[str, str | None] = {"pdserve": about.versions.get(_CLIENT)}
+    facts |= {package: about.versions.get(package) for package in PACKAGES}
+    facts |= _kind_of(about.hardware)
+    facts[MODEL_FILES] = about.planned.get(MODEL_FILES)
+    return {name: value for name, value in facts.items() if value}
 
 
 def circumstances_here(

@@ -18,7 +18,6 @@ SLO_MEANING: Mapping[SloMetric, str] = {
     "e2e": "time of the whole request",
 }
 ClientKind = Literal["vllm", "aiperf"]
-_USUAL_GRACE = 30.0
 USUAL_OUTPUT = 128
 """Tokens of an answer whose length a trace does not have."""
 USUAL_GRACE = 30.0
@@ -99,7 +98,7 @@ class Load(Frozen):
         """In seconds; 0 where the time is not limited."""
         if self.seconds is None:
             return 0.0
-        return _USUAL_GRACE if self.grace_seconds is None else self.grace_seconds
+        return USUAL_GRACE if self.grace_seconds is None else self.grace_seconds
 
     @model_validator(mode="after")
     def _possible(self) -> Load:

@@ -60,15 +60,15 @@ def find_crossings(planned: Planned) -> list[Finding]:
 def planned_numbers(recipe: Path) -> dict[str, str]:
     """Which model that is, and of what `pdserve plan` has of a recipe the numbers that bound a load, as lines. What
     cannot be computed here is missing."""
-    found: dict[str, str] = {}
+    known: dict[str, str] = {}
     try:
         loaded = load_recipe(recipe, environ=os.environ)
         if (files_here := model_files(loaded)) is not None:
-            found[MODEL_FILES] = files_here
+            known[MODEL_FILES] = files_here
         sizing, _ = size(loaded, Given())
     except (PreflightError, RecipeError):
-        return found
-    return found | {f"{of}: {label}": value for of, label, value in rows(sizing) if label.startswith(_BOUNDS)}
+        return known
+    return known | {f"{of}: {label}": value for of, label, value in rows(sizing) if label.startswith(_BOUNDS)}
 
 
 def _sized(planned: Planned, given: Given) -> Sizing:

@@ -70,11 +70,11 @@ def show_stale(planned: PlannedSweep, stale: StalePoints, folder: SweepFolder, o
 
 def _by_reason(planned: PlannedSweep, why: Mapping[str, str]) -> Mapping[str, str]:
     """The numbers of the points in the table, by reason."""
-    found: dict[str, list[str]] = {}
+    numbers: dict[str, list[str]] = {}
     for number, point in enumerate(planned.points, start=1):
         if point.id in why:
-            found.setdefault(why[point.id], []).append(str(number))
-    return {reason: f"point{'s' if len(some) > 1 else ''} {', '.join(some)}" for reason, some in found.items()}
+            numbers.setdefault(why[point.id], []).append(str(number))
+    return {reason: f"point{'s' if len(some) > 1 else ''} {', '.join(some)}" for reason, some in numbers.items()}
 
 
 def time_left(left: Estimate, some: Collection[Point]) -> str:
