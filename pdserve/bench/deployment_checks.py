@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pdserve.bench.answers import Answer, Invalid, Unknown
 from pdserve.bench.client_checks import PROMPT_TOLERANCE
 from pdserve.bench.evidence import Evidence
 from pdserve.bench.snapshot import FAILED_TRANSFERS
+from pdserve.plan.model import LmcacheServer
 from pdserve.run.incidents import incident
 
 RECOMPUTED = 1
@@ -197,9 +198,15 @@ def _tiers(evidence: Evidence) -> Iterator[_Tier]:
         connectors = {name: plan.process(name).connectors for name in names}
         return tuple(name for name in names if class_name in {connector.class_name for connector in connectors[name]})
 
-    def in_lmcache(engines: tuple[str, ...]) -> float | None:
-        servers = [server.process for server in plan.lmcache if not set(engines).isdisjoint(server.engines)]
-        return evidence.caches(*servers).get("written")
+    def in_lmcache(counter: str, servers: Sequence[LmcacheServer]) -> Callable[[tuple[str, ...]], float | None]:
+        def stored(engines: tuple[str, ...]) -> float | None:
+            its = [server.process for server in servers if not set(engines).isdisjoint(server.engines)]
+            return evidence.caches(*its).get(counter)
+
+        return stored
+
+    def attached(servers: Sequence[LmcacheServer]) -> tuple[str, ...]:
+        return tuple(name for name in names if any(name in server.engines for server in servers))
 
     def in_store(engines: tuple[str, ...]) -> float | None:
         counted = evidence.counted_by(*engines)
@@ -208,9 +215,11 @@ def _tiers(evidence: Evidence) -> Iterator[_Tier]:
     def in_host_memory(engines: tuple[str, ...]) -> float | None:
         return evidence.counted_by(*engines).get("offload_bytes")
 
-    attached = tuple(name for name in names if any(name in server.engines for server in plan.lmcache))
-    if attached:
-        yield _Tier("LMCache", plan.chunk_size or 1, attached, in_lmcache)
+    # Every store policy of LMCache writes what L1 has got to the L2 too.
+    with_l2 = [server for server in plan.lmcache if plan.has_l2(server)]
+    for title, counter, servers in (("LMCache", "written", plan.lmcache), ("LMCache's L2", "l2_written", with_l2)):
+        if engines := attached(servers):
+            yield _Tier(title, plan.chunk_size or 1, engines, in_lmcache(counter, servers))
     # vLLM makes its counters of the store with their first operation: a page that was read and has none had none.
     if engines := with_connector("MooncakeStoreConnector"):
         yield _Tier("the Mooncake store", _BLOCK, engines, in_store)

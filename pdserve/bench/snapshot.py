@@ -94,6 +94,7 @@ def _lmcache(name: str, title: str) -> Counter:
 LMCACHE: Mapping[str, Counter] = {
     "written": _lmcache("l1_write_chunks_total", "chunks stored"),
     "read": _lmcache("l1_read_chunks_total", "chunks loaded"),
+    "l2_written": _lmcache("l2_store_completed_objects_chunks_total", "chunks stored in the L2"),
     "evicted": _lmcache("l1_evicted_chunks_total", "chunks evicted"),
     "asked_tokens": _lmcache("lookup_requested_tokens_total", "tokens looked up"),
     "hit_tokens": _lmcache("lookup_hit_tokens_total", "tokens that LMCache had"),

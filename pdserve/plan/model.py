@@ -99,6 +99,11 @@ class Plan(Frozen):
         proxy = () if any(process.is_proxy for process in self.processes) else ("the proxy",)
         return [*proxy, *sorted(named - processes), *sorted({process.node for process in self.processes} - nodes)]
 
+    def has_l2(self, server: LmcacheServer) -> bool:
+        """Whether LMCache keeps what it stores in a second tier too, by its command line."""
+        argvs = [process.argv for process in self.processes if process.name == server.process]
+        return any(argument.startswith("--l2-adapter") for argv in argvs for argument in argv)
+
     def process(self, name: str) -> Process:
         """The process of that name. KeyError if there is none."""
         for process in self.processes:

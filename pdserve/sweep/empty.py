@@ -72,7 +72,7 @@ async def _empty(server: LmcacheServer, target: Target) -> str:
         if problem == NO_ROUTE:
             return NO_ROUTE
         if time.monotonic() > until:
-            if _has_l2(server, target) and not problem:
+            if target.plan.has_l2(server) and not problem:
                 return f"not emptied: {now.objects} objects are held, perhaps on their way to the L2"
             raise NotEmptiedError(
                 f"LMCache could not be emptied: {problem or f'{now.objects} objects are left'}",
@@ -81,15 +81,6 @@ async def _empty(server: LmcacheServer, target: Target) -> str:
                 todo=f"pdserve logs {server.process}",
             )
         await asyncio.sleep(_POLL_SECONDS)
-
-
-def _has_l2(server: LmcacheServer, target: Target) -> bool:
-    return any(
-        argument.startswith("--l2-adapter")
-        for process in target.plan.processes
-        if process.name == server.process
-        for argument in process.argv
-    )
 
 
 async def _clear(server: LmcacheServer, client: httpx.AsyncClient) -> str:

@@ -193,6 +193,14 @@ def tier(class_name: str, **values: float) -> Change:
     return change
 
 
+def with_l2(**counts: float) -> Change:
+    """LMCache has an L2, and counted so much more at the end."""
+    some = plan()
+    server = some.processes[0].model_copy(update={"name": "lmcache-0", "argv": ("lmcache", "--l2-adapter", "{}")})
+    of = some.model_copy(update={"processes": (*some.processes, server)})
+    return both(having(plan=of), count("lmcache-0", **counts))
+
+
 COLD = (record(ok=False, output_tokens=0, error="Internal Server Error"),)
 CASES: list[tuple[str, Change, str]] = [
     ("warm-up", having(warmup=(), warmup_problem="it ended with 1"), "the warm-up was answered: it ended with 1"),
@@ -227,6 +235,7 @@ CASES: list[tuple[str, Change, str]] = [
         "1 Mooncake transfers that failed",
     ),
     ("cache", count("lmcache-0", written=5.0), "LMCache is on and stored nothing"),
+    ("cache", with_l2(l2_written=0.0), "LMCache's L2 is on and stored nothing"),
     ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=8.0), "the Mooncake store is on"),
     ("cache", tier("OffloadingConnector", offload_bytes=0.0), "host memory is on"),
     ("processes", event("died"), "decode-0 died"),
@@ -302,6 +311,7 @@ CLOSE: list[tuple[str, Change]] = [
     ("transfers", both(count("decode-0", nixl_failed=0.0), after(patches={}))),
     ("cache", both(count("lmcache-0", written=5.0), count("prefill-0", computed=11.0 + 255))),
     ("cache", both(count("lmcache-0", written=5.0), having(plan=plan(lmcache=False)))),
+    ("cache", with_l2(l2_written=1.0)),
     ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=7.0)),
     ("cache", tier("OffloadingConnector", offload_bytes=1.0)),
     ("completed", timed(answered=10, cut=10, grace=0.1)),
@@ -373,6 +383,7 @@ UNKNOWN: list[tuple[str, Change, str]] = [
     ("second-attempts", unread("proxy"), "the proxy does not count second attempts (no answer within 3 s)"),
     ("other-traffic", after(proxy=Counts(error="it is vllm-router")), "it is vllm-router"),
     ("cache", after(caches={}), "LMCache reports nothing"),
+    ("cache", with_l2(), "LMCache's L2 reports nothing of what it stored"),
     (
         "transfers",
         both(page_of_mooncake(0, 0), after(patches={"decode-0": ("mooncake-prom-metrics",)})),

@@ -123,9 +123,8 @@ def windows(result: BenchResult) -> Table:
     table = Table(title="measured by pdserve over the same window", header_style="bold")
     theory = "-" if result.trace is None else f"{'~' if result.trace.estimated else ''}{result.trace.prefix_hit:.0%}"
     columns = ("prompt tokens computed", f"prefix hit (theory {theory})", "received by decode", "computed by decode")
-    for column in ("load", "verdict", *columns, "KV moved, MiB / s", "LMCache had", "stored / loaded"):
-        table.add_column(column)
-    for column in ("waiting", "KV use", "CPU client / proxy"):
+    rest = ("KV moved, MiB / s", "LMCache had", "stored / loaded", "waiting", "KV use", "CPU client / proxy")
+    for column in ("load", "verdict", *columns, *rest):
         table.add_column(column)
     for each in result.measurements:
         window = each.window
