@@ -17,14 +17,20 @@ from pdserve.errors import StateError, VerifyError
 from pdserve.observe.engine_metrics import lmcache_snapshot
 from pdserve.observe.remote_http import client as http_client
 from pdserve.observe.remote_http import seen_from_here
-from pdserve.plan.model import LmcacheServer
+from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.sweep.starts import keeps_beside
 from pdserve.verify.cache import clear_engines
 from pdserve.verify.target import Target, describe
 
 CHECK = "empty-cache"
-EMPTIED = "emptied"
-NO_ENDPOINT = "not emptied: engine.cache_reset_endpoint is off in the recipe"
-NO_ROUTE = "not emptied: this LMCache has no POST /cache/clear"
+EMPTIED, NEW = "emptied", "empty: started for this point"
+_NOT = "not emptied: "
+NO_ENDPOINT = f"{_NOT}engine.cache_reset_endpoint is off in the recipe"
+NO_ROUTE = f"{_NOT}this LMCache has no POST /cache/clear"
+NONE = "none: prefix caching is off"
+LASTS = "kept: others may use it, and after this deployment too; each run of the client has a salt of its own"
+_HELD = "objects are held, perhaps on their way to the L2"
+_NO_PREFIX_CACHE = "--no-enable-prefix-caching"
 _CLEAR_SECONDS = 10.0
 """Stores and loads of the point before may still hold objects, which LMCache does not remove then."""
 _ANSWER_SECONDS = 60.0
@@ -36,26 +42,48 @@ class NotEmptiedError(StateError):
     """A cache that can be emptied still has something."""
 
 
-async def empty_caches(serving: ServingDeployment) -> Mapping[str, str]:
-    """What became of the cache of each engine and LMCache server, by its name. Raises NotEmptiedError."""
+async def empty_caches(serving: ServingDeployment, *, new: bool) -> Mapping[str, str]:
+    """What became of the cache of each engine and LMCache server, by its name. `new`: nothing was measured on the
+    deployment yet. Raises NotEmptiedError."""
     plan = seen_from_here(serving.plan, serving.state)
     async with http_client(serving.run, serving.state) as http:
-        return await empty(Target(plan, http, serving.key))
+        outcome = await empty(Target(plan, http, serving.key))
+
+    def of_new(text: str) -> str:
+        return NEW if text.startswith(_NOT) and not text.endswith(_HELD) else text
+
+    return {name: of_new(text) for name, text in outcome.items()} if new else outcome
+
+
+def not_emptied(outcome: Mapping[str, str]) -> str | None:
+    """The first cache that a start would empty, and why it is not empty; None: there is none."""
+    return next((f"{name}: {text}" for name, text in outcome.items() if text.startswith(_NOT)), None)
 
 
 async def empty(target: Target) -> Mapping[str, str]:
     """As `empty_caches`. Engines first: what they still store goes to LMCache."""
     plan = target.plan
-    outcome = dict.fromkeys((worker.name for worker in plan.proxy.workers), NO_ENDPOINT)
     if plan.cache_reset_endpoint:
         try:
             await clear_engines(target)
         except VerifyError as error:
             raise NotEmptiedError(error.what, where=error.where, cause=error.cause, todo=error.todo) from error
-        outcome = dict.fromkeys(outcome, EMPTIED)
+    outcome = {worker.name: _engine(plan, worker.name) for worker in plan.proxy.workers}
     for server in plan.lmcache:
         outcome[server.process] = await _empty(server, target)
+        if plan.has_l2(server):
+            outcome[f"{server.process}, L2"] = LASTS
     return outcome
+
+
+def _engine(plan: Plan, name: str) -> str:
+    """What became of its caches after `clear_engines`, if that was possible."""
+    (engine,) = (process for process in plan.processes if process.name == name)
+    if (keeper := keeps_beside([connector.class_name for connector in engine.connectors])) is not None:
+        return f"{_NOT}only a start empties what {keeper} keeps"
+    if _NO_PREFIX_CACHE in engine.argv:
+        return NONE
+    return EMPTIED if plan.cache_reset_endpoint else NO_ENDPOINT
 
 
 async def _empty(server: LmcacheServer, target: Target) -> str:
@@ -73,7 +101,7 @@ async def _empty(server: LmcacheServer, target: Target) -> str:
             return NO_ROUTE
         if time.monotonic() > until:
             if target.plan.has_l2(server) and not problem:
-                return f"not emptied: {now.objects} objects are held, perhaps on their way to the L2"
+                return f"{_NOT}{now.objects} {_HELD}"
             raise NotEmptiedError(
                 f"LMCache could not be emptied: {problem or f'{now.objects} objects are left'}",
                 where=server.process,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.bench.workload import Load, Workload
-from pdserve.sweep.points import Point, by_deployment
+from pdserve.sweep.points import Point
 from pdserve.sweep.record import PointRecord
 
 
@@ -20,20 +20,21 @@ class Estimate:
     """Of what is known."""
     unknown_points: int
     """Without a former measurement of the same work and load."""
+    starts: int
     unknown_starts: int
 
 
-def estimate(to_run: Sequence[Point], former: Sequence[PointRecord]) -> Estimate:
-    """A point takes as long as those of the same work and load did on other deployments, a start as long as others."""
+def estimate(to_run: Sequence[Point], former: Sequence[PointRecord], starts: int) -> Estimate:
+    """A point takes as long as those of the same work and load did on other deployments, a start as long as others.
+    `starts`: that these points need."""
     measured: dict[tuple[str, str], list[float]] = {}
     for record in former:
         if record.result is not None:
             measured.setdefault(_same(record.workload, record.load), []).append(record.seconds)
     known = [measured.get(_same(point.workload, point.load)) for point in to_run]
-    starts = len(by_deployment(to_run))
     took = [record.start_seconds for record in former if record.start_seconds is not None]
     seconds = sum(statistics.fmean(each) for each in known if each) + (statistics.fmean(took) * starts if took else 0.0)
-    return Estimate(seconds, sum(each is None for each in known), 0 if took else starts)
+    return Estimate(seconds, sum(each is None for each in known), starts, 0 if took else starts)
 
 
 def array_seconds(tasks: Sequence[Estimate], at_once: int | None) -> float:

@@ -57,6 +57,11 @@ class Sweep(Strict):
     )
     seconds: Positive | None = Field(default=None, description="After which nothing is sent any more.")
     grace_seconds: NotNegative | None = Field(default=None, description="That open requests then have; null: 30.")
+    restart_to_empty_caches: bool = Field(
+        default=True,
+        description="Start a deployment anew before a point where a cache cannot be emptied otherwise. false: it stays "
+        "as it is, and only the salt of each run keeps points apart.",
+    )
     zip: dict[str, Values] = Field(
         default={}, description="Lists of one length over keys of the recipe (as --set takes them): first with first."
     )
@@ -138,7 +143,7 @@ def _missing_traces(sweep: Sweep, path: FilePath) -> Iterator[Problem]:
         if workload.trace is None or workload.trace == agentic.NAME:
             continue
         if not (file := path.parent / workload.trace).exists():
-            todo = f"give a file, relative to this one, or {agentic.NAME}, which pdserve makes"
+            todo = f"give a file, relative to this one, or {agentic.NAME}, which pdserve has"
             yield Problem(("workload", index, "trace"), f"{file} does not exist", todo)
 
 

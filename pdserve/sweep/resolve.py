@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pdserve.errors import RecipeError
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.sweep.file import LoadedSweep
-from pdserve.sweep.points import Point, Settings, combinations, points, recipe_digest
+from pdserve.sweep.points import Point, Settings, Variant, by_deployment, combinations, points, recipe_digest
+from pdserve.sweep.starts import only_emptied_by_a_start
 
 _NAME_CHARACTERS, _ID_CHARACTERS = 48, 6
 """Of the name of a deployment (pdserve.recipe.base), and of its id in it."""
@@ -33,6 +34,17 @@ class PlannedSweep:
     def name(self) -> str:
         """Of the deployment: no point can change it."""
         return next(iter(self.recipes.values())).recipe.name
+
+    def start_for_each_point(self, deployment: Variant) -> str | None:
+        """Why a deployment is started anew before each of its points; None: once for all of them."""
+        if not self.loaded.sweep.restart_to_empty_caches:
+            return None
+        return only_emptied_by_a_start(self.recipes[deployment.digest].recipe)
+
+    def starts(self, some: Sequence[Point]) -> int:
+        """That these points need, if nothing fails in between."""
+        groups = by_deployment(some)
+        return sum(1 if self.start_for_each_point(deployment) is None else len(its) for deployment, its in groups)
 
     def of(self, deployment: str) -> tuple[Point, ...]:
         """The points of a deployment, by its id."""

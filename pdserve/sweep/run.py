@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.bench.aiperf.environment import installed_interpreter
 from pdserve.bench.clients.choose import client_of
 from pdserve.bench.look import plan_digest
-from pdserve.bench.result import BenchResult
 from pdserve.bench.run import Task, bench
-from pdserve.bench.validity import Reason
 from pdserve.errors import PdserveError, ReportedError, StateError
 from pdserve.operations.current_run import last_run, running
 from pdserve.operations.down import down
@@ -25,13 +23,14 @@ from pdserve.operations.up import UpOptions, up
 from pdserve.operations.where import where
 from pdserve.run.directory import RunDir, new_run_id
 from pdserve.sweep.empty import CHECK as EMPTY_CACHE
-from pdserve.sweep.empty import NotEmptiedError, empty_caches
+from pdserve.sweep.empty import NotEmptiedError, empty_caches, not_emptied
 from pdserve.sweep.keep import keep_start
 from pdserve.sweep.own import OwnDeployment, not_own
 from pdserve.sweep.points import Point, Variant, by_deployment
-from pdserve.sweep.record import PointRecord, SweepFolder, reasons_of
+from pdserve.sweep.record import PointRecord, SweepFolder
 from pdserve.sweep.resolve import PlannedSweep, set_of
 from pdserve.sweep.tasks import alone, job_of, only_sweep, recorded
+from pdserve.sweep.verdict import failed, measured, record_of
 from pdserve.system.stop_signals import interruptible, run_to_its_end
 
 OnPoint = Callable[[Point, PointRecord], None]
@@ -64,6 +63,19 @@ def to_run(planned: PlannedSweep, folder: SweepFolder, stale: Collection[str], *
 def needs_vllm(point: Point) -> bool:
     """Whether its client is that of the engines' environment."""
     return point.workload.client_for(point.load) == "vllm"
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Of a deployment."""
+
+    own: OwnDeployment | None
+    """None: it failed."""
+    seconds: float
+    """With the stop of what ran before."""
+    error: PdserveError | None = None
+    failed_run: str | None = None
+    """The run of a start that failed; None: it did not come so far."""
 
 
 @dataclass(frozen=True)
@@ -120,35 +132,48 @@ class SweepRunner:
         return (self.folder.starts / run.run_id).exists()
 
     def _measure_all(self, deployment: Variant, its_points: Sequence[Point]) -> None:
-        """Up, its points, down. It is only started anew in between when it is not ready any more."""
+        """Up, its points, down. It is only started anew in between when it is not ready any more, or when only a start
+        empties its caches."""
         self.show.note(f"deployment: {deployment.title}")
-        own: OwnDeployment | None = None
-        start_failed: PdserveError | None = None
-        failed_run: str | None = None
+        start: _Start | None = None
         try:
             for point in its_points:
-                began, start_seconds = time.monotonic(), None
-                if start_failed is None and (own is None or not self._ready(own)):
-                    self._down()
-                    self._refuse_others()  # what another one has started meanwhile is not stopped for a point
-                    former = self._run_id()
-                    try:
-                        own = self._up(deployment)
-                        start_seconds = time.monotonic() - began
-                    except PdserveError as error:
-                        start_failed, last = error, self._run_id()
-                        failed_run = last if last != former else None
-                if start_failed is not None:
-                    # The same recipe would fail again, and a start takes minutes.
-                    self._end(point, _failed(point, "start", start_failed, run_id=failed_run))
-                elif own is not None:  # as it is after a start that has not failed
-                    self._end(point, self._measured(point, own, start_seconds))
+                record: PointRecord | None = None
+                if start is not None and not self._must_start(deployment, start):
+                    record = self._measured(point, start, fresh=False)
+                while record is None:  # after a start there is one
+                    start = self._start(deployment)
+                    record = self._measured(point, start, fresh=True)
+                self._end(point, record)
         finally:
             try:
                 self._down()
             except KeyboardInterrupt:  # what was not asked to stop yet would serve on
                 self._down()
                 raise
+
+    def _must_start(self, deployment: Variant, last: _Start) -> bool:
+        if last.own is None:
+            return False  # the same recipe would fail again, and a start takes minutes
+        if (why := self.planned.start_for_each_point(deployment)) is not None:
+            self._note_new_start(why)
+            return True
+        return not self._ready(last.own)
+
+    def _note_new_start(self, why: str) -> None:
+        self.show.note(f"{self.planned.name}: a new start, so that the next point begins with empty caches: {why}")
+
+    def _start(self, deployment: Variant) -> _Start:
+        """What runs of this sweep is stopped first."""
+        began = time.monotonic()
+        self._down()
+        self._refuse_others()  # what another one has started meanwhile is not stopped for a point
+        former = self._run_id()
+        try:
+            return _Start(self._up(deployment), time.monotonic() - began)
+        except PdserveError as error:
+            last = self._run_id()
+            return _Start(None, time.monotonic() - began, error, last if last != former else None)
 
     def _ready(self, own: OwnDeployment) -> bool:
         """Whether it serves as it was started."""
@@ -205,13 +230,18 @@ class SweepRunner:
         last = last_run(self.root, self.planned.name)
         return None if last is None else last[0].run_id
 
-    def _measured(self, point: Point, own: OwnDeployment, start_seconds: float | None) -> PointRecord:
+    def _measured(self, point: Point, start: _Start, *, fresh: bool) -> PointRecord | None:
+        """`fresh`: nothing was measured since the start. None: a cache is left that only another start empties."""
+        own = start.own
+        if own is None:
+            assert start.error is not None
+            return failed(point, "start", start.error, run_id=start.failed_run)
         began = time.monotonic()
         attempt = new_run_id()  # the salt of its prompts is made of it: it is new in every attempt
         try:
             deployment = serving(self.root, self.planned.name, "sweep")
             if (why := own.unlike(deployment)) is not None:
-                return _record(point, [not_own(why)], [], run_id=own.run_id, seconds=0.0)
+                return record_of(point, [not_own(why)], [], run_id=own.run_id, seconds=0.0)
             trace = self.planned.loaded.trace_of(point.workload)
             client = client_of(
                 deployment.plan,
@@ -223,20 +253,23 @@ class SweepRunner:
                 tokenizer=self.options.tokenizer,
             )
             task = Task(point.workload, (point.load,), client, self.options.limit_seconds, trace)
-            caches = run_to_its_end(empty_caches(deployment))
+            caches = run_to_its_end(empty_caches(deployment, new=fresh))
+            if not fresh and self.planned.loaded.sweep.restart_to_empty_caches and (full := not_emptied(caches)):
+                self._note_new_start(full)
+                return None
             result = run_to_its_end(bench(deployment, task, self.folder.point(point) / attempt, lambda _: None))
         except SystemExit as stop:  # a TERM or HUP, which is a Ctrl-C in all of a sweep
             raise KeyboardInterrupt from stop
         except PdserveError as error:
             check = EMPTY_CACHE if isinstance(error, NotEmptiedError) else "measurement"
-            return _failed(point, check, error, run_id=self._run_id(), seconds=time.monotonic() - began)
-        return record_of(
+            return failed(point, check, error, run_id=self._run_id(), seconds=time.monotonic() - began)
+        return measured(
             point,
             result,
             own,
             caches,
             attempt=attempt,
-            start_seconds=start_seconds,
+            start_seconds=start.seconds if fresh else None,
             seconds=time.monotonic() - began,
         )
 
@@ -249,65 +282,3 @@ def _check_clients(some: Sequence[Point]) -> None:
     """A client that is missing is no reason to find all of its points INVALID. Raises PreflightError."""
     if not all(map(needs_vllm, some)):
         installed_interpreter(os.environ)
-
-
-def record_of(
-    point: Point,
-    result: BenchResult,
-    own: OwnDeployment,
-    caches: Mapping[str, str],
-    *,
-    attempt: str,
-    start_seconds: float | None,
-    seconds: float,
-) -> PointRecord:
-    """Its verdict: that of each measurement, all of them made, and by the deployment that was started for it. `caches`:
-    what became of them before."""
-    wrong, unchecked = map(list, reasons_of(result))
-    other = own.not_measured_by(result)
-    if other is not None and other.check not in {reason.check for reason in wrong}:
-        wrong.append(other)
-    if len(result.measurements) < point.workload.repeats:
-        text = f"{len(result.measurements)} of {point.workload.repeats} repeats were made"
-        wrong.append(Reason(check="repeats", text=text))
-    return _record(
-        point,
-        wrong,
-        unchecked,
-        caches=caches,
-        result=attempt,
-        run_id=result.provenance.run_id,
-        start_seconds=start_seconds,
-        seconds=seconds,
-    )
-
-
-def _failed(point: Point, check: str, error: PdserveError, *, run_id: str | None, seconds: float = 0.0) -> PointRecord:
-    return _record(point, [Reason(check=check, text=error.render())], [], run_id=run_id, seconds=seconds)
-
-
-def _record(
-    point: Point,
-    wrong: Sequence[Reason],
-    unchecked: Sequence[Reason],
-    *,
-    run_id: str | None,
-    seconds: float,
-    caches: Mapping[str, str] | None = None,
-    result: str | None = None,
-    start_seconds: float | None = None,
-) -> PointRecord:
-    return PointRecord(
-        id=point.id,
-        settings=point.deployment.settings,
-        workload=point.workload,
-        load=point.load,
-        status="INVALID" if wrong else "VALID",
-        reasons=tuple(wrong),
-        unchecked=tuple(unchecked),
-        caches=caches or {},
-        result=result,
-        run_id=run_id,
-        start_seconds=start_seconds,
-        seconds=seconds,
-    )

@@ -50,7 +50,7 @@ def test_a_trace_keeps_its_sessions_and_its_theoretical_hit_stands_beside_the_ac
     window = one["window"]["prefill"]
     hits = window["local_hits"] + window["received"]
     assert hits / (hits + window["computed"]) == pytest.approx(result["trace"]["prefix_hit"], abs=0.1)
-    assert {reason["check"] for reason in one["verdict"]["unchecked"]} == {"prompt-length"}
+    assert not one["verdict"]["unchecked"]
     folder = Path(result["folder"])
     assert (folder / one["raw"]).read_text().count("\n") == 15
     assert not [file for file in folder.iterdir() if file.is_file() and serving.run.read_key() in file.read_text()]
@@ -99,7 +99,7 @@ def test_a_term_ends_the_client_and_its_prompts_are_gone(
 def test_the_table_has_the_hit_in_theory(serving: Deployment, python: str) -> None:
     code, output = pdserve("bench", "--python", python, *FEW, "--trace", "agentic-tiny", "--sessions", "2")
     assert code == 0, output
-    assert "theory ~7" in " ".join(output.replace("│", " ").split())
+    assert "theory 7" in " ".join(output.replace("│", " ").split())
 
 
 def test_a_bad_trace_is_refused_before_anything_is_sent(serving: Deployment, python: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ two."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,38 @@ def test_without_its_environment_aiperf_is_refused_with_the_fix(tmp_path: Path) 
         client_of(plan(), TRACE, FOUR, trace(), environ, python=None, tokenizer=None)
     assert "pdserve bench --setup" in str(error.value.todo)
     assert isinstance(client_of(plan(), TRACE, FOUR, trace(), environ, python="/p", tokenizer=None), AiperfClient)
+
+
+def test_the_folder_of_a_model_is_an_id_of_a_hub_that_aiperf_has_for_itself(tmp_path: Path) -> None:
+    """Its workers take a folder for an id, and refuse it (0.13.0)."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text("{}")
+    client, asked = AiperfClient("p", str(model), trace()), run(tmp_path)
+    settings = json.loads(Path(client.prepare(asked)[-1]).read_text())
+    environment = client.environment(asked, {"HF_HUB_CACHE": "/theirs"}, KEY)
+    hub = Path(environment["HF_HUB_CACHE"])
+    entry = hub / f"models--{settings['benchmark']['tokenizer']['name'].replace('/', '--')}"
+    commit = (entry / "refs" / "main").read_text()
+    assert (entry / "snapshots" / commit / "tokenizer.json").samefile(model / "tokenizer.json")
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    client.clean(asked)
+    assert not hub.exists()
+    assert (model / "tokenizer.json").exists(), "the model itself is left alone"
+
+
+def test_a_tokenizer_at_hugging_face_is_asked_for_there(tmp_path: Path) -> None:
+    client = AiperfClient("p", "org/model")
+    assert told(tmp_path, client, run(tmp_path))["benchmark"]["tokenizer"] == {"name": "org/model"}
+    assert not {"HF_HUB_OFFLINE", "HF_HUB_CACHE"} & client.environment(run(tmp_path), {}, KEY).keys()
+
+
+def test_a_client_runs_the_code_of_a_model_where_the_engines_do(tmp_path: Path) -> None:
+    some = run(tmp_path)
+    trusting = [p.model_copy(update={"argv": (*p.argv, "--trust-remote-code")}) for p in some.plan.processes]
+    other = replace(some, plan=some.plan.model_copy(update={"processes": tuple(trusting)}), name="other")
+    for asked, trusts in ((some, False), (other, True)):
+        settings = told(tmp_path, AiperfClient("p", "org/model"), asked)["benchmark"]["tokenizer"]
+        assert settings.get("trustRemoteCode", False) is trusts
+        fixed = replace(asked, workload=FIXED)
+        assert ("--trust-remote-code" in VllmClient("p", "org/model").prepare(fixed)) is trusts

@@ -38,13 +38,21 @@ def sessions(benchmark: dict[str, Any], seed: int) -> dict[str, list[dict[str, A
     grouped: dict[str, list[dict[str, Any]]] = {}
     for line in Path(dataset["path"]).read_text().splitlines():
         row = json.loads(line)
-        grouped.setdefault(row["session_id"], []).append(
-            {"messages": row["messages"], "max_tokens": row["output_length"]}
-        )
+        shown = {"messages": row["messages"]} if "messages" in row else {"said": text(row, dataset["blockSize"])}
+        grouped.setdefault(row["session_id"], []).append({**shown, "max_tokens": row["output_length"]})
     return grouped
 
 
-async def ask(client: httpx.AsyncClient, benchmark: dict[str, Any], turn: dict[str, Any], session: str) -> Any:
+def text(row: dict[str, Any], block: int) -> str:
+    """Of the row's length, and for equal hash ids the same."""
+    blocks = [f"{number:08}".ljust(block, ".") for number in row["hash_ids"]]
+    return "".join(blocks)[: row["input_length"]]
+
+
+async def ask(
+    client: httpx.AsyncClient, benchmark: dict[str, Any], turn: dict[str, Any], session: str
+) -> tuple[Any, str]:
+    """Its record, and the text of the answer."""
     endpoint = benchmark["endpoint"]
     path = "/v1/chat/completions" if endpoint["type"] == "chat" else "/v1/completions"
     body = {
@@ -58,6 +66,7 @@ async def ask(client: httpx.AsyncClient, benchmark: dict[str, Any], turn: dict[s
         body["max_tokens"] = max(1, body["max_tokens"] // 2)
     wall, began = time.time_ns(), time.perf_counter_ns()
     chunks: list[int] = []
+    answer = ""
     metrics: dict[str, Any] = {}
     error = None
     async with client.stream("POST", path, json=body, headers={endpoint["sessionHeader"]: session}) as response:
@@ -74,6 +83,7 @@ async def ask(client: httpx.AsyncClient, benchmark: dict[str, Any], turn: dict[s
                 event["choices"][0].get("text") or event["choices"][0].get("delta", {}).get("content")
             ):
                 chunks.append(time.perf_counter_ns())
+                answer += event["choices"][0].get("delta", {}).get("content") or ""
     if chunks:
         metrics["time_to_first_token"] = (chunks[0] - began) / 1e6
         metrics["request_latency"] = (chunks[-1] - began) / 1e6
@@ -85,7 +95,8 @@ async def ask(client: httpx.AsyncClient, benchmark: dict[str, Any], turn: dict[s
         "benchmark_phase": "profiling",
         "was_cancelled": False,
     }
-    return {"metadata": about, "metrics": {name: {"value": v} for name, v in metrics.items()}, "error": error}
+    record = {"metadata": about, "metrics": {name: {"value": v} for name, v in metrics.items()}, "error": error}
+    return record, answer
 
 
 async def profile(config: dict[str, Any]) -> None:
@@ -99,8 +110,14 @@ async def profile(config: dict[str, Any]) -> None:
         async def play(name: str, turns: list[dict[str, Any]]) -> None:
             session = str(uuid.uuid4())
             async with places:
+                history: list[dict[str, str]] = []
                 for index, turn in enumerate(turns):
-                    record = await ask(client, benchmark, turn, session)
+                    body = turn
+                    if "said" in turn:  # each turn follows the model's own answer to the one before
+                        history.append({"role": "user", "content": turn["said"]})
+                        body = {"messages": history, "max_tokens": turn["max_tokens"]}
+                    record, answer = await ask(client, benchmark, body, session)
+                    history.append({"role": "assistant", "content": answer})
                     record["metadata"] |= {"conversation_id": name, "turn_index": index}
                     records.append(record)
 

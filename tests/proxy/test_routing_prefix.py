@@ -210,6 +210,15 @@ def test_it_is_a_longest_common_prefix_in_whole_blocks(
         assert policy.matched(Worker(name), RoutingRequest(prompt=asked, estimate=estimate)) == 1_000 * longest
 
 
+def test_a_prompt_of_another_salt_is_another_prompt() -> None:
+    """Engines share no KV between them."""
+    policy, worker = prefix_aware(), Worker("w0")
+    prompt = b"a" * 1024
+    policy.routed(worker, RoutingRequest(prompt, estimate=256, salt=b'"a"'))
+    salts = (b"", b'"a"', b'"b"')
+    assert [policy.matched(worker, RoutingRequest(prompt, estimate=256, salt=salt)) for salt in salts] == [0, 256, 0]
+
+
 def common(first: bytes, other: bytes, block: int) -> int:
     blocks = 0
     while (end := (blocks + 1) * block) <= min(len(first), len(other)) and first[:end] == other[:end]:

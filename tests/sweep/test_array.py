@@ -164,7 +164,7 @@ def test_a_name_that_only_a_job_has_is_that_of_the_folder(tmp_path: Path) -> Non
 
 
 def test_the_time_of_an_array_is_that_of_its_tasks_beside_each_other() -> None:
-    tasks = [Estimate(seconds, 0, 0) for seconds in (30.0, 10.0, 10.0, 10.0)]
+    tasks = [Estimate(seconds, 0, 1, 0) for seconds in (30.0, 10.0, 10.0, 10.0)]
     assert array_seconds(tasks, None) == 30.0
     assert array_seconds(tasks, 2) == 30.0
     assert array_seconds(tasks, 1) == 60.0
@@ -177,7 +177,7 @@ def test_the_script_goes_to_stdout_after_the_plan_and_nothing_is_written(tmp_pat
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("#!/usr/bin/env bash\n")
     assert "#SBATCH --array=0-1%1\n" in result.stdout
-    assert "to run: 4 points on 2 starts" in result.stderr
+    assert "to run: 4 points on 4 starts" in result.stderr
     assert "task 0 = A, 1 = B" in result.stderr
     assert not (pdserve_home / "small").exists()
 

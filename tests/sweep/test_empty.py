@@ -13,8 +13,20 @@ import pytest
 import yaml
 
 from pdserve.plan.model import Plan
+from pdserve.plan.process import PlannedConnector
 from pdserve.sweep import empty as module
-from pdserve.sweep.empty import CHECK, EMPTIED, NO_ENDPOINT, NO_ROUTE, NotEmptiedError, empty
+from pdserve.sweep.empty import (
+    CHECK,
+    EMPTIED,
+    LASTS,
+    NEW,
+    NO_ENDPOINT,
+    NO_ROUTE,
+    NONE,
+    NotEmptiedError,
+    empty,
+    not_emptied,
+)
 from pdserve.verify.target import Target
 from tests.bench.evidence import plan
 from tests.launch.deployment import pdserve, recipe
@@ -70,6 +82,20 @@ def emptied(caches: Caches, *, endpoint: bool = True, of: Plan | None = None) ->
     return asyncio.run(run())
 
 
+def of_engines(**changes: object) -> Plan:
+    """With these changes to all of its engines."""
+    some = plan()
+    engines = {worker.name for worker in some.proxy.workers}
+    changed = [p.model_copy(update=changes) if p.name in engines else p for p in some.processes]
+    return some.model_copy(update={"processes": tuple(changed)})
+
+
+def with_l2() -> Plan:
+    some = plan()
+    server = some.processes[0].model_copy(update={"name": "lmcache-0", "argv": ("lmcache", "--l2-adapter", "{}")})
+    return some.model_copy(update={"processes": (*some.processes, server)})
+
+
 def test_every_engine_and_lmcache_are_emptied() -> None:
     caches = Caches()
     assert emptied(caches) == {"prefill-0": EMPTIED, "decode-0": EMPTIED, "lmcache-0": "emptied of 40 objects"}
@@ -95,6 +121,26 @@ def test_engines_without_the_endpoint_are_left_alone_and_that_is_named() -> None
     assert "/reset_prefix_cache" not in caches.cleared
 
 
+def test_engines_that_cache_no_prefix_have_nothing_to_empty() -> None:
+    outcome = emptied(Caches(), endpoint=False, of=of_engines(argv=("vllm", "--no-enable-prefix-caching")))
+    assert {outcome["prefill-0"], outcome["decode-0"]} == {NONE}
+
+
+@pytest.mark.parametrize("endpoint", [True, False])
+def test_what_a_connector_keeps_is_only_emptied_by_a_start(endpoint: bool) -> None:
+    store = of_engines(connectors=(PlannedConnector(class_name="MooncakeStoreConnector"),))
+    outcome = emptied(Caches(), endpoint=endpoint, of=store)
+    wanted = "not emptied: only a start empties what MooncakeStoreConnector keeps"
+    assert {outcome["prefill-0"], outcome["decode-0"]} == {wanted}
+    assert not_emptied(outcome) == f"prefill-0: {wanted}"
+
+
+def test_an_l2_is_kept_which_is_named_and_needs_no_start() -> None:
+    outcome = emptied(Caches(), of=with_l2())
+    assert outcome["lmcache-0, L2"] == LASTS
+    assert not_emptied(outcome) is None
+
+
 def test_an_lmcache_that_has_no_such_route_is_named() -> None:
     assert emptied(Caches(status=404))["lmcache-0"] == NO_ROUTE
 
@@ -118,12 +164,9 @@ def test_what_stays_full_is_an_error(caches: Caches, why: str, monkeypatch: pyte
 def test_what_an_l2_still_holds_is_named_and_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """LMCache keeps an object in its L1 until it is in the L2."""
     monkeypatch.setattr(module, "_CLEAR_SECONDS", 0.0)
-    some = plan()
-    server = some.processes[0].model_copy(update={"name": "lmcache-0", "argv": ("lmcache", "--l2-adapter", "{}")})
-    with_l2 = some.model_copy(update={"processes": (*some.processes, server)})
-    assert emptied(Caches(locked=1000), of=with_l2)["lmcache-0"].startswith("not emptied: 40 objects are held")
+    assert emptied(Caches(locked=1000), of=with_l2())["lmcache-0"].startswith("not emptied: 40 objects are held")
     with pytest.raises(NotEmptiedError):
-        emptied(Caches(status=503), of=with_l2)
+        emptied(Caches(status=503), of=with_l2())
 
 
 @pytest.mark.process
@@ -153,3 +196,50 @@ def test_a_point_on_a_cache_that_stays_full_is_invalid_and_was_not_measured(
     assert "3 objects are left" in record.reasons[0].text
     assert (record.result, record.caches) == (None, {})
     assert "LMCache could not be emptied" in output
+
+
+@pytest.mark.process
+def test_an_lmcache_that_nothing_empties_is_started_anew_where_it_has_something(
+    tmp_path: Path, pdserve_home: Path, python: str
+) -> None:
+    """Which only the server itself shows: the plan had one start."""
+    file = sweep_file(tmp_path)
+    document = yaml.safe_load(recipe(tmp_path, engine__cache_reset_endpoint=True).read_text())
+    lmcache = f"http://127.0.0.1:{document['ports']['lmcache_http']}"
+    recipe(
+        tmp_path,
+        engine__cache_reset_endpoint=True,
+        prefill__env={"FAKE_LMCACHE_URL": lmcache},
+        lmcache__env={"FAKE_LMCACHE_NO_CLEAR": "1"},
+    )
+    code, output = pdserve("sweep", "--python", python, file)
+    assert code == 0, output
+    assert "to run: 2 points on 1 starts" in output
+    assert f"a new start, so that the next point begins with empty caches: lmcache-0: {NO_ROUTE}" in output
+    first, second = records(pdserve_home)
+    assert first.run_id != second.run_id
+    assert {first.caches["lmcache-0"], second.caches["lmcache-0"]} == {"emptied of 0 objects"}
+
+
+@pytest.mark.process
+def test_without_the_endpoint_each_point_has_a_start_of_its_own_unless_the_sweep_does_without(
+    tmp_path: Path, pdserve_home: Path, python: str
+) -> None:
+    file = sweep_file(tmp_path)
+    recipe(tmp_path, lmcache=None, prefill__connector={"kind": "mooncake", "protocol": "tcp"})
+    code, output = pdserve("sweep", "--python", python, file)
+    assert code == 0, output
+    assert "started anew before each point, to empty its caches: A: engine.cache_reset_endpoint is off" in output
+    assert "to run: 2 points on 2 starts" in output
+    first, second = records(pdserve_home)
+    assert {*first.caches.values(), *second.caches.values()} == {NEW}
+    assert first.run_id != second.run_id
+    assert None not in (first.start_seconds, second.start_seconds)
+    document = yaml.safe_load(file.read_text()) | {"restart_to_empty_caches": False, "concurrency": [3, 4]}
+    file.write_text(yaml.safe_dump(document))
+    code, output = pdserve("sweep", "--python", python, file)
+    assert code == 0, output
+    assert "to run: 2 points on 1 starts" in output
+    third, fourth = records(pdserve_home)[2:]
+    assert (set(third.caches.values()), set(fourth.caches.values())) == ({NEW}, {NO_ENDPOINT})
+    assert third.run_id == fourth.run_id

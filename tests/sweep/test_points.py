@@ -104,14 +104,14 @@ def test_a_point_keeps_its_id_when_others_are_added_and_gets_another_one_with_ot
 
 def test_the_estimate_is_of_points_with_the_same_work_and_load_and_counts_the_others() -> None:
     one, four, other_one, other_four = planned(sweep(cross={"c": [1, 2]}))
-    assert estimate([one], []).unknown_points == 1
-    left = estimate([four, other_one, other_four], [record(one, 10.0, start=30.0)])
+    assert estimate([one], [], 1).unknown_points == 1
+    left = estimate([four, other_one, other_four], [record(one, 10.0, start=30.0)], 2)
     assert (left.seconds, left.unknown_points, left.unknown_starts) == (10.0 + 2 * 30.0, 2, 0)
 
 
 def test_a_point_that_was_not_measured_gives_no_time() -> None:
     one, _, other_one, _ = planned(sweep(cross={"c": [1, 2]}))
-    assert estimate([other_one], [record(one, 0.1, result=None)]).unknown_points == 1
+    assert estimate([other_one], [record(one, 0.1, result=None)], 1).unknown_points == 1
 
 
 def test_loads_are_those_of_bench() -> None:

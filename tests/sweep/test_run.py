@@ -51,7 +51,12 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def sweep_file(folder: Path, **changes: object) -> Path:
     """Over a recipe without LMCache, whose fakes start fast."""
-    base = recipe(folder, lmcache=None, prefill__connector={"kind": "mooncake", "protocol": "tcp"})
+    base = recipe(
+        folder,
+        lmcache=None,
+        prefill__connector={"kind": "mooncake", "protocol": "tcp"},
+        engine__cache_reset_endpoint=True,  # or each point would be a start
+    )
     document = {
         "schema": 1,
         "name": "s",

@@ -9,7 +9,7 @@ from pdserve.bench.workload import Load, Workload
 from pdserve.sweep.own import OwnDeployment
 from pdserve.sweep.points import Point, Variant
 from pdserve.sweep.record import PointRecord
-from pdserve.sweep.run import record_of
+from pdserve.sweep.verdict import measured as judged_point
 from tests.bench.evidence import healthy
 from tests.bench.test_compare import INVALID, measured, result
 
@@ -25,7 +25,7 @@ def judged(*windows: Window, repeats: int | None = None) -> PointRecord:
 def record_for(some: BenchResult, repeats: int) -> PointRecord:
     workload = Workload(input_tokens=10, output_tokens=5, repeats=repeats)
     point = Point(Variant((), "d"), workload, Load(requests=20, concurrency=4))
-    return record_of(point, some, OWN, {}, attempt="a", start_seconds=None, seconds=1.0)
+    return judged_point(point, some, OWN, {}, attempt="a", start_seconds=None, seconds=1.0)
 
 
 def test_valid_measurements_make_a_valid_point() -> None:

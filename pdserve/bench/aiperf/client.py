@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pdserve.bench.aiperf import NAME, VERSION
 from pdserve.bench.aiperf.configuration import configuration
+from pdserve.bench.aiperf.hub_cache import put_into_cache
 from pdserve.bench.aiperf.records import cut_records, of_aiperf
 from pdserve.bench.clients.client import KEY, ClientRun, direct
 from pdserve.bench.records import RequestRecord
@@ -21,8 +22,7 @@ from pdserve.bench.traces.trace import RequestTrace
 
 _EXPORT = "profile_export.jsonl"
 _NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-"""What leads to packages of ours; and offline, AIPerf takes a tokenizer's folder for an id of the hub. With a folder it
-asks the hub for nothing."""
+"""What leads to packages of ours; and offline, AIPerf takes a tokenizer's folder for an id of the hub."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class AiperfClient:
         """Writes its configuration and the lines of the trace."""
         run.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _temporary(run).mkdir(mode=0o700)
+        tokenizer = self.tokenizer
+        if self._has_folder:
+            tokenizer = put_into_cache(Path(tokenizer), _hub_cache(run))
         trace, file = self._of(run), None
         if trace is not None:
             file = run.folder / ("trace.warmup.jsonl" if run.warmup else "trace.jsonl")
@@ -55,7 +58,7 @@ class AiperfClient:
                 rows = (row for session in trace.sessions for row in session.rows)
                 file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         config = run.folder / f"{run.name}.config.json"
-        settings = configuration(run, self.tokenizer, _artifacts(run), trace, file)
+        settings = configuration(run, tokenizer, _artifacts(run), trace, file)
         config.write_text(json.dumps(settings, indent=1), encoding="utf-8")
         # -I: no package but its own.
         return [self.program, "-I", "-m", "aiperf", "profile", "--config", str(config)]
@@ -66,7 +69,13 @@ class AiperfClient:
         insecure = {"AIPERF_HTTP_SSL_VERIFY": "false"} if run.plan.proxy.tls is not None else {}
         # It would keep every prompt in the user's cache folder, and leave its files and sockets in /tmp.
         places = {"AIPERF_DATASET_MMAP_CACHE_ENABLED": "false", "TMPDIR": str(_temporary(run))}
-        return {**ours, **insecure, **places, KEY: key}
+        hub = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(_hub_cache(run))} if self._has_folder else {}
+        return {**ours, **insecure, **places, **hub, KEY: key}
+
+    @property
+    def _has_folder(self) -> bool:
+        """Rather than a name at Hugging Face."""
+        return Path(self.tokenizer).is_dir()
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
         """Its record of each request becomes the result's own file."""
@@ -92,6 +101,10 @@ class AiperfClient:
     def _first(self, sessions: int) -> RequestTrace:
         assert self.trace is not None
         return replace(self.trace, sessions=first_sessions(self.trace.sessions, sessions))
+
+
+def _hub_cache(run: ClientRun) -> Path:
+    return _temporary(run) / "hub"
 
 
 def _artifacts(run: ClientRun) -> Path:

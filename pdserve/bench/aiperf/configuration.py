@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pdserve.bench.clients.client import KEY, ClientRun
+from pdserve.bench.clients.client import KEY, ClientRun, trusts_remote_code
 from pdserve.bench.traces.trace import RequestTrace, TraceFormat
 from pdserve.bench.workload import SESSION_HEADER, Load
 
@@ -44,7 +44,7 @@ def configuration(
                 "sessionHeader": workload.session_header or SESSION_HEADER,
                 "extra": {"ignore_eos": True, "temperature": 0, "cache_salt": run.salt},
             },
-            "tokenizer": {"name": tokenizer},
+            "tokenizer": {"name": tokenizer, **({"trustRemoteCode": True} if trusts_remote_code(plan) else {})},
             "dataset": _synthetic(run) if trace is None else _file(trace, trace_file),
             "profiling": _phase(run.load, trace),
             "artifacts": {"dir": str(artifacts), "summary": ["json"], "records": ["jsonl"]},

@@ -79,3 +79,8 @@ class LoadClient(Protocol):
 def direct(environ: Mapping[str, str]) -> dict[str, str]:
     """Ours, without the variables that would send its requests through the site's proxy (a client may obey them)."""
     return {name: value for name, value in environ.items() if name.lower() not in _PROXIES and name != _PATCHES}
+
+
+def trusts_remote_code(plan: Plan) -> bool:
+    """Whether the model's own tokenizer may run: the engines run its code already (trust-remote-code of the recipe)."""
+    return any("--trust-remote-code" in process.argv for process in plan.processes if process.is_engine)

@@ -37,7 +37,7 @@ def read_trace(
     sessions: int | None = None,
     folder: Path = _CURRENT,
 ) -> RequestTrace:
-    """The file, or the trace that pdserve makes under this name. `output_tokens`: of answers whose length it does not
+    """The file, or the trace that pdserve has under this name. `output_tokens`: of answers whose length it does not
     have. `sessions`: only the first so many. `folder`: the name is relative to it. Raises RecipeError."""
     path = folder / name
     if name == agentic.NAME and not path.exists():
@@ -51,7 +51,7 @@ def read_trace(
                 "this trace cannot be read",
                 where=where,
                 cause=error.strerror or str(error),
-                todo=f"give a file, or {agentic.NAME}, which pdserve makes; {FORMATS}",
+                todo=f"give a file, or {agentic.NAME}, which pdserve has; {FORMATS}",
             ) from error
     lines = list(_lines(data, where))
     if not lines:

@@ -53,7 +53,7 @@ def run(
     former = list(records_in(folder.path).values())
     show_plan(planned, some, {record.id: record for record in former}, out)
     show_stale(planned, stale, folder, out)
-    out.print(Text(time_left(estimate(some, former), some)))
+    out.print(Text(time_left(estimate(some, former, planned.starts(some)), some)))
 
     def show(point: Point, record: PointRecord) -> None:
         out.print(Text(f"{point.title}: {record.status}", style=STATUS_STYLES[record.status]))

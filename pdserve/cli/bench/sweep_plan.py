@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pdserve.sweep.described import constant_settings, constant_work, letters, varied
 from pdserve.sweep.estimate import Estimate
-from pdserve.sweep.points import Point, by_deployment
+from pdserve.sweep.points import Point, Variant, by_deployment
 from pdserve.sweep.record import POINTS, PointRecord, SweepFolder
 from pdserve.sweep.resolve import PlannedSweep
 from pdserve.sweep.stale import StalePoints
@@ -28,6 +28,8 @@ def show_plan(planned: PlannedSweep, some: Collection[Point], former: Mapping[st
         out.print(Text(f"the same at all points: {', '.join(same)}"))
     for deployment, letter in short.items():
         out.print(Text(f"{letter} {deployment.digest}: {varied(deployment, constant)}"))
+    for why, some_letters in _by_cause(planned, short).items():
+        out.print(Text(f"started anew before each point, to empty its caches: {', '.join(some_letters)}: {why}"))
     with_work, with_repeats = len({p.work for p in points}) > 1, len({p.workload.repeats for p in points}) > 1
     table = Table(header_style="bold")
     for column in ("", "deployment", *(["work"] if with_work else []), "load"):
@@ -50,6 +52,14 @@ def show_plan(planned: PlannedSweep, some: Collection[Point], former: Mapping[st
     out.print(table)
     if (distinct := len(planned.recipes)) < planned.combinations:
         out.print(Text(f"{planned.combinations} combinations are {distinct} different recipes"))
+
+
+def _by_cause(planned: PlannedSweep, short: Mapping[Variant, str]) -> Mapping[str, Sequence[str]]:
+    causes: dict[str, list[str]] = {}
+    for deployment, letter in short.items():
+        if (why := planned.start_for_each_point(deployment)) is not None:
+            causes.setdefault(why, []).append(letter)
+    return causes
 
 
 def show_stale(planned: PlannedSweep, stale: StalePoints, folder: SweepFolder, out: Console) -> None:
@@ -79,8 +89,7 @@ def _by_reason(planned: PlannedSweep, why: Mapping[str, str]) -> Mapping[str, st
 
 def time_left(left: Estimate, some: Collection[Point]) -> str:
     """In words, with what is not known."""
-    starts = len(by_deployment(tuple(some)))
-    what = f"to run: {len(some)} points on {starts} starts of the deployment"
+    what = f"to run: {len(some)} points on {left.starts} starts of the deployment"
     if not some:
         return f"{what}; INVALID ones are measured again with --retry"
     if left.unknown_points == len(some):

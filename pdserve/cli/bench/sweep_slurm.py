@@ -91,10 +91,8 @@ def _show_tasks(
     short = {deployment.digest: letter for deployment, letter in letters(planned.points).items()}
     total, unknown = 0.0, False
     for number, each in enumerate(arrays, start=1):
-        estimates = [
-            estimate([point for point in some if point.deployment.digest == member.id], former)
-            for member in each.members
-        ]
+        parts = [[point for point in some if point.deployment.digest == member.id] for member in each.members]
+        estimates = [estimate(part, former, planned.starts(part)) for part in parts]
         seconds = array_seconds(estimates, at_once)
         # One after the other where there is a limit, else beside each other.
         total = total + seconds if at_once is not None else max(total, seconds)

@@ -50,7 +50,7 @@ def bench(
     ] = None,
     trace: Annotated[
         str | None,
-        typer.Option("--trace", metavar="FILE", help="Replay a trace: a file, or agentic-tiny, which pdserve makes."),
+        typer.Option("--trace", metavar="FILE", help="Replay a trace: a file, or agentic-tiny, which pdserve has."),
     ] = None,
     sessions: Annotated[
         int | None, typer.Option("--sessions", min=1, help="Only so many sessions of the trace, the first ones.")

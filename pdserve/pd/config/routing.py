@@ -35,7 +35,8 @@ class PowerOfTwoSettings(Settings):
 
 
 class PrefixAwareSettings(Settings):
-    """The worker that was sent the longest prefix of this prompt, as far as this proxy process remembers."""
+    """The worker that was sent the longest prefix of this prompt with this `cache_salt`, as far as this proxy process
+    remembers."""
 
     kind: Literal["prefix_aware"] = Field(default="prefix_aware", description="The worker that saw the prefix.")
     block_bytes: Count = Field(

@@ -24,6 +24,7 @@ _INTEGER: Final = re.compile(rb"-?[0-9]{1,9}")
 _BYTES_PER_TOKEN: Final = 4
 _LONGEST_SESSION: Final = 1024
 _LONGEST_PRIORITY: Final = 16
+_LONGEST_SALT: Final = 256
 _LARGEST_EXTRA: Final = 65_536
 _PLAIN: Final = b"application/json"
 _ENGINE_PRIORITY: Final = b"x-vllm-priority"
@@ -92,6 +93,7 @@ class RequestParser:
                 end,
                 estimate=max(1, size // _BYTES_PER_TOKEN),
                 session=self._session(request, body),
+                salt=_salt(body) if "cache_salt" in body.members else b"",
             ),
             received=received,
             priority=priority,
@@ -116,6 +118,11 @@ class RequestParser:
         if asked is None:
             return best
         return priority_of(int(asked) if _INTEGER.fullmatch(asked) else None, best)
+
+
+def _salt(body: Body) -> bytes:
+    """Its cache_salt as it was sent, or the beginning of a long one; empty for what is no text, as null."""
+    return body.beginning(("cache_salt",), _LONGEST_SALT) if body.begins("cache_salt") == b'"' else b""
 
 
 def _better(asked: bytes | None, best: int) -> bool:

@@ -1,0 +1,76 @@
+"""`pdserve eval` by the real lm-evaluation-harness: a task whose right score is known, through prefill, transfer and
+decode. The right answer to each question is that of prefill asked alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
+
+pytestmark = pytest.mark.real
+
+HARNESS = REPOSITORY / ".cache" / "lm-eval" / "bin" / "lm_eval"
+QUESTIONS, TOKENS = 24, 12
+WRONG = 6
+"""Of the answers that a second task holds to be right."""
+
+
+@pytest.fixture
+def harness() -> Path:
+    if not HARNESS.exists():
+        pytest.skip(f"lm_eval is not installed: scripts/test makes {HARNESS.relative_to(REPOSITORY)}")
+    return HARNESS
+
+
+def answer_of_prefill(deployment: Deployment, prompt: str) -> str:
+    (url,) = [worker.url for worker in deployment.run.read_plan().proxy.workers if worker.role == "prefill"]
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+    key = {"authorization": f"Bearer {deployment.run.read_key()}"}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=key, trust_env=False, timeout=120)
+    return str(answer.raise_for_status().json()["choices"][0]["text"])
+
+
+def task(folder: Path, name: str, questions: list[dict[str, str]]) -> Path:
+    data = folder / f"{name}.jsonl"
+    data.write_text("".join(json.dumps(question) + "\n" for question in questions))
+    document = {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{answer}}",
+        "target_delimiter": "",
+        "generation_kwargs": {"until": ["<no answer ends so>"], "max_gen_toks": TOKENS, "temperature": 0},
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    }
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+def test_a_task_of_known_score_gets_it_and_each_wrong_answer_counts(
+    tiny: Deployment, harness: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    prompts = [f"{number}. " + f"What comes after {number * 7}? " * 30 + "It is" for number in range(QUESTIONS)]
+    questions = [{"question": prompt, "answer": answer_of_prefill(tiny, prompt)} for prompt in prompts]
+    right = task(tmp_path, "known", questions)
+    others = [question | {"answer": "?" * 40} for question in questions[:WRONG]]
+    spoilt = task(tmp_path, "spoilt", [*others, *questions[WRONG:]])
+
+    code, output = pdserve("eval", right, "--threshold", "1", "--harness", harness, "--json")
+    assert code == 0, output
+    report = read_json(output)
+    assert (report["scores"], report["questions"]) == ([1.0], QUESTIONS)
+    code, output = pdserve("eval", spoilt, "--threshold", "0.8", "--harness", harness, "--json")
+    assert code == 6, output
+    report, _ = json.JSONDecoder().raw_decode(output, output.index("{\n"))
+    assert report["scores"] == [pytest.approx(1 - WRONG / QUESTIONS)]

@@ -1,0 +1,50 @@
+"""Which deployments a sweep starts anew before each of their points, so that those begin with empty caches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.sweep.starts import NO_ENDPOINT, only_emptied_by_a_start
+from tests.recipe.kit import AGGREGATED, CPU, GPU, load
+
+NO_LMCACHE = ("lmcache=null",)
+STORE = ("mooncake_store.segment_gib=1",)
+ENDPOINT = ("engine.cache_reset_endpoint=true",)
+OFFLOADING = "prefill.connector={kind: multi, of: [{kind: mooncake}, {kind: offloading, cpu_gib: 1}]}"
+RAW = "{kind: raw, config: {kv_connector: MyConnector, kv_role: kv_both}}"
+
+
+@pytest.mark.parametrize("text", [CPU, GPU, AGGREGATED])
+def test_with_the_endpoint_an_engine_and_lmcache_are_emptied_while_they_serve(tmp_path: Path, text: str) -> None:
+    assert only_emptied_by_a_start(load(tmp_path, text, *ENDPOINT).recipe) is None
+    assert only_emptied_by_a_start(load(tmp_path, text).recipe) == NO_ENDPOINT
+
+
+def test_engines_that_cache_no_prefix_need_no_start(tmp_path: Path) -> None:
+    plain = ("prefill.connector={kind: mooncake}", *NO_LMCACHE)
+    some = load(tmp_path, GPU, *plain, "prefill.args.enable-prefix-caching=false").recipe
+    assert only_emptied_by_a_start(some) == NO_ENDPOINT, "decode has a cache"
+    none = load(tmp_path, GPU, *plain, "engine.args.enable-prefix-caching=false").recipe
+    assert only_emptied_by_a_start(none) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "keeper"),
+    [
+        ((OFFLOADING, *NO_LMCACHE), "OffloadingConnector"),
+        ((f"prefill.connector={RAW}", f"decode.connector={RAW}", *NO_LMCACHE), "MyConnector"),
+    ],
+)
+def test_what_a_connector_keeps_needs_one_also_with_the_endpoint(
+    tmp_path: Path, settings: tuple[str, ...], keeper: str
+) -> None:
+    some = load(tmp_path, GPU, *settings, *ENDPOINT).recipe
+    assert only_emptied_by_a_start(some) == f"what {keeper} keeps (prefill) is only emptied by a start"
+
+
+def test_a_mooncake_store_needs_one(tmp_path: Path) -> None:
+    store = "prefill.connector={kind: multi, of: [{kind: mooncake}, {kind: mooncake-store}]}"
+    some = load(tmp_path, GPU, store, *NO_LMCACHE, *STORE, *ENDPOINT).recipe
+    assert "MooncakeStoreConnector" in (only_emptied_by_a_start(some) or "")
