@@ -246,6 +246,7 @@ def facts_of(about: Provenance) -> dict[str, str | None]:
         **{f"hardware: {name}": value for name, value in about.hardware.items()},
         **{f"planned: {name}": value for name, value in about.planned.items()},
         "client": about.client,
+        **({} if about.tokenizer is None else {"tokenizer of the client": about.tokenizer}),
         **{f"recipe: {key}": value for key, value in keys_of(about.recipe).items()},
     }
 

@@ -38,6 +38,7 @@ def provenance(run: RunDir, plan: Plan, client: LoadClient, planned: Mapping[str
         run_id=run.run_id,
         began=time.time(),
         client=client.name,
+        tokenizer=client.tokenizer,
         versions={**_versions(run.versions), **client.versions, _CLIENT: own_pdserve()},
         hardware=_hardware(plan),
         recipe=_text(run.recipe),

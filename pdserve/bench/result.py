@@ -26,6 +26,8 @@ class Provenance(Frozen):
     began: float
     """Wall-clock seconds."""
     client: str
+    tokenizer: str | None = None
+    """Of the client: a folder, or a name at Hugging Face. None: older than this field."""
     versions: Mapping[str, str | None]
     """pdserve and its commit, Python, kernel and every engine package, as the run has recorded them at its start."""
     hardware: Mapping[str, str]

@@ -155,7 +155,7 @@ def compare_sweeps(a: Sequence[MeasuredPoint], b: Sequence[MeasuredPoint]) -> Sw
 
 
 def _other_starts(some: Sequence[tuple[str, Difference]]) -> SweepDifference:
-    """All of them in one: each deployment of a sweep has a start of its own."""
+    """All of them in one: every deployment of a sweep has starts of its own."""
     runs = [{each.a for _, each in some}, {each.b for _, each in some}]
     a, b = (next(iter(side)) if len(side) == 1 else f"{len(side)} starts" for side in runs)
     return SweepDifference(difference=Difference(what=ANOTHER_START, a=a, b=b), points=tuple(at for at, _ in some))

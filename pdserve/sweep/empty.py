@@ -18,7 +18,7 @@ from pdserve.observe.engine_metrics import lmcache_snapshot
 from pdserve.observe.remote_http import client as http_client
 from pdserve.observe.remote_http import seen_from_here
 from pdserve.plan.model import LmcacheServer, Plan
-from pdserve.sweep.starts import keeps_beside
+from pdserve.sweep.starts import ends_with_it, keeps_beside
 from pdserve.verify.cache import clear_engines
 from pdserve.verify.target import Target, describe
 
@@ -29,10 +29,11 @@ NO_ENDPOINT = f"{_NOT}engine.cache_reset_endpoint is off in the recipe"
 NO_ROUTE = f"{_NOT}this LMCache has no POST /cache/clear"
 NONE = "none: prefix caching is off"
 LASTS = "kept: others may use it, and after this deployment too; each run of the client has a salt of its own"
-_HELD = "objects are held, perhaps on their way to the L2"
 _NO_PREFIX_CACHE = "--no-enable-prefix-caching"
 _CLEAR_SECONDS = 10.0
 """Stores and loads of the point before may still hold objects, which LMCache does not remove then."""
+_L2_SECONDS = 120.0
+"""With an L2 they are held until they are written there. A start takes longer than that on most machines with GPUs."""
 _ANSWER_SECONDS = 60.0
 """LMCache frees them all before it answers."""
 _POLL_SECONDS = 0.2
@@ -47,12 +48,7 @@ async def empty_caches(serving: ServingDeployment, *, new: bool) -> Mapping[str,
     deployment yet. Raises NotEmptiedError."""
     plan = seen_from_here(serving.plan, serving.state)
     async with http_client(serving.run, serving.state) as http:
-        outcome = await empty(Target(plan, http, serving.key))
-
-    def of_new(text: str) -> str:
-        return NEW if text.startswith(_NOT) and not text.endswith(_HELD) else text
-
-    return {name: of_new(text) for name, text in outcome.items()} if new else outcome
+        return await empty(Target(plan, http, serving.key), new=new)
 
 
 def not_emptied(outcome: Mapping[str, str]) -> str | None:
@@ -60,7 +56,7 @@ def not_emptied(outcome: Mapping[str, str]) -> str | None:
     return next((f"{name}: {text}" for name, text in outcome.items() if text.startswith(_NOT)), None)
 
 
-async def empty(target: Target) -> Mapping[str, str]:
+async def empty(target: Target, *, new: bool = False) -> Mapping[str, str]:
     """As `empty_caches`. Engines first: what they still store goes to LMCache."""
     plan = target.plan
     if plan.cache_reset_endpoint:
@@ -68,7 +64,7 @@ async def empty(target: Target) -> Mapping[str, str]:
             await clear_engines(target)
         except VerifyError as error:
             raise NotEmptiedError(error.what, where=error.where, cause=error.cause, todo=error.todo) from error
-    outcome = {worker.name: _engine(plan, worker.name) for worker in plan.proxy.workers}
+    outcome = {worker.name: _engine(plan, worker.name, new=new) for worker in plan.proxy.workers}
     for server in plan.lmcache:
         outcome[server.process] = await _empty(server, target)
         if plan.has_l2(server):
@@ -76,20 +72,27 @@ async def empty(target: Target) -> Mapping[str, str]:
     return outcome
 
 
-def _engine(plan: Plan, name: str) -> str:
-    """What became of its caches after `clear_engines`, if that was possible."""
+def _engine(plan: Plan, name: str, *, new: bool) -> str:
+    """What became of its caches, after `clear_engines` if that was possible."""
     (engine,) = (process for process in plan.processes if process.name == name)
-    if (keeper := keeps_beside([connector.class_name for connector in engine.connectors])) is not None:
-        return f"{_NOT}only a start empties what {keeper} keeps"
+    attached = any(name in server.engines for server in plan.lmcache)
+    keeper = keeps_beside([connector.class_name for connector in engine.connectors], attached=attached)
+    if keeper is not None:
+        if not new:
+            return f"{_NOT}only a start empties what {keeper} keeps"
+        return NEW if ends_with_it(keeper) else f"{NEW}; what {keeper} keeps elsewhere is not known"
     if _NO_PREFIX_CACHE in engine.argv:
         return NONE
-    return EMPTIED if plan.cache_reset_endpoint else NO_ENDPOINT
+    if plan.cache_reset_endpoint:
+        return EMPTIED
+    return NEW if new else NO_ENDPOINT
 
 
 async def _empty(server: LmcacheServer, target: Target) -> str:
     """Its L1, until it counts no object any more. With an L2 objects are held until they are written there, which may
     take long: what is left then only takes room."""
-    until = time.monotonic() + _CLEAR_SECONDS
+    has_l2 = target.plan.has_l2(server)
+    until = time.monotonic() + (_L2_SECONDS if has_l2 else _CLEAR_SECONDS)
     first: int | None = None
     while True:
         now = await lmcache_snapshot(server.http_url, target.client)
@@ -100,8 +103,8 @@ async def _empty(server: LmcacheServer, target: Target) -> str:
         if problem == NO_ROUTE:
             return NO_ROUTE
         if time.monotonic() > until:
-            if target.plan.has_l2(server) and not problem:
-                return f"{_NOT}{now.objects} {_HELD}"
+            if has_l2 and not problem:
+                return f"{_NOT}{now.objects} objects are held, perhaps on their way to the L2"
             raise NotEmptiedError(
                 f"LMCache could not be emptied: {problem or f'{now.objects} objects are left'}",
                 where=server.process,

@@ -59,8 +59,8 @@ class Sweep(Strict):
     grace_seconds: NotNegative | None = Field(default=None, description="That open requests then have; null: 30.")
     restart_to_empty_caches: bool = Field(
         default=True,
-        description="Start a deployment anew before a point where a cache cannot be emptied otherwise. false: it stays "
-        "as it is, and only the salt of each run keeps points apart.",
+        description="Start a deployment anew before a point where a cache cannot be emptied otherwise. false: that "
+        "cache is left as it is, and only the salt of each run keeps points apart.",
     )
     zip: dict[str, Values] = Field(
         default={}, description="Lists of one length over keys of the recipe (as --set takes them): first with first."

@@ -1,4 +1,4 @@
-"""From a sweep and its resolved recipes to points, in the order that restarts a deployment least. Pure."""
+"""From a sweep and its resolved recipes to points, in the order that changes the deployment least. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def combinations(sweep: Sweep) -> tuple[Settings, ...]:
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of the recipe: brought up once for all of its points."""
+    """A variant of the recipe."""
 
     settings: Settings
     digest: str
@@ -91,7 +91,7 @@ def recipe_digest(document: Mapping[str, Any], folder: str) -> str:
 def points(
     sweep: Sweep, digests: Sequence[tuple[Settings, str]], traces: Mapping[str, RequestTrace] | None = None
 ) -> tuple[Point, ...]:
-    """Each deployment is started once: all of its points follow each other. Settings that resolve to the same recipe
+    """All points of a deployment follow each other. Settings that resolve to the same recipe
     are the same deployment, that of the first of them. `digests`: of the recipe of each combination. `traces`: of the
     workloads that have one, by the workload as JSON."""
     deployments = {digest: settings for settings, digest in reversed(digests)}
@@ -105,7 +105,7 @@ def points(
 
 
 def by_deployment(some: Sequence[Point]) -> list[tuple[Variant, list[Point]]]:
-    """Runs of points of a deployment: as many as there are starts."""
+    """Runs of points of a deployment."""
     return [(key, list(group)) for key, group in itertools.groupby(some, key=lambda point: point.deployment)]
 
 

@@ -1,18 +1,18 @@
-"""Carries a sweep out here, or in the Slurm job around it: each deployment up once, its points one after the other,
-down."""
+"""Carries a sweep out here, or in the Slurm job around it: each deployment up, its points one after the other, down;
+up anew in between where only that empties its caches."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.bench.aiperf.environment import installed_interpreter
 from pdserve.bench.clients.choose import client_of
 from pdserve.bench.look import plan_digest
-from pdserve.bench.run import Task, bench
+from pdserve.bench.run import ServingDeployment, Task, bench
 from pdserve.errors import PdserveError, ReportedError, StateError
 from pdserve.operations.current_run import last_run, running
 from pdserve.operations.down import down
@@ -135,15 +135,15 @@ class SweepRunner:
         """Up, its points, down. It is only started anew in between when it is not ready any more, or when only a start
         empties its caches."""
         self.show.note(f"deployment: {deployment.title}")
-        start: _Start | None = None
+        starts: list[_Start] = []
         try:
             for point in its_points:
                 record: PointRecord | None = None
-                if start is not None and not self._must_start(deployment, start):
-                    record = self._measured(point, start, fresh=False)
+                if starts and not self._must_start(deployment, starts):
+                    record = self._measured(point, starts[-1], fresh=False)
                 while record is None:  # after a start there is one
-                    start = self._start(deployment)
-                    record = self._measured(point, start, fresh=True)
+                    starts.append(self._start(deployment))
+                    record = self._measured(point, starts[-1], fresh=True)
                 self._end(point, record)
         finally:
             try:
@@ -152,9 +152,11 @@ class SweepRunner:
                 self._down()
                 raise
 
-    def _must_start(self, deployment: Variant, last: _Start) -> bool:
+    def _must_start(self, deployment: Variant, starts: Sequence[_Start]) -> bool:
+        last = starts[-1]
         if last.own is None:
-            return False  # the same recipe would fail again, and a start takes minutes
+            # What never came up would fail again, and a start takes minutes. What did is tried once more.
+            return len(starts) > 1 and starts[-2].own is not None
         if (why := self.planned.start_for_each_point(deployment)) is not None:
             self._note_new_start(why)
             return True
@@ -253,9 +255,8 @@ class SweepRunner:
                 tokenizer=self.options.tokenizer,
             )
             task = Task(point.workload, (point.load,), client, self.options.limit_seconds, trace)
-            caches = run_to_its_end(empty_caches(deployment, new=fresh))
-            if not fresh and self.planned.loaded.sweep.restart_to_empty_caches and (full := not_emptied(caches)):
-                self._note_new_start(full)
+            caches = self._emptied(deployment, fresh=fresh)
+            if caches is None:
                 return None
             result = run_to_its_end(bench(deployment, task, self.folder.point(point) / attempt, lambda _: None))
         except SystemExit as stop:  # a TERM or HUP, which is a Ctrl-C in all of a sweep
@@ -272,6 +273,21 @@ class SweepRunner:
             start_seconds=start.seconds if fresh else None,
             seconds=time.monotonic() - began,
         )
+
+    def _emptied(self, deployment: ServingDeployment, *, fresh: bool) -> Mapping[str, str] | None:
+        """What became of each cache. None: a start is needed for that. Raises NotEmptiedError."""
+        start_helps = not fresh and self.planned.loaded.sweep.restart_to_empty_caches
+        try:
+            caches = run_to_its_end(empty_caches(deployment, new=fresh))
+        except NotEmptiedError as error:
+            if not start_helps:
+                raise
+            self._note_new_start(f"{error.where}: {error.what}")
+            return None
+        if start_helps and (full := not_emptied(caches)) is not None:
+            self._note_new_start(full)
+            return None
+        return caches
 
     def _end(self, point: Point, record: PointRecord) -> None:
         self.folder.write(point, record)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from pdserve.recipe.connectors.registry import KINDS, MULTI_CLASS, class_names
-from pdserve.recipe.effective import args_of, connector_of
+from pdserve.recipe.connectors.registry import KINDS, MULTI_CLASS, RawSection, class_names
+from pdserve.recipe.effective import args_of, connector_of, policy_of
 from pdserve.recipe.model import Recipe
 
 NO_ENDPOINT = "engine.cache_reset_endpoint is off"
+ROUTER = "vllm-router remembers the prompts of all points (prefix_aware)"
 
 
 def only_emptied_by_a_start(recipe: Recipe) -> str | None:
@@ -18,18 +19,30 @@ def only_emptied_by_a_start(recipe: Recipe) -> str | None:
 
 def _reasons(recipe: Recipe) -> Iterator[str]:
     for name, role in recipe.roles():
-        if (keeper := keeps_beside(class_names(connector_of(recipe, name, role)))) is not None:
+        connector = connector_of(recipe, name, role)
+        # An LMCache that a raw connector attaches to is none of the recipe's.
+        keeper = keeps_beside(class_names(connector), attached=not isinstance(connector, RawSection))
+        if keeper is not None:
             yield f"what {keeper} keeps ({name}) is only emptied by a start"
         if not recipe.engine.cache_reset_endpoint and args_of(recipe, role).get("enable-prefix-caching") is not False:
             yield NO_ENDPOINT
+        if recipe.proxy.kind == "vllm-router" and policy_of(recipe, name) == "prefix_aware":
+            yield ROUTER
 
 
-def keeps_beside(connectors: Collection[str]) -> str | None:
-    """Which of these classes of vLLM keeps KV, or may, that neither the engines' endpoint nor LMCache's clears; None:
-    none does. vLLM's `reset_external` is not asked for: not every connector has it, and MultiConnector does not show
-    which of its children had (multi_connector.py, 0.32: no answer counts as success)."""
+def keeps_beside(connectors: Collection[str], *, attached: bool) -> str | None:
+    """Which of these classes of vLLM keeps KV, or may, that neither the engines' endpoint nor the LMCache of the
+    deployment clears; None: none does. `attached`: an LMCache server of the deployment is theirs. vLLM's
+    `reset_external` is not asked for: not every connector has it, and MultiConnector does not show which of its
+    children had (multi_connector.py, 0.32: no answer counts as success)."""
     for name in sorted(connectors):
         kind = KINDS.get(name)
-        if (kind is None and name != MULTI_CLASS) or (kind is not None and kind.caches and not kind.attaches_lmcache):
+        cleared = kind is not None and kind.attaches_lmcache and attached
+        if (kind is None and name != MULTI_CLASS) or (kind is not None and kind.caches and not cleared):
             return name
     return None
+
+
+def ends_with_it(connector: str) -> bool:
+    """Whether what this class of vLLM keeps is gone when its deployment has ended."""
+    return connector in KINDS and not KINDS[connector].attaches_lmcache

@@ -208,11 +208,13 @@ def test_a_tokenizer_at_hugging_face_is_asked_for_there(tmp_path: Path) -> None:
 
 
 def test_a_client_runs_the_code_of_a_model_where_the_engines_do(tmp_path: Path) -> None:
+    """Where it is their model's: another tokenizer is of somebody else."""
     some = run(tmp_path)
+    model = some.plan.model_path or some.plan.model
     trusting = [p.model_copy(update={"argv": (*p.argv, "--trust-remote-code")}) for p in some.plan.processes]
     other = replace(some, plan=some.plan.model_copy(update={"processes": tuple(trusting)}), name="other")
-    for asked, trusts in ((some, False), (other, True)):
-        settings = told(tmp_path, AiperfClient("p", "org/model"), asked)["benchmark"]["tokenizer"]
+    for asked, tokenizer, trusts in ((some, model, False), (other, model, True), (other, "org/else", False)):
+        settings = told(tmp_path, AiperfClient("p", tokenizer), asked)["benchmark"]["tokenizer"]
         assert settings.get("trustRemoteCode", False) is trusts
         fixed = replace(asked, workload=FIXED)
-        assert ("--trust-remote-code" in VllmClient("p", "org/model").prepare(fixed)) is trusts
+        assert ("--trust-remote-code" in VllmClient("p", tokenizer).prepare(fixed)) is trusts

@@ -14,7 +14,7 @@ FAKE_LMCACHE_LAST_LINES=TEXT  printed to stderr before that     FAKE_LMCACHE_WRO
 FAKE_LMCACHE_REGISTERED=N     engine workers in /status (16)    FAKE_LMCACHE_UNHEALTHY=1    /healthcheck is 503
 FAKE_LMCACHE_OBJECTS=N        objects in /status (0)            FAKE_LMCACHE_IGNORE_TERM=1  only KILL ends it
 FAKE_LMCACHE_LOSES=1          keeps nothing                     FAKE_LMCACHE_LOCKED=N       chunks that loads hold (0)
-FAKE_LMCACHE_NO_CLEAR=1       no /cache/clear
+FAKE_LMCACHE_NO_CLEAR=1       no /cache/clear                   FAKE_LMCACHE_LEAKS=N        locks of stored chunks (0)
 
 `POST /fake/script {"registered": 0}` changes the fields marked * while it runs; `POST /fake/store {"objects": 2,
 "bytes": 1024}` stores, `POST /cache/clear` forgets what no lock holds. With `GET /fake/use?salt=S&chunks=A,B` a fake
@@ -73,6 +73,8 @@ class Script:
     unhealthy: bool = False
     """* /healthcheck answers 503."""
     ignore_term: bool = False
+    leaks: int = 0
+    """Of what is stored, so many chunks stay locked."""
     no_clear: bool = False
     """An older one: no POST /cache/clear."""
 
@@ -125,7 +127,7 @@ class Server:
             case "GET", "/version":
                 await responder.send(200, '"0.5.6-fake"')
             case "POST", "/cache/clear" if not script.no_clear:
-                script.objects, script.bytes = script.locked, 0
+                script.objects, script.bytes = max(script.locked, min(script.leaks, script.objects)), 0
                 self.chunks.clear()
                 await responder.send(200, {"status": "ok"})
             case "POST", "/fake/script":

@@ -73,11 +73,11 @@ class Caches:
         return {"is_healthy": True, "storage_manager": {"l1_manager": l1}}
 
 
-def emptied(caches: Caches, *, endpoint: bool = True, of: Plan | None = None) -> Mapping[str, str]:
+def emptied(caches: Caches, *, endpoint: bool = True, of: Plan | None = None, new: bool = False) -> Mapping[str, str]:
     async def run() -> Mapping[str, str]:
         async with httpx.AsyncClient(transport=httpx.MockTransport(caches)) as client:
             chosen = (of or plan()).model_copy(update={"cache_reset_endpoint": endpoint})
-            return await empty(Target(chosen, client, "key"))
+            return await empty(Target(chosen, client, "key"), new=new)
 
     return asyncio.run(run())
 
@@ -135,6 +135,27 @@ def test_what_a_connector_keeps_is_only_emptied_by_a_start(endpoint: bool) -> No
     assert not_emptied(outcome) == f"prefill-0: {wanted}"
 
 
+@pytest.mark.parametrize(
+    ("connector", "text"),
+    [
+        ("OffloadingConnector", NEW),
+        ("MyConnector", f"{NEW}; what MyConnector keeps elsewhere is not known"),
+        ("LMCacheMPConnector", f"{NEW}; what LMCacheMPConnector keeps elsewhere is not known"),
+    ],
+)
+def test_after_a_start_it_is_empty_unless_it_may_be_elsewhere(connector: str, text: str) -> None:
+    of = of_engines(connectors=(PlannedConnector(class_name=connector),)).model_copy(update={"lmcache": ()})
+    assert set(emptied(Caches(), of=of, new=True).values()) == {text}
+
+
+def test_an_lmcache_of_the_deployment_is_emptied_by_itself_after_a_start_too() -> None:
+    some = plan()
+    assert some.lmcache[0].engines == ("prefill-0",)
+    outcome = emptied(Caches(), endpoint=False, new=True)
+    assert outcome == {"prefill-0": NEW, "decode-0": NEW, "lmcache-0": "emptied of 40 objects"}
+    assert emptied(Caches(status=404), new=True)["lmcache-0"] == NO_ROUTE, "it has objects all the same"
+
+
 def test_an_l2_is_kept_which_is_named_and_needs_no_start() -> None:
     outcome = emptied(Caches(), of=with_l2())
     assert outcome["lmcache-0, L2"] == LASTS
@@ -163,7 +184,8 @@ def test_what_stays_full_is_an_error(caches: Caches, why: str, monkeypatch: pyte
 
 def test_what_an_l2_still_holds_is_named_and_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """LMCache keeps an object in its L1 until it is in the L2."""
-    monkeypatch.setattr(module, "_CLEAR_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_L2_SECONDS", 0.0)
+    assert emptied(Caches(locked=1000), of=with_l2(), new=True)["lmcache-0"].startswith("not emptied: 40 objects")
     assert emptied(Caches(locked=1000), of=with_l2())["lmcache-0"].startswith("not emptied: 40 objects are held")
     with pytest.raises(NotEmptiedError):
         emptied(Caches(status=503), of=with_l2())
@@ -222,6 +244,30 @@ def test_an_lmcache_that_nothing_empties_is_started_anew_where_it_has_something(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("restarts", [True, False])
+def test_locks_that_a_point_has_leaked_cost_the_next_one_a_start_and_not_its_measurement(
+    tmp_path: Path, pdserve_home: Path, python: str, restarts: bool
+) -> None:
+    file = sweep_file(tmp_path, restart_to_empty_caches=restarts)
+    document = yaml.safe_load(recipe(tmp_path, engine__cache_reset_endpoint=True).read_text())
+    lmcache = f"http://127.0.0.1:{document['ports']['lmcache_http']}"
+    recipe(
+        tmp_path,
+        engine__cache_reset_endpoint=True,
+        prefill__env={"FAKE_LMCACHE_URL": lmcache},
+        lmcache__env={"FAKE_LMCACHE_LEAKS": "3"},
+    )
+    code, output = pdserve("sweep", "--python", python, file)
+    first, second = records(pdserve_home)
+    assert "LMCache could not be emptied: 3 objects are left" in output
+    assert first.status == "VALID", output
+    assert second.status == ("VALID" if restarts else "INVALID"), output
+    assert code == (0 if restarts else 12)
+    assert [reason.check for reason in second.reasons] == ([] if restarts else [CHECK])
+    assert (second.run_id != first.run_id) is restarts
+
+
+@pytest.mark.process
 def test_without_the_endpoint_each_point_has_a_start_of_its_own_unless_the_sweep_does_without(
     tmp_path: Path, pdserve_home: Path, python: str
 ) -> None:
@@ -229,7 +275,7 @@ def test_without_the_endpoint_each_point_has_a_start_of_its_own_unless_the_sweep
     recipe(tmp_path, lmcache=None, prefill__connector={"kind": "mooncake", "protocol": "tcp"})
     code, output = pdserve("sweep", "--python", python, file)
     assert code == 0, output
-    assert "started anew before each point, to empty its caches: A: engine.cache_reset_endpoint is off" in output
+    assert "a new start before each point, to empty the caches of A: engine.cache_reset_endpoint is off" in output
     assert "to run: 2 points on 2 starts" in output
     first, second = records(pdserve_home)
     assert {*first.caches.values(), *second.caches.values()} == {NEW}

@@ -338,3 +338,26 @@ def test_a_workload_may_be_a_trace_and_its_hits_are_no_sign_of_a_warm_cache(
         ("trace agentic-tiny, 2 sessions", 10),
     ]
     assert_nothing_left(Deployment(None, pdserve_home))
+
+
+def test_a_deployment_that_had_come_up_and_does_not_start_again_is_tried_once_more(
+    tmp_path: Path, pdserve_home: Path, python: str
+) -> None:
+    """Here each point has a start of its own, and the second start fails."""
+    file = sweep_file(tmp_path, concurrency=[1, 2, 3])
+    recipe_file = tmp_path / "fake.yaml"
+    document = yaml.safe_load(recipe_file.read_text())
+    document["engine"].pop("cache_reset_endpoint")
+    engine = tmp_path / "engine"
+    runs = f"$(ls -d {pdserve_home}/fake/2*/ | wc -l)"
+    engine.write_text(f'#!/bin/sh\n[ "{runs}" = 2 ] && exit 7\nexec {shlex.join(document["engine"]["command"])} "$@"\n')
+    engine.chmod(0o755)
+    document["engine"]["command"] = [str(engine)]
+    recipe_file.write_text(yaml.safe_dump(document))
+    code, output = pdserve("sweep", "--python", python, file)
+    assert code == 12, output
+    first, second, third = records(pdserve_home)
+    assert [each.status for each in (first, second, third)] == ["VALID", "INVALID", "VALID"]
+    assert [reason.check for reason in second.reasons] == ["start"]
+    assert len({first.run_id, second.run_id, third.run_id}) == 3
+    assert_nothing_left(Deployment(None, pdserve_home))

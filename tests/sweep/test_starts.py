@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.sweep.starts import NO_ENDPOINT, only_emptied_by_a_start
+from pdserve.sweep.starts import NO_ENDPOINT, ROUTER, ends_with_it, only_emptied_by_a_start
 from tests.recipe.kit import AGGREGATED, CPU, GPU, load
 
 NO_LMCACHE = ("lmcache=null",)
 STORE = ("mooncake_store.segment_gib=1",)
 ENDPOINT = ("engine.cache_reset_endpoint=true",)
 OFFLOADING = "prefill.connector={kind: multi, of: [{kind: mooncake}, {kind: offloading, cpu_gib: 1}]}"
-RAW = "{kind: raw, config: {kv_connector: MyConnector, kv_role: kv_both}}"
+
+
+def raw(name: str) -> tuple[str, ...]:
+    connector = f"{{kind: raw, config: {{kv_connector: {name}, kv_role: kv_both}}}}"
+    return (f"prefill.connector={connector}", f"decode.connector={connector}", *NO_LMCACHE)
 
 
 @pytest.mark.parametrize("text", [CPU, GPU, AGGREGATED])
@@ -34,7 +38,8 @@ def test_engines_that_cache_no_prefix_need_no_start(tmp_path: Path) -> None:
     ("settings", "keeper"),
     [
         ((OFFLOADING, *NO_LMCACHE), "OffloadingConnector"),
-        ((f"prefill.connector={RAW}", f"decode.connector={RAW}", *NO_LMCACHE), "MyConnector"),
+        (raw("MyConnector"), "MyConnector"),
+        (raw("LMCacheMPConnector"), "LMCacheMPConnector"),  # its server is none of the deployment's
     ],
 )
 def test_what_a_connector_keeps_needs_one_also_with_the_endpoint(
@@ -48,3 +53,17 @@ def test_a_mooncake_store_needs_one(tmp_path: Path) -> None:
     store = "prefill.connector={kind: multi, of: [{kind: mooncake}, {kind: mooncake-store}]}"
     some = load(tmp_path, GPU, store, *NO_LMCACHE, *STORE, *ENDPOINT).recipe
     assert "MooncakeStoreConnector" in (only_emptied_by_a_start(some) or "")
+
+
+def test_a_router_that_remembers_prompts_needs_one(tmp_path: Path) -> None:
+    """It knows no salt: the prompts of a point would go where those of the one before went."""
+    router = ("proxy.kind=vllm-router", "proxy.routing.prefill={kind: prefix_aware}", *ENDPOINT)
+    assert only_emptied_by_a_start(load(tmp_path, GPU, *router).recipe) == ROUTER
+    assert only_emptied_by_a_start(load(tmp_path, GPU, *router, "proxy.kind=pdserve").recipe) is None
+
+
+def test_what_lmcache_or_an_unknown_connector_keeps_may_outlast_the_deployment() -> None:
+    assert ends_with_it("OffloadingConnector")
+    assert ends_with_it("MooncakeStoreConnector")
+    assert not ends_with_it("LMCacheMPConnector")
+    assert not ends_with_it("MyConnector")

@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pdserve.bench.aiperf import NAME, VERSION
 from pdserve.bench.aiperf.configuration import configuration
 from pdserve.bench.aiperf.hub_cache import put_into_cache
 from pdserve.bench.aiperf.records import cut_records, of_aiperf
-from pdserve.bench.clients.client import KEY, ClientRun, direct
+from pdserve.bench.clients.client import KEY, ClientRun, direct, trusts_remote_code
 from pdserve.bench.records import RequestRecord
 from pdserve.bench.snapshot import Clocks
 from pdserve.bench.traces.read import first_sessions
@@ -48,9 +49,11 @@ class AiperfClient:
         """Writes its configuration and the lines of the trace."""
         run.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _temporary(run).mkdir(mode=0o700)
-        tokenizer = self.tokenizer
+        tokenizer: dict[str, Any] = {"name": self.tokenizer}
         if self._has_folder:
-            tokenizer = put_into_cache(Path(tokenizer), _hub_cache(run))
+            tokenizer["name"] = put_into_cache(Path(self.tokenizer), _hub_cache(run))
+        if trusts_remote_code(run.plan, self.tokenizer):
+            tokenizer["trustRemoteCode"] = True
         trace, file = self._of(run), None
         if trace is not None:
             file = run.folder / ("trace.warmup.jsonl" if run.warmup else "trace.jsonl")

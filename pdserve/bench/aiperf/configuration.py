@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pdserve.bench.clients.client import KEY, ClientRun, trusts_remote_code
+from pdserve.bench.clients.client import KEY, ClientRun
 from pdserve.bench.traces.trace import RequestTrace, TraceFormat
 from pdserve.bench.workload import SESSION_HEADER, Load
 
@@ -23,9 +23,9 @@ FORMATS: Mapping[TraceFormat, str] = {
 
 
 def configuration(
-    run: ClientRun, tokenizer: str, artifacts: Path, trace: RequestTrace | None, trace_file: Path | None
+    run: ClientRun, tokenizer: dict[str, Any], artifacts: Path, trace: RequestTrace | None, trace_file: Path | None
 ) -> dict[str, Any]:
-    """`trace_file`: the lines that AIPerf reads, of `trace`."""
+    """`tokenizer`: that section of it; `trace_file`: the lines that AIPerf reads, of `trace`."""
     plan, workload = run.plan, run.workload
     return {
         "schemaVersion": "2.0",
@@ -44,7 +44,7 @@ def configuration(
                 "sessionHeader": workload.session_header or SESSION_HEADER,
                 "extra": {"ignore_eos": True, "temperature": 0, "cache_salt": run.salt},
             },
-            "tokenizer": {"name": tokenizer, **({"trustRemoteCode": True} if trusts_remote_code(plan) else {})},
+            "tokenizer": tokenizer,
             "dataset": _synthetic(run) if trace is None else _file(trace, trace_file),
             "profiling": _phase(run.load, trace),
             "artifacts": {"dir": str(artifacts), "summary": ["json"], "records": ["jsonl"]},

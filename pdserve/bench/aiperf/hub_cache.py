@@ -7,16 +7,19 @@ and the run ends before it begins. This can go when it takes a folder there.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-_ID, _COMMIT = "pdserve/model", "0" * 40
+_COMMIT = "0" * 40
 
 
 def put_into_cache(folder: Path, cache: Path) -> str:
     """The id that `folder` has in `cache`, offline: nothing of it is copied. Raises OSError."""
-    entry = cache / f"models--{_ID.replace('/', '--')}"
+    # The hub's ids have letters, digits, and single dashes and dots.
+    name = re.sub(r"[^A-Za-z0-9]+", "-", folder.resolve().name).strip("-")[:80] or "model"
+    entry = cache / f"models--folder--{name}"
     (entry / "snapshots").mkdir(parents=True, mode=0o700)
     (entry / "refs").mkdir(mode=0o700)
     (entry / "refs" / "main").write_text(_COMMIT, encoding="ascii")
     (entry / "snapshots" / _COMMIT).symlink_to(folder.resolve(), target_is_directory=True)
-    return _ID
+    return f"folder/{name}"

@@ -60,6 +60,10 @@ class LoadClient(Protocol):
         """The interpreter that runs it."""
 
     @property
+    def tokenizer(self) -> str:
+        """A folder, or a name at Hugging Face."""
+
+    @property
     def timing(self) -> tuple[str, ...]:
         """How the titles of those of its processes begin that send and receive: the others may be busy."""
 
@@ -81,6 +85,8 @@ def direct(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.lower() not in _PROXIES and name != _PATCHES}
 
 
-def trusts_remote_code(plan: Plan) -> bool:
-    """Whether the model's own tokenizer may run: the engines run its code already (trust-remote-code of the recipe)."""
-    return any("--trust-remote-code" in process.argv for process in plan.processes if process.is_engine)
+def trusts_remote_code(plan: Plan, tokenizer: str) -> bool:
+    """Whether the tokenizer's own code may run: it is that of the model, whose code the engines run already
+    (trust-remote-code of the recipe)."""
+    own = tokenizer in (plan.model_path, plan.model)
+    return own and any("--trust-remote-code" in process.argv for process in plan.processes if process.is_engine)

@@ -55,7 +55,7 @@ class VllmClient:
             argv += ["--max-concurrency", str(load.concurrency)]
         if load.rate is not None:
             argv += ["--request-rate", str(load.rate)]
-        if trusts_remote_code(plan):
+        if trusts_remote_code(plan, self.tokenizer):
             argv.append("--trust-remote-code")
         return argv + (["--insecure"] if plan.proxy.tls is not None else [])
 

@@ -28,8 +28,8 @@ def show_plan(planned: PlannedSweep, some: Collection[Point], former: Mapping[st
         out.print(Text(f"the same at all points: {', '.join(same)}"))
     for deployment, letter in short.items():
         out.print(Text(f"{letter} {deployment.digest}: {varied(deployment, constant)}"))
-    for why, some_letters in _by_cause(planned, short).items():
-        out.print(Text(f"started anew before each point, to empty its caches: {', '.join(some_letters)}: {why}"))
+    for why, some_letters in _by_cause(planned, some, short).items():
+        out.print(Text(f"a new start before each point, to empty the caches of {', '.join(some_letters)}: {why}"))
     with_work, with_repeats = len({p.work for p in points}) > 1, len({p.workload.repeats for p in points}) > 1
     table = Table(header_style="bold")
     for column in ("", "deployment", *(["work"] if with_work else []), "load"):
@@ -54,10 +54,14 @@ def show_plan(planned: PlannedSweep, some: Collection[Point], former: Mapping[st
         out.print(Text(f"{planned.combinations} combinations are {distinct} different recipes"))
 
 
-def _by_cause(planned: PlannedSweep, short: Mapping[Variant, str]) -> Mapping[str, Sequence[str]]:
+def _by_cause(
+    planned: PlannedSweep, some: Collection[Point], short: Mapping[Variant, str]
+) -> Mapping[str, Sequence[str]]:
+    """Of deployments with several points to run."""
     causes: dict[str, list[str]] = {}
     for deployment, letter in short.items():
-        if (why := planned.start_for_each_point(deployment)) is not None:
+        why = planned.start_for_each_point(deployment)
+        if why is not None and sum(point.deployment == deployment for point in some) > 1:
             causes.setdefault(why, []).append(letter)
     return causes
 

@@ -50,8 +50,9 @@ def sweep(
     """Measure every point of a sweep file: lists over keys of a recipe, workloads and loads.
 
     It runs on this machine, inside a Slurm job on the job's nodes, with --slurm as job arrays. A deployment is started
-    once for all of its points. A point that was measured is not measured again: the same command goes on after a crash.
-    Exit 12 when a point is INVALID or was not measured: docs/guides/sweep.md has the format.
+    once for all of its points, or anew for each where only that empties its caches. A point that was measured is not
+    measured again: the same command goes on after a crash. Exit 12 when a point is INVALID or was not measured:
+    docs/guides/sweep.md has the format.
     """
     from pdserve.cli.bench.sweep import run
     from pdserve.cli.bench.sweep_slurm import ArrayOptions
