@@ -246,7 +246,6 @@ def facts_of(about: Provenance) -> dict[str, str | None]:
         **{f"hardware: {name}": value for name, value in about.hardware.items()},
         **{f"planned: {name}": value for name, value in about.planned.items()},
         "client": about.client,
-        **({} if about.tokenizer is None else {"tokenizer of the client": about.tokenizer}),
         **{f"recipe: {key}": value for key, value in keys_of(about.recipe).items()},
     }
 
@@ -254,11 +253,15 @@ def facts_of(about: Provenance) -> dict[str, str | None]:
 def _differences(a: Provenance, b: Provenance) -> list[Difference]:
     ours, theirs = facts_of(a), facts_of(b)
     names = sorted(dict.fromkeys((*ours, *theirs)), key=_place)
-    return [
+    differences = [
         Difference(what=name, a=ours.get(name), b=theirs.get(name))
         for name in names
         if ours.get(name) != theirs.get(name)
     ]
+    # Older results do not name it.
+    if a.tokenizer is not None and b.tokenizer is not None and a.tokenizer != b.tokenizer:
+        differences.append(Difference(what="tokenizer of the client", a=a.tokenizer, b=b.tokenizer))
+    return differences
 
 
 def _measured_otherwise(a: Workload, b: Workload) -> list[Difference]:

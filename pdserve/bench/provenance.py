@@ -38,12 +38,17 @@ def provenance(run: RunDir, plan: Plan, client: LoadClient, planned: Mapping[str
         run_id=run.run_id,
         began=time.time(),
         client=client.name,
-        tokenizer=client.tokenizer,
+        tokenizer=_absolute(client.tokenizer),
         versions={**_versions(run.versions), **client.versions, _CLIENT: own_pdserve()},
         hardware=_hardware(plan),
         recipe=_text(run.recipe),
         planned=planned,
     )
+
+
+def _absolute(tokenizer: str) -> str:
+    """A folder is the same from wherever it is named."""
+    return str(Path(tokenizer).resolve()) if Path(tokenizer).is_dir() else tokenizer
 
 
 def circumstances(about: Provenance) -> dict[str, str]:

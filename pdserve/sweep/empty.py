@@ -51,9 +51,21 @@ async def empty_caches(serving: ServingDeployment, *, new: bool) -> Mapping[str,
         return await empty(Target(plan, http, serving.key), new=new)
 
 
-def not_emptied(outcome: Mapping[str, str]) -> str | None:
+def not_emptied(outcome: Mapping[str, str]) -> tuple[str, str] | None:
     """The first cache that a start would empty, and why it is not empty; None: there is none."""
-    return next((f"{name}: {text}" for name, text in outcome.items() if text.startswith(_NOT)), None)
+    return next(((name, text) for name, text in outcome.items() if text.startswith(_NOT)), None)
+
+
+def require_empty(outcome: Mapping[str, str]) -> None:
+    """Raises NotEmptiedError."""
+    if (full := not_emptied(outcome)) is not None:
+        name, text = full
+        raise NotEmptiedError(
+            text,
+            where=name,
+            cause="only a start of the deployment empties it, or it fills again while it is emptied",
+            todo=f"pdserve logs {name.partition(',')[0]}",
+        )
 
 
 async def empty(target: Target, *, new: bool = False) -> Mapping[str, str]:
@@ -91,8 +103,7 @@ def _engine(plan: Plan, name: str, *, new: bool) -> str:
 async def _empty(server: LmcacheServer, target: Target) -> str:
     """Its L1, until it counts no object any more. With an L2 objects are held until they are written there, which may
     take long: what is left then only takes room."""
-    has_l2 = target.plan.has_l2(server)
-    until = time.monotonic() + (_L2_SECONDS if has_l2 else _CLEAR_SECONDS)
+    began = time.monotonic()
     first: int | None = None
     while True:
         now = await lmcache_snapshot(server.http_url, target.client)
@@ -102,8 +113,9 @@ async def _empty(server: LmcacheServer, target: Target) -> str:
         problem = now.error or await _clear(server, target.client)
         if problem == NO_ROUTE:
             return NO_ROUTE
-        if time.monotonic() > until:
-            if has_l2 and not problem:
+        held_for_l2 = target.plan.has_l2(server) and not problem
+        if time.monotonic() - began > (_L2_SECONDS if held_for_l2 else _CLEAR_SECONDS):
+            if held_for_l2:
                 return f"{_NOT}{now.objects} objects are held, perhaps on their way to the L2"
             raise NotEmptiedError(
                 f"LMCache could not be emptied: {problem or f'{now.objects} objects are left'}",

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, overload
 
 from pdserve.bench.aiperf.environment import installed_interpreter
 from pdserve.bench.clients.choose import client_of
@@ -23,7 +24,7 @@ from pdserve.operations.up import UpOptions, up
 from pdserve.operations.where import where
 from pdserve.run.directory import RunDir, new_run_id
 from pdserve.sweep.empty import CHECK as EMPTY_CACHE
-from pdserve.sweep.empty import NotEmptiedError, empty_caches, not_emptied
+from pdserve.sweep.empty import NotEmptiedError, empty_caches, require_empty
 from pdserve.sweep.keep import keep_start
 from pdserve.sweep.own import OwnDeployment, not_own
 from pdserve.sweep.points import Point, Variant, by_deployment
@@ -136,14 +137,17 @@ class SweepRunner:
         empties its caches."""
         self.show.note(f"deployment: {deployment.title}")
         starts: list[_Start] = []
+        helps = self.planned.loaded.sweep.restart_to_empty_caches
         try:
             for point in its_points:
                 record: PointRecord | None = None
                 if starts and not self._must_start(deployment, starts):
-                    record = self._measured(point, starts[-1], fresh=False)
+                    record = self._measured(point, starts[-1], fresh=False, start_helps=helps)
                 while record is None:  # after a start there is one
                     starts.append(self._start(deployment))
-                    record = self._measured(point, starts[-1], fresh=True)
+                    record = self._measured(point, starts[-1], fresh=True, start_helps=False)
+                    # What is full after a start will be full after the next one.
+                    helps = helps and not any(reason.check == EMPTY_CACHE for reason in record.reasons)
                 self._end(point, record)
         finally:
             try:
@@ -232,8 +236,15 @@ class SweepRunner:
         last = last_run(self.root, self.planned.name)
         return None if last is None else last[0].run_id
 
-    def _measured(self, point: Point, start: _Start, *, fresh: bool) -> PointRecord | None:
-        """`fresh`: nothing was measured since the start. None: a cache is left that only another start empties."""
+    @overload
+    def _measured(self, point: Point, start: _Start, *, fresh: bool, start_helps: Literal[False]) -> PointRecord: ...
+
+    @overload
+    def _measured(self, point: Point, start: _Start, *, fresh: bool, start_helps: bool) -> PointRecord | None: ...
+
+    def _measured(self, point: Point, start: _Start, *, fresh: bool, start_helps: bool) -> PointRecord | None:
+        """`fresh`: nothing was measured since the start. None: a cache is left that only another start empties, and
+        `start_helps`."""
         own = start.own
         if own is None:
             assert start.error is not None
@@ -255,7 +266,7 @@ class SweepRunner:
                 tokenizer=self.options.tokenizer,
             )
             task = Task(point.workload, (point.load,), client, self.options.limit_seconds, trace)
-            caches = self._emptied(deployment, fresh=fresh)
+            caches = self._emptied(deployment, fresh=fresh, start_helps=start_helps)
             if caches is None:
                 return None
             result = run_to_its_end(bench(deployment, task, self.folder.point(point) / attempt, lambda _: None))
@@ -274,18 +285,16 @@ class SweepRunner:
             seconds=time.monotonic() - began,
         )
 
-    def _emptied(self, deployment: ServingDeployment, *, fresh: bool) -> Mapping[str, str] | None:
+    def _emptied(self, deployment: ServingDeployment, *, fresh: bool, start_helps: bool) -> Mapping[str, str] | None:
         """What became of each cache. None: a start is needed for that. Raises NotEmptiedError."""
-        start_helps = not fresh and self.planned.loaded.sweep.restart_to_empty_caches
         try:
             caches = run_to_its_end(empty_caches(deployment, new=fresh))
+            if self.planned.loaded.sweep.restart_to_empty_caches:
+                require_empty(caches)
         except NotEmptiedError as error:
             if not start_helps:
                 raise
             self._note_new_start(f"{error.where}: {error.what}")
-            return None
-        if start_helps and (full := not_emptied(caches)) is not None:
-            self._note_new_start(full)
             return None
         return caches
 

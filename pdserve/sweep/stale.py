@@ -1,5 +1,5 @@
-"""Points that are over, and whose figures do not stand any more: their result is gone, or they were measured with other
-engines, on other hardware, or with another model than would be measured here now.
+"""Points that are over, and whose figures do not stand any more: their result is gone, they began with a cache that was
+not empty, or they were measured with other engines, on other hardware, or with another model than would be used here.
 
 What is known of both sides is compared, nothing else. A login node is not where the tasks of an array measure: there a
 difference is only named, and a task compares on its own node.
@@ -22,6 +22,7 @@ from pdserve.operations.plan_recipe import model_files
 from pdserve.plan.nodes.nodelist import expand
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.recipe.load.loader import LoadedRecipe
+from pdserve.sweep.empty import not_emptied
 from pdserve.sweep.points import by_deployment
 from pdserve.sweep.record import PointRecord, SweepFolder
 from pdserve.sweep.resolve import PlannedSweep
@@ -53,6 +54,9 @@ def stale_points(planned: PlannedSweep, folder: SweepFolder, here: Here, *, meas
         for point in points:
             record = folder.read(point)
             if record is None or record.result is None:
+                continue
+            if planned.loaded.sweep.restart_to_empty_caches and (full := not_emptied(record.caches)) is not None:
+                again[point.id] = f"measured with a cache that was not empty ({full[0]}: {full[1]})"
                 continue
             result = _result(folder.point(point), record)
             if result is None:

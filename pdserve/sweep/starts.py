@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from pdserve.recipe.connectors.registry import KINDS, MULTI_CLASS, RawSection, class_names
+from pdserve.recipe.connectors.registry import KINDS, MULTI_CLASS, class_names
 from pdserve.recipe.effective import args_of, connector_of, policy_of
 from pdserve.recipe.model import Recipe
 
@@ -19,14 +19,15 @@ def only_emptied_by_a_start(recipe: Recipe) -> str | None:
 
 def _reasons(recipe: Recipe) -> Iterator[str]:
     for name, role in recipe.roles():
-        connector = connector_of(recipe, name, role)
-        # An LMCache that a raw connector attaches to is none of the recipe's.
-        keeper = keeps_beside(class_names(connector), attached=not isinstance(connector, RawSection))
+        attached = recipe.lmcache is not None and name in recipe.lmcache.on
+        keeper = keeps_beside(class_names(connector_of(recipe, name, role)), attached=attached)
         if keeper is not None:
             yield f"what {keeper} keeps ({name}) is only emptied by a start"
         if not recipe.engine.cache_reset_endpoint and args_of(recipe, role).get("enable-prefix-caching") is not False:
             yield NO_ENDPOINT
-        if recipe.proxy.kind == "vllm-router" and policy_of(recipe, name) == "prefix_aware":
+        # Of a single worker it remembers nothing: pdserve.plan.proxy.vllm_router.
+        several = recipe.proxy.kind == "vllm-router" and role.instances > 1
+        if several and policy_of(recipe, name) == "prefix_aware":
             yield ROUTER
 
 

@@ -218,3 +218,16 @@ def test_a_client_runs_the_code_of_a_model_where_the_engines_do(tmp_path: Path) 
         assert settings.get("trustRemoteCode", False) is trusts
         fixed = replace(asked, workload=FIXED)
         assert ("--trust-remote-code" in VllmClient("p", tokenizer).prepare(fixed)) is trusts
+
+
+def test_of_a_model_that_is_pinned_no_other_code_runs(tmp_path: Path) -> None:
+    """vLLM's client takes no revision."""
+    some = run(tmp_path)
+    argv = [p.model_copy(update={"argv": (*p.argv, "--trust-remote-code")}) for p in some.plan.processes]
+    pins = {"processes": tuple(argv), "model": "org/model", "model_path": None, "revision": "0123abcd"}
+    asked = replace(some, plan=some.plan.model_copy(update=pins))
+    settings = told(tmp_path, AiperfClient("p", "org/model"), asked)["benchmark"]["tokenizer"]
+    assert settings == {"name": "org/model", "revision": "0123abcd", "trustRemoteCode": True}
+    other = told(tmp_path, AiperfClient("p", "org/else"), replace(asked, name="other"))["benchmark"]["tokenizer"]
+    assert other == {"name": "org/else"}
+    assert "--trust-remote-code" not in VllmClient("p", "org/model").prepare(replace(asked, workload=FIXED))

@@ -80,6 +80,16 @@ def test_versions_hardware_and_recipe_that_differ_are_named() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "differ"), [("/m", "/m", False), ("/m", "org/m", True), (None, "/m", False), ("/m", None, False)]
+)
+def test_another_tokenizer_of_the_client_is_named_where_both_are_known(
+    a: str | None, b: str | None, differ: bool
+) -> None:
+    differences = compare(result(tokenizer=a), result(tokenizer=b)).differences
+    assert [(each.what, each.a, each.b) for each in differences] == ([("tokenizer of the client", a, b)] * differ)
+
+
 def test_the_same_result_differs_in_nothing() -> None:
     same = three(0.10, 0.11, 0.12)
     comparison = compare(same, same)

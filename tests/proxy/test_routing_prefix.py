@@ -214,9 +214,9 @@ def test_a_prompt_of_another_salt_is_another_prompt() -> None:
     """Engines share no KV between them."""
     policy, worker = prefix_aware(), Worker("w0")
     prompt = b"a" * 1024
-    policy.routed(worker, RoutingRequest(prompt, estimate=256, salt=b'"a"'))
-    salts = (b"", b'"a"', b'"b"')
-    assert [policy.matched(worker, RoutingRequest(prompt, estimate=256, salt=salt)) for salt in salts] == [0, 256, 0]
+    policy.routed(worker, RoutingRequest(prompt, estimate=256, root=7))
+    assert [policy.matched(worker, RoutingRequest(prompt, estimate=256, root=root)) for root in (7, 8)] == [256, 0]
+    assert policy.matched(worker, RoutingRequest(prompt, estimate=256)) == 0
 
 
 def common(first: bytes, other: bytes, block: int) -> int:

@@ -26,11 +26,12 @@ from pdserve.sweep.empty import (
     NotEmptiedError,
     empty,
     not_emptied,
+    require_empty,
 )
 from pdserve.verify.target import Target
 from tests.bench.evidence import plan
 from tests.launch.deployment import pdserve, recipe
-from tests.sweep.test_run import python, records, sweep_file
+from tests.sweep.test_run import python, records, starts, sweep_file
 
 __all__ = ["python"]
 
@@ -132,7 +133,9 @@ def test_what_a_connector_keeps_is_only_emptied_by_a_start(endpoint: bool) -> No
     outcome = emptied(Caches(), endpoint=endpoint, of=store)
     wanted = "not emptied: only a start empties what MooncakeStoreConnector keeps"
     assert {outcome["prefill-0"], outcome["decode-0"]} == {wanted}
-    assert not_emptied(outcome) == f"prefill-0: {wanted}"
+    assert not_emptied(outcome) == ("prefill-0", wanted)
+    with pytest.raises(NotEmptiedError, match="MooncakeStoreConnector"):
+        require_empty(outcome)
 
 
 @pytest.mark.parametrize(
@@ -209,15 +212,18 @@ def test_a_point_does_not_find_what_the_one_before_has_stored(tmp_path: Path, pd
 def test_a_point_on_a_cache_that_stays_full_is_invalid_and_was_not_measured(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = sweep_file(tmp_path, concurrency=[1])
-    recipe(tmp_path, lmcache__env={"FAKE_LMCACHE_LOCKED": "3", "FAKE_LMCACHE_OBJECTS": "5"})
+    """After a start: so another start is no help for the next point."""
+    file = sweep_file(tmp_path)
+    full = {"FAKE_LMCACHE_LOCKED": "3", "FAKE_LMCACHE_OBJECTS": "5"}
+    recipe(tmp_path, engine__cache_reset_endpoint=True, lmcache__env=full)
     code, output = pdserve("sweep", "--python", python, file)
     assert code == 12, output
-    (record,) = records(pdserve_home)
-    assert [reason.check for reason in record.reasons] == [CHECK]
-    assert "3 objects are left" in record.reasons[0].text
-    assert (record.result, record.caches) == (None, {})
+    for record in records(pdserve_home):
+        assert [reason.check for reason in record.reasons] == [CHECK]
+        assert "3 objects are left" in record.reasons[0].text
+        assert (record.result, record.caches) == (None, {})
     assert "LMCache could not be emptied" in output
+    assert starts(pdserve_home) == 1
 
 
 @pytest.mark.process
@@ -236,7 +242,7 @@ def test_an_lmcache_that_nothing_empties_is_started_anew_where_it_has_something(
     )
     code, output = pdserve("sweep", "--python", python, file)
     assert code == 0, output
-    assert "to run: 2 points on 1 starts" in output
+    assert "to run: 2 points on 1 start of" in output
     assert f"a new start, so that the next point begins with empty caches: lmcache-0: {NO_ROUTE}" in output
     first, second = records(pdserve_home)
     assert first.run_id != second.run_id
@@ -285,7 +291,10 @@ def test_without_the_endpoint_each_point_has_a_start_of_its_own_unless_the_sweep
     file.write_text(yaml.safe_dump(document))
     code, output = pdserve("sweep", "--python", python, file)
     assert code == 0, output
-    assert "to run: 2 points on 1 starts" in output
+    assert "to run: 2 points on 1 start of" in output
     third, fourth = records(pdserve_home)[2:]
     assert (set(third.caches.values()), set(fourth.caches.values())) == ({NEW}, {NO_ENDPOINT})
     assert third.run_id == fourth.run_id
+    file.write_text(yaml.safe_dump(document | {"restart_to_empty_caches": True}))
+    _, output = pdserve("sweep", "--dry-run", file)
+    assert f"measured again: point 2: measured with a cache that was not empty (prefill-0: {NO_ENDPOINT})" in output

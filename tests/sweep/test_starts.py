@@ -58,8 +58,10 @@ def test_a_mooncake_store_needs_one(tmp_path: Path) -> None:
 def test_a_router_that_remembers_prompts_needs_one(tmp_path: Path) -> None:
     """It knows no salt: the prompts of a point would go where those of the one before went."""
     router = ("proxy.kind=vllm-router", "proxy.routing.prefill={kind: prefix_aware}", *ENDPOINT)
-    assert only_emptied_by_a_start(load(tmp_path, GPU, *router).recipe) == ROUTER
-    assert only_emptied_by_a_start(load(tmp_path, GPU, *router, "proxy.kind=pdserve").recipe) is None
+    assert only_emptied_by_a_start(load(tmp_path, GPU, *router).recipe) is None, "there is one prefill to go to"
+    two = (*router, "prefill.instances=2")
+    assert only_emptied_by_a_start(load(tmp_path, GPU, *two).recipe) == ROUTER
+    assert only_emptied_by_a_start(load(tmp_path, GPU, *two, "proxy.kind=pdserve").recipe) is None
 
 
 def test_what_lmcache_or_an_unknown_connector_keeps_may_outlast_the_deployment() -> None:

@@ -15,7 +15,7 @@ from pdserve.bench.aiperf import NAME, VERSION
 from pdserve.bench.aiperf.configuration import configuration
 from pdserve.bench.aiperf.hub_cache import put_into_cache
 from pdserve.bench.aiperf.records import cut_records, of_aiperf
-from pdserve.bench.clients.client import KEY, ClientRun, direct, trusts_remote_code
+from pdserve.bench.clients.client import KEY, ClientRun, direct, pinned_revision, trusts_remote_code
 from pdserve.bench.records import RequestRecord
 from pdserve.bench.snapshot import Clocks
 from pdserve.bench.traces.read import first_sessions
@@ -52,6 +52,8 @@ class AiperfClient:
         tokenizer: dict[str, Any] = {"name": self.tokenizer}
         if self._has_folder:
             tokenizer["name"] = put_into_cache(Path(self.tokenizer), _hub_cache(run))
+        if (revision := pinned_revision(run.plan, self.tokenizer)) is not None:
+            tokenizer["revision"] = revision
         if trusts_remote_code(run.plan, self.tokenizer):
             tokenizer["trustRemoteCode"] = True
         trace, file = self._of(run), None

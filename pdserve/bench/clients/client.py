@@ -90,3 +90,8 @@ def trusts_remote_code(plan: Plan, tokenizer: str) -> bool:
     (trust-remote-code of the recipe)."""
     own = tokenizer in (plan.model_path, plan.model)
     return own and any("--trust-remote-code" in process.argv for process in plan.processes if process.is_engine)
+
+
+def pinned_revision(plan: Plan, tokenizer: str) -> str | None:
+    """Of a model of the hub whose tokenizer this is; None: the recipe names none."""
+    return plan.revision if plan.model_path is None and tokenizer == plan.model else None

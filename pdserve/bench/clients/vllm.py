@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.bench.clients import vllm_program
-from pdserve.bench.clients.client import KEY, ClientRun, direct, trusts_remote_code
+from pdserve.bench.clients.client import KEY, ClientRun, direct, pinned_revision, trusts_remote_code
 from pdserve.bench.records import RequestRecord, of_vllm
 from pdserve.bench.snapshot import Clocks
 from pdserve.errors import PreflightError
@@ -55,7 +55,8 @@ class VllmClient:
             argv += ["--max-concurrency", str(load.concurrency)]
         if load.rate is not None:
             argv += ["--request-rate", str(load.rate)]
-        if trusts_remote_code(plan, self.tokenizer):
+        # It takes no revision: code that nobody has pinned does not run where the recipe pins it.
+        if trusts_remote_code(plan, self.tokenizer) and pinned_revision(plan, self.tokenizer) is None:
             argv.append("--trust-remote-code")
         return argv + (["--insecure"] if plan.proxy.tls is not None else [])
 

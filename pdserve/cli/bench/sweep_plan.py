@@ -93,12 +93,16 @@ def _by_reason(planned: PlannedSweep, why: Mapping[str, str]) -> Mapping[str, st
 
 def time_left(left: Estimate, some: Collection[Point]) -> str:
     """In words, with what is not known."""
-    what = f"to run: {len(some)} points on {left.starts} starts of the deployment"
+    what = f"to run: {_count(len(some), 'point')} on {_count(left.starts, 'start')} of the deployment"
     if not some:
         return f"{what}; INVALID ones are measured again with --retry"
     if left.unknown_points == len(some):
         return f"{what}; the time is not known: none of them was measured before"
     return f"{what}; about {left.seconds / 60:.1f} min{_without(left)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _without(left: Estimate) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdserve.pd.routing.block_hash import SECRET
 from pdserve.pd.routing.chain import TOKEN_BYTES, Chain, GrowingChain, pack
 
 
 class RoutingRequest:
     """One request, as far as routing is concerned."""
 
-    __slots__ = ("begin", "chains", "end", "estimate", "prompt", "prompt_blocks", "salt", "session", "tokens")
+    __slots__ = ("begin", "chains", "end", "estimate", "prompt", "prompt_blocks", "root", "session", "tokens")
 
     def __init__(
         self,
@@ -21,7 +22,7 @@ class RoutingRequest:
         tokens: Sequence[int] | None = None,
         estimate: int = 0,
         session: str | None = None,
-        salt: bytes = b"",
+        root: int = SECRET,
     ) -> None:
         self.prompt = prompt
         """What shapes the prompt, as the client sent it: raw JSON of system, tools, messages, prompt or input. Or the
@@ -35,8 +36,8 @@ class RoutingRequest:
         """Prompt tokens: exact, or len(prompt) / 4."""
         self.session = session
         """Value of the affinity header or of the body's `user`."""
-        self.salt = salt
-        """Raw JSON of its cache_salt; empty: it has none. Engines share no KV between prompts of different salts."""
+        self.root = root
+        """Another one for each cache_salt: engines share no KV between prompts of different salts."""
         self.chains: dict[int, Chain] = {}
         """Block hashes of the tokens that policies have worked out already, by block size: those of prefill and of
         decode need the same ones."""
@@ -50,7 +51,7 @@ class RoutingRequest:
 
     def drop_prompt(self) -> None:
         """No worker is chosen for it any more: what is as large as its prompt leaves memory."""
-        self.prompt = self.salt = b""
+        self.prompt = b""
         self.begin, self.end = 0, None
         self.tokens = self.prompt_blocks = None
         self.chains = {}
@@ -58,7 +59,7 @@ class RoutingRequest:
     def prompt_chain(self, block_bytes: int) -> GrowingChain:
         chain = self.prompt_blocks
         if chain is None or chain.size != block_bytes:
-            chain = self.prompt_blocks = GrowingChain(self.prompt, block_bytes, self.begin, self.end, self.salt)
+            chain = self.prompt_blocks = GrowingChain(self.prompt, block_bytes, self.begin, self.end, self.root)
         return chain
 
     def token_chain(self, block_tokens: int) -> Chain | None:

@@ -12,6 +12,8 @@ from typing import Final
 
 SECRET: Final = secrets.randbits(63)
 """The seed of a prompt's first block."""
+SALTED: Final = secrets.randbits(63)
+"""The seed of a cache_salt, from which the seed of its prompts comes."""
 _COPIED_BYTES: Final = 2048
 """A copy of less costs less than a view of it."""
 

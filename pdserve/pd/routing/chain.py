@@ -98,8 +98,9 @@ class GrowingChain:
 
     __slots__ = ("_begin", "_data", "_ends", "_whole", "length", "names", "size")
 
-    def __init__(self, data: bytes, size: int, begin: int = 0, end: int | None = None, salt: bytes = b"") -> None:
-        """Of `data` from `begin` to `end`. Chains of different salts have no name in common."""
+    def __init__(self, data: bytes, size: int, begin: int = 0, end: int | None = None, root: int = SECRET) -> None:
+        """Of `data` from `begin` to `end`. `root`: before its first block; chains of different roots have no name in
+        common."""
         self.size = size
         self.length = length = (len(data) if end is None else end) - begin
         self._data = data
@@ -108,7 +109,7 @@ class GrowingChain:
         """Of the blocks, from `begin` on, one of them beyond the data."""
         names: list[int] = []
         view = memoryview(data)
-        parent, done = SECRET if not salt else digest(salt, memoryview(salt), 0, len(salt), SECRET), 0
+        parent, done = root, 0
         for stop in self._ends:
             if stop > length:
                 break

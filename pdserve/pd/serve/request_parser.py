@@ -16,6 +16,7 @@ from pdserve.pd.requests.encodings import ENCODED_BYTES, as_utf8
 from pdserve.pd.requests.long_value import LONG_BYTES, members_around_long
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.routing.ask import RoutingRequest
+from pdserve.pd.routing.block_hash import SALTED, SECRET, digest
 from pdserve.pd.telemetry.spans import Trace
 from pdserve.pd.workers.engines import Engines
 
@@ -24,7 +25,6 @@ _INTEGER: Final = re.compile(rb"-?[0-9]{1,9}")
 _BYTES_PER_TOKEN: Final = 4
 _LONGEST_SESSION: Final = 1024
 _LONGEST_PRIORITY: Final = 16
-_LONGEST_SALT: Final = 256
 _LARGEST_EXTRA: Final = 65_536
 _PLAIN: Final = b"application/json"
 _ENGINE_PRIORITY: Final = b"x-vllm-priority"
@@ -93,7 +93,7 @@ class RequestParser:
                 end,
                 estimate=max(1, size // _BYTES_PER_TOKEN),
                 session=self._session(request, body),
-                salt=_salt(body) if "cache_salt" in body.members else b"",
+                root=_root(body) if "cache_salt" in body.members else SECRET,
             ),
             received=received,
             priority=priority,
@@ -120,9 +120,12 @@ class RequestParser:
         return priority_of(int(asked) if _INTEGER.fullmatch(asked) else None, best)
 
 
-def _salt(body: Body) -> bytes:
-    """Its cache_salt as it was sent, or the beginning of a long one; empty for what is no text, as null."""
-    return body.beginning(("cache_salt",), _LONGEST_SALT) if body.begins("cache_salt") == b'"' else b""
+def _root(body: Body) -> int:
+    """Of its cache_salt, as it was sent. What is no text, as null, is none."""
+    begin, end = body.place("cache_salt")
+    if body.raw[begin : begin + 1] != b'"':
+        return SECRET
+    return digest(body.raw, memoryview(body.raw), begin, end, SALTED)
 
 
 def _better(asked: bytes | None, best: int) -> bool:
