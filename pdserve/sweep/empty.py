@@ -86,7 +86,7 @@ async def empty(target: Target, *, new: bool = False) -> Mapping[str, str]:
 
 def _engine(plan: Plan, name: str, *, new: bool) -> str:
     """What became of its caches, after `clear_engines` if that was possible."""
-    (engine,) = (process for process in plan.processes if process.name == name)
+    engine = plan.process(name)
     attached = any(name in server.engines for server in plan.lmcache)
     keeper = keeps_beside([connector.class_name for connector in engine.connectors], attached=attached)
     if keeper is not None:
@@ -102,7 +102,7 @@ def _engine(plan: Plan, name: str, *, new: bool) -> str:
 
 async def _empty(server: LmcacheServer, target: Target) -> str:
     """Its L1, until it counts no object any more. With an L2 objects are held until they are written there, which may
-    take long: what is left then only takes room."""
+    take long."""
     began = time.monotonic()
     first: int | None = None
     while True:

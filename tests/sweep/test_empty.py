@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -194,12 +195,18 @@ def test_what_an_l2_still_holds_is_named_and_is_no_error(monkeypatch: pytest.Mon
         emptied(Caches(status=503), of=with_l2())
 
 
+def store_in_lmcache(folder: Path, **lmcache: str) -> None:
+    """The sweep's recipe with the endpoint and an LMCache in which prefill stores. `lmcache`: its environment."""
+    document = yaml.safe_load(recipe(folder, engine__cache_reset_endpoint=True).read_text())
+    url = f"http://127.0.0.1:{document['ports']['lmcache_http']}"
+    faults: dict[str, Any] = {"lmcache__env": lmcache} if lmcache else {}
+    recipe(folder, engine__cache_reset_endpoint=True, prefill__env={"FAKE_LMCACHE_URL": url}, **faults)
+
+
 @pytest.mark.process
 def test_a_point_does_not_find_what_the_one_before_has_stored(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     file = sweep_file(tmp_path)
-    document = yaml.safe_load(recipe(tmp_path, engine__cache_reset_endpoint=True).read_text())
-    lmcache = f"http://127.0.0.1:{document['ports']['lmcache_http']}"
-    recipe(tmp_path, engine__cache_reset_endpoint=True, prefill__env={"FAKE_LMCACHE_URL": lmcache})
+    store_in_lmcache(tmp_path)
     code, output = pdserve("sweep", "--python", python, file)
     assert code == 0, output
     first, second = records(pdserve_home)
@@ -232,14 +239,7 @@ def test_an_lmcache_that_nothing_empties_is_started_anew_where_it_has_something(
 ) -> None:
     """Which only the server itself shows: the plan had one start."""
     file = sweep_file(tmp_path)
-    document = yaml.safe_load(recipe(tmp_path, engine__cache_reset_endpoint=True).read_text())
-    lmcache = f"http://127.0.0.1:{document['ports']['lmcache_http']}"
-    recipe(
-        tmp_path,
-        engine__cache_reset_endpoint=True,
-        prefill__env={"FAKE_LMCACHE_URL": lmcache},
-        lmcache__env={"FAKE_LMCACHE_NO_CLEAR": "1"},
-    )
+    store_in_lmcache(tmp_path, FAKE_LMCACHE_NO_CLEAR="1")
     code, output = pdserve("sweep", "--python", python, file)
     assert code == 0, output
     assert "to run: 2 points on 1 start of" in output
@@ -255,14 +255,7 @@ def test_locks_that_a_point_has_leaked_cost_the_next_one_a_start_and_not_its_mea
     tmp_path: Path, pdserve_home: Path, python: str, restarts: bool
 ) -> None:
     file = sweep_file(tmp_path, restart_to_empty_caches=restarts)
-    document = yaml.safe_load(recipe(tmp_path, engine__cache_reset_endpoint=True).read_text())
-    lmcache = f"http://127.0.0.1:{document['ports']['lmcache_http']}"
-    recipe(
-        tmp_path,
-        engine__cache_reset_endpoint=True,
-        prefill__env={"FAKE_LMCACHE_URL": lmcache},
-        lmcache__env={"FAKE_LMCACHE_LEAKS": "3"},
-    )
+    store_in_lmcache(tmp_path, FAKE_LMCACHE_LEAKS="3")
     code, output = pdserve("sweep", "--python", python, file)
     first, second = records(pdserve_home)
     assert "LMCache could not be emptied: 3 objects are left" in output

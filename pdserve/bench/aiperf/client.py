@@ -52,7 +52,7 @@ class AiperfClient:
         tokenizer: dict[str, Any] = {"name": self.tokenizer}
         if self._has_folder:
             tokenizer["name"] = put_into_cache(Path(self.tokenizer), _hub_cache(run))
-        if (revision := pinned_revision(run.plan, self.tokenizer)) is not None:
+        elif (revision := pinned_revision(run.plan, self.tokenizer)) is not None:
             tokenizer["revision"] = revision
         if trusts_remote_code(run.plan, self.tokenizer):
             tokenizer["trustRemoteCode"] = True
