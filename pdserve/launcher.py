@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -24,6 +26,7 @@ from pdserve.launch.launch_record import KeptRecord, save_change
 from pdserve.launch.loop_step import UnendingLoop
 from pdserve.launch.proxy_restart import roll
 from pdserve.launch.recovery import Recovery
+from pdserve.launch.rolling_change import RollingChange
 from pdserve.launch.start_account import shares
 from pdserve.launch.start_proofs import StartProofs
 from pdserve.launch.start_race import StartRace, StopRequested
@@ -35,7 +38,7 @@ from pdserve.preflight import ENGINE_KEY
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event, Shutdown
 from pdserve.run import inbox
-from pdserve.run.change import LIVING, change
+from pdserve.run.change import LIVING, Change, change, plan_between
 from pdserve.run.containers import clear_containers
 from pdserve.run.directory import BEAT_SECONDS, RunDir
 from pdserve.run.inbox import Apply, Down, Fetch, Reply, Request, Restart
@@ -52,7 +55,8 @@ _HELLO_SECONDS = 20.0
 _FAR_HELLO_SECONDS = 120.0
 """A scheduler, a login or a container comes before the agent."""
 _LEAVE_SECONDS = 60.0
-_REACH_SECONDS = 3.0
+_ANSWER_SECONDS = 2.0
+"""How long requests that a stop interrupts have for their answer."""
 
 
 class Launcher:
@@ -88,6 +92,8 @@ class Launcher:
         self._down_requests: list[str] = []
         self._notes: list[str] = []
         self._requests: asyncio.Queue[tuple[str, Apply | Restart]] = asyncio.Queue()
+        self._one_change = asyncio.Lock()
+        """Changes and restarts wait for each other: each is judged by what the one before has left."""
         self._errands: set[asyncio.Task[None]] = set()
         self._client = ClientTask(while_ready, record=self._fleet.record, ended=self._stop_asked.set)
 
@@ -114,7 +120,9 @@ class Launcher:
             self._leave_report(failure)
         finally:
             await self._client.end()  # before the proxy drains, which would wait for its requests
-            await self._recovery.settle()
+            await self._recovery.close(error)
+            if self._errands:  # who waits for a verb is told what ended it
+                await asyncio.wait(self._errands, timeout=_ANSWER_SECONDS)
             for errand in self._errands:
                 errand.cancel()
             await self._tear_down("stopped" if error is None else "failed", error)
@@ -148,7 +156,7 @@ class Launcher:
         race = StartRace(self._fleet, {process.name for process in processes}, self._stop_asked)
         try:
             self._set_phase("starting")
-            await self._agents(race)
+            await race.run(self._open_agents(self._fleet.plan))
             planned = sorted(self._fleet.plan.processes, key=lambda process: process.start_stage)
             for _, group in groupby(planned, key=lambda process: process.start_stage):
                 names = [process.name for process in group]
@@ -190,20 +198,20 @@ class Launcher:
     def _is_ready(self, name: str) -> bool:
         return self._fleet.phase_of(name) in ("ready", "done")
 
-    async def _agents(self, race: StartRace) -> None:
-        for node in self._fleet.plan.nodes:
+    async def _open_agents(self, plan: Plan) -> None:
+        """Returns once there is an agent on each node of a plan. Raises StartError for one that does not answer."""
+        for node in plan.nodes:
             if node.name not in self._fleet.links:
                 self._state.nodes.pop(node.name, None)  # of a node that was lost, and may be back
                 link = self._open_agent(node, self._fleet.receive)
                 self._fleet.links[node.name] = link
                 self._links.append(link)
-        nodes = self._fleet.plan.nodes
-        seconds = _FAR_HELLO_SECONDS if any(map(has_lease, nodes)) else _HELLO_SECONDS
+        seconds = _FAR_HELLO_SECONDS if any(map(has_lease, plan.nodes)) else _HELLO_SECONDS
         try:
             async with time_limit(seconds):
-                await race.run(self._fleet.until(lambda: all(node.name in self._state.nodes for node in nodes)))
+                await self._fleet.until(lambda: all(node.name in self._state.nodes for node in plan.nodes))
         except TimeoutError:
-            silent = [node.name for node in nodes if node.name not in self._state.nodes]
+            silent = [node.name for node in plan.nodes if node.name not in self._state.nodes]
             raise StartError(
                 f"no agent answered on {', '.join(silent)} within {seconds:.0f} s",
                 where=f"agent@{silent[0]}",
@@ -286,7 +294,7 @@ class Launcher:
             self._down_requests.append(name)
             self._asked_to_stop()
         elif isinstance(request, Fetch):
-            self._errand(self._reply(name, self._fetch(request)))
+            self._errand(name, self._fetch(request))
         elif not isinstance(request, Apply | Restart):
             assert_never(request)
         elif self._state.phase in ("starting", "draining"):
@@ -296,16 +304,34 @@ class Launcher:
             self._requests.put_nowait((name, request))
 
     async def _fulfil(self, name: str, request: Apply | Restart) -> None:
-        """A restart runs beside serving; `up` on a running deployment is a start and owns the events meanwhile."""
-        if isinstance(request, Apply):
-            await self._reply(name, self._apply(request))
+        """Beside serving. Only `up` on a deployment that has failed is a start again, and owns the events meanwhile."""
+        if isinstance(request, Restart):
+            self._errand(name, self._in_turn(self._restart(request.name)))
+        elif self._state.phase == "failed":
+            await self._reply(name, self._start_again(request))
         else:
-            self._errand(self._reply(name, self._restart(request.name)))
+            self._errand(name, self._in_turn(self._change(request)))
 
-    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
-        errand = asyncio.create_task(work)
+    async def _in_turn(self, work: Coroutine[Any, Any, Reply]) -> Reply:
+        try:
+            async with self._one_change:
+                return await work
+        finally:
+            work.close()  # one that never had its turn
+
+    def _errand(self, name: str, work: Coroutine[Any, Any, Reply]) -> None:
+        """Answers a request beside serving."""
+        errand = asyncio.create_task(self._reply(name, work))
         self._errands.add(errand)
-        errand.add_done_callback(self._errands.discard)
+        errand.add_done_callback(partial(self._errand_ended, name))
+
+    def _errand_ended(self, name: str, errand: asyncio.Task[None]) -> None:
+        """Who asked must not wait for an answer that a bug has eaten."""
+        self._errands.discard(errand)
+        if not errand.cancelled() and (bug := errand.exception()) is not None:
+            traceback.print_exception(bug, file=sys.stderr)
+            with contextlib.suppress(OSError):
+                inbox.answer(self._run_dir, name, Reply(exit_code=1, message=f"a defect of pdserve: {bug!r}"))
 
     async def _fetch(self, request: Fetch) -> Reply:
         if (link := self._fleet.links.get(request.node)) is None:
@@ -336,8 +362,8 @@ class Launcher:
             return Reply(exit_code=0, message=f"{name} is ready")
         raise StartError(f"{name} did not come back: {self._state.processes[name].note}", todo=f"pdserve logs {name}")
 
-    async def _apply(self, request: Apply) -> Reply:
-        """Starts what is missing; what runs as planned is left alone."""
+    def _check(self, request: Apply) -> Change:
+        """What has to be done for another plan. Raises StateError for what cannot be done to a running deployment."""
         unknown = {name for p in request.plan.processes for name in p.env.secrets.values()} - set(self._secrets)
         if unknown:
             raise StateError(
@@ -345,15 +371,54 @@ class Launcher:
                 cause="secrets are taken from the environment of the pdserve up that started the deployment",
                 todo="pdserve down, then pdserve up with them exported",
             )
-        old = {process.name: process for process in self._fleet.plan.processes}
-        new = {process.name: process for process in request.plan.processes}
+        old = self._fleet.plan.names()
         changes = change(self._fleet.plan, request.plan, {name for name in old if self._fleet.phase_of(name) in LIVING})
-        costly = [name for name in changes.replaced if not new[name].is_proxy]
+        costly = [name for name in changes.replaced if not request.plan.process(name).is_proxy]
         if costly and not request.replace:
             raise StateError(
                 f"{', '.join(costly)} run(s) with another command, environment or setup than this recipe gives",
-                todo="pdserve up --replace restarts them with the new one; pdserve down stops everything",
+                todo="pdserve up --replace restarts them with the new one, one after the other; pdserve down stops "
+                "everything",
             )
+        return changes
+
+    async def _change(self, request: Apply) -> Reply:
+        """From the plan that runs to another one, while it serves."""
+        changes = self._check(request)
+
+        def save(plan: Plan) -> None:
+            save_change(self._run_dir, plan, request.recipe)
+            self._record.keep()
+
+        rolling = RollingChange(self._fleet, self._recovery, request.plan, changes, save=save)
+        if not changes.starting and not changes.gone:
+            save(request.plan)
+            self._fleet.adopt(request.plan)
+            if all(map(self._is_ready, self._fleet.plan.names())):
+                self._state.change = ""
+                return Reply(exit_code=0, message=f"already up{changes.stays}")
+        save(plan_between(self._fleet.plan, request.plan, ()))  # without room for it nothing changes
+        self._state.change = "under way"
+        try:
+            await self._open_agents(request.plan)
+            await rolling.run()
+            await self._proofs.canary()
+        except PdserveError as failure:
+            left = ", ".join(rolling.left())
+            self._state.change = f"stopped ({failure.what}); as before: {left or 'nothing'}"
+            self._fleet.record("change", step="stopped", why=failure.what, left=rolling.left())
+            raise
+        self._state.change = ""
+        self._fleet.record("change", step="done", text=rolling.summary())
+        lacking = [name for name in self._fleet.plan.names() if not self._is_ready(name)]
+        now = f"degraded: {', '.join(lacking)} does not serve" if lacking else "ready"
+        return Reply(exit_code=0, message=f"{rolling.summary()}; {now}{changes.stays}")
+
+    async def _start_again(self, request: Apply) -> Reply:
+        """A start that failed and was kept: what is missing, as in the first one."""
+        changes = self._check(request)
+        old = {process.name: process for process in self._fleet.plan.processes}
+        new = {process.name: process for process in request.plan.processes}
         save_change(self._run_dir, request.plan, request.recipe)  # without room for it nothing changes
         await self._recovery.settle()  # not before the refusals: a refused request must leave recoveries alone
         gone = [name for name in changes.gone if self._fleet.phase_of(name) != "stopped"]
@@ -364,8 +429,6 @@ class Launcher:
         self._record.keep()
         self._fleet.adopt(request.plan)
         missing = tuple(new[name] for name in changes.starting)
-        if not missing and self._state.phase != "failed" and all(map(self._is_ready, new)):
-            return Reply(exit_code=0, message=f"already up{changes.stays}")
         self._began = time.monotonic()
         names = ", ".join(process.name for process in missing)
         if (failure := await self._bring_up(missing, keep=True)) is not None:

@@ -160,7 +160,27 @@ def _stopped(event: dict[str, Any]) -> str:
     return f"{event['name']:<12} stopped in {event['seconds']:.1f} s" + (" (killed)" if event["forced"] else "")
 
 
+def _change(event: dict[str, Any]) -> str | None:
+    name = event.get("name", "")
+    match event["step"]:
+        case "replace":
+            return f"{name:<12} is drained, then started anew"
+        case "stop":
+            return f"{name:<12} is drained, then stopped"
+        case "back":
+            return f"{name:<12} returns to its former command: {event['why']}"
+        case "generation":
+            return (
+                f"old and new engines cannot exchange KV: {', '.join(event['first'])} start first and take over, then "
+                f"{', '.join(event['second']) or 'none'} follow"
+            )
+        case "stopped":
+            return f"the change has stopped; as before: {', '.join(event['left']) or 'nothing'}"
+    return None
+
+
 _TEXTS: dict[str, Any] = {
+    "change": _change,
     "started": lambda e: f"{e['name']:<12} starting on {e['node']} (PID {e['pid']})",
     "progress": lambda e: f"{e['name']:<12} {e['text']}",
     "ready": lambda e: f"{e['name']:<12} ready after {e['seconds']:.1f} s",

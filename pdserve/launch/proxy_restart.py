@@ -8,6 +8,7 @@ from typing import Any
 
 from pdserve.errors import StartError
 from pdserve.launch.fleet import Fleet
+from pdserve.plan.process import Process
 from pdserve.reach.protocol import AskNode
 from pdserve.time_limit import time_limit
 
@@ -16,10 +17,12 @@ _ASK_SECONDS = 5.0
 _RETRY_SECONDS = 0.1
 
 
-async def roll(fleet: Fleet) -> bool:
+async def roll(fleet: Fleet, process: Process | None = None) -> bool:
     """Returns when new processes serve; what runs in the old ones goes on there. False: this proxy has no rolling
-    restart. Raises StartError: the new ones could not start, and the old ones serve on."""
-    process = fleet.plan.process(_PROXY)
+    restart. Raises StartError: the new ones could not start, and the old ones serve on.
+
+    `process`: the proxy with another configuration, which the new processes get; None: as it is."""
+    process = process or fleet.plan.process(_PROXY)
     if process.control != "stdin" or len(process.files) != 1 or fleet.phase_of(_PROXY) != "ready":
         return False
     if _writes_to_a_deleted_log(fleet):

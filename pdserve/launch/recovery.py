@@ -9,11 +9,12 @@ vllm-router in the proxy's place is restarted after a prefill, which it knows no
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from pdserve.errors import PdserveError, ServeError
-from pdserve.launch.failure import interrupted, serve_error
+from pdserve.errors import PdserveError, ServeError, StartError
+from pdserve.launch.failure import interrupted, serve_error, start_error
 from pdserve.launch.fleet import Fleet, Trouble, gave_up
 from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.launch.start_proofs import InstanceProofs
@@ -47,8 +48,15 @@ class Recovery:
         """The last death that was left to a recovery, by the name of that."""
         self._waiting: set[asyncio.Task[Any] | None] = set()
         """Recoveries of cache servers that wait for the restart of an engine: no engine must wait for them in turn."""
+        self._yielding: set[str] = set()
+        """Instances whose restart waits for another one of their role, which must not wait for them in turn."""
         self._router_is_stale = False
         """A prefill has come back since vllm-router was started."""
+        self._restarted_at: dict[str, list[float]] = {}
+        """When a death of each process was answered by a restart (time.monotonic)."""
+        self._is_closed = False
+        self._end: PdserveError | None = None
+        """What the deployment ends with: what who waits for a verb is told."""
 
     def react(self, trouble: Trouble) -> None:
         """One trouble. Those of a process that is already being recovered belong to its recovery."""
@@ -98,7 +106,7 @@ class Recovery:
 
     async def restart(self, name: str) -> bool:
         """Restarts one process on request, with the rest of its instance; True when it serves again. Raises StateError
-        if something else has ended the restart."""
+        if something else has ended the restart, and what ends the deployment if that has."""
         name = self._leader(name)
         if name not in self._tasks:
             if self._fleet.plan.process(name).is_lmcache:
@@ -111,13 +119,83 @@ class Recovery:
             await self._end_of("proxy", restarted=name)  # it learns what is new about this one
         return self._fleet.phase_of(name) == "ready"
 
+    async def start(self, name: str) -> None:
+        """Starts an instance that does not run, proves it and routes to it; a recovery of it that waits for its next
+        try is ended. Raises StartError with what it died of."""
+        await self._work_on(name, lambda: self._start(name))
+
+    async def replace(self, name: str, adopt: Callable[[], None]) -> None:
+        """Drains and stops an instance; starts it anew by the plan that `adopt` takes over. Raises as `start`."""
+        await self._work_on(name, lambda: self._restart_once(name, adopt))
+
+    async def stop(self, name: str) -> None:
+        """Drains and stops an instance, for good or for a later `start`."""
+
+        async def stop() -> bool:
+            await self._drain_and_stop(name)
+            return True
+
+        await self._work_on(name, stop)
+
+    async def _work_on(self, name: str, work: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+        """Does work as the one recovery of an instance, to which its troubles belong meanwhile."""
+        if self._is_closed:
+            raise self._end or interrupted(name)
+        leader = self._leader(name) if name in self._fleet.plan.names() else name
+        while (running := self._tasks.get(leader)) is not None:
+            running.cancel()
+            await asyncio.wait({running})
+        error: PdserveError | None = None
+
+        async def do() -> None:
+            nonlocal error
+            if not await work():
+                error = self._why_not_started(leader)
+
+        self._begin(leader, do())
+        await self._end_of(leader, restarted=leader)
+        if error is not None:
+            raise error
+
+    def _why_not_started(self, name: str) -> StartError:
+        if (death := self._left.get(name)) is not None:
+            return start_error(death, self._fleet.plan, self._fleet.run)
+        note = self._fleet.state.processes[name].note
+        return StartError(f"{name} did not start: {note}", where=name, todo=f"pdserve logs {name}")
+
+    async def until_another_serves(self, name: str) -> None:
+        """Before an instance is stopped on purpose: waits for another one of its role that is on its way back."""
+        process = self._fleet.plan.process(name)
+        others = [
+            each.name
+            for each in self._fleet.plan.processes
+            if each.role == process.role and each.instance != process.instance and _leads(each)
+        ]
+
+        def decided() -> bool:
+            ready = any(self._fleet.phase_of(other) == "ready" for other in others)
+            return ready or not any(other in self._tasks and other not in self._yielding for other in others)
+
+        if not process.is_engine:
+            return
+        self._yielding.add(name)
+        try:
+            await self._fleet.until(decided)
+        finally:
+            self._yielding.discard(name)
+
     async def _end_of(self, task: str, *, restarted: str) -> None:
         """Waits for a task, if it runs, and leaves it alone if the wait is given up."""
         if (running := self._tasks.get(task)) is None:
             return
         await asyncio.wait({running})
         if running.cancelled():
-            raise interrupted(restarted)
+            raise self._end or interrupted(restarted)
+
+    async def close(self, error: PdserveError | None) -> None:
+        """Ends all recoveries for good. `error`: what ends the deployment, for those who wait for one of them."""
+        self._is_closed, self._end = True, error
+        await self.settle()
 
     async def settle(self) -> None:
         """Ends all recoveries, so that another caller decides what is started; the processes stay as they are, and
@@ -208,14 +286,22 @@ class Recovery:
         state = self._fleet.state.processes[name]
         rule = self._fleet.plan.process(name).restart
         delay = rule.backoff_seconds
-        while rule.policy == "on-failure" and state.restarts < rule.max:
+        while rule.policy == "on-failure" and self._restarts_within(name, rule.window_seconds) < rule.max:
             state.restarts += 1
+            self._restarted_at.setdefault(name, []).append(time.monotonic())
             self._fleet.record("restarting", name=name, attempt=state.restarts, after_seconds=delay)
             await asyncio.sleep(delay)
             if await self._start(name):
                 return
             delay = min(delay * 2, rule.backoff_max_seconds)
         self._fail_if_last(name, serve_error(trouble, self._fleet.plan, self._fleet.run))
+
+    def _restarts_within(self, name: str, seconds: float) -> int:
+        """How often a process was restarted in the last so many seconds."""
+        since = time.monotonic() - seconds
+        recent = [at for at in self._restarted_at.get(name, ()) if at > since]
+        self._restarted_at[name] = recent
+        return len(recent)
 
     def _fail_if_last(self, name: str, error: ServeError) -> None:
         """The last instance of a role that neither lives nor is on its way back ends the deployment."""
@@ -236,12 +322,17 @@ class Recovery:
             note = self._fleet.state.processes[name].note
             self._fail_if_last(name, ServeError(f"{name} did not come back: {note}", where=name))
 
-    async def _restart_once(self, name: str) -> bool:
+    async def _restart_once(self, name: str, adopt: Callable[[], None] = lambda: None) -> bool:
+        await self.until_another_serves(name)
+        await self._drain_and_stop(name)
+        adopt()
+        self._instances.release(name, _TO_BE_RESTARTED)
+        return await self._start(name)
+
+    async def _drain_and_stop(self, name: str) -> None:
         self._instances.hold(name, _TO_BE_RESTARTED)
         await self._instances.drained(name, key=self._engine_key)
         await self._stop_instance(name)
-        self._instances.release(name, _TO_BE_RESTARTED)
-        return await self._start(name)
 
     async def _start(self, name: str) -> bool:
         """Starts a process; an engine returns to routing only after it is attached and has answered a canary."""

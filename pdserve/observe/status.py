@@ -77,6 +77,7 @@ class StatusView:
             "phase": self.phase,
             "recorded_phase": self.state.phase,
             "note": self.state.note,
+            "change": self.state.change,
             "endpoint": self.state.endpoint,
             "launcher_pid": self.state.launcher.pid,
             "launcher_unheard_seconds": None if unheard is None else round(unheard, 1),

@@ -1,4 +1,4 @@
-"""`pdserve up` on a deployment that runs: starts what is missing, restarts what has changed."""
+"""`pdserve up` on a deployment that runs: its launcher changes it while it serves."""
 
 from __future__ import annotations
 
@@ -30,17 +30,27 @@ def check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:
 
 
 def apply(run: RunDir, seen: Looked, show: VerbProgress, *, replace: bool) -> None:
-    """Asks the launcher of `run`. `replace`: also engines whose command has changed. Raises ReportedError with the
-    launcher's own exit code when it refuses or fails."""
+    """Asks the launcher of `run`, and shows what it does. `replace`: also engines whose command has changed. Raises
+    ReportedError with the launcher's own exit code when it refuses or fails."""
     planned = seen.planned
     launcher = run.read_state().launcher
-    show.result(f"{planned.plan.name} is running (launcher PID {launcher.pid}); starting what is missing")
+    show.result(f"{planned.plan.name} is running (launcher PID {launcher.pid}); changing it while it serves")
+    _, offset = run.read_events()
+
+    def show_events() -> None:
+        nonlocal offset
+        events, offset = run.read_events(offset)
+        for event in events:
+            show.event(event)
+
     reply = ask(
         run,
         Apply(plan=planned.plan, recipe=planned.loaded.to_yaml(model_path=planned.plan.model_path), replace=replace),
         seconds=apply_seconds(run.read_plan(), planned.plan),
         alive=lambda: lives(run, run.read_state()),
+        look=show_events,
     )
+    show_events()
     if reply.exit_code:
         raise ReportedError(reply.message, reply.exit_code)
     show.result(reply.message)

@@ -28,7 +28,13 @@ def down_seconds(plan: Plan) -> float:
 
 
 def apply_seconds(running: Plan, new: Plan) -> float:
-    """Of another plan on a deployment that runs: what is gone or replaced stops, and all of the new one starts."""
+    """Of another plan on a deployment that runs, as if every instance were replaced one after the other; and of
+    another change that is under way."""
+    one_by_one = sum(_again(new, process) for process in new.processes if process.is_engine)
+    return 2 * (_stop_and_start(running, new) + one_by_one)
+
+
+def _stop_and_start(running: Plan, new: Plan) -> float:
     starts = _by_stage((process.start_stage, process.ready_seconds) for process in new.processes)
     proofs = new.timeouts.attach_seconds * (1 + sum(process.is_store_master for process in new.processes))
     proofs += new.canary_seconds + _STAGE_SECONDS * sum(process.fetches_weights for process in new.processes)
@@ -37,7 +43,7 @@ def apply_seconds(running: Plan, new: Plan) -> float:
 
 def restart_seconds(plan: Plan, name: str) -> float:
     """Of a process with its instance, which may be on its way back by itself already; with what it waits for, and what
-    comes back after it. One that the plan does not have is refused at once."""
+    comes back after it, and after a change that is under way. One that the plan does not have is refused at once."""
     if name not in plan.names():
         return _STAGE_SECONDS
     process = plan.instance_of(name)[0]
@@ -47,7 +53,7 @@ def restart_seconds(plan: Plan, name: str) -> float:
         tries = 1 + (process.restart.max if process.restart.policy == "on-failure" else 0)
     again = tries * (_again(plan, process) + process.restart.backoff_max_seconds)
     beside = sum(_again(plan, each) for each in _beside(plan, process))
-    return again + beside + plan.canary_seconds + _AROUND_SECONDS
+    return again + beside + plan.canary_seconds + _AROUND_SECONDS + apply_seconds(plan, plan)
 
 
 def _beside(plan: Plan, process: Process) -> Iterable[Process]:

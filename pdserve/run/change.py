@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from pdserve.plan.model import Plan
+from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.plan.process import Process
+from pdserve.plan.proxy.pdserve_proxy import CONFIG_FILE
 from pdserve.run.directory import RunDir
 
 LIVING = ("starting", "ready", "degraded", "done")
@@ -92,3 +94,99 @@ def recorded_change(run: RunDir, plan: Plan) -> Change:
     """From what runs in `run`, by its record, to `plan`. Raises StateError when the run has no record."""
     processes = run.read_state().processes
     return change(run.read_plan(), plan, {name for name, process in processes.items() if process.phase in LIVING})
+
+
+def plan_between(running: Plan, new: Plan, done: Collection[str]) -> Plan:
+    """The plan of a deployment on its way from `running` to `new`, of which `done` (names of processes) is done: what
+    was started or restarted is as `new` has it, what was stopped is in it no more, all else is as it was."""
+    old = {process.name: process for process in running.processes}
+    planned = {process.name: process for process in new.processes}
+    processes = [planned[name] if name in done else old[name] for name in planned if name in done or name in old]
+    processes += [process for name, process in old.items() if name not in planned and name not in done]
+
+    def of(name: str) -> Plan:
+        return new if name in done else running
+
+    names = {process.name for process in processes}
+    workers = [
+        worker
+        for plan in (running, new)
+        for worker in plan.proxy.workers
+        if worker.name in names and of(worker.name) is plan
+    ]
+    order = list(dict.fromkeys([*planned, *old]))
+    workers.sort(key=lambda worker: order.index(worker.name))
+    proxy = of("proxy").proxy.model_copy(update={"workers": tuple(workers)})
+    return new.model_copy(
+        update={
+            "nodes": tuple({node.name: node for node in (*running.nodes, *new.nodes)}.values()),
+            "processes": tuple(
+                _with_workers(process, proxy.model_dump_json(indent=2)) if process.is_proxy else process
+                for process in processes
+            ),
+            "lmcache": tuple(_servers_between(processes, of)),
+            "proxy": proxy,
+            "proxy_kind": of("proxy").proxy_kind,
+            "exposed": tuple(
+                exposure
+                for plan in (running, new)
+                for exposure in plan.exposed
+                if exposure.process in names and of(exposure.process) is plan
+            ),
+        }
+    )
+
+
+def _with_workers(process: Process, config: str) -> Process:
+    """The proxy with the configuration that it gets when it has to be started again."""
+    if CONFIG_FILE not in process.files:
+        return process
+    return process.model_copy(update={"files": {**process.files, CONFIG_FILE: config + "\n"}})
+
+
+def _servers_between(processes: Iterable[Process], of: Callable[[str], Plan]) -> Iterator[LmcacheServer]:
+    """The cache servers, each with the engines that attach to it as they run."""
+    processes = list(processes)
+    for process in processes:
+        server = next((each for each in of(process.name).lmcache if each.process == process.name), None)
+        if server is None:
+            continue
+        workers = {
+            engine.name: each.workers_of[engine.name]
+            for engine in processes
+            for each in of(engine.name).lmcache
+            if each.process == process.name and engine.name in each.workers_of
+        }
+        yield server.model_copy(
+            update={
+                "engines": tuple(workers),
+                "workers_of": workers,
+                "expected_workers": sum(workers.values()),
+            }
+        )
+
+
+_GENERATION_FLAGS = ("--block-size", "--kv-cache-dtype", "--dtype", "--quantization", "--revision", "--hf-overrides")
+"""Flags of vLLM by which both sides of a transfer must agree. NIXL refuses the handshake of two engines that differ in
+them (compatibility hash, vllm nixl/metadata.py); Mooncake copies blocks of the wrong size."""
+
+
+def can_exchange_kv(running: Plan, new: Plan) -> bool:
+    """Whether the engines of both plans can hand KV to each other: the same model, program, connectors and layout of
+    blocks in every role that both have."""
+    if (running.model, running.revision, running.mode) != (new.model, new.revision, new.mode):
+        return False
+    before, after = _generation(running), _generation(new)
+    return all(before[role] == after[role] for role in before.keys() & after.keys())
+
+
+def _generation(plan: Plan) -> dict[str, object]:
+    """What decides with whom the engines of a role can exchange KV."""
+    found: dict[str, object] = {}
+    for process in plan.processes:
+        if process.is_engine:
+            argv = process.argv
+            flags = [(flag, argv[argv.index(flag) + 1]) for flag in _GENERATION_FLAGS if flag in argv[:-1]]
+            connectors = [connector.class_name for connector in process.connectors]
+            found.setdefault(process.role, (argv[:3], flags, connectors, plan.node(process.node).command))
+    return found

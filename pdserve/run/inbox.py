@@ -97,12 +97,18 @@ def request_text(run: RunDir, request: Request) -> str:
 
 
 def ask(
-    run: RunDir, request: Request, *, seconds: float, alive: Callable[[], bool], taken_within: float | None = None
+    run: RunDir,
+    request: Request,
+    *,
+    seconds: float,
+    alive: Callable[[], bool],
+    taken_within: float | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> Reply:
     """Puts a request and waits for the reply. Raises StateError when the launcher dies or does not answer, and
     NotAskedError when the request cannot be written.
 
-    `taken_within`: seconds in which it must have been taken.
+    `taken_within`: seconds in which it must have been taken; `look` is called again and again meanwhile.
     """
     name = f"{time.time():.6f}-{secrets.token_hex(3)}"
     answer = run.inbox / f"{name}.reply"
@@ -122,6 +128,7 @@ def ask(
             return reply
         if not alive() or (taken_within is not None and passed > taken_within and waiting.exists()):
             break
+        look()
         time.sleep(POLL_SECONDS / 2)
     waiting.unlink(missing_ok=True)
     if (reply := _taken(answer)) is not None:  # the last that a launcher does before it ends

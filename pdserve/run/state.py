@@ -81,6 +81,8 @@ class DeploymentState(BaseModel):
     processes: dict[str, ProcessState] = {}
     endpoint: str = ""
     note: str = ""
+    change: str = ""
+    """Of the last `up` on it that changed something: under way, or where it stopped; empty: it is done."""
     started_at: float
     ready_at: float | None = None
     orchestration_seconds: float | None = None

@@ -59,6 +59,8 @@ def head(view: StatusView) -> list[str]:
 def _head(view: StatusView) -> list[str]:
     state = view.state
     lines = [f"{state.name}: {view.phase}" + (f" ({state.note})" if state.note else "")]
+    if state.change:
+        lines.append(f"change: {state.change}" + ("" if state.change == "under way" else "; `pdserve up` goes on"))
     if view.silence is not None:
         lines[0] += f"; it was {state.phase} when its launcher was last heard"
         if view.silence.seconds is not None:

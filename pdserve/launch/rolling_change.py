@@ -1,0 +1,268 @@
+"""The change of a deployment that serves: from the plan that runs to another one, without a failed request.
+
+1. What serves no client itself is started (setup, weights, cache servers), or restarted where its command changed.
+2. New instances are started together, proven, and get requests.
+3. Instances whose command changed are drained, stopped and started anew, one at a time a role.
+4. Instances that the new plan lacks are drained and stopped.
+5. The proxy takes over its new configuration.
+
+At each moment the fleet's plan is what runs (`plan_between`), and it is on disk. The first step that fails ends the
+change: an instance that does not come back by the new plan is started by the old one, everything else stays as it is,
+and the next `up` goes on from there.
+
+Where the new engines cannot exchange KV with those that run, no request may cross: the new ones stay out of routing
+until both roles have some, and take over from the old ones at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import groupby
+
+from pdserve.errors import PdserveError, StartError
+from pdserve.launch.fleet import Fleet
+from pdserve.launch.instance_routing import InstanceRouting
+from pdserve.launch.proxy_restart import roll
+from pdserve.launch.recovery import Recovery
+from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
+from pdserve.run.change import LIVING, Change, can_exchange_kv, plan_between
+
+OTHER_GENERATION = "of another generation"
+"""Reason for holding engines that cannot exchange KV with those that get requests."""
+
+
+class RollingChange:
+    """One change. `run` is called once."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        recovery: Recovery,
+        new: Plan,
+        changes: Change,
+        *,
+        save: Callable[[Plan], None],
+    ) -> None:
+        """`save` writes the plan that runs; it raises StateError without room for it."""
+        self._fleet, self._recovery, self._save = fleet, recovery, save
+        self._instances = InstanceRouting(fleet)
+        self._running, self._new = fleet.plan, new
+        self._starting, self._replaced, self._gone = set(changes.starting), set(changes.replaced), set(changes.gone)
+        self._done: set[str] = set()
+        self._failure: PdserveError | None = None
+
+    async def run(self) -> None:
+        """Returns when the new plan runs. Raises StartError, and StateError when the record cannot be written: the
+        change has stopped, and what served goes on."""
+        await self._start_supporters()
+        added = [name for name in self._leaders(self._new, self._starting - self._replaced) if self._is_engine(name)]
+        replaced = [name for name in self._leaders(self._new, self._replaced) if self._is_engine(name)]
+        if can_exchange_kv(self._running, self._new):
+            await self._each(self._add(name) for name in added)
+            await self._each(self._replace_in_turn(names) for names in self._by_role(replaced))
+        else:
+            await self._change_generation(added, replaced)
+        gone = [name for name in self._leaders(self._running, self._gone) if name in self._fleet.plan.names()]
+        await self._each(self._remove(name) for name in gone if self._running.process(name).is_engine)
+        await self._each(self._remove(name) for name in gone if not self._running.process(name).is_engine)
+        await self._change_proxy()
+        self._take_over(self._new)
+
+    def summary(self) -> str:
+        """What was done so far, for people."""
+        started = [name for name in self._new.names() if name in self._done & (self._starting - self._replaced)]
+        restarted = [name for name in self._new.names() if name in self._done & self._replaced]
+        stopped = [name for name in self._running.names() if name in self._done & self._gone]
+        parts = (("started", started), ("restarted", restarted), ("stopped", stopped))
+        return "; ".join(f"{verb} {', '.join(names)}" for verb, names in parts if names) or "started nothing"
+
+    def left(self) -> list[str]:
+        """Processes that still run as before, and are to be changed by the next `up`."""
+        return sorted((self._starting | self._gone) - self._done)
+
+    # Steps ---------------------------------------------------------------------------------------------------------
+
+    async def _start_supporters(self) -> None:
+        """What engines need: stage after stage, so that what fetches weights is done before what reads them."""
+        supporters = [p for p in self._new.processes if p.name in self._starting and not p.is_engine and not p.is_proxy]
+        for _, stage in groupby(sorted(supporters, key=lambda p: p.start_stage), key=lambda p: p.start_stage):
+            await self._each(self._start_supporter(process) for process in stage)
+
+    async def _start_supporter(self, process: Process) -> None:
+        name = process.name
+        if name not in self._fleet.plan.names() or self._fleet.phase_of(name) not in LIVING:
+            self._adopt(name)
+            await self._start(name)
+        elif process.is_lmcache:
+            self._adopt(name)
+            if not await self._recovery.restart(name):
+                raise StartError(f"{name} did not come back", where=name, todo=f"pdserve logs {name}")
+        else:
+            await self._recovery.replace(name, lambda: self._adopt(name))
+
+    async def _add(self, name: str, *, hold: str | None = None) -> None:
+        """Starts an instance that does not run. `hold`: a reason for which it stays out of routing."""
+        await self._make_room(name)
+        self._adopt(name)
+        if hold is None:
+            self._instances.release(name, OTHER_GENERATION)
+        else:
+            self._instances.hold(name, hold)
+        await self._start(name)
+
+    async def _start(self, name: str) -> None:
+        self._fleet.record("change", name=name, step="start")
+        await self._recovery.start(name)
+
+    async def _replace_in_turn(self, names: Iterable[str]) -> None:
+        for name in names:
+            if self._failure is not None:
+                return
+            await self._replace(name)
+
+    async def _replace(self, name: str) -> None:
+        """Raises what the new one died of, once the old one is back or has failed too."""
+        self._fleet.record("change", name=name, step="replace")
+        await self._make_room(name)
+        try:
+            if self._fleet.phase_of(name) in LIVING:
+                await self._recovery.replace(name, lambda: self._adopt(name))
+            else:
+                self._adopt(name)
+                await self._recovery.start(name)
+        except StartError as failure:
+            self._failure = failure
+            await self._go_back(name, failure)
+            raise
+
+    async def _go_back(self, name: str, failure: StartError) -> None:
+        """Starts an instance by its former command. Raises StartError with both deaths if that fails too."""
+        self._fleet.record("change", name=name, step="back", why=failure.what)
+        self._done -= self._members(name)
+        self._take_over(plan_between(self._running, self._new, self._done))
+        self._instances.release(name, OTHER_GENERATION)
+        try:
+            await self._recovery.start(name)
+        except StartError as again:
+            raise StartError(
+                f"{failure.what}; its former command, to which it was to return, fails too: {again.what}",
+                where=failure.where,
+                cause=failure.cause,
+                todo=failure.todo,
+                evidence=failure.evidence,
+            ) from again
+
+    async def _remove(self, name: str) -> None:
+        self._fleet.record("change", name=name, step="stop")
+        if self._fleet.phase_of(name) not in ("stopped", "pending"):
+            await self._recovery.stop(name)
+        self._adopt(name)
+
+    async def _change_generation(self, added: list[str], replaced: list[str]) -> None:
+        """The first half of each role is started anew beside the other half, takes over, then the second one follows.
+        A role with one instance has no half: its requests wait for the new one (`proxy.on_empty_pool`)."""
+        roles = {self._new.process(name).role for name in (*added, *replaced)}
+        first = list(added)
+        for names in self._by_role(replaced):
+            role = self._new.process(names[0]).role
+            if not any(self._new.process(name).role == role for name in added):
+                first += names[: (len(names) + 1) // 2]
+        second = [name for name in replaced if name not in first]
+        serving = [p.name for p in self._fleet.plan.processes if p.role in roles and p.name not in first]
+        self._fleet.record("change", step="generation", first=first, second=second)
+        await self._each(self._recovery.stop(name) for name in first if name in replaced)
+        try:
+            await self._each(self._add(name, hold=OTHER_GENERATION) for name in first)
+        except StartError as failure:
+            await self._leave_generation(first, replaced, failure)
+            raise
+        for name in serving:
+            if name in self._fleet.plan.names():
+                self._fleet.hold(name, OTHER_GENERATION)
+        for name in first:
+            self._instances.release(name, OTHER_GENERATION)
+        await self._each(self._recovery.stop(name) for name in second)
+        await self._each(self._add(name) for name in second)
+
+    async def _leave_generation(self, first: list[str], replaced: list[str], failure: StartError) -> None:
+        """Stops what was started of the new generation, which cannot serve without the rest."""
+        await self._each(self._recovery.stop(name) for name in first)
+        for name in first:
+            if name not in replaced:
+                self._done -= self._members(name)
+        await self._each(self._go_back(name, failure) for name in first if name in replaced)
+        self._take_over(plan_between(self._running, self._new, self._done))
+
+    async def _change_proxy(self) -> None:
+        """The rolling change of its processes where only its configuration changed; else a restart, in which clients
+        are refused: two programs cannot listen on one port."""
+        if "proxy" not in self._starting:
+            return
+        before, after = self._fleet.plan.process("proxy"), self._new.process("proxy")
+        self._fleet.record("change", name="proxy", step="replace")
+        if after.runs_as(before.model_copy(update={"files": after.files})) and await roll(self._fleet, after):
+            self._adopt("proxy")
+        elif self._fleet.phase_of("proxy") in LIVING:
+            await self._recovery.replace("proxy", lambda: self._adopt("proxy"))
+        else:
+            self._adopt("proxy")
+            await self._recovery.start("proxy")
+
+    # Tools ---------------------------------------------------------------------------------------------------------
+
+    async def _make_room(self, name: str) -> None:
+        """Stops what holds devices or ports that the instance gets: what is gone, or moves itself."""
+        wanted = [process for process in self._new.processes if process.name in self._members(name)]
+        for holder in self._leaders(self._fleet.plan, set(self._fleet.plan.names()) - self._members(name)):
+            held = self._fleet.plan.instance_of(holder)
+            if not any(_collide(one, other) for one in wanted for other in held):
+                continue
+            if holder in self._gone:
+                await self._remove(holder)
+            elif self._fleet.phase_of(holder) in LIVING:
+                await self._recovery.stop(holder)
+
+    def _adopt(self, name: str) -> None:
+        """Takes over the new plan for one instance."""
+        self._done |= self._members(name)
+        self._take_over(plan_between(self._running, self._new, self._done))
+
+    def _take_over(self, plan: Plan) -> None:
+        self._save(plan)
+        self._fleet.adopt(plan)
+
+    def _members(self, name: str) -> set[str]:
+        """The processes of an instance in both plans."""
+        plans = [plan for plan in (self._running, self._new) if name in plan.names()]
+        return {process.name for plan in plans for process in plan.instance_of(name)}
+
+    def _is_engine(self, name: str) -> bool:
+        return self._new.process(name).is_engine
+
+    @staticmethod
+    def _leaders(plan: Plan, names: Iterable[str]) -> list[str]:
+        """Who stands for the instances of these processes, in the order of the plan."""
+        wanted = set(names)
+        return list(dict.fromkeys(plan.instance_of(name)[0].name for name in plan.names() if name in wanted))
+
+    def _by_role(self, names: Iterable[str]) -> list[list[str]]:
+        roles: dict[str, list[str]] = {}
+        for name in names:
+            roles.setdefault(self._new.process(name).role, []).append(name)
+        return list(roles.values())
+
+    async def _each(self, steps: Iterable[Awaitable[None]]) -> None:
+        """Takes steps side by side, each to its end. Raises the first failure, after which no other step begins."""
+        results = await asyncio.gather(*steps, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                self._failure = self._failure or (result if isinstance(result, PdserveError) else None)
+                raise result
+
+
+def _collide(one: Process, other: Process) -> bool:
+    """Whether two processes of a node want a device or a port of each other."""
+    devices = set(one.devices) & set(other.devices)
+    return one.node == other.node and bool(devices or set(one.ports.values()) & set(other.ports.values()))

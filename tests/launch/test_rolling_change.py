@@ -1,0 +1,170 @@
+"""`up` with a changed recipe: in which order engines stop, start and get requests, and what stands after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.errors import StartError
+from pdserve.plan.model import Plan
+from pdserve.reach.protocol import Answered
+from pdserve.run.inbox import Apply, Restart
+from tests.launch.played import Played, adapted, played
+from tests.plan import kit
+
+pytestmark = pytest.mark.usefixtures("pdserve_home")
+
+ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+
+
+def two_of_each(**arguments: Any) -> Plan:
+    """2P2D; `arguments` of all engines."""
+    args = {name.replace("_", "-"): value for name, value in arguments.items()}
+    roles = {"prefill": {"instances": 2}, "decode": {"instances": 2}}
+    return adapted(kit.plan(kit.recipe(roles, {"engine": {"args": args}})))
+
+
+def up(to: Plan) -> Apply:
+    return Apply(plan=to, recipe="name: another", replace=True)
+
+
+def flag_of(plan: Plan, name: str, flag: str) -> str | None:
+    argv = plan.process(name).argv
+    return argv[argv.index(flag) + 1] if flag in argv else None
+
+
+def routed(deployment: Played) -> list[dict[str, str]]:
+    """What the proxy was told of each worker, after each of its changes."""
+    states: dict[str, str] = {}
+    seen = []
+    for event in deployment.events:
+        if event["event"] == "route":
+            states[event["name"]] = event["routing"]
+            seen.append(dict(states))
+    return seen
+
+
+def serving(states: dict[str, str], role: str) -> int:
+    return sum(state == "ready" for name, state in states.items() if name.startswith(role))
+
+
+def test_engines_are_replaced_one_at_a_time_a_role(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, two_of_each()) as deployment:
+            await deployment.serving()
+            deployment.events.clear()
+            reply = await deployment.ask(up(two_of_each(max_num_seqs=7)))
+            assert reply.message == f"restarted {', '.join(ENGINES)}; ready"
+            drained = [states for states in routed(deployment) if set(states) >= set(ENGINES)]
+            assert all(serving(states, role) for states in drained for role in ("prefill", "decode"))
+            for name in ENGINES:
+                assert [verb for verb, whose in deployment.orders if whose == name] == ["stop", "start"]
+                assert flag_of(deployment.run_dir.read_plan(), name, "--max-num-seqs") == "7"
+            assert not deployment.state.change
+
+    asyncio.run(scenario())
+
+
+def test_one_that_fails_returns_to_its_former_command_and_the_next_up_goes_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, two_of_each()) as deployment:
+            await deployment.serving()
+            new = two_of_each(max_num_seqs=7)
+            deployment.held.add(("start", "decode-0"))
+            reply = deployment.ask(up(new))
+            await deployment.until(lambda: ("start", "decode-0") in deployment.orders)
+            deployment.held.clear()
+            deployment.dies("decode-0")
+            failed = await reply
+            assert failed.exit_code == StartError.exit_code
+            assert "decode-0@localhost" in failed.message
+            assert deployment.phases() == {"ready"}
+            stands = deployment.run_dir.read_plan()
+            assert [flag_of(stands, name, "--max-num-seqs") for name in ("decode-0", "decode-1")] == [None, None]
+            assert "decode-0" in deployment.state.change
+            assert (await deployment.ask(up(new))).exit_code == 0
+            assert all(flag_of(deployment.run_dir.read_plan(), name, "--max-num-seqs") == "7" for name in ENGINES)
+
+    asyncio.run(scenario())
+
+
+def test_engines_that_cannot_exchange_kv_never_get_requests_together(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, two_of_each()) as deployment:
+            await deployment.serving()
+            deployment.events.clear()
+            reply = await deployment.ask(up(two_of_each(block_size=64)))
+            assert reply.message == f"restarted {', '.join(ENGINES)}; ready"
+            first, second = ("prefill-0", "decode-0"), ("prefill-1", "decode-1")
+            starts = [name for verb, name in deployment.orders if verb == "start"]
+            assert set(starts[:2]) == set(first)
+            new: set[str] = set()
+            states = dict.fromkeys(ENGINES, "ready")
+            for event in deployment.events:
+                if event["event"] == "start":
+                    new.add(event["name"])
+                if event["event"] == "route":
+                    states[event["name"]] = event["routing"]
+                    ready = {name for name, state in states.items() if state == "ready"}
+                    assert not (ready & new and ready - new), f"{ready} get requests, {new} are new"
+            assert new == set(first + second)
+
+    asyncio.run(scenario())
+
+
+def test_a_generation_that_fails_leaves_the_former_one_serving(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, two_of_each()) as deployment:
+            await deployment.serving()
+            deployment.held.add(("start", "decode-0"))
+            reply = deployment.ask(up(two_of_each(block_size=64)))
+            await deployment.until(lambda: ("start", "decode-0") in deployment.orders)
+            deployment.held.clear()
+            deployment.dies("decode-0")
+            assert (await reply).exit_code == StartError.exit_code
+            assert deployment.phases() == {"ready"}
+            stands = deployment.run_dir.read_plan()
+            assert {flag_of(stands, name, "--block-size") for name in ENGINES} == {None}
+
+    asyncio.run(scenario())
+
+
+def test_what_goes_is_drained_before_it_is_stopped(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, two_of_each()) as deployment:
+            await deployment.serving()
+            deployment.events.clear()
+            busy = '{"workers": [{"name": "decode-1", "in_flight": 1}]}'
+            deployment.answers["/workers"] = Answered(id=0, status=200, body=busy)
+            deployment.asked.clear()
+            reply = deployment.ask(up(adapted(kit.plan(kit.recipe({"prefill": {"instances": 2}})))))
+            await deployment.until(lambda: any("/workers" in url for url in deployment.asked))
+            assert routed(deployment)[-1] == {"decode-1": "draining"}
+            assert not deployment.orders
+            deployment.answers.clear()
+            assert (await reply).exit_code == 0
+            assert ("stop", "decode-1") in deployment.orders
+            assert "decode-1" not in deployment.state.processes
+
+    asyncio.run(scenario())
+
+
+def test_changes_and_restarts_wait_for_each_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, two_of_each()) as deployment:
+            await deployment.serving()
+            deployment.held.add(("stop", "prefill-0"))
+            change = deployment.ask(up(two_of_each(max_num_seqs=7)))
+            await deployment.until(lambda: ("stop", "prefill-0") in deployment.orders)
+            restart = deployment.ask(Restart(name="decode-1"))
+            await deployment.looks()
+            assert not restart.done()
+            deployment.obey("stop", "prefill-0")
+            assert (await change).exit_code == 0
+            assert (await restart).exit_code == 0
+            assert [verb for verb, name in deployment.orders if name == "decode-1"].count("start") == 2
+
+    asyncio.run(scenario())
