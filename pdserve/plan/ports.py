@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from pdserve.errors import RecipeError
@@ -27,7 +27,7 @@ from pdserve.plan.running import NOTHING, Running
 from pdserve.recipe.connectors.base import ConnectorPort
 from pdserve.recipe.connectors.registry import SECTIONS
 from pdserve.recipe.model import Recipe
-from pdserve.roles import EngineRole
+from pdserve.roles import ENGINE_ROLES, ProcessRole, is_engine
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,11 @@ class Need:
 
     node: str
     process: str
+    role: ProcessRole = field(kw_only=True)
     key: str
     count: int = 1
     port: int | None = None
     """The first one; None: the next that is free from the recipe's on."""
-    role: EngineRole | None = None
-    """Of an engine."""
 
     @property
     def purpose(self) -> str:
@@ -113,7 +112,7 @@ class AssignedPorts:
         kept = {need: taken for need in needs if len(taken := _kept(recipe, need, running)) == need.count}
         series: dict[tuple[str, str], _Series] = {}
         for need in needs:
-            series.setdefault((need.node, need.key), _Series(recipe)).add(need, kept.get(need))
+            series.setdefault((need.node, need.key), _Series(recipe)).add(need, running)
         per_node: dict[str, list[tuple[range, Need]]] = defaultdict(list)
         for need in needs:
             taken = kept[need] if need in kept else series[need.node, need.key].next_of(need)
@@ -160,19 +159,23 @@ class _Series:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._size = 0
-        self._blocks: dict[EngineRole | None, int] = {}
+        self._blocks: dict[ProcessRole, int] = {}
         """Role -> the blocks that were looked at for it."""
-        self._kept: list[range] = []
+        self._held: dict[str, range] = {}
+        """By processes that run, also by those that go: others may be started before they have gone."""
 
-    def add(self, need: Need, kept: range | None) -> None:
+    def add(self, need: Need, running: Running) -> None:
         """All needs are added before the first is given its ports."""
         self._size = max(self._size, need.count)
-        self._blocks.setdefault(need.role, 0)
-        if kept is not None:
-            self._kept.append(kept)
+        if need.role in self._blocks:
+            return
+        self._blocks[need.role] = 0
+        if not running.moves(need.key, self._recipe.ports):
+            for role in ENGINE_ROLES if is_engine(need.role) else (need.role,):
+                self._held |= running.ports(role, need.node, need.purpose)
 
     def next_of(self, need: Need) -> range:
-        """The next block of its role in which no process keeps a port."""
+        """The next block of its role in which no other process has a port."""
         if need.port is not None:
             return range(need.port, need.port + need.count)
         turn = list(self._blocks).index(need.role)
@@ -181,14 +184,14 @@ class _Series:
             self._blocks[need.role] += 1
             first = getattr(self._recipe.ports, need.key) + block * self._size
             taken = range(first, first + need.count)
-            if not any(_overlap(taken, kept) for kept in self._kept):
+            if not any(_overlap(taken, held) for name, held in self._held.items() if name != need.process):
                 return taken
 
 
 def _kept(recipe: Recipe, need: Need, running: Running) -> range:
-    if need.port is not None:
+    if need.port is not None or running.moves(need.key, recipe.ports):
         return range(0)
-    return running.ports(need.process, need.node, need.purpose, need.key, recipe.ports)
+    return running.ports(need.role, need.node, need.purpose).get(need.process, range(0))
 
 
 def _overlap(a: range, b: range) -> bool:

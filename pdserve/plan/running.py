@@ -35,26 +35,35 @@ class Running:
         """The processes of an instance in the order of their ranks; (): there is none of that name."""
         return tuple(self._instances.get(name, ()))
 
+    @property
+    def engines(self) -> tuple[Process, ...]:
+        """The processes of all instances."""
+        return tuple(process for processes in self._instances.values() for process in processes)
+
     def of_role(self, role: ProcessRole) -> tuple[Process, ...]:
         """The processes of a role, in plan order."""
         return tuple(process for process in self._processes.values() if process.role == role)
 
-    def ports(self, name: str, node: str, purpose: str, key: str, ports: Ports) -> range:
-        """The ports of a purpose that a process has on this node; empty if it has none. `key`: the field of `ports`
-        that the recipe sets their first number by."""
-        process = self._processes.get(name)
-        moved = self._ports is not None and getattr(self._ports, key, None) != getattr(ports, key, None)
-        if process is None or process.node != node or moved:
-            return range(0)
-        if (chosen := process.port_ranges.get(purpose)) is not None:
-            return range(chosen.first, chosen.last + 1)
-        first = process.ports.get(purpose)
-        if first is None:
-            return range(0)
-        count = 1
-        while process.ports.get(f"{purpose}-{count}") == first + count:
-            count += 1
-        return range(first, first + count)
+    def moves(self, key: str, ports: Ports) -> bool:
+        """Whether a recipe with these `ports` numbers those of `key` otherwise."""
+        return self._ports is not None and getattr(self._ports, key, None) != getattr(ports, key, None)
+
+    def ports(self, role: ProcessRole, node: str, purpose: str) -> dict[str, range]:
+        """Name -> ports of that purpose, of the processes of a role on a node."""
+        there = (process for process in self.of_role(role) if process.node == node)
+        return {process.name: ports for process in there if (ports := _ports_of(process, purpose))}
+
+
+def _ports_of(process: Process, purpose: str) -> range:
+    if (chosen := process.port_ranges.get(purpose)) is not None:
+        return range(chosen.first, chosen.last + 1)
+    first = process.ports.get(purpose)
+    if first is None:
+        return range(0)
+    count = 1
+    while process.ports.get(f"{purpose}-{count}") == first + count:
+        count += 1
+    return range(first, first + count)
 
 
 NOTHING = Running()

@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.launch.deployment import Deployment, pdserve, recipe, up
+
+pytestmark = pytest.mark.process
 
 
 def shown(verb: str, file: Path, *words: str) -> dict[str, Any]:

@@ -131,6 +131,26 @@ def test_devices_that_the_recipe_names_count_more_than_those_that_are_held() -> 
     assert "pdserve down test" in caught.value.todo
 
 
+def test_what_comes_takes_nothing_of_what_goes_while_there_is_room_elsewhere() -> None:
+    """It is started first. On full nodes it has to wait for its place."""
+    before, after = on_nixl(2, 1), on_nixl(1, 2)
+    for devices, place in ((4, 3), (3, 1)):
+        running = plan(before, *hosts(devices))
+        assert places(next_plan(running, before, after))["decode-1"] == ("host0", (place,))
+    wider = on_nixl(1, 2, {"decode": {"parallel": {"tp": 2}}})
+    running = plan(after, *hosts(6))
+    assert [places(next_plan(running, after, wider))[f"decode-{i}"][1] for i in (0, 1)] == [(1, 3), (2, 4)]
+
+
+def test_what_comes_waits_for_what_goes_where_only_that_has_room() -> None:
+    """prefill-3 alone could have been placed apart; decode-0, which becomes wider, then nowhere."""
+    before = on_nixl(3, 1)
+    running = plan(before, *hosts(2, 2, 2))
+    new = next_plan(running, before, on_nixl(4, 1, {"decode": {"parallel": {"tp": 2}}}))
+    assert places(new) == {**places(running), "prefill-3": ("host1", (1,)), "decode-0": ("host2", (0, 1))}
+    assert new.process("prefill-3").ports["nixl"] not in (5600, running.process("decode-0").ports["nixl"])
+
+
 def test_a_device_that_the_node_no_longer_offers_is_left() -> None:
     before = on_nixl(1, 1)
     running = plan(before, *hosts(4))

@@ -76,7 +76,8 @@ class CacheServer:
         return tuple(sorted(used))
 
     def needs(self) -> tuple[Need, ...]:
-        return (Need(self.node.name, self.name, "lmcache"), Need(self.node.name, self.name, "lmcache_http"))
+        keys = ("lmcache", "lmcache_http")
+        return tuple(Need(self.node.name, self.name, key, role="lmcache") for key in keys)
 
 
 def servers_for(recipe: Recipe, attaching: Sequence[Instance], running: Running = NOTHING) -> tuple[CacheServer, ...]:

@@ -4,7 +4,7 @@ deployment that runs, its instances keep their places, and new ones take what is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.errors import PreflightError, RecipeError
@@ -138,6 +138,18 @@ def _too_many(devices: int, where: str) -> RecipeError:
 
 
 def _try(recipe: Recipe, nodes: Sequence[Node], running: Running = NOTHING) -> tuple[Instance, ...] | _NoRoom:
+    """Beside what runs first apart from what goes, then as close as it must be."""
+    placed = _place_all(recipe, nodes, running, apart=bool(running))
+    if running and isinstance(placed, _NoRoom):
+        return _place_all(recipe, nodes, running, apart=False)
+    return placed
+
+
+def _place_all(
+    recipe: Recipe, nodes: Sequence[Node], running: Running, *, apart: bool
+) -> tuple[Instance, ...] | _NoRoom:
+    """`apart`: an instance takes nothing that another one has until it goes, as long as there are other devices: it can
+    then be started before."""
     free = {node.name: list(node.devices) for node in nodes}
     hosted: Counter[str] = Counter()  # instances on each node
     wanted = [(name, index, role) for name, role in recipe.roles() for index in range(role.instances)]
@@ -147,6 +159,7 @@ def _try(recipe: Recipe, nodes: Sequence[Node], running: Running = NOTHING) -> t
         if shares and all(set(share.devices) <= set(free[share.node.name]) for share in shares):
             places[name, index] = shares
             _occupy(free, hosted, shares)
+    held = _held(running, [f"{name}-{index}" for name, index in places]) if apart else {}
     for name, index, role in wanted:
         if (name, index) in places:
             continue
@@ -154,7 +167,9 @@ def _try(recipe: Recipe, nodes: Sequence[Node], running: Running = NOTHING) -> t
         if recipe.platform == "cpu":
             shares = _least_used(nodes, hosted, size // spans, spans)
         else:
-            shares = _first_with_room(nodes, free, size // spans, spans, ids)
+            idle = _without(free, held, f"{name}-{index}") if held else free
+            shares = _first_with_room(nodes, idle, size // spans, spans, ids)
+            shares = shares or _first_with_room(nodes, free, size // spans, spans, ids)
         if len(shares) < spans:
             left = max((len(devices) for devices in free.values()), default=0)
             return _NoRoom(f"{name}-{index}", size // spans, spans, left, ids)
@@ -186,6 +201,21 @@ def _kept(
     if not same_shape or not as_named or not set(used) <= there.keys():
         return ()
     return tuple(Share(there[process.node], process.devices, each) for process in processes)
+
+
+def _held(running: Running, kept: Collection[str]) -> dict[tuple[str, int], str]:
+    """Node and device -> the instance that has it until it goes, or is placed anew."""
+    return {
+        (process.node, device): process.instance
+        for process in running.engines
+        if process.instance is not None and process.instance not in kept
+        for device in process.devices
+    }
+
+
+def _without(free: Mapping[str, list[int]], held: Mapping[tuple[str, int], str], name: str) -> dict[str, list[int]]:
+    """`free` without what others than the instance of that name hold."""
+    return {node: [device for device in left if held.get((node, device), name) == name] for node, left in free.items()}
 
 
 def _occupy(free: dict[str, list[int]], hosted: Counter[str], shares: Sequence[Share]) -> None:
