@@ -7,22 +7,27 @@ from pathlib import Path
 
 import typer
 
+from pdserve.cli.shown_plan import show_plan
 from pdserve.operations.plan_recipe import batch_script, load, plan_for, recipe_words
-from pdserve.operations.shown_agents import with_shown_agents
-from pdserve.plan.render.bash import render_shell
+from pdserve.operations.shown.agents import with_shown_agents
+from pdserve.operations.shown.change import change_on_paper
 
 
 def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, as_json: bool, slurm: bool) -> None:
-    """Prints the plan for nodes of the recipe's own kind."""
+    """Prints the plan for nodes of the recipe's own kind; beside a deployment that runs, the one that it would get. A
+    batch script is for another deployment anyway."""
     if as_json and slurm:
         raise typer.BadParameter("--slurm is a script and --json the plan: give one of them")
-    planned = plan_for(load(recipe, set_, unset), None, run_dir=f"run-{recipe.stem}", run_id="rendered")
-    if not slurm:
-        planned = with_shown_agents(planned)
-    for warning in dict.fromkeys([*planned.loaded.warnings, *planned.plan.warnings]):
-        typer.echo(f"warning: {warning}", err=True)
-    if as_json:
-        typer.echo(planned.plan.model_dump_json(indent=2))
+    loaded = load(recipe, set_, unset)
+    changed = None if slurm else change_on_paper(loaded)
+    if changed is not None:
+        plan, change = changed
     else:
-        words = recipe_words(recipe, set_, unset)
-        typer.echo(batch_script(planned, words) if slurm else render_shell(planned.plan), nl=False)
+        planned, change = plan_for(loaded, None, run_dir=f"run-{recipe.stem}", run_id="rendered"), None
+        plan = planned.plan if slurm else with_shown_agents(planned).plan
+    for warning in dict.fromkeys([*loaded.warnings, *plan.warnings]):
+        typer.echo(f"warning: {warning}", err=True)
+    if slurm:
+        typer.echo(batch_script(planned, recipe_words(recipe, set_, unset)), nl=False)
+    else:
+        show_plan(plan, change, as_json=as_json)

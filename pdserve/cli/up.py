@@ -10,10 +10,11 @@ import typer
 
 from pdserve.cli.console import Console
 from pdserve.cli.options import check_place_options
+from pdserve.cli.shown_plan import show_plan
 from pdserve.operations.plan_recipe import load, recipe_words
+from pdserve.operations.shown.change import change_there
 from pdserve.operations.up import UpOptions, dry_run, recorded_recipe, up
 from pdserve.operations.where import where
-from pdserve.plan.render.bash import render_shell
 from pdserve.printable import printable
 from pdserve.run.directory import home
 
@@ -25,16 +26,20 @@ def run(
     options: UpOptions,
     *,
     dry: bool,
+    as_json: bool,
     cluster: Path | None,
     this_machine: bool,
 ) -> None:
     """Raises what `operations.up` does."""
     check_place_options(cluster, this_machine=this_machine)
+    if as_json and not dry:
+        raise typer.BadParameter("--json belongs to --dry-run")
     loaded = load(recipe or recorded_recipe(home(os.environ)), set_, unset)
     words = recipe_words(loaded.path, set_, unset)
     there = where(loaded, cluster, this_machine=this_machine, words=words)
     if dry:
-        typer.echo(render_shell(dry_run(loaded, there, _progress).plan), nl=False)
+        plan, change = change_there(loaded, there, _progress) or (dry_run(loaded, there, _progress).plan, None)
+        show_plan(plan, change, as_json=as_json, replace=options.replace)
         return
     up(loaded, there, Console(), options)
 

@@ -13,11 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic_core import from_json
-
 from pdserve.doctor.records import Failure, LiveFigures, ProcessLog, RunRecords
 from pdserve.errors import NotOursError, PdserveError, RecipeError, StateError
-from pdserve.installed.versions import PACKAGES, Versions
 from pdserve.logs.lines import end_of, plain, read_from, split
 from pdserve.observe.engine_metrics import view_client
 from pdserve.observe.proxy_metrics import ProxySnapshot, proxy_snapshot
@@ -82,7 +79,7 @@ def read_run(run: RunDir) -> RunRecords:
         alive=alive,
         state=state,
         plan=plan,
-        versions=_versions(run),
+        versions=run.read_versions(),
         recipe=_recipe(run),
         failure=_failure(run),
         events=tuple(events),
@@ -144,16 +141,6 @@ def _record(read: Callable[[], RecordT], unread: list[str], file: Path) -> Recor
 
 def _text(file: Path) -> str:
     return (read_from(file, 0, _SMALL_FILE) or b"").decode(errors="replace")
-
-
-def _versions(run: RunDir) -> Versions:
-    try:
-        document = from_json(_text(run.versions))
-    except ValueError:
-        return Versions()
-    if not isinstance(document, dict):
-        return Versions()
-    return Versions.model_validate({name: text for name in PACKAGES if isinstance(text := document.get(name), str)})
 
 
 def _recipe(run: RunDir) -> Mapping[str, Any]:

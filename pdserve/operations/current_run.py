@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from pdserve.errors import StateError
+from pdserve.errors import RecipeError, StateError
 from pdserve.plan.model import Plan
+from pdserve.plan.running import Running
+from pdserve.recipe.load.loader import load_recipe
 from pdserve.run.directory import RunDir, find, lives
 
 
@@ -25,3 +28,12 @@ def last_run(root: Path, name: str) -> tuple[RunDir, Plan] | None:
         return run, run.read_plan()
     except StateError:
         return None
+
+
+def places(run: RunDir) -> Running:
+    """Where the processes of a run are, for a plan that leaves them there. Raises StateError and NotOursError."""
+    plan = run.read_plan()
+    try:
+        return Running(plan, load_recipe(run.recipe, environ=os.environ).recipe.ports)
+    except RecipeError:  # of another version, or not there
+        return Running(plan)

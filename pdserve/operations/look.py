@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
 from pdserve.launch.failure_report import report as failure_report
+from pdserve.operations.current_run import places
 from pdserve.operations.images import image_store, provide
 from pdserve.operations.interpreters import as_running
 from pdserve.operations.plan_recipe import Planned, located, plan_for
 from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.plan.nodes.node import Node
+from pdserve.plan.running import NOTHING
 from pdserve.preflight.engine_packages import check_installed
 from pdserve.preflight.fabric.paths import Wish
 from pdserve.preflight.facts import gather
@@ -90,26 +92,33 @@ def look_once(loaded: LoadedRecipe, machines: Candidates | None, report: Report,
         discard(run)
 
 
+def plan_beside(loaded: LoadedRecipe, run: RunDir) -> tuple[Planned, tuple[str, ...]]:
+    """The plan for a deployment that runs on this machine, and notes as in `Looked`."""
+    node = local_node(loaded.recipe.platform)
+    planned = plan_for(loaded, [node], run_dir=str(run.path), run_id=run.run_id, running=places(run))
+    return _fitted(planned, run)
+
+
 def _look_here(loaded: LoadedRecipe, run: RunDir | None, *, running: bool) -> Looked:
     """`run` None: the plan names placeholders in its place."""
-    node = local_node(loaded.recipe.platform)
+    if run is not None and running:
+        planned, notes = plan_beside(loaded, run)
+        (node,) = planned.plan.nodes
+        changes = recorded_change(run, planned.plan)
+        findings = _check_here(
+            planned,
+            starting=changes.starting,
+            held_by_us=changes.ports[node.name],
+            gives_back=given_back(run.read_plan(), node.name, changes.replaced),
+        )
+        return Looked(planned, findings, notes=notes)
     planned = plan_for(
         loaded,
-        [node],
+        [local_node(loaded.recipe.platform)],
         run_dir="RUN_DIR" if run is None else str(run.path),
         run_id="RUN_ID" if run is None else run.run_id,
     )
-    if run is None or not running:
-        return Looked(planned, _check_here(planned))
-    planned, notes = _fitted(planned, run)
-    changes = recorded_change(run, planned.plan)
-    findings = _check_here(
-        planned,
-        starting=changes.starting,
-        held_by_us=changes.ports[node.name],
-        gives_back=given_back(run.read_plan(), node.name, changes.replaced),
-    )
-    return Looked(planned, findings, notes=notes)
+    return Looked(planned, _check_here(planned))
 
 
 def _look_there(
@@ -129,7 +138,14 @@ def _look_there(
 
     def plan(nodes: Sequence[Node], versions: Versions) -> Plan:
         nonlocal planned, notes
-        planned = plan_for(loaded, nodes, run_dir=str(run.path), run_id=run.run_id, versions=versions)
+        planned = plan_for(
+            loaded,
+            nodes,
+            run_dir=str(run.path),
+            run_id=run.run_id,
+            versions=versions,
+            running=places(run) if running else NOTHING,
+        )
         if running:
             planned, notes = _fitted(planned, run)
         return planned.plan

@@ -19,6 +19,7 @@ from pdserve.plan.model import Plan, Versions
 from pdserve.plan.nodes.node import Node
 from pdserve.plan.render.job_time import check_time
 from pdserve.plan.render.sbatch import render_sbatch, signal_seconds
+from pdserve.plan.running import NOTHING, Running
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.reach.cluster_file import LoadedCluster
 from pdserve.recipe import effective
@@ -51,9 +52,10 @@ def plan_for(
     run_id: str,
     versions: Versions | None = None,
     online: bool = False,
+    running: Running = NOTHING,
 ) -> Planned:
     """Plans for `nodes`, or for hypothetical ones of the recipe's own kind. `versions`: what is installed on the nodes;
-    None: they are this machine, or like it. `online`: as `model_config` has it."""
+    None: they are this machine, or like it. `online`: as `model_config` has it; `running`: as `build_plan`."""
     recipe = loaded.recipe
     # Of hypothetical nodes; others name their interpreter themselves.
     inside = recipe.container if nodes is None else None
@@ -72,6 +74,7 @@ def plan_for(
             recipe_dir=str(loaded.path.parent.absolute()),
             recipe_file=str(loaded.path),
             model_config=config,
+            running=running,
         )
     return Planned(plan, loaded, versions, config)
 

@@ -21,7 +21,7 @@ from pdserve.operations.launcher_process import end_launcher, follow, run_here, 
 from pdserve.operations.look import Looked, look, look_once
 from pdserve.operations.plan_recipe import Planned, plan_for
 from pdserve.operations.progress import VerbProgress
-from pdserve.operations.shown_agents import shown_nodes
+from pdserve.operations.shown.agents import shown_nodes
 from pdserve.operations.where import Where
 from pdserve.plan.model import Plan
 from pdserve.preflight import resolve_secrets
@@ -70,10 +70,7 @@ def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOption
     if (run := running(root, name)) is not None:
         if options.command is not None:
             raise _runs_already(run, name)
-        names = [local_node(loaded.recipe.platform).name]
-        if there.machines is not None:
-            names = [machine.name for machine in there.machines.machines]
-        check_place(run, names, job=there.job)
+        check_place(run, there.names(loaded.recipe.platform), job=there.job)
         seen = look(loaded, there.machines, run, report=show.note, running=True)
         for line in seen.notes:
             show.result(line)

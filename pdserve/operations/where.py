@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.operations.plan_recipe import located
+from pdserve.plan.engines.devices import Platform
 from pdserve.plan.nodes.allocation import check_allocation
 from pdserve.reach.candidates import Candidates, of_cluster, of_job, of_this_machine
 from pdserve.reach.cluster_file import load_cluster
 from pdserve.recipe.load.loader import LoadedRecipe
+from pdserve.system.host import local_node
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,12 @@ class Where:
     def job(self) -> str | None:
         """The Slurm job whose nodes these are."""
         return None if self.machines is None else self.machines.job
+
+    def names(self, platform: Platform) -> list[str]:
+        """Of the machines."""
+        if self.machines is None:
+            return [local_node(platform).name]
+        return [machine.name for machine in self.machines.machines]
 
 
 def where(loaded: LoadedRecipe, cluster: Path | None, *, this_machine: bool, words: Sequence[str]) -> Where:

@@ -28,6 +28,7 @@ from pdserve.plan.ports import AssignedPorts
 from pdserve.plan.process import Process
 from pdserve.plan.proxy import exposure, pdserve_proxy, reached, vllm_router
 from pdserve.plan.recipe_use import use_of
+from pdserve.plan.running import NOTHING, Running
 from pdserve.plan.setup import setup_processes
 from pdserve.plan.weights import weights_processes
 from pdserve.recipe import effective
@@ -52,10 +53,12 @@ def build_plan(
     recipe_dir: str = ".",
     recipe_file: str = "RECIPE",
     model_config: Mapping[str, Any] | None = None,
+    running: Running = NOTHING,
 ) -> Plan:
     """The whole deployment as data. `recipe_dir` is what model.path is relative to; `recipe_file` is quoted in advice.
     `python` runs what is on a node that names no interpreter of its own; engine.python wins for all but the proxy.
-    `model_config`: the content of the model's config.json; None where it is not at hand.
+    `model_config`: the content of the model's config.json; None where it is not at hand. `running`: the deployment that
+    gets this plan; what it has already stays where it is.
 
     Raises RecipeError for what cannot work anywhere, PreflightError for what does not fit these nodes or versions.
     """
@@ -66,13 +69,13 @@ def build_plan(
         *_check_versions(recipe, versions),
         *hybrid.check(recipe, model_config, versions),
     ]
-    instances = placement.place(recipe, nodes, recipe_file=recipe_file)
+    instances = placement.place(recipe, nodes, running=running, recipe_file=recipe_file)
     connectors: dict[EngineRole, AnyConnector | None] = {
         name: connector for name, _, connector in effective.roles(recipe)
     }
     protocol = kv_transfer.proxy_protocol(recipe)
     router = recipe.proxy.kind == "vllm-router"
-    servers = servers_for(recipe, [i for i in instances if attaches_lmcache(connectors[i.role_name])])
+    servers = servers_for(recipe, [i for i in instances if attaches_lmcache(connectors[i.role_name])], running)
     ports = AssignedPorts(
         recipe,
         [
@@ -82,6 +85,7 @@ def build_plan(
             *pdserve_proxy.port_needs(recipe, nodes[0]),
             *([vllm_router.metrics_need(nodes[0])] if router else []),
         ],
+        running,
     )
     path = recipe.model.path
     folder = None if path is None else posixpath.normpath(posixpath.join(recipe_dir, path))
@@ -103,8 +107,8 @@ def build_plan(
         nodes=tuple(nodes),
         processes=_with_logs(
             recipe.logs,
-            *setup_processes(recipe, instances, hosts=hosts),
-            *weights_processes(recipe, instances, run_dir=run_dir, pythons=pythons, hosts=hosts),
+            *setup_processes(recipe, instances, hosts=hosts, running=running),
+            *weights_processes(recipe, instances, run_dir=run_dir, pythons=pythons, hosts=hosts, running=running),
             *(
                 server_process(
                     recipe,

@@ -51,8 +51,8 @@ class StoreClient:
 def master_needs(recipe: Recipe, node: Node) -> Iterator[Need]:
     """The ports of the master, which is on `node`."""
     if recipe.mooncake_store is not None:
-        yield Need(node.name, NAME, _RPC)
-        yield Need(node.name, NAME, _HTTP)
+        yield Need(node.name, NAME, _RPC, role="mooncake-master")
+        yield Need(node.name, NAME, _HTTP, role="mooncake-master")
 
 
 def master_processes(recipe: Recipe, node: Node, ports: AssignedPorts, *, python: str) -> Iterator[Process]:

@@ -1,5 +1,8 @@
 """Every port of a deployment, in one table, and the check that no two processes of a node get the same one.
 
+A process that runs keeps its ports. Another one gets the next of its kind on its node. Where prefill and decode share a
+kind there, they take turns in it, so that one more instance of a role moves no port of the other.
+
 What cannot be pinned, and what is known of it (mooncake-transfer-engine 0.3.13, vLLM 0.32, measured):
 
 * Mooncake's transfer engine takes one port for its handshake RPC and, over TCP, one for data, for each engine worker,
@@ -14,15 +17,17 @@ What cannot be pinned, and what is known of it (mooncake-transfer-engine 0.3.13,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from pdserve.errors import RecipeError
 from pdserve.plan.process import PortRange
+from pdserve.plan.running import NOTHING, Running
 from pdserve.recipe.connectors.base import ConnectorPort
 from pdserve.recipe.connectors.registry import SECTIONS
 from pdserve.recipe.model import Recipe
+from pdserve.roles import ENGINE_ROLES, ProcessRole, is_engine
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,8 @@ TABLE: dict[str, Row] = {
     # Rendezvous, and with dp > 1 the RPC of its engines.
     "dp_master": Row("dp_master", "leader of an instance of several processes", "1 or 2", "the others"),
 }
-"""Recipe key under `ports` -> what takes its ports. The first process of a node gets the port of the recipe, each
-further one what follows."""
+"""Recipe key under `ports` -> what takes its ports. The first process of a node gets the port of the recipe, further
+ones what follows."""
 
 
 SET_ELSEWHERE: dict[str, Row] = {
@@ -77,6 +82,7 @@ class Need:
 
     node: str
     process: str
+    role: ProcessRole = field(kw_only=True)
     key: str
     count: int = 1
     port: int | None = None
@@ -99,16 +105,17 @@ class Need:
 class AssignedPorts:
     """The ports of every process, and which recipe key each came from."""
 
-    def __init__(self, recipe: Recipe, needs: Iterable[Need]) -> None:
+    def __init__(self, recipe: Recipe, needs: Sequence[Need], running: Running = NOTHING) -> None:
         """Raises RecipeError when two processes of a node get the same port, or one is past 65535."""
         self._ranges: dict[tuple[str, str], range] = {}
-        self._chosen: set[tuple[str, str]] = set()
-        next_free: dict[tuple[str, str], int] = {}
+        self._chosen = {(need.process, need.purpose) for need in needs if need.row.chosen}
+        kept = {need: taken for need in needs if len(taken := _kept(recipe, need, running)) == need.count}
+        series: dict[tuple[str, str], _Series] = {}
+        for need in needs:
+            series.setdefault((need.node, need.key), _Series(recipe)).add(need, running)
         per_node: dict[str, list[tuple[range, Need]]] = defaultdict(list)
         for need in needs:
-            first = need.port or next_free.get((need.node, need.key)) or getattr(recipe.ports, need.key)
-            taken = range(first, first + need.count)
-            next_free[need.node, need.key] = taken.stop
+            taken = kept[need] if need in kept else series[need.node, need.key].next_of(need)
             if taken.stop > 65536:
                 raise RecipeError(
                     f"{need.process} would get port {taken.stop - 1} ({need.purpose}), past 65535",
@@ -116,8 +123,6 @@ class AssignedPorts:
                     todo=f"lower {need.where}",
                 )
             self._ranges[need.process, need.purpose] = taken
-            if need.row.chosen:
-                self._chosen.add((need.process, need.purpose))
             per_node[need.node].append((taken, need))
         for node, claims in per_node.items():
             _check(node, claims)
@@ -148,9 +153,54 @@ class AssignedPorts:
         }
 
 
+class _Series:
+    """The ports of one kind on one node: blocks of the same size, the roles in turn."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._size = 0
+        self._blocks: dict[ProcessRole, int] = {}
+        """Role -> the blocks that were looked at for it."""
+        self._held: dict[str, range] = {}
+        """By processes that run, also by those that go: others may be started before they have gone."""
+
+    def add(self, need: Need, running: Running) -> None:
+        """All needs are added before the first is given its ports."""
+        self._size = max(self._size, need.count)
+        if need.role in self._blocks:
+            return
+        self._blocks[need.role] = 0
+        if not running.moves(need.key, self._recipe.ports):
+            for role in ENGINE_ROLES if is_engine(need.role) else (need.role,):
+                self._held |= running.ports(role, need.node, need.purpose)
+
+    def next_of(self, need: Need) -> range:
+        """The next block of its role in which no other process has a port."""
+        if need.port is not None:
+            return range(need.port, need.port + need.count)
+        turn = list(self._blocks).index(need.role)
+        while True:
+            block = self._blocks[need.role] * len(self._blocks) + turn
+            self._blocks[need.role] += 1
+            first = getattr(self._recipe.ports, need.key) + block * self._size
+            taken = range(first, first + need.count)
+            if not any(_overlap(taken, held) for name, held in self._held.items() if name != need.process):
+                return taken
+
+
+def _kept(recipe: Recipe, need: Need, running: Running) -> range:
+    if need.port is not None or running.moves(need.key, recipe.ports):
+        return range(0)
+    return running.ports(need.role, need.node, need.purpose).get(need.process, range(0))
+
+
+def _overlap(a: range, b: range) -> bool:
+    return a.start < b.stop and b.start < a.stop
+
+
 def _check(node: str, claims: Sequence[tuple[range, Need]]) -> None:
     for (a, first), (b, second) in combinations(claims, 2):
-        if a.start < b.stop and b.start < a.stop:
+        if _overlap(a, b):
             raise RecipeError(
                 f"port {max(a.start, b.start)} on {node} goes to {first.process} ({first.purpose}) and to "
                 f"{second.process} ({second.purpose})",

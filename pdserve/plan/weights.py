@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pdserve.plan.environment import weights_env
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.process import ExitProbe, Process
+from pdserve.plan.running import Running, free_name
 from pdserve.recipe import effective
 from pdserve.recipe.hub_models import HubModel, hub_models
 from pdserve.recipe.model import Recipe, Role
@@ -27,27 +28,42 @@ _FLAGS = {"download-dir": "--cache-dir", "load-format": "--load-format"}
 
 
 def weights_processes(
-    recipe: Recipe, instances: Sequence[Instance], *, run_dir: str, pythons: Mapping[str, str], hosts: Sequence[str]
+    recipe: Recipe,
+    instances: Sequence[Instance],
+    *,
+    run_dir: str,
+    pythons: Mapping[str, str],
+    hosts: Sequence[str],
+    running: Running,
 ) -> Iterator[Process]:
-    """None for a local model, and where the recipe leaves it to the engines. `pythons`: interpreters, by node."""
-    wanted: dict[tuple[str, object, HubModel], Role] = {}
+    """None for a local model, and where the recipe leaves it to the engines. `pythons`: interpreters, by node. What
+    was fetched is fetched under the same name."""
+    wanted: dict[tuple[str, object, HubModel], list[Role]] = {}
     for instance in instances:
         for share in instance.shares:
             for model in hub_models(recipe, instance.role):
-                wanted.setdefault((share.node.name, _cache_of(recipe, instance.role), model), instance.role)
-    for index, ((node, _, model), role) in enumerate(wanted.items()):
-        name = f"weights-{index}"
+                wanted.setdefault((share.node.name, _cache_of(recipe, instance.role), model), []).append(instance.role)
+    done = running.of_role("weights")
+    taken = {process.name for process in done}
+    for (node, _, model), roles in wanted.items():
+        words = (
+            *("-m", "pdserve.weights", "--model", model.id),
+            *(("--revision", model.revision) if model.revision is not None else ()),
+            *_own_flags(recipe, roles[0]),
+            "--record",
+        )
+        envs = [weights_env(recipe, role, hosts) for role in roles]
+        same = (each for each in done if (each.node, each.argv[1:-1]) == (node, words) and each.env in envs)
+        if (process := next(same, None)) is not None:
+            name, env = process.name, process.env
+        else:
+            name, env = free_name("weights", taken), envs[0]
         yield Process(
             name=name,
             role="weights",
             node=node,
-            argv=(
-                *(pythons[node], "-m", "pdserve.weights", "--model", model.id),
-                *(("--revision", model.revision) if model.revision is not None else ()),
-                *_own_flags(recipe, role),
-                *("--record", posixpath.join(run_dir, RECORDS, f"{name}.json")),
-            ),
-            env=weights_env(recipe, role, hosts),
+            argv=(pythons[node], *words, posixpath.join(run_dir, RECORDS, f"{name}.json")),
+            env=env,
             log=f"logs/{name}@{node}.log",
             probe=ExitProbe(),
             start_stage=START_STAGE,

@@ -113,7 +113,8 @@ class HttpPorts(Strict):
 
 
 class Ports(ConnectorPorts, HttpPorts):
-    """First port of each kind; instance i of a node takes first + i. The table is in plan/ports.py."""
+    """First port of each kind: the processes of a node take it and what follows, and prefill and decode take turns in
+    a kind that both have there. The table is in plan/ports.py."""
 
     kv_events: Port = Field(
         default=5700,

@@ -28,8 +28,8 @@ class ServerLine:
     """A name that no other server of the deployment has; folders of it are below L2's."""
     port: int
     http_port: int
-    workers: int
-    """Engine workers that will attach; each gets a transfer thread unless the recipe sets another number."""
+    threads: int
+    """For transfers, unless the recipe sets another number."""
     on_cpu: bool
 
 
@@ -78,7 +78,7 @@ SERVER_FLAGS: dict[str, OwnedFlag[ServerLine]] = {
         "set lmcache.l1_write_ttl_seconds", lambda line: line.section.l1_write_ttl_seconds
     ),
     "chunk-size": OwnedFlag("set lmcache.chunk_size", lambda line: line.section.chunk_size),
-    "max-workers": OwnedFlag("set lmcache.max_workers", lambda line: line.section.max_workers or line.workers),
+    "max-workers": OwnedFlag("set lmcache.max_workers", lambda line: line.section.max_workers or line.threads),
     "eviction-policy": OwnedFlag("set lmcache.eviction.policy", lambda line: line.section.eviction.policy),
     "eviction-trigger-watermark": OwnedFlag(
         "set lmcache.eviction.watermark", lambda line: number(line.section.eviction.watermark)

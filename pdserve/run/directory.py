@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 import stat
@@ -34,7 +35,7 @@ from typing import Any
 
 from pdserve.errors import MAKE_ROOM, NotOursError, StateError
 from pdserve.logs.rotation import NO_ROOM
-from pdserve.plan.model import Plan
+from pdserve.plan.model import Plan, Versions
 from pdserve.run import engine_key, history, launcher_lock
 from pdserve.run.state import DeploymentState
 from pdserve.run.stored_model import ModelT, read_model
@@ -198,6 +199,14 @@ class RunDir:
                 todo=_anew(self.plan),
             )
         return plan
+
+    def read_versions(self) -> Versions:
+        """Of the packages that the plan was made for, as far as they are recorded."""
+        try:
+            document = json.loads(_contents(self.versions))
+            return Versions.model_validate({name: document[name] for name in Versions.model_fields if name in document})
+        except (OSError, NotOursError, ValueError, TypeError):
+            return Versions()
 
     @property
     def key_file(self) -> Path:

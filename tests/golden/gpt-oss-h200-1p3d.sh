@@ -117,7 +117,7 @@ run_decode_0() {
 }
 
 # decode-1 (decode) on localhost: start stage 1, devices 4,5
-#   ports: http 8201, nixl 5602; log: logs/decode-1@localhost.log
+#   ports: http 8201, nixl 5603; log: logs/decode-1@localhost.log
 #   ready: http://127.0.0.1:8201/health answers 200
 #   patches: stale-completions, failed-loads-stand-back, nixl-abandoned-kv
 run_decode_1() {
@@ -138,7 +138,7 @@ run_decode_1() {
   export VLLM_ENGINE_READY_TIMEOUT_S=3600
   export VLLM_HOST_IP=127.0.0.1
   export VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1
-  export VLLM_NIXL_SIDE_CHANNEL_PORT=5602
+  export VLLM_NIXL_SIDE_CHANNEL_PORT=5603
   export VLLM_NO_USAGE_STATS=1
   export no_proxy=127.0.0.1,localhost,::1
   export VLLM_API_KEY
@@ -158,7 +158,7 @@ run_decode_1() {
 }
 
 # decode-2 (decode) on localhost: start stage 1, devices 6,7
-#   ports: http 8202, nixl 5603; log: logs/decode-2@localhost.log
+#   ports: http 8202, nixl 5605; log: logs/decode-2@localhost.log
 #   ready: http://127.0.0.1:8202/health answers 200
 #   patches: stale-completions, failed-loads-stand-back, nixl-abandoned-kv
 run_decode_2() {
@@ -179,7 +179,7 @@ run_decode_2() {
   export VLLM_ENGINE_READY_TIMEOUT_S=3600
   export VLLM_HOST_IP=127.0.0.1
   export VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1
-  export VLLM_NIXL_SIDE_CHANNEL_PORT=5603
+  export VLLM_NIXL_SIDE_CHANNEL_PORT=5605
   export VLLM_NO_USAGE_STATS=1
   export no_proxy=127.0.0.1,localhost,::1
   export VLLM_API_KEY

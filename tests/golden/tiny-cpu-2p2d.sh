@@ -120,8 +120,8 @@ run_prefill_1() {
   export LMCACHE_DISABLE_BANNER=1
   export LMCACHE_TRACK_USAGE=false
   export MC_FORCE_TCP=1
-  export MC_MAX_RPC_PORT=15199
-  export MC_MIN_RPC_PORT=15100
+  export MC_MAX_RPC_PORT=15299
+  export MC_MIN_RPC_PORT=15200
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=multiconnector-prom-metrics,mooncake-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device,lmcache-lookup-locks
@@ -171,8 +171,8 @@ run_decode_0() {
   export LMCACHE_DISABLE_BANNER=1
   export LMCACHE_TRACK_USAGE=false
   export MC_FORCE_TCP=1
-  export MC_MAX_RPC_PORT=15299
-  export MC_MIN_RPC_PORT=15200
+  export MC_MAX_RPC_PORT=15199
+  export MC_MIN_RPC_PORT=15100
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=mooncake-prom-metrics,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-late-bootstrap,mooncake-cpu-device

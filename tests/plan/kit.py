@@ -8,6 +8,7 @@ from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Plan, Versions
 from pdserve.plan.nodes.node import Node
 from pdserve.plan.process import Process
+from pdserve.plan.running import NOTHING, Running
 from pdserve.recipe.model import Recipe
 
 VERSIONS = Versions(vllm="0.32.0", lmcache="0.5.6", mooncake="0.3.13.post1", nixl="1.5.1")
@@ -69,7 +70,13 @@ def hosts(*sizes: int) -> tuple[Node, ...]:
     )
 
 
-def plan(wanted: Recipe, *nodes: Node, versions: Versions = VERSIONS, python: str = "python") -> Plan:
+def plan(
+    wanted: Recipe,
+    *nodes: Node,
+    versions: Versions = VERSIONS,
+    python: str = "python",
+    running: Running = NOTHING,
+) -> Plan:
     """The plan for these nodes, or for hypothetical ones."""
     return build_plan(
         wanted,
@@ -79,6 +86,7 @@ def plan(wanted: Recipe, *nodes: Node, versions: Versions = VERSIONS, python: st
         versions=versions,
         python=python,
         recipe_dir="/srv/recipes",
+        running=running,
     )
 
 

@@ -63,12 +63,12 @@ def test_no_proxy_is_pinged() -> None:
     assert not {"proxy_ip", "proxy_ping_port"} & extra_of(on_amd(), "prefill-0")["kv_connector_extra_config"].keys()
 
 
-def test_each_worker_has_a_port_of_both_kinds_and_the_next_instance_takes_what_follows() -> None:
+def test_each_worker_has_a_port_of_both_kinds_and_the_roles_take_turns() -> None:
     built = plan(on_amd({"prefill": {"instances": 2}}, tp=4), *hosts(16), versions=VERSIONS)
     ports = {name: built.process(name).ports for name in ("prefill-0", "prefill-1", "decode-0")}
     assert [ports["prefill-0"][key] for key in ("handshake", "handshake-3", "notify")] == [6301, 6304, 61005]
-    assert [ports["prefill-1"][key] for key in ("handshake", "notify-3")] == [6305, 61012]
-    assert ports["decode-0"]["handshake"] == 6309
+    assert [ports["prefill-1"][key] for key in ("handshake", "notify-3")] == [6309, 61016]
+    assert ports["decode-0"]["handshake"] == 6305
     assert built.process("prefill-0").reached_by["handshake"] == ("decode",)
     assert built.proxy.protocol == "moriio"
 

@@ -45,8 +45,8 @@ def test_a_nixl_side_channel_takes_a_port_for_every_rank() -> None:
     }
     built = plan(recipe(on_gpus(), change), *hosts(8))
     assert built.process("prefill-0").ports == {"http": 8100, "nixl": 5600, "nixl-1": 5601}
-    assert built.process("prefill-1").ports == {"http": 8101, "nixl": 5602, "nixl-1": 5603}
-    assert built.process("decode-0").ports == {"http": 8200, "nixl": 5604}
+    assert built.process("prefill-1").ports == {"http": 8101, "nixl": 5604, "nixl-1": 5605}
+    assert built.process("decode-0").ports == {"http": 8200, "nixl": 5602}
 
 
 def test_lmcache_has_a_request_and_an_http_port() -> None:
@@ -62,8 +62,26 @@ def test_transfer_engines_get_a_range_of_their_own() -> None:
     assert ranges == {
         "prefill-0": ("15000", "15099"),
         "decode-0": ("15100", "15199"),
-        "decode-1": ("15200", "15299"),
+        "decode-1": ("15300", "15399"),
     }
+
+
+def test_a_role_that_is_alone_on_its_node_leaves_no_port_out() -> None:
+    nixl = {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL, "instances": 2}}
+    built = plan(recipe(on_gpus(2, 1), nixl), *hosts(2, 2))
+    assert [built.process(name).ports["nixl"] for name in ("prefill-0", "decode-0", "decode-1")] == [5600, 5600, 5601]
+
+
+@pytest.mark.parametrize("more", ["prefill", "decode"])
+def test_one_more_of_a_role_moves_no_port_of_what_was_planned(more: str) -> None:
+    """Also in a plan that knows nothing of one that runs."""
+    for connector in (MOONCAKE, NIXL):
+        both = {"connector": connector, "instances": 2}
+        few = plan(recipe({"prefill": both, "decode": both}))
+        many = plan(recipe({"prefill": both, "decode": both}, {more: {"instances": 3}}))
+        for process in few.processes:
+            assert many.process(process.name).ports == process.ports
+            assert many.process(process.name).port_ranges == process.port_ranges
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from pdserve.plan.build import build_plan
 from pdserve.plan.model import Plan, Versions
 from pdserve.plan.nodes.node import Node
 from pdserve.plan.render.bash import render_shell
-from pdserve.recipe.model import Recipe
+from pdserve.plan.running import NOTHING, Running
+from pdserve.recipe.model import Recipe, Role
 from tests.plan.kit import MOONCAKE, MULTI, NIXL, VERSIONS, hosts, recipe
 
 parallels = st.fixed_dictionaries(
@@ -51,8 +52,8 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
 node_sets = st.lists(st.sampled_from([0, 4, 8, 16]), min_size=1, max_size=4).map(lambda sizes: hosts(*sizes))
 
 
-def build(wanted: Recipe, nodes: tuple[Node, ...]) -> Plan:
-    return build_plan(wanted, nodes, run_dir="/run/x", run_id="r", versions=VERSIONS)
+def build(wanted: Recipe, nodes: tuple[Node, ...], running: Running = NOTHING) -> Plan:
+    return build_plan(wanted, nodes, run_dir="/run/x", run_id="r", versions=VERSIONS, running=running)
 
 
 def planned(document: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Recipe, Plan]:
@@ -70,10 +71,7 @@ many = settings(
 )
 
 
-@many
-@given(documents(), node_sets)
-def test_no_two_processes_of_a_node_share_a_port(document: dict[str, Any], nodes: tuple[Node, ...]) -> None:
-    _, plan = planned(document, nodes)
+def no_port_is_shared(plan: Plan) -> None:
     claims: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for process in plan.processes:
         claims[process.node] += [(port, port) for port in process.ports.values()]
@@ -86,20 +84,55 @@ def test_no_two_processes_of_a_node_share_a_port(document: dict[str, Any], nodes
             assert last < first
 
 
+def no_device_is_shared(plan: Plan, nodes: tuple[Node, ...]) -> None:
+    used: dict[str, list[int]] = defaultdict(list)
+    for process in plan.processes:
+        if process.is_engine:
+            used[process.node] += process.devices
+    offered = {node.name: set(node.devices) for node in nodes}
+    for node, devices in used.items():
+        assert len(devices) == len(set(devices))
+        assert set(devices) <= offered[node]
+
+
+@many
+@given(documents(), node_sets)
+def test_no_two_processes_of_a_node_share_a_port(document: dict[str, Any], nodes: tuple[Node, ...]) -> None:
+    _, plan = planned(document, nodes)
+    no_port_is_shared(plan)
+
+
+@many
+@given(documents(), node_sets, st.tuples(st.integers(1, 4), st.integers(1, 4)))
+def test_what_runs_stays_as_it_is_when_the_numbers_change(
+    document: dict[str, Any], nodes: tuple[Node, ...], instances: tuple[int, int]
+) -> None:
+    before, running = planned(document, nodes)
+    numbers = dict(zip(("prefill", "decode"), instances, strict=True))
+    changed: dict[str, Role] = {
+        name: role.model_copy(update={"instances": numbers[name]}) for name, role in before.roles()
+    }
+    try:
+        new = build(before.model_copy(update=changed), nodes, Running(running, before.ports))
+    except PdserveError:
+        reject()
+    no_port_is_shared(new)
+    no_device_is_shared(new, nodes)
+    then = {process.name: process for process in new.processes}
+    for process in running.processes:
+        if process.is_engine and process.name in then:
+            assert process.runs_as(then[process.name])
+
+
 @many
 @given(documents(), node_sets)
 def test_no_two_instances_share_a_device(document: dict[str, Any], nodes: tuple[Node, ...]) -> None:
     wanted, plan = planned(document, nodes)
     sizes = {name: role.parallel.tp * role.parallel.pp * role.parallel.dp for name, role in wanted.roles()}
-    used: dict[str, list[int]] = defaultdict(list)
     for process in plan.processes:
         if process.role in ("prefill", "decode"):
-            used[process.node] += process.devices
             assert len(process.devices) == (0 if plan.platform == "cpu" else sizes[process.role])
-    offered = {node.name: set(node.devices) for node in nodes}
-    for node, devices in used.items():
-        assert len(devices) == len(set(devices))
-        assert set(devices) <= offered[node]
+    no_device_is_shared(plan, nodes)
 
 
 @many

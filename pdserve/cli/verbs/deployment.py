@@ -29,7 +29,10 @@ def up(
     keep_on_failure: Annotated[
         bool, typer.Option("--keep-on-failure", help="Leave what is healthy running when something fails.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be started, restarted and stopped, and do nothing.")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON.")] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Also restart running engines whose command has changed.")
     ] = False,
@@ -49,7 +52,7 @@ def up(
         from pdserve.cli.up_slurm import run as run_in_slurm
 
         refused = {"--dry-run": dry_run, "--cluster": cluster is not None, "--this-machine": this_machine}
-        refused |= {"--replace": replace, "--keep-on-failure": keep_on_failure}
+        refused |= {"--replace": replace, "--keep-on-failure": keep_on_failure, "--json": json_}
         run_in_slurm(recipe, set_ or [], unset or [], detach=detach, refused=refused)
         return
     from pdserve.cli.up import run
@@ -61,6 +64,7 @@ def up(
         unset or [],
         UpOptions(detach=detach, keep=keep_on_failure, replace=replace),
         dry=dry_run,
+        as_json=json_,
         cluster=cluster,
         this_machine=this_machine,
     )

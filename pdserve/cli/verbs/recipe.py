@@ -91,7 +91,11 @@ def render(
     set_: SetOption = None,
     unset: UnsetOption = None,
 ) -> None:
-    """Print every command and environment of a recipe: as a shell script, or the plan as JSON."""
+    """Print every command and environment of a recipe: as a shell script, or the plan as JSON.
+
+    Where a deployment of its name runs, they are those that `pdserve up` would go on with, and what it would start,
+    restart, stop and leave alone stands before them (in JSON: `change`).
+    """
     from pdserve.cli.render import run
 
     run(recipe, set_ or [], unset or [], as_json=json_, slurm=slurm)

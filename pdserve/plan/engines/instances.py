@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pdserve.plan import mooncake_store
@@ -59,15 +60,15 @@ def port_needs(recipe: Recipe, instance: Instance, connector: AnyConnector | Non
     """The ports of each process of an instance."""
     parallel = instance.role.parallel
     for rank, share in enumerate(instance.shares):
-        node, process = share.node.name, instance.process_name(rank)
+        need = partial(Need, share.node.name, instance.process_name(rank), role=instance.role_name)
         if instance.has_server(rank):
-            yield Need(node, process, instance.role_name)
+            yield need(instance.role_name)
         if rank == 0 and effective.publishes_kv_events(recipe, instance.role_name):
-            yield Need(node, process, "kv_events", 2 * parallel.dp)
+            yield need("kv_events", 2 * parallel.dp)
         for port in _connector_ports(instance, rank, connector):
-            yield Need(node, process, port.key, port.how_many(parallel.ranks_of_server, parallel.tp))
+            yield need(port.key, port.how_many(parallel.ranks_of_server, parallel.tp))
         if rank == 0 and len(instance.shares) > 1:
-            yield Need(node, process, "dp_master", 2 if parallel.dp > 1 and instance.balances_itself else 1)
+            yield need("dp_master", 2 if parallel.dp > 1 and instance.balances_itself else 1)
 
 
 def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Process]:

@@ -16,13 +16,13 @@ def lmcache_argv(
     staging: str,
     port: int,
     http_port: int,
-    workers: int,
+    threads: int,
     on_cpu: bool,
     python: str,
     with_patches: bool = False,
 ) -> tuple[str, ...]:
-    """`workers`: engine workers that will attach. `staging`: a name that no other server of the deployment has.
-    `with_patches`: the server is started through the main that loads patches."""
+    """`threads`: for transfers, unless the recipe says how many. `staging`: a name that no other server of the
+    deployment has. `with_patches`: the server is started through the main that loads patches."""
     module = SERVER_MAIN if with_patches else "lmcache.v1.multiprocess.http_server"
     program = section.command if section.command is not None else [python, "-m", module]
     own = own_flags(
@@ -33,7 +33,7 @@ def lmcache_argv(
             staging=staging,
             port=port,
             http_port=http_port,
-            workers=workers,
+            threads=threads,
             on_cpu=on_cpu,
         ),
     )

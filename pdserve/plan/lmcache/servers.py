@@ -1,6 +1,10 @@
 """LMCache MP servers of a deployment: one a node that hosts an attached engine, or one a TP rank there.
 
 Never shared across nodes: engines hand it shared memory and IPC handles, which mean nothing on another node.
+
+A server that runs keeps its name, its threads and the devices that it sees, whoever attaches to it now: it would lose
+its cache otherwise. With fewer threads than workers some of their transfers run one after another. Only an engine on
+devices that it does not see needs another server.
 """
 
 from __future__ import annotations
@@ -8,6 +12,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pdserve.errors import RecipeError
 from pdserve.installed.versions import Versions
@@ -20,6 +25,7 @@ from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts, Need
 from pdserve.plan.process import LmcacheProbe, Process
+from pdserve.plan.running import NOTHING, Running, free_name
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
 from pdserve.recipe.model import Recipe, RestartPolicy
@@ -41,6 +47,8 @@ class CacheServer:
     tp_rank: int | None
     """None: it serves all ranks."""
     engines: tuple[Instance, ...]
+    running: Process | None = None
+    """The process that has this name on this node already."""
 
     @property
     def workers_of(self) -> dict[str, int]:
@@ -53,15 +61,26 @@ class CacheServer:
         return sum(self.workers_of.values())
 
     @property
+    def threads(self) -> int:
+        """For transfers, where the recipe does not say: one for each worker."""
+        words = () if self.running is None else self.running.argv
+        kept = [int(value) for flag, value in pairwise(words) if flag == "--max-workers" and value.isdecimal()]
+        return kept[-1] if kept else self.workers
+
+    @property
     def devices(self) -> tuple[int, ...]:
-        """Devices of all its engines."""
-        return tuple(sorted({device for engine in self.engines for device in engine.leader.devices}))
+        """Devices of all its engines, or more."""
+        used = {device for engine in self.engines for device in engine.leader.devices}
+        if self.running is not None and used <= set(self.running.devices):
+            return self.running.devices
+        return tuple(sorted(used))
 
     def needs(self) -> tuple[Need, ...]:
-        return (Need(self.node.name, self.name, "lmcache"), Need(self.node.name, self.name, "lmcache_http"))
+        keys = ("lmcache", "lmcache_http")
+        return tuple(Need(self.node.name, self.name, key, role="lmcache") for key in keys)
 
 
-def servers_for(recipe: Recipe, attaching: Sequence[Instance]) -> tuple[CacheServer, ...]:
+def servers_for(recipe: Recipe, attaching: Sequence[Instance], running: Running = NOTHING) -> tuple[CacheServer, ...]:
     """The servers for the instances whose connector attaches, in node order."""
     section = recipe.lmcache
     if section is None:
@@ -79,11 +98,16 @@ def servers_for(recipe: Recipe, attaching: Sequence[Instance]) -> tuple[CacheSer
     for engine in engines:
         by_node.setdefault(engine.leader.node.name, []).append(engine)
     servers: list[CacheServer] = []
-    for group in by_node.values():
+    there = running.of_role("lmcache")
+    taken = {process.name for process in there}
+    for name, group in by_node.items():
         ranks = range(max(e.role.parallel.tp for e in group)) if section.per == "tp-rank" else (None,)
+        kept = iter([process for process in there if process.node == name])
         for rank in ranks:
             served = tuple(e for e in group if rank is None or rank < e.role.parallel.tp)
-            servers.append(CacheServer(f"lmcache-{len(servers)}", section, group[0].leader.node, rank, served))
+            process = next(kept, None)
+            server = free_name("lmcache", taken) if process is None else process.name
+            servers.append(CacheServer(server, section, group[0].leader.node, rank, served, process))
     return tuple(servers)
 
 
@@ -118,7 +142,7 @@ def server_process(
             staging=f"{recipe.name}-{server.name}-{server.node.name}",
             port=pinned["request"],
             http_port=pinned["http"],
-            workers=server.workers,
+            threads=server.threads,
             on_cpu=recipe.platform == "cpu",
             python=python,
             with_patches=bool(patches),

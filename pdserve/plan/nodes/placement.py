@@ -1,8 +1,10 @@
-"""Instances onto nodes: roles in start order, each instance on the first node that still has room for it."""
+"""Instances onto nodes: roles in start order, each instance on the first node that still has room for it. Beside a
+deployment that runs, its instances keep their places, and new ones take what is free."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.errors import PreflightError, RecipeError
@@ -11,6 +13,8 @@ from pdserve.plan.nodes.instance import Instance as Instance
 from pdserve.plan.nodes.instance import Share, split_by_process
 from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.submit_line import submit_line
+from pdserve.plan.process import Process
+from pdserve.plan.running import NOTHING, Running
 from pdserve.recipe.model import Recipe, Role
 from pdserve.roles import EngineRole
 
@@ -20,16 +24,19 @@ _MOST_DEVICES = 1 << 16
 """Far beyond every cluster of so many nodes; more are not counted one by one."""
 
 
-def place(recipe: Recipe, nodes: Sequence[Node], *, recipe_file: str = "RECIPE") -> tuple[Instance, ...]:
-    """Gives every instance its devices. `recipe_file` is only quoted in advice.
+def place(
+    recipe: Recipe, nodes: Sequence[Node], *, running: Running = NOTHING, recipe_file: str = "RECIPE"
+) -> tuple[Instance, ...]:
+    """Gives every instance its devices. An instance of `running` keeps its own, unless the recipe gives it another
+    number of devices, nodes or processes, or names others. `recipe_file` is only quoted in advice.
 
     Raises RecipeError for what fits nowhere, PreflightError with the sum and what to type for what does not fit here.
     On a CPU there are no devices to count: instances go to the nodes in turn.
     """
     _check(recipe)
-    placed = _try(recipe, nodes)
+    placed = _try(recipe, nodes, running)
     if isinstance(placed, _NoRoom):
-        raise _does_not_fit(recipe, nodes, placed, recipe_file)
+        raise _does_not_fit(recipe, nodes, running, placed, recipe_file)
     return placed
 
 
@@ -130,38 +137,104 @@ def _too_many(devices: int, where: str) -> RecipeError:
     )
 
 
-def _try(recipe: Recipe, nodes: Sequence[Node]) -> tuple[Instance, ...] | _NoRoom:
+def _try(recipe: Recipe, nodes: Sequence[Node], running: Running = NOTHING) -> tuple[Instance, ...] | _NoRoom:
+    """Beside what runs first apart from what goes, then as close as it must be."""
+    placed = _place_all(recipe, nodes, running, apart=bool(running))
+    if running and isinstance(placed, _NoRoom):
+        return _place_all(recipe, nodes, running, apart=False)
+    return placed
+
+
+def _place_all(
+    recipe: Recipe, nodes: Sequence[Node], running: Running, *, apart: bool
+) -> tuple[Instance, ...] | _NoRoom:
+    """`apart`: an instance takes nothing that another one has until it goes, as long as there are other devices: it can
+    then be started before."""
     free = {node.name: list(node.devices) for node in nodes}
-    placed: list[Instance] = []
-    turn = 0
-    for name, role in recipe.roles():
-        for index in range(role.instances):
-            size, spans = role.parallel.workers, role.parallel.nodes
-            ids = tuple(role.devices[index * size : (index + 1) * size]) if role.devices else None
-            shares: tuple[Share, ...]
-            if recipe.platform == "cpu":
-                shares = _in_turn(nodes, turn, size // spans, spans)
-                turn += spans
-            else:
-                shares = _take(nodes, free, size // spans, spans, ids)
-            if len(shares) < spans:
-                left = max((len(devices) for devices in free.values()), default=0)
-                return _NoRoom(f"{name}-{index}", size // spans, spans, left, ids)
-            placed.append(Instance(name, index, role, split_by_process(role.parallel, shares)))
-    return tuple(placed)
+    hosted: Counter[str] = Counter()  # instances on each node
+    wanted = [(name, index, role) for name, role in recipe.roles() for index in range(role.instances)]
+    places: dict[tuple[EngineRole, int], tuple[Share, ...]] = {}
+    for name, index, role in wanted if running else ():
+        shares = _kept(recipe, running.instance(f"{name}-{index}"), role, _named_devices(role, index), nodes)
+        if shares and all(set(share.devices) <= set(free[share.node.name]) for share in shares):
+            places[name, index] = shares
+            _occupy(free, hosted, shares)
+    held = _held(running, [f"{name}-{index}" for name, index in places]) if apart else {}
+    for name, index, role in wanted:
+        if (name, index) in places:
+            continue
+        size, spans, ids = role.parallel.workers, role.parallel.nodes, _named_devices(role, index)
+        if recipe.platform == "cpu":
+            shares = _least_used(nodes, hosted, size // spans, spans)
+        else:
+            idle = _without(free, held, f"{name}-{index}") if held else free
+            shares = _first_with_room(nodes, idle, size // spans, spans, ids)
+            shares = shares or _first_with_room(nodes, free, size // spans, spans, ids)
+        if len(shares) < spans:
+            left = max((len(devices) for devices in free.values()), default=0)
+            return _NoRoom(f"{name}-{index}", size // spans, spans, left, ids)
+        _occupy(free, hosted, shares)
+        places[name, index] = split_by_process(role.parallel, shares)
+    return tuple(Instance(name, index, role, places[name, index]) for name, index, role in wanted)
 
 
-def _in_turn(nodes: Sequence[Node], turn: int, each: int, spans: int) -> tuple[Share, ...]:
-    """On a CPU: the next nodes, none twice, or nothing."""
+def _named_devices(role: Role, index: int) -> tuple[int, ...] | None:
+    """What the recipe says of an instance; None: nothing."""
+    size = role.parallel.workers
+    return tuple(role.devices[index * size : (index + 1) * size]) if role.devices else None
+
+
+def _kept(
+    recipe: Recipe, processes: Sequence[Process], role: Role, ids: tuple[int, ...] | None, nodes: Sequence[Node]
+) -> tuple[Share, ...]:
+    """What an instance has that runs as these processes; (): it is to be of another shape, or elsewhere."""
+    parallel, there = role.parallel, {node.name: node for node in nodes}
+    each = parallel.workers // parallel.processes
+    ranks, used = [process.ranks for process in processes], [process.node for process in processes]
+    same_shape = (
+        len(processes) == parallel.processes
+        and len(set(used)) == parallel.nodes
+        and all(rank is not None and rank.workers == each for rank in ranks)
+        and all(len(process.devices) == (0 if recipe.platform == "cpu" else each) for process in processes)
+    )
+    as_named = ids in (None, tuple(device for process in processes for device in process.devices))
+    if not same_shape or not as_named or not set(used) <= there.keys():
+        return ()
+    return tuple(Share(there[process.node], process.devices, each) for process in processes)
+
+
+def _held(running: Running, kept: Collection[str]) -> dict[tuple[str, int], str]:
+    """Node and device -> the instance that has it until it goes, or is placed anew."""
+    return {
+        (process.node, device): process.instance
+        for process in running.engines
+        if process.instance is not None and process.instance not in kept
+        for device in process.devices
+    }
+
+
+def _without(free: Mapping[str, list[int]], held: Mapping[tuple[str, int], str], name: str) -> dict[str, list[int]]:
+    """`free` without what others than the instance of that name hold."""
+    return {node: [device for device in left if held.get((node, device), name) == name] for node, left in free.items()}
+
+
+def _occupy(free: dict[str, list[int]], hosted: Counter[str], shares: Sequence[Share]) -> None:
+    for share in shares:
+        free[share.node.name] = [device for device in free[share.node.name] if device not in share.devices]
+    hosted.update({share.node.name for share in shares})
+
+
+def _least_used(nodes: Sequence[Node], hosted: Mapping[str, int], each: int, spans: int) -> tuple[Share, ...]:
+    """On a CPU: the nodes that host the fewest instances, in turn where it is the same; none twice, or nothing."""
     if len(nodes) < spans:
         return ()
-    return tuple(Share(nodes[(turn + i) % len(nodes)], (), each) for i in range(spans))
+    return tuple(Share(node, (), each) for node in sorted(nodes, key=lambda node: hosted[node.name])[:spans])
 
 
-def _take(
-    nodes: Sequence[Node], free: dict[str, list[int]], each: int, spans: int, ids: tuple[int, ...] | None
+def _first_with_room(
+    nodes: Sequence[Node], free: Mapping[str, list[int]], each: int, spans: int, ids: tuple[int, ...] | None
 ) -> tuple[Share, ...]:
-    """Takes `each` devices (or exactly `ids`, in slices) from the first `spans` nodes that have them, or nothing."""
+    """`each` devices (or exactly `ids`, in slices) of the first `spans` nodes that have them, or nothing."""
     shares: list[Share] = []
     for node in nodes:
         if len(shares) == spans:
@@ -170,11 +243,7 @@ def _take(
         wanted = left[:each] if ids is None else list(ids[len(shares) * each : (len(shares) + 1) * each])
         if len(wanted) == each and len(set(wanted)) == each and set(wanted) <= set(left):
             shares.append(Share(node, tuple(wanted), each))
-    if len(shares) < spans:
-        return ()
-    for share in shares:
-        free[share.node.name] = [device for device in free[share.node.name] if device not in share.devices]
-    return tuple(shares)
+    return tuple(shares) if len(shares) == spans else ()
 
 
 def devices_needed(recipe: Recipe) -> int:
@@ -188,7 +257,9 @@ def device_sum(recipe: Recipe) -> str:
     return f"{' + '.join(terms)} = {devices_needed(recipe)} devices"
 
 
-def _does_not_fit(recipe: Recipe, nodes: Sequence[Node], no_room: _NoRoom, recipe_file: str) -> PreflightError:
+def _does_not_fit(
+    recipe: Recipe, nodes: Sequence[Node], running: Running, no_room: _NoRoom, recipe_file: str
+) -> PreflightError:
     if recipe.platform == "cpu":
         return misfits.too_few_nodes(no_room.name, no_room.nodes, len(nodes), recipe, recipe_file)
     total = sum(len(node.devices) for node in nodes)
@@ -203,7 +274,11 @@ def _does_not_fit(recipe: Recipe, nodes: Sequence[Node], no_room: _NoRoom, recip
         cause = f"{no_room.name} needs {no_room.needs} devices on {place}, at most {no_room.left} are left on any"
         if no_room.ids is not None:
             cause = f"{no_room.name} asks for devices {_ids(no_room.ids)}, which no node has left"
-    return PreflightError(f"{device_sum(recipe)}; {here}", cause=cause, todo=_advice(recipe, nodes, recipe_file))
+    todo = _advice(recipe, nodes, recipe_file)
+    if running and not isinstance(_try(recipe, nodes), _NoRoom):
+        cause = f"{cause}: instances that run keep their devices"
+        todo = f"pdserve down {recipe.name}, then pdserve up {recipe_file}: a new start has room for all"
+    return PreflightError(f"{device_sum(recipe)}; {here}", cause=cause, todo=todo)
 
 
 def _advice(recipe: Recipe, nodes: Sequence[Node], recipe_file: str) -> str:

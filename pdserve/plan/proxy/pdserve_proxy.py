@@ -31,10 +31,10 @@ WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 def port_needs(recipe: Recipe, node: Node) -> Iterator[Need]:
     """The proxy's port, and that of its admin endpoints; it runs on the first node."""
-    yield Need(node.name, NAME, "proxy")
+    yield Need(node.name, NAME, "proxy", role="proxy")
     admin = recipe.proxy.admin
     if admin is not None and admin.port is not None:
-        yield Need(node.name, NAME, "proxy.admin.port", port=admin.port)
+        yield Need(node.name, NAME, "proxy.admin.port", port=admin.port, role="proxy")
 
 
 def proxy_config(

@@ -31,7 +31,7 @@ METRICS_HOST = "127.0.0.1"
 
 def metrics_need(node: Node) -> Need:
     """The port of its figures, which cannot be turned off."""
-    return Need(node.name, NAME, "router_metrics")
+    return Need(node.name, NAME, "router_metrics", role="proxy")
 
 
 def router_process(recipe: Recipe, node: Node, config: ProxyConfig, ports: AssignedPorts, *, python: str) -> Process:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pdserve.recipe.connectors.base import ConnectorPort
@@ -35,6 +35,15 @@ class _Range:
     @property
     def last(self) -> int:
         return self.first + self.count - 1
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """What the processes of a role take of one kind of port: one block each."""
+
+    role: str
+    count: int
+    size: int
 
 
 def clashes(recipe: Recipe) -> Iterator[Problem]:
@@ -72,26 +81,25 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
         yield _Range("admin", admin.port, 1, "the proxy's admin endpoints", ("proxy", "admin", "port"))
     if recipe.proxy.kind == KIND:
         yield _Range("router_metrics", ports.router_metrics, 1, "the router's metrics")
-    shared: dict[str, tuple[ConnectorPort, int, tuple[str, ...]]] = {}
-    events = 0
+    shared: dict[str, list[tuple[ConnectorPort, _Blocks]]] = {}
+    events: list[_Blocks] = []
     for name, role, connector in roles(recipe):
         listening = role.instances * role.parallel.servers
         yield _Range(name, getattr(ports, name), listening, f"{name} x{listening}", roles=(name,))
         for port in ports_of(connector) if not isinstance(connector, RawSection) else ():
             if name not in port.roles:
                 continue
-            needed = listening * port.how_many(role.parallel.ranks_of_server, role.parallel.tp)
+            blocks = _Blocks(name, listening, port.how_many(role.parallel.ranks_of_server, role.parallel.tp))
             if port.roles == (name,):
-                yield _of(port, ports, needed, (name,))
+                yield _of(port, ports, [blocks])
             else:
-                _, before, names = shared.get(port.key, (port, 0, ()))
-                shared[port.key] = port, needed + before, (*names, name)
+                shared.setdefault(port.key, []).append((port, blocks))
         if publishes_kv_events(recipe, name):
-            events += role.instances * role.parallel.dp * 2
-    for port, needed, names in shared.values():
-        yield _of(port, ports, needed, names)
+            events.append(_Blocks(name, role.instances, role.parallel.dp * 2))
+    for some in shared.values():
+        yield _of(some[0][0], ports, [blocks for _, blocks in some])
     if events:
-        yield _Range("kv_events", ports.kv_events, events, f"KV events x{events}")
+        yield _Range("kv_events", ports.kv_events, _in_turn(events), f"KV events x{_used(events)}")
     if recipe.mooncake_store is not None:
         yield _Range("mooncake_master", ports.mooncake_master, 1, "the master of the Mooncake store")
         yield _Range("mooncake_master_http", ports.mooncake_master_http, 1, "that master's HTTP side")
@@ -103,8 +111,19 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
         yield _Range("lmcache_http", ports.lmcache_http, servers, f"LMCache HTTP x{servers}")
 
 
-def _of(port: ConnectorPort, ports: Ports, needed: int, names: tuple[str, ...]) -> _Range:
-    return _Range(port.key, getattr(ports, port.key), needed, f"{port.what} x{needed // port.count}", roles=names)
+def _of(port: ConnectorPort, ports: Ports, some: Sequence[_Blocks]) -> _Range:
+    what = f"{port.what} x{_used(some) // port.count}"
+    return _Range(port.key, getattr(ports, port.key), _in_turn(some), what, roles=tuple(each.role for each in some))
+
+
+def _used(some: Sequence[_Blocks]) -> int:
+    return sum(each.count * each.size for each in some)
+
+
+def _in_turn(some: Sequence[_Blocks]) -> int:
+    """Ports from the first to the last, where the roles take blocks of the largest size in turn (plan/ports.py)."""
+    size = max(each.size for each in some)
+    return max(((each.count - 1) * len(some) + turn) * size + each.size for turn, each in enumerate(some))
 
 
 def _free(moved: _Range, ranges: list[_Range]) -> Line | None:

@@ -1,0 +1,1 @@
+"""What verbs would do, to be printed: nothing is started, changed or stopped."""

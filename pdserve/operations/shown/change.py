@@ -1,0 +1,99 @@
+"""What `pdserve up` would do to a deployment that runs, shown before it is done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+
+from pdserve.errors import NotOursError, StateError
+from pdserve.operations.apply import check_place
+from pdserve.operations.current_run import places, running
+from pdserve.operations.interpreters import as_running
+from pdserve.operations.look import look, plan_beside
+from pdserve.operations.plan_recipe import located, plan_for
+from pdserve.operations.where import Where
+from pdserve.plan.frozen import Frozen
+from pdserve.plan.model import Plan
+from pdserve.preflight.nodes.container_stage import Report
+from pdserve.recipe.load.loader import LoadedRecipe
+from pdserve.run.change import LIVING, Change, change
+from pdserve.run.directory import RunDir, home
+
+
+class ShownChange(Frozen):
+    """Names of processes, in plan order. What has done its one thing and ended, as a download, is in none."""
+
+    run: str
+    """The directory of the run."""
+    start: tuple[str, ...]
+    restart: tuple[str, ...]
+    stop: tuple[str, ...]
+    stay: tuple[str, ...]
+    """Run on as they are."""
+
+    def lines(self, *, replace: bool) -> Iterator[str]:
+        """For people. `replace`: restarts of more than the proxy were asked for."""
+        if not (self.start or self.restart or self.stop):
+            yield f"it runs ({self.run}), and pdserve up would change nothing"
+            return
+        yield f"it runs ({self.run}); pdserve up would"
+        costly = tuple(name for name in self.restart if name != "proxy")
+        refused = bool(costly) and not replace
+        others = tuple(name for name in self.restart if name == "proxy") if refused else self.restart
+        words = {"start": self.start, "restart": others, "stop": self.stop, "leave alone": self.stay}
+        yield from (f"  {what} {', '.join(names)}" for what, names in words.items() if names)
+        if refused:
+            yield f"  restart {', '.join(costly)}: only with --replace, and without it nothing at all is done"
+
+
+def shown_change(run: str, plan: Plan, new: Plan, changes: Change, living: Collection[str]) -> ShownChange:
+    """`plan`: the one that runs; `living`: what of it does, by its phase."""
+    lasting = {process.name for process in (*plan.processes, *new.processes) if not process.ends_when_done}
+    return ShownChange(
+        run=run,
+        start=tuple(name for name in changes.starting if name not in living),
+        restart=tuple(name for name in changes.starting if name in living),
+        stop=tuple(name for name in changes.gone if name in living and name in lasting),
+        stay=tuple(name for name in new.names() if name not in changes.starting and name in lasting),
+    )
+
+
+def change_there(loaded: LoadedRecipe, there: Where, report: Report) -> tuple[Plan, ShownChange] | None:
+    """The plan that `up` would go on with, and what it would do for it; None: no deployment of this name runs. Other
+    machines are looked at, as `up` does. Raises StateError where it runs elsewhere, and what `look` raises."""
+    if (run := running(home(os.environ), loaded.recipe.name)) is None:
+        return None
+    check_place(run, there.names(loaded.recipe.platform), job=there.job)
+    if there.machines is None:
+        plan = plan_beside(loaded, run)[0].plan
+    else:
+        plan = look(loaded, there.machines, run, report=report, running=True).planned.plan
+    return plan, _recorded(run, plan)
+
+
+def change_on_paper(loaded: LoadedRecipe) -> tuple[Plan, ShownChange] | None:
+    """The same without a look at any machine: for the nodes and versions that its record names."""
+    try:
+        run = running(home(os.environ), loaded.recipe.name)
+        if run is None:
+            return None
+        old = run.read_plan()
+    except (StateError, NotOursError):
+        return None
+    with located(loaded):
+        planned = plan_for(
+            loaded,
+            old.nodes,
+            run_dir=str(run.path),
+            run_id=run.run_id,
+            versions=run.read_versions(),
+            running=places(run),
+        )
+    plan, _ = as_running(old, planned.plan)
+    return plan, _recorded(run, plan)
+
+
+def _recorded(run: RunDir, plan: Plan) -> ShownChange:
+    old, state = run.read_plan(), run.read_state()
+    living = {name for name, process in state.processes.items() if process.phase in LIVING}
+    return shown_change(str(run.path), old, plan, change(old, plan, living), living)
