@@ -28,7 +28,7 @@ async def one_token(ask: AskNode, url: str, model: str, *, seconds: float, key: 
     """Asks for one token until it comes or the time is over. 503 and refused connections are tried again."""
     began = time.monotonic()
     text = "no answer"
-    headers = {} if key is None else _bearer(key)
+    headers = {} if key is None else bearer(key)
     body = json.dumps({"model": model, "prompt": _PROMPT, "max_tokens": 1, "temperature": 0})
     while (left := seconds - (time.monotonic() - began)) > 0:
         answer = await ask("POST", f"{url}/v1/completions", headers=headers, body=body, seconds=left)
@@ -44,17 +44,23 @@ async def one_token(ask: AskNode, url: str, model: str, *, seconds: float, key: 
 async def until_idle(ask: AskNode, proxy_url: str, worker: str, *, key: str) -> None:
     """Returns once the proxy has no request in flight on a worker, or cannot be asked. Bounded by the caller."""
     while True:
-        answer = await ask("GET", f"{proxy_url}/workers", headers=_bearer(key), seconds=_ASK_SECONDS)
-        try:
-            busy = [entry["in_flight"] for entry in _object(answer)["workers"] if entry["name"] == worker]
-        except (KeyError, TypeError):
-            return
-        if not any(busy):
+        running = await in_flight(ask, proxy_url, key=key, seconds=_ASK_SECONDS)
+        if not running or not running.get(worker):
             return
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-def _bearer(key: str) -> dict[str, str]:
+async def in_flight(ask: AskNode, proxy_url: str, *, key: str, seconds: float) -> dict[str, int] | None:
+    """Requests that the proxy has in flight, by worker. None: it cannot be asked."""
+    answer = await ask("GET", f"{proxy_url}/workers", headers=bearer(key), seconds=seconds)
+    try:
+        return {entry["name"]: entry["in_flight"] for entry in _object(answer)["workers"]}
+    except (KeyError, TypeError):
+        return None
+
+
+def bearer(key: str) -> dict[str, str]:
+    """The headers that show a key."""
     return {"Authorization": f"Bearer {key}"}
 
 

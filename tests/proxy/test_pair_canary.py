@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import httpx
 import pytest
 
@@ -10,17 +13,17 @@ from tests.proxy.deployment import KEY, Deployment
 OWNER = {"authorization": f"Bearer {KEY}"}
 
 
-def canary(deployment: Deployment, headers: dict[str, str] = OWNER, **asked: object) -> httpx.Response:
-    pair = {"prefill": "prefill-0", "decode": "decode-0", "tokens": 40, "seconds": 60}
-    return deployment.proxy.http.post("/canary", params=pair | asked, headers=headers)
+def canary(deployment: Deployment, asked: Mapping[str, Any] = {}, headers: Mapping[str, str] = OWNER) -> httpx.Response:
+    pair = {"prefill": "prefill-0", "decode": "decode-0", "tokens": 40, "seconds": 60, **asked}
+    return deployment.proxy.http.post("/canary", params=pair, headers=headers)
 
 
-@pytest.mark.parametrize("protocol", [{}, {"nixl": True}, {"push": True}], ids=["mooncake", "nixl", "nixl-push"])
-def test_it_goes_to_its_pair_whatever_their_state_is(deployment: Deployment, protocol: dict[str, bool]) -> None:
-    deployment.up(2, 2, control=True, **protocol)
+@pytest.mark.parametrize("protocol", ["mooncake", "nixl", "nixl-push"])
+def test_it_goes_to_its_pair_whatever_their_state_is(deployment: Deployment, protocol: str) -> None:
+    deployment.up(2, 2, control=True, nixl=protocol == "nixl", push=protocol == "nixl-push")
     deployment.proxy.push("prefill-1", "starting")
     deployment.proxy.push("decode-1", "draining")
-    assert canary(deployment, prefill="prefill-1", decode="decode-1").status_code == 200
+    assert canary(deployment, {"prefill": "prefill-1", "decode": "decode-1"}).status_code == 200
     assert [decode.transferred() for decode in deployment.decodes] == [0, 40]
     assert [prefill.state()["delivered"] for prefill in deployment.prefills] == [0, 1]
     page = deployment.proxy.http.get("/metrics").text
@@ -51,7 +54,7 @@ def test_a_failed_one_is_tried_nowhere_else(deployment: Deployment) -> None:
 def test_one_that_is_late_is_given_up(deployment: Deployment) -> None:
     deployment.up()
     deployment.prefills[0].script(hold="prefill")
-    assert canary(deployment, seconds=0.2).status_code == 504
+    assert canary(deployment, {"seconds": 0.2}).status_code == 504
     deployment.prefills[0].script(hold="")
     deployment.idle()
 
@@ -59,7 +62,7 @@ def test_one_that_is_late_is_given_up(deployment: Deployment) -> None:
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer other"}], ids=["none", "another"])
 def test_nobody_else_may_ask_for_one(deployment: Deployment, headers: dict[str, str]) -> None:
     deployment.up()
-    assert canary(deployment, headers).status_code == 401
+    assert canary(deployment, headers=headers).status_code == 401
     assert [fake.state()["received"] for fake in deployment.fakes] == [0, 0]
 
 
@@ -69,4 +72,4 @@ def test_nobody_else_may_ask_for_one(deployment: Deployment, headers: dict[str, 
 )
 def test_one_that_is_not_possible_is_refused(deployment: Deployment, asked: dict[str, object], status: int) -> None:
     deployment.up()
-    assert canary(deployment, **asked).status_code == status
+    assert canary(deployment, asked).status_code == status
