@@ -22,7 +22,7 @@ AGAIN_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PeerVerdict:
     """Of the canaries of one new engine."""
 
     proven: bool
@@ -48,7 +48,7 @@ class PeerJudge:
         """It begins a new life."""
         self._failures.pop(engine, None)
 
-    def judge(self, outcomes: Mapping[str, Outcome], now: float) -> Verdict:
+    def judge(self, outcomes: Mapping[str, Outcome], now: float) -> PeerVerdict:
         """From the canaries of one new engine, by peer."""
         crossed = [peer for peer, outcome in outcomes.items() if outcome == "crossed"]
         failed = [peer for peer, outcome in outcomes.items() if outcome == "failed"]
@@ -56,7 +56,7 @@ class PeerJudge:
             self._failures.pop(peer, None)
         self._failures.update(failed)
         if not failed:
-            return Verdict(proven=True)
+            return PeerVerdict(proven=True)
         broken = failed if crossed else [peer for peer in failed if self._failures[peer] >= _LIVES]
         spared = tuple(peer for peer in broken if now - self._restarted.get(peer, -AGAIN_SECONDS) < AGAIN_SECONDS)
         bad = tuple(peer for peer in broken if peer not in spared)
@@ -64,4 +64,4 @@ class PeerJudge:
             # One at a time: they still serve with engines that are older.
             bad = bad[:1]
         self._restarted.update(dict.fromkeys(bad, now))
-        return Verdict(proven=bool(crossed), bad=bad, try_again=bool(bad) and not crossed, spared=spared)
+        return PeerVerdict(proven=bool(crossed), bad=bad, try_again=bool(bad) and not crossed, spared=spared)

@@ -10,12 +10,11 @@ from dataclasses import replace
 
 from pdserve.errors import StartError
 from pdserve.launch.bad_peers import Outcome
-from pdserve.launch.canary import one_token
+from pdserve.launch.canary import PairCanaries, one_token
 from pdserve.launch.failure import not_attached
 from pdserve.launch.fleet import Fleet
 from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.launch.lmcache_fallback import without_kernels
-from pdserve.launch.pair_canary import PairCanaries
 from pdserve.launch.store_memory import wait_for_memory
 from pdserve.launch.weights_agreement import same_commit
 from pdserve.lmcache_server import wait_attached
