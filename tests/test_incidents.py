@@ -24,6 +24,7 @@ RECORDED: dict[str, dict[str, Any]] = {
     "late": {"name": "decode-0", "seconds": 60.0},
     "given_up": {"name": "decode-0", "why": "did not answer for 30 s"},
     "restarting": {"name": "decode-0", "attempt": 1, "after_seconds": 1.0},
+    "bad_peer": {"name": "prefill-1", "new": "decode-0", "crossed": ["prefill-0"], "restarted": True},
     "cache_down": {"name": "lmcache-0", "engines": ["prefill-0"]},
     "engine_not_back": {"name": "prefill-0", "attached": False},
     "unresponsive": {"name": "decode-0", "why": "no answer within 5 s"},

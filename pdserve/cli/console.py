@@ -153,6 +153,12 @@ def _died(event: dict[str, Any]) -> str:
     return f"{event['name']:<12} died{member}: {event['how']} after {event['seconds']:.1f} s"
 
 
+def _bad_peer(event: dict[str, Any]) -> str:
+    shown = f", and does between that and {', '.join(event['crossed'])}" if event["crossed"] else ""
+    then = "restarting it" if event["restarted"] else "it was restarted for that already: look at the network between"
+    return f"{event['name']:<12} no KV crosses between it and {event['new']}, which is new{shown}; {then}"
+
+
 def _stopped(event: dict[str, Any]) -> str:
     if left := event.get("left"):
         pids = ", ".join(map(str, left))
@@ -186,7 +192,10 @@ _TEXTS: dict[str, Any] = {
     "ready": lambda e: f"{e['name']:<12} ready after {e['seconds']:.1f} s",
     "weights": lambda e: f"weights: every node has commit {e['commit']}",
     "attached": lambda e: "LMCache: " + ", ".join(f"{s} has {n} worker(s)" for s, n in e["servers"].items()),
-    "canary": lambda e: f"{e['name']:<12} canary: {e['text']} in {e['seconds']:.2f} s",
+    "canary": lambda e: (
+        f"{e['name']:<12} canary{' with ' + e['peer'] if 'peer' in e else ''}: {e['text']} in {e['seconds']:.2f} s"
+    ),
+    "bad_peer": _bad_peer,
     "up": lambda e: (
         f"ready after {e['total_seconds']:.1f} s (LMCache {e['lmcache_seconds']:.1f}, engines "
         f"{e['engine_seconds']:.1f}, canary {e['canary_seconds']:.2f}, pdserve {e['orchestration_seconds']:.2f})"

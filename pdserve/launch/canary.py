@@ -1,4 +1,5 @@
-"""One token through the proxy, or from one engine: the last proof before a deployment is ready."""
+"""One token through the proxy, from one engine, or through one pair of prefill and decode: the last proof before a
+deployment is ready, or an engine is routed to again."""
 
 from __future__ import annotations
 
@@ -6,13 +7,31 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
+from pdserve.launch.bad_peers import Outcome
+from pdserve.launch.fleet import Fleet
+from pdserve.plan.process import HttpProbe
 from pdserve.reach.protocol import Answered, AskNode
+
+if TYPE_CHECKING:
+    from pdserve.observe.engine_metrics import EngineSnapshot
 
 _RETRY_SECONDS = 0.2
 _ASK_SECONDS = 3.0
 _PROMPT = "pdserve canary"
+_IDLE_SECONDS = 4.5
+"""In which an idle pair should answer: what is later is in the history, and asked once more before it is judged."""
+_AGAIN_SECONDS = 30.0
+_DEATH_SECONDS = 0.5
+_COUNT_SECONDS = 2.0
+"""Engines count a little after they answer."""
+_NEW_SECONDS = 3.0
+"""By which the proxy hears of a new worker, or is back itself."""
+_FEWEST_TOKENS = 259
+"""Enough that what a busy decode computes for others meanwhile, a token of each of their prompts, is less."""
+_LATE = 504
 
 
 @dataclass(frozen=True)
@@ -41,17 +60,119 @@ async def one_token(ask: AskNode, url: str, model: str, *, seconds: float, key: 
     return Canary(False, time.monotonic() - began, text)
 
 
+class PairCanaries:
+    """Sends canaries through the proxy of a fleet, and writes into its history what each has shown."""
+
+    def __init__(self, fleet: Fleet, *, engine_key: str) -> None:
+        self._fleet, self._key = fleet, engine_key
+
+    async def cross(self, prefill: str, decode: str, *, new: str, seconds: float) -> Outcome:
+        """Whether KV crosses between two workers of the proxy, of which `new` is not routed to: in so many seconds, and
+        at the second try if the first one fails."""
+        until = time.monotonic() + seconds
+        outcome: Outcome = "unknown"
+        for patience in (_IDLE_SECONDS, _AGAIN_SECONDS):
+            began = time.monotonic()
+            outcome, text = await self._cross(prefill, decode, new=new, patience=patience, until=until)
+            ok = {"crossed": True, "failed": False, "unknown": None}[outcome]
+            peer, took = (decode if new == prefill else prefill), round(time.monotonic() - began, 3)
+            self._fleet.record("canary", name=new, peer=peer, ok=ok, seconds=took, text=text)
+            if outcome != "failed":
+                break
+        return outcome
+
+    async def _cross(
+        self, prefill: str, decode: str, *, new: str, patience: float, until: float
+    ) -> tuple[Outcome, str]:
+        """`patience`: seconds that an idle pair gets; a busy one gets all that are left."""
+        left = min(until - time.monotonic(), self._fleet.plan.proxy.request_timeout_seconds)
+        if left < _RETRY_SECONDS:
+            return "unknown", "no time was left for it"
+        peer, proxy = decode if new == prefill else prefill, self._fleet.on_node_of("proxy")
+        running = await _in_flight(proxy, self._fleet.plan.proxy_url, key=self._key)
+        idle = running is not None and not running.get(peer)
+        before = await self._counted(decode)
+        tokens = 1 + max(_FEWEST_TOKENS, 2 * (before.block_size or 0))
+        status, text = await self._sent(prefill, decode, tokens, min(patience, left) if idle else left)
+        if status == _LATE:
+            return "failed" if idle else "unknown", text
+        if status is None or 400 <= status < 500:
+            return "unknown", text
+        if status != 200:
+            # Who has died is not to blame for more than that, which the launcher hears in a moment.
+            await asyncio.sleep(_DEATH_SECONDS)
+            return "failed", text
+        received = await self._received(decode, before, tokens)
+        if received is None:
+            return "crossed", "one token; what it was computed from was not counted"
+        if received:
+            return "crossed", f"one token, after KV of {tokens} tokens"
+        return "failed", f"one token, but {decode} computed the prompt itself: it received no KV"
+
+    async def _sent(self, prefill: str, decode: str, tokens: int, seconds: float) -> tuple[int | None, str]:
+        """The answer's status. None: the proxy did not answer at all."""
+        asked = {"prefill": prefill, "decode": decode, "tokens": tokens, "seconds": f"{seconds:.3f}"}
+        url = f"{self._fleet.plan.proxy_url}/canary?{urlencode(asked)}"
+        patient_until = time.monotonic() + _NEW_SECONDS
+        while True:
+            proxy = self._fleet.on_node_of("proxy")
+            answer = await proxy("POST", url, headers=_bearer(self._key), seconds=seconds + _ASK_SECONDS)
+            text = answer.error if answer.status is None else f"{answer.status} {answer.body[:300]}"
+            unheard = answer.refused or answer.status == 404
+            if not unheard or time.monotonic() >= patient_until:
+                return answer.status, text
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _received(self, decode: str, before: EngineSnapshot, tokens: int) -> bool | None:
+        """Whether decode received the KV of such a prompt since then, by its counters. Others count too where it serves
+        already: it computes one token of each of their prompts, and None is the answer where that could be it."""
+        last: bool | None = None
+        until = time.monotonic() + _COUNT_SECONDS
+        while True:
+            await asyncio.sleep(_RETRY_SECONDS)
+            after = await self._counted(decode)
+            if before.prompt_tokens is None or after.prompt_tokens is None:
+                return None
+            grown = {source: count - before.prompt_tokens[source] for source, count in after.prompt_tokens.items()}
+            got, computed = grown["external_kv_transfer"] * 2 >= tokens, grown["local_compute"] * 2 >= tokens
+            if got and not computed:
+                return True
+            last = None if got or not computed else False
+            if time.monotonic() >= until:
+                return last
+
+    async def _counted(self, worker: str) -> EngineSnapshot:
+        # With httpx, which a launcher needs only where an engine is started anew.
+        from pdserve.observe.engine_metrics import engine_figures, samples_of
+
+        probe = self._fleet.plan.process(worker).probe
+        assert isinstance(probe, HttpProbe)
+        url = f"http://{probe.host}:{probe.port}"
+        answer = await self._fleet.on_node_of(worker)("GET", f"{url}/metrics", seconds=_ASK_SECONDS)
+        if answer.status != 200:
+            return engine_figures(url, answer.error or f"HTTP {answer.status}")
+        try:
+            return engine_figures(url, await asyncio.to_thread(samples_of, answer.body))
+        except ValueError as error:
+            return engine_figures(url, f"unreadable answer: {error}")
+
+
 async def until_idle(ask: AskNode, proxy_url: str, worker: str, *, key: str) -> None:
     """Returns once the proxy has no request in flight on a worker, or cannot be asked. Bounded by the caller."""
     while True:
-        answer = await ask("GET", f"{proxy_url}/workers", headers=_bearer(key), seconds=_ASK_SECONDS)
-        try:
-            busy = [entry["in_flight"] for entry in _object(answer)["workers"] if entry["name"] == worker]
-        except (KeyError, TypeError):
-            return
-        if not any(busy):
+        running = await _in_flight(ask, proxy_url, key=key)
+        if not running or not running.get(worker):
             return
         await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _in_flight(ask: AskNode, proxy_url: str, *, key: str) -> dict[str, int] | None:
+    """Requests that the proxy has in flight, by worker. None: it cannot be asked."""
+    answer = await ask("GET", f"{proxy_url}/workers", headers=_bearer(key), seconds=_ASK_SECONDS)
+    try:
+        return {entry["name"]: entry["in_flight"] for entry in _object(answer)["workers"]}
+    except (KeyError, TypeError):
+        return None
 
 
 def _bearer(key: str) -> dict[str, str]:

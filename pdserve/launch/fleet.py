@@ -54,6 +54,8 @@ SILENT = "does not answer"
 """Reason for holding a process that lives but is stopped or does not answer its probe."""
 NO_SOCKETS = "out of sockets"
 """Reason for holding an engine that cannot open another connection: requests that it is sent fail."""
+OTHER_GENERATION = "of another generation"
+"""Reason for holding engines that cannot exchange KV with those that get requests."""
 _OVER = ("pending", "stopped", "dead")
 _FEW_PROCESSES = 32
 _SAVE_SECONDS = 0.1

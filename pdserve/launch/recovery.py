@@ -1,19 +1,21 @@
 """What happens when a process of a serving deployment dies, stops answering, or comes back.
 
 A dead engine leaves routing before anything else happens. Whether it is restarted is the recipe's decision; the last
-instance of a role that does not come back ends the deployment. LMCache's death is survivable: its engines leave
-routing, it is restarted on the same port, and they return once they have registered again and passed a canary.
-vllm-router in the proxy's place is restarted after a prefill, which it knows no longer.
+instance of a role that does not come back ends the deployment. An engine comes back to routing once KV has crossed
+between it and a peer; peers with which none crosses are restarted (bad_peers.py). LMCache's death is survivable: its
+engines leave routing, it is restarted on the same port, and they return once they have registered again and passed a
+canary. vllm-router in the proxy's place is restarted after a prefill, which it knows no longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from pdserve.errors import PdserveError, ServeError, StartError
+from pdserve.launch.bad_peers import Outcome, PeerJudge
 from pdserve.launch.failure import interrupted, serve_error, start_error
 from pdserve.launch.fleet import Fleet, Trouble, gave_up
 from pdserve.launch.instance_routing import InstanceRouting
@@ -29,6 +31,10 @@ UNPROVEN = "to be proven"
 """Reason for holding an engine that is healthy but has not answered its canary yet."""
 _TO_BE_RESTARTED = "to be restarted"
 """Reason for holding what is drained for its restart."""
+_BAD_PEER = "no KV crosses between it and a new engine: to be restarted"
+"""The same of a peer that is restarted for what a new engine has shown."""
+_ON_THE_WAY = (UNPROVEN, _TO_BE_RESTARTED, _BAD_PEER)
+"""Reasons that end when a recovery does."""
 _EMPTY = "without the memory of its engines"
 """Reason for holding the master of a Mooncake store."""
 
@@ -41,6 +47,7 @@ class Recovery:
         self._instances = InstanceRouting(fleet)
         self._engine_key = engine_key
         self._proofs = InstanceProofs(fleet, self._instances, engine_key=engine_key)
+        self._judge = PeerJudge()
         self._fail = fail
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """One recovery a process at most, by its name."""
@@ -126,7 +133,17 @@ class Recovery:
 
     async def replace(self, name: str, adopt: Callable[[], None]) -> None:
         """Drains and stops an instance; starts it anew by the plan that `adopt` takes over. Raises as `start`."""
-        await self._work_on(name, lambda: self._restart_once(name, adopt))
+        await self._work_on(name, lambda: self._restart_once(name, adopt=adopt))
+
+    async def prove_pairs(self, name: str) -> None:
+        """Proves that KV crosses between an instance and its peers. Raises StartError where it does not."""
+        if not await self._crosses(name):
+            raise StartError(
+                f"no KV crosses between {name} and its peers",
+                where=name,
+                cause="they differ in what both sides of a transfer must agree on, or their network is not open",
+                todo="pdserve logs of both; the canaries are in the history of the run",
+            )
 
     async def stop(self, name: str) -> None:
         """Drains and stops an instance, for good or for a later `start`."""
@@ -163,7 +180,7 @@ class Recovery:
         note = self._fleet.state.processes[name].note
         return StartError(f"{name} did not start: {note}", where=name, todo=f"pdserve logs {name}")
 
-    async def until_another_serves(self, name: str) -> None:
+    async def _until_another_serves(self, name: str) -> None:
         """Before an instance is stopped on purpose: waits for another one of its role that is on its way back."""
         process = self._fleet.plan.process(name)
         others = [
@@ -220,7 +237,7 @@ class Recovery:
             kept = (engine for engine in server.engines if _without(server.process) in self._fleet.held.get(engine, ()))
             if server.process not in self._tasks and self._is_ready(server) and not all(map(self._fleet.silent, kept)):
                 self._begin(f"return to {server.process}", self._return_engines(server))
-        held = [name for name, reasons in self._fleet.held.items() if reasons & {UNPROVEN, _TO_BE_RESTARTED}]
+        held = [name for name, reasons in self._fleet.held.items() if not reasons.isdisjoint(_ON_THE_WAY)]
         for leader in dict.fromkeys(self._leader(name) for name in held if name in self._fleet.plan.names()):
             silent = any(self._fleet.silent(process.name) for process in self._fleet.plan.instance_of(leader))
             if leader not in self._tasks and not silent and self._alive_or_coming(leader) and self._has_servers(leader):
@@ -231,7 +248,8 @@ class Recovery:
         if await self._proven(name):
             self._return(name)
         elif not self._instances.lives(name)() or self._has_servers(name):
-            self._instances.release(name, _TO_BE_RESTARTED)
+            for reason in (_TO_BE_RESTARTED, _BAD_PEER):
+                self._instances.release(name, reason)
             await self._stop_failed(name)
             await self._recover(gave_up(name, "did not return after a start that came into its recovery", 0))
 
@@ -317,25 +335,28 @@ class Recovery:
         phases = [self._fleet.phase_of(process.name) for process in self._fleet.plan.instance_of(leader)]
         return all(phase in ("starting", "ready", "degraded") for phase in phases)
 
-    async def _restart(self, name: str) -> None:
-        if not await self._restart_once(name):
+    async def _restart(self, name: str, why: str = _TO_BE_RESTARTED) -> None:
+        if not await self._restart_once(name, why):
             note = self._fleet.state.processes[name].note
-            self._fail_if_last(name, ServeError(f"{name} did not come back: {note}", where=name))
+            await self._recover(gave_up(name, f"did not come back: {note}", 0))
 
-    async def _restart_once(self, name: str, adopt: Callable[[], None] = lambda: None) -> bool:
-        await self.until_another_serves(name)
-        await self._drain_and_stop(name)
+    async def _restart_once(
+        self, name: str, why: str = _TO_BE_RESTARTED, adopt: Callable[[], None] = lambda: None
+    ) -> bool:
+        await self._until_another_serves(name)
+        await self._drain_and_stop(name, why)
         adopt()
-        self._instances.release(name, _TO_BE_RESTARTED)
+        self._instances.release(name, why)
         return await self._start(name)
 
-    async def _drain_and_stop(self, name: str) -> None:
-        self._instances.hold(name, _TO_BE_RESTARTED)
+    async def _drain_and_stop(self, name: str, why: str = _TO_BE_RESTARTED) -> None:
+        self._instances.hold(name, why)
         await self._instances.drained(name, key=self._engine_key)
         await self._stop_instance(name)
 
     async def _start(self, name: str) -> bool:
-        """Starts a process; an engine returns to routing only after it is attached and has answered a canary."""
+        """Starts a process; an engine returns to routing only after it is attached, has answered a canary, and KV
+        has crossed between it and a peer."""
         is_engine = self._fleet.plan.process(name).is_engine
         masters = [process.name for process in self._fleet.plan.processes if process.is_store_master and is_engine]
         for needed in (*(server.process for server in self._servers_of(name)), *masters):
@@ -343,6 +364,7 @@ class Recovery:
             if recovering is not None and recovering not in self._waiting:
                 await asyncio.shield(recovering)  # without it an engine would die, or hang, in its own start
         if is_engine:
+            self._judge.started(name)
             self._instances.hold(name, UNPROVEN)
             self._instances.route(name, "starting")
         if self._fleet.plan.process(name).is_store_master:
@@ -367,14 +389,34 @@ class Recovery:
             self._proofs.has_patches(name)
             and await self._fleet.proven_while(lives, self._proofs.attached(name, self._servers_of(name)))
             and await self._fleet.proven_while(lives, self._proofs.all_answer(name))
+            and await self._fleet.proven_while(lives, self._crosses(name))
         )
+
+    async def _crosses(self, name: str) -> bool:
+        """KV crosses between a new engine and its peers, as far as the fault is not theirs; broken peers are restarted
+        (bad_peers.py)."""
+        while True:
+            outcomes = await self._proofs.crosses(name)
+            verdict = self._judge.judge(outcomes, time.monotonic())
+            for peer in (*verdict.bad, *verdict.spared):
+                self._call_bad(peer, name, outcomes, restarted=peer in verdict.bad)
+            if not verdict.try_again:
+                return verdict.proven
+            await asyncio.wait([self._tasks[peer] for peer in verdict.bad])
+
+    def _call_bad(self, peer: str, new: str, outcomes: Mapping[str, Outcome], *, restarted: bool) -> None:
+        crossed = [other for other, outcome in outcomes.items() if outcome == "crossed"]
+        self._fleet.record("bad_peer", name=peer, new=new, crossed=crossed, restarted=restarted)
+        if restarted:
+            self._instances.hold(peer, _BAD_PEER)  # before the new engine is routed to
+            self._begin(peer, self._restart(peer, _BAD_PEER))
 
     def _return(self, name: str) -> None:
         """To routing, once it is proven, attached to its servers too."""
         for server in filter(self._is_ready, self._servers_of(name)):
             self._instances.release(name, _without(server.process))
-        self._instances.release(name, UNPROVEN)
-        self._instances.release(name, _TO_BE_RESTARTED)
+        for reason in _ON_THE_WAY:
+            self._instances.release(name, reason)
         if self._fleet.plan.gives_router_new_ids({name}):
             self._router_is_stale = True
         self._renew_router()
@@ -396,7 +438,7 @@ class Recovery:
     async def _stop_failed(self, name: str) -> None:
         state, died = self._fleet.state.processes[name], self._instances.first_dead(name)
         if died != name:
-            unproven = "without its patches, not attached to LMCache, or no answer to its canary"
+            unproven = "without its patches, not attached to LMCache, or a canary has failed"
             note = unproven if died is None else f"{died} {self._fleet.state.processes[died].note}"
             state.phase, state.note = "dead", note
         self._instances.route(name, "dead")

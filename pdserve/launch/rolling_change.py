@@ -21,16 +21,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from itertools import groupby
 
 from pdserve.errors import PdserveError, StartError
-from pdserve.launch.fleet import Fleet
+from pdserve.launch.fleet import OTHER_GENERATION, Fleet
 from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.launch.proxy_restart import roll
 from pdserve.launch.recovery import Recovery
 from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
 from pdserve.run.change import LIVING, Change, can_exchange_kv, plan_between
-
-OTHER_GENERATION = "of another generation"
-"""Reason for holding engines that cannot exchange KV with those that get requests."""
 
 
 class RollingChange:
@@ -175,6 +172,8 @@ class RollingChange:
         await self._each(self._recovery.stop(name) for name in first if name in replaced)
         try:
             await self._each(self._add(name, hold=OTHER_GENERATION) for name in first)
+            for name in first:  # those that started side by side have not met yet
+                await self._recovery.prove_pairs(name)
         except StartError as failure:
             await self._leave_generation(first, replaced, failure)
             raise

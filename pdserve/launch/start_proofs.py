@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from pdserve.errors import StartError
-from pdserve.launch.canary import one_token
+from pdserve.launch.bad_peers import Outcome
+from pdserve.launch.canary import PairCanaries, one_token
 from pdserve.launch.failure import not_attached
-from pdserve.launch.fleet import Fleet
+from pdserve.launch.fleet import OTHER_GENERATION, Fleet
 from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.launch.lmcache_fallback import without_kernels
 from pdserve.launch.store_memory import wait_for_memory
@@ -22,6 +24,7 @@ from pdserve.preflight.nodes.cross_node import CrossNodePort, side_channels
 from pdserve.run.patch_proof import records, unpatched
 
 _REACH_SECONDS = 3.0
+_PAIRS_AT_ONCE = 4
 
 
 class StartProofs:
@@ -130,6 +133,7 @@ class InstanceProofs:
 
     def __init__(self, fleet: Fleet, instances: InstanceRouting, *, engine_key: str) -> None:
         self._fleet, self._instances, self._engine_key = fleet, instances, engine_key
+        self._pairs = PairCanaries(fleet, engine_key=engine_key)
 
     def has_patches(self, name: str) -> bool:
         """Every process of it has the patches that it needs; what is lacking is in the history."""
@@ -181,3 +185,52 @@ class InstanceProofs:
         )
         self._fleet.record("canary", name=name, ok=canary.ok, seconds=round(canary.seconds, 3), text=canary.text)
         return canary.ok
+
+    async def crosses(self, name: str) -> dict[str, Outcome]:
+        """A canary between an instance, which is not routed to yet, and each of the other role that serves, with those
+        that begin to meanwhile. By the name of the peer; empty where there is none, or no proxy that can send one."""
+        until = time.monotonic() + self._fleet.plan.timeouts.canary_seconds
+        few = asyncio.Semaphore(_PAIRS_AT_ONCE)
+        outcomes: dict[str, Outcome] = {}
+
+        async def cross(peer: str) -> None:
+            async with few:
+                outcomes[peer] = await self._cross(name, peer, until)
+
+        while peers := [peer for peer in self._peers(name) if peer not in outcomes]:
+            await asyncio.gather(*map(cross, peers))
+        return outcomes
+
+    def _peers(self, name: str) -> list[str]:
+        """Instances of the other role to which the proxy routes, or will as soon as to this one."""
+        plan = self._fleet.plan
+        if plan.proxy_kind != "pdserve" or plan.mode == "aggregated" or not self._instances.serves("proxy"):
+            return []
+        role = plan.process(name).role
+        leaders = dict.fromkeys(plan.instance_of(p.name)[0].name for p in plan.processes if p.is_engine)
+        others = (leader for leader in leaders if plan.process(leader).role != role)
+        is_met = self._waits_with if self._is_other_generation(name) else self._is_routed
+        return [other for other in others if all(map(is_met, self._instances.servers(other)))]
+
+    def _is_routed(self, server: str) -> bool:
+        return self._fleet.phase_of(server) == "ready"
+
+    def _is_other_generation(self, name: str) -> bool:
+        return OTHER_GENERATION in self._fleet.held.get(name, ())
+
+    def _waits_with(self, server: str) -> bool:
+        """Whether it is proven, and held for its generation alone."""
+        return self._fleet.phase_of(server) == "degraded" and self._fleet.held.get(server) == {OTHER_GENERATION}
+
+    async def _cross(self, name: str, peer: str, until: float) -> Outcome:
+        """Every API server of both takes part in one at least. The worst outcome is that of the pair."""
+        mine, theirs = self._instances.servers(name), self._instances.servers(peer)
+        decodes = self._fleet.plan.process(name).role == "decode"
+        outcomes: list[Outcome] = []
+        for index in range(max(len(mine), len(theirs))):
+            new, other = mine[index % len(mine)], theirs[index % len(theirs)]
+            prefill, decode = (other, new) if decodes else (new, other)
+            outcomes.append(await self._pairs.cross(prefill, decode, new=new, seconds=until - time.monotonic()))
+        if not all(self._is_routed(server) or self._waits_with(server) for server in theirs):
+            return "unknown"
+        return "failed" if "failed" in outcomes else "crossed" if "crossed" in outcomes else "unknown"

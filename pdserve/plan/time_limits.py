@@ -57,8 +57,8 @@ def restart_seconds(plan: Plan, name: str) -> float:
 
 
 def _beside(plan: Plan, process: Process) -> Iterable[Process]:
-    """Servers that an engine needs, and engines that return to their server one after the other, before it too; and
-    vllm-router, which has to learn of a new prefill."""
+    """Servers that an engine needs, and engines that return to their server one after the other, before it too; a peer
+    that was broken; and vllm-router, which has to learn of a new prefill."""
     for server in plan.lmcache:
         if process.name in server.engines:
             yield plan.process(server.process)
@@ -67,6 +67,8 @@ def _beside(plan: Plan, process: Process) -> Iterable[Process]:
             yield from map(plan.process, server.engines)
     if process.is_engine:
         yield from (each for each in plan.processes if each.is_store_master)
+        # A peer with which no KV crosses is restarted, and waited for.
+        yield from [each for each in plan.processes if each.is_engine and each.role != process.role][:1]
     if plan.proxy_kind == "vllm-router":
         yield plan.process("proxy")
 
@@ -75,7 +77,7 @@ def _again(plan: Plan, process: Process) -> float:
     """Drained, stopped, started and proven; of an instance, all of it together."""
     members = plan.instance_of(process.name)
     stop, start = max(each.stop_seconds for each in members), max(each.ready_seconds for each in members)
-    proofs = plan.timeouts.attach_seconds + plan.timeouts.canary_seconds
+    proofs = plan.timeouts.attach_seconds + 2 * plan.timeouts.canary_seconds
     return plan.proxy.drain_seconds + stop + start + proofs + 2 * _STAGE_SECONDS
 
 

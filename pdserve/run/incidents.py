@@ -10,6 +10,7 @@ INCIDENTS: Mapping[str, str] = {
     "late": "was not ready in time",
     "given_up": "did not answer and counts as dead",
     "restarting": "is being restarted",
+    "bad_peer": "exchanged no KV with a new engine",
     "cache_down": "is down",
     "engine_not_back": "did not attach to its cache server again",
     "unresponsive": "did not answer",

@@ -7,6 +7,7 @@ FOLDER/other-kv     of the prompts that decode receives, every third then has th
 FOLDER/zero-layer   of every third, the last layer is zero
 FOLDER/recompute    of the prompts that decode is to load, every third is computed by decode instead; its KV is released
 FOLDER/cut          of the transfers of prefill, every third ends after half of its blocks, as a failure
+FOLDER/lost         holds the name of a prefill, all of whose transfers fail
 FOLDER/stale-chunk  what prefill loads from LMCache begins with the chunk that was loaded first since the file was made
 
 The first dimension of a layer's KV is the block, as on vLLM's CPU backend.
@@ -14,12 +15,14 @@ The first dimension of a layer's KV is the block, as on vLLM's CPU backend.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 OTHER_KV, ZERO_LAYER, RECOMPUTE, CUT, STALE_CHUNK = "other-kv", "zero-layer", "recompute", "cut", "stale-chunk"
+LOST = "lost"
 _EVERY = 3
 
 
@@ -28,7 +31,7 @@ def install(connector: Any, folder: Path) -> None:
     for child in getattr(connector, "_connectors", [connector]):
         if getattr(child, "connector_worker", None) is not None:
             _spoil_received(child.connector_worker, folder)
-            _cut_transfers(child.connector_worker, folder / CUT)
+            _cut_transfers(child.connector_worker, folder)
         if getattr(child, "connector_scheduler", None) is not None:
             _compute_again(child.connector_scheduler, folder / RECOMPUTE)
         if hasattr(child, "worker_adapter"):
@@ -73,13 +76,16 @@ def _spoil_received(worker: Any, folder: Path) -> None:
     )
 
 
-def _cut_transfers(worker: Any, order: Path) -> None:
+def _cut_transfers(worker: Any, folder: Path) -> None:
     if not hasattr(worker, "_send_blocks"):
         return  # NIXL's decode pulls: prefill sends nothing that could be cut
     send: Callable[[str, Sequence[int], Sequence[int], Sequence[int]], int] = worker._send_blocks
-    numbers = count(1)
+    order, lost, numbers = folder / CUT, folder / LOST, count(1)
+    name = Path(os.environ.get("PDSERVE_PATCH_RECORD", "")).name
 
     def send_blocks(session: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> int:
+        if lost.exists() and lost.read_text() == name:
+            return -1
         if not order.exists() or next(numbers) % _EVERY:
             return send(session, sources, targets, lengths)
         half = len(sources) // 2

@@ -7,16 +7,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.launch.deployment import Deployment, pdserve, read_json
+from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
+from tests.real import kv_corruption, kv_faults
 from tests.real.conftest import brought_up, member, status_of_all
 
 pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="module")
-def tiny(home: Path) -> Iterator[Deployment]:
-    yield from brought_up("tiny-cpu-2p2d", home)
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where files tell the engines what to do wrong."""
+    return tmp_path_factory.mktemp("faults") / "orders"
+
+
+@pytest.fixture(scope="module")
+def tiny(home: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    recipe = tmp_path_factory.mktemp("recipe") / "tiny-cpu-2p2d.yaml"
+    document = {
+        "extends": str(REPOSITORY / "recipes" / "tiny-cpu-2p2d.yaml"),
+        "name": "tiny-cpu-2p2d",
+        "engine": {"env": kv_faults.installed(faults)},
+    }
+    recipe.write_text(yaml.safe_dump(document))
+    yield from brought_up("tiny-cpu-2p2d", home, recipe)
 
 
 def test_every_proof_is_proven(tiny: Deployment) -> None:
@@ -37,6 +52,21 @@ def test_every_process_proves_its_patches_the_workers_too(tiny: Deployment) -> N
         reported = status["processes"][name]["patch_processes"]
         assert sorted(record["kind"] for record in reported) == ["api-server", "engine-core", "worker"]
         assert {tuple(record["active"]) for record in reported} == {plan.process(name).patches}
+
+
+def test_a_peer_whose_transfers_fail_is_found_by_a_new_engine_and_restarted(tiny: Deployment, faults: Path) -> None:
+    lost = faults / kv_corruption.LOST
+    lost.write_text("prefill-1")
+    code, output = pdserve("restart", "decode-0")
+    lost.unlink()
+    assert code == 0, output
+    alone = tiny.wait_for("canary", name="decode-0", ok=True)
+    failed = tiny.wait_for("canary", name="decode-0", peer="prefill-1", ok=False)
+    assert failed["at"] - alone["at"] < 5
+    assert tiny.wait_for("bad_peer", name="prefill-1")["crossed"] == ["prefill-0"]
+    for peer in ("decode-0", "decode-1"):
+        tiny.wait_for("canary", name="prefill-1", peer=peer, ok=True)
+    tiny.wait_for("phase", after="degraded", phase="ready")
 
 
 @pytest.mark.ends_fixture

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,13 @@ from starlette.types import ASGIApp
 
 from pdserve.errors import PdserveError
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
-from pdserve.pd.errors import ApiError
+from pdserve.pd.errors import ApiError, bad_request
 from pdserve.pd.http.front import Request
 from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.limits.admission import CELLS_PER_PROCESS
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
-from pdserve.pd.limits.keys import KeyFile
+from pdserve.pd.limits.api_keys import ApiKey, Keys
+from pdserve.pd.limits.keys import OWN_NAME, KeyFile
 from pdserve.pd.limits.quotas import Quotas, cells_needed
 from pdserve.pd.processes.shared_numbers import Numbers
 from pdserve.pd.processes.shared_pages import Pages
@@ -31,6 +33,7 @@ from pdserve.pd.serve.accounting import Accounting
 from pdserve.pd.serve.answering import Answering
 from pdserve.pd.serve.client_tls import ClientTls
 from pdserve.pd.serve.intake import Intake
+from pdserve.pd.serve.pair_canary import PairCanary
 from pdserve.pd.serve.prewarm import Prewarm
 from pdserve.pd.serve.request_parser import RequestParser
 from pdserve.pd.serve.stored_responses import StoredResponses
@@ -47,6 +50,7 @@ from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.models import Models
 from pdserve.pd.workers.pools import Pools
 from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS, Registry
+from pdserve.roles import EngineRole
 from pdserve.time_limit import time_limit
 
 if TYPE_CHECKING:
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pdserve.proxy")
 
 _TICK_SECONDS = 0.5
+_LONGEST_CANARY = 65_536
 
 
 class Gateway:
@@ -116,8 +121,10 @@ class Gateway:
             served_name=config.served_name,
             seconds=config.request_timeout_seconds,
         )
+        self._canary = PairCanary(self.engines, self._dispatcher.attempt_split, config.served_name)
+        self._owner = None if key is None else Keys([ApiKey(OWN_NAME, sha256(key.encode()).digest())])
         self._prewarm = (
-            Prewarm(self.registry, self.engines, self._dispatcher.attempt_split, config.served_name)
+            Prewarm(self.registry, self._canary)
             if config.prewarm and config.protocol != "aggregated" and numbers.process == 0
             else None
         )
@@ -266,6 +273,24 @@ class Gateway:
             "empty_pools": empty,
             "workers": [worker.describe() for worker in self.registry.workers.values()],
         }
+
+    async def send_canary(self, authorization: str, pair: Mapping[str, str]) -> None:
+        """A canary through the pair that whoever has the deployment's engine key names, with `tokens` and `seconds`.
+        ApiError: it was not answered, or is not possible."""
+        if self._owner is None:
+            raise ApiError(401, "This proxy has no engine key, and so nobody may ask for a canary.")
+        self._owner.identify(authorization.encode("latin-1"))
+        roles: tuple[EngineRole, ...] = ("prefill", "decode")
+        prefill, decode = (self.registry.workers.get(pair.get(role, "")) for role in roles)
+        if prefill is None or decode is None or (prefill.config.role, decode.config.role) != roles:
+            raise ApiError(404, "There is no such pair of workers.")
+        try:
+            tokens, seconds = int(pair["tokens"]), float(pair["seconds"])
+        except (KeyError, ValueError) as error:
+            raise bad_request("A canary has a number of tokens and of seconds.") from error
+        if not (0 < tokens <= _LONGEST_CANARY and 0 < seconds <= self.config.request_timeout_seconds):
+            raise bad_request("A canary has some tokens, and no more seconds than a request.")
+        await self._canary.send(prefill, decode, tokens=tokens, seconds=seconds)
 
     def load(self) -> int:
         """Requests that hold a place at an engine or wait for one, over all processes for those that hold one."""

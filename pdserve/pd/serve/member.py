@@ -82,6 +82,12 @@ def create_app() -> Starlette:
         gateway: Gateway = app.state.gateway
         return JSONResponse(await gateway.models.listed())
 
+    async def canary(request: Request) -> Response:
+        """One token through the pair that the launcher names."""
+        authorization = request.headers.get("authorization", "")
+        await app.state.gateway.send_canary(authorization, request.query_params)
+        return JSONResponse({"status": "answered"})
+
     for path, answer, methods in (
         ("/health", health, {"GET"}),
         ("/ready", ready, {"GET"}),
@@ -91,6 +97,7 @@ def create_app() -> Starlette:
         ("/load", load, {"GET"}),
         ("/version", version, {"GET"}),
         ("/v1/models", list_models, {"GET"}),
+        ("/canary", canary, {"POST"}),
     ):
         route = Route(path, answer)
         # An engine knows no HEAD.

@@ -5,51 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
-from pdserve.pd.errors import ApiError, ClientGoneError
-from pdserve.pd.http.reply import HttpReply, ReplyConnection
-from pdserve.pd.random_id import new_id
-from pdserve.pd.relay.client import Client
-from pdserve.pd.requests.body import Body, encode
-from pdserve.pd.requests.dialects import COMPLETIONS
-from pdserve.pd.requests.request import ClientRequest
-from pdserve.pd.routing.ask import RoutingRequest
-from pdserve.pd.workers.engines import Engines
-from pdserve.pd.workers.failure import WorkerFailedError
+from pdserve.pd.errors import ApiError
+from pdserve.pd.serve.pair_canary import PairCanary
 from pdserve.pd.workers.registry import Registry, Worker
 
 log = logging.getLogger("pdserve.proxy")
 
-Attempt = Callable[[ClientRequest, Client, Worker, Worker], Awaitable[None]]
 _SECONDS = 60.0
-
-
-class _NoClient(ReplyConnection):
-    """The connection of a client that does not exist."""
-
-    def __init__(self) -> None:
-        self.congested = False
-
-    def send(self, data: bytes) -> None:
-        """It is not read."""
-
-    def replied(self, reply: HttpReply) -> None:
-        """Nothing follows."""
-
-    def reset(self) -> None:
-        """There is no client to see it."""
-
-    def abort(self) -> None:
-        """There is nothing to end."""
+_TOKENS = 2
 
 
 class Prewarm:
     """Warms each pair once for every life of its workers, one at a time, while clients are served."""
 
-    def __init__(self, registry: Registry, engines: Engines, attempt: Attempt, model: str) -> None:
-        self._registry, self._engines, self._attempt = registry, engines, attempt
-        self._body = Body(encode({"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}))
+    def __init__(self, registry: Registry, canary: PairCanary) -> None:
+        self._registry, self._canary = registry, canary
         self._warm: set[tuple[str, int, str, int]] = set()
         self._wanted = asyncio.Event()
         self._task = asyncio.ensure_future(self._run())
@@ -70,17 +41,7 @@ class Prewarm:
                         await self._warm_up(prefill, decode)
 
     async def _warm_up(self, prefill: Worker, decode: Worker) -> None:
-        request_id = f"prewarm-{new_id()}"
-        reply = HttpReply(_NoClient(), keep_alive=False, head_only=False, http10=False)
-        client = Client(reply, request_id, COMPLETIONS)
-        headers = self._engines.client_headers((), request_id, ours=True)
-        request = ClientRequest(
-            COMPLETIONS, self._body, b"/v1/completions", request_id, headers, RoutingRequest(b"Hello", estimate=1)
-        )
-        timer = asyncio.get_running_loop().call_later(_SECONDS, client.interrupt, ClientGoneError())
         try:
-            await self._attempt(request, client, prefill, decode)
-        except (ApiError, ClientGoneError, WorkerFailedError) as error:
+            await self._canary.send(prefill, decode, tokens=_TOKENS, seconds=_SECONDS)
+        except ApiError as error:
             log.warning("%s and %s could not be warmed up: %s", prefill.name, decode.name, error)
-        finally:
-            timer.cancel()

@@ -151,7 +151,7 @@ class Registry:
         self._on_ready.append(listener)
 
     def on_lost(self, listener: Callable[[Worker], None]) -> None:
-        """Called with each worker whose caches are gone: it died, or was removed."""
+        """Called with each worker whose caches are gone: it died, was removed or starts anew."""
         self._on_lost.append(listener)
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -188,6 +188,7 @@ class Registry:
         before, worker.state = worker.state, state
         if state == "dead" and before != "dead":
             worker.died()
+        if before != state and (state == "dead" or (state == "starting" and before != "dead")):
             for listener in self._on_lost:
                 listener(worker)
         if state == "ready" and before in ("starting", "dead"):

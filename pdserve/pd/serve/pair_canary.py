@@ -1,0 +1,76 @@
+"""One token through one pair of prefill and decode, whatever their state is: nobody's request, so it is in no client's
+figures, waits for no place in a pool and is tried with no other worker."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from pdserve.pd.errors import ApiError, ClientGoneError
+from pdserve.pd.http.reply import HttpReply, ReplyConnection
+from pdserve.pd.random_id import new_id
+from pdserve.pd.relay.client import Client
+from pdserve.pd.requests.body import Body, encode
+from pdserve.pd.requests.dialects import COMPLETIONS
+from pdserve.pd.requests.request import ClientRequest
+from pdserve.pd.routing.ask import RoutingRequest
+from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
+from pdserve.pd.workers.registry import Worker
+
+Attempt = Callable[[ClientRequest, Client, Worker, Worker], Awaitable[None]]
+LATE: Final = 504
+_TOKEN_IDS: Final = range(16, 240)
+"""Every vocabulary has these, and hardly any a special token among them."""
+
+
+class _NoClient(ReplyConnection):
+    """The connection of a client that does not exist."""
+
+    def __init__(self) -> None:
+        self.congested = False
+
+    def send(self, data: bytes) -> None:
+        """It is not read."""
+
+    def replied(self, reply: HttpReply) -> None:
+        """Nothing follows."""
+
+    def reset(self) -> None:
+        """There is no client to see it."""
+
+    def abort(self) -> None:
+        """There is nothing to end."""
+
+
+class PairCanary:
+    """Sends the canaries of one proxy process."""
+
+    def __init__(self, engines: Engines, attempt: Attempt, model: str) -> None:
+        self._engines, self._attempt, self._model = engines, attempt, model
+
+    async def send(self, prefill: Worker, decode: Worker, *, tokens: int, seconds: float) -> None:
+        """Returns once decode has answered a prompt of so many tokens, which no cache has. ApiError: it has not; LATE
+        when it took longer than `seconds`."""
+        prompt = random.choices(_TOKEN_IDS, k=tokens)  # noqa: S311  (new, not secret)
+        body = Body(encode({"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0}))
+        request_id = f"canary-{new_id()}"
+        reply = HttpReply(_NoClient(), keep_alive=False, head_only=False, http10=False)
+        client = Client(reply, request_id, COMPLETIONS)
+        headers = self._engines.client_headers((), request_id, ours=True)
+        ask = RoutingRequest(b"", estimate=tokens)
+        request = ClientRequest(COMPLETIONS, body, b"/v1/completions", request_id, headers, ask)
+        late = ApiError(LATE, f"no token through {prefill.name} and {decode.name} within {seconds:g} s")
+        timer = asyncio.get_running_loop().call_later(seconds, client.interrupt, late)
+        try:
+            await self._attempt(request, client, prefill, decode)
+        except WorkerFailedError as failure:
+            raise failure.error from failure
+        except ClientGoneError as gone:
+            raise ApiError(503, "The proxy is shutting down.") from gone
+        finally:
+            timer.cancel()
+        if client.counted is not None and client.counted[1] == 0:
+            raise ApiError(502, f"{decode.name} answered without a token")
