@@ -6,11 +6,13 @@ ARG VLLM=v0.31.0
 FROM docker.io/vllm/vllm-openai:${VLLM}
 
 ARG LMCACHE=0.5.6
-ARG MOONCAKE=0.3.13.post1
-# For a vLLM that was built with CUDA 13: --build-arg MOONCAKE_WHEEL=mooncake-transfer-engine-cuda13
-ARG MOONCAKE_WHEEL=mooncake-transfer-engine
+ARG MOONCAKE=0.3.14
+# For the CUDA of the image's torch, which is 13 in vLLM's images from v0.26 on. The last step compares the two.
+ARG MOONCAKE_WHEEL=mooncake-transfer-engine-cuda13
+# One that the image brings goes first: all of these wheels have the same files.
 # PyPI's wheel of LMCache has the CUDA kernels. vLLM's torch must stay the one it was built with, hence the constraint.
 RUN python3 -m pip freeze | grep -iE '^(torch|torchvision|torchaudio|vllm|numpy|transformers)==' >/tmp/keep.txt \
+ && python3 -m pip uninstall -y mooncake-transfer-engine "${MOONCAKE_WHEEL}" \
  && python3 -m pip install --no-cache-dir -c /tmp/keep.txt "lmcache==${LMCACHE}" "${MOONCAKE_WHEEL}==${MOONCAKE}" \
  && rm /tmp/keep.txt
 

@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from pdserve.installed.image_check import KERNELS, MOONCAKE
+from pdserve.installed.mooncake_build import CUDA, wheel_for
 from tests.launch.deployment import REPOSITORY
 
 FOLDER = REPOSITORY / "containers"
@@ -111,8 +112,7 @@ def test_the_engines_are_those_that_pdserve_knows(platform: str) -> None:
     pins = arguments(platform)
     assert pins["LMCACHE"].removeprefix("v") == locked("lmcache")
     assert pins["LMCACHE"].removeprefix("v") in of_the_extra("lmcache").specifier
-    assert pins["MOONCAKE"] == locked("mooncake-transfer-engine-non-cuda")
-    assert pins["MOONCAKE"] in of_the_extra("mooncake-transfer-engine").specifier
+    assert pins["MOONCAKE"] in of_the_extra(wheel_for(CUDA)).specifier
     assert pins["VLLM"].removeprefix("v") in of_the_extra("vllm").specifier
 
 
@@ -122,12 +122,17 @@ def test_both_gpu_images_have_the_same_vllm() -> None:
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_mooncake_is_a_wheel_that_can_copy_the_memory_of_the_platform(platform: str) -> None:
-    text = (FOLDER / f"{platform}.Dockerfile").read_text()
-    named = set(re.findall(r"mooncake-transfer-engine[a-z0-9-]*", "\n".join(map(" ".join, steps(text)))))
-    if platform == "cpu":
-        named = {name for name in MOONCAKE["cpu"] if f"\n{name}==" in (REPOSITORY / CONTEXT[0]).read_text()}
+    if platform == "cuda":
+        named = {arguments(platform)["MOONCAKE_WHEEL"]}
+    else:
+        text = (FOLDER / "rocm.Dockerfile" if platform == "rocm" else REPOSITORY / CONTEXT[0]).read_text()
+        named = set(re.findall(r"(mooncake-transfer-engine[a-z0-9-]*)==", text))
     assert len(named) == 1
     assert named <= set(MOONCAKE[platform])
+
+
+def test_the_cuda_image_and_the_extra_have_the_wheel_for_the_cuda_of_torch() -> None:
+    assert arguments("cuda")["MOONCAKE_WHEEL"] == of_the_extra(wheel_for(CUDA)).name
 
 
 def test_the_cpu_image_has_every_library_that_setup_installs() -> None:

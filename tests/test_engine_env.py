@@ -167,7 +167,7 @@ def test_only_what_the_plan_uses_is_asked_for() -> None:
     plain = process("decode-0", "decode", "vllm", "nixl")
     with pytest.raises(PreflightError, match=r": NIXL$") as caught:
         check_installed(Versions(vllm="0.32.0"), plan(plain, PROXY, platform="cuda"), recipe())
-    assert caught.value.todo == "pip install nixl"
+    assert caught.value.todo == "pip install 'pdserve[cuda]'"
     check_installed(Versions(vllm="0.32.0", nixl="1.5.1"), plan(plain, PROXY), recipe())
 
 

@@ -108,6 +108,13 @@ OTHER_CAUSES = [
     ("E1121 rdma_context.cpp:1] Failed to register memory 0x7f: Cannot allocate memory [12]", "RDMA", "protocol: tcp"),
     ("RuntimeError: Mooncake Transfer Engine initialization failed.", "could not open its transport", "tcp"),
     ("RuntimeError: Mooncake is not available", "cannot be imported", "libibverbs1"),
+    ("RuntimeError: Mooncake is not available", "another CUDA", "pip install mooncake-transfer-engine-cuda13"),
+    (
+        "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+        "built for CUDA 12",
+        "pip install mooncake-transfer-engine-cuda13",
+    ),
+    ("ImportError: libmlx5.so.1: cannot open shared object file: No such file", "libmlx5.so.1", "ibverbs-providers"),
     (
         "ImportError: libcurl.so.4: cannot open shared object file: No such file or directory",
         "system library libcurl.so.4",

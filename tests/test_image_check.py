@@ -6,7 +6,8 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from pdserve.installed import image_check
+from pdserve.installed import image_check, mooncake_build
+from pdserve.installed.mooncake_build import Build
 
 
 def lacking(monkeypatch: pytest.MonkeyPatch, platform: str, *, kernels: str | None, wheel: str) -> str:
@@ -25,7 +26,6 @@ def lacking(monkeypatch: pytest.MonkeyPatch, platform: str, *, kernels: str | No
 @pytest.mark.parametrize(
     ("platform", "kernels", "wheel"),
     [
-        ("cuda", "cuda", "mooncake-transfer-engine"),
         ("cuda", "cuda", "mooncake-transfer-engine-cuda13"),
         ("rocm", "hip", "mooncake-transfer-engine-rocm"),
         ("cpu", "cuda", "mooncake-transfer-engine-non-cuda"),
@@ -41,6 +41,29 @@ def test_rocm_takes_neither_kernels_for_cuda_nor_a_mooncake_that_reads_host_memo
     text = lacking(monkeypatch, "rocm", kernels="cuda", wheel="mooncake-transfer-engine-non-cuda")
     assert "the kernels of LMCache are for cuda, and rocm needs hip" in text
     assert "mooncake-transfer-engine-non-cuda cannot copy memory of rocm devices" in text
+
+
+def build(cuda: str, *wheels: str) -> Build:
+    """One beside a torch for CUDA 13."""
+    return Build(device="cuda", cuda=cuda, torch_cuda="13", distributions=wheels)
+
+
+def test_a_mooncake_for_another_cuda_than_torch_does_not_belong_to_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = "mooncake-transfer-engine"
+    monkeypatch.setattr(mooncake_build, "find_build", lambda: build("12", wheel))
+    text = lacking(monkeypatch, "cuda", kernels="cuda", wheel=wheel)
+    assert "built for CUDA 12, and torch brings CUDA 13: install mooncake-transfer-engine-cuda13" in text
+    monkeypatch.setattr(mooncake_build, "find_build", lambda: build("13", wheel))
+    assert lacking(monkeypatch, "cuda", kernels="cuda", wheel=wheel) == ""
+
+
+def test_two_wheels_of_mooncake_do_not_belong_to_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip leaves them: the second one has overwritten the files of the first."""
+    lacking(monkeypatch, "cuda", kernels="cuda", wheel="")
+    monkeypatch.setattr(
+        image_check, "version_of", lambda name: "1" if name in image_check.MOONCAKE["cuda"][:2] else None
+    )
+    assert "have the same files" in "\n".join(image_check.lacking("cuda"))
 
 
 def test_a_platform_must_be_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from importlib.metadata import version as installed_version
 
 from packaging.requirements import Requirement
 
-from pdserve.installed import compiled
+from pdserve.installed import compiled, mooncake_build
 from pdserve.installed.distributions import DISTRIBUTIONS, installed, version_of
 from pdserve.installed.lmcache_kernels import compiled_for
 
@@ -45,6 +45,9 @@ def lacking(platform: str) -> Iterator[str]:
     wheels = [name for name in DISTRIBUTIONS["mooncake"] if version_of(name) is not None]
     if wheels and not set(wheels) & set(MOONCAKE[platform]):
         yield f"{', '.join(wheels)} cannot copy memory of {platform} devices: install {' or '.join(MOONCAKE[platform])}"
+    if len(wheels) > 1:
+        yield f"{' and '.join(wheels)} have the same files: uninstall both, then install the right one"
+    yield from _other_cuda(platform)
     if not _has_plugin():
         yield f"vLLM does not find pdserve's plugin ({_PLUGINS}): pdserve must be installed, not only mounted"
     yield from _not_satisfied()
@@ -52,6 +55,16 @@ def lacking(platform: str) -> Iterator[str]:
         yield "the proxy is not compiled: a C compiler and Python's headers were missing (PDSERVE_COMPILE=1 shows it)"
     if platform == "cpu":  # elsewhere an import wants the driver of a device
         yield from _not_imported("vllm", "lmcache", "mooncake.engine")
+
+
+def _other_cuda(platform: str) -> Iterator[str]:
+    """By numbers alone: where images are built there is no driver, without which it cannot be loaded."""
+    build = mooncake_build.find_build() if platform == "cuda" else None
+    if build is not None and build.cuda is not None and build.torch_cuda not in (None, build.cuda):
+        yield (
+            f"{', '.join(build.distributions)} was built for CUDA {build.cuda}, and torch brings CUDA "
+            f"{build.torch_cuda}: install {mooncake_build.wheel_for(build.torch_cuda)} in its place"
+        )
 
 
 def _has_plugin() -> bool:

@@ -23,9 +23,6 @@ TITLES = {
 
 PACKAGES = tuple(TITLES)
 
-BESIDE_CUDA_EXTRA = {"nixl": "pip install nixl"}
-"""Parts that pdserve's cuda extra does not bring -> how to get them."""
-
 
 class Versions(BaseModel):
     """Installed versions; None: not installed, or not known where the plan is made."""

@@ -77,6 +77,15 @@ ONE_GROUP_IN_LMCACHE = Defect(
     _GROUPS_TODO,
     refuse=True,
 )
+DRAFTS_IN_STATE = Defect(
+    {"vllm": "<0.30"},
+    frozenset({"recurrent state", "connector", "role=decode", "speculative-config"}),
+    "pads the last token of a prompt, which decode computes itself, with drafts, and gives it to the kernels of a prompt: "
+    "the recurrent state of Mamba layers is then that behind the drafts, and the answer another one",
+    "vllm#47466 corrected it for gated delta nets, in 0.26",
+    "use vllm >= 0.30, or leave speculative-config out of decode",
+    refuse=True,
+)
 # plan/lmcache/rocm.py warns of it, in words of its own for each setting.
 HANG_ON_ROCM = Defect(
     {},
@@ -103,6 +112,31 @@ DEFECTS: tuple[Defect, ...] = (
         "vllm#46865",
         "use vllm >= 0.26, or a single connector",
         refuse=True,
+    ),
+    Defect(
+        {"vllm": "<0.28"},
+        frozenset({"MooncakeStoreConnector"}),
+        "a Mooncake store is written from blocks that a preempted request has given back: under its key it keeps KV of "
+        "another request, for every later prompt with that prefix; blocks are lost, too",
+        "vllm#52360, vllm#51637",
+        "use vllm >= 0.28, or leave mooncake-store out",
+        refuse=True,
+    ),
+    Defect(
+        {"vllm": ">=0.29"},
+        frozenset({"MooncakeStoreConnector", "mooncake-store.save_decode_cache", "role=decode", "speculative-config"}),
+        "decode counts drafts that pad a new request as tokens of it, and the store's assertion fails in its thread "
+        "(process_tokens): blocks of that answer are not stored",
+        "vllm#51805",
+        "leave save_decode_cache or speculative-config out of decode",
+    ),
+    Defect(
+        {"vllm": "<0.33"},
+        frozenset({"MultiConnector", "OffloadingConnector", "role=decode"}),
+        "offloading does not see the blocks that a transfer beside it loads into, and may still store them under the key "
+        "of who had them before: wrong KV under its tokens",
+        "vllm#46951",
+        "use vllm >= 0.33, or take offloading off decode",
     ),
     Defect(
         {"vllm": "<0.22.1", "lmcache": ">=0.4.7"},
@@ -224,5 +258,6 @@ DEFECTS: tuple[Defect, ...] = (
     STATE_STORED_WRONG,
     ONE_GROUP_IN_VLLM,
     ONE_GROUP_IN_LMCACHE,
+    DRAFTS_IN_STATE,
     HANG_ON_ROCM,
 )

@@ -41,12 +41,13 @@ def use_of(recipe: Recipe) -> RecipeUse:
                 platform=recipe.platform,
                 connectors=class_names(connector),
                 per_tp_rank=section is not None and section.per == "tp-rank",
-                of_connectors=frozenset().union(*(leaf.features() for leaf in effective.transfers_of(connector))),
+                of_connectors=frozenset().union(*(leaf.features() for leaf in effective.sections(connector))),
                 lmcache_driven=any(
                     effective.transfer_mode_of(recipe, leaf)[1] == "lmcache_driven"
                     for leaf in effective.lmcache_leaves(connector)
                 ),
                 async_scheduling=args.get("async-scheduling") is not False,
+                speculative=effective.drafts(args),
                 l2=section is not None and bool(section.l2),
             )
         )

@@ -24,6 +24,7 @@ def features(
     of_connectors: frozenset[str] = frozenset(),
     lmcache_driven: bool = False,
     async_scheduling: bool = True,
+    speculative: bool = False,
     l2: bool = False,
 ) -> frozenset[str]:
     """What a role uses, in the words of DEFECTS. `async_scheduling`: vLLM's default; `of_connectors`: what their
@@ -33,6 +34,8 @@ def features(
         used.add("connector")
     if async_scheduling:
         used.add("async-scheduling")
+    if speculative:
+        used.add("speculative-config")
     if per_tp_rank and "LMCacheMPConnector" in connectors:
         used.add("lmcache.per=tp-rank")
     if lmcache_driven and "LMCacheMPConnector" in connectors:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from pdserve.errors import PreflightError
 from pdserve.installed import distributions, lmcache_kernels
-from pdserve.installed.versions import BESIDE_CUDA_EXTRA, PACKAGES, TITLES
+from pdserve.installed.versions import PACKAGES, TITLES
 from pdserve.patches import judgement, releases
 from pdserve.patches.here import of_installed
 from pdserve.plan.model import Plan, Versions
@@ -126,11 +126,7 @@ def _how_to_get(platform: str, lacking: Collection[str], image: str | None) -> s
         inside = f"run pdserve inside the image ({image})" if image else "run pdserve inside an image that has it"
         lmcache = "; LMCache: a -rocm wheel of its releases" if "lmcache" in lacking else ""
         return f"{inside}, or name the interpreter that has it with engine.python{lmcache}"
-    commands = []
-    if set(lacking) - set(BESIDE_CUDA_EXTRA):
-        commands.append("pip install 'pdserve[cuda]'")
-    commands += [command for name, command in BESIDE_CUDA_EXTRA.items() if name in lacking]
-    return " and ".join(commands)
+    return "pip install 'pdserve[cuda]'"
 
 
 def _check_kernels(plan: Plan, python: str | None) -> None:

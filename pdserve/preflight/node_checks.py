@@ -10,8 +10,8 @@ from pdserve.errors import PdserveError
 from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.plan.process import Process
 from pdserve.preflight import files, ports
-from pdserve.preflight.accelerators.device_copies import find_device_copies
 from pdserve.preflight.accelerators.firmware import find_firmware
+from pdserve.preflight.accelerators.mooncake_wheel import find_mooncake_wheel
 from pdserve.preflight.accelerators.shared_environment import find_shared_environment
 from pdserve.preflight.connector_memory import find_connector_memory
 from pdserve.preflight.devices import find_devices
@@ -56,7 +56,7 @@ def check_node(
         findings.extend(find_memlock(node, wanted, facts))
         findings.extend(find_devices(plan, node, wanted, facts))
         findings.extend(find_gpu_processes(plan, node, wanted, facts.devices_present))
-        findings.extend(find_device_copies(plan, node, wanted))
+        findings.extend(find_mooncake_wheel(plan, node, wanted))
         findings.extend(find_shared_environment(plan, node, wanted, os.environ))
         findings.extend(find_firmware(plan, node, wanted, os.environ))
         findings.extend(find_rdma(node, wanted))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pdserve.pd.config import routing
@@ -20,6 +20,7 @@ CPU_BLOCK_SIZE = 128
 DEVICE_BLOCK_SIZE = 16
 """vLLM's default on GPUs, unless an attention backend asks for another one."""
 
+_SPECULATIVE = frozenset({"speculative-config", "spec-method", "spec-model"})
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -31,6 +32,11 @@ def connector_of(recipe: Recipe, name: EngineRole, role: Role) -> AnyConnector |
     if name == "aggregated":
         return LmcacheMpSection() if attached else None
     return MultiSection(of=[MooncakeSection(), LmcacheMpSection()]) if attached else MooncakeSection()
+
+
+def drafts(args: Mapping[str, Any]) -> bool:
+    """Whether the flags of an engine ask for drafts (speculative decoding)."""
+    return any(value and flag.partition(".")[0] in _SPECULATIVE for flag, value in args.items())
 
 
 def leaves(connector: AnyConnector | None) -> list[AnyLeaf | RawSection]:

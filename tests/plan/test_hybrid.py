@@ -133,6 +133,20 @@ def test_recurrent_state_with_any_connector_needs_the_scheduler_of_0_23(
     assert "vllm#42554" in refused(PreflightError, STATE, *changes, vllm=vllm).what
 
 
+def test_drafts_in_recurrent_state_that_decode_takes_over_are_refused_until_they_are_taken_back() -> None:
+    nixl = {role: {"connector": NIXL} for role in ("prefill", "decode")}
+    drafts = {"decode": {"args": {"speculative-config": {"method": "mtp", "num_speculative_tokens": 1}}}}
+    error = refused(PreflightError, STATE, on_gpus(), nixl, drafts, vllm="0.29.0")
+    assert "vllm#47466" in error.what
+    assert error.where == "decode.args.speculative-config"
+    assert "use vllm >= 0.30" in error.todo
+    assert warnings_of(STATE, on_gpus(), nixl, drafts, vllm="0.30.0") == []
+    assert warnings_of(STATE, on_gpus(), nixl, vllm="0.29.0") == []
+    assert warnings_of(STATE, on_gpus(), nixl, {"prefill": drafts["decode"]}, vllm="0.29.0") == []
+    delta_net = STATE | {"linear_num_value_heads": 32}
+    assert warnings_of(delta_net, on_gpus(), nixl, drafts, vllm="0.26.0") == []
+
+
 @pytest.mark.parametrize("version", [None, "a-branch"])
 def test_unknown_versions_exclude_nothing(version: str | None) -> None:
     assert warnings_of(WINDOWS, *ON_GPU, vllm=version, lmcache=version) == []

@@ -167,6 +167,44 @@ def test_a_second_level_of_lmcache_comes_with_a_warning() -> None:
     assert [w for w in plan(l2, versions=installed(lmcache="0.5.5")).warnings if "lmcache#4991" in w]
 
 
+STORE: dict[str, Any] = {"kind": "mooncake-store"}
+DRAFTS = {"args": {"speculative-config": {"method": "mtp", "num_speculative_tokens": 2}}}
+
+
+def with_store(**decode: Any) -> dict[str, Any]:
+    """Prefill stores; `decode`: its own store, if any."""
+    return {
+        "prefill": {"connector": {"kind": "multi", "of": [NIXL, STORE]}},
+        "decode": {"connector": {"kind": "multi", "of": [NIXL, STORE | decode]} if decode else NIXL},
+        "mooncake_store": {"segment_gib": 1, "protocol": "tcp"},
+    }
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.27.1"])
+def test_a_store_that_keeps_the_kv_of_others_after_a_preemption_is_refused(version: str) -> None:
+    with pytest.raises(PreflightError, match="vllm#52360") as caught:
+        plan(recipe(with_store()), versions=installed(vllm=version))
+    assert "use vllm >= 0.28" in str(caught.value.todo)
+    assert plan(recipe(with_store()), versions=installed(vllm="0.28.0")).names()
+
+
+def test_a_store_of_answers_with_drafts_is_a_warning() -> None:
+    answers = with_store(save_decode_cache=True)
+    assert [w for w in plan(recipe(answers, {"decode": DRAFTS})).warnings if "vllm#51805" in w]
+    assert not [w for w in plan(recipe(answers)).warnings if "vllm#51805" in w]
+    assert not [w for w in plan(recipe(with_store(), {"engine": DRAFTS})).warnings if "vllm#51805" in w]
+
+
+def test_offloading_beside_a_transfer_that_decode_loads_by_is_a_warning_until_it_sees_those_blocks() -> None:
+    both = {"connector": {"kind": "multi", "of": [NIXL, {"kind": "offloading", "cpu_gib": 1}]}}
+    nixl = {"connector": NIXL}
+    on_decode = recipe(on_gpus(), {"prefill": nixl, "decode": both})
+    on_prefill = recipe(on_gpus(), {"prefill": both, "decode": nixl})
+    assert [w for w in plan(on_decode, *hosts(2)).warnings if "vllm#46951" in w]
+    assert not [w for w in plan(on_decode, *hosts(2), versions=installed(vllm="0.33.0")).warnings if "vllm#46951" in w]
+    assert not [w for w in plan(on_prefill, *hosts(2)).warnings if "vllm#46951" in w]
+
+
 def test_a_range_that_is_none_is_the_recipes_fault() -> None:
     with pytest.raises(RecipeError, match="is not a version range"):
         plan(recipe({"requires": {"vllm": "newest"}}))

@@ -14,13 +14,14 @@ from tests.upstream.run import INSTALLED_VLLM, probe
 
 pytestmark = pytest.mark.upstream
 
+PROBE = "tests.upstream.probes.moriio"
 PROMPT = 53
 """Tokens."""
 
 
 @cache
 def seen() -> dict[str, Any]:
-    results: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.moriio")
+    results: dict[str, Any] = probe(INSTALLED_VLLM, PROBE)
     return results
 
 
@@ -68,14 +69,28 @@ def test_a_prefill_that_ends_by_stop_keeps_nothing_and_says_nothing() -> None:
     assert seen()["stopped"] == {"answer": None, "keeps": False}
 
 
-def test_upstream_takes_every_prompt_of_a_decode_for_one_that_is_read() -> None:
-    """Of a request that names no KV, and of one that comes again after a preemption, it computes the last token alone:
-    the rest is whatever its blocks held before."""
-    assert seen()["unread_upstream"] == {"plain": 1, "again": 1}
+@cache
+def unread(version: str) -> dict[str, Any]:
+    results: dict[str, Any] = seen() if version == INSTALLED_VLLM else probe(version, PROBE, "unread")
+    return results
 
 
-def test_the_patch_has_decode_compute_what_it_does_not_read() -> None:
-    assert seen()["unread"] == {"plain": PROMPT, "again": PROMPT}
+@pytest.mark.parametrize(
+    ("version", "not_read"),
+    [
+        (INSTALLED_VLLM, {"plain": 1, "no_blocks": 1, "no_engine": 1, "again": 1}),
+        ("0.33.0", {"plain": PROMPT, "no_blocks": 1, "no_engine": 1, "again": PROMPT}),
+    ],
+)
+def test_upstream_takes_prompts_of_a_decode_for_read_that_are_not(version: str, not_read: dict[str, int]) -> None:
+    """Of them it computes the last token alone: the rest is whatever its blocks held before. 0.33 looks at the first of
+    three things that a read needs."""
+    assert unread(version)["unread_upstream"] == not_read
+
+
+@pytest.mark.parametrize("version", [INSTALLED_VLLM, "0.33.0"])
+def test_the_patch_has_decode_compute_what_it_does_not_read(version: str) -> None:
+    assert unread(version)["unread"] == dict.fromkeys(("plain", "no_blocks", "no_engine", "again"), PROMPT)
 
 
 def test_a_prompt_that_waits_for_blocks_is_counted_once() -> None:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from pdserve.installed.mooncake_build import CUDA, wheel_for
 from pdserve.logs.known_causes.rule import ENGINES, Rule, rule
+
+MOONCAKE_LIBRARIES = "apt-get install libcurl4 libibverbs1 ibverbs-providers librdmacm1 libnuma1"
+"""Debian's packages with what wheels of Mooncake link to; ibverbs-providers has libmlx5.so.1, for those for CUDA."""
+MOONCAKE_FOR_CUDA = f"pip uninstall -y {wheel_for('12')}, then pip install {wheel_for(CUDA)}"
 
 PACKAGES: tuple[Rule, ...] = (
     # Libraries and packages
     rule(
-        r"(?P<lib>lib(?:curl|ibverbs|rdmacm|numa)[\w.+-]*\.so[.\d]*): cannot open shared object file",
+        r"(?P<lib>lib(?:curl|ibverbs|mlx5|rdmacm|numa)[\w.+-]*\.so[.\d]*): cannot open shared object file",
         "the system library {lib} is missing",
-        "Debian: apt-get install libcurl4 libibverbs1 librdmacm1 libnuma1",
+        f"Debian: {MOONCAKE_LIBRARIES}",
     ),
     rule(
-        r"(?P<lib>lib(?:cuda|nvidia-ml|cudart|nccl)[\w.+-]*\.so[.\d]*): cannot open shared object file",
+        r"libcudart\.so\.(?P<cuda>\d+): cannot open shared object file",
+        "a package was built for CUDA {cuda}, and neither torch nor this host has its runtime",
+        "install that package's build for the CUDA of torch, which is 13 with vllm 0.26 and newer. Mooncake's: "
+        f"{MOONCAKE_FOR_CUDA}. On ROCm and CPU use builds for that platform",
+    ),
+    rule(
+        r"(?P<lib>lib(?:cuda|nvidia-ml|nccl)[\w.+-]*\.so[.\d]*): cannot open shared object file",
         "{lib} is missing: a CUDA build of a package on a host without CUDA's driver or libraries",
-        "on ROCm and CPU use builds for that platform (ROCm: those of the image; CPU: ./scripts/setup)",
+        "with NVIDIA devices install the driver, or give it to the container (docker: --gpus all); on ROCm and CPU use "
+        "builds for that platform (ROCm: those of the image; CPU: ./scripts/setup)",
     ),
     rule(
         r"(?P<lib>\S+\.so[.\d]*): cannot open shared object file",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pdserve.logs.known_causes.packages import MOONCAKE_FOR_CUDA, MOONCAKE_LIBRARIES
 from pdserve.logs.known_causes.rule import ENGINES, Rule, rule
 
 TRANSFER: tuple[Rule, ...] = (
@@ -19,8 +20,10 @@ TRANSFER: tuple[Rule, ...] = (
     ),
     rule(
         r"Mooncake is not available",
-        "Mooncake's Python module cannot be imported: it is not installed, or a system library that it needs is not",
-        "python -c 'import mooncake.engine' names it; Debian: apt-get install libcurl4 libibverbs1 librdmacm1 libnuma1",
+        "Mooncake's Python module cannot be imported: it is not installed, was built for another CUDA than torch, or "
+        "lacks a system library",
+        "pdserve preflight names which. Built for CUDA 12, beside vllm 0.26 and newer: "
+        f"{MOONCAKE_FOR_CUDA}; libraries, on Debian: {MOONCAKE_LIBRARIES}",
     ),
     rule(
         r"NIXL is not available",

@@ -9,8 +9,8 @@ COMPUTED = "prompts-computed"
 """What it counts."""
 _CLASS = "vllm.distributed.kv_transfer.kv_connector.v1.moriio.moriio_connector.MoRIIOConnector"
 
-_READ = ">=0.32,<0.33"
-"""Whose code was read. Recipes with the connector are refused on any other vllm (known/defects.py)."""
+_READ = ">=0.32,<0.34"
+"""Whose code was read. Recipes with the connector are refused on any vllm but 0.32 (known/defects.py)."""
 
 
 def apply() -> None:
@@ -23,7 +23,8 @@ PATCH = Patch(
     summary=(
         "In READ mode a decode takes every prompt for one whose KV it reads, without a look at the request: one that "
         "names no KV (n above 1, a canary), and one that is resumed after a preemption, is answered from blocks that "
-        "nobody wrote. Here only a request that names KV is read for; any other one is computed."
+        "nobody wrote; 0.33 looks whether it asks for a remote prefill, and not whether it names blocks and an engine. "
+        "Here only a request that names KV is read for; any other one is computed."
     ),
     issue="https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/distributed/kv_transfer/kv_connector/v1/moriio",
     vllm=_READ,
@@ -42,6 +43,8 @@ PATCH = Patch(
         "instances": "times that vLLM built the connector: scheduler and workers",
         COMPUTED: "prompts that named no KV to read, or no longer, and were computed by decode",
     },
-    remove_when="MoRIIOConnector in READ mode asks whether a request names KV before it counts its prompt as read",
+    remove_when=(
+        "MoRIIOConnector in READ mode asks whether a request names blocks and an engine before it counts its prompt as read"
+    ),
     apply=apply,
 )

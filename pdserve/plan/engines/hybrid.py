@@ -13,6 +13,7 @@ from pdserve.errors import PdserveError, PreflightError, RecipeError
 from pdserve.installed.versions import Versions
 from pdserve.known import defects
 from pdserve.known.defects import Defect, affected
+from pdserve.models.config_json import texts
 from pdserve.models.kinds import KvHints, hints_of
 from pdserve.models.kv_cache import kv_cache
 from pdserve.models.layers import layers_of
@@ -28,6 +29,7 @@ from pdserve.plan.engines.kv_groups import (
 )
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names
+from pdserve.recipe.hub_models import SPECULATIVE
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.rules.engines import flag_path
@@ -36,6 +38,10 @@ from pdserve.roles import EngineRole
 
 MANAGER_OFF = "disable-hybrid-kv-cache-manager"
 """vLLM's flag: windows are then kept as full attention, in one group; recurrent state cannot be."""
+
+
+_DELTA_NET = ("linear_num_value_heads", "linear_attn_config")
+"""Keys of a config.json whose recurrent layers are gated delta nets."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,23 @@ def _state_on_old_vllm(case: _Case) -> PdserveError | None:
     return PreflightError(
         f"vllm {case.versions.vllm} {defect.what} ({defect.source})",
         where=f"{case.name}.connector",
+        cause=case.why(),
+        todo=defect.todo,
+    )
+
+
+def _drafts_in_state(case: _Case) -> PdserveError | None:
+    """Of a prompt whose KV and state come from prefill, decode computes the last token itself. Rows of gated delta nets
+    are told apart in another way, which vllm#47466 corrected in 0.26."""
+    defect = defects.DRAFTS_IN_STATE
+    delta_net = any(text.get(key) for text in texts(case.config or {}) for key in _DELTA_NET)
+    if case.name != "decode" or not case.hints.recurrent or delta_net or not effective.drafts(case.args):
+        return None
+    if not case.has(defect):
+        return None
+    return PreflightError(
+        f"vllm {case.versions.vllm} {defect.what} ({defect.source})",
+        where=case.flag(SPECULATIVE),
         cause=case.why(),
         todo=defect.todo,
     )
@@ -232,6 +255,7 @@ def _offloading(case: _Case) -> PdserveError | None:
 
 _RULES: tuple[Callable[[_Case], PdserveError | None], ...] = (
     _state_on_old_vllm,
+    _drafts_in_state,
     _state_needs_the_manager,
     _manager_is_turned_off,
     _engine_driven,

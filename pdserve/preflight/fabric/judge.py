@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.preflight.accelerators import device_copies
+from pdserve.preflight.accelerators.mooncake_wheel import ONLY_ITS_RUNTIME, replacement
 from pdserve.preflight.fabric.ends import EndFailure, Link, Sent, WaitingEnd
 from pdserve.preflight.fabric.paths import End, Path
 from pdserve.preflight.finding import ALL_NODES, Finding, Status
@@ -216,7 +216,7 @@ def _cause_and_fix(end: End, failure: EndFailure) -> tuple[str, str]:
 def _device_memory(end: End) -> tuple[str, str]:
     """Of what an adapter or a library could not do with it."""
     if end.engine == "mooncake" and end.protocol == "tcp":
-        return device_copies.ONLY_ITS_RUNTIME, device_copies.REPLACE[end.platform]
+        return ONLY_ITS_RUNTIME, replacement(end.platform)
     module = "nvidia_peermem" if end.platform == "cuda" else "amdgpu with peer memory (or ib_peer_mem)"
     return (
         f"the adapter cannot reach device memory: neither {module} nor dmabuf, or a build of the transfer engine "

@@ -50,6 +50,9 @@ class MooncakeStoreSection(LeafSection):
         default="", description="Part of every key: engines with another prefix do not see each other's KV."
     )
 
+    def features(self) -> frozenset[str]:
+        return frozenset({"mooncake-store.save_decode_cache"} if self.save_decode_cache else ())
+
     def config(self, context: Context) -> Config:
         """The role's own side: a kv_consumer loads and does not store, a kv_producer does both.
 

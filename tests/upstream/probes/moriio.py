@@ -4,6 +4,7 @@ pdserve's proxy sends. The library `mori` is imported by their workers alone, an
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,16 +118,25 @@ def given_up() -> Any:
 
 
 def unread(*, upstream: bool) -> Any:
-    """Tokens that decode computes of prompts that name no KV, and of one that comes again after a preemption."""
-    decode = engine("decode-0", upstream=upstream)
-    decode.add("cmpl-plain", PROMPT)
-    plain = decode.schedule().num_scheduled_tokens["cmpl-plain"]
+    """Tokens that decode computes of prompts that name no KV, no blocks or no engine, and of one that comes again after
+    a preemption."""
     _, _, params = keeping()
+    assert params is not None
+    lacking = {
+        "plain": None,
+        "no_blocks": params | {"remote_block_ids": []},
+        "no_engine": {name: value for name, value in params.items() if name != "remote_engine_id"},
+    }
+    computed = {}
+    for name, named in lacking.items():
+        decode = engine("decode-0", upstream=upstream)
+        decode.add(f"cmpl-{name}", PROMPT, named)
+        computed[name] = decode.schedule().num_scheduled_tokens[f"cmpl-{name}"]
     again = engine("decode-0", upstream=upstream)
     request = again.add("cmpl-one", PROMPT, params)
     again.step()
     taken, _ = again.connector.get_num_new_matched_tokens(request, 0)
-    return {"plain": plain, "again": len(PROMPT) - taken}
+    return computed | {"again": len(PROMPT) - taken}
 
 
 def counted() -> Any:
@@ -158,7 +168,9 @@ def later(seconds: float) -> Iterator[None]:
 
 
 def main() -> None:
-    results = {case.__name__: case() for case in (config, legs, stopped, aborted, given_up, address, counted)}
+    """All cases, or with `unread` the one that the patch is for."""
+    cases = () if sys.argv[1:] == ["unread"] else (config, legs, stopped, aborted, given_up, address, counted)
+    results = {case.__name__: case() for case in cases}
     results |= {"unread_upstream": unread(upstream=True), "unread": unread(upstream=False)}
     print(json.dumps(results))
 
