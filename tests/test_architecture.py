@@ -22,7 +22,6 @@ ROWS = [
     for row in Page(REPOSITORY / "docs" / "architecture.md").table("room")
 ]
 FLOOR = {f"pdserve.{name}": index for index, names in enumerate(ROWS) for name in names}
-WIDEST_FOLDER, MODULES_AT_ROOT = 20, 10
 
 
 def room(module: str) -> str:
@@ -101,16 +100,6 @@ def test_a_circle_is_seen() -> None:
 def test_every_room_of_the_table_is_there_and_every_module_is_in_one() -> None:
     assert not [name for name in FLOOR if name not in MODULES]
     assert [module for module in MODULES if not room(module)] == ["pdserve", "pdserve.pd"]
-
-
-def test_folders_are_small_enough_to_look_through() -> None:
-    folders = {path.parent for path in MODULES.values()}
-    wide = {
-        str(folder.relative_to(PACKAGE)): len(list(folder.glob("*.py")))
-        for folder in folders
-        if len(list(folder.glob("*.py"))) > (MODULES_AT_ROOT if folder == PACKAGE else WIDEST_FOLDER)
-    }
-    assert not wide
 
 
 def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them() -> None:
