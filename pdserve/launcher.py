@@ -22,7 +22,7 @@ from pdserve.launch.client_task import ClientTask, WhileReady
 from pdserve.launch.failure import not_reached
 from pdserve.launch.failure_report import report
 from pdserve.launch.fleet import Fleet
-from pdserve.launch.launch_record import KeptRecord, save_change
+from pdserve.launch.launch_record import KeptRecord, record_versions, save_change
 from pdserve.launch.loop_step import UnendingLoop
 from pdserve.launch.proxy_restart import roll
 from pdserve.launch.recovery import Recovery
@@ -390,7 +390,10 @@ class Launcher:
             save_change(self._run_dir, plan, request.recipe)
             self._record.keep()
 
-        rolling = RollingChange(self._fleet, self._recovery, request.plan, changes, save=save)
+        same = self._run_dir.read_versions() == request.versions
+        rolling = RollingChange(
+            self._fleet, self._recovery, request.plan, changes, same_versions=same or not changes.replaced, save=save
+        )
         if not changes.starting and not changes.gone:
             save(request.plan)
             self._fleet.adopt(request.plan)
@@ -409,6 +412,9 @@ class Launcher:
             self._fleet.record("change", step="stopped", why=failure.what, left=rolling.left())
             raise
         self._state.change = ""
+        if changes.replaced:
+            with contextlib.suppress(OSError):
+                record_versions(self._run_dir, request.versions)
         self._fleet.record("change", step="done", text=rolling.summary())
         lacking = [name for name in self._fleet.plan.names() if not self._is_ready(name)]
         now = f"degraded: {', '.join(lacking)} does not serve" if lacking else "ready"

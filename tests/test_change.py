@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import pytest
 from pdserve.errors import StateError
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.node import Node
-from pdserve.run.change import recorded_change
+from pdserve.run.change import can_exchange_kv, plan_between, recorded_change
 from pdserve.run.directory import RunDir
-from pdserve.run.inbox import Apply, request_text
 from pdserve.run.state import DeploymentState, ProcessPhase, ProcessState
 from pdserve.system.procfs import ProcessId
 from tests.plan import kit
@@ -150,31 +148,46 @@ def test_a_run_without_a_record_is_an_error(tmp_path: Path) -> None:
         recorded_change(RunDir(tmp_path), planned())
 
 
-def test_a_launcher_of_an_earlier_version_gets_only_the_fields_that_it_knows(tmp_path: Path) -> None:
-    """It refuses others, and so would refuse every `up` on the deployment that it serves."""
-    new = planned(args={"max-num-seqs": 3})
-    run = running(tmp_path, planned())
-    old = json.loads(run.plan.read_text())
-    old.pop("revision")
-    for process in old["processes"]:
-        for name in ("connectors", "packages", "libraries", "port_ranges", "reached_by"):
-            process.pop(name)
-    run.write(run.plan, json.dumps(old))
-    sent = json.loads(request_text(run, Apply(plan=new, recipe="")))
-    assert sent["plan"].keys() == old.keys()
-    assert {name for process in sent["plan"]["processes"] for name in process} == set(old["processes"][0])
-    assert Plan.model_validate(sent["plan"]).process("decode-0").argv == new.process("decode-0").argv
-
-
-def test_a_launcher_of_this_version_gets_the_whole_plan(tmp_path: Path) -> None:
-    new = planned(args={"max-num-seqs": 3})
-    sent = json.loads(request_text(running(tmp_path, planned()), Apply(plan=new, recipe="")))
-    assert Plan.model_validate(sent["plan"]) == new
-
-
 def test_all_processes_of_an_instance_are_started_when_one_of_them_is(tmp_path: Path) -> None:
     ranks = {"parallel": {"dp": 2, "nodes": 2, "load_balancing": "external"}}
     plan = kit.plan(kit.recipe({"decode": ranks}), *NODES)
     seen = recorded_change(running(tmp_path, plan, decode_0_rank1="dead"), plan)
     assert seen.starting == ("decode-0", "decode-0-rank1")
     assert seen.replaced == ("decode-0",)
+
+
+def test_a_plan_between_two_has_what_runs(tmp_path: Path) -> None:
+    """One decode more, prefill-0 with another command: after the first step only the new decode is there."""
+    old, new = (
+        planned(),
+        kit.plan(
+            kit.recipe(kit.with_lmcache(), {"decode": {"instances": 2}, "prefill": {"args": {"max-num-seqs": 3}}}),
+            *NODES,
+        ),
+    )
+    assert plan_between(old, new, ()).processes == old.processes
+    between = plan_between(old, new, {"decode-1"})
+    assert between.process("prefill-0") == old.process("prefill-0")
+    assert between.process("decode-1") == new.process("decode-1")
+    assert {worker.name for worker in between.proxy.workers} == {"prefill-0", "decode-0", "decode-1"}
+    assert "decode-1" in between.process("proxy").files["proxy.json"]
+    assert between.lmcache == old.lmcache
+    assert not between.lacking()
+    changed = plan_between(old, new, new.names())
+    assert {process.name: process for process in changed.processes} == {p.name: p for p in new.processes}
+    assert (changed.lmcache, changed.proxy) == (new.lmcache, new.proxy)
+
+
+@pytest.mark.parametrize(
+    ("changed", "can"),
+    [
+        ({"engine": {"args": {"max-num-seqs": 3}}}, True),
+        ({"decode": {"instances": 2}}, True),
+        ({"engine": {"args": {"block-size": 64}}}, False),
+        ({"model": {"path": "models/other"}}, False),
+        ({"prefill": {"connector": kit.NIXL}, "decode": {"connector": kit.NIXL}}, False),
+    ],
+    ids=["limits", "one more", "block size", "model", "connector"],
+)
+def test_engines_exchange_kv_only_where_both_sides_agree(changed: dict[str, object], can: bool) -> None:
+    assert can_exchange_kv(kit.plan(kit.recipe()), kit.plan(kit.recipe(changed))) is can

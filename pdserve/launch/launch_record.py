@@ -25,6 +25,11 @@ def record_run(run: RunDir, plan: Plan, recipe_yaml: str, versions: Versions) ->
     """Saves the resolved recipe (secrets by name only), the plan and what it was made with."""
     run.write(run.recipe, recipe_yaml)
     run.write(run.plan, plan.model_dump_json(indent=2))
+    record_versions(run, versions)
+
+
+def record_versions(run: RunDir, versions: Versions) -> None:
+    """Saves with what the engines run."""
     facts = {
         "pdserve": __version__,
         "git_revision": git_revision(Path(__file__).parent),

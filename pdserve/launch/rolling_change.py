@@ -40,12 +40,15 @@ class RollingChange:
         new: Plan,
         changes: Change,
         *,
+        same_versions: bool,
         save: Callable[[Plan], None],
     ) -> None:
-        """`save` writes the plan that runs; it raises StateError without room for it."""
+        """`same_versions`: what is installed is what the engines run. `save` writes the plan that runs; it raises
+        StateError without room for it."""
         self._fleet, self._recovery, self._save = fleet, recovery, save
         self._instances = InstanceRouting(fleet)
         self._running, self._new = fleet.plan, new
+        self._can_exchange_kv = same_versions and can_exchange_kv(fleet.plan, new)
         self._starting, self._replaced, self._gone = set(changes.starting), set(changes.replaced), set(changes.gone)
         self._done: set[str] = set()
         self._failure: PdserveError | None = None
@@ -56,7 +59,7 @@ class RollingChange:
         await self._start_supporters()
         added = [name for name in self._leaders(self._new, self._starting - self._replaced) if self._is_engine(name)]
         replaced = [name for name in self._leaders(self._new, self._replaced) if self._is_engine(name)]
-        if can_exchange_kv(self._running, self._new):
+        if self._can_exchange_kv:
             await self._each(self._add(name) for name in added)
             await self._each(self._replace_in_turn(names) for names in self._by_role(replaced))
         else:

@@ -45,7 +45,12 @@ def apply(run: RunDir, seen: Looked, show: VerbProgress, *, replace: bool) -> No
 
     reply = ask(
         run,
-        Apply(plan=planned.plan, recipe=planned.loaded.to_yaml(model_path=planned.plan.model_path), replace=replace),
+        Apply(
+            plan=planned.plan,
+            recipe=planned.loaded.to_yaml(model_path=planned.plan.model_path),
+            versions=planned.versions,
+            replace=replace,
+        ),
         seconds=apply_seconds(run.read_plan(), planned.plan),
         alive=lambda: lives(run, run.read_state()),
         look=show_events,

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdserve.errors import StateError
-from pdserve.plan.model import Plan
+from pdserve.plan.model import Plan, Versions
 from pdserve.reach.protocol import Method
 from pdserve.run.directory import RunDir
 
@@ -42,11 +42,13 @@ class Restart(_Request):
 
 
 class Apply(_Request):
-    """Start what this plan has and the deployment lacks. `replace`: also running engines whose command changed."""
+    """Change the deployment to this plan. `replace`: also running engines whose command changed."""
 
     verb: Literal["apply"] = "apply"
     plan: Plan
     recipe: str
+    versions: Versions = Versions()
+    """What is installed now. Engines of other versions may not understand each other."""
     replace: bool = False
 
 
@@ -78,24 +80,6 @@ class NotAskedError(StateError):
     """The request cannot be written: no space, or a folder that is not ours."""
 
 
-def request_text(run: RunDir, request: Request) -> str:
-    """A request as JSON. The launcher refuses what it does not know, and may be of an earlier version: a plan has only
-    the fields that the plan of the run has, which that launcher wrote whole."""
-    if not isinstance(request, Apply):
-        return request.model_dump_json()
-    running = json.loads(run.plan.read_text(encoding="utf-8"))
-    known = {name for process in running["processes"] for name in process}
-    message = request.model_dump(mode="json")
-    plan = {name: value for name, value in message["plan"].items() if name in running}
-    plan["processes"] = [
-        {name: value for name, value in process.items() if name in known} for process in plan["processes"]
-    ]
-    of_nodes = {name for node in running["nodes"] for name in node}
-    plan["nodes"] = [{name: value for name, value in node.items() if name in of_nodes} for node in plan["nodes"]]
-    plan["timeouts"] = {name: value for name, value in plan["timeouts"].items() if name in running["timeouts"]}
-    return json.dumps({**message, "plan": plan})
-
-
 def ask(
     run: RunDir,
     request: Request,
@@ -114,7 +98,7 @@ def ask(
     answer = run.inbox / f"{name}.reply"
     waiting = run.inbox / f"{name}.json"
     try:
-        run.write(waiting, request_text(run, request))
+        run.write(waiting, request.model_dump_json())
     except OSError as error:
         raise NotAskedError(
             "the request to the launcher cannot be written",
@@ -164,10 +148,15 @@ def take(run: RunDir) -> list[tuple[str, Request]]:
         try:
             taken.append((file.stem, _REQUESTS.validate_json(content)))
         except ValidationError as error:
-            unreadable = Reply(exit_code=8, message=f"unreadable request: {error.error_count()} problem(s)")
+            unreadable = StateError(
+                "the launcher cannot read the request",
+                where=str(run.path),
+                cause=f"it was started by another version of pdserve ({error.error_count()} fields differ)",
+                todo="use that version for this deployment; or pdserve down, then pdserve up",
+            )
             # What else was taken is in no other place any more: it must not be lost with this answer.
             with contextlib.suppress(OSError):
-                answer(run, file.stem, unreadable)
+                answer(run, file.stem, Reply(exit_code=unreadable.exit_code, message=unreadable.render()))
     return taken
 
 

@@ -44,7 +44,8 @@ PATCH = Patch(
         COMPUTED: "prompts that named no KV to read, or no longer, and were computed by decode",
     },
     remove_when=(
-        "MoRIIOConnector in READ mode asks whether a request names blocks and an engine before it counts its prompt as read"
+        "MoRIIOConnector in READ mode asks whether a request names blocks and an engine before it counts its prompt "
+        "as read"
     ),
     apply=apply,
 )
