@@ -160,8 +160,10 @@ class Deployment:
 
     async def until_ready(self) -> None:
         """Wait until every process serves."""
-        while any(process["phase"] not in ("ready", "done") for process in self.state()["processes"].values()):
-            await asyncio.sleep(0.1)  # noqa: ASYNC110 (another process writes the file)
+        while any(  # noqa: ASYNC110 (another process writes the file)
+            process["phase"] not in ("ready", "done") for process in self.state()["processes"].values()
+        ):
+            await asyncio.sleep(0.1)
 
     def kill(self, name: str, *, core: bool) -> int:
         """SIGKILL the API server of an engine, or its EngineCore. Return the PID."""
