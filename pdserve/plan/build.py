@@ -63,6 +63,7 @@ def build_plan(
     Raises RecipeError for what cannot work anywhere, PreflightError for what does not fit these nodes or versions.
     """
     experts.check(recipe, model_config)
+    nodes = running.order(nodes)
     renamed, versions = versions, versions.as_releases()
     warnings = [
         *_same_code(renamed),

@@ -5,7 +5,10 @@ Planned anew from nothing, one more prefill would move every decode to other dev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pdserve.plan.model import Plan
+from pdserve.plan.nodes.node import Node
 from pdserve.plan.process import Process
 from pdserve.recipe.model import Ports
 from pdserve.roles import ProcessRole
@@ -23,9 +26,15 @@ class Running:
             if process.instance is not None:
                 self._instances.setdefault(process.instance, []).append(process)
         self._ports = ports
+        self._nodes = [] if plan is None else [node.name for node in plan.nodes]
 
     def __bool__(self) -> bool:
         return bool(self._processes)
+
+    def order(self, nodes: Sequence[Node]) -> list[Node]:
+        """The nodes in the order of that plan, whose first one has the proxy; others last."""
+        rank = {name: index for index, name in enumerate(self._nodes)}
+        return sorted(nodes, key=lambda node: rank.get(node.name, len(rank)))
 
     def process(self, name: str) -> Process | None:
         """The process of that name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -125,6 +126,23 @@ def test_what_up_would_start_of_a_running_deployment_is_looked_at_on_its_node_fi
         again = hosts.pdserve(LOGIN, "up", recipe, "--cluster", cluster)
         assert again.returncode == 0, again.stdout + again.stderr
         assert "started prefill-1; ready" in again.stdout
+        up.process.send_signal(signal.SIGINT)
+        assert up.ended() == "0"
+
+
+def test_one_more_prefill_leaves_all_others_on_their_hosts(hosts: Lab) -> None:
+    recipe, cluster = hosts.recipe(), hosts.hosts()
+    with hosts.up(LOGIN, recipe, "--cluster", cluster) as up:
+        up.ready()
+        more: tuple[str | Path, ...] = ("up", recipe, "--cluster", cluster, "--set", "prefill.instances=2")
+        engines = ("prefill-0", "decode-0", "lmcache-0")
+        before = {name: (up.node_of(name), up.pid_of(name)) for name in engines}
+        shown = json.loads(hosts.pdserve(LOGIN, *more, "--dry-run", "--json").stdout)["change"]
+        assert "prefill-1" in shown["start"]
+        assert {*engines} <= {*shown["stay"]}
+        done = hosts.pdserve(LOGIN, *more)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert {name: (up.node_of(name), up.pid_of(name)) for name in engines} == before
         up.process.send_signal(signal.SIGINT)
         assert up.ended() == "0"
 

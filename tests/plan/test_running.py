@@ -216,6 +216,14 @@ def test_instances_on_cpus_keep_their_nodes_and_new_ones_go_where_the_fewest_are
     assert places(more) == {**places(fewer), "decode-1": ("host1", ()), "decode-2": ("host0", ())}
 
 
+def test_hosts_in_another_order_move_nothing() -> None:
+    before = on_nixl(2, 2)
+    running = plan(before, *hosts(2, 2))
+    new = plan(before, *reversed(running.nodes), running=Running(running, before.ports))
+    assert new.process("proxy").runs_as(running.process("proxy"))
+    assert not restarted(running, new)
+
+
 def test_an_lmcache_server_keeps_its_name_and_command_whoever_attaches() -> None:
     both = {"connector": MULTI}
     attach = with_lmcache(on=["prefill", "decode"])

@@ -34,9 +34,9 @@ class ShownChange(Frozen):
     def lines(self, *, replace: bool) -> Iterator[str]:
         """For people. `replace`: restarts of more than the proxy were asked for."""
         if not (self.start or self.restart or self.stop):
-            yield f"it runs ({self.run}), and pdserve up would change nothing"
+            yield f"this deployment runs ({self.run}), and pdserve up would change nothing"
             return
-        yield f"it runs ({self.run}); pdserve up would"
+        yield f"this deployment runs ({self.run}); pdserve up would"
         costly = tuple(name for name in self.restart if name != "proxy")
         refused = bool(costly) and not replace
         others = tuple(name for name in self.restart if name == "proxy") if refused else self.restart
