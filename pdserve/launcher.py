@@ -386,8 +386,8 @@ class Launcher:
         """From the plan that runs to another one, while it serves."""
         changes = self._check(request)
 
-        def save(plan: Plan) -> None:
-            save_change(self._run_dir, plan, request.recipe)
+        def save(plan: Plan, recipe: str | None = None) -> None:
+            save_change(self._run_dir, plan, recipe)
             self._record.keep()
 
         same = self._run_dir.read_versions() == request.versions
@@ -395,7 +395,7 @@ class Launcher:
             self._fleet, self._recovery, request.plan, changes, same_versions=same or not changes.replaced, save=save
         )
         if not changes.starting and not changes.gone:
-            save(request.plan)
+            save(request.plan, request.recipe)
             self._fleet.adopt(request.plan)
             if all(map(self._is_ready, self._fleet.plan.names())):
                 self._state.change = ""
@@ -405,6 +405,7 @@ class Launcher:
         try:
             await self._open_agents(request.plan)
             await rolling.run()
+            save(request.plan, request.recipe)
             await self._proofs.canary()
         except PdserveError as failure:
             left = ", ".join(rolling.left())

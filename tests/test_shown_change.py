@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.operations.shown.change import ShownChange, shown_change
+from pdserve.operations.shown_change import ShownChange, shown_change
 from pdserve.plan.model import Plan
 from pdserve.plan.running import Running
 from pdserve.run.change import change

@@ -6,7 +6,7 @@ import json
 
 import typer
 
-from pdserve.operations.shown.change import ShownChange
+from pdserve.operations.shown_change import ShownChange
 from pdserve.plan.model import Plan
 from pdserve.plan.render.bash import render_shell
 

@@ -12,7 +12,7 @@ from pdserve.cli.console import Console
 from pdserve.cli.options import check_place_options
 from pdserve.cli.shown_plan import show_plan
 from pdserve.operations.plan_recipe import load, recipe_words
-from pdserve.operations.shown.change import change_there
+from pdserve.operations.shown_change import change_there
 from pdserve.operations.up import UpOptions, dry_run, recorded_recipe, up
 from pdserve.operations.where import where
 from pdserve.printable import printable

@@ -41,11 +41,13 @@ def record_versions(run: RunDir, versions: Versions) -> None:
     run.write(run.versions, json.dumps(facts, indent=2))
 
 
-def save_change(run: RunDir, plan: Plan, recipe_yaml: str) -> None:
-    """Saves another plan of a deployment that runs, before anything is stopped for it. Raises StateError."""
+def save_change(run: RunDir, plan: Plan, recipe_yaml: str | None) -> None:
+    """Saves another plan of a deployment that runs, before anything is stopped for it. Raises StateError. The recipe
+    stays (None) until all of it runs: the next plan is made around the ports that it names."""
     with written(run):
         run.write(run.plan, plan.model_dump_json(indent=2))
-        run.write(run.recipe, recipe_yaml)
+        if recipe_yaml is not None:
+            run.write(run.recipe, recipe_yaml)
 
 
 class KeptRecord:

@@ -21,7 +21,7 @@ from pdserve.operations.launcher_process import end_launcher, follow, run_here, 
 from pdserve.operations.look import Looked, look, look_once
 from pdserve.operations.plan_recipe import Planned, plan_for
 from pdserve.operations.progress import VerbProgress
-from pdserve.operations.shown.agents import shown_nodes
+from pdserve.operations.shown_agents import shown_nodes
 from pdserve.operations.where import Where
 from pdserve.plan.model import Plan
 from pdserve.preflight import resolve_secrets

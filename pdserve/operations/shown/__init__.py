@@ -1,1 +1,0 @@
-"""What verbs would do, to be printed: nothing is started, changed or stopped."""
