@@ -2,9 +2,9 @@
 
 A dead engine leaves routing before anything else happens. Whether it is restarted is the recipe's decision; the last
 instance of a role that does not come back ends the deployment. An engine comes back to routing once KV has crossed
-between it and a peer; peers with which none crosses are restarted (bad_peers.py). LMCache's death is survivable: its engines leave
-routing, it is restarted on the same port, and they return once they have registered again and passed a canary.
-vllm-router in the proxy's place is restarted after a prefill, which it knows no longer.
+between it and a peer; peers with which none crosses are restarted (bad_peers.py). LMCache's death is survivable: its
+engines leave routing, it is restarted on the same port, and they return once they have registered again and passed a
+canary. vllm-router in the proxy's place is restarted after a prefill, which it knows no longer.
 """
 
 from __future__ import annotations

@@ -162,7 +162,10 @@ class Timeouts(Strict):
         description="A process that was ready and does not answer leaves routing at once, and is treated as dead after "
         "so long; while others are started, it ends that start.",
     )
-    canary_seconds: Seconds = Field(default=120, description="One token through the proxy; of an engine that is started again, alone and with all its peers.")
+    canary_seconds: Seconds = Field(
+        default=120,
+        description="One token through the proxy; of an engine that is started again, alone and with all its peers.",
+    )
     stop_seconds: Seconds = Field(default=30, description="From TERM to KILL, for each process.")
     transfer_abort_seconds: Count = Field(
         default=60,
