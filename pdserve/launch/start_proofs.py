@@ -190,7 +190,8 @@ class InstanceProofs:
         """A canary between an instance, which is not routed to yet, and each of the other role that serves, with those
         that begin to meanwhile. By the name of the peer; empty where there is none, or no proxy that can send one."""
         until = time.monotonic() + self._fleet.plan.timeouts.canary_seconds
-        few = asyncio.Semaphore(_PAIRS_AT_ONCE)
+        # One after the other through the same decode, whose counters are the proof.
+        few = asyncio.Semaphore(1 if self._fleet.plan.process(name).role == "decode" else _PAIRS_AT_ONCE)
         outcomes: dict[str, Outcome] = {}
 
         async def cross(peer: str) -> None:

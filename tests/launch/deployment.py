@@ -260,10 +260,14 @@ class Deployment:
 
     def hold(self, engine: str, point: str) -> None:
         """Where a fake engine waits from now on; empty: nowhere."""
+        self.script(engine, hold=point)
+
+    def script(self, engine: str, **faults: object) -> None:
+        """What a fake engine does wrong from now on."""
         import httpx
 
         url = f"http://127.0.0.1:{self.run.read_plan().process(engine).ports['http']}/fake/script"
-        assert httpx.post(url, json={"hold": point}, trust_env=False, timeout=LINE_SECONDS).status_code == 200
+        assert httpx.post(url, json=faults, trust_env=False, timeout=LINE_SECONDS).status_code == 200
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """A request through the proxy."""
