@@ -99,6 +99,15 @@ def test_what_is_new_is_started(tmp_path: Path) -> None:
     assert "decode-1" not in seen.replaced
 
 
+def test_the_proxy_runs_on_when_only_its_workers_are_others(tmp_path: Path) -> None:
+    """It is told of them; whatever else of its configuration changes takes another start."""
+    more, longer = planned(instances=2), kit.recipe(kit.with_lmcache(), {"proxy": {"drain_seconds": 99.0}})
+    assert recorded_change(running(tmp_path / "more", planned()), more).starting == ("decode-1",)
+    assert recorded_change(running(tmp_path / "fewer", more), planned()).starting == ()
+    seen = recorded_change(running(tmp_path / "longer", planned()), kit.plan(longer, *NODES))
+    assert seen.replaced == ("proxy",)
+
+
 def test_what_the_new_plan_lacks_is_gone(tmp_path: Path) -> None:
     seen = recorded_change(running(tmp_path, planned(instances=2)), planned())
     assert seen.gone == ("decode-1",)

@@ -158,10 +158,18 @@ class PairCanaries:
 
 
 async def until_idle(ask: AskNode, proxy_url: str, worker: str, *, key: str) -> None:
-    """Returns once the proxy has no request in flight on a worker, or cannot be asked. Bounded by the caller."""
+    """Returns once the proxy has no request in flight on a worker that it was told to drain, or cannot be asked. What
+    processes of it have begun that a rolling restart has replaced is not counted: they are waited for. Bounded by the
+    caller."""
     while True:
-        running = await _in_flight(ask, proxy_url, key=key)
-        if not running or not running.get(worker):
+        answer = await ask("GET", f"{proxy_url}/workers", headers=_bearer(key), seconds=_ASK_SECONDS)
+        try:
+            page = _object(answer)
+            entries = [entry for entry in page["workers"] if entry["name"] == worker]
+            busy = any(entry["in_flight"] or entry["state"] == "ready" for entry in entries)
+        except (KeyError, TypeError):
+            return
+        if not busy and not page.get("retiring"):
             return
         await asyncio.sleep(_RETRY_SECONDS)
 

@@ -100,7 +100,9 @@ class Fleet:
         self.adopt(plan)
 
     def adopt(self, plan: Plan) -> None:
-        """Takes over a plan: new processes are pending, processes that it no longer has are forgotten."""
+        """Takes over a plan: new processes are pending, processes that it no longer has are forgotten. The proxy learns
+        of workers that come, and drains those that go; it need not be started again for them."""
+        before = {worker.name: worker for worker in self.plan.proxy.workers}
         self.plan = plan
         known = self.state.processes
         self.state.processes = {
@@ -109,7 +111,13 @@ class Fleet:
         }
         for process in plan.processes:
             self.state.processes[process.name].node = process.node  # it may have moved
-        self._routing = {worker.name: self._routing.get(worker.name, "starting") for worker in plan.proxy.workers}
+        self._routing = {
+            worker.name: self._routing.get(worker.name, "starting")
+            if worker == before.get(worker.name, worker)
+            else "starting"
+            for worker in plan.proxy.workers
+        }
+        self._push_workers()
 
     # Acting --------------------------------------------------------------------------------------------------------
 
@@ -202,6 +210,13 @@ class Fleet:
             if process.control == "stdin":
                 self.push(process.name, worker, {"worker": worker, "state": self._routing[worker]})
 
+    def _push_workers(self) -> None:
+        """Tells the proxy all of its workers, and what it may send to each."""
+        workers = [worker.model_dump(mode="json") for worker in self.plan.proxy.workers]
+        for process in self.plan.processes:
+            if process.control == "stdin":
+                self.push(process.name, "workers", {"workers": workers, "states": self._routing})
+
     def push(self, name: str, about: str, message: Mapping[str, Any]) -> None:
         """Writes a line to a process that has `control: stdin`. `about`: its subject (protocol.Push)."""
         if (link := self.links.get(self.plan.process(name).node)) is not None:
@@ -253,8 +268,7 @@ class Fleet:
                 self.state.processes[event.name].id = event.id
                 self.record("started", name=event.name, node=self.state.processes[event.name].node, pid=event.id.pid)
                 if self.plan.process(event.name).control == "stdin":
-                    for worker in self._routing:
-                        self._push(worker)
+                    self._push_workers()
             case Progress():
                 # The log of a dead process is read to its end, and the reason of its death must stay.
                 if self.state.processes[event.name].phase != "dead":

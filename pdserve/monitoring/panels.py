@@ -94,9 +94,11 @@ ROWS: tuple[PanelRow, ...] = (
             ),
             _graph(
                 "Waiting at the proxy",
-                "Requests that wait for a place in a pool, and 429 when there is none.",
+                "Requests that wait for a place in a pool, and 429 when there is none; and those that wait because no "
+                "engine of a role is ready.",
                 "short",
                 each(f"{_P}queue_depth", "pool"),
+                each(f"{_P}held_requests", "role"),
                 counted(f"{_P}admission_rejections_total", "pool", "reason", named="429/s"),
             ),
             _graph("In flight", "Legs at each worker.", "short", each(f"{_P}in_flight", "worker"), stacked=True),

@@ -23,6 +23,10 @@ class ProxySnapshot:
     """Requests that a pool was too busy for (429), by pool."""
     not_ready: tuple[str, ...] = ()
     """Workers that get no requests."""
+    held: dict[str, int] = field(default_factory=dict)
+    """Requests that wait because no engine of a role is ready, by role; none where there are none."""
+    held_seconds: dict[str, float] = field(default_factory=dict)
+    """How long the first of them has waited."""
 
 
 async def proxy_snapshot(url: str, client: httpx.AsyncClient) -> ProxySnapshot:
@@ -32,10 +36,16 @@ async def proxy_snapshot(url: str, client: httpx.AsyncClient) -> ProxySnapshot:
         return ProxySnapshot(url, error=samples)
     rejected: dict[str, int] = {}
     not_ready = []
+    held: dict[str, int] = {}
+    held_seconds: dict[str, float] = {}
     for sample in samples:
-        pool = sample.labels.get("pool", "")
+        pool, role = sample.labels.get("pool", ""), sample.labels.get("role", "")
         if sample.name == f"{_PREFIX}admission_rejections_total" and math.isfinite(sample.value):
             rejected[pool] = rejected.get(pool, 0) + int(sample.value)
         elif sample.name == f"{_PREFIX}worker_ready" and not sample.value:
             not_ready.append(sample.labels.get("worker", ""))
-    return ProxySnapshot(url, rejected=rejected, not_ready=tuple(not_ready))
+        elif sample.name == f"{_PREFIX}held_requests" and sample.value:
+            held[role] = int(sample.value)
+        elif sample.name == f"{_PREFIX}held_oldest_seconds" and sample.value:
+            held_seconds[role] = round(sample.value, 1)
+    return ProxySnapshot(url, rejected=rejected, not_ready=tuple(not_ready), held=held, held_seconds=held_seconds)

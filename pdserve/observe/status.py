@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
+from pdserve.observe.proxy_metrics import ProxySnapshot, proxy_snapshot
 from pdserve.observe.remote_http import client, loopback_of, seen_from_here
 from pdserve.observe.store_metrics import StoreSnapshot, store_snapshot
 from pdserve.patches.process_records import PatchRecord, merged_effects
@@ -40,6 +41,7 @@ class StatusView:
     engines: dict[str, EngineSnapshot] = field(default_factory=dict)
     caches: dict[str, LmcacheSnapshot] = field(default_factory=dict)
     stores: dict[str, StoreSnapshot] = field(default_factory=dict)
+    proxy: ProxySnapshot | None = None
     launcher_lives: bool = False
     patches: dict[str, list[PatchRecord]] = field(default_factory=dict)
     """Engine -> what its processes report of their patches."""
@@ -99,6 +101,7 @@ class StatusView:
                     "engine": asdict(self.engines[name]) if name in self.engines else None,
                     "lmcache": asdict(self.caches[name]) if name in self.caches else None,
                     "mooncake_store": asdict(self.stores[name]) if name in self.stores else None,
+                    "proxy": asdict(self.proxy) if process.role == "proxy" and self.proxy is not None else None,
                 }
                 for name, process in self.state.processes.items()
             },
@@ -113,7 +116,7 @@ def look(run: RunDir) -> StatusView:
     if not view.launcher_lives:
         return view
     reports = asyncio.run(_ask(run, view))
-    return replace(view, engines=reports.engines, caches=reports.caches, stores=reports.stores)
+    return replace(view, engines=reports.engines, caches=reports.caches, stores=reports.stores, proxy=reports.proxy)
 
 
 def recorded(run: RunDir) -> StatusView:
@@ -155,6 +158,7 @@ class _Reports:
     engines: dict[str, EngineSnapshot]
     caches: dict[str, LmcacheSnapshot]
     stores: dict[str, StoreSnapshot]
+    proxy: ProxySnapshot | None
 
 
 @dataclass(frozen=True)
@@ -208,13 +212,15 @@ def _proxy_url(plan: Plan, state: DeploymentState) -> str:
 async def _ask(run: RunDir, view: StatusView) -> _Reports:
     at = endpoints(view)
     async with endpoint_client(run, view) as everywhere:
-        seen, kept, pooled = await asyncio.gather(
+        seen, kept, pooled, proxy = await asyncio.gather(
             asyncio.gather(*(engine_snapshot(url, everywhere) for url in at.engines.values())),
             asyncio.gather(*(lmcache_snapshot(url, everywhere) for url in at.caches.values())),
             asyncio.gather(*(store_snapshot(url, everywhere) for url in at.stores.values())),
+            asyncio.gather(*(proxy_snapshot(url, everywhere) for url in [at.proxy] if url is not None)),
         )
     return _Reports(
         dict(zip(at.engines, seen, strict=True)),
         dict(zip(at.caches, kept, strict=True)),
         dict(zip(at.stores, pooled, strict=True)),
+        proxy[0] if proxy else None,
     )

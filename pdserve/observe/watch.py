@@ -102,4 +102,7 @@ def _writers(view: StatusView) -> list[str]:
 
 
 def _waiting(page: list[Sample] | None) -> int | None:
-    return None if page is None else total(page, f"{PREFIX}queue_depth") or 0
+    """For a place in a pool, or for an engine."""
+    if page is None:
+        return None
+    return (total(page, f"{PREFIX}queue_depth") or 0) + (total(page, f"{PREFIX}held_requests") or 0)

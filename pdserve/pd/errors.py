@@ -1,6 +1,7 @@
 """What goes wrong for one request, in OpenAI's JSON shape. Nothing here names an internal address.
 
 ApiError         answered to the client with its status
+NoWorkerError    one of them: no engine of a role may be used
 ClientGoneError  the client has left: there is no answer
 """
 
@@ -35,6 +36,10 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         return {"retry-after": str(self.retry_after)} if self.retry_after else {}
+
+
+class NoWorkerError(ApiError):
+    """No engine of a role may be used, and none was asked."""
 
 
 class ClientGoneError(Exception):

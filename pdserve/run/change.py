@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
     changed = {
         process.name
         for process in new.processes
-        if process.name not in living or not process.runs_as(old[process.name])
+        if process.name not in living or not runs_on(old[process.name], process)
     }
     changed |= _after_setup(new, changed)
     # A process of an instance meets the others while all of them start, and never again.
@@ -61,6 +62,20 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
             process.name for process in running.processes if process.is_setup and process.name not in planned
         ),
     )
+
+
+def runs_on(running: Process, new: Process) -> bool:
+    """Whether a process that runs need not be started again to be the new one. The proxy's configuration names its
+    workers, but while it runs the launcher tells it which there are (`Fleet.adopt`)."""
+    return _as_started(new).runs_as(_as_started(running))
+
+
+def _as_started(process: Process) -> Process:
+    """Without what is told to it while it runs."""
+    if process.control != "stdin":
+        return process
+    files = {path: json.dumps({**json.loads(text), "workers": []}) for path, text in process.files.items()}
+    return process.model_copy(update={"files": files})
 
 
 def _router(new: Plan, changed: Collection[str]) -> set[str]:

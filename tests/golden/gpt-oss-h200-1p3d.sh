@@ -209,6 +209,8 @@ run_proxy() {
   "prewarm": true,
   "request_timeout_seconds": 3600.0,
   "connect_timeout_seconds": 5.0,
+  "on_empty_pool": "wait",
+  "hold_seconds": 60.0,
   "drain_seconds": 30.0,
   "max_body_bytes": 67108864,
   "routing": {
@@ -229,8 +231,7 @@ run_proxy() {
       "max_kv_usage": 0.95
     },
     "affinity": null,
-    "conditional": null,
-    "on_empty_pool": "fail"
+    "conditional": null
   },
   "admission": {
     "prefill": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -25,6 +26,7 @@ from pdserve.reach.protocol import (
     Hello,
     Method,
     Order,
+    Push,
     Ready,
     Start,
     Stop,
@@ -110,6 +112,8 @@ class PlayedAgent:
             self._deployment.ordered("start", name, lambda: self._receive(answer))
         elif isinstance(order, Stop):
             self._deployment.ordered("stop", order.name, lambda name=order.name: self._end(name))  # type: ignore[misc]
+        elif isinstance(order, Push):
+            self._deployment.told.append(json.loads(order.line))
 
     def _end(self, name: str) -> None:
         if name in self._deployment.unending:
@@ -152,6 +156,8 @@ class Played:
         """What was ordered so far: (start or stop, name)."""
         self.held: set[tuple[str, str]] = set()
         """Orders that wait until the test lets them be obeyed."""
+        self.told: list[dict[str, Any]] = []
+        """What the proxy was told so far."""
         self.unending: set[str] = set()
         """Processes that no KILL ends."""
         self.answers: dict[str, Answered] = {}

@@ -121,3 +121,19 @@ def test_an_engine_that_dies_before_it_is_stopped_for_a_smaller_plan_is_not_miss
             assert set(deployment.state.processes) == {"prefill-0", "decode-0", "proxy"}
 
     asyncio.run(scenario())
+
+
+def test_the_proxy_is_told_which_workers_there_are_and_is_not_started_again(tmp_path: Path) -> None:
+    one, two = plan(), plan(decodes=2)
+
+    async def scenario() -> None:
+        async with played(tmp_path, one) as deployment:
+            reply = await starting_one_more(deployment, two)
+            told = [message for message in deployment.told if "workers" in message][-1]
+            assert [worker["name"] for worker in told["workers"]] == ["prefill-0", "decode-0", "decode-1"]
+            assert told["states"] == {"prefill-0": "ready", "decode-0": "ready", "decode-1": "starting"}
+            deployment.obey("start", "decode-1")
+            assert (await reply).message == "started decode-1; ready"
+            assert deployment.told[-1] == {"worker": "decode-1", "state": "ready"}
+
+    asyncio.run(scenario())

@@ -19,7 +19,8 @@ EVENTS = {"proxy": {"routing": {"decode": {"kind": "kv_events"}}}}
 def test_every_section_of_the_recipe_reaches_the_proxy() -> None:
     section = {
         "workers": 3,
-        "routing": {"prefill": {"kind": "prefix_aware"}, "on_empty_pool": "aggregate"},
+        "routing": {"prefill": {"kind": "prefix_aware"}},
+        "on_empty_pool": "aggregate",
         "admission": {"decode": {"max_requests": 7}},
         "breaker": {"failures": 2},
         "health": {"failures": 9},
@@ -30,7 +31,7 @@ def test_every_section_of_the_recipe_reaches_the_proxy() -> None:
     proxy = plan(recipe({"proxy": section})).proxy
     assert proxy.processes == 3
     assert proxy.routing.prefill.kind == "prefix_aware"
-    assert proxy.routing.on_empty_pool == "aggregate"
+    assert proxy.on_empty_pool == "aggregate"
     assert proxy.admission.decode == PoolLimits(max_requests=7)
     assert (proxy.breaker.failures, proxy.health.failures, proxy.limits.max_connections) == (2, 9, 11)
     assert proxy.log == "json"

@@ -310,6 +310,8 @@ class Deployment:
             "request_timeout_seconds": 60,
             "connect_timeout_seconds": 5,
             "drain_seconds": 20,
+            # Most tests are about what a failure says, and that at once (test_hold.py has the rest).
+            "on_empty_pool": "fail",
             "max_body_bytes": 1_000_000,
             # What engines have seen is counted.
             "prewarm": False,

@@ -372,6 +372,7 @@ def raw_deployment(
         "request_timeout_seconds": 60,
         "connect_timeout_seconds": 5,
         "drain_seconds": 5,
+        "on_empty_pool": "fail",
         "max_body_bytes": 16_000_000,
         # Engines fail on purpose here: no breaker is to open because of that.
         "breaker": {"failures": 1_000_000},

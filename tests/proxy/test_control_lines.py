@@ -61,6 +61,24 @@ def test_however_often_a_worker_comes_and_goes_only_how_it_ended_is_heard_again(
     assert heard_again(*before, *often, other, ADD) == [other, *kept, ADD]
 
 
+def test_a_line_that_names_all_workers_takes_the_place_of_what_was_heard_of_them() -> None:
+    all_workers = {"workers": [{"name": "decode-0"}, {"name": "decode-1"}], "states": {"decode-0": "ready"}}
+    others = {"workers": [{"name": "decode-1"}], "states": {}}
+    assert heard_again(state("decode-0", "dead"), others, all_workers, state("decode-1", "ready")) == [
+        all_workers,
+        state("decode-1", "ready"),
+    ]
+
+
+def test_an_admins_worker_stays_beside_them_and_one_that_he_removed_is_back() -> None:
+    all_workers = {"workers": [{"name": "decode-0"}], "states": {}}
+    draining = state("decode-3", "draining")
+    assert heard_again({"remove": "decode-0"}, ADD, draining, all_workers) == [all_workers, ADD, draining]
+    assert heard_again(ADD, draining, all_workers | {"workers": [ADD["add"]]}) == [
+        all_workers | {"workers": [ADD["add"]]}
+    ]
+
+
 def test_what_an_older_program_has_remembered_is_not_more_than_what_a_new_one_would() -> None:
     lines = ControlLines()
     lines.take_over([json.dumps(message).encode() for message in (ADD, REMOVE, ADD)], {"decode-3": b"a state"})

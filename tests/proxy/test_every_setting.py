@@ -128,6 +128,8 @@ USED: Mapping[str, Where] = {
     "prewarm": lambda r: r.gateway._prewarm is not None,
     "request_timeout_seconds": lambda r: r.gateway.config.request_timeout_seconds,
     "connect_timeout_seconds": lambda r: r.worker.pool._connect_timeout,
+    "on_empty_pool": lambda r: r.gateway._dispatcher._config.on_empty_pool,
+    "hold_seconds": lambda r: r.gateway._hold._seconds,
     "drain_seconds": lambda r: r.config.drain_seconds,
     "max_body_bytes": lambda r: r.front.limits.max_body_bytes,
     **{key: where for pool in POOLS for key, where in _pool(pool).items()},
@@ -136,7 +138,6 @@ USED: Mapping[str, Where] = {
     "routing.affinity.body_user": lambda r: r.gateway._parser._affinity.body_user,  # type: ignore[union-attr]
     "routing.conditional.min_prompt_tokens": lambda r: r.gateway.pools._thresholds.min_prompt_tokens,  # type: ignore[union-attr]
     "routing.conditional.max_missing_tokens": lambda r: r.gateway.pools._thresholds.max_missing_tokens,  # type: ignore[union-attr]
-    "routing.on_empty_pool": lambda r: r.gateway._dispatcher._config.routing.on_empty_pool,
     "admission.priority_header": lambda r: r.gateway._parser._priority_header.decode(),
     "breaker.failures": lambda r: r.worker.breaker._limit,
     "breaker.open_seconds": lambda r: r.worker.breaker._open_seconds,

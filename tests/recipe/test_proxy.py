@@ -29,9 +29,15 @@ REFUSED = [
     ),
     (
         AGGREGATED,
-        ("proxy.routing.on_empty_pool=aggregate",),
-        "proxy.routing.on_empty_pool: there is one pool, so no other pool can take over",
-        "write fail",
+        ("proxy.on_empty_pool=aggregate",),
+        "proxy.on_empty_pool: there is one pool, so no other pool can take over",
+        "write wait or fail",
+    ),
+    (
+        CPU,
+        ("proxy={on_empty_pool: fail, hold_seconds: 5}",),
+        "proxy.hold_seconds: on_empty_pool is fail, so no request waits for an engine",
+        "remove it, or write on_empty_pool: wait",
     ),
     (
         AGGREGATED,
@@ -215,7 +221,7 @@ proxy:
     load: {slack_requests: 2}
     affinity: {header: x-conversation, body_user: true}
     conditional: {min_prompt_tokens: 32, max_missing_tokens: 64}
-    on_empty_pool: aggregate
+  on_empty_pool: aggregate
   admission:
     prefill: {max_prompt_tokens_in_flight: 100000}
     decode: {max_requests: 64, max_kv_usage: 0.9, queue_size: 16, queue_seconds: 5}

@@ -43,7 +43,7 @@ REFUSED = [
     ("proxy.admission={decode: {max_requests: 4}}", "proxy.admission: vllm-router has no such setting", OURS),
     ("proxy.breaker={failures: 2}", "proxy.breaker: vllm-router has no such setting", OURS),
     ("proxy.routing.affinity={}", "proxy.routing.affinity: vllm-router has no such setting", OURS),
-    ("proxy.routing.on_empty_pool=aggregate", "proxy.routing.on_empty_pool: vllm-router has no such setting", OURS),
+    ("proxy.on_empty_pool=aggregate", "proxy.on_empty_pool: vllm-router has no such setting", OURS),
     (
         "proxy.routing.decode={kind: kv_events}",
         "proxy.routing.decode.kind: vllm-router has no policy like kv_events",

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from pdserve.errors import ServeError
 from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot
+from pdserve.observe.proxy_metrics import ProxySnapshot
 from pdserve.observe.status import StatusView, look
 from pdserve.observe.store_metrics import StoreSnapshot
 from pdserve.patches.process_records import merged_effects
@@ -153,6 +154,8 @@ def _report(view: StatusView, name: str) -> str:
         parts.append(_cache(view.caches[name]))
     if name in view.stores:
         parts.append(_store(view.stores[name]))
+    if view.proxy is not None and view.state.processes[name].role == "proxy":
+        parts += _proxy(view.proxy)
     if restarts:
         parts.append(f"restarts {restarts}")
     return "; ".join(parts)
@@ -182,6 +185,13 @@ def _store(store: StoreSnapshot) -> str:
         return store.error
     sizes = ["?" if size is None else f"{size / 2**20:.1f}" for size in (store.bytes_used, store.bytes_total)]
     return f"clients {number(store.clients)} keys {number(store.keys)} used {sizes[0]} of {sizes[1]} MiB"
+
+
+def _proxy(proxy: ProxySnapshot) -> Iterator[str]:
+    if proxy.error is not None:
+        yield proxy.error
+    for role, count in proxy.held.items():
+        yield f"{count} wait for {role}, the first for {proxy.held_seconds.get(role, 0.0):.0f} s"
 
 
 def number(value: int | None) -> str:

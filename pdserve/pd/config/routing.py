@@ -135,11 +135,6 @@ class RoutingSettings(Settings):
     conditional: ConditionalSettings | None = Field(
         default=None, description="Prompts that skip prefill; null: all go through it."
     )
-    on_empty_pool: Literal["fail", "aggregate"] = Field(
-        default="fail",
-        description="While one of the two pools has no ready worker. fail: 503 with Retry-After. aggregate: the other "
-        "pool computes prompts and answers by itself.",
-    )
 
 
 def policy_of(routing: RoutingSettings, role: EngineRole) -> Policy:

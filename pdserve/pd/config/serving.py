@@ -5,6 +5,8 @@ Both are made of this one model, so that every setting which a recipe takes reac
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from pdserve.pd.config.defaults import HOST
@@ -38,6 +40,14 @@ class Serving(Settings):
     )
     request_timeout_seconds: Seconds = Field(default=3600, description="One request, first byte to last.")
     connect_timeout_seconds: Seconds = Field(default=5, description="Connecting to an engine.")
+    on_empty_pool: Literal["wait", "fail", "aggregate"] = Field(
+        default="wait",
+        description="A request that finds no engine of a role ready. wait: it is answered when one is back, in the "
+        "order of arrival; after `hold_seconds` it gets 503 with Retry-After, as at once beyond "
+        "`limits.max_buffered_bytes`. fail: 503 with Retry-After at once. aggregate: while one of the two pools is "
+        "empty the other one computes prompts and answers by itself.",
+    )
+    hold_seconds: Seconds = Field(default=60, description="How long a request waits for an engine (`on_empty_pool`).")
     drain_seconds: Seconds = Field(default=30, description="How long running requests may finish at shutdown.")
     max_body_bytes: Count = Field(default=64 * 1024 * 1024, description="Larger request bodies are refused (413).")
     routing: RoutingSettings = Field(default=RoutingSettings(), description="Which worker gets a request.")

@@ -265,6 +265,7 @@ class Pool:
         self._connect_timeout = connect_timeout
         self._idle: deque[UpstreamConnection] = deque()
         self._open: set[UpstreamConnection] = set()
+        self._most_idle = _MAX_IDLE
         self._loop = asyncio.get_running_loop()
         self.host_header = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
 
@@ -291,7 +292,7 @@ class Pool:
         connection.idle_since = self._loop.time()
         self._idle.append(connection)
         oldest = connection.idle_since - IDLE_SECONDS
-        while self._idle and (len(self._idle) > _MAX_IDLE or self._idle[0].idle_since < oldest):
+        while self._idle and (len(self._idle) > self._most_idle or self._idle[0].idle_since < oldest):
             self._idle.popleft().abort()
 
     def opened(self, connection: UpstreamConnection) -> None:
@@ -300,6 +301,12 @@ class Pool:
 
     def forget(self, connection: UpstreamConnection) -> None:
         self._open.discard(connection)
+
+    def retire(self) -> None:
+        """Keeps no connection that is not in use, from now on."""
+        self._most_idle = 0
+        while self._idle:
+            self._idle.popleft().abort()
 
     def close(self) -> None:
         """Aborts every connection, in use or not."""

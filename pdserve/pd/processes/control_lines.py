@@ -8,10 +8,12 @@ from typing import Any
 
 
 class ControlLines:
-    """Which workers came and went, as far as that differs from the configuration, and behind that the last state of
-    each. No more than two lines for a worker and its state, however often it comes and goes."""
+    """The last line that names all workers, if there was one; which workers came and went, as far as that differs from
+    it or from the configuration; and behind that the last state of each. No more than two lines for a worker and its
+    state, however often it comes and goes."""
 
     def __init__(self) -> None:
+        self._all: bytes | None = None
         self._changes: dict[str, list[bytes]] = {}
         """Name -> that the configured worker of this name has gone, then that another one has come; either may lack."""
         self.states: dict[str, bytes] = {}
@@ -19,7 +21,8 @@ class ControlLines:
     @property
     def changes(self) -> list[bytes]:
         """In the order in which those came that are there."""
-        return [line for lines in self._changes.values() for line in lines]
+        changes = [line for lines in self._changes.values() for line in lines]
+        return changes if self._all is None else [self._all, *changes]
 
     def remember(self, line: bytes) -> dict[str, Any]:
         """The message of a line; an empty one if it cannot be read."""
@@ -29,7 +32,9 @@ class ControlLines:
             return {}
         if not isinstance(message, dict):
             return {}
-        if isinstance(message.get("worker"), str):
+        if isinstance(message.get("workers"), list):
+            self._name_all(line, message["workers"])
+        elif isinstance(message.get("worker"), str):
             self.states[message["worker"]] = line
         elif "add" in message or "remove" in message:
             # A worker that comes later under this name is another one: that one was draining or dead, not this one.
@@ -44,6 +49,14 @@ class ControlLines:
         for line in changes:
             self.remember(line)
         self.states = states
+
+    def _name_all(self, line: bytes, workers: list[object]) -> None:
+        """It has their states too. What an admin has added beside them stays; what he has removed of them is back."""
+        self._all = line
+        names = {_name_of(worker) for worker in workers}
+        added = {name: lines[-1:] for name, lines in self._changes.items() if "add" in json.loads(lines[-1])}
+        self._changes = {name: lines for name, lines in added.items() if name not in names}
+        self.states = {name: state for name, state in self.states.items() if name in self._changes}
 
     def _change(self, name: str, line: bytes, *, comes: bool) -> None:
         before = self._changes.pop(name, [])

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
-LAYOUT = 2
+LAYOUT = 3
 """Of the numbers that the modules of the proxy take. Raise it when one of them takes more, fewer or others: processes
 of two programs may share a file only where each finds the same in it."""
 _BYTES = 8

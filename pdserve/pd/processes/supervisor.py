@@ -227,6 +227,8 @@ class Processes:
         os.close(asks_in)
         for line in self._lines.again():
             self._write(child, line)
+        if retiring := self._retiring():
+            self._write(child, line_of({"retiring": retiring}).rstrip())
 
     def _adopt(self, child: MemberProcess) -> None:
         os.set_blocking(child.control, False)
@@ -272,6 +274,8 @@ class Processes:
                 if end in self._selector.get_map():
                     self._selector.unregister(end)
                 os.close(end)
+            if child.retired or child.old:
+                self._broadcast(line_of({"retiring": self._retiring()}).rstrip())
             code = os.waitstatus_to_exitcode(status)
             if child.retired:
                 log.info("the %s proxy process %d has ended", "old" if child.old else "new", child.index)
@@ -344,6 +348,10 @@ class Processes:
         if self._checking is not None:
             os.kill(self._checking, signal.SIGKILL)
 
+    def _retiring(self) -> int:
+        """Processes that end what they have begun, or will: none of the others knows what that is."""
+        return sum(child.old or child.retired for child in self._children.values())
+
     def _all(self) -> list[MemberProcess]:
         return list(self._children.values())
 
@@ -405,6 +413,7 @@ class Processes:
                 child.retired = True
                 os.kill(child.pid, RETIRE if child.serving else signal.SIGKILL)
         self._keep_old()
+        self._broadcast(line_of({"retiring": self._retiring()}).rstrip())
         self._not_restarted(f"its processes end before they serve (exit code {code})")
 
     def _keep_old(self) -> None:

@@ -36,6 +36,9 @@ async def relay(legs: Legs, client: Client, watch: Watch, background: Background
     try:
         client.cached_tokens = prefill_leg.take_cached_tokens(legs.prefill)
         legs.prefill.drop_request()
+        if legs.prefill.complete:
+            # Decode has its KV: a prefill that is drained need not wait for the rest of the answer.
+            legs.prefill.close()
         client.relay(legs.decode)
         if not client.ended:
             await watch.until(lambda: client.ended)
@@ -43,9 +46,7 @@ async def relay(legs: Legs, client: Client, watch: Watch, background: Background
         raise failure.error from failure
     finally:
         legs.decode.close()
-        if legs.prefill.complete:
-            legs.prefill.close()
-        else:
+        if not legs.prefill.complete:
             background.start(_finish(legs.prefill))
 
 

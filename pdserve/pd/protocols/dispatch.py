@@ -4,6 +4,9 @@ An attempt that fails before the first byte because of a worker is made again at
 transfer and both legs anew. A 4xx is the request's own fault and never tried again. So is what two workers took and
 failed with (5xx): it would fail everywhere, and no worker is blamed. When another worker answers it, the one that
 failed with it is (breaker.py).
+
+A request that finds no engine of a role waits for one (relay.hold): before it has a place in a pool, and after an
+attempt when its only engine has died.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from time import monotonic
 from typing import Final, Protocol
 
 from pdserve.pd.config.proxy import ProxyConfig
+from pdserve.pd.errors import ApiError, NoWorkerError
 from pdserve.pd.protocols.background import Background
 from pdserve.pd.protocols.mooncake import MooncakeProtocol
 from pdserve.pd.protocols.moriio import MoriioProtocol
@@ -25,6 +29,7 @@ from pdserve.pd.protocols.nixl_push import UNSPLIT, NixlPushProtocol
 from pdserve.pd.protocols.single_engine import SingleEngine
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.entrance import Entrance
+from pdserve.pd.relay.hold import Hold
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
 from pdserve.pd.workers.failure import WorkerFailedError
@@ -52,11 +57,11 @@ class Dispatcher:
     """Chooses workers for a request, and tries again with others when an attempt fails."""
 
     def __init__(
-        self, config: ProxyConfig, registry: Registry, pools: Pools, engines: Engines, entrance: Entrance
+        self, config: ProxyConfig, registry: Registry, pools: Pools, engines: Engines, entrance: Entrance, hold: Hold
     ) -> None:
         self._config = config
         self._protocol = config.protocol
-        self._entrance = entrance
+        self._entrance, self._hold = entrance, hold
         self._registry = registry
         self._pools = pools
         self.failovers: Counter[tuple[str, str]] = Counter()
@@ -75,11 +80,11 @@ class Dispatcher:
         if self._protocol == "nixl-push" and request.dialect.name in UNSPLIT:
             return self._on_single_engine(self._whole_role(), f"api:{request.dialect.name}", request, client)
         empty = self._registry.empty_pools()
-        if len(empty) == 1 and self._config.routing.on_empty_pool == "aggregate":
+        if len(empty) == 1 and self._config.on_empty_pool == "aggregate":
             role: EngineRole = "prefill" if empty[0] == "decode" else "decode"
             return self._on_single_engine(role, f"no-{empty[0]}", request, client)
         if empty:
-            raise self._registry.no_worker(empty[0])
+            return self._held(request, client, self._registry.roles)
         decode = self._pools.pick("decode", request.ask)
         skip = self._pools.skips_prefill(request.ask, decode)
         if skip is not None:
@@ -114,8 +119,7 @@ class Dispatcher:
     ) -> Awaitable[None]:
         request.decision = why
         if not self._registry.ready(role):
-            # No request waits in a queue for a pool that has no worker.
-            raise self._registry.no_worker(role)
+            return self._held(request, client, (role,))
 
         def attempt(avoid: list[Worker]) -> Awaitable[None]:
             worker = self._chosen(role, first, request, avoid)
@@ -123,6 +127,11 @@ class Dispatcher:
             return self._single.attempt(request, client, worker)
 
         return self._admitted(request, client, (role,), attempt)
+
+    async def _held(self, request: ClientRequest, client: Client, roles: tuple[EngineRole, ...]) -> None:
+        """Waits for what it needs, holding no place in a pool, and is then served as one that has just come."""
+        await self._hold.engines(client, roles)
+        await self.serve(request, client)
 
     def _chosen(self, role: EngineRole, first: Worker | None, request: ClientRequest, avoid: list[Worker]) -> Worker:
         """`first`, if it may still be used when the request has waited for its place."""
@@ -136,8 +145,15 @@ class Dispatcher:
         """With a place in each pool, until the end; with other workers after a failure."""
         priority, tokens = request.priority, request.ask.estimate
         tickets = self._entrance.enter_now(roles, priority, tokens)
-        if len(tickets) < len(roles):
-            tickets = await self._entrance.enter(tickets, roles, client, priority, tokens)
+        while len(tickets) < len(roles):
+            try:
+                tickets = await self._entrance.enter(tickets, roles, client, priority, tokens)
+            except NoWorkerError:
+                tickets = []
+            if not tickets:
+                # The last engine of a pool has gone while it waited for its place there.
+                await self._hold.engines(client, roles)
+                tickets = self._entrance.enter_now(roles, priority, tokens)
         request.stages.admitted = monotonic()
         if len(tickets) > 1:
             request.prefill_ticket = tickets[0]
@@ -146,18 +162,29 @@ class Dispatcher:
         try:
             while True:
                 request.attempts += 1
+                lost: tuple[Worker, ApiError] | None = None
                 try:
                     await attempt(avoid)
+                except NoWorkerError:
+                    # As above, between its place and the choice of an engine.
+                    if avoid:
+                        raise
+                    request.attempts = 0
                 except WorkerFailedError as failure:
                     if failure.suspect and suspect is not None:
                         # The second worker that failed with it.
                         raise failure.error from failure
-                    self._once_more(request, client, roles, failure, avoid)
+                    if self._once_more(request, client, roles, failure, avoid):
+                        lost = failure.worker, failure.error
                     if failure.suspect:
                         suspect = failure.worker
                         client.on_answer = partial(_blame, suspect)
                 else:
                     return
+                if lost is not None:
+                    await self._next_life(request, client, roles, avoid, *lost)
+                elif not request.attempts:
+                    await self._hold.engines(client, roles)
         finally:
             for ticket in tickets:
                 ticket.release()
@@ -169,20 +196,39 @@ class Dispatcher:
         roles: Collection[EngineRole],
         failure: WorkerFailedError,
         avoid: list[Worker],
-    ) -> None:
-        """After a failed attempt: what the next one must know, or the error when there cannot be another."""
+    ) -> bool:
+        """After a failed attempt: what the next one must know, or the error when there cannot be another. True: there
+        can be one once the engine that failed has come back, if it has died (`_next_life`)."""
         if failure.avoid:
             avoid.append(failure.worker)
-        others = all(self._registry.ready(role, avoid) for role in roles)
-        if request.attempts == ATTEMPTS or client.started or not failure.retry or not others:
+        alone = not all(self._registry.ready(role, avoid) for role in roles)
+        if request.attempts == ATTEMPTS or client.started or not failure.retry:
             raise failure.error from failure
-        reason = f"http-{failure.error.status}" if failure.avoid else "stale"
-        self.failovers[failure.worker.config.role, reason] += 1
-        log.warning("%s: %s; once more", request.request_id, failure)
+        if not alone:
+            reason = f"http-{failure.error.status}" if failure.avoid else "stale"
+            self.failovers[failure.worker.config.role, reason] += 1
+            log.warning("%s: %s; once more", request.request_id, failure)
+        return alone
+
+    async def _next_life(
+        self,
+        request: ClientRequest,
+        client: Client,
+        roles: tuple[EngineRole, ...],
+        avoid: list[Worker],
+        lost: Worker,
+        error: ApiError,
+    ) -> None:
+        """Waits for an engine that may be used again, or another one. Those that come back need not be avoided."""
+        lives = {worker: worker.life for worker in avoid}
+        await self._hold.next_life(client, roles, lives, lost, error)
+        avoid[:] = [worker for worker in avoid if worker.life == lives[worker]]
+        self.failovers[lost.config.role, "died"] += 1
+        log.warning("%s: %s; once more, as an engine is back", request.request_id, error)
 
     def _whole_role(self) -> EngineRole:
         """Who computes what cannot be split: decode, whose answers are then its own."""
-        if not self._registry.ready("decode") and self._config.routing.on_empty_pool == "aggregate":
+        if not self._registry.ready("decode") and self._config.on_empty_pool == "aggregate":
             return "prefill"
         return "decode"
 

@@ -94,8 +94,13 @@ class NixlProtocol:
         try:
             sent = self._loop.time()
             prefill_answer = await self._prefill(request, watch, prefill)
-            kept = self._kept(prefill_answer, sent)
-            leg = await self._decode(request, watch, decode, kept, prefill)
+            try:
+                kept = self._kept(prefill_answer, sent)
+                leg = await self._decode(request, watch, decode, kept, prefill)
+            finally:
+                # Until decode has its KV, or nobody wants that any more, the request counts at prefill: one that is
+                # drained is stopped when nothing does.
+                prefill_answer.close()
             watch.forget(prefill)
             request.stages.decoding = leg.first_byte
             cached = prefill_leg.take_cached_tokens(prefill_answer)
@@ -123,7 +128,7 @@ class NixlProtocol:
     # --- first stage
 
     async def _prefill(self, request: ClientRequest, watch: Watch, prefill: Worker) -> Leg:
-        """The complete leg; it has ended well."""
+        """The complete leg; it has ended well, and is to be closed."""
         body = request.dialect.prefill_body(request.body, self._asked())
         rank, sent = self._next_rank(prefill), self._loop.time()
         leg = prefill_leg.send(self._engines, request, prefill, body, rank_header=rank, poke=watch.poke)
@@ -135,8 +140,11 @@ class NixlProtocol:
             else:
                 leg.close()
             raise
-        leg.close()
-        prefill_leg.check(leg)
+        try:
+            prefill_leg.check(leg)
+        except WorkerFailedError:
+            leg.close()
+            raise
         return leg
 
     def _asked(self) -> bytes:

@@ -66,6 +66,8 @@ class AdminWorkers:
     def add(self, worker: WorkerConfig) -> None:
         if worker.role not in self._registry.roles:
             raise ValueError(f"this deployment has no {worker.role} workers")
+        if worker.name in self._registry.workers:
+            raise ValueError(f"there is a worker {worker.name} already")
         if worker.url in {known.config.url for known in self._registry.workers.values()}:
             raise ValueError(f"there is a worker at {worker.url} already")
         if lack := self._gateway.config.lack_of(worker):

@@ -1,7 +1,13 @@
-"""The control channel: JSON lines from the launcher on stdin, {"worker": "prefill-0", "state": "ready"}.
+"""The control channel: JSON lines from the launcher on stdin.
 
-Between the processes of one proxy an admin's orders travel the same way: {"add": {...}}, {"remove": "decode-3"},
-{"reload": true}; and what a rolling restart of them needs: {"admin": "free"}, {"not_restarted": "why"}.
+    {"worker": "prefill-0", "state": "ready"}
+    {"workers": [{"name": "prefill-0", ...}, ...], "states": {"prefill-0": "ready", ...}}
+
+The second names all workers of the deployment: those that the proxy lacks come, those that are not among them get no
+request any more and go once their last one is over, one that is another under its name takes its place; what is as it
+was stays. Between the processes of one proxy an admin's orders travel the same way: {"add": {...}},
+{"remove": "decode-3"}, {"reload": true}; and what a rolling restart of them needs: {"admin": "free"},
+{"not_restarted": "why"}, {"retiring": 2}, the number of processes that end what they have begun.
 """
 
 from __future__ import annotations
@@ -9,13 +15,28 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from typing import IO, Protocol
+
+from pydantic import BaseModel, ConfigDict
 
 from pdserve.errors import PdserveError
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
-from pdserve.pd.workers.registry import STATES, Registry
+from pdserve.pd.workers.registry import STATES, Registry, WorkerState
 
 log = logging.getLogger("pdserve.proxy")
+
+_LONGEST_LINE = 1 << 22
+"""Bytes: all workers of a large deployment are in one line."""
+
+
+class WorkerSet(BaseModel):
+    """The message that names all workers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    workers: list[WorkerConfig]
+    states: dict[str, WorkerState] = {}
 
 
 class Controlled(Protocol):
@@ -26,7 +47,10 @@ class Controlled(Protocol):
 
     def add_worker(self, config: WorkerConfig) -> None: ...
 
+    def set_workers(self, configs: Sequence[WorkerConfig], states: Mapping[str, WorkerState]) -> None: ...
+
     not_restarted: str
+    retiring: int
 
     def reload(self) -> object: ...
 
@@ -37,6 +61,11 @@ def apply(gateway: Controlled, line: bytes) -> None:
     """One line. What cannot be read is logged and skipped: the proxy never dies of its control channel."""
     try:
         message = json.loads(line)
+        if "workers" in message:
+            wanted = WorkerSet.model_validate(message)
+            gateway.set_workers(wanted.workers, wanted.states)
+            log.info("control: the workers are %s", ", ".join(worker.name for worker in wanted.workers))
+            return
         if "add" in message:
             gateway.add_worker(WorkerConfig.model_validate(message["add"]))
             return
@@ -52,9 +81,12 @@ def apply(gateway: Controlled, line: bytes) -> None:
         if "not_restarted" in message:
             gateway.not_restarted = str(message["not_restarted"])
             return
+        if "retiring" in message:
+            gateway.retiring = int(message["retiring"])
+            return
         worker, state = message["worker"], message["state"]
-    except (ValueError, TypeError, KeyError):
-        log.warning("control: cannot read %r", line[:200])
+    except (ValueError, TypeError, KeyError) as error:
+        log.warning("control: cannot use %r: %s", line[:200], error)
         return
     if not isinstance(worker, str) or worker not in gateway.registry.workers or state not in STATES:
         log.warning("control: unknown worker or state in %r", line[:200])
@@ -78,7 +110,7 @@ def _open_admin(gateway: Controlled) -> None:
 
 async def listen(gateway: Controlled, source: IO[bytes] | IO[str]) -> None:
     """Read a pipe until its end. The end means nothing: the proxy serves on, its owner stops it."""
-    reader = asyncio.StreamReader()
+    reader = asyncio.StreamReader(limit=_LONGEST_LINE)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
     try:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +29,7 @@ from pdserve.pd.processes.shared_numbers import Numbers
 from pdserve.pd.processes.shared_pages import Pages
 from pdserve.pd.protocols.dispatch import Dispatcher
 from pdserve.pd.relay.entrance import Entrance
+from pdserve.pd.relay.hold import Hold
 from pdserve.pd.serve.accounting import Accounting
 from pdserve.pd.serve.answering import Answering
 from pdserve.pd.serve.client_tls import ClientTls
@@ -49,7 +50,7 @@ from pdserve.pd.workers.kv_feeds import KvFeeds
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.models import Models
 from pdserve.pd.workers.pools import Pools
-from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS, Registry
+from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS, Registry, WorkerState
 from pdserve.roles import EngineRole
 from pdserve.time_limit import time_limit
 
@@ -97,7 +98,8 @@ class Gateway:
         self._spans = open_spans(config.otel, config.served_name)
         self._loop = asyncio.get_running_loop()
         self._entrance = Entrance(config, self.registry, numbers)
-        self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines, self._entrance)
+        self._hold = Hold(config, self.registry)
+        self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines, self._entrance, self._hold)
         self._health = HealthChecks(self.registry, config.health, self.engines.key_header, self._entrance.refresh)
         self._parser = RequestParser(config, self.engines)
         self.models = Models(self.registry, self.engines, config.served_name)
@@ -130,6 +132,8 @@ class Gateway:
         )
         self.not_restarted = ""
         """Why the last rolling restart was none."""
+        self.retiring = 0
+        """Processes of this proxy that end what they have begun, and whose requests are counted nowhere else."""
         self._has_admin = config.admin is not None and numbers.process == 0
         self._admin = None if succeeds else self._new_admin()
         self.metrics.read_gauges_from(self._gauges)
@@ -175,6 +179,9 @@ class Gateway:
             self._admin = admin
             admin.start()
             log.info("the admin of this process is open")
+
+    def stop_holding(self) -> None:
+        self._hold.stop()
 
     def drain(self) -> None:
         self.draining = True
@@ -225,11 +232,27 @@ class Gateway:
         return self.reload()
 
     def add_worker(self, config: WorkerConfig) -> None:
-        """An admin's: used once it has passed its first check. ValueError: there is one of that name."""
+        """An admin's: used once it has passed its first check. ValueError: there are too many."""
+        if (known := self.registry.workers.get(config.name)) is not None and known.config == config:
+            return
         added = self.registry.add(config)
         added.healthy = False
         self.registry.set_state(config.name, "ready", alive=False)
         self._health.watch(added)
+
+    def set_workers(self, configs: Sequence[WorkerConfig], states: Mapping[str, WorkerState]) -> None:
+        """The launcher's: all that there are from now on, and what each is. ValueError: one of them cannot be used, and
+        all stays as it was."""
+        for config in configs:
+            if config.role not in self.registry.roles:
+                raise ValueError(f"this deployment has no {config.role} workers")
+            if lack := self.config.lack_of(config):
+                raise ValueError(lack)
+        for worker in self.registry.set_workers(configs):
+            self._health.watch(worker)
+        for name, state in states.items():
+            if name in self.registry.workers:
+                self.registry.set_state(name, state)
 
     def page(self, *, keys: bool = False) -> bytes:
         """What Prometheus reads, over all processes of this proxy. `keys`: also what names API keys, for the admin."""
@@ -241,8 +264,10 @@ class Gateway:
             self._feeds.restart()
         self._entrance.configure(fresh.admission)
         # Addresses and workers of a running proxy are not the file's to change.
-        self.config = self.config.model_copy(update={"routing": fresh.routing, "admission": fresh.admission})
+        again = {name: getattr(fresh, name) for name in ("routing", "admission", "on_empty_pool", "hold_seconds")}
+        self.config = self.config.model_copy(update=again)
         self._dispatcher.configure(self.config)
+        self._hold.configure(self.config)
         self._stored.configure(self.config)
         self._parser.configure(self.config)
 
@@ -265,12 +290,15 @@ class Gateway:
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         empty = self.registry.empty_pools()
-        aggregate = self.config.routing.on_empty_pool == "aggregate" and len(empty) < len(self.registry.roles)
+        aggregate = self.config.on_empty_pool == "aggregate" and len(empty) < len(self.registry.roles)
         ready = (not empty or aggregate) and not self.draining
         return ready, {
             "ready": ready,
             "draining": self.draining,
             "empty_pools": empty,
+            "held": {
+                role: {"requests": count, "oldest_seconds": round(age, 1)} for role, count, age in self._hold.waiting()
+            },
             "workers": [worker.describe() for worker in self.registry.workers.values()],
         }
 
@@ -309,6 +337,9 @@ class Gateway:
         for role, gate in self._entrance.gates.items():
             yield "queue_depth", (role,), gate.waiting
             yield "pool_requests", (role,), gate.requests
+        for role, count, age in self._hold.waiting():
+            yield "held_requests", (role,), count
+            yield "held_oldest_seconds", (role,), age
         if self.quotas is not None and self.keys is not None:
             for name in self.keys.current.names:
                 yield "key_requests", (name,), self.quotas.in_flight(name)
@@ -323,6 +354,8 @@ class Gateway:
         for role, gate in self._entrance.gates.items():
             yield "admission_rejections", (role, "full"), gate.rejected_full
             yield "admission_rejections", (role, "late"), gate.rejected_late
+        for ended, count in self._hold.ended.items():
+            yield "held_requests_ended", ended, count
         if self.quotas is not None:
             for (name, limit), count in self.quotas.rejected.items():
                 yield "quota_rejections", (name, limit), count
@@ -339,6 +372,7 @@ class Gateway:
             if self.keys is not None:
                 self.keys.reload_if_changed()
             self._entrance.refresh()
+            self.registry.remove_left()
             if self._pages is not None:
                 self._pages.write(self.metrics.snapshot())
 

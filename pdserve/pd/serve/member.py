@@ -59,7 +59,9 @@ def create_app() -> Starlette:
         return JSONResponse(body, status_code=200 if ok else 503, headers=None if ok else _LATER)
 
     async def workers(_: Request) -> Response:
-        return JSONResponse({"workers": app.state.gateway.readiness()[1]["workers"]})
+        """What each has to do, over all processes but those that end what they have begun (`retiring`)."""
+        gateway: Gateway = app.state.gateway
+        return JSONResponse({"workers": gateway.readiness()[1]["workers"], "retiring": gateway.retiring})
 
     async def metrics(_: Request) -> Response:
         return Response(figures.page(), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -50,6 +50,9 @@ class ServedGateway(Protocol):
     async def retire(self) -> None:
         """Another process serves from now on: what only one can have is given up."""
 
+    def stop_holding(self) -> None:
+        """A signal ends the proxy: who waits for an engine is answered at once, and who comes from now on."""
+
     def drain(self) -> None:
         """No new connection is taken from now on."""
 
@@ -158,6 +161,7 @@ class ProxyServer:
             # A second Ctrl-C: the user at the terminal does not want to wait.
             self._hurry.set()
         self._stop.set()
+        self._served.stop_holding()
         self._leaving.set()
 
 

@@ -61,7 +61,7 @@ class StoredResponses:
 
     def configure(self, config: ProxyConfig) -> None:
         """Another configuration from now on."""
-        self._prefill_answers = config.routing.on_empty_pool == "aggregate"
+        self._prefill_answers = config.on_empty_pool == "aggregate"
 
     def read(
         self, dialect: Dialect, request: Request, request_id: str, trace: Trace | None, received: float

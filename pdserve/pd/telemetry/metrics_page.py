@@ -41,6 +41,10 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "failovers": ("Attempts that were made once more on another worker.", ("role", "reason")),
     "cancellations": ("Clients that left, by the stage they left in.", ("stage",)),
     "admission_rejections": ("429 of a pool's gate.", ("pool", "reason")),
+    "held_requests_ended": (
+        "Requests that have waited for an engine of a role, by how that ended: answered, late (503), left, stopped.",
+        ("role", "how"),
+    ),
     "quota_rejections": ("429 of a key's limits.", (_KEY, "limit")),
     "unauthorized": ("Requests without a valid key.", ()),
     "prompt_tokens": ("Prompt tokens, as engines reported them.", ()),
@@ -58,12 +62,15 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "breaker_open": ("1: the worker's breaker is open.", ("role", "worker")),
     "queue_depth": ("Requests waiting for a place in a pool.", ("pool",)),
     "pool_requests": ("Requests in a pool.", ("pool",)),
+    "held_requests": ("Requests that wait because no engine of a role is ready.", ("role",)),
+    "held_oldest_seconds": ("How long the first of them has waited.", ("role",)),
     "key_requests": ("Requests in flight of a key.", (_KEY,)),
     "connections": ("Open client connections.", ()),
     "draining": ("1: shutting down.", ()),
 }
-SHARED_GAUGES = frozenset(GAUGES) - {"queue_depth", "connections"}
-"""Gauges that every process reads from the same place: of several processes the largest counts, not the sum."""
+SHARED_GAUGES = frozenset(GAUGES) - {"queue_depth", "held_requests", "connections"}
+"""Gauges of which the largest of several processes counts, not the sum: every process reads them from the same place,
+or they are ages."""
 
 
 class Snapshot(msgspec.Struct):

@@ -1,12 +1,13 @@
 """How much each worker has to do, over all processes of the proxy: each has its own row, each process adds them up.
 
-A row has one writer, so no lock is needed; a process that died leaves a row that its successor clears. A proxy of one
-process just counts: routing reads these figures several times a request.
+A row has one writer, so no lock is needed to count; a process that died leaves a row that its successor clears. Which
+row is whose all processes read from one place: they hear of workers at different times, and one that is new hears
+nothing of those that are gone. A proxy of one process just counts: routing reads these figures several times a request.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from hashlib import blake2b
 from typing import Final
 
 from pdserve.pd.processes.shared_numbers import Numbers
@@ -91,12 +92,11 @@ class LoadBoard:
 
     def __init__(self, numbers: Numbers) -> None:
         self._process, self._alone = numbers.process, numbers.processes == 1
-        self._cells = numbers.take(self.cells(numbers.processes))
-        self._rows: dict[str, int] = {}
-        self._taken = 0
-        """Rows that a worker has, or had."""
-        self._free: deque[int] = deque()
-        """Those whose worker was removed, the oldest first."""
+        cells = numbers.take(self.cells(numbers.processes))
+        self._owners = cells[: 0 if self._alone else MAX_WORKERS]
+        """Whose each row is, by the digest of its name; negative: it was removed, 0: nobody's yet."""
+        self._cells = cells[len(self._owners) :]
+        self._lock = numbers.lock
         self._own: dict[str, _Own] = {}
         if not self._alone:
             for index in range(_ROW):
@@ -105,30 +105,44 @@ class LoadBoard:
     @staticmethod
     def cells(processes: int) -> int:
         """How many numbers it takes."""
-        return 0 if processes == 1 else _ROW * processes
+        return 0 if processes == 1 else MAX_WORKERS + _ROW * processes
 
     def worker(self, name: str) -> WorkerLoad:
-        """Rows are given in the order in which workers come and go: the same in every process. ValueError: there are
-        too many."""
+        """The same row in every process, whenever that hears of the worker. ValueError: there are too many."""
         if self._alone:
             return self._own.setdefault(name, _Own())
-        row = self._rows.get(name)
-        if row is None:
-            row = self._rows[name] = self._new_row()
-        return _Shared(self._cells, self._process, row)
+        owner = _digest(name)
+        with self._lock:
+            owners = list(self._owners)
+            for taken in (owner, -owner, 0.0):
+                if taken in owners:
+                    return self._given(owners.index(taken), owner)
+            # As late as possible: legs that still run to the one before count there until they end.
+            removed = [row for row, former in enumerate(owners) if former < 0]
+            if not removed:
+                raise ValueError(f"more than {MAX_WORKERS} workers")
+            return self._given(min(removed, key=self._requests), owner)
 
     def remove(self, name: str) -> None:
-        """Its row is for another worker, as late as possible: legs that still run to it count there until they end.
-        They end as if it had died, and each process takes back what it has counted."""
-        self._own.pop(name, None)
-        row = self._rows.pop(name, None)
-        if row is not None:
-            self._free.append(row)
+        """Its row is for another worker, as late as possible. Legs that still run there end as if it had died, and each
+        process takes back what it has counted."""
+        if self._alone:
+            self._own.pop(name, None)
+            return
+        owner = _digest(name)
+        with self._lock:
+            owners = list(self._owners)
+            if owner in owners:
+                self._owners[owners.index(owner)] = -owner
 
-    def _new_row(self) -> int:
-        if self._taken < MAX_WORKERS:
-            self._taken += 1
-            return self._taken - 1
-        if not self._free:
-            raise ValueError(f"more than {MAX_WORKERS} workers")
-        return self._free.popleft()
+    def _requests(self, row: int) -> int:
+        return _Shared(self._cells, self._process, row).requests
+
+    def _given(self, row: int, owner: float) -> WorkerLoad:
+        self._owners[row] = owner
+        return _Shared(self._cells, self._process, row)
+
+
+def _digest(name: str) -> float:
+    """A number that a cell holds exactly."""
+    return float(int.from_bytes(blake2b(name.encode(), digest_size=6).digest(), "big") + 1)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Literal, get_args
 
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
-from pdserve.pd.errors import ApiError
+from pdserve.pd.errors import NoWorkerError
 from pdserve.pd.http.upstream import Pool
 from pdserve.pd.workers.breaker import CircuitBreaker
 from pdserve.pd.workers.load import LoadBoard
@@ -37,6 +37,7 @@ class Worker:
         "heard",
         "key_of_client",
         "kv_usage",
+        "leaving",
         "life",
         "load",
         "name",
@@ -69,6 +70,8 @@ class Worker:
         """Grows each time that it comes up: what was learnt of an earlier life is void."""
         self.deaths = 0
         self.kv_usage = 0.0
+        self.leaving = False
+        """The launcher has it no more: it is gone once its last request is over."""
         self.key_of_client = proxy.auth.client_authorization == "forward"
         """Requests carry the client's own key: a 401 is the client's."""
         self.outcomes: dict[str, int] = {}
@@ -103,6 +106,11 @@ class Worker:
         self.deaths += 1
         for watch in list(self.watches):
             watch.wake()
+
+    @property
+    def fit(self) -> bool:
+        """It may be used, but for what its breaker says."""
+        return self.state == "ready" and self.healthy
 
     def unfit(self, now: float) -> str:
         """Why it may not be used at this loop time; empty: it may."""
@@ -143,8 +151,9 @@ class Registry:
         self.roles: tuple[EngineRole, ...] = (
             ("aggregated",) if config.protocol == "aggregated" else ("prefill", "decode")
         )
-        for worker in config.workers:
-            self.add(worker)
+        self._launchers: set[str] = set()
+        """Names of those that are the launcher's to set, and no admin's."""
+        self.set_workers(config.workers)
 
     def on_ready(self, listener: Callable[[Worker], None]) -> None:
         """Called with each worker that becomes ready."""
@@ -165,13 +174,43 @@ class Registry:
             listener()
 
     def add(self, config: WorkerConfig) -> Worker:
-        """A new worker, starting. ValueError: there is one of that name."""
-        if config.name in self.workers:
-            raise ValueError(f"there is a worker {config.name} already")
+        """A new worker, starting. One that has its name makes place for it: what runs there goes on."""
         worker = Worker(config, self._config, self._board, self._tls, self._open_breakers)
+        former = self.workers.get(config.name)
+        if former is not None:
+            former.state = "draining"
+            former.breaker.forgotten()
+            former.pool.retire()
+            for listener in self._on_lost:
+                listener(former)
         self.workers[config.name] = worker
-        self._forget_ready()
+        self.changed()
         return worker
+
+    def set_workers(self, configs: Sequence[WorkerConfig]) -> list[Worker]:
+        """Makes these the launcher's workers, and returns those that are new, which are starting. One that is not among
+        them gets no request any more, and is removed once its last one is over (`remove_left`)."""
+        names = {config.name for config in configs}
+        for name in self._launchers - names:
+            if (gone := self.workers.get(name)) is not None:
+                gone.leaving = True
+                if gone.state != "dead":
+                    self.set_state(name, "draining")
+        self._launchers = names
+        new = []
+        for config in configs:
+            known = self.workers.get(config.name)
+            if known is None or known.config != config:
+                new.append(self.add(config))
+            else:
+                known.leaving = False
+        return new
+
+    def remove_left(self) -> None:
+        """Those that are leaving, and in which no process of this proxy has a request any more."""
+        for worker in list(self.workers.values()):
+            if worker.leaving and not worker.requests:
+                self.remove(worker.name)
 
     def remove(self, name: str) -> None:
         """Attempts that use it end as if it had died. KeyError: no such worker."""
@@ -222,22 +261,20 @@ class Registry:
         workers = self._ready.get(role)
         if workers is None:
             workers = self._ready[role] = [
-                worker
-                for worker in self.workers.values()
-                if worker.state == "ready" and worker.healthy and worker.config.role == role
+                worker for worker in self.workers.values() if worker.fit and worker.config.role == role
             ]
         if not avoid and not self._open_breakers:
             return workers
         now = self._loop.time()
         return [worker for worker in workers if worker not in avoid and worker.breaker.allows(now)]
 
-    def no_worker(self, role: EngineRole) -> ApiError:
+    def no_worker(self, role: EngineRole) -> NoWorkerError:
         """What a client gets while no worker of this role may be used: 503, with how its workers are."""
         now = self._loop.time()
         unfit = Counter(worker.unfit(now) for worker in self.workers.values() if worker.config.role == role)
         # Usable and still here: it is one that this request has just tried.
         reasons = ", ".join(f"{count} {why or 'just tried'}" for why, count in sorted(unfit.items()))
-        return ApiError(
+        return NoWorkerError(
             503, f"No {role} worker is ready ({reasons or 'there is none'}).", retry_after=RETRY_AFTER_SECONDS
         )
 

@@ -28,11 +28,11 @@ def pools(recipe: Recipe) -> Iterator[Problem]:
                     also=(("mode",),),
                 )
     if recipe.mode == "aggregated":
-        if proxy.routing.on_empty_pool == "aggregate":
+        if proxy.on_empty_pool == "aggregate":
             yield Problem(
-                ("proxy", "routing", "on_empty_pool"),
+                ("proxy", "on_empty_pool"),
                 "there is one pool, so no other pool can take over when it is empty",
-                "write fail",
+                "write wait or fail",
                 also=(("mode",),),
             )
         if proxy.routing.conditional is not None:
@@ -95,6 +95,13 @@ def times(recipe: Recipe) -> Iterator[Problem]:
             f"{proxy.health.interval_seconds:g} s",
             "lower it, or raise interval_seconds",
             also=(("proxy", "health", "interval_seconds"),),
+        )
+    if "hold_seconds" in proxy.model_fields_set and proxy.on_empty_pool != "wait":
+        yield Problem(
+            ("proxy", "hold_seconds"),
+            f"on_empty_pool is {proxy.on_empty_pool}, so no request waits for an engine",
+            "remove it, or write on_empty_pool: wait",
+            also=(("proxy", "on_empty_pool"),),
         )
     for name, _ in recipe.roles() if proxy.kind == "pdserve" else ():
         limits = getattr(proxy.admission, name)
