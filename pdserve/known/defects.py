@@ -80,8 +80,8 @@ ONE_GROUP_IN_LMCACHE = Defect(
 DRAFTS_IN_STATE = Defect(
     {"vllm": "<0.30"},
     frozenset({"recurrent state", "connector", "role=decode", "speculative-config"}),
-    "pads the last token of a prompt, which decode computes itself, with drafts, and gives it to the kernels of a prompt: "
-    "the recurrent state of Mamba layers is then that behind the drafts, and the answer another one",
+    "pads the last token of a prompt, which decode computes itself, with drafts, and gives it to the kernels of a "
+    "prompt: the recurrent state of Mamba layers is then that behind the drafts, and the answer another one",
     "vllm#47466 corrected it for gated delta nets, in 0.26",
     "use vllm >= 0.30, or leave speculative-config out of decode",
     refuse=True,
@@ -129,14 +129,6 @@ DEFECTS: tuple[Defect, ...] = (
         "(process_tokens): blocks of that answer are not stored",
         "vllm#51805",
         "leave save_decode_cache or speculative-config out of decode",
-    ),
-    Defect(
-        {"vllm": "<0.33"},
-        frozenset({"MultiConnector", "OffloadingConnector", "role=decode"}),
-        "offloading does not see the blocks that a transfer beside it loads into, and may still store them under the key "
-        "of who had them before: wrong KV under its tokens",
-        "vllm#46951",
-        "use vllm >= 0.33, or take offloading off decode",
     ),
     Defect(
         {"vllm": "<0.22.1", "lmcache": ">=0.4.7"},
