@@ -131,14 +131,6 @@ DEFECTS: tuple[Defect, ...] = (
         "leave save_decode_cache or speculative-config out of decode",
     ),
     Defect(
-        {"vllm": "<0.33"},
-        frozenset({"MultiConnector", "OffloadingConnector", "role=decode"}),
-        "offloading does not see the blocks that a transfer beside it loads into, and may still store them under the "
-        "key of who had them before: wrong KV under its tokens",
-        "vllm#46951",
-        "use vllm >= 0.33, or take offloading off decode",
-    ),
-    Defect(
         {"vllm": "<0.22.1", "lmcache": ">=0.4.7"},
         frozenset({"LMCacheMPConnector"}),
         "this lmcache's connector does not import on this vllm (KVCacheSpecKind is missing)",

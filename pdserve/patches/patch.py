@@ -23,6 +23,7 @@ Behaviour = Literal[
     "reloads from LMCache",
     "hybrid models",
     "abandoned transfers",
+    "stores to host memory",
     "LMCache server",
     "CPU without accelerator",
 ]

@@ -32,6 +32,7 @@ from pdserve.patches.mooncake import (
 from pdserve.patches.moriio import unread_prompts
 from pdserve.patches.multiconnector import prom_metrics, selection
 from pdserve.patches.nixl import abandoned_kv, failed_groups, push
+from pdserve.patches.offloading import foreign_blocks
 from pdserve.patches.patch import Deployment, Patch
 from pdserve.patches.scheduler import (
     common_local_hit,
@@ -64,6 +65,7 @@ REGISTRY: tuple[Patch, ...] = (
     abandoned_kv.PATCH,
     failed_groups.PATCH,
     unread_prompts.PATCH,
+    foreign_blocks.PATCH,
     push.PATCH,
     identity.PATCH,
     demand_pinned.PATCH,

@@ -195,16 +195,6 @@ def test_a_store_of_answers_with_drafts_is_a_warning() -> None:
     assert not [w for w in plan(recipe(with_store(), {"engine": DRAFTS})).warnings if "vllm#51805" in w]
 
 
-def test_offloading_beside_a_transfer_that_decode_loads_by_is_a_warning_until_it_sees_those_blocks() -> None:
-    both = {"connector": {"kind": "multi", "of": [NIXL, {"kind": "offloading", "cpu_gib": 1}]}}
-    nixl = {"connector": NIXL}
-    on_decode = recipe(on_gpus(), {"prefill": nixl, "decode": both})
-    on_prefill = recipe(on_gpus(), {"prefill": both, "decode": nixl})
-    assert [w for w in plan(on_decode, *hosts(2)).warnings if "vllm#46951" in w]
-    assert not [w for w in plan(on_decode, *hosts(2), versions=installed(vllm="0.33.0")).warnings if "vllm#46951" in w]
-    assert not [w for w in plan(on_prefill, *hosts(2)).warnings if "vllm#46951" in w]
-
-
 def test_a_range_that_is_none_is_the_recipes_fault() -> None:
     with pytest.raises(RecipeError, match="is not a version range"):
         plan(recipe({"requires": {"vllm": "newest"}}))

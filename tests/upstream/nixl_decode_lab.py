@@ -27,7 +27,7 @@ WINDOW = 2 * BLOCK_SIZE
 UNREACHABLE = "the handshake"
 BROKEN = "the transfer"
 FAILURES = (UNREACHABLE, BROKEN)
-_PULL = {
+PULL = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
     "remote_engine_id": PREFILL,
@@ -84,7 +84,7 @@ class Decode:
 
     def pull(self, name: str) -> None:
         """A request whose KV a prefill has, as far as its parameters say."""
-        self.lab.add(name, PROMPT, _PULL | {"remote_request_id": name}, max_tokens=4)
+        self.lab.add(name, PROMPT, PULL | {"remote_request_id": name}, max_tokens=4)
 
     def step(self) -> None:
         """One step of the engine, with what its workers report."""

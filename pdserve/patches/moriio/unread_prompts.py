@@ -43,9 +43,6 @@ PATCH = Patch(
         "instances": "times that vLLM built the connector: scheduler and workers",
         COMPUTED: "prompts that named no KV to read, or no longer, and were computed by decode",
     },
-    remove_when=(
-        "MoRIIOConnector in READ mode asks whether a request names blocks and an engine before it counts its prompt "
-        "as read"
-    ),
+    remove_when="MoRIIOConnector in READ mode counts a prompt as read only if its request names blocks and an engine",
     apply=apply,
 )
