@@ -37,6 +37,7 @@ from pdserve.pd.serve.pair_canary import PairCanary
 from pdserve.pd.serve.prewarm import Prewarm
 from pdserve.pd.serve.request_parser import RequestParser
 from pdserve.pd.serve.stored_responses import StoredResponses
+from pdserve.pd.serve.trials import Trials
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.metrics_page import Labels
 from pdserve.pd.telemetry.request_log import RequestLog
@@ -122,6 +123,7 @@ class Gateway:
             seconds=config.request_timeout_seconds,
         )
         self._canary = PairCanary(self.engines, self._dispatcher.attempt_split, config.served_name)
+        self._trials = Trials(self.registry, self._canary, self._health, config.health.interval_seconds)
         self._owner = None if key is None else Keys([ApiKey(OWN_NAME, sha256(key.encode()).digest())])
         self._prewarm = (
             Prewarm(self.registry, self._canary)
@@ -249,6 +251,7 @@ class Gateway:
     async def finish(self, seconds: float) -> None:
         self._health.stop()
         self._ticker.cancel()
+        self._trials.stop()
         if self._prewarm is not None:
             self._prewarm.stop()
         if self._admin is not None:
@@ -305,7 +308,7 @@ class Gateway:
             yield "prompt_tokens_in_flight", labels, worker.prompt_tokens
             yield "kv_usage_ratio", labels, worker.kv_usage
             yield "worker_ready", labels, float(worker.state == "ready" and worker.healthy)
-            yield "breaker_open", labels, float(worker.breaker.state == "open")
+            yield "breaker_open", labels, float(worker.judgement.state == "open")
         for role, gate in self._entrance.gates.items():
             yield "queue_depth", (role,), gate.waiting
             yield "pool_requests", (role,), gate.requests
@@ -338,6 +341,7 @@ class Gateway:
                 client.interrupt(ApiError(504, "The request took longer than this deployment allows."))
             if self.keys is not None:
                 self.keys.reload_if_changed()
+            self._trials.look()
             self._entrance.refresh()
             if self._pages is not None:
                 self._pages.write(self.metrics.snapshot())
