@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.proxy.candidates import POLICIES, everywhere
@@ -29,7 +30,9 @@ POOLS = {"2 of 3": (1, 0, 3, 2), "1 and 1 of 2": (2, 1, 2, 1), "2 of 4": (1, 0, 
 LEARNT = 20
 """Requests that may fail until it is known who is bad."""
 BACK_SECONDS = 15.0
-MOMENTS = {"pdserve.pd.serve.trials.PATIENCE_SECONDS": 0.5, "pdserve.pd.serve.trials.CANARY_SECONDS": 1.0}
+MOST_WITHDRAWN = 20
+"""Transfers that are withdrawn during a hundred requests, once it is known: those of canaries."""
+MOMENTS = {"pdserve.pd.relay.worker_trials.PATIENCE_SECONDS": 0.5, "pdserve.pd.relay.worker_trials.CANARY_SECONDS": 1.0}
 HEALTH = {"interval_seconds": 0.5}
 
 
@@ -57,13 +60,9 @@ def proxy_to(engines: Deployment, prefills: int, decodes: int, path: Path, **con
 
 
 def ask(deployment: Deployment, number: int, **more: Any) -> int:
-    headers = {"x-session-id": f"session-{number % 5}"}
+    headers = {"x-session-id": f"session-{number % 40}"}
     body = {"model": "tiny", "prompt": f"{number % 7} {'word ' * (number % 11)}", "max_tokens": 3} | more
     return deployment.proxy.http.post("/v1/completions", json=body, headers=headers).status_code
-
-
-def served(deployment: Deployment) -> list[Fake]:
-    return deployment.fakes
 
 
 def break_some(engines: Deployment, pool: str, fault: str) -> list[Fake]:
@@ -81,8 +80,10 @@ def holds(engines: Deployment, pool: str, fault: str, path: Path, *, at_once: in
         bad = break_some(engines, pool, fault)
         with ThreadPoolExecutor(at_once) as clients:
             first = list(clients.map(lambda number: ask(deployment, number), range(LEARNT)))
+            withdrawn = withdrawals(engines)
             then = list(clients.map(lambda number: ask(deployment, number), range(100)))
         assert set(then) == {200}, (first, then)
+        assert withdrawals(engines) - withdrawn <= MOST_WITHDRAWN
         for fake in bad:
             fake.script(**NONE)
         before = {fake.name: len(answered(fake)) for fake in bad}
@@ -95,14 +96,153 @@ def holds(engines: Deployment, pool: str, fault: str, path: Path, *, at_once: in
             number += 16
 
 
+def withdrawals(engines: Deployment) -> int:
+    return sum(name.startswith("withdraw-") for fake in engines.decodes for name in named(fake))
+
+
 def answered(fake: Fake) -> list[str]:
     """Names of the clients' requests that it has had."""
-    names = [request["headers"]["x-request-id"] for request in fake.requests()]
-    return [name for name in names if not name.startswith(("withdraw-", "canary-"))]
+    return [name for name in named(fake) if not name.startswith(("withdraw-", "canary-"))]
 
 
-@pytest.mark.parametrize("at_once", [1, 8])
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("fault", ["500", "503", "reset", "hang"])
-def test_matrix(engines: Deployment, tmp_path: Path, pool: str, fault: str, at_once: int) -> None:
-    holds(engines, pool, fault, tmp_path, at_once=at_once)
+def named(fake: Fake) -> list[str]:
+    return [request["headers"]["x-request-id"] for request in fake.requests()]
+
+
+ROUTING = [*((policy, False) for policy in POLICIES), ("least_loaded", True)]
+CASES = [
+    (pool, fault, (1, 8)[(number + number // 4) % 2], *ROUTING[number % len(ROUTING)])
+    for number, (pool, fault) in enumerate(itertools.product(POOLS, ("500", "503", "reset", "hang")))
+]
+"""Each pool with each fault; and each policy, also with sessions, with some of them, one at a time and eight."""
+
+
+@pytest.mark.parametrize(("pool", "fault", "at_once", "policy", "affinity"), CASES)
+def test_who_only_fails_takes_nothing_from_who_answers(
+    engines: Deployment, tmp_path: Path, pool: str, fault: str, at_once: int, policy: str, affinity: bool
+) -> None:
+    routing = everywhere(policy, affinity=affinity).model_dump()
+    holds(engines, pool, fault, tmp_path, at_once=at_once, routing=routing)
+
+
+# --- poison
+
+
+POISON: dict[str, dict[str, Any]] = {
+    "500": {"poisonous": True},
+    "400": {"stop": ["a"] * 5},
+    "no such model": {"model": "other"},
+}
+
+
+@pytest.mark.parametrize("poison", POISON)
+@pytest.mark.parametrize(("prefills", "decodes"), [(1, 1), (2, 2), (1, 3)])
+def test_poison_costs_no_innocent_request(
+    engines: Deployment, tmp_path: Path, prefills: int, decodes: int, poison: str
+) -> None:
+    """Two clients send it as fast as they can beside four that send something else."""
+    fakes = [*engines.prefills[:prefills], *engines.decodes[:decodes]]
+    with proxy_to(engines, prefills, decodes, tmp_path) as deployment, ThreadPoolExecutor(6) as clients:
+        for fake in fakes:
+            fake.script(poison="poisonous")
+        before = {fake.name: len(answered(fake)) for fake in fakes}
+        innocent = [clients.submit(lambda: Counter(ask(deployment, number) for number in range(50))) for _ in range(4)]
+
+        def send_poison() -> Counter[int]:
+            return Counter(
+                ask(deployment, 0, **POISON[poison])
+                for _ in itertools.takewhile(lambda _: not all(one.done() for one in innocent), itertools.count())
+            )
+
+        poisoned = [clients.submit(send_poison) for _ in range(2)]
+        assert sum((one.result() for one in innocent), Counter()) == {200: 200}
+        assert sum((one.result() for one in poisoned), Counter()).keys() <= {400, 404, 500}
+        assert all(len(answered(fake)) > before[fake.name] for fake in fakes)
+
+
+# --- what a request has done
+
+
+def test_a_request_that_ends_engines_ends_two_at_most_and_is_named(deployment: Deployment) -> None:
+    deployment.up(1, 4, decode={"lethal": "lethal"}, routing=everywhere("round_robin").model_dump())
+    headers = {"x-request-id": "the-killer"}
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "lethal": True}
+    assert deployment.proxy.http.post("/v1/completions", json=body, headers=headers).status_code == 502
+    deployment.proxy.until(r"the-killer: decode-\d closed the connection, as with another worker: not tried again")
+    dead = [fake for fake in deployment.decodes if fake.process.poll() is not None]
+    assert len(dead) == 2
+    assert {ask(deployment, number) for number in range(20)} == {200}
+
+
+@pytest.mark.parametrize(("status", "lost"), [(404, 1), (429, 0)])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_what_one_engine_refuses_and_others_serve_is_tried_with_those(
+    engines: Deployment, tmp_path: Path, role: str, status: int, lost: int
+) -> None:
+    """The first 404 in a row may be its client's own."""
+    with proxy_to(engines, 2, 2, tmp_path, routing=everywhere("round_robin").model_dump()) as deployment:
+        assert {ask(deployment, number) for number in range(8)} == {200}
+        (engines.prefills if role == "prefill" else engines.decodes)[0].script(**{f"{role}_status": status})
+        statuses: list[int] = [ask(deployment, number) for number in range(40)]
+        assert statuses.count(status) <= lost
+        assert set(statuses) <= {200, status}
+
+
+@pytest.mark.parametrize("status", [400, 401, 422])
+def test_what_is_the_clients_own_is_never_tried_again(engines: Deployment, tmp_path: Path, status: int) -> None:
+    with proxy_to(engines, 2, 2, tmp_path) as deployment:
+        assert {ask(deployment, number) for number in range(8)} == {200}
+        for fake in engines.decodes[:2]:
+            fake.script(decode_status=status)
+        before = sum(len(answered(fake)) for fake in engines.decodes[:2])
+        assert ask(deployment, 0) == (502 if status == 401 else status)
+        assert sum(len(answered(fake)) for fake in engines.decodes[:2]) == before + (2 if status == 401 else 1)
+
+
+# --- silence
+
+
+def received(fakes: list[Fake]) -> int:
+    return sum(len(answered(fake)) for fake in fakes)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("nixl", [False, True], ids=["mooncake", "nixl"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_engine_that_hangs_is_left_and_the_kv_of_the_left_request_is_not_kept(
+    deployment: Deployment, role: str, nixl: bool, stream: bool
+) -> None:
+    deployment.up(2, 2, nixl=nixl, moments=MOMENTS, health=HEALTH)
+    hung = (deployment.prefills if role == "prefill" else deployment.decodes)[0]
+    hung.script(**FAULTS["hang"][role])
+    with ThreadPoolExecutor(8) as clients:
+        assert set(clients.map(lambda number: ask(deployment, number, stream=stream), range(24))) == {200}
+    left = received([hung])
+    assert {ask(deployment, number, stream=stream) for number in range(10)} == {200}
+    assert received([hung]) == left
+    hung.script(**NONE)
+    deployment.idle()
+
+
+SLOW: dict[str, tuple[str, dict[str, object], dict[str, Any]]] = {
+    "all prompts take long": ("prefill", {"prefill_seconds": 4}, {}),
+    "a long prompt": ("prefill", {"prefill_seconds": 4}, {"prompt": "word " * 2000}),
+    "an answer that is sent as a whole": ("decode", {"token_seconds": 0.25}, {"max_tokens": 20}),
+    "a stream": ("decode", {"token_seconds": 0.25}, {"max_tokens": 20, "stream": True}),
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_an_engine_that_computes_for_long_is_not_left(engines: Deployment, tmp_path: Path, case: str) -> None:
+    role, slow, more = SLOW[case]
+    pool = (engines.prefills if role == "prefill" else engines.decodes)[:2]
+    with proxy_to(engines, 2, 2, tmp_path) as deployment, ThreadPoolExecutor(4) as clients:
+        for fake in pool if case == "all prompts take long" else pool[:1]:
+            fake.script(**slow)
+        before = received(pool)
+        try:
+            assert set(clients.map(lambda number: ask(deployment, number, **more), range(4))) == {200}
+        finally:
+            for fake in pool:
+                fake.script(prefill_seconds=0, token_seconds=0)
+        assert received(pool) == before + 4

@@ -29,6 +29,7 @@ from pdserve.pd.processes.shared_numbers import Numbers
 from pdserve.pd.processes.shared_pages import Pages
 from pdserve.pd.protocols.dispatch import Dispatcher
 from pdserve.pd.relay.entrance import Entrance
+from pdserve.pd.relay.worker_trials import WorkerTrials
 from pdserve.pd.serve.accounting import Accounting
 from pdserve.pd.serve.answering import Answering
 from pdserve.pd.serve.client_tls import ClientTls
@@ -37,7 +38,6 @@ from pdserve.pd.serve.pair_canary import PairCanary
 from pdserve.pd.serve.prewarm import Prewarm
 from pdserve.pd.serve.request_parser import RequestParser
 from pdserve.pd.serve.stored_responses import StoredResponses
-from pdserve.pd.serve.trials import Trials
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.metrics_page import Labels
 from pdserve.pd.telemetry.request_log import RequestLog
@@ -50,7 +50,7 @@ from pdserve.pd.workers.kv_feeds import KvFeeds
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.models import Models
 from pdserve.pd.workers.pools import Pools
-from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS, Registry
+from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS, Registry, Worker
 from pdserve.roles import EngineRole
 from pdserve.time_limit import time_limit
 
@@ -61,6 +61,7 @@ log = logging.getLogger("pdserve.proxy")
 
 _TICK_SECONDS = 0.5
 _LONGEST_CANARY = 65_536
+_TRIAL_TOKENS = 2
 
 
 class Gateway:
@@ -123,7 +124,7 @@ class Gateway:
             seconds=config.request_timeout_seconds,
         )
         self._canary = PairCanary(self.engines, self._dispatcher.attempt_split, config.served_name)
-        self._trials = Trials(self.registry, self._canary, self._health, config.health.interval_seconds)
+        self._trials = WorkerTrials(self.registry, self._try, self._health, config.health.interval_seconds)
         self._owner = None if key is None else Keys([ApiKey(OWN_NAME, sha256(key.encode()).digest())])
         self._prewarm = (
             Prewarm(self.registry, self._canary)
@@ -300,6 +301,9 @@ class Gateway:
         return max(gate.requests + gate.waiting for gate in self._entrance.gates.values())
 
     # --- inside
+
+    async def _try(self, prefill: Worker, decode: Worker, seconds: float) -> None:
+        await self._canary.send(prefill, decode, tokens=_TRIAL_TOKENS, seconds=seconds)
 
     def _gauges(self) -> Iterator[tuple[str, Labels, float]]:
         for worker in self.registry.workers.values():

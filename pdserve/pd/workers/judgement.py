@@ -6,7 +6,7 @@
 2. Who is doubtful gets requests only while no other worker of its role may be used, whatever the policy. So when all
    are doubtful (poison at a rate), none is.
 3. A canary, a request of nobody's, tries who is doubtful: after a second, then at growing intervals, one at a time
-   (serve/trials.py). Who answers it is used again, and doubtful at its next failure unless it has answered a client.
+   (relay/worker_trials.py). Who answers it is used again; until it answers a client too, one failure makes it doubtful.
 4. A request that failed is tried with other workers: as often as one cannot be reached, else `ATTEMPTS` times in all.
    One whose connection was lost while a worker computed it may have killed that worker: it is tried with one more.
 5. With the second worker that failed with it (another 5xx, a lost connection, silence) a request is to blame and its

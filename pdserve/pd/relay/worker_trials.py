@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from time import monotonic
+from typing import Final
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.relay.waiting import Watch
 from pdserve.pd.requests.request import ClientRequest
-from pdserve.pd.serve.pair_canary import LATE, PairCanary
 from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.health_checks import HealthChecks
 from pdserve.pd.workers.judgement import ATTEMPTS, Fault
@@ -31,19 +32,23 @@ from pdserve.roles import EngineRole
 
 log = logging.getLogger("pdserve.proxy")
 
+Canary = Callable[[Worker, Worker, float], Awaitable[None]]
+"""Sends one token of nobody's through this pair of prefill and decode; one worker twice: through that alone. ApiError:
+it was not answered; 504: not within so many seconds."""
+
 PATIENCE_SECONDS = 5.0
 SLOWEST_PREFILL = 500
 """Tokens a second."""
 CANARY_SECONDS = 3.0
-_CANARY_TOKENS = 2
-_AGAIN_SECONDS = 5.0
+_LATE: Final = 504
+_AGAIN_SECONDS: Final = 5.0
 """Between two canaries to one that is not doubtful: the partner of the first may have failed."""
 
 
-class Trials:
+class WorkerTrials:
     """Looks at the workers of one proxy process whenever it is told to."""
 
-    def __init__(self, registry: Registry, canary: PairCanary, health: HealthChecks, interval: float) -> None:
+    def __init__(self, registry: Registry, canary: Canary, health: HealthChecks, interval: float) -> None:
         """`interval`: seconds between two health checks."""
         self._registry, self._canary, self._health, self._interval = registry, canary, health, interval
         self._loop = asyncio.get_running_loop()
@@ -119,7 +124,7 @@ class Trials:
         judgement = worker.judgement
         judgement.canary_begins(began)
         try:
-            await self._canary.send(prefill, decode, tokens=_CANARY_TOKENS, seconds=CANARY_SECONDS)
+            await self._canary(prefill, decode, CANARY_SECONDS)
             log.info("%s has answered a canary", worker.name)
         except ApiError as error:
             self._judge(error, prefill, decode, began)
@@ -140,7 +145,7 @@ class Trials:
         fault: Fault | None = None
         if isinstance(cause, WorkerFailedError):
             worker, fault = cause.worker, cause.fault
-        elif error.status == LATE:
+        elif error.status == _LATE:
             fault = "silent"
             worker = next((one for one in (prefill, decode) if one.judgement.alive < began), None)
         if worker is None:
