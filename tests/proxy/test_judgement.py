@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pdserve.pd.workers.judgement import Fault, Judgement
 from tests.proxy.candidates import POLICIES, everywhere
 from tests.proxy.deployment import Deployment, Fake
 
@@ -125,6 +127,60 @@ def test_who_only_fails_takes_nothing_from_who_answers(
     holds(engines, pool, fault, tmp_path, at_once=at_once, routing=routing)
 
 
+# --- the rule
+
+
+def judged(*faults: Fault, failures: int = 5) -> Judgement:
+    """At loop time 100."""
+    judgement = Judgement(failures, 10, set())
+    for fault in faults:
+        judgement.failed(fault, 100)
+    return judgement
+
+
+@pytest.mark.parametrize("faults", [("unreachable",), ("unavailable",), ("lost",), ("silent",), ("failed", "failed")])
+def test_these_make_a_worker_doubtful_until_it_answers(faults: tuple[Fault, ...]) -> None:
+    judgement = judged(*faults)
+    assert judgement.doubtful
+    judgement.answered(101)
+    assert not judgement.doubtful
+
+
+def test_one_canary_is_with_a_worker_at_a_time() -> None:
+    judgement = judged("lost")
+    assert [judgement.is_due(now) for now in (100.5, 101)] == [False, True]
+    judgement.canary_begins(101)
+    assert not judgement.is_due(1000)
+    judgement.canary_ended()
+    assert [judgement.is_due(now) for now in (102, 103)] == [False, True]
+
+
+def test_who_has_answered_a_canary_only_is_doubtful_again_at_its_next_failure() -> None:
+    judgement = judged("failed", "failed")
+    judgement.canary_begins(101)
+    judgement.answered(102)
+    judgement.canary_ended()
+    assert not judgement.doubtful
+    judgement.failed("failed", 103)
+    assert judgement.doubtful
+
+
+def test_a_worker_that_cannot_be_reached_is_shut_until_it_answers() -> None:
+    judgement = judged("unreachable", "unreachable", failures=2)
+    assert (judgement.shut, judgement.state) == (True, "open")
+    judgement.answered(110)
+    assert (judgement.shut, judgement.state) == (False, "closed")
+
+
+def test_what_fails_at_a_worker_that_was_removed_is_not_remembered() -> None:
+    doubtful: set[Judgement] = set()
+    judgement = Judgement(5, 10, doubtful)
+    judgement.failed("lost", 100)
+    judgement.forgotten()
+    judgement.failed("lost", 101)
+    assert not doubtful
+
+
 # --- poison
 
 
@@ -221,6 +277,18 @@ def test_an_engine_that_hangs_is_left_and_the_kv_of_the_left_request_is_not_kept
     assert {ask(deployment, number, stream=stream) for number in range(10)} == {200}
     assert received([hung]) == left
     hung.script(**NONE)
+    deployment.idle()
+
+
+def test_requests_leave_an_engine_that_is_stopped(deployment: Deployment) -> None:
+    deployment.up(1, 2, moments=MOMENTS, health=HEALTH)
+    stopped = deployment.decodes[0]
+    stopped.process.send_signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(8) as clients:
+            assert set(clients.map(lambda number: ask(deployment, number), range(24))) == {200}
+    finally:
+        stopped.process.send_signal(signal.SIGCONT)
     deployment.idle()
 
 

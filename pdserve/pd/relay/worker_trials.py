@@ -61,9 +61,9 @@ class WorkerTrials:
         """Sends the canaries that are due, and ends waits that are vain."""
         now = self._loop.time()
         for worker in list(self._registry.workers.values()):
-            if worker.state != "ready" or not worker.healthy:
+            if worker.state != "ready":
                 continue
-            if worker.judgement.is_due(now):
+            if worker.healthy and worker.judgement.is_due(now):
                 self._try(worker)
             elif worker.watches and now - worker.judgement.alive > PATIENCE_SECONDS:
                 self._end_vain_waits(worker, now)
