@@ -169,7 +169,10 @@ class Engine:
             {"path": request.path, "headers": request.headers, "body": body, "raw": request.body.decode()}
         )
         self.gate.notify()
-        if self.script.die_at == "request":
+        if self.script.cut:
+            responder.abort()
+            return
+        if self.script.die_at == "request" or self.script.lethal in body:
             die(self.script, "RuntimeError: Engine core proc died unexpectedly.")
         params = body.get("kv_transfer_params") or {}
         try:

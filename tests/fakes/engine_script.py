@@ -58,6 +58,10 @@ class Script:
     """* 1: the first token is EOS, unless the request says ignore_eos; 2: always (an operator's stop token)."""
     poison: str = ""
     """* A member of a body: a request that has it is answered with 500, as by an exception that nobody caught."""
+    lethal: str = ""
+    """* A member of a body: a request that has it ends the engine."""
+    cut: bool = False
+    """* Every request ends with its connection, without an answer."""
     stale: bool = False
     """* A connection that has been used is closed when its next request comes, unread: as uvicorn does behind
     an exception that nobody caught, and after a pause."""

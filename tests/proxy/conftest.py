@@ -10,7 +10,7 @@ import pytest
 from tests.proxy.deployment import Deployment
 from tests.proxy.raw import RawDeployment, raw_deployment
 
-PROXIES = {"deployment", "impatient", "pair", "proxy", "raw", "shared", "split", "tight"}
+PROXIES = {"deployment", "engines", "impatient", "pair", "proxy", "raw", "shared", "split", "tight"}
 """Fixtures with a proxy in a process of its own."""
 ON_BOTH_BUILDS = {"test_contract.py"}
 

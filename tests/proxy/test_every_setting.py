@@ -139,8 +139,8 @@ USED: Mapping[str, Where] = {
     "routing.conditional.min_prompt_tokens": lambda r: r.gateway.pools._thresholds.min_prompt_tokens,  # type: ignore[union-attr]
     "routing.conditional.max_missing_tokens": lambda r: r.gateway.pools._thresholds.max_missing_tokens,  # type: ignore[union-attr]
     "admission.priority_header": lambda r: r.gateway._parser._priority_header.decode(),
-    "breaker.failures": lambda r: r.worker.breaker._limit,
-    "breaker.open_seconds": lambda r: r.worker.breaker._open_seconds,
+    "breaker.failures": lambda r: r.worker.judgement._limit,
+    "breaker.open_seconds": lambda r: r.worker.judgement._open_seconds,
     "health.interval_seconds": lambda r: r.gateway._health._settings.interval_seconds,
     "health.timeout_seconds": lambda r: r.gateway._health._settings.timeout_seconds,
     "health.failures": lambda r: r.gateway._health._settings.failures,

@@ -53,12 +53,15 @@ class AdmissionSettings(Settings):
 
 
 class BreakerSettings(Settings):
-    """When the breaker of a failing worker opens. Answers of 4xx never count; an answer of 5xx counts when another
-    worker has answered the same request, and this one has answered none for `open_seconds`."""
+    """When the breaker of a failing worker opens. What counts: no connection; a canary (one token of nobody's) that
+    failed; a request that failed and that another worker then answered, unless this one has answered any for
+    `open_seconds`. Long before that, a worker that only fails gets no request while another one may be used."""
 
     failures: Count = Field(default=5, description="Failures in a row after which the breaker opens.")
     open_seconds: Seconds = Field(
-        default=10, description="How long it stays open, before one request tries the worker."
+        default=10,
+        description="How long it stays open, before a canary tries the worker; and the longest pause between two "
+        "canaries to a worker that fails.",
     )
 
 

@@ -75,4 +75,4 @@ def _unbroken(decode: Leg) -> None:
     failure = decode.failure
     if failure is not None:
         retry = failure.retry or decode.answer is not None
-        raise WorkerFailedError(decode.worker, failure.error, retry=retry, suspect=failure.suspect)
+        raise WorkerFailedError(decode.worker, failure.error, retry=retry, fault=failure.fault)

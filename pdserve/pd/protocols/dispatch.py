@@ -1,9 +1,7 @@
 """From a request to the workers that answer it: split or not, which of them, and what to try when one fails.
 
 An attempt that fails before the first byte because of a worker is made again at once with other workers: a new
-transfer and both legs anew. A 4xx is the request's own fault and never tried again. So is what two workers took and
-failed with (5xx): it would fail everywhere, and no worker is blamed. When another worker answers it, the one that
-failed with it is (breaker.py).
+transfer and both legs anew. workers/judgement.py has the rule for how often, and for what that says of a worker.
 
 A request that finds no engine of a role waits for one (relay.hold): before it has a place in a pool, and after an
 attempt when its only engine has died.
@@ -33,13 +31,13 @@ from pdserve.pd.relay.hold import Hold
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
 from pdserve.pd.workers.failure import WorkerFailedError
+from pdserve.pd.workers.judgement import Inquiry
 from pdserve.pd.workers.pools import Pools
 from pdserve.pd.workers.registry import Registry, Worker
 from pdserve.roles import EngineRole
 
 log = logging.getLogger("pdserve.proxy")
 
-ATTEMPTS: Final = 3
 DISAGGREGATED: Final = "disaggregated"
 
 Attempt = Callable[[list[Worker]], Awaitable[None]]
@@ -63,6 +61,7 @@ class Dispatcher:
         self._protocol = config.protocol
         self._entrance, self._hold = entrance, hold
         self._registry = registry
+        self._loop = asyncio.get_running_loop()
         self._pools = pools
         self.failovers: Counter[tuple[str, str]] = Counter()
         """Attempts made once more, by the role that failed and how."""
@@ -92,8 +91,11 @@ class Dispatcher:
         return self._on_two_engines(request, client, first=decode)
 
     async def attempt_split(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
-        """One attempt over two workers, whatever the policies say."""
-        await self._split.attempt(request, client, prefill, decode)
+        """One attempt over two workers, or over one that does both, whatever the policies say."""
+        if prefill is decode:
+            await self._single.attempt(request, client, decode)
+        else:
+            await self._split.attempt(request, client, prefill, decode)
 
     def configure(self, config: ProxyConfig) -> None:
         """Another configuration from now on."""
@@ -158,7 +160,7 @@ class Dispatcher:
         if len(tickets) > 1:
             request.prefill_ticket = tickets[0]
         avoid: list[Worker] = []
-        suspect: Worker | None = None
+        inquiry: Inquiry | None = None
         try:
             while True:
                 request.attempts += 1
@@ -171,14 +173,10 @@ class Dispatcher:
                         raise
                     request.attempts = 0
                 except WorkerFailedError as failure:
-                    if failure.suspect and suspect is not None:
-                        # The second worker that failed with it.
-                        raise failure.error from failure
-                    if self._once_more(request, client, roles, failure, avoid):
+                    if inquiry is None:
+                        inquiry = Inquiry()
+                    if self._once_more(request, client, roles, failure, avoid, inquiry):
                         lost = failure.worker, failure.error
-                    if failure.suspect:
-                        suspect = failure.worker
-                        client.on_answer = partial(_blame, suspect)
                 else:
                     return
                 if lost is not None:
@@ -196,17 +194,28 @@ class Dispatcher:
         roles: Collection[EngineRole],
         failure: WorkerFailedError,
         avoid: list[Worker],
+        inquiry: Inquiry,
     ) -> bool:
         """After a failed attempt: what the next one must know, or the error when there cannot be another. True: there
         can be one once the engine that failed has come back, if it has died (`_next_life`)."""
-        if failure.avoid:
-            avoid.append(failure.worker)
-        alone = not all(self._registry.ready(role, avoid) for role in roles)
-        if request.attempts == ATTEMPTS or client.started or not failure.retry:
+        worker, now = failure.worker, self._loop.time()
+        role = worker.config.role
+        if failure.fault == "absent" and not self._lacks_it(worker, now):
             raise failure.error from failure
+        inquiry.add(worker.judgement, failure.fault, now)
+        if failure.avoid:
+            avoid.append(worker)
+            request.tried += (worker.name,)
+        answering_left = any(not other.judgement.doubtful for other in self._registry.ready(role, avoid))
+        if inquiry.is_over(answering_left=answering_left) or client.started or not failure.retry:
+            if inquiry.killed:
+                log.error("%s: %s, as with another worker: not tried again", request.request_id, failure)
+            raise failure.error from failure
+        client.on_answer = partial(_answered, inquiry)
+        alone = not all(self._registry.ready(role, avoid) for role in roles)
         if not alone:
             reason = f"http-{failure.error.status}" if failure.avoid else "stale"
-            self.failovers[failure.worker.config.role, reason] += 1
+            self.failovers[role, reason] += 1
             log.warning("%s: %s; once more", request.request_id, failure)
         return alone
 
@@ -225,6 +234,17 @@ class Dispatcher:
         avoid[:] = [worker for worker in avoid if worker.life == lives[worker]]
         self.failovers[lost.config.role, "died"] += 1
         log.warning("%s: %s; once more, as an engine is back", request.request_id, error)
+
+    def _lacks_it(self, worker: Worker, now: float) -> bool:
+        """Whether a 404 may be the worker's own fault. The first one in a row counts, and is its client's all the
+        same."""
+        siblings = self._registry.ready(worker.config.role, (worker,))
+        if not any(sibling.judgement.answers(now) for sibling in siblings):
+            return False
+        unproven = worker.judgement.is_unproven(now)
+        if not unproven:
+            worker.judgement.failed("absent", now)
+        return unproven
 
     def _whole_role(self) -> EngineRole:
         """Who computes what cannot be split: decode, whose answers are then its own."""
@@ -245,6 +265,5 @@ def _protocol(config: ProxyConfig, registry: Registry, engines: Engines) -> Spli
             return MooncakeProtocol(registry, engines, config.served_name)
 
 
-def _blame(worker: Worker) -> None:
-    """It failed with a request that another worker answers."""
-    worker.breaker.blamed(asyncio.get_running_loop().time())
+def _answered(inquiry: Inquiry) -> None:
+    inquiry.answered(asyncio.get_running_loop().time())

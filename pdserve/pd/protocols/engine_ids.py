@@ -63,4 +63,5 @@ class EngineIds:
 
 
 def _failed(worker: Worker, what: str) -> WorkerFailedError:
-    return WorkerFailedError(worker, ApiError(502, f"The bootstrap server of {worker.name} {what}"), retry=True)
+    error = ApiError(502, f"The bootstrap server of {worker.name} {what}")
+    return WorkerFailedError(worker, error, retry=True, fault="unavailable")

@@ -74,6 +74,7 @@ class MooncakeProtocol:
                 transfer = self._engine_ids.next(prefill) or await self._learnt(prefill, watch)
                 watch.check()
                 legs = send(self._engines, request, transfer, decode, watch.poke)
+                watch.legs = (legs.prefill, legs.decode)
                 sent = True
             finally:
                 if not sent:
@@ -167,13 +168,13 @@ class MooncakeProtocol:
         headers = self._engines.client_headers((), f"withdraw-{transfer.id}", ours=True)
         failure = legs.decode.failure
         broken = legs.decode.worker if failure is None or failure.error.status >= 500 else None
-        for decode in sorted(self._registry.ready("decode"), key=lambda worker: worker is broken):
+        for decode in sorted(self._registry.ready("decode"), key=lambda worker: (worker is broken, worker.requests)):
             if await self._refuses(decode, headers, body):
                 return
 
     async def _refuses(self, decode: Worker, headers: bytes, body: bytes) -> bool:
         """Whether that decode has refused what it was asked."""
-        leg = Leg(decode, self._engines.post(decode, _WITHDRAW_PATH, headers, body), body, never)
+        leg = Leg(decode, self._engines.post(decode, _WITHDRAW_PATH, headers, body), body, never, is_load=False)
         await settle((leg,), lambda: leg.complete, _WITHDRAW_SECONDS)
         refused = leg.failure is not None and leg.failure.error.status < 500
         leg.close()

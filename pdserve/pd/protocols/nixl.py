@@ -132,6 +132,7 @@ class NixlProtocol:
         body = request.dialect.prefill_body(request.body, self._asked())
         rank, sent = self._next_rank(prefill), self._loop.time()
         leg = prefill_leg.send(self._engines, request, prefill, body, rank_header=rank, poke=watch.poke)
+        watch.legs = (leg,)
         try:
             await watch.until(lambda: leg.complete)
         except (ApiError, ClientGoneError, WorkerFailedError, asyncio.CancelledError):
@@ -192,6 +193,7 @@ class NixlProtocol:
         usable_until = math.inf if kept is None else kept.usable_until
         head = self._engines.post(decode, request.target, request.headers, sent)
         leg = Leg(decode, head, sent, watch.poke, usable_until=usable_until)
+        watch.legs = (leg,)
         began = self._loop.time()
         try:
             if kept is not None and not leg.delivered:
@@ -258,7 +260,8 @@ class NixlProtocol:
                 return
             body = request.dialect.prefill_body(request.body, kept.params)
             head = self._engines.post(decode, request.dialect.path.encode(), request.headers, body)
-            if await self._taken_in(Leg(decode, head, body, never, usable_until=kept.usable_until)):
+            leg = Leg(decode, head, body, never, usable_until=kept.usable_until, is_load=False)
+            if await self._taken_in(leg):
                 return
 
     async def _taken_in(self, leg: Leg) -> bool:

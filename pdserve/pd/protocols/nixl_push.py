@@ -64,6 +64,7 @@ class NixlPushProtocol:
             watch.check()
             began = asyncio.get_running_loop().time()
             legs = self._send(request, address, prefill, decode, watch)
+            watch.legs = (legs.prefill, legs.decode)
             failed: WorkerFailedError | None = None
             try:
                 await both_legs.first_event(legs, watch)

@@ -65,7 +65,7 @@ def check(leg: Leg) -> None:
     if reason is None:
         return
     error = ApiError(502, f"{leg.worker.name} ended the prefill by {reason}: its KV was dropped")
-    raise WorkerFailedError(leg.worker, error, retry=True)
+    raise WorkerFailedError(leg.worker, error, retry=True, fault="unavailable")
 
 
 def good_end(answer: bytes) -> bool:

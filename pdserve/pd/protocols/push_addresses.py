@@ -120,4 +120,5 @@ def for_decode(answer: bytes) -> bytes:
 
 
 def _failed(worker: Worker, what: str) -> WorkerFailedError:
-    return WorkerFailedError(worker, ApiError(502, f"{worker.name} {what}"), retry=True)
+    error = ApiError(502, f"{worker.name} {what}")
+    return WorkerFailedError(worker, error, retry=True, fault="unavailable")

@@ -25,6 +25,7 @@ class SingleEngine:
         watch = Watch(client, (worker,))
         try:
             leg = self._sent(request, worker, watch.poke, bare)
+            watch.legs = (leg,)
             try:
                 await self._computed(leg, request.ask.estimate, watch)
                 client.relay(leg)

@@ -18,6 +18,7 @@ from pdserve.pd.http.pieces import Payload
 from pdserve.pd.http.upstream import Sink, UpstreamConnection
 from pdserve.pd.relay.dial import dial
 from pdserve.pd.workers.failure import WorkerFailedError
+from pdserve.pd.workers.judgement import Fault
 from pdserve.pd.workers.registry import Worker
 
 HELD_BYTES: Final = 1024 * 1024
@@ -25,6 +26,8 @@ HELD_BYTES: Final = 1024 * 1024
 UNREAD_SECONDS: Final = 1.0
 """A connection that the engine had closed before it read the request is seen to be lost within this time. One that is
 lost later has been read."""
+_FAULTS: Final[dict[int, Fault]] = {404: "absent", 429: "unavailable", 503: "unavailable"}
+"""Of statuses that are more than a refusal, and less than a failure of the engine."""
 
 
 class EngineAnswer:
@@ -72,6 +75,7 @@ class Leg(Sink):
         "_data",
         "_head",
         "_hung_up",
+        "_is_load",
         "_on_complete",
         "_resend_until",
         "_reused",
@@ -79,6 +83,7 @@ class Leg(Sink):
         "_streams",
         "_usable_until",
         "answer",
+        "began",
         "complete",
         "failure",
         "first_byte",
@@ -97,10 +102,15 @@ class Leg(Sink):
         poke: Callable[[], None],
         on_complete: Callable[[], None] | None = None,
         usable_until: float = math.inf,
+        *,
+        is_load: bool = True,
     ) -> None:
         """Sends it. `head`: request line and headers, complete. `on_complete`: called once, when nothing more will
-        come, or when the leg is closed. `usable_until`: loop time from which the body must not be sent any more."""
+        come, or when the leg is closed. `usable_until`: loop time from which the body must not be sent any more.
+        `is_load`: the worker is as busy with it as with a client's request."""
         self.worker = worker
+        self.began = monotonic()
+        self._is_load = is_load
         self._on_complete = on_complete
         self.poke = poke
         self.reached = False
@@ -125,7 +135,8 @@ class Leg(Sink):
         self._hung_up = False
         self._counted = False
         self._connecting: asyncio.Task[None] | None = None
-        worker.opened()
+        if is_load:
+            worker.opened()
         self._connection: UpstreamConnection | None = worker.pool.take()
         self._reused = self._connection is not None
         """On a connection that served before: the engine may have closed it without our knowing."""
@@ -148,9 +159,9 @@ class Leg(Sink):
         self._closed = True
         self.poke = never
         self._client = None
-        self.worker.closed()
+        if self._is_load:
+            self.worker.closed()
         if not self.settled:
-            self.worker.breaker.left()
             self._failed_by(self._failure("was left", retry=False))
         if self._connecting is not None:
             self._connecting.cancel()
@@ -199,7 +210,6 @@ class Leg(Sink):
             return
         if self.worker.pool.now() >= self._usable_until:
             connection.abort()
-            self.worker.breaker.left()
             self._end_with(self._failure("cannot be reached in time", retry=True))
             return
         self._connection = connection
@@ -207,12 +217,8 @@ class Leg(Sink):
 
     def unreachable(self, how: str, ours: bool) -> None:
         """`ours`: this process has no descriptor left, which is no fault of the worker."""
-        if ours:
-            self.worker.breaker.left()
-        else:
-            self.worker.breaker.unreachable(self.worker.pool.now())
         error = ApiError(502, f"{self.worker.name} cannot be reached{how}")
-        self._end_with(WorkerFailedError(self.worker, error, retry=True))
+        self._end_with(WorkerFailedError(self.worker, error, retry=True, fault=None if ours else "unreachable"))
 
     # --- Sink
 
@@ -277,10 +283,11 @@ class Leg(Sink):
             self._reused = self.reached = False
             self._dial()
         elif self.answer is None:
-            self._fail(ApiError(502, f"{self.worker.name} closed the connection"))
+            self._fail(ApiError(502, f"{self.worker.name} closed the connection"), "lost")
         else:
             client = self._client
-            self._end_with(self._failure("closed the connection in the middle of its answer", retry=False))
+            error = ApiError(502, f"{self.worker.name} closed the connection in the middle of its answer")
+            self._end_with(WorkerFailedError(self.worker, error, retry=False, fault="lost"))
             if client is not None:
                 client.on_cut()
 
@@ -309,7 +316,7 @@ class Leg(Sink):
     def _answer(self, *, complete: bool) -> None:
         now = self.worker.pool.now()
         self.worker.heard = now
-        self.worker.breaker.succeeded(now)
+        self.worker.judgement.answered(now)
         self.answer = EngineAnswer(self._content_type, self._data, complete)
         self._data = b""
         self.settled, self.complete = True, complete
@@ -317,17 +324,17 @@ class Leg(Sink):
             self._completed()
         self.poke()
 
-    def _fail(self, error: ApiError) -> None:
-        """The worker took the request and failed with it, or (4xx) has refused it. Neither counts against the
-        worker yet."""
+    def _fail(self, error: ApiError, fault: Fault | None = None) -> None:
+        """The worker took the request and failed with it, or (4xx) has refused it. What that says of the worker shows
+        when another one is tried."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
         if self._status:
             self.worker.heard = self.worker.pool.now()
-        self.worker.breaker.left()
-        failed = error.status >= 500
-        self._end_with(WorkerFailedError(self.worker, error, retry=failed, suspect=failed))
+        if fault is None:
+            fault = _FAULTS.get(error.status, "failed" if error.status >= 500 else None)
+        self._end_with(WorkerFailedError(self.worker, error, retry=fault is not None, fault=fault))
 
     def _end_with(self, failure: WorkerFailedError) -> None:
         self._failed_by(failure)

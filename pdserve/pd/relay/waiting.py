@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.relay.client import Client
+from pdserve.pd.relay.leg import Leg
 from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
 from pdserve.pd.workers.wakeable import Wakeable
@@ -28,10 +29,13 @@ class Watch(Wakeable):
     Must be left with `end`, or workers and client keep poking it.
     """
 
-    __slots__ = ("_client", "_future", "_lives", "_loop", "_ready")
+    __slots__ = ("_future", "_lives", "_loop", "_ready", "_silent", "client", "legs")
 
     def __init__(self, client: Client, workers: Collection[Worker]) -> None:
-        self._client = client
+        self.client = client
+        self.legs: tuple[Leg, ...] = ()
+        """Those that are sent, in the order in which their answers come."""
+        self._silent: Worker | None = None
         self._lives: dict[Worker, int] = {}
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] | None = None
@@ -52,11 +56,30 @@ class Watch(Wakeable):
 
     def check(self) -> None:
         """Raise what has happened: ClientGoneError, ApiError (time is up, shutdown) or WorkerFailedError."""
-        if self._client.interruption is not None:
-            raise self._client.interruption
+        if self.client.interruption is not None:
+            raise self.client.interruption
         for worker, deaths in self._lives.items():
             if worker.deaths != deaths:
-                raise WorkerFailedError(worker, ApiError(502, f"{worker.name} died"), retry=True)
+                computed = any(leg.worker is worker and not leg.complete for leg in self.legs)
+                error = ApiError(502, f"{worker.name} died")
+                raise WorkerFailedError(worker, error, retry=True, fault="lost" if computed else None)
+        if self._silent is not None:
+            error = ApiError(504, f"{self._silent.name} does not answer, and others do")
+            raise WorkerFailedError(self._silent, error, retry=True, fault="silent")
+
+    @property
+    def awaited(self) -> Leg | None:
+        """The leg whose first byte is missing. None: the client has one, or nothing was sent."""
+        if not self.client.started:
+            for leg in self.legs:
+                if not leg.settled:
+                    return leg
+        return None
+
+    def leave(self, worker: Worker) -> None:
+        """The worker that is waited for keeps silent."""
+        self._silent = worker
+        self.wake()
 
     def forget(self, worker: Worker) -> None:
         """Its death no longer matters."""
@@ -67,8 +90,9 @@ class Watch(Wakeable):
         for worker in self._lives:
             worker.watches.discard(self)
         self._lives.clear()
-        if self._client.watch is self:
-            self._client.watch = None
+        self.legs = ()
+        if self.client.watch is self:
+            self.client.watch = None
 
     async def until(self, ready: Callable[[], object]) -> None:
         """Return when `ready()` is true, raise when something interrupts."""

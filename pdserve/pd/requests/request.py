@@ -45,6 +45,7 @@ class ClientRequest:
         "request_id",
         "stages",
         "target",
+        "tried",
     )
 
     def __init__(
@@ -77,6 +78,8 @@ class ClientRequest:
         self.prefill = self.decode = ""
         """Names of the workers of the last attempt."""
         self.attempts = 0
+        self.tried: tuple[str, ...] = ()
+        """Names of the workers that failed with it."""
         self.prefill_ticket: Ticket | None = None
         """The place in the prefill pool, given back as soon as the prompt is computed."""
 

@@ -30,6 +30,7 @@ from pdserve.pd.processes.shared_pages import Pages
 from pdserve.pd.protocols.dispatch import Dispatcher
 from pdserve.pd.relay.entrance import Entrance
 from pdserve.pd.relay.hold import Hold
+from pdserve.pd.relay.worker_trials import WorkerTrials
 from pdserve.pd.serve.accounting import Accounting
 from pdserve.pd.serve.answering import Answering
 from pdserve.pd.serve.client_tls import ClientTls
@@ -50,7 +51,7 @@ from pdserve.pd.workers.kv_feeds import KvFeeds
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.models import Models
 from pdserve.pd.workers.pools import Pools
-from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS, Registry, WorkerState
+from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS, Registry, Worker, WorkerState
 from pdserve.roles import EngineRole
 from pdserve.time_limit import time_limit
 
@@ -61,6 +62,7 @@ log = logging.getLogger("pdserve.proxy")
 
 _TICK_SECONDS = 0.5
 _LONGEST_CANARY = 65_536
+_TRIAL_TOKENS = 2
 
 
 class Gateway:
@@ -124,6 +126,7 @@ class Gateway:
             seconds=config.request_timeout_seconds,
         )
         self._canary = PairCanary(self.engines, self._dispatcher.attempt_split, config.served_name)
+        self._trials = WorkerTrials(self.registry, self._try, self._health, config.health.interval_seconds)
         self._owner = None if key is None else Keys([ApiKey(OWN_NAME, sha256(key.encode()).digest())])
         self._prewarm = (
             Prewarm(self.registry, self._canary)
@@ -274,6 +277,7 @@ class Gateway:
     async def finish(self, seconds: float) -> None:
         self._health.stop()
         self._ticker.cancel()
+        self._trials.stop()
         if self._prewarm is not None:
             self._prewarm.stop()
         if self._admin is not None:
@@ -326,6 +330,9 @@ class Gateway:
 
     # --- inside
 
+    async def _try(self, prefill: Worker, decode: Worker, seconds: float) -> None:
+        await self._canary.send(prefill, decode, tokens=_TRIAL_TOKENS, seconds=seconds)
+
     def _gauges(self) -> Iterator[tuple[str, Labels, float]]:
         for worker in self.registry.workers.values():
             labels = (worker.config.role, worker.name)
@@ -333,7 +340,7 @@ class Gateway:
             yield "prompt_tokens_in_flight", labels, worker.prompt_tokens
             yield "kv_usage_ratio", labels, worker.kv_usage
             yield "worker_ready", labels, float(worker.state == "ready" and worker.healthy)
-            yield "breaker_open", labels, float(worker.breaker.state == "open")
+            yield "breaker_open", labels, float(worker.judgement.state == "open")
         for role, gate in self._entrance.gates.items():
             yield "queue_depth", (role,), gate.waiting
             yield "pool_requests", (role,), gate.requests
@@ -371,6 +378,7 @@ class Gateway:
                 client.interrupt(ApiError(504, "The request took longer than this deployment allows."))
             if self.keys is not None:
                 self.keys.reload_if_changed()
+            self._trials.look()
             self._entrance.refresh()
             self.registry.remove_left()
             if self._pages is not None:

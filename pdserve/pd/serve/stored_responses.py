@@ -124,7 +124,8 @@ class StoredResponses:
                 else:
                     await self._single.attempt(request, client, worker, bare=method_of(request.dialect))
             except WorkerFailedError as failure:
-                if request.attempts == ATTEMPTS or client.started or not failure.retry:
+                refused = failure.error.status < 500
+                if request.attempts == ATTEMPTS or client.started or not failure.retry or refused:
                     raise failure.error from failure
             else:
                 return

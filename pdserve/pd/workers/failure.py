@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pdserve.pd.errors import ApiError
+from pdserve.pd.workers.judgement import Fault
 from pdserve.pd.workers.registry import Worker
 
 
@@ -11,15 +12,15 @@ class WorkerFailedError(Exception):
 
     retry: nothing has reached the client and the request itself is not known to be to blame.
     avoid: the next attempt should use another worker (false when only our knowledge of it was stale).
-    suspect: the worker took the request and failed with it, so that either is to blame; another worker shows which.
+    fault: what the worker did; None: nothing that would be its own fault.
     """
 
     def __init__(
-        self, worker: Worker, error: ApiError, *, retry: bool, avoid: bool = True, suspect: bool = False
+        self, worker: Worker, error: ApiError, *, retry: bool, avoid: bool = True, fault: Fault | None = None
     ) -> None:
         super().__init__(str(error))
         self.worker = worker
         self.error = error
         self.retry = retry
         self.avoid = avoid
-        self.suspect = suspect
+        self.fault = fault

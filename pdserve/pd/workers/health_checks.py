@@ -17,6 +17,7 @@ log = logging.getLogger("pdserve.proxy")
 _RETURN_SECONDS = 0.25
 """Between two checks of a worker that does not answer: no request is to be turned away once it does again."""
 _NO_SOCKETS = re.compile(rb'^pdserve_patch_effects_total\{[^}]*effect="out-of-sockets"[^}]*\} ([0-9.eE+-]+)$', re.M)
+_TOKENS = re.compile(rb"^vllm:(?:prompt|generation)_tokens_total(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.M)
 _KV_USAGE = re.compile(rb"^vllm:kv_cache_usage_perc(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.M)
 
 
@@ -31,6 +32,8 @@ class HealthChecks:
         """By worker, as all below: another one of the same name may come while the task of the first still sleeps."""
         self._missed: Counter[Worker] = Counter()
         """Pages of figures in a row that did not come."""
+        self._counted: dict[Worker, float] = {}
+        """Tokens that each worker has counted, of those whose page of figures shows them."""
         self._lacked: dict[Worker, float] = {}
         """How often each worker has had no socket, when it was looked at last."""
         self._starving: set[Worker] = set()
@@ -49,6 +52,7 @@ class HealthChecks:
     def _forget(self, worker: Worker) -> None:
         del self._tasks[worker]
         del self._missed[worker]
+        self._counted.pop(worker, None)
         self._lacked.pop(worker, None)
         self._starving.discard(worker)
 
@@ -99,13 +103,29 @@ class HealthChecks:
             self._missed[worker] += 1
             log.info("%s: no new figure of its KV use: %s", worker.name, error)
             if self._missed[worker] >= self._settings.failures:
+                self._counted.pop(worker, None)
                 self._is_as_full(worker, 0.0)  # unknown: no request is refused because of an old figure for ever
                 self._starving.discard(worker)
             return
         self._missed[worker] = 0
         # An engine with several ranks is as full as its fullest one.
         self._is_as_full(worker, max(map(float, _KV_USAGE.findall(figures.body)), default=0.0))
+        self._has_counted(worker, [float(count) for count in _TOKENS.findall(figures.body)])
         self._has_lacked(worker, sum(map(float, _NO_SOCKETS.findall(figures.body))))
+
+    def shows_tokens(self, worker: Worker) -> bool:
+        """Whether a worker that computes for long without an answer is known to be alive."""
+        return worker in self._counted
+
+    def _has_counted(self, worker: Worker, counts: list[float]) -> None:
+        """An engine that computes counts tokens, also those of an answer that is sent as a whole."""
+        if not counts:
+            self._counted.pop(worker, None)
+            return
+        total = sum(counts)
+        if total != self._counted.get(worker, total):
+            worker.judgement.alive = asyncio.get_running_loop().time()
+        self._counted[worker] = total
 
     def _has_lacked(self, worker: Worker, times: float) -> None:
         """The first look at a worker shows nothing: it may have been long ago."""

@@ -1,12 +1,11 @@
 """The workers, what is known of each, and which of them may be used.
 
-A worker is used only while the supervisor calls it ready, its health checks pass and its breaker lets requests through.
+A worker is used only while the supervisor calls it ready and its health checks pass; and what judgement.py says of it.
 Every attempt that uses it is notified of its death at once.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.errors import NoWorkerError
 from pdserve.pd.http.upstream import Pool
-from pdserve.pd.workers.breaker import CircuitBreaker
+from pdserve.pd.workers.judgement import Judgement
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.slots import Slots
 from pdserve.pd.workers.wakeable import Wakeable
@@ -30,11 +29,11 @@ class Worker:
     """One engine. Must be made inside a running event loop. Satisfies routing.policy.RoutingCandidate."""
 
     __slots__ = (
-        "breaker",
         "config",
         "deaths",
         "healthy",
         "heard",
+        "judgement",
         "key_of_client",
         "kv_usage",
         "leaving",
@@ -55,7 +54,7 @@ class Worker:
         proxy: ProxyConfig,
         board: LoadBoard,
         tls: ssl.SSLContext | None,
-        open_breakers: set[CircuitBreaker],
+        doubtful: set[Judgement],
     ) -> None:
         self.config = config
         self.name = config.name
@@ -79,7 +78,7 @@ class Worker:
         self.watches: set[Wakeable] = set()
         """The attempts that end when it dies."""
         self.pool = Pool(config.url, connect_timeout=proxy.connect_timeout_seconds, tls=tls)
-        self.breaker = CircuitBreaker(proxy.breaker.failures, proxy.breaker.open_seconds, open_breakers)
+        self.judgement = Judgement(proxy.breaker.failures, proxy.breaker.open_seconds, doubtful)
         self.slots = Slots(proxy.transfer_slots)
         # Last: a worker that cannot be made takes no row, as the other processes never hear of it.
         self.load = board.worker(config.name)
@@ -96,7 +95,6 @@ class Worker:
         """A leg to it begins."""
         self.load.add_request(1)
         self.served += 1
-        self.breaker.began()
 
     def closed(self) -> None:
         """That leg has ended."""
@@ -109,16 +107,16 @@ class Worker:
 
     @property
     def fit(self) -> bool:
-        """It may be used, but for what its breaker says."""
+        """It may be used, but for what its judgement says."""
         return self.state == "ready" and self.healthy
 
-    def unfit(self, now: float) -> str:
-        """Why it may not be used at this loop time; empty: it may."""
+    def unfit(self) -> str:
+        """Why it may not be used; empty: it may."""
         if self.state != "ready":
             return self.state
         if not self.healthy:
             return "failing its health checks"
-        return "" if self.breaker.allows(now) else "with an open breaker"
+        return "with an open breaker" if self.judgement.shut else ""
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -126,7 +124,7 @@ class Worker:
             "role": self.config.role,
             "state": self.state,
             "healthy": self.healthy,
-            "breaker": self.breaker.state,
+            "breaker": self.judgement.state,
             "in_flight": self.requests,
             "prompt_tokens": self.prompt_tokens,
             "kv_usage": round(self.kv_usage, 4),
@@ -139,14 +137,13 @@ class Registry:
 
     def __init__(self, config: ProxyConfig, board: LoadBoard, tls: ssl.SSLContext | None = None) -> None:
         self._config, self._board, self._tls = config, board, tls
-        self._loop = asyncio.get_running_loop()
         self._on_ready: list[Callable[[Worker], None]] = []
         self._on_lost: list[Callable[[Worker], None]] = []
         self._on_change: list[Callable[[], None]] = []
         self._ready: dict[EngineRole, list[Worker]] = {}
         self._empty_pools: list[EngineRole] | None = None
-        """Both without the breakers' opinion; worked out when they are asked for."""
-        self._open_breakers: set[CircuitBreaker] = set()
+        """Both without the judgements; worked out when they are asked for."""
+        self._doubtful: set[Judgement] = set()
         self.workers: dict[str, Worker] = {}
         self.roles: tuple[EngineRole, ...] = (
             ("aggregated",) if config.protocol == "aggregated" else ("prefill", "decode")
@@ -175,11 +172,11 @@ class Registry:
 
     def add(self, config: WorkerConfig) -> Worker:
         """A new worker, starting. One that has its name makes place for it: what runs there goes on."""
-        worker = Worker(config, self._config, self._board, self._tls, self._open_breakers)
+        worker = Worker(config, self._config, self._board, self._tls, self._doubtful)
         former = self.workers.get(config.name)
         if former is not None:
             former.state = "draining"
-            former.breaker.forgotten()
+            former.judgement.forgotten()
             former.pool.retire()
             for listener in self._on_lost:
                 listener(former)
@@ -217,7 +214,7 @@ class Registry:
         self.set_state(name, "dead")
         worker = self.workers.pop(name)
         worker.pool.close()
-        worker.breaker.forgotten()
+        worker.judgement.forgotten()
         self._board.remove(name)
         self.changed()
 
@@ -234,7 +231,7 @@ class Registry:
             worker.life += 1
             worker.kv_usage = 0.0
             worker.healthy = alive
-            worker.breaker.renewed()
+            worker.judgement.renewed()
         self.changed()
         if state == "ready" and before != "ready":
             for listener in self._on_ready:
@@ -247,7 +244,7 @@ class Registry:
         self.changed()
         if back:
             worker.life += 1
-            worker.breaker.renewed()
+            worker.judgement.renewed()
             if worker.state == "ready":
                 for listener in self._on_ready:
                     listener(worker)
@@ -257,21 +254,20 @@ class Registry:
             self.set_state(name, "ready")
 
     def ready(self, role: EngineRole, avoid: Collection[Worker] = ()) -> Sequence[Worker]:
-        """Those that may be used now."""
+        """Those that may be used now: the doubtful ones only where there is no other."""
         workers = self._ready.get(role)
         if workers is None:
             workers = self._ready[role] = [
                 worker for worker in self.workers.values() if worker.fit and worker.config.role == role
             ]
-        if not avoid and not self._open_breakers:
+        if not avoid and not self._doubtful:
             return workers
-        now = self._loop.time()
-        return [worker for worker in workers if worker not in avoid and worker.breaker.allows(now)]
+        usable = [worker for worker in workers if worker not in avoid and not worker.judgement.shut]
+        return [worker for worker in usable if not worker.judgement.doubtful] or usable
 
     def no_worker(self, role: EngineRole) -> NoWorkerError:
         """What a client gets while no worker of this role may be used: 503, with how its workers are."""
-        now = self._loop.time()
-        unfit = Counter(worker.unfit(now) for worker in self.workers.values() if worker.config.role == role)
+        unfit = Counter(worker.unfit() for worker in self.workers.values() if worker.config.role == role)
         # Usable and still here: it is one that this request has just tried.
         reasons = ", ".join(f"{count} {why or 'just tried'}" for why, count in sorted(unfit.items()))
         return NoWorkerError(
@@ -280,7 +276,7 @@ class Registry:
 
     def empty_pools(self) -> list[EngineRole]:
         """Roles without a worker that may be used."""
-        if self._open_breakers:
+        if self._doubtful:
             return [role for role in self.roles if not self.ready(role)]
         if self._empty_pools is None:
             self._empty_pools = [role for role in self.roles if not self.ready(role)]

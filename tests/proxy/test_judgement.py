@@ -1,0 +1,316 @@
+"""Engines that fail and are healthy take nothing from those that answer, and nobody takes an engine from the others."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.pd.workers.judgement import Fault, Judgement
+from tests.proxy.candidates import POLICIES, everywhere
+from tests.proxy.deployment import Deployment, Fake
+
+FAULTS: dict[str, dict[str, dict[str, object]]] = {
+    "500": {"prefill": {"prefill_status": 500}, "decode": {"decode_status": 500}},
+    "503": {"prefill": {"prefill_status": 503}, "decode": {"decode_status": 503}},
+    "404": {"prefill": {"prefill_status": 404}, "decode": {"decode_status": 404}},
+    "429": {"prefill": {"prefill_status": 429}, "decode": {"decode_status": 429}},
+    "reset": {"prefill": {"cut": True}, "decode": {"cut": True}},
+    "hang": {"prefill": {"hold": "prefill"}, "decode": {"hold": "first"}},
+}
+NONE = {"prefill_status": 0, "decode_status": 0, "cut": False, "hold": ""}
+POOLS = {"2 of 3": (1, 0, 3, 2), "1 and 1 of 2": (2, 1, 2, 1), "2 of 4": (1, 0, 4, 2), "7 of 8": (1, 0, 8, 7)}
+"""Prefills, bad ones of them; decodes, bad ones of them."""
+LEARNT = 20
+"""Requests that may fail until it is known who is bad."""
+BACK_SECONDS = 15.0
+MOST_WITHDRAWN = 20
+"""Transfers that are withdrawn during a hundred requests, once it is known: those of canaries."""
+MOMENTS = {"pdserve.pd.relay.worker_trials.PATIENCE_SECONDS": 0.5, "pdserve.pd.relay.worker_trials.CANARY_SECONDS": 1.0}
+HEALTH = {"interval_seconds": 0.5}
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Engines for all tests; each has a proxy of its own to some of them."""
+    with Deployment(tmp_path_factory.mktemp("engines")) as deployment:
+        deployment.prefills = [deployment.engine(f"prefill-{index}", "prefill") for index in range(2)]
+        deployment.decodes = [deployment.engine(f"decode-{index}", "decode") for index in range(8)]
+        yield deployment
+
+
+@contextmanager
+def proxy_to(engines: Deployment, prefills: int, decodes: int, path: Path, **config: Any) -> Iterator[Deployment]:
+    with Deployment(path) as deployment:
+        workers = [*engines.prefills[:prefills], *engines.decodes[:decodes]]
+        health = config.pop("health", HEALTH)
+        listed = [fake.config().model_dump() for fake in workers]
+        deployment.up(0, 0, workers=listed, health=health, moments=MOMENTS, request_timeout_seconds=60, **config)
+        try:
+            yield deployment
+        finally:
+            for fake in workers:
+                fake.script(**NONE)
+
+
+def ask(deployment: Deployment, number: int, **more: Any) -> int:
+    headers = {"x-session-id": f"session-{number % 40}"}
+    body = {"model": "tiny", "prompt": f"{number % 7} {'word ' * (number % 11)}", "max_tokens": 3} | more
+    return deployment.proxy.http.post("/v1/completions", json=body, headers=headers).status_code
+
+
+def break_some(engines: Deployment, pool: str, fault: str) -> list[Fake]:
+    _, bad_prefills, _, bad_decodes = POOLS[pool]
+    bad = [*engines.prefills[:bad_prefills], *engines.decodes[:bad_decodes]]
+    for fake in bad:
+        fake.script(**FAULTS[fault][fake.role])
+    return bad
+
+
+def holds(engines: Deployment, pool: str, fault: str, path: Path, *, at_once: int, **config: Any) -> None:
+    """What is promised, with these engines broken."""
+    prefills, _, decodes, _ = POOLS[pool]
+    with proxy_to(engines, prefills, decodes, path, **config) as deployment:
+        bad = break_some(engines, pool, fault)
+        with ThreadPoolExecutor(at_once) as clients:
+            first = list(clients.map(lambda number: ask(deployment, number), range(LEARNT)))
+            withdrawn = withdrawals(engines)
+            then = list(clients.map(lambda number: ask(deployment, number), range(100)))
+        assert set(then) == {200}, (first, then)
+        assert withdrawals(engines) - withdrawn <= MOST_WITHDRAWN
+        for fake in bad:
+            fake.script(**NONE)
+        before = {fake.name: len(answered(fake)) for fake in bad}
+        deadline = time.monotonic() + BACK_SECONDS
+        number = 0
+        while any(len(answered(fake)) == before[fake.name] for fake in bad):
+            assert time.monotonic() < deadline, "not back"
+            with ThreadPoolExecutor(8) as clients:
+                assert set(clients.map(lambda number: ask(deployment, number), range(number, number + 16))) == {200}
+            number += 16
+
+
+def withdrawals(engines: Deployment) -> int:
+    return sum(name.startswith("withdraw-") for fake in engines.decodes for name in named(fake))
+
+
+def answered(fake: Fake) -> list[str]:
+    """Names of the clients' requests that it has had."""
+    return [name for name in named(fake) if not name.startswith(("withdraw-", "canary-"))]
+
+
+def named(fake: Fake) -> list[str]:
+    return [request["headers"]["x-request-id"] for request in fake.requests()]
+
+
+ROUTING = [*((policy, False) for policy in POLICIES), ("least_loaded", True)]
+CASES = [
+    (pool, fault, (1, 8)[(number + number // 4) % 2], *ROUTING[number % len(ROUTING)])
+    for number, (pool, fault) in enumerate(itertools.product(POOLS, ("500", "503", "reset", "hang")))
+]
+"""Each pool with each fault; and each policy, also with sessions, with some of them, one at a time and eight."""
+
+
+@pytest.mark.parametrize(("pool", "fault", "at_once", "policy", "affinity"), CASES)
+def test_who_only_fails_takes_nothing_from_who_answers(
+    engines: Deployment, tmp_path: Path, pool: str, fault: str, at_once: int, policy: str, affinity: bool
+) -> None:
+    routing = everywhere(policy, affinity=affinity).model_dump()
+    holds(engines, pool, fault, tmp_path, at_once=at_once, routing=routing)
+
+
+# --- the rule
+
+
+def judged(*faults: Fault, failures: int = 5) -> Judgement:
+    """At loop time 100."""
+    judgement = Judgement(failures, 10, set())
+    for fault in faults:
+        judgement.failed(fault, 100)
+    return judgement
+
+
+@pytest.mark.parametrize("faults", [("unreachable",), ("unavailable",), ("lost",), ("silent",), ("failed", "failed")])
+def test_these_make_a_worker_doubtful_until_it_answers(faults: tuple[Fault, ...]) -> None:
+    judgement = judged(*faults)
+    assert judgement.doubtful
+    judgement.answered(101)
+    assert not judgement.doubtful
+
+
+def test_one_canary_is_with_a_worker_at_a_time() -> None:
+    judgement = judged("lost")
+    assert [judgement.is_due(now) for now in (100.5, 101)] == [False, True]
+    judgement.canary_begins(101)
+    assert not judgement.is_due(1000)
+    judgement.canary_ended()
+    assert [judgement.is_due(now) for now in (102, 103)] == [False, True]
+
+
+def test_who_has_answered_a_canary_only_is_doubtful_again_at_its_next_failure() -> None:
+    judgement = judged("failed", "failed")
+    judgement.canary_begins(101)
+    judgement.answered(102)
+    judgement.canary_ended()
+    assert not judgement.doubtful
+    judgement.failed("failed", 103)
+    assert judgement.doubtful
+
+
+def test_a_worker_that_cannot_be_reached_is_shut_until_it_answers() -> None:
+    judgement = judged("unreachable", "unreachable", failures=2)
+    assert (judgement.shut, judgement.state) == (True, "open")
+    judgement.answered(110)
+    assert (judgement.shut, judgement.state) == (False, "closed")
+
+
+def test_what_fails_at_a_worker_that_was_removed_is_not_remembered() -> None:
+    doubtful: set[Judgement] = set()
+    judgement = Judgement(5, 10, doubtful)
+    judgement.failed("lost", 100)
+    judgement.forgotten()
+    judgement.failed("lost", 101)
+    assert not doubtful
+
+
+# --- poison
+
+
+POISON: dict[str, dict[str, Any]] = {
+    "500": {"poisonous": True},
+    "400": {"stop": ["a"] * 5},
+    "no such model": {"model": "other"},
+}
+
+
+@pytest.mark.parametrize("poison", POISON)
+@pytest.mark.parametrize(("prefills", "decodes"), [(1, 1), (2, 2), (1, 3)])
+def test_poison_costs_no_innocent_request(
+    engines: Deployment, tmp_path: Path, prefills: int, decodes: int, poison: str
+) -> None:
+    """Two clients send it as fast as they can beside four that send something else."""
+    fakes = [*engines.prefills[:prefills], *engines.decodes[:decodes]]
+    with proxy_to(engines, prefills, decodes, tmp_path) as deployment, ThreadPoolExecutor(6) as clients:
+        for fake in fakes:
+            fake.script(poison="poisonous")
+        before = {fake.name: len(answered(fake)) for fake in fakes}
+        innocent = [clients.submit(lambda: Counter(ask(deployment, number) for number in range(50))) for _ in range(4)]
+
+        def send_poison() -> Counter[int]:
+            return Counter(
+                ask(deployment, 0, **POISON[poison])
+                for _ in itertools.takewhile(lambda _: not all(one.done() for one in innocent), itertools.count())
+            )
+
+        poisoned = [clients.submit(send_poison) for _ in range(2)]
+        assert sum((one.result() for one in innocent), Counter()) == {200: 200}
+        assert sum((one.result() for one in poisoned), Counter()).keys() <= {400, 404, 500}
+        assert all(len(answered(fake)) > before[fake.name] for fake in fakes)
+
+
+# --- what a request has done
+
+
+def test_a_request_that_ends_engines_ends_two_at_most_and_is_named(deployment: Deployment) -> None:
+    deployment.up(1, 4, decode={"lethal": "lethal"}, routing=everywhere("round_robin").model_dump())
+    headers = {"x-request-id": "the-killer"}
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "lethal": True}
+    assert deployment.proxy.http.post("/v1/completions", json=body, headers=headers).status_code == 502
+    deployment.proxy.until(r"the-killer: decode-\d closed the connection, as with another worker: not tried again")
+    dead = [fake for fake in deployment.decodes if fake.process.poll() is not None]
+    assert len(dead) == 2
+    assert {ask(deployment, number) for number in range(20)} == {200}
+
+
+@pytest.mark.parametrize(("status", "lost"), [(404, 1), (429, 0)])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_what_one_engine_refuses_and_others_serve_is_tried_with_those(
+    engines: Deployment, tmp_path: Path, role: str, status: int, lost: int
+) -> None:
+    """The first 404 in a row may be its client's own."""
+    with proxy_to(engines, 2, 2, tmp_path, routing=everywhere("round_robin").model_dump()) as deployment:
+        assert {ask(deployment, number) for number in range(8)} == {200}
+        (engines.prefills if role == "prefill" else engines.decodes)[0].script(**{f"{role}_status": status})
+        statuses: list[int] = [ask(deployment, number) for number in range(40)]
+        assert statuses.count(status) <= lost
+        assert set(statuses) <= {200, status}
+
+
+@pytest.mark.parametrize("status", [400, 401, 422])
+def test_what_is_the_clients_own_is_never_tried_again(engines: Deployment, tmp_path: Path, status: int) -> None:
+    with proxy_to(engines, 2, 2, tmp_path) as deployment:
+        assert {ask(deployment, number) for number in range(8)} == {200}
+        for fake in engines.decodes[:2]:
+            fake.script(decode_status=status)
+        before = sum(len(answered(fake)) for fake in engines.decodes[:2])
+        assert ask(deployment, 0) == (502 if status == 401 else status)
+        assert sum(len(answered(fake)) for fake in engines.decodes[:2]) == before + (2 if status == 401 else 1)
+
+
+# --- silence
+
+
+def received(fakes: list[Fake]) -> int:
+    return sum(len(answered(fake)) for fake in fakes)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("nixl", [False, True], ids=["mooncake", "nixl"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_engine_that_hangs_is_left_and_the_kv_of_the_left_request_is_not_kept(
+    deployment: Deployment, role: str, nixl: bool, stream: bool
+) -> None:
+    deployment.up(2, 2, nixl=nixl, moments=MOMENTS, health=HEALTH)
+    hung = (deployment.prefills if role == "prefill" else deployment.decodes)[0]
+    hung.script(**FAULTS["hang"][role])
+    with ThreadPoolExecutor(8) as clients:
+        assert set(clients.map(lambda number: ask(deployment, number, stream=stream), range(24))) == {200}
+    left = received([hung])
+    assert {ask(deployment, number, stream=stream) for number in range(10)} == {200}
+    assert received([hung]) == left
+    hung.script(**NONE)
+    deployment.idle()
+
+
+def test_requests_leave_an_engine_that_is_stopped(deployment: Deployment) -> None:
+    deployment.up(1, 2, moments=MOMENTS, health=HEALTH)
+    stopped = deployment.decodes[0]
+    stopped.process.send_signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(8) as clients:
+            assert set(clients.map(lambda number: ask(deployment, number), range(24))) == {200}
+    finally:
+        stopped.process.send_signal(signal.SIGCONT)
+    deployment.idle()
+
+
+SLOW: dict[str, tuple[str, dict[str, object], dict[str, Any]]] = {
+    "all prompts take long": ("prefill", {"prefill_seconds": 4}, {}),
+    "a long prompt": ("prefill", {"prefill_seconds": 4}, {"prompt": "word " * 2000}),
+    "an answer that is sent as a whole": ("decode", {"token_seconds": 0.25}, {"max_tokens": 20}),
+    "a stream": ("decode", {"token_seconds": 0.25}, {"max_tokens": 20, "stream": True}),
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_an_engine_that_computes_for_long_is_not_left(engines: Deployment, tmp_path: Path, case: str) -> None:
+    role, slow, more = SLOW[case]
+    pool = (engines.prefills if role == "prefill" else engines.decodes)[:2]
+    with proxy_to(engines, 2, 2, tmp_path) as deployment, ThreadPoolExecutor(4) as clients:
+        for fake in pool if case == "all prompts take long" else pool[:1]:
+            fake.script(**slow)
+        before = received(pool)
+        try:
+            assert set(clients.map(lambda number: ask(deployment, number, **more), range(4))) == {200}
+        finally:
+            for fake in pool:
+                fake.script(prefill_seconds=0, token_seconds=0)
+        assert received(pool) == before + 4
