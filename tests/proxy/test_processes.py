@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,33 @@ def test_the_limits_of_a_key_and_of_a_pool_hold_over_all_processes(deployment: D
         deployment.decodes[0].script(hold="")
         assert Counter(answer.result().status_code for answer in answers) == {429: 16, 200: 4}
     assert deployment.decodes[0].state()["received"] == 4
+
+
+def test_no_more_transfers_are_open_at_a_prefill_than_it_has_senders_for(deployment: Deployment) -> None:
+    """Also not after a process has died: what it had taken is its successor's to give back."""
+    deployment.up(processes=PROCESSES, prefill={"hold": "prefill"}, transfer_slots=4)
+    prefill = deployment.prefills[0]
+
+    def fill(pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
+        answers = [pool.submit(ask, deployment) for _ in range(24)]
+        prefill.wait(waiting=3)
+        wanted = 'pdserve_proxy_pool_requests{pool="prefill"} 24.0'
+        while wanted not in httpx.get(f"{deployment.proxy.url}/metrics", trust_env=False, timeout=90).text:
+            pass
+        return answers
+
+    with ThreadPoolExecutor(24) as pool:
+        answers = fill(pool)
+        for member in deployment.proxy.members:
+            os.kill(member, signal.SIGKILL)
+        for _ in range(2 * PROCESSES - 1):  # the first of the old ones was heard at the start
+            deployment.proxy.until("serving on")
+        wait(answers)
+        prefill.wait(waiting=0)
+        answers = fill(pool)
+        prefill.script(hold="")
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert prefill.state()["most_waiting"] == 3
 
 
 def test_worker_states_reach_every_process_also_one_that_is_new(deployment: Deployment) -> None:

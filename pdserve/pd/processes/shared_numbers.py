@@ -15,9 +15,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
-LAYOUT = 2
+LAYOUT = 3
 """Of the numbers that the modules of the proxy take. Raise it when one of them takes more, fewer or others: processes
 of two programs may share a file only where each finds the same in it."""
+LOOK_SECONDS = 0.01
+"""Between two looks at the others' numbers, while something waits for one of them to change: there is no event between
+processes, and one for each place that becomes free would cost more than the looks."""
+APART_SECONDS = 0.1
+"""By so much may overtake each other what waits in different processes. In its exact order nearly every place would
+change the process, and be empty until that looks: of what takes a short time most of the places."""
+HEARD_SECONDS = 0.25
+"""A process that waits and has not looked for so long has died or hangs: nothing waits for it."""
 _BYTES = 8
 
 

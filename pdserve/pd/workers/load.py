@@ -1,18 +1,23 @@
 """How much each worker has to do, over all processes of the proxy: each has its own row, each process adds them up.
 
-A row has one writer, so no lock is needed; a process that died leaves a row that its successor clears. A proxy of one
-process just counts: routing reads these figures several times a request.
+A row has one writer, so only a limit over all rows needs the lock; a process that died leaves a row that its successor
+clears. A proxy of one process just counts: routing reads these figures several times a request.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from contextlib import AbstractContextManager
+from time import monotonic
 from typing import Final
 
-from pdserve.pd.processes.shared_numbers import Numbers
+from pdserve.pd.processes.shared_numbers import APART_SECONDS, HEARD_SECONDS, Numbers
 
 MAX_WORKERS: Final = 256
-_FIELDS: Final = 2
+_FIELDS: Final = 5
+_TRANSFERS, _SINCE, _HEARD = 2, 3, 4
+"""Places for requests and prompt tokens in flight come first. Then transfers; when the first request that waits for a
+transfer came (0: none waits); and when its process last looked. Times are those of time.monotonic()."""
 _ROW: Final = MAX_WORKERS * _FIELDS
 
 
@@ -37,14 +42,40 @@ class WorkerLoad:
     def add_prompt_tokens(self, count: int) -> None:
         raise NotImplementedError
 
+    @property
+    def shared(self) -> bool:
+        """Other processes count here too."""
+        raise NotImplementedError
+
+    @property
+    def transfers(self) -> int:
+        """Places for transfers that are taken (workers.slots)."""
+        raise NotImplementedError
+
+    def begin_transfer(self, most: int) -> bool:
+        """Count one more, if there are fewer than `most`; whether it is counted."""
+        raise NotImplementedError
+
+    def end_transfer(self) -> None:
+        raise NotImplementedError
+
+    def show_waiting(self, since: float) -> None:
+        """Let the other processes see when the first request of this one came that waits for a transfer; 0: none
+        waits. Whoever waits must show it again within HEARD_SECONDS."""
+        raise NotImplementedError
+
+    def others_wait(self, since: float) -> bool:
+        """A request of another process waits for a transfer, and came before one that came at `since`."""
+        raise NotImplementedError
+
 
 class _Own(WorkerLoad):
     """As the only process sees it."""
 
-    __slots__ = ("_prompt_tokens", "_requests")
+    __slots__ = ("_prompt_tokens", "_requests", "_transfers")
 
     def __init__(self) -> None:
-        self._requests = self._prompt_tokens = 0
+        self._requests = self._prompt_tokens = self._transfers = 0
 
     @property
     def requests(self) -> int:
@@ -60,14 +91,40 @@ class _Own(WorkerLoad):
     def add_prompt_tokens(self, count: int) -> None:
         self._prompt_tokens += count
 
+    @property
+    def shared(self) -> bool:
+        return False
+
+    @property
+    def transfers(self) -> int:
+        return self._transfers
+
+    def begin_transfer(self, most: int) -> bool:
+        if self._transfers >= most:
+            return False
+        self._transfers += 1
+        return True
+
+    def end_transfer(self) -> None:
+        self._transfers -= 1
+
+    def show_waiting(self, since: float) -> None:
+        """Nobody looks."""
+
+    def others_wait(self, since: float) -> bool:
+        return False
+
 
 class _Shared(WorkerLoad):
     """As one of several processes sees it."""
 
-    __slots__ = ("_cells", "_first", "_mine")
+    __slots__ = ("_cells", "_first", "_lock", "_mine")
 
-    def __init__(self, cells: memoryview[float], process: int, index: int) -> None:
+    def __init__(
+        self, cells: memoryview[float], lock: AbstractContextManager[object], process: int, index: int
+    ) -> None:
         self._cells = cells
+        self._lock = lock
         self._first = index * _FIELDS
         self._mine = process * _ROW + self._first
 
@@ -85,13 +142,48 @@ class _Shared(WorkerLoad):
     def add_prompt_tokens(self, count: int) -> None:
         self._cells[self._mine + 1] += count
 
+    @property
+    def shared(self) -> bool:
+        return True
+
+    @property
+    def transfers(self) -> int:
+        return int(sum(self._cells[self._first + _TRANSFERS :: _ROW]))
+
+    def begin_transfer(self, most: int) -> bool:
+        with self._lock:
+            if self.transfers >= most:
+                return False
+            self._cells[self._mine + _TRANSFERS] += 1
+            return True
+
+    def end_transfer(self) -> None:
+        self._cells[self._mine + _TRANSFERS] -= 1
+
+    def show_waiting(self, since: float) -> None:
+        self._cells[self._mine + _SINCE] = since
+        self._cells[self._mine + _HEARD] = monotonic()
+
+    def others_wait(self, since: float) -> bool:
+        cells, first, mine = self._cells, self._first, self._mine
+        for other in range(first, len(cells), _ROW):
+            arrived = cells[other + _SINCE]
+            if (
+                arrived
+                and other != mine
+                and arrived + APART_SECONDS < since
+                and monotonic() - cells[other + _HEARD] < HEARD_SECONDS
+            ):
+                return True
+        return False
+
 
 class LoadBoard:
     """All workers' figures, as one process sees and writes them."""
 
     def __init__(self, numbers: Numbers) -> None:
         self._process, self._alone = numbers.process, numbers.processes == 1
-        self._cells = numbers.take(self.cells(numbers.processes))
+        self._cells, self._lock = numbers.take(self.cells(numbers.processes)), numbers.lock
         self._rows: dict[str, int] = {}
         self._taken = 0
         """Rows that a worker has, or had."""
@@ -115,7 +207,7 @@ class LoadBoard:
         row = self._rows.get(name)
         if row is None:
             row = self._rows[name] = self._new_row()
-        return _Shared(self._cells, self._process, row)
+        return _Shared(self._cells, self._lock, self._process, row)
 
     def remove(self, name: str) -> None:
         """Its row is for another worker, as late as possible: legs that still run to it count there until they end.

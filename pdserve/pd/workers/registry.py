@@ -77,9 +77,9 @@ class Worker:
         """The attempts that end when it dies."""
         self.pool = Pool(config.url, connect_timeout=proxy.connect_timeout_seconds, tls=tls)
         self.breaker = CircuitBreaker(proxy.breaker.failures, proxy.breaker.open_seconds, open_breakers)
-        self.slots = Slots(proxy.transfer_slots)
         # Last: a worker that cannot be made takes no row, as the other processes never hear of it.
         self.load = board.worker(config.name)
+        self.slots = Slots(self.load, proxy.transfer_slots)
 
     @property
     def requests(self) -> int:
