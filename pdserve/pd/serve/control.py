@@ -28,7 +28,7 @@ class Controlled(Protocol):
 
     not_restarted: str
 
-    def reload(self) -> object: ...
+    def begin_reload(self) -> None: ...
 
     def open_admin(self) -> None: ...
 
@@ -44,7 +44,7 @@ def apply(gateway: Controlled, line: bytes) -> None:
             gateway.registry.remove(message["remove"])
             return
         if "reload" in message:
-            gateway.reload()
+            gateway.begin_reload()
             return
         if "admin" in message:
             _open_admin(gateway)

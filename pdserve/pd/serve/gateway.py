@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import ASGIApp
 
 from pdserve.errors import PdserveError
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.errors import ApiError
+from pdserve.pd.file_reads import READ_SECONDS, FileReads
 from pdserve.pd.http.front import Request
 from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.limits.admission import CELLS_PER_PROCESS
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pdserve.proxy")
 
+T = TypeVar("T")
 _TICK_SECONDS = 0.5
 
 
@@ -123,6 +125,11 @@ class Gateway:
         )
         self.not_restarted = ""
         """Why the last rolling restart was none."""
+        self._files = {what: FileReads() for what in ("keys", "certificate", "policies")}
+        """Apart, so that one that hangs holds up no other."""
+        self._reloads: set[asyncio.Task[dict[str, str]]] = set()
+        self._key_look: asyncio.Task[None] | None = None
+        self._keys_hang = False
         self._has_admin = config.admin is not None and numbers.process == 0
         self._admin = None if succeeds else self._new_admin()
         self.metrics.read_gauges_from(self._gauges)
@@ -180,21 +187,23 @@ class Gateway:
         for client in list(self._answering.clients):
             client.interrupt(limit)
 
-    def reload(self) -> dict[str, str]:
+    def begin_reload(self) -> None:
+        task = self._loop.create_task(self.reload())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def reload(self) -> dict[str, str]:
         """Reads the API keys, the certificate, the policies and the limits again, without dropping a stream. What
         cannot be read stays as it was; the answer has the reason."""
         results = {}
         if self.keys is not None:
-            usable = self.keys.reload()
-            results["keys"] = "ok" if usable else "not usable, see the proxy's log; the old ones stay in force"
+            results["keys"] = await self._read("keys", self.keys.reload)
         if self.tls is not None:
-            results["certificate"] = self.tls.reload()
+            results["certificate"] = await self._read("certificate", self.tls.reload)
         if self._read_again is not None:
-            try:
-                fresh = self._read_again()
-            except PdserveError as error:
-                log.error("the configuration stays as it was: %s", error.what)
-                results["policies"] = f"not usable: {error.what}"
+            fresh = await self._read("policies", partial(_configuration, self._read_again))
+            if isinstance(fresh, str):
+                results["policies"] = fresh
             else:
                 self._reconfigure(fresh)
                 results["policies"] = "ok"
@@ -202,6 +211,29 @@ class Gateway:
                     # For who replaces this process when it dies.
                     self._notify({"runs_with": self.config.model_dump_json()})
         return results
+
+    async def _read(self, what: str, read: Callable[[], T]) -> T | str:
+        """What `read` gives, or why it has given nothing in time."""
+        try:
+            return await self._files[what].run(read)
+        except TimeoutError:
+            why = f"not read within {READ_SECONDS:g} s: the file system does not answer"
+            log.error("the %s stay as they were: %s", what, why)
+            return f"not usable: {why}"
+
+    async def _look_at_keys(self, keys: KeyFile) -> None:
+        try:
+            await self._files["keys"].run(keys.reload_if_changed)
+        except TimeoutError:
+            if not self._keys_hang:
+                log.error(
+                    "the API keys stay as they were: %s is not read within %g s: the file system does not answer",
+                    keys.path,
+                    READ_SECONDS,
+                )
+            self._keys_hang = True
+        else:
+            self._keys_hang = False
 
     def _new_admin(self) -> AdminServer | None:
         if self.config.admin is None or not self._has_admin:
@@ -212,10 +244,10 @@ class Gateway:
         workers = AdminWorkers(self, self._notify or _no_other_process)
         return AdminServer(self.config.admin, workers, self._reload_all, partial(self.page, keys=True))
 
-    def _reload_all(self) -> dict[str, str]:
+    async def _reload_all(self) -> dict[str, str]:
         if self._notify is not None:
             self._notify({"reload": True})
-        return self.reload()
+        return await self.reload()
 
     def add_worker(self, config: WorkerConfig) -> None:
         """An admin's: used once it has passed its first check. ValueError: there is one of that name."""
@@ -311,11 +343,20 @@ class Gateway:
             now = monotonic()
             for client in [client for client in self._answering.clients if client.deadline < now]:
                 client.interrupt(ApiError(504, "The request took longer than this deployment allows."))
-            if self.keys is not None:
-                self.keys.reload_if_changed()
+            if self.keys is not None and (self._key_look is None or self._key_look.done()):
+                self._key_look = self._loop.create_task(self._look_at_keys(self.keys))
             self._entrance.refresh()
             if self._pages is not None:
                 self._pages.write(self.metrics.snapshot())
+
+
+def _configuration(read_again: Callable[[], ProxyConfig]) -> ProxyConfig | str:
+    """As it is now, or why it cannot be used."""
+    try:
+        return read_again()
+    except PdserveError as error:
+        log.error("the configuration stays as it was: %s", error.what)
+        return f"not usable: {error.what}"
 
 
 def write_stderr(lines: bytes) -> None:

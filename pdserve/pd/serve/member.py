@@ -26,6 +26,7 @@ from starlette.routing import Route
 from pdserve.errors import PdserveError, RecipeError
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.errors import ApiError, no_route
+from pdserve.pd.file_reads import read_regular
 from pdserve.pd.http.front import Front
 from pdserve.pd.processes.heartbeat import Beats
 from pdserve.pd.processes.shared_numbers import Numbers
@@ -112,7 +113,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 def load_config(path: Path) -> ProxyConfig:
     """RecipeError: the file cannot be read, or describes what this proxy cannot do."""
     try:
-        return parse_config(path.read_bytes(), path)
+        return parse_config(read_regular(path), path)
     except OSError as error:
         raise RecipeError(f"cannot read the proxy's configuration: {error}", where=str(path)) from error
 

@@ -44,7 +44,7 @@ class ServedGateway(Protocol):
     def begin(self) -> None:
         """The loop runs; nothing is accepted yet."""
 
-    def reload(self) -> object:
+    def begin_reload(self) -> None:
         """SIGHUP: read again what may change while serving."""
 
     async def retire(self) -> None:
@@ -100,7 +100,7 @@ class ProxyServer:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
         loop.add_signal_handler(RETIRE, self._leaving.set)
-        loop.add_signal_handler(signal.SIGHUP, self._served.reload)
+        loop.add_signal_handler(signal.SIGHUP, self._served.begin_reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._served.begin()
         server = await self._listen()
