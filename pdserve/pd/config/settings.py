@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -162,5 +162,38 @@ class OtelSettings(Settings):
     )
 
 
+class CorsSettings(Settings):
+    """Web pages of other origins that may ask the proxy and read its answers (CORS)."""
+
+    origins: list[Annotated[str, Field(pattern=r"^(\*|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+)$")]] = Field(
+        min_length=1,
+        description="Origins as browsers send them: `https://chat.example`, `http://localhost:3000`. They pass the "
+        'check of `Origin` that `allowed_hosts` describes. `["*"]`: any page, also those that a user of this machine '
+        "opens by chance; give the proxy keys then (`auth.keys_file`).",
+    )
+    credentials: bool = Field(
+        default=False,
+        description="Pages may send cookies and client certificates, for a gateway in front that asks for them. API "
+        "keys in `Authorization` need it not.",
+    )
+
+
+OWN_HEADERS = frozenset(
+    (
+        *("host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive", "te", "trailer"),
+        *("upgrade", "expect", "accept-encoding", "proxy-authorization", "proxy-connection"),
+        *("authorization", "x-api-key", "x-request-id", "x-data-parallel-rank"),
+    )
+)
+"""Headers that frame a request to an engine, or that the proxy decides itself."""
+
+
+def _not_our_own(name: str) -> str:
+    if name.lower() in OWN_HEADERS:
+        raise ValueError(f"{name} is the proxy's own to send (Authorization: see auth.client_authorization)")
+    return name
+
+
+HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"), AfterValidator(_not_our_own)]
 LogFormat = Literal["text", "json"]
 AllowedHosts = list[Annotated[str, Field(min_length=1)]] | None

@@ -14,7 +14,7 @@ from pdserve.pd.http.incoming import Budget
 from pdserve.pd.http.incoming import ClientLimits as ClientLimits
 from pdserve.pd.http.incoming import Request as Request
 from pdserve.pd.http.places import Places
-from pdserve.pd.http.reply import HttpReply
+from pdserve.pd.http.reply import Headers, HttpReply
 
 SWEEP_SECONDS: Final = 0.5
 
@@ -40,6 +40,8 @@ class Front:
     limits: ClientLimits
     probes: frozenset[bytes] = frozenset()
     """Paths that are answered also when there are too many clients."""
+    headers: Callable[[Request], Headers] | None = None
+    """Gives what every answer to a request has beside its own headers."""
     connections: set[ClientConnection] = field(default_factory=set)
     closing: bool = False
     """No connection is kept open after its reply."""

@@ -162,6 +162,12 @@ class AdmissionGate:
             return None
         return Ticket(self, tokens)
 
+    def turns_away(self, priority: int = 0, tokens: int = 0) -> bool:
+        """There is neither room now nor a place in the queue."""
+        if self.waiting < self._limits.queue_size or (self._priorities and self._priorities[-1] > priority):
+            return False
+        return bool(self._priorities) or not self._fits(tokens)
+
     def enqueue(self, priority: int = 0, tokens: int = 0) -> QueuedRequest:
         """A place in the queue. ApiError, 429, when that is full. Whoever waits for its future gets a ticket, or the
         ApiError that ends the wait, and must call `left` if it is cancelled."""

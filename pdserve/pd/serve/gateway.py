@@ -22,6 +22,7 @@ from pdserve.pd.http.front import Request
 from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.limits.admission import CELLS_PER_PROCESS
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
+from pdserve.pd.limits.cors import Cors
 from pdserve.pd.limits.keys import KeyFile
 from pdserve.pd.limits.quotas import Quotas, cells_needed
 from pdserve.pd.processes.shared_numbers import Numbers
@@ -84,7 +85,7 @@ class Gateway:
         self.draining = False
         self.keys = KeyFile(Path(config.auth.keys_file), key) if config.auth.keys_file else None
         self.registry = Registry(config, LoadBoard(numbers), upstream_tls(config.upstream_tls))
-        self.engines = Engines(key, config.auth.client_authorization)
+        self.engines = Engines(key, config.auth.client_authorization, config.forward_headers)
         self.pools = Pools(config, self.registry)
         self.metrics = Metrics()
         self.log = RequestLog(write_stderr, config.log)
@@ -101,8 +102,16 @@ class Gateway:
         self._catalog = Catalog(self.registry, self.engines)
         self._stored = StoredResponses(config, self.registry, self.engines, self._entrance)
         served = self._catalog.served
+        self.cors = None if config.cors is None else Cors(config.cors)
         self._intake = Intake(
-            AllowedHosts.of(config), self.keys, self.quotas, served, self._parser, self.metrics, self._fingerprints
+            AllowedHosts.of(config),
+            self.keys,
+            self.quotas,
+            served,
+            self._parser,
+            self.metrics,
+            self._fingerprints,
+            self.cors,
         )
         self.tls = None if config.tls is None else ClientTls(config.tls)
         self._feeds = KvFeeds(self.registry, self.pools, self.engines)
@@ -115,6 +124,8 @@ class Gateway:
             Accounting(self.metrics, self.log, self._spans),
             self.pools,
             self._feeds,
+            self._entrance,
+            self.cors,
             served_name=config.served_name,
             seconds=config.request_timeout_seconds,
         )
