@@ -64,7 +64,7 @@ class Serving(Settings):
     forward_headers: list[HeaderName] = Field(
         default=[],
         description="Headers of clients that reach engines, beside traceparent, tracestate, x-session-id, "
-        "x-vllm-priority, accept-language and X-Request-Id: [baggage].",
+        "x-vllm-priority, accept-language and X-Request-Id; `[baggage]`, for example.",
     )
     auth: AuthSettings = Field(
         default=AuthSettings(), description="API keys, and what becomes of a client's Authorization."
