@@ -126,6 +126,62 @@ def test_they_end_together_and_a_stream_is_finished_first(deployment: Deployment
     assert deployment.proxy.process.wait() == 0
 
 
+@pytest.mark.parametrize("processes", [1, PROCESSES])
+def test_a_process_that_is_told_to_end_costs_no_request(deployment: Deployment, processes: int) -> None:
+    """It serves until another one has its place, and finishes its streams."""
+    deployment.up(processes=processes, decode={"hold": "token"}, transfer_slots=64)
+    proxy, before = deployment.proxy, deployment.proxy.members
+    for _ in range(processes - 1):
+        proxy.until("serving on")
+    failed: list[Exception] = []
+    answered = Counter[int]()
+    over = threading.Event()
+
+    def keep_asking() -> None:
+        body = BODY | {"max_tokens": 1}
+        with httpx.Client(trust_env=False, timeout=90) as client:
+            while not over.is_set():
+                try:
+                    answered[client.post(f"{proxy.url}/v1/completions", json=body).status_code] += 1
+                except httpx.HTTPError as error:
+                    failed.append(error)
+
+    def stream() -> list[str]:
+        body = BODY | {"stream": True, "max_tokens": 20}
+        url = f"{proxy.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, trust_env=False, timeout=90) as answer:
+            begun.release()
+            return [line for line in answer.iter_lines() if line]
+
+    begun = threading.Semaphore(0)
+    askers = [threading.Thread(target=keep_asking) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    try:
+        with ThreadPoolExecutor(9) as pool:
+            streams = [pool.submit(stream) for _ in range(9)]
+            for _ in streams:
+                assert begun.acquire(timeout=60)
+            for member in before:
+                os.kill(member, signal.SIGTERM)
+                proxy.until("was told to end")
+                proxy.until("serving on")
+            deployment.decodes[0].script(hold="")
+            assert {lines.result()[-1] for lines in streams} == {"data: [DONE]"}
+            while proxy.members & before:
+                pass
+    finally:
+        over.set()
+        for asker in askers:
+            asker.join()
+    assert (failed, set(answered)) == ([], {200})
+    assert len(proxy.members) == processes
+    deployment.idle()
+    nothing = 'pdserve_proxy_in_flight{role="decode",worker="decode-0"} 0.0'
+    while nothing not in httpx.get(f"{proxy.url}/metrics", trust_env=False, timeout=90).text:
+        pass  # each process writes its page twice a second
+
+
 @pytest.mark.parametrize("early", [signal.SIGHUP, signal.SIGTERM])
 def test_a_signal_while_they_start_is_heard_once_they_can(deployment: Deployment, early: signal.Signals) -> None:
     proxy = Proxy(

@@ -96,10 +96,10 @@ class Connection(ClientConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         front = self._front
-        place = NO_PLACE if front.closing else front.place_for_new(self._loop.time())
+        place = NO_PLACE if front.closed else front.place_for_new(self._loop.time())
         if place == NO_PLACE:
             self._refused = True
-            self._transport.write(b"" if front.closing else refusals.NO_PLACE)
+            self._transport.write(b"" if front.closed else refusals.NO_PLACE)
             self._transport.close()
             return
         self._for_probes = place == PROBE_PLACE
@@ -255,7 +255,7 @@ class Connection(ClientConnection):
     def replied(self, reply: HttpReply) -> None:
         """The reply has ended: the next request has its turn, or the connection waits or closes."""
         self._reply = None
-        if not reply.keep_alive or self._front.closing:
+        if not reply.keep_alive or self._front.closed:
             self._drop_ready()
             self._last_words()
             return

@@ -44,7 +44,9 @@ class Front:
     """Gives what every answer to a request has beside its own headers."""
     connections: set[ClientConnection] = field(default_factory=set)
     closing: bool = False
-    """No connection is kept open after its reply."""
+    """The next request of a connection is its last, and is answered so."""
+    closed: bool = False
+    """No connection is kept open after its reply, and no new one is taken."""
     budget: Budget = field(init=False)
     places: Places = field(default_factory=Places)
     _hang_ups: HangUps | None = None
@@ -64,7 +66,7 @@ class Front:
 
     def close_idle(self) -> None:
         """From now on connections end with their reply; those that wait for a request end at once."""
-        self.closing = True
+        self.closing = self.closed = True
         for connection in list(self.connections):
             connection.close_if_idle()
 

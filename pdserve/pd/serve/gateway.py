@@ -81,6 +81,7 @@ class Gateway:
         admin's address until it sends {"admin": "free"}. RecipeError, StartError: the files
         or addresses that the configuration names cannot be used."""
         self.config = config
+        self._numbers = numbers
         self._read_again, self._pages, self._notify = read_again, pages, notify
         self.draining = False
         self.keys = KeyFile(Path(config.auth.keys_file), key) if config.auth.keys_file else None
@@ -172,6 +173,13 @@ class Gateway:
         self._ticker = self._loop.create_task(self._tick())
         if self._admin is not None:
             self._admin.start()
+
+    def leave(self) -> None:
+        self._pages = None
+        try:
+            self._numbers.detach()
+        except OSError as error:
+            log.error("figures that the processes share may be wrong until all of them are restarted: %s", error)
 
     async def retire(self) -> None:
         admin, self._admin = self._admin, None

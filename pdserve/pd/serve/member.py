@@ -180,7 +180,14 @@ async def run(path: Path, config: ProxyConfig, key: str | None, place: MemberCon
     front = Front(gateway, server.front_limits(config), WITHOUT_KEY, headers)
     gateway.metrics.read_gauges_from(lambda: [("connections", (), len(front.connections))])
     try:
-        await server.ProxyServer(config, front, gateway, place.sock, lambda: place.notify({"serving": True})).run()
+        await server.ProxyServer(
+            config,
+            front,
+            gateway,
+            place.sock,
+            serving=lambda: place.notify({"serving": True}),
+            leaving=lambda: place.notify({"leaving": True}),
+        ).run()
     finally:
         if listener is not None:
             listener.cancel()
