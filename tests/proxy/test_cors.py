@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from pdserve.pd.config.settings import CorsSettings
+from pdserve.pd.http.cors import Cors
 from pdserve.pd.http.incoming import Budget, Request
-from pdserve.pd.limits.cors import Cors
 from tests.proxy.raw import RawDeployment, Response, chunk, head, post, raw_deployment, sends
 
 PAGE = "https://chat.example"

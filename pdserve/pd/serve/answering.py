@@ -16,9 +16,9 @@ from starlette.types import ASGIApp
 
 from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.http import bridge
+from pdserve.pd.http.cors import Cors
 from pdserve.pd.http.incoming import Request
 from pdserve.pd.http.reply import HttpReply
-from pdserve.pd.limits.cors import Cors
 from pdserve.pd.limits.quotas import Use
 from pdserve.pd.random_id import new_id
 from pdserve.pd.relay.client import Client

@@ -18,11 +18,11 @@ from pdserve.errors import PdserveError
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.errors import ApiError
 from pdserve.pd.file_reads import READ_SECONDS, FileReads
+from pdserve.pd.http.cors import Cors
 from pdserve.pd.http.front import Request
 from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.limits.admission import CELLS_PER_PROCESS
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
-from pdserve.pd.limits.cors import Cors
 from pdserve.pd.limits.keys import KeyFile
 from pdserve.pd.limits.quotas import Quotas, cells_needed
 from pdserve.pd.processes.shared_numbers import Numbers

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 from pdserve.pd.errors import ApiError, no_route
+from pdserve.pd.http.cors import Cors
 from pdserve.pd.http.incoming import Request
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
 from pdserve.pd.limits.api_keys import ApiKey
-from pdserve.pd.limits.cors import Cors
 from pdserve.pd.limits.keys import KeyFile
 from pdserve.pd.limits.quotas import Quotas, Use
 from pdserve.pd.relay.client import Client
