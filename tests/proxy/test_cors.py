@@ -110,6 +110,7 @@ def test_a_page_can_read_every_answer(raw: RawDeployment, asked: str) -> None:
     assert "x-request-id" in answer.headers["access-control-expose-headers"]
 
 
+@pytest.mark.process
 def test_keys_are_asked_of_the_page_and_not_of_the_browser_that_asks_first(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(json.dumps({"name": "team", "sha256": sha256(b"a-key").hexdigest()}) + "\n")
@@ -120,6 +121,7 @@ def test_keys_are_asked_of_the_page_and_not_of_the_browser_that_asks_first(tmp_p
         assert raw.ask(post(COMPLETIONS, BODY, f"origin: {PAGE}", "authorization: Bearer a-key")).status == 200
 
 
+@pytest.mark.process
 def test_without_the_section_no_answer_speaks_of_origins(tmp_path: Path) -> None:
     with raw_deployment(tmp_path, allowed_hosts=["*"]) as raw:
         answer = raw.ask(post(COMPLETIONS, BODY, f"origin: {PAGE}"))

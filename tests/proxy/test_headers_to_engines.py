@@ -104,6 +104,7 @@ def test_open_connections_are_counted(raw: RawDeployment) -> None:
             pass  # the page is made 20 times a second at most
 
 
+@pytest.mark.process
 def test_a_request_that_gets_429_at_once_is_not_tokenized(tmp_path: Path) -> None:
     limits = {"aggregated": {"max_requests": 1, "queue_size": 0}}
     routing = {"aggregated": {"kind": "kv_events"}}
