@@ -186,7 +186,7 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
             notify=notify,
             beats=signs,
             generation=generation,
-            succeeds=processes.rolling,
+            succeeds=processes.rolling or processes.has_predecessor(index),
         )
         return member.serve(path, config, key, place)
 

@@ -81,6 +81,7 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("proxy.limits", "`proxy.limits:`", settings.LimitsSettings),
     ("proxy.auth", "`proxy.auth:`", settings.AuthSettings),
     ("proxy.tls", "`proxy.tls:`", settings.TlsSettings),
+    ("proxy.cors", "`proxy.cors:`", settings.CorsSettings),
     ("proxy.upstream_tls", "`proxy.upstream_tls:`", settings.UpstreamTlsSettings),
     ("proxy.admin", "`proxy.admin:`", settings.AdminSettings),
     ("proxy.otel", "`proxy.otel:`", settings.OtelSettings),

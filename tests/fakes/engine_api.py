@@ -1,8 +1,8 @@
 """The fake's HTTP side: the OpenAI endpoints, /health, /metrics, and /fake/* for tests.
 
 /fake/requests   every generation request, in order of arrival: path, headers, body
-/fake/state      running, waiting, held (KV that nobody fetched), delivered, expired, late, finished, aborted, checks
-                 (GETs of /health)
+/fake/state      running, waiting, most_waiting (at once, ever), held (KV that nobody fetched), delivered, expired, late,
+                 finished, aborted, checks (GETs of /health)
 /fake/wait?K=V   answers once the state has these values (408 after a minute)
 /fake/script     POST: changes the script (engine_script.Script)
 """
@@ -46,6 +46,7 @@ class Engine:
     gate: Gate = field(default_factory=Gate)
     running: int = 0
     waiting: int = 0
+    most_waiting: int = 0
     finished: int = 0
     aborted: int = 0
     checks: int = 0
@@ -141,6 +142,7 @@ class Engine:
         return {
             "running": self.running,
             "waiting": self.waiting,
+            "most_waiting": self.most_waiting,
             "held": self.producer.held if self.producer else 0,
             "delivered": self.producer.delivered if self.producer else 0,
             "expired": self.producer.expired if self.producer else 0,
@@ -201,6 +203,7 @@ class Engine:
         )
         rank = self._rank(request)
         self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
         if body.get("background") and isinstance(job, ResponsesJob):
             await responder.send(200, self.store.begin(job, self._in_background(job, body)))
             return

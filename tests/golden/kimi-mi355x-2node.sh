@@ -298,6 +298,8 @@ run_proxy() {
     "write_buffer_bytes": 262144
   },
   "allowed_hosts": null,
+  "cors": null,
+  "forward_headers": [],
   "auth": {
     "keys_file": "/opt/pdserve/recipes/kimi-mi355x-2node.keys.jsonl",
     "client_authorization": "replace"

@@ -232,6 +232,8 @@ run_proxy() {
     "write_buffer_bytes": 262144
   },
   "allowed_hosts": null,
+  "cors": null,
+  "forward_headers": [],
   "auth": {
     "keys_file": null,
     "client_authorization": "replace"

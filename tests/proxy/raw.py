@@ -81,7 +81,7 @@ class RawClient:
         status = int(first.split(" ")[1])
         if status == 100:
             return self.response(head_only=head_only)
-        complete, body = (True, b"") if head_only else self._body(headers)
+        complete, body = (True, b"") if head_only or status == 204 else self._body(headers)
         return Response(status, headers, body, complete)
 
     def until(self, mark: bytes) -> bytes:

@@ -48,7 +48,7 @@ class Admin:
         headers = {} if header is None else {"authorization": header}
         self.http = TestClient(admin.app(self.pool, self._reload, lambda: b"figures", token), headers=headers)
 
-    def _reload(self) -> dict[str, str]:
+    async def _reload(self) -> dict[str, str]:
         self.reloads += 1
         return {"keys": "ok"}
 

@@ -31,8 +31,12 @@ class NoWorkers:
         raise AssertionError
 
 
+async def nothing() -> dict[str, str]:
+    return {}
+
+
 def server(path: Path) -> AdminServer:
-    return AdminServer(AdminSettings(socket=str(path)), NoWorkers(), dict, bytes)
+    return AdminServer(AdminSettings(socket=str(path)), NoWorkers(), nothing, bytes)
 
 
 @pytest.fixture

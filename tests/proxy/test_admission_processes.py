@@ -23,8 +23,8 @@ Gates = Callable[..., AdmissionGate]
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gates:
     """Makes the gate of one of two processes. On a busy machine neither is taken for dead. Their order is exact."""
-    monkeypatch.setattr(admission, "_HEARD_SECONDS", 60.0)
-    monkeypatch.setattr(admission, "_APART_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "HEARD_SECONDS", 60.0)
+    monkeypatch.setattr(admission, "APART_SECONDS", 0.0)
     path = tmp_path / "numbers"
     path.touch()
 
@@ -94,7 +94,7 @@ def test_a_place_changes_the_process_only_where_the_other_one_waits_for_much_lon
     gate: Gates, monkeypatch: pytest.MonkeyPatch, apart: float
 ) -> None:
     """It is empty until the other one looks: in the exact order of a mixed queue most places would be."""
-    monkeypatch.setattr(admission, "_APART_SECONDS", apart)
+    monkeypatch.setattr(admission, "APART_SECONDS", apart)
 
     async def test() -> None:
         doors = gate(0, max_requests=2), gate(1, max_requests=2)
@@ -222,7 +222,7 @@ def test_a_process_that_has_died_or_hangs_is_waited_for_by_nobody(gate: Gates, m
         await asyncio.to_thread(asyncio.run, wait_in(hung))
         inside.release()
         assert door.try_admit() is None
-        monkeypatch.setattr(admission, "_HEARD_SECONDS", 0.1)
+        monkeypatch.setattr(admission, "HEARD_SECONDS", 0.1)
         await admit(door)
 
     async def wait_in(door: AdmissionGate) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
-from tests.proxy.raw import RawDeployment, raw_deployment
+from tests.proxy.raw import RawDeployment, post, raw_deployment
 
 CONFIG: dict[str, Any] = {
     "host": "127.0.0.1",
@@ -113,6 +113,27 @@ def test_a_strange_page_gets_403_with_how_to_allow_it_and_no_engine_hears_of_it(
     status, message = ask(raw, *headers)
     assert (status, "proxy.allowed_hosts" in message, "evil.example" in message) == (403, True, True)
     assert raw.engine.seen == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("url", "host", "status"),
+    [
+        ("http://localhost:9/v1/completions", "evil.example", 200),
+        ("HTTP://127.0.0.1/v1/completions?x=1", "evil.example", 200),
+        ("http://evil.example/v1/completions", "localhost", 403),
+        ("http://localhost@evil.example/v1/completions", "localhost", 403),
+        ("http:///v1/completions", "localhost", 403),
+    ],
+)
+def test_of_a_target_that_is_a_whole_url_its_own_host_counts(
+    raw: RawDeployment, url: str, host: str, status: int
+) -> None:
+    """RFC 9112, 3.2.2: clients write it that take the server for their proxy (curl -x)."""
+    raw.engine.seen.clear()
+    answer = raw.ask(post(url, BODY).replace(b"host: proxy", f"host: {host}".encode()))
+    assert answer.status == status
+    assert [seen.line.split("?")[0].split(" ")[1] for seen in raw.engine.seen] == ["/v1/completions"] * (status == 200)
 
 
 @pytest.mark.process

@@ -25,6 +25,7 @@ from pdserve.pd.http.front import Front
 from pdserve.pd.processes import shared_numbers
 from pdserve.pd.serve import server
 from pdserve.pd.serve.gateway import Gateway
+from pdserve.pd.workers.engines import PASSED_ON
 from pdserve.plan.model import Plan
 from pdserve.proxy import ListenSettings, listening
 from pdserve.recipe.sections.proxy import Proxy
@@ -145,6 +146,9 @@ USED: Mapping[str, Where] = {
     "health.timeout_seconds": lambda r: r.gateway._health._settings.timeout_seconds,
     "health.failures": lambda r: r.gateway._health._settings.failures,
     "allowed_hosts": lambda r: sorted(r.gateway._intake._hosts._names - {r.config.host}),  # type: ignore[union-attr]
+    "cors.origins": lambda r: sorted(origin.decode() for origin in r.gateway.cors._origins),  # type: ignore[union-attr]
+    "cors.credentials": lambda r: r.gateway.cors._credentials,  # type: ignore[union-attr]
+    "forward_headers": lambda r: sorted(name.decode() for name in r.gateway.engines._passed_on - PASSED_ON),
     "auth.keys_file": lambda r: r.gateway.keys and "team" in r.gateway.keys.current.names,
     "auth.client_authorization": lambda r: r.gateway.engines._authorization,
     "tls.certificate": lambda r: r.config.tls and r.config.tls.certificate,
@@ -204,6 +208,8 @@ def other(path: str, field: FieldInfo, folder: Path) -> Any:
         "host": "127.0.0.2",
         "command": ["my-proxy"],
         "allowed_hosts": ["x-another"],
+        "cors.origins": ["https://chat.example"],
+        "forward_headers": ["baggage"],
         # More than the default may be more than there are open files.
         "limits.max_connections": 7,
         "auth.keys_file": str(folder / "keys"),
@@ -255,6 +261,7 @@ def section(path: str, value: Any, folder: Path) -> dict[str, Any]:
         "upstream_tls": files,
         "admin": {} if path == "admin.socket" else {"port": free_ports(1)[0]},
         "otel": {"endpoint": "http://127.0.0.1:9/v1/traces"},
+        "cors": {"origins": ["https://chat.example"]},
     }
     *parents, name = path.split(".")
     wanted: Any = {name: value}

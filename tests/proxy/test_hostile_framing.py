@@ -165,7 +165,8 @@ def test_methods_of_others_are_refused(raw: RawDeployment, method: bytes) -> Non
 
 
 @pytest.mark.parametrize(
-    "target", ["http://127.0.0.1:1/v1/completions", "//v1/completions", "/v1/../v1/completions", "/v1/completions/"]
+    "target",
+    ["ftp://proxy/v1/completions", "//v1/completions", "/v1/../v1/completions", "/v1/completions/", "http://proxy"],
 )
 def test_only_the_path_itself_is_relayed(raw: RawDeployment, target: str) -> None:
     with raw.client() as client:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,33 @@ def test_the_limits_of_a_key_and_of_a_pool_hold_over_all_processes(deployment: D
     assert deployment.decodes[0].state()["received"] == 4
 
 
+def test_no_more_transfers_are_open_at_a_prefill_than_it_has_senders_for(deployment: Deployment) -> None:
+    """Also not after a process has died: what it had taken is its successor's to give back."""
+    deployment.up(processes=PROCESSES, prefill={"hold": "prefill"}, transfer_slots=4)
+    prefill = deployment.prefills[0]
+
+    def fill(pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
+        answers = [pool.submit(ask, deployment) for _ in range(24)]
+        prefill.wait(waiting=3)
+        wanted = 'pdserve_proxy_pool_requests{pool="prefill"} 24.0'
+        while wanted not in httpx.get(f"{deployment.proxy.url}/metrics", trust_env=False, timeout=90).text:
+            pass
+        return answers
+
+    with ThreadPoolExecutor(24) as pool:
+        answers = fill(pool)
+        for member in deployment.proxy.members:
+            os.kill(member, signal.SIGKILL)
+        for _ in range(2 * PROCESSES - 1):  # the first of the old ones was heard at the start
+            deployment.proxy.until("serving on")
+        wait(answers)
+        prefill.wait(waiting=0)
+        answers = fill(pool)
+        prefill.script(hold="")
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert prefill.state()["most_waiting"] == 3
+
+
 def test_worker_states_reach_every_process_also_one_that_is_new(deployment: Deployment) -> None:
     deployment.up(1, 2, control=True, processes=PROCESSES)
     deployment.proxy.push("decode-0", "dead")
@@ -97,6 +124,62 @@ def test_they_end_together_and_a_stream_is_finished_first(deployment: Deployment
         deployment.decodes[0].script(hold="")
         assert [line for line in lines if line][-1] == "data: [DONE]"
     assert deployment.proxy.process.wait() == 0
+
+
+@pytest.mark.parametrize("processes", [1, PROCESSES])
+def test_a_process_that_is_told_to_end_costs_no_request(deployment: Deployment, processes: int) -> None:
+    """It serves until another one has its place, and finishes its streams."""
+    deployment.up(processes=processes, decode={"hold": "token"}, transfer_slots=64)
+    proxy, before = deployment.proxy, deployment.proxy.members
+    for _ in range(processes - 1):
+        proxy.until("serving on")
+    failed: list[Exception] = []
+    answered = Counter[int]()
+    over = threading.Event()
+
+    def keep_asking() -> None:
+        body = BODY | {"max_tokens": 1}
+        with httpx.Client(trust_env=False, timeout=90) as client:
+            while not over.is_set():
+                try:
+                    answered[client.post(f"{proxy.url}/v1/completions", json=body).status_code] += 1
+                except httpx.HTTPError as error:
+                    failed.append(error)
+
+    def stream() -> list[str]:
+        body = BODY | {"stream": True, "max_tokens": 20}
+        url = f"{proxy.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, trust_env=False, timeout=90) as answer:
+            begun.release()
+            return [line for line in answer.iter_lines() if line]
+
+    begun = threading.Semaphore(0)
+    askers = [threading.Thread(target=keep_asking) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    try:
+        with ThreadPoolExecutor(9) as pool:
+            streams = [pool.submit(stream) for _ in range(9)]
+            for _ in streams:
+                assert begun.acquire(timeout=60)
+            for member in before:
+                os.kill(member, signal.SIGTERM)
+                proxy.until("was told to end")
+                proxy.until("serving on")
+            deployment.decodes[0].script(hold="")
+            assert {lines.result()[-1] for lines in streams} == {"data: [DONE]"}
+            while proxy.members & before:
+                pass
+    finally:
+        over.set()
+        for asker in askers:
+            asker.join()
+    assert (failed, set(answered)) == ([], {200})
+    assert len(proxy.members) == processes
+    deployment.idle()
+    nothing = 'pdserve_proxy_in_flight{role="decode",worker="decode-0"} 0.0'
+    while nothing not in httpx.get(f"{proxy.url}/metrics", trust_env=False, timeout=90).text:
+        pass  # each process writes its page twice a second
 
 
 @pytest.mark.parametrize("early", [signal.SIGHUP, signal.SIGTERM])

@@ -115,6 +115,33 @@ code = supervisor.Processes(1, member, None, Configured(b""), beats=beats).run()
 print(code, len(forks))
 """
 
+TOLD_TO_END = """
+import os, signal, sys
+from pdserve.pd.processes import supervisor
+from pdserve.pd.processes.child import Configured
+
+parent, fork, forks, said = os.getpid(), os.fork, [], open(os.dup(1), "w", buffering=1)
+
+def counted():
+    forks.append(1)
+    return fork()
+
+def member(index, lines, asks):
+    if len(forks) == 2:
+        return 3  # the first successor does not start
+    os.write(asks, b'{"serving": true}\\n')
+    if len(forks) == 1:
+        os.write(asks, b'{"leaving": true}\\n')
+    signum = signal.sigwait(supervisor.SIGNALS)
+    said.write(f"{len(forks)} {signal.Signals(signum).name}\\n")
+    if len(forks) == 1:
+        os.kill(parent, signal.SIGTERM)
+    return 0
+
+os.fork = counted
+sys.exit(supervisor.Processes(1, member, None, Configured(b"")).run())
+"""
+
 GIVEN_UP = """
 import ctypes, os, signal, sys
 from pdserve.pd.processes import supervisor
@@ -236,6 +263,15 @@ def test_a_restart_that_is_given_up_lets_new_processes_end_the_streams_that_they
     )
     assert given_up.stdout.strip() == "SIGUSR2", given_up.stderr
     assert "the proxy that ran serves on" in given_up.stderr
+
+
+def test_one_that_is_told_to_end_is_retired_once_a_successor_serves() -> None:
+    """One that does not start is no successor, and ends nothing. What ends all is no SIGTERM for each of them."""
+    ended = subprocess.run(
+        [sys.executable, "-c", TOLD_TO_END], check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert ended.stdout.split("\n") == ["1 SIGUSR2", "3 SIGINT", ""], ended.stderr
+    assert ended.returncode == 0
 
 
 def test_a_stop_that_comes_while_a_new_program_takes_over_is_heard_by_that() -> None:

@@ -17,7 +17,9 @@ from pdserve.pd.config.settings import (
     AllowedHosts,
     AuthSettings,
     BreakerSettings,
+    CorsSettings,
     Count,
+    HeaderName,
     HealthSettings,
     LimitsSettings,
     LogFormat,
@@ -62,8 +64,17 @@ class Serving(Settings):
     allowed_hosts: AllowedHosts = Field(
         default=None,
         description="Names in `Host` and `Origin` by which clients may ask, beside loopback's and `host`; others get "
-        '403. For a gateway on this machine that passes its own Host on, and for web pages. `["*"]`: any. null: as an '
-        "empty list for a proxy on loopback without API keys, which web pages could reach; else any.",
+        "403. For a gateway on this machine that passes its own Host on; web pages of other origins need `cors`. "
+        '`["*"]`: any. null: as an empty list for a proxy on loopback without API keys, which web pages could reach; '
+        "else any.",
+    )
+    cors: CorsSettings | None = Field(
+        default=None, description="Web pages of other origins that may use the proxy; null: browsers let none."
+    )
+    forward_headers: list[HeaderName] = Field(
+        default=[],
+        description="Headers of clients that reach engines, beside traceparent, tracestate, x-session-id, "
+        "x-vllm-priority, accept-language and X-Request-Id; `[baggage]`, for example.",
     )
     auth: AuthSettings = Field(
         default=AuthSettings(), description="API keys, and what becomes of a client's Authorization."

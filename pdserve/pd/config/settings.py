@@ -5,9 +5,11 @@ Plain data without secrets: keys and tokens are files, named by path. Times are 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -165,5 +167,49 @@ class OtelSettings(Settings):
     )
 
 
+_ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+def _origin(text: str) -> str:
+    if _ORIGIN.fullmatch(text) is None:
+        raise PydanticCustomError("origin", "an origin as browsers send it, https://chat.example, or *")
+    return text
+
+
+class CorsSettings(Settings):
+    """Web pages of other origins that may ask the proxy and read its answers (CORS)."""
+
+    origins: list[Annotated[str, AfterValidator(_origin)]] = Field(
+        min_length=1,
+        description="Origins as browsers send them: `https://chat.example`, `http://localhost:3000`. They pass the "
+        'check of `Origin` that `allowed_hosts` describes. `["*"]`: any page, also those that a user of this machine '
+        "opens by chance; give the proxy keys then (`auth.keys_file`).",
+    )
+    credentials: bool = Field(
+        default=False,
+        description="Pages may send cookies and client certificates, for a gateway in front that asks for them. API "
+        "keys in `Authorization` need it not.",
+    )
+
+
+OWN_HEADERS = frozenset(
+    (
+        *("host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive", "te", "trailer"),
+        *("upgrade", "expect", "accept-encoding", "proxy-authorization", "proxy-connection"),
+        *("authorization", "x-api-key", "x-request-id", "x-data-parallel-rank"),
+    )
+)
+"""Headers that frame a request to an engine, or that the proxy decides itself."""
+
+
+def _header_name(name: str) -> str:
+    if _HEADER_NAME.fullmatch(name) is None or name.lower() in OWN_HEADERS:
+        what = "the name of a header that the proxy does not send itself (Authorization: auth.client_authorization)"
+        raise PydanticCustomError("header_name", what)
+    return name
+
+
+HeaderName = Annotated[str, AfterValidator(_header_name)]
 LogFormat = Literal["text", "json"]
 AllowedHosts = list[Annotated[str, Field(min_length=1)]] | None

@@ -21,7 +21,7 @@ from pdserve.pd.http.client_connection import ClientConnection
 from pdserve.pd.http.front import Front
 from pdserve.pd.http.incoming import Request
 from pdserve.pd.http.places import NO_PLACE, PROBE_PLACE
-from pdserve.pd.http.reply import HttpReply
+from pdserve.pd.http.reply import HttpReply, ReplyWithHeaders
 
 _LINGER_SECONDS: Final = 2.0
 _REQUEST_BYTES: Final = 2048
@@ -29,6 +29,7 @@ _REQUEST_BYTES: Final = 2048
 _PAST_PARSER_BYTES: Final = 65_536
 """Of a body, and more: what is left of it by its length need not go through the parser, which would copy it."""
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
+_SLASH: Final = b"/"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -95,10 +96,10 @@ class Connection(ClientConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         front = self._front
-        place = NO_PLACE if front.closing else front.place_for_new(self._loop.time())
+        place = NO_PLACE if front.closed else front.place_for_new(self._loop.time())
         if place == NO_PLACE:
             self._refused = True
-            self._transport.write(b"" if front.closing else refusals.NO_PLACE)
+            self._transport.write(b"" if front.closed else refusals.NO_PLACE)
             self._transport.close()
             return
         self._for_probes = place == PROBE_PLACE
@@ -209,6 +210,8 @@ class Connection(ClientConnection):
         invalid = refusals.of_head(request, version, self._front.limits.max_body_bytes)
         if invalid is not None:
             raise invalid
+        if request.target[:1] != _SLASH:
+            request.to_origin_form()
         refusal = self._front.handler.refuse(request)
         if refusal is not None:
             raise refusal
@@ -252,7 +255,7 @@ class Connection(ClientConnection):
     def replied(self, reply: HttpReply) -> None:
         """The reply has ended: the next request has its turn, or the connection waits or closes."""
         self._reply = None
-        if not reply.keep_alive or self._front.closing:
+        if not reply.keep_alive or self._front.closed:
             self._drop_ready()
             self._last_words()
             return
@@ -394,7 +397,14 @@ class Connection(ClientConnection):
 
     def _new_reply(self, request: Request) -> HttpReply:
         keep = self._parser.should_keep_alive() and not self._refused and not self._front.closing
-        return HttpReply(self, keep_alive=keep, head_only=request.method == b"HEAD", http10=self._http10)
+        return self._reply_to(request, keep_alive=keep, head_only=request.method == b"HEAD", http10=self._http10)
+
+    def _reply_to(self, request: Request | None, *, keep_alive: bool, head_only: bool, http10: bool) -> HttpReply:
+        headers = self._front.headers
+        if headers is None or request is None:
+            return HttpReply(self, keep_alive=keep_alive, head_only=head_only, http10=http10)
+        more = headers(request)
+        return ReplyWithHeaders(self, more, keep_alive=keep_alive, head_only=head_only, http10=http10)
 
     def _offers_upgrade_and_has_body(self) -> bool:
         """The parser then leaves the body to what takes the connection over."""
@@ -424,7 +434,7 @@ class Connection(ClientConnection):
             return
         request = self._current
         self._drop_current()
-        reply = HttpReply(self, keep_alive=False, head_only=self._parser.get_method() == b"HEAD", http10=False)
+        reply = self._reply_to(request, keep_alive=False, head_only=self._parser.get_method() == b"HEAD", http10=False)
         self._reply = reply
         self._wait(self._front.limits.body_idle_seconds)
         self._front.handler.failed(request, reply, error)

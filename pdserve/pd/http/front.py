@@ -14,7 +14,7 @@ from pdserve.pd.http.incoming import Budget
 from pdserve.pd.http.incoming import ClientLimits as ClientLimits
 from pdserve.pd.http.incoming import Request as Request
 from pdserve.pd.http.places import Places
-from pdserve.pd.http.reply import HttpReply
+from pdserve.pd.http.reply import Headers, HttpReply
 
 SWEEP_SECONDS: Final = 0.5
 
@@ -40,9 +40,13 @@ class Front:
     limits: ClientLimits
     probes: frozenset[bytes] = frozenset()
     """Paths that are answered also when there are too many clients."""
+    headers: Callable[[Request], Headers] | None = None
+    """Gives what every answer to a request has beside its own headers."""
     connections: set[ClientConnection] = field(default_factory=set)
     closing: bool = False
-    """No connection is kept open after its reply."""
+    """The next request of a connection is its last, and is answered so."""
+    closed: bool = False
+    """No connection is kept open after its reply, and no new one is taken."""
     budget: Budget = field(init=False)
     places: Places = field(default_factory=Places)
     _hang_ups: HangUps | None = None
@@ -62,7 +66,7 @@ class Front:
 
     def close_idle(self) -> None:
         """From now on connections end with their reply; those that wait for a request end at once."""
-        self.closing = True
+        self.closing = self.closed = True
         for connection in list(self.connections):
             connection.close_if_idle()
 

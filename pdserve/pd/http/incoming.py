@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +29,7 @@ class ClientLimits:
     """Of requests in memory at once, over all connections."""
 
 
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)", re.I)
 _SMALL_BYTES: Final = 65_536
 _PIECE_BYTES: Final = 16_384
 """Of a body: smaller pieces are put together, or they would take many times their size."""
@@ -109,6 +111,17 @@ class Request:
         if len(self.parts) != 1:
             self.parts = [b"".join(self.parts)]
         return self.parts[0]
+
+    def to_origin_form(self) -> None:
+        """For a target that is a whole URL (RFC 9112, 3.2.2), as clients write it who take us for their proxy: its host
+        counts, whatever the Host header is. Other targets stay as they are."""
+        match = _ABSOLUTE.match(self.target)
+        if match is None:
+            return
+        rest = self.target[match.end() :]
+        self.target = rest if rest.startswith(b"/") else b"/" + rest
+        self.headers = [(b"host", match[1]), *[pair for pair in self.headers if pair[0] != b"host"]]
+        self._path = self._by_name = None
 
     def take(self, data: bytes) -> bool:
         """The next piece of the body; False: it is too much to be held. `taken_all` must follow the last one."""

@@ -156,6 +156,21 @@ class HttpReply:
         return _chunk(data) if self._chunked else data
 
 
+class ReplyWithHeaders(HttpReply):
+    """One that has headers beside those of who answers."""
+
+    __slots__ = ("_more",)
+
+    def __init__(
+        self, connection: ReplyConnection, more: Headers, *, keep_alive: bool, head_only: bool, http10: bool
+    ) -> None:
+        super().__init__(connection, keep_alive=keep_alive, head_only=head_only, http10=http10)
+        self._more = more
+
+    def start(self, status: int, headers: Headers, length: int | None = None) -> None:
+        super().start(status, headers + self._more, length)
+
+
 def _chunk(data: bytes) -> bytes:
     size = len(data)
     return (_SIZES[size] if size < len(_SIZES) else b"%x\r\n" % size) + data + _LINE_END

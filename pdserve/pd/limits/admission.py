@@ -21,21 +21,13 @@ from typing import Final, Protocol
 from pdserve.pd.config.settings import PoolLimits
 from pdserve.pd.errors import ApiError
 from pdserve.pd.limits.cells import Cells, OwnCells, SharedCells
-from pdserve.pd.processes.shared_numbers import Numbers
+from pdserve.pd.processes.shared_numbers import APART_SECONDS, HEARD_SECONDS, LOOK_SECONDS, Numbers
 
 CELLS_PER_PROCESS: Final = 6
 """Shared numbers that a gate takes, for each process: requests and prompt tokens in flight, and what follows."""
 _PRIORITY, _SINCE, _HEARD, _MOST = 2, 3, 4, 5
 """Of the first in its queue, with the time of its arrival (0: nobody waits); when the process last looked; and how many
 requests in flight keep it out. Times are those of time.monotonic(), the same in all processes."""
-_LOOK_SECONDS: Final = 0.01
-"""Between two looks at the others, while a request waits: a place that one process leaves to another is empty for up to
-so long."""
-_APART_SECONDS = 0.1
-"""By so much requests of one priority may overtake each other that wait in different processes. In their exact order
-nearly every place would change the process, and be empty until that looks: at short requests most of the pool."""
-_HEARD_SECONDS = 0.25
-"""A process that has not looked for so long has died or hangs: its queue is passed."""
 MAX_PRIORITY: Final = 1_000_000
 _UNLIMITED: Final = math.inf
 _COUNTABLE: Final = 1 << 53
@@ -170,6 +162,12 @@ class AdmissionGate:
             return None
         return Ticket(self, tokens)
 
+    def turns_away(self, priority: int = 0, tokens: int = 0) -> bool:
+        """There is neither room now nor a place in the queue."""
+        if self.waiting < self._limits.queue_size or (self._priorities and self._priorities[-1] > priority):
+            return False
+        return bool(self._priorities) or not self._fits(tokens)
+
     def enqueue(self, priority: int = 0, tokens: int = 0) -> QueuedRequest:
         """A place in the queue. ApiError, 429, when that is full. Whoever waits for its future gets a ticket, or the
         ApiError that ends the wait, and must call `left` if it is cancelled."""
@@ -283,7 +281,7 @@ class AdmissionGate:
             self._show_first()
             if self._look_again is None:
                 self._others = self._others_in_flight()
-                self._look_again = waiter.future.get_loop().call_later(_LOOK_SECONDS, self._look)
+                self._look_again = waiter.future.get_loop().call_later(LOOK_SECONDS, self._look)
 
     def _dequeue(self, waiter: QueuedRequest) -> None:
         queue = self._queues.get(waiter.priority)
@@ -322,8 +320,8 @@ class AdmissionGate:
             if (
                 arrived
                 and other != self._own
-                and (cells.get(other + _PRIORITY), arrived + _APART_SECONDS) < (priority, since)
-                and monotonic() - cells.get(other + _HEARD) < _HEARD_SECONDS
+                and (cells.get(other + _PRIORITY), arrived + APART_SECONDS) < (priority, since)
+                and monotonic() - cells.get(other + _HEARD) < HEARD_SECONDS
                 and self.requests < cells.get(other + _MOST)
             ):
                 return True
@@ -342,7 +340,7 @@ class AdmissionGate:
             most = self._left_over + max(0, int(before - self._others))
             self._left_over = min(self._left_over, most - self._let_in(most))
         if self.waiting and self._look_again is None:
-            self._look_again = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+            self._look_again = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
 
     def _busy(self, why: str) -> ApiError:
         return ApiError(429, f"The {self.pool} pool is busy, {why}.", retry_after=self.retry_after())

@@ -22,6 +22,7 @@ from typing import Annotated
 import msgspec
 
 from pdserve.errors import RecipeError
+from pdserve.pd.file_reads import read_regular
 from pdserve.pd.limits.api_keys import ApiKey, Keys
 
 log = logging.getLogger("pdserve.proxy")
@@ -60,18 +61,20 @@ class KeyFile:
         self._seen = self._version()
         self.current = self._read()
 
-    def reload(self) -> bool:
-        """Read the file now (SIGHUP, the admin's order). Whether it could be used."""
+    def reload(self) -> str:
+        """Read the file now (SIGHUP, the admin's order). What cannot be used changes nothing; the answer has why.
+
+        This and `reload_if_changed` may wait for the file system, and are called beside the event loop (file_reads)."""
         self._seen = self._version()
         try:
             fresh = self._read()
         except RecipeError as error:
             self.failed += 1
             log.error("the API keys stay as they were: %s: %s", error.where, error.what)
-            return False
+            return f"not usable, the old ones stay in force: {error.what}"
         log.info("%d API keys from %s", len(fresh.names) - len(self._own), self.path)
         self.current = fresh
-        return True
+        return "ok"
 
     def reload_if_changed(self) -> None:
         """Cheap enough to be called every second."""
@@ -92,7 +95,7 @@ class KeyFile:
 def read(path: Path) -> list[ApiKey]:
     """The keys in a file. RecipeError with the line of the first thing that is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise RecipeError(f"the API keys cannot be read: {what}", where=str(path)) from error
@@ -123,7 +126,7 @@ def read(path: Path) -> list[ApiKey]:
 def read_token(path: Path) -> str:
     """The token in a file. RecipeError: there is none that could protect anything."""
     try:
-        token = path.read_text(encoding="utf-8").strip()
+        token = read_regular(path).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise RecipeError(f"the admin token cannot be read: {what}", where=str(path)) from error

@@ -57,6 +57,8 @@ class MemberProcess:
         """Lines that its pipe has no room for."""
         self.old = False
         """It was there before the program that runs now, and that has not given up."""
+        self.leaving = False
+        """It serves until its successor does, which there is by now."""
         self.retired = False
         self.serving = False
         """It has served. One that ends before has failed to start, and the next one would too."""

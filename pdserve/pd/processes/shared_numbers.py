@@ -6,6 +6,7 @@ requests in flight) may be read by all without the lock.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -18,7 +19,17 @@ from types import TracebackType
 LAYOUT = 3
 """Of the numbers that the modules of the proxy take. Raise it when one of them takes more, fewer or others: processes
 of two programs may share a file only where each finds the same in it."""
+LOOK_SECONDS = 0.01
+"""Between two looks at the others' numbers, while something waits for one of them to change: there is no event between
+processes, and one for each place that becomes free would cost more than the looks."""
+APART_SECONDS = 0.1
+"""By so much may overtake each other what waits in different processes. In its exact order nearly every place would
+change the process, and be empty until that looks: of what takes a short time most of the places."""
+HEARD_SECONDS = 0.25
+"""A process that waits and has not looked for so long has died or hangs: nothing waits for it."""
 _BYTES = 8
+_MAP_FIXED = 0x10
+"""Of Linux; the module mmap has no name for it."""
 
 
 class Numbers:
@@ -33,6 +44,13 @@ class Numbers:
         """Which of `processes` this one is."""
         self.processes = processes
         self._taken = 0
+        self._mapped: tuple[mmap.mmap, int] | None = None
+
+    def detach(self) -> None:
+        """Another process has our index from now on: what we still count is seen by nobody else, and what the others
+        count shows here as far as we have not counted beside it. OSError."""
+        if self._mapped is not None:
+            _make_private(*self._mapped)
 
     def take(self, count: int) -> memoryview[float]:
         """The next `count` cells. Every process must take the same in the same order. ValueError: none are left."""
@@ -55,7 +73,22 @@ def shared(path: Path, size: int, *, process: int, processes: int) -> Numbers:
             file.truncate(size * _BYTES)
         mapped = mmap.mmap(file.fileno(), size * _BYTES)
     # A descriptor of its own, never closed: closing any other of this file would drop the lock.
-    return Numbers(memoryview(mapped).cast("d"), _FileLock(os.open(path, os.O_RDWR)), process, processes)
+    descriptor = os.open(path, os.O_RDWR)
+    numbers = Numbers(memoryview(mapped).cast("d"), _FileLock(descriptor), process, processes)
+    numbers._mapped = mapped, descriptor
+    return numbers
+
+
+def _make_private(mapped: mmap.mmap, descriptor: int) -> None:
+    """The same content at the same address, which others hold; what is written from now on stays in this process."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    protection, how = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+    if library.mmap(address, len(mapped), protection, how, descriptor, 0) != address:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 class _FileLock:

@@ -6,7 +6,8 @@ A new one gets all control lines again that its siblings have, and takes the con
 
 A rolling restart (SIGUSR2, or {"restart": true, "config": "..."} among the control lines) makes the first process a
 new program (`handover`): it forks new members, and when all of them serve the old ones stop accepting and end after
-their last request. Nothing is refused meanwhile, because the sockets stay open.
+their last request. Nothing is refused meanwhile, because the sockets stay open. The same is done for one member that
+gets a SIGTERM of its own: it asks for a successor. Its parent ends it by SIGINT.
 """
 
 from __future__ import annotations
@@ -164,10 +165,31 @@ class Processes:
             if message.get("serving") is True:
                 child.serving = True
                 self._retire_old()
+                self._retire_predecessors(child)
+            elif message.get("leaving") is True:
+                self._replace(child)
             elif isinstance(message.get("runs_with"), str):
                 self._runs_with(child, message["runs_with"].encode())
             else:
                 self._broadcast(line, but=child)
+
+    def _replace(self, child: MemberProcess) -> None:
+        """It was told to end. In a rolling restart, or when all end, it is anyway."""
+        if self._ending or self.rolling or child.leaving or child.retired:
+            return
+        log.info("proxy process %d (%d) was told to end: it serves until another one does", child.index, child.pid)
+        child.leaving = True
+        self._fork(child.index)
+
+    def _retire_predecessors(self, child: MemberProcess) -> None:
+        for other in self._children.values():
+            if other.index == child.index and other.leaving and not other.retired:
+                other.retired = True
+                os.kill(other.pid, RETIRE)
+
+    def has_predecessor(self, index: int) -> bool:
+        """One that leaves still serves in this place."""
+        return any(child.index == index and child.leaving and not child.retired for child in self._children.values())
 
     def _runs_with(self, child: MemberProcess, text: bytes) -> None:
         if not child.retired:
@@ -277,13 +299,18 @@ class Processes:
             if child.retired or child.old:
                 self._broadcast(line_of({"retiring": self._retiring()}).rstrip())
             code = os.waitstatus_to_exitcode(status)
+            if child.leaving:
+                # It may have ended before it could say so; who has the address already hears nothing new.
+                self._broadcast(line_of({"admin": "free"}).rstrip())
             if child.retired:
                 log.info("the %s proxy process %d has ended", "old" if child.old else "new", child.index)
             elif self._ending:
                 self._code = self._code or code
             elif child.old and self.rolling:
                 log.error("the old proxy process %d ended (%d) before the new one served", child.index, code)
-            elif child.serving or (child.killed and not self.rolling):
+            elif child.leaving and any(other.index == child.index for other in self._all()):
+                log.error("proxy process %d ended (%d) before its successor served", child.index, code)
+            elif child.serving or self.has_predecessor(child.index) or (child.killed and not self.rolling):
                 pause = self._pauses.ended(child.index)
                 log.error("proxy process %d ended (%d): started anew%s", child.index, code, _in(pause))
             elif self.rolling:
@@ -327,9 +354,11 @@ class Processes:
             self._end(signum)
 
     def _end(self, signum: int) -> None:
-        self._ending = True
+        """Members know SIGINT: at the second one they end at once. Their SIGTERM is for one of them alone."""
+        first, self._ending = not self._ending, True
         self._end_check()
-        self._signal(signum)
+        if first or signum == signal.SIGINT:
+            self._signal(signal.SIGINT)
 
     def _signal(self, signum: int) -> None:
         for pid in self._children:

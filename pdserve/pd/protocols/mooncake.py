@@ -201,7 +201,9 @@ async def wait_for_slot(prefill: Worker, watch: Watch) -> None:
     slots, poke = prefill.slots, watch.poke
     slots.enqueue(poke)
     try:
-        await watch.until(lambda: slots.is_next(poke))
-        slots.take()
+        while True:
+            await watch.until(lambda: slots.is_next(poke))
+            if slots.take_turn():
+                return
     finally:
         slots.dequeue(poke)

@@ -37,6 +37,10 @@ class Entrance:
             tickets.append(ticket)
         return tickets
 
+    def turns_away(self, priority: int, tokens: int) -> bool:
+        """A request that comes now gets 429 at once."""
+        return any(gate.turns_away(priority, tokens) for gate in self.gates.values())
+
     async def enter(
         self, tickets: list[Ticket], roles: tuple[EngineRole, ...], client: Client, priority: int, tokens: int
     ) -> list[Ticket]:

@@ -329,6 +329,11 @@ RETRIEVE: Final = _Responses("retrieve", "/v1/responses/{response_id}", prompt_f
 CANCEL: Final = _Responses("cancel", "/v1/responses/{response_id}/cancel", prompt_fields=(), prefill_fields={})
 
 
+def nearest(path: bytes) -> Dialect:
+    """The API in whose shape the client reads an error that asks for a path which is none."""
+    return MESSAGES if path.startswith(b"/v1/messages/") else CHAT
+
+
 def _is_single_prompt(body: Body) -> bool:
     first = body.begins("prompt")
     if first != b"[":

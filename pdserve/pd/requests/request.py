@@ -39,6 +39,7 @@ class ClientRequest:
         "dialect",
         "headers",
         "incoming",
+        "model",
         "prefill",
         "prefill_ticket",
         "priority",
@@ -73,6 +74,8 @@ class ClientRequest:
         self.stages = Stages(received)
         self.priority = priority
         self.incoming = incoming
+        self.model = ""
+        """As its body names it."""
         self.decision = ""
         """disaggregated, or why one engine did both."""
         self.prefill = self.decode = ""

@@ -26,20 +26,31 @@ _LONGEST_NAME: Final = 16_384
 """Bytes: megabytes are not read to see that no model is called so."""
 
 
+class _Model:
+    """One that is served."""
+
+    __slots__ = ("limit", "name")
+
+    def __init__(self, name: str, limit: int | None) -> None:
+        self.name = name
+        self.limit = limit
+
+
 class ServedModels:
     """Empty until the first engine has answered what it serves; until then nothing is refused."""
 
-    __slots__ = ("_as_written", "_least", "_unknown", "names")
+    __slots__ = ("_any", "_as_written", "_unknown", "names")
 
     def __init__(self, unknown: Callable[[str], None]) -> None:
         """`unknown` is asked what becomes of a request for a model that is not served: ApiError, or it is passed on."""
         self._unknown = unknown
         self.names: dict[str, int | None] = {}
         """Name of a model -> the longest prompt that every worker takes, None when they do not report it."""
-        self._as_written: dict[bytes, int | None] = {}
+        self._as_written: dict[bytes, _Model] = {}
         """The same by the name as JSON."""
-        self._least: int | None = None
-        """Of all models."""
+        self._any = _Model("", None)
+        """What is known of a request that names none of them: the least limit, and the model where there is only one.
+        """
 
     def merge(self, workers: Iterable[Mapping[str, int | None]]) -> None:
         """All that workers serve, each with the context of each model."""
@@ -49,29 +60,34 @@ class ServedModels:
                 known = names.get(name)
                 names[name] = limit if known is None else known if limit is None else min(known, limit)
         self.names = names
-        self._as_written = {encode(name): limit for name, limit in names.items()}
-        self._least = min([limit for limit in names.values() if limit is not None], default=None)
+        self._as_written = {encode(name): _Model(name, limit) for name, limit in names.items()}
+        only = "" if len(names) != 1 else next(iter(names))
+        self._any = _Model(only, min([limit for limit in names.values() if limit is not None], default=None))
 
-    def check(self, dialect: Dialect, body: Body) -> None:
-        """ApiError: every engine would refuse this."""
+    def check(self, dialect: Dialect, body: Body) -> str:
+        """The model that a body means; empty: not known. ApiError: every engine would refuse this."""
+        model = self._any
+        if "model" in body.members:
+            written = _name(body)
+            known = self._as_written.get(written)
+            model = self._other(written) if known is None else known
         if not self.names:
-            return
-        limit = self._limit(_name(body)) if "model" in body.members else self._least
+            return model.name
+        limit = model.limit
         listed = dialect.list_of_messages
         if listed is not None and 0 < body.length(listed) <= _EMPTY_LIST_BYTES and _is_empty_list(body, listed):
             raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
         if limit is not None and not dialect.single_prompt and "truncate_prompt_tokens" not in body.members:
             _check_ids(body, limit)
+        return model.name
 
-    def _limit(self, written: bytes) -> int | None:
-        """Of the model that a body names; `written`: as JSON."""
-        if written in self._as_written:
-            return self._as_written[written]
+    def _other(self, written: bytes) -> _Model:
+        """The model of a name that is not written as usual, or not known; `written`: as JSON."""
         # As vLLM: without a name it is the model that there is. What is no text at all is the engine's to refuse.
-        model = decode(written) if written.startswith(b'"') else ""
-        if model and model not in self.names:
-            self._unknown(str(model))
-        return self.names.get(model, self._least)
+        name = str(decode(written)) if written.startswith(b'"') else ""
+        if name and self.names and name not in self.names:
+            self._unknown(name)
+        return _Model(name, self.names.get(name, self._any.limit))
 
 
 def _name(body: Body) -> bytes:

@@ -35,7 +35,6 @@ class Accounting:
         *,
         now: float,
         key: str = "",
-        model: str = "",
         use: Use | None = None,
         trace: Trace | None = None,
     ) -> None:
@@ -49,7 +48,7 @@ class Accounting:
             status=200 if client.started and status not in (200, _CLIENT_LEFT) and client.stream else status,
             outcome=_outcome(reason),
             key=key,
-            model=model,
+            model="" if request is None else request.model,
             decision="" if request is None else request.decision,
             prefill="" if request is None else request.prefill,
             decode="" if request is None else request.decode,

@@ -43,7 +43,7 @@ class Reload(Protocol):
     """Reads keys and policies again, without dropping a stream. What was reloaded, or why it was not: `{"keys": "ok"}`.
     What could not be read stays as it was."""
 
-    def __call__(self) -> dict[str, str]: ...
+    async def __call__(self) -> dict[str, str]: ...
 
 
 Figures = Callable[[], bytes]
@@ -108,7 +108,7 @@ def router(workers: Workers, reload: Reload, figures: Figures, token: str | None
 
     @guarded.post("/reload")
     async def reload_all() -> dict[str, str]:
-        return reload()
+        return await reload()
 
     @guarded.get("/metrics")
     async def metrics() -> Response:

@@ -16,17 +16,20 @@ from starlette.types import ASGIApp
 
 from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.http import bridge
+from pdserve.pd.http.cors import Cors
 from pdserve.pd.http.incoming import Request
 from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.limits.quotas import Use
 from pdserve.pd.random_id import new_id
 from pdserve.pd.relay.client import Client
-from pdserve.pd.requests.dialects import BY_PATH, CANCEL, CHAT, RETRIEVE, Dialect
+from pdserve.pd.relay.entrance import Entrance
+from pdserve.pd.relay.waiting import Watch
+from pdserve.pd.requests.dialects import BY_PATH, CANCEL, CHAT, RESPONSES, RETRIEVE, Dialect, nearest
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.serve.accounting import Accounting
 from pdserve.pd.serve.intake import Intake
 from pdserve.pd.serve.large_bodies import LargeBodies
-from pdserve.pd.serve.request_parser import RequestParser, request_id_of
+from pdserve.pd.serve.request_parser import RequestParser, request_id_in, request_id_of
 from pdserve.pd.serve.stored_responses import StoredResponses, method_of, stored_at
 from pdserve.pd.workers.kv_feeds import KvFeeds
 from pdserve.pd.workers.pools import Pools
@@ -50,6 +53,8 @@ class Answering:
         accounting: Accounting,
         pools: Pools,
         feeds: KvFeeds,
+        entrance: Entrance,
+        cors: Cors | None,
         *,
         served_name: str,
         seconds: float,
@@ -60,7 +65,8 @@ class Answering:
         self._serve = serve
         self._accounting = accounting
         self._spans = accounting.spans
-        self._pools, self._feeds = pools, feeds
+        self._pools, self._feeds, self._entrance = pools, feeds, entrance
+        self._cors = cors
         self._served_name, self._seconds = served_name, seconds
         self._large_bodies = LargeBodies()
         self._loop = asyncio.get_running_loop()
@@ -80,12 +86,13 @@ class Answering:
         if dialect is None:
             dialect = stored_at(request.path)
             if dialect is None:
-                self._start(self._serve_page(request, reply), request)
+                if not self._answers_preflight(request, reply):
+                    self._start(self._serve_page(request, reply), request)
                 return
             method = method_of(dialect)
         if request.method == method:
             self._start(self._answer(dialect, request, reply), request)
-        else:
+        elif not self._answers_preflight(request, reply):
             self.failed(request, reply, ApiError(405, "Method Not Allowed"))
             request.release()
 
@@ -95,7 +102,8 @@ class Answering:
 
     def _fail(self, request: Request | None, reply: HttpReply, error: ApiError, request_id: str) -> None:
         dialect = None if request is None else BY_PATH.get(request.path) or stored_at(request.path)
-        client = Client(reply, request_id, dialect or CHAT)
+        shape = CHAT if request is None else dialect or nearest(request.path)
+        client = Client(reply, request_id, shape)
         client.fail(error)
         path = "other" if dialect is None else dialect.path
         self._accounting.over(None, client, path, error, now=monotonic())
@@ -119,6 +127,8 @@ class Answering:
                 body = self._parser.body(request)
                 if body is None:
                     body = await self._large_bodies.read(request, client)
+                if "request_id" in body.members and dialect is not RESPONSES:
+                    client.request_id = request_id_in(body, request, client.request_id)
                 asked = self._intake.read(dialect, request, body, client.request_id, trace, received)
                 # The answer may take long, and this frame would keep it.
                 body = None
@@ -126,7 +136,7 @@ class Answering:
             if request.key is not None:
                 use = self._intake.count(request.key, asked, client)
             if self._pools.needs_tokens and not stored and request.body_bytes <= _TOKENS_OF_BYTES:
-                asked.ask.set_tokens(await self._feeds.tokens(dialect, asked.body, self._served_name))
+                await self._find_tokens(asked, client)
             if stored or self._stored.continues(asked):
                 await self._stored.serve(asked, client)
             else:
@@ -151,6 +161,31 @@ class Answering:
             elif use is not None:
                 # The rest is `_broken`'s to count.
                 use.end(None)
+
+    async def _find_tokens(self, asked: ClientRequest, client: Client) -> None:
+        """For policies that look at exact tokens. Of a request that gets 429 at once no engine is asked."""
+        if self._entrance.turns_away(asked.priority, asked.ask.estimate):
+            return
+        watch = Watch(client, ())
+        try:
+            found = await watch.race(self._feeds.tokens(asked.dialect, asked.body, self._served_name))
+        finally:
+            watch.end()
+        asked.ask.set_tokens(found)
+
+    def _answers_preflight(self, request: Request, reply: HttpReply) -> bool:
+        """Whether it is the question of a browser that goes before a request."""
+        cors = self._cors
+        if cors is None or not cors.is_preflight(request):
+            return False
+        refusal = cors.refusal(request)
+        if refusal is not None:
+            self.failed(request, reply, refusal)
+        else:
+            reply.start(204, cors.permissions(request))
+            reply.end()
+        request.release()
+        return True
 
     async def _serve_page(self, request: Request, reply: HttpReply) -> None:
         ended = False

@@ -14,9 +14,11 @@ import socket
 import ssl
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 from pdserve.errors import RecipeError
 from pdserve.pd.config.settings import TlsSettings
+from pdserve.pd.file_reads import read_regular
 from pdserve.pd.http.connecting import factory
 from pdserve.pd.http.connection import Connection
 from pdserve.pd.http.front import Front
@@ -46,7 +48,8 @@ class ClientTls:
         """For the next connection."""
 
     def reload(self) -> str:
-        """Reads the files again. What cannot be used changes nothing; the answer has the reason."""
+        """Read the files again, beside the event loop (file_reads). What cannot be used changes nothing; the answer has
+        the reason."""
         try:
             self.context = _context(self._settings)
         except RecipeError as error:
@@ -162,6 +165,8 @@ def _peer(connection: socket.socket) -> str:
 def _context(settings: TlsSettings) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
+        for path in (settings.certificate, settings.key):
+            read_regular(Path(path))  # OpenSSL reads a device for ever
         context.load_cert_chain(settings.certificate, settings.key)
     except (OSError, ssl.SSLError) as error:
         raise RecipeError(

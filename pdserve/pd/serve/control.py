@@ -52,7 +52,7 @@ class Controlled(Protocol):
     not_restarted: str
     retiring: int
 
-    def reload(self) -> object: ...
+    def begin_reload(self) -> None: ...
 
     def open_admin(self) -> None: ...
 
@@ -73,7 +73,7 @@ def apply(gateway: Controlled, line: bytes) -> None:
             gateway.registry.remove(message["remove"])
             return
         if "reload" in message:
-            gateway.reload()
+            gateway.begin_reload()
             return
         if "admin" in message:
             _open_admin(gateway)

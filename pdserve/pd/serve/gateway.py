@@ -11,13 +11,15 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import ASGIApp
 
 from pdserve.errors import PdserveError
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.errors import ApiError, bad_request
+from pdserve.pd.file_reads import READ_SECONDS, FileReads
+from pdserve.pd.http.cors import Cors
 from pdserve.pd.http.front import Request
 from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.limits.admission import CELLS_PER_PROCESS
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pdserve.proxy")
 
+T = TypeVar("T")
 _TICK_SECONDS = 0.5
 _LONGEST_CANARY = 65_536
 _TRIAL_TOKENS = 2
@@ -86,11 +89,12 @@ class Gateway:
         admin's address until it sends {"admin": "free"}. RecipeError, StartError: the files
         or addresses that the configuration names cannot be used."""
         self.config = config
+        self._numbers = numbers
         self._read_again, self._pages, self._notify = read_again, pages, notify
         self.draining = False
         self.keys = KeyFile(Path(config.auth.keys_file), key) if config.auth.keys_file else None
         self.registry = Registry(config, LoadBoard(numbers), upstream_tls(config.upstream_tls))
-        self.engines = Engines(key, config.auth.client_authorization)
+        self.engines = Engines(key, config.auth.client_authorization, config.forward_headers)
         self.pools = Pools(config, self.registry)
         self.metrics = Metrics()
         self.log = RequestLog(write_stderr, config.log)
@@ -108,8 +112,16 @@ class Gateway:
         self._catalog = Catalog(self.registry, self.engines)
         self._stored = StoredResponses(config, self.registry, self.engines, self._entrance)
         served = self._catalog.served
+        self.cors = None if config.cors is None else Cors(config.cors)
         self._intake = Intake(
-            AllowedHosts.of(config), self.keys, self.quotas, served, self._parser, self.metrics, self._fingerprints
+            AllowedHosts.of(config),
+            self.keys,
+            self.quotas,
+            served,
+            self._parser,
+            self.metrics,
+            self._fingerprints,
+            self.cors,
         )
         self.tls = None if config.tls is None else ClientTls(config.tls)
         self._feeds = KvFeeds(self.registry, self.pools, self.engines)
@@ -122,6 +134,8 @@ class Gateway:
             Accounting(self.metrics, self.log, self._spans),
             self.pools,
             self._feeds,
+            self._entrance,
+            self.cors,
             served_name=config.served_name,
             seconds=config.request_timeout_seconds,
         )
@@ -137,6 +151,11 @@ class Gateway:
         """Why the last rolling restart was none."""
         self.retiring = 0
         """Processes of this proxy that end what they have begun, and whose requests are counted nowhere else."""
+        self._files = {what: FileReads() for what in ("keys", "certificate", "policies")}
+        """Apart, so that one that hangs holds up no other."""
+        self._reloads: set[asyncio.Task[dict[str, str]]] = set()
+        self._key_look: asyncio.Task[None] | None = None
+        self._keys_hang = False
         self._has_admin = config.admin is not None and numbers.process == 0
         self._admin = None if succeeds else self._new_admin()
         self.metrics.read_gauges_from(self._gauges)
@@ -169,6 +188,13 @@ class Gateway:
         if self._admin is not None:
             self._admin.start()
 
+    def leave(self) -> None:
+        self._pages = None
+        try:
+            self._numbers.detach()
+        except OSError as error:
+            log.error("figures that the processes share may be wrong until all of them are restarted: %s", error)
+
     async def retire(self) -> None:
         admin, self._admin = self._admin, None
         if admin is not None:
@@ -197,21 +223,23 @@ class Gateway:
         for client in list(self._answering.clients):
             client.interrupt(limit)
 
-    def reload(self) -> dict[str, str]:
+    def begin_reload(self) -> None:
+        task = self._loop.create_task(self.reload())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def reload(self) -> dict[str, str]:
         """Reads the API keys, the certificate, the policies and the limits again, without dropping a stream. What
         cannot be read stays as it was; the answer has the reason."""
         results = {}
         if self.keys is not None:
-            usable = self.keys.reload()
-            results["keys"] = "ok" if usable else "not usable, see the proxy's log; the old ones stay in force"
+            results["keys"] = await self._read("keys", self.keys.reload)
         if self.tls is not None:
-            results["certificate"] = self.tls.reload()
+            results["certificate"] = await self._read("certificate", self.tls.reload)
         if self._read_again is not None:
-            try:
-                fresh = self._read_again()
-            except PdserveError as error:
-                log.error("the configuration stays as it was: %s", error.what)
-                results["policies"] = f"not usable: {error.what}"
+            fresh = await self._read("policies", partial(_configuration, self._read_again))
+            if isinstance(fresh, str):
+                results["policies"] = fresh
             else:
                 self._reconfigure(fresh)
                 results["policies"] = "ok"
@@ -219,6 +247,29 @@ class Gateway:
                     # For who replaces this process when it dies.
                     self._notify({"runs_with": self.config.model_dump_json()})
         return results
+
+    async def _read(self, what: str, read: Callable[[], T]) -> T | str:
+        """What `read` gives, or why it has given nothing in time."""
+        try:
+            return await self._files[what].run(read)
+        except TimeoutError:
+            why = f"not read within {READ_SECONDS:g} s: the file system does not answer"
+            log.error("the %s stay as they were: %s", what, why)
+            return f"not usable: {why}"
+
+    async def _look_at_keys(self, keys: KeyFile) -> None:
+        try:
+            await self._files["keys"].run(keys.reload_if_changed)
+        except TimeoutError:
+            if not self._keys_hang:
+                log.error(
+                    "the API keys stay as they were: %s is not read within %g s: the file system does not answer",
+                    keys.path,
+                    READ_SECONDS,
+                )
+            self._keys_hang = True
+        else:
+            self._keys_hang = False
 
     def _new_admin(self) -> AdminServer | None:
         if self.config.admin is None or not self._has_admin:
@@ -229,10 +280,10 @@ class Gateway:
         workers = AdminWorkers(self, self._notify or _no_other_process)
         return AdminServer(self.config.admin, workers, self._reload_all, partial(self.page, keys=True))
 
-    def _reload_all(self) -> dict[str, str]:
+    async def _reload_all(self) -> dict[str, str]:
         if self._notify is not None:
             self._notify({"reload": True})
-        return self.reload()
+        return await self.reload()
 
     def add_worker(self, config: WorkerConfig) -> None:
         """An admin's: used once it has passed its first check. ValueError: there are too many."""
@@ -376,13 +427,22 @@ class Gateway:
             now = monotonic()
             for client in [client for client in self._answering.clients if client.deadline < now]:
                 client.interrupt(ApiError(504, "The request took longer than this deployment allows."))
-            if self.keys is not None:
-                self.keys.reload_if_changed()
+            if self.keys is not None and (self._key_look is None or self._key_look.done()):
+                self._key_look = self._loop.create_task(self._look_at_keys(self.keys))
             self._trials.look()
             self._entrance.refresh()
             self.registry.remove_left()
             if self._pages is not None:
                 self._pages.write(self.metrics.snapshot())
+
+
+def _configuration(read_again: Callable[[], ProxyConfig]) -> ProxyConfig | str:
+    """As it is now, or why it cannot be used."""
+    try:
+        return read_again()
+    except PdserveError as error:
+        log.error("the configuration stays as it was: %s", error.what)
+        return f"not usable: {error.what}"
 
 
 def write_stderr(lines: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from pdserve.pd.errors import ApiError, no_route
+from pdserve.pd.http.cors import Cors
 from pdserve.pd.http.incoming import Request
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
 from pdserve.pd.limits.api_keys import ApiKey
@@ -42,9 +43,11 @@ class Intake:
         parser: RequestParser,
         metrics: Metrics,
         fingerprints: Fingerprints,
+        cors: Cors | None,
     ) -> None:
-        """`hosts` None: any is allowed. `keys` and `quotas` None: no key is asked for."""
-        self._hosts, self._keys, self._quotas = hosts, keys, quotas
+        """`hosts` None: any is allowed. `keys` and `quotas` None: no key is asked for. `cors` None: no web page of
+        another origin is named."""
+        self._hosts, self._keys, self._quotas, self._cors = hosts, keys, quotas, cors
         self._served, self._parser, self._metrics = served, parser, metrics
         self._fingerprints = fingerprints
 
@@ -54,6 +57,8 @@ class Intake:
         if hosts is not None:
             host, origin = request.header(b"host"), request.header(b"origin")
             if host not in hosts.seen or origin is not None:
+                if origin is not None and self._cors is not None and self._cors.allows(origin):
+                    origin = None
                 stranger = hosts.refusal(host, origin)
                 if stranger is not None:
                     return stranger
@@ -64,6 +69,8 @@ class Intake:
                     request.header(b"authorization"), request.header(b"x-api-key")
                 )
             except ApiError as error:
+                if self._cors is not None and self._cors.is_preflight(request):
+                    return None  # browsers ask without a key
                 self._metrics.count("unauthorized")
                 return error
         asked = path in BY_PATH
@@ -79,8 +86,10 @@ class Intake:
         self, dialect: Dialect, request: Request, body: Body, request_id: str, trace: Trace | None, received: float
     ) -> ClientRequest:
         """ApiError: every engine would refuse it, or the proxy does."""
-        self._served.check(dialect, body)
-        return self._parser.read(dialect, request, body, request_id, trace, received)
+        model = self._served.check(dialect, body)
+        asked: ClientRequest = self._parser.read(dialect, request, body, request_id, trace, received)
+        asked.model = model
+        return asked
 
     def count(self, key: ApiKey, asked: ClientRequest, client: Client) -> Use | None:
         """Against the limits of its key; ApiError 429: it has reached one."""

@@ -26,10 +26,12 @@ from starlette.routing import Route
 from pdserve.errors import PdserveError, RecipeError
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.errors import ApiError, no_route
+from pdserve.pd.file_reads import read_regular
 from pdserve.pd.http.front import Front
 from pdserve.pd.processes.heartbeat import Beats
 from pdserve.pd.processes.shared_numbers import Numbers
 from pdserve.pd.processes.shared_pages import Pages
+from pdserve.pd.requests.dialects import nearest
 from pdserve.pd.serve import allocator, control, server
 from pdserve.pd.serve.gateway import Gateway
 from pdserve.pd.serve.intake import WITHOUT_KEY
@@ -108,20 +110,25 @@ def create_app() -> Starlette:
     return app
 
 
-async def _api_error(_: Request, error: ApiError) -> Response:
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+async def _api_error(request: Request, error: ApiError) -> Response:
+    return _answer_of(error, request, error.headers())
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     missing = error.status_code == 404
     answer = no_route(request.url.path) if missing else ApiError(error.status_code, str(error.detail))
-    return JSONResponse(answer.body(), status_code=answer.status, headers=dict(error.headers or {}))
+    return _answer_of(answer, request, dict(error.headers or {}))
+
+
+def _answer_of(error: ApiError, request: Request, headers: dict[str, str]) -> Response:
+    body = nearest(request.url.path.encode()).error_body(error)
+    return Response(body, status_code=error.status, headers=headers, media_type="application/json")
 
 
 def load_config(path: Path) -> ProxyConfig:
     """RecipeError: the file cannot be read, or describes what this proxy cannot do."""
     try:
-        return parse_config(path.read_bytes(), path)
+        return parse_config(read_regular(path), path)
     except OSError as error:
         raise RecipeError(f"cannot read the proxy's configuration: {error}", where=str(path)) from error
 
@@ -178,9 +185,18 @@ async def run(path: Path, config: ProxyConfig, key: str | None, place: MemberCon
     if not place.with_states:
         gateway.registry.set_all_ready()
     listener = None if place.control is None else asyncio.ensure_future(control.listen(gateway, place.control))
-    front = Front(gateway, server.front_limits(config), WITHOUT_KEY)
+    headers = None if gateway.cors is None else gateway.cors.headers
+    front = Front(gateway, server.front_limits(config), WITHOUT_KEY, headers)
+    gateway.metrics.read_gauges_from(lambda: [("connections", (), len(front.connections))])
     try:
-        await server.ProxyServer(config, front, gateway, place.sock, lambda: place.notify({"serving": True})).run()
+        await server.ProxyServer(
+            config,
+            front,
+            gateway,
+            place.sock,
+            serving=lambda: place.notify({"serving": True}),
+            leaving=lambda: place.notify({"leaving": True}),
+        ).run()
     finally:
         if listener is not None:
             listener.cancel()

@@ -26,6 +26,8 @@ _BYTES_PER_TOKEN: Final = 4
 _LONGEST_SESSION: Final = 1024
 _LONGEST_PRIORITY: Final = 16
 _LARGEST_EXTRA: Final = 65_536
+_LONGEST_ID: Final = 2048
+"""Bytes, as JSON."""
 _PLAIN: Final = b"application/json"
 _ENGINE_PRIORITY: Final = b"x-vllm-priority"
 
@@ -150,6 +152,15 @@ def request_id_of(request: Request) -> str:
     if given is not None and REQUEST_ID.fullmatch(given):
         return given.decode("ascii")
     return new_id()
+
+
+def request_id_in(body: Body, request: Request, otherwise: str) -> str:
+    """vLLM's: a `request_id` in the body names the request where no header does."""
+    if request.header(b"x-request-id") is None and body.length("request_id") <= _LONGEST_ID:
+        given = body.get("request_id")
+        if isinstance(given, str) and given.isascii() and REQUEST_ID.fullmatch(given.encode()):
+            return given
+    return otherwise
 
 
 def priority_of(asked: int | None, best: int) -> int:

@@ -33,6 +33,8 @@ _RETIRING_SECONDS = 1.0
 request."""
 _LAST_WORDS_SECONDS = 1.0
 """For the errors of requests that were cut at the end of the drain to reach their clients."""
+_SUCCESSOR_SECONDS = 60.0
+"""A process that is told to end waits no longer for one that takes its place."""
 
 
 class ServedGateway(Protocol):
@@ -44,8 +46,11 @@ class ServedGateway(Protocol):
     def begin(self) -> None:
         """The loop runs; nothing is accepted yet."""
 
-    def reload(self) -> object:
+    def begin_reload(self) -> None:
         """SIGHUP: read again what may change while serving."""
+
+    def leave(self) -> None:
+        """Another process is about to take this one's place: what they share is that one's from now on."""
 
     async def retire(self) -> None:
         """Another process serves from now on: what only one can have is given up."""
@@ -84,14 +89,21 @@ def front_limits(config: ProxyConfig) -> FrontLimits:
 
 
 class ProxyServer:
-    """One event loop: accepts, drains on SIGTERM or SIGINT, and ends. A second SIGINT ends it at once. On RETIRE it
-    leaves new connections to its successor, and drains."""
+    """One event loop: accepts, drains on SIGINT, and ends. A second SIGINT ends it at once. On RETIRE it leaves new
+    connections to its successor, and drains; on SIGTERM it asks for a successor, which its parent then makes."""
 
     def __init__(
-        self, config: ProxyConfig, front: Front, served: ServedGateway, sock: socket.socket, serving: Callable[[], None]
+        self,
+        config: ProxyConfig,
+        front: Front,
+        served: ServedGateway,
+        sock: socket.socket,
+        serving: Callable[[], None],
+        leaving: Callable[[], None],
     ) -> None:
-        """`serving`: called when connections are accepted."""
-        self._serving = serving
+        """`serving`: called when connections are accepted. `leaving`: asks for a successor."""
+        self._serving, self._ask_for_successor = serving, leaving
+        self._asked = False
         self._leaving = asyncio.Event()
         self._config, self._front, self._served, self._sock = config, front, served, sock
         self._stop = asyncio.Event()
@@ -103,7 +115,7 @@ class ProxyServer:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
         loop.add_signal_handler(RETIRE, self._leaving.set)
-        loop.add_signal_handler(signal.SIGHUP, self._served.reload)
+        loop.add_signal_handler(signal.SIGHUP, self._served.begin_reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._served.begin()
         server = await self._listen()
@@ -115,6 +127,8 @@ class ProxyServer:
         log.info("draining")
         server.close()
         if not self._stop.is_set():
+            # The next request of a connection is answered with the word that it is the last one.
+            self._front.closing = True
             await self._served.retire()
             with contextlib.suppress(TimeoutError):
                 async with time_limit(_RETIRING_SECONDS):
@@ -157,6 +171,12 @@ class ProxyServer:
         return self._served.busy() or self._front.unsent() or self._front.arriving()
 
     def _signalled(self, signum: signal.Signals) -> None:
+        if signum == signal.SIGTERM and not (self._asked or self._leaving.is_set()):
+            self._asked = True
+            self._served.leave()
+            self._ask_for_successor()
+            asyncio.get_running_loop().call_later(_SUCCESSOR_SECONDS, self._leaving.set)
+            return
         if self._stop.is_set() and signum == signal.SIGINT:
             # A second Ctrl-C: the user at the terminal does not want to wait.
             self._hurry.set()

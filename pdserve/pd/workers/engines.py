@@ -12,15 +12,18 @@ from pdserve.pd.http.pieces import Payload
 from pdserve.pd.workers.registry import Worker
 
 PASSED_ON: Final = frozenset((b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority", b"accept-language"))
-"""The only headers of a client that reach an engine. Ranks are ours to choose, no client may claim an address."""
+"""The headers of a client that reach an engine, beside those that a recipe names (`proxy.forward_headers`). Ranks are
+ours to choose, and no client may claim an address."""
 
 
 class Engines:
-    """Makes the heads of requests. `key` is the deployment's; `authorization` says what becomes of the client's own."""
+    """Makes the heads of requests. `key` is the deployment's; `authorization` says what becomes of the client's own;
+    `forward` are names of headers that engines get beside PASSED_ON."""
 
-    def __init__(self, key: str | None, authorization: str = "replace") -> None:
+    def __init__(self, key: str | None, authorization: str = "replace", forward: Iterable[str] = ()) -> None:
         self._key = b"authorization: Bearer %b\r\n" % key.encode() if key else b""
         self._authorization = authorization
+        self._passed_on = PASSED_ON.union(name.lower().encode() for name in forward)
 
     @property
     def key_header(self) -> bytes:
@@ -31,7 +34,7 @@ class Engines:
         lines = [b"x-request-id: " + request_id.encode("latin-1") + b"\r\n"]
         forwarded = b""
         for name, value in headers:
-            if name in PASSED_ON:
+            if name in self._passed_on:
                 lines.append(name + b": " + value + b"\r\n")
             elif name == b"authorization" and not forwarded:
                 forwarded = b"authorization: %b\r\n" % value

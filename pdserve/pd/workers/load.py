@@ -1,19 +1,25 @@
 """How much each worker has to do, over all processes of the proxy: each has its own row, each process adds them up.
 
-A row has one writer, so no lock is needed to count; a process that died leaves a row that its successor clears. Which
-row is whose all processes read from one place: they hear of workers at different times, and one that is new hears
-nothing of those that are gone. A proxy of one process just counts: routing reads these figures several times a request.
+A row has one writer, so no lock is needed to count, but for a limit over all rows; a process that died leaves a row
+that its successor clears. Which row is whose all processes read from one place: they hear of workers at different
+times, and one that is new hears nothing of those that are gone. A proxy of one process just counts: routing reads these
+figures several times a request.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from hashlib import blake2b
+from time import monotonic
 from typing import Final
 
-from pdserve.pd.processes.shared_numbers import Numbers
+from pdserve.pd.processes.shared_numbers import APART_SECONDS, HEARD_SECONDS, Numbers
 
 MAX_WORKERS: Final = 256
-_FIELDS: Final = 2
+_FIELDS: Final = 5
+_TRANSFERS, _SINCE, _HEARD = 2, 3, 4
+"""Places for requests and prompt tokens in flight come first. Then transfers; when the first request that waits for a
+transfer came (0: none waits); and when its process last looked. Times are those of time.monotonic()."""
 _ROW: Final = MAX_WORKERS * _FIELDS
 
 
@@ -38,14 +44,40 @@ class WorkerLoad:
     def add_prompt_tokens(self, count: int) -> None:
         raise NotImplementedError
 
+    @property
+    def shared(self) -> bool:
+        """Other processes count here too."""
+        raise NotImplementedError
+
+    @property
+    def transfers(self) -> int:
+        """Places for transfers that are taken (workers.slots)."""
+        raise NotImplementedError
+
+    def begin_transfer(self, most: int) -> bool:
+        """Count one more, if there are fewer than `most`; whether it is counted."""
+        raise NotImplementedError
+
+    def end_transfer(self) -> None:
+        raise NotImplementedError
+
+    def show_waiting(self, since: float) -> None:
+        """Let the other processes see when the first request of this one came that waits for a transfer; 0: none
+        waits. Whoever waits must show it again within HEARD_SECONDS."""
+        raise NotImplementedError
+
+    def others_wait(self, since: float) -> bool:
+        """A request of another process waits for a transfer, and came before one that came at `since`."""
+        raise NotImplementedError
+
 
 class _Own(WorkerLoad):
     """As the only process sees it."""
 
-    __slots__ = ("_prompt_tokens", "_requests")
+    __slots__ = ("_prompt_tokens", "_requests", "_transfers")
 
     def __init__(self) -> None:
-        self._requests = self._prompt_tokens = 0
+        self._requests = self._prompt_tokens = self._transfers = 0
 
     @property
     def requests(self) -> int:
@@ -61,14 +93,40 @@ class _Own(WorkerLoad):
     def add_prompt_tokens(self, count: int) -> None:
         self._prompt_tokens += count
 
+    @property
+    def shared(self) -> bool:
+        return False
+
+    @property
+    def transfers(self) -> int:
+        return self._transfers
+
+    def begin_transfer(self, most: int) -> bool:
+        if self._transfers >= most:
+            return False
+        self._transfers += 1
+        return True
+
+    def end_transfer(self) -> None:
+        self._transfers -= 1
+
+    def show_waiting(self, since: float) -> None:
+        """Nobody looks."""
+
+    def others_wait(self, since: float) -> bool:
+        return False
+
 
 class _Shared(WorkerLoad):
     """As one of several processes sees it."""
 
-    __slots__ = ("_cells", "_first", "_mine")
+    __slots__ = ("_cells", "_first", "_lock", "_mine")
 
-    def __init__(self, cells: memoryview[float], process: int, index: int) -> None:
+    def __init__(
+        self, cells: memoryview[float], lock: AbstractContextManager[object], process: int, index: int
+    ) -> None:
         self._cells = cells
+        self._lock = lock
         self._first = index * _FIELDS
         self._mine = process * _ROW + self._first
 
@@ -85,6 +143,41 @@ class _Shared(WorkerLoad):
 
     def add_prompt_tokens(self, count: int) -> None:
         self._cells[self._mine + 1] += count
+
+    @property
+    def shared(self) -> bool:
+        return True
+
+    @property
+    def transfers(self) -> int:
+        return int(sum(self._cells[self._first + _TRANSFERS :: _ROW]))
+
+    def begin_transfer(self, most: int) -> bool:
+        with self._lock:
+            if self.transfers >= most:
+                return False
+            self._cells[self._mine + _TRANSFERS] += 1
+            return True
+
+    def end_transfer(self) -> None:
+        self._cells[self._mine + _TRANSFERS] -= 1
+
+    def show_waiting(self, since: float) -> None:
+        self._cells[self._mine + _SINCE] = since
+        self._cells[self._mine + _HEARD] = monotonic()
+
+    def others_wait(self, since: float) -> bool:
+        cells, first, mine = self._cells, self._first, self._mine
+        for other in range(first, len(cells), _ROW):
+            arrived = cells[other + _SINCE]
+            if (
+                arrived
+                and other != mine
+                and arrived + APART_SECONDS < since
+                and monotonic() - cells[other + _HEARD] < HEARD_SECONDS
+            ):
+                return True
+        return False
 
 
 class LoadBoard:
@@ -136,11 +229,11 @@ class LoadBoard:
                 self._owners[owners.index(owner)] = -owner
 
     def _requests(self, row: int) -> int:
-        return _Shared(self._cells, self._process, row).requests
+        return _Shared(self._cells, self._lock, self._process, row).requests
 
     def _given(self, row: int, owner: float) -> WorkerLoad:
         self._owners[row] = owner
-        return _Shared(self._cells, self._process, row)
+        return _Shared(self._cells, self._lock, self._process, row)
 
 
 def _digest(name: str) -> float:

@@ -79,9 +79,9 @@ class Worker:
         """The attempts that end when it dies."""
         self.pool = Pool(config.url, connect_timeout=proxy.connect_timeout_seconds, tls=tls)
         self.judgement = Judgement(proxy.breaker.failures, proxy.breaker.open_seconds, doubtful)
-        self.slots = Slots(proxy.transfer_slots)
         # Last: a worker that cannot be made takes no row, as the other processes never hear of it.
         self.load = board.worker(config.name)
+        self.slots = Slots(self.load, proxy.transfer_slots)
 
     @property
     def requests(self) -> int:

@@ -169,6 +169,12 @@ def doors(recipe: Recipe) -> Iterator[Problem]:
                 f"keys and prompts travel to {proxy.host} in the clear",
                 "set proxy.tls, or put a gateway that speaks TLS in front",
             )
+    if proxy.cors is not None and "*" in proxy.cors.origins and proxy.auth.keys_file is None:
+        yield Problem(
+            ("proxy", "cors", "origins"),
+            "any web page that a user of the proxy's network opens can use the model and read its answers",
+            "name the origins, or set proxy.auth.keys_file",
+        )
     settings = proxy.admin
     if settings is not None and settings.port is not None and settings.token_file is None:
         yield Problem(
