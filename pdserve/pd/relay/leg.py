@@ -289,6 +289,8 @@ class Leg(Sink):
             error = ApiError(502, f"{self.worker.name} closed the connection in the middle of its answer")
             self._end_with(WorkerFailedError(self.worker, error, retry=False, fault="lost"))
             if client is not None:
+                # Nobody tries again, so nobody else tells.
+                self.worker.judgement.failed("lost", self.worker.pool.now())
                 client.on_cut()
 
     # --- inside

@@ -13,8 +13,9 @@
    tries are over; but not while both are doubtful and one is left that is not: then they may be to blame.
 6. An answer blames all who had failed with the request, and clears who gave it. What nobody answers blames nobody: so
    no client can take a worker from the others by what it sends.
-7. A 4xx is the request's own, and final. But a 404 of a worker that has just failed, or refused so, with another
-   request is a failure like a 5xx, if a sibling answers: not every engine of a pool may have its model.
+7. A 4xx is the request's own, and final. But a 404 of a worker that answers nobody (it has failed or answered 404 since
+   its last answer, or that is `open_seconds` ago) is a failure like a 5xx, if a sibling answers: one engine of a pool
+   may lack its model.
 8. The breaker shows a worker that was proven bad `failures` times in a row: blamed, failed with a canary, or not
    reached; not while it answers others. Then a canary comes every `open_seconds`. Who cannot be reached gets no
    request meanwhile, even if it is the only one of its role.
