@@ -1,7 +1,7 @@
 """The fake's HTTP side: the OpenAI endpoints, /health, /metrics, and /fake/* for tests.
 
 /fake/requests   every generation request, in order of arrival: path, headers, body
-/fake/state      running, waiting, most_waiting (at once, ever), held (KV that nobody fetched), delivered, expired, late,
+/fake/state      running, waiting, most_waiting (at once, ever), held (KV nobody fetched), delivered, expired, late,
                  finished, aborted, checks (GETs of /health)
 /fake/wait?K=V   answers once the state has these values (408 after a minute)
 /fake/script     POST: changes the script (engine_script.Script)
