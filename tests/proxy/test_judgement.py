@@ -219,15 +219,20 @@ def test_poison_costs_no_innocent_request(
 # --- what a request has done
 
 
-def test_a_request_that_ends_engines_ends_two_at_most_and_is_named(deployment: Deployment) -> None:
+@pytest.mark.parametrize("kept", [False, True], ids=["new", "kept"])
+def test_a_request_that_ends_engines_ends_two_at_most_and_is_named(deployment: Deployment, kept: bool) -> None:
+    """Also over connections that are kept: what is lost there at once is sent again."""
     deployment.up(1, 4, decode={"lethal": "lethal"}, routing=everywhere("round_robin").model_dump())
+    if kept:
+        assert {ask(deployment, number) for number in range(8)} == {200}
     headers = {"x-request-id": "the-killer"}
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "lethal": True}
     assert deployment.proxy.http.post("/v1/completions", json=body, headers=headers).status_code == 502
     deployment.proxy.until(r"the-killer: decode-\d closed the connection, as with another worker: not tried again")
-    dead = [fake for fake in deployment.decodes if fake.process.poll() is not None]
-    assert len(dead) == 2
+    while sum(fake.process.poll() is not None for fake in deployment.decodes) < 2:
+        pass
     assert {ask(deployment, number) for number in range(20)} == {200}
+    assert sum(fake.process.poll() is None for fake in deployment.decodes) == 2
 
 
 @pytest.mark.parametrize(("status", "lost"), [(404, 1), (429, 0)])

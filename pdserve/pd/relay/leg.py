@@ -76,6 +76,7 @@ class Leg(Sink):
         "_head",
         "_hung_up",
         "_is_load",
+        "_lost",
         "_on_complete",
         "_resend_until",
         "_reused",
@@ -134,6 +135,8 @@ class Leg(Sink):
         self._closed = False
         self._hung_up = False
         self._counted = False
+        self._lost = False
+        """A connection on which it was sent has ended."""
         self._connecting: asyncio.Task[None] | None = None
         if is_load:
             worker.opened()
@@ -217,8 +220,11 @@ class Leg(Sink):
 
     def unreachable(self, how: str, ours: bool) -> None:
         """`ours`: this process has no descriptor left, which is no fault of the worker."""
-        error = ApiError(502, f"{self.worker.name} cannot be reached{how}")
-        self._end_with(WorkerFailedError(self.worker, error, retry=True, fault=None if ours else "unreachable"))
+        fault: Fault | None = None if ours else "lost" if self._lost else "unreachable"
+        # Who has read a request and is gone may have died of it.
+        what = "closed the connection" if fault == "lost" else f"cannot be reached{how}"
+        error = ApiError(502, f"{self.worker.name} {what}")
+        self._end_with(WorkerFailedError(self.worker, error, retry=True, fault=fault))
 
     # --- Sink
 
@@ -281,6 +287,7 @@ class Leg(Sink):
             # answer of 500, and after a pause). A new connection shows whether the engine is there. What an engine may
             # have read is never sent again: its KV may be taken already.
             self._reused = self.reached = False
+            self._lost = True
             self._dial()
         elif self.answer is None:
             self._fail(ApiError(502, f"{self.worker.name} closed the connection"), "lost")
