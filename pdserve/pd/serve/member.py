@@ -125,10 +125,10 @@ def _answer_of(error: ApiError, request: Request, headers: dict[str, str]) -> Re
     return Response(body, status_code=error.status, headers=headers, media_type="application/json")
 
 
-def load_config(path: Path) -> ProxyConfig:
+def load_config(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> ProxyConfig:
     """RecipeError: the file cannot be read, or describes what this proxy cannot do."""
     try:
-        return parse_config(read_regular(path), path)
+        return parse_config(read(path), path)
     except OSError as error:
         raise RecipeError(f"cannot read the proxy's configuration: {error}", where=str(path)) from error
 
@@ -173,7 +173,7 @@ async def run(path: Path, config: ProxyConfig, key: str | None, place: MemberCon
         key,
         place.numbers,
         app,
-        lambda: load_config(path),
+        lambda: load_config(path, read_regular),
         pages=place.pages,
         notify=place.notify,
         succeeds=place.succeeds,
