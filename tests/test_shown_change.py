@@ -25,10 +25,10 @@ def seen(old: Plan, new: Plan, *dead: str) -> ShownChange:
 def test_what_comes_and_what_goes() -> None:
     old = planned(1)
     more = seen(old, planned(2, running=old))
-    assert (more.start, more.stop, more.stay) == (("prefill-1",), (), ("prefill-0", "decode-0"))
+    assert (more.start, more.stop, more.stay) == (("prefill-1",), (), ("prefill-0", "decode-0", "proxy"))
     old = planned(3)
     less = seen(old, planned(1, running=old))
-    assert (less.start, less.stop, less.stay) == ((), ("prefill-1", "prefill-2"), ("prefill-0", "decode-0"))
+    assert (less.start, less.stop, less.stay) == ((), ("prefill-1", "prefill-2"), ("prefill-0", "decode-0", "proxy"))
 
 
 def test_what_is_dead_is_started_or_gone_already() -> None:

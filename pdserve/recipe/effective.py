@@ -9,8 +9,9 @@ from typing import Any
 from pdserve.pd.config import routing
 from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
 from pdserve.recipe.connectors.mooncake import MooncakeSection
+from pdserve.recipe.connectors.moriio import MoriioSection
 from pdserve.recipe.connectors.registry import AnyConnector, AnyLeaf, MultiSection, RawSection
-from pdserve.recipe.model import Recipe, Role
+from pdserve.recipe.model import Recipe, RestartPolicy, Role
 from pdserve.roles import EngineRole
 
 LOAD_CAP_SWITCH = "CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD"
@@ -32,6 +33,15 @@ def connector_of(recipe: Recipe, name: EngineRole, role: Role) -> AnyConnector |
     if name == "aggregated":
         return LmcacheMpSection() if attached else None
     return MultiSection(of=[MooncakeSection(), LmcacheMpSection()]) if attached else MooncakeSection()
+
+
+def restart_of(name: EngineRole, role: Role, connector: AnyConnector | None) -> RestartPolicy:
+    """What happens when an instance of a role dies. By default a prefill with MoRI-IO stays dead: decode never reaches
+    the one that takes its place."""
+    chosen = "policy" in role.restart.model_fields_set
+    if not chosen and name == "prefill" and any(isinstance(leaf, MoriioSection) for leaf in leaves(connector)):
+        return role.restart.model_copy(update={"policy": "never"})
+    return role.restart
 
 
 def drafts(args: Mapping[str, Any]) -> bool:

@@ -80,23 +80,6 @@ def test_one_that_dies_before_it_has_returned_is_left_to_the_recovery_of_its_dea
     asyncio.run(scenario())
 
 
-def test_a_restart_that_an_up_interrupts_is_answered(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan(decodes=2)) as deployment:
-            await deployment.serving()
-            deployment.held.add(("stop", "decode-1"))
-            restart = deployment.ask(Restart(name="decode-1"))
-            await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
-            up = deployment.ask(Apply(plan=deployment.plan, recipe="name: test"))
-            reply = await restart
-            assert reply.exit_code == StateError.exit_code
-            assert "the restart of decode-1 was interrupted" in reply.message
-            deployment.obey("stop", "decode-1")
-            assert (await up).exit_code == 0
-
-    asyncio.run(scenario())
-
-
 def test_a_restart_that_the_loss_of_its_node_interrupts_is_answered(tmp_path: Path) -> None:
     planned = plan(decodes=2, nodes=2).model_copy(update={"on_node_loss": "degrade"})
 

@@ -134,6 +134,7 @@ def test_the_proxy_is_told_which_workers_there_are_and_is_not_started_again(tmp_
             assert told["states"] == {"prefill-0": "ready", "decode-0": "ready", "decode-1": "starting"}
             deployment.obey("start", "decode-1")
             assert (await reply).message == "started decode-1; ready"
-            assert deployment.told[-1] == {"worker": "decode-1", "state": "ready"}
+            assert {"worker": "decode-1", "state": "ready"} in deployment.told
+            assert [verb for verb, name in deployment.orders if name == "proxy"] == []
 
     asyncio.run(scenario())

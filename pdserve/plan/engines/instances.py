@@ -136,7 +136,7 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
             stop_stage=_STOP_STAGE[instance.role_name],
             ready_seconds=recipe.timeouts.engine_seconds,
             stop_seconds=recipe.timeouts.stop_seconds,
-            restart=instance.role.restart,
+            restart=effective.restart_of(instance.role_name, instance.role, connector),
             lmcache=attached[0].name if attached else None,
             patches=patches,
             ranks=_ranks(instance, rank),

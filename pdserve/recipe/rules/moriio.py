@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pdserve.recipe.connectors.moriio import ABORT_SECONDS, CLASS, PLATFORM, TIMEOUTS, MoriioSection
 from pdserve.recipe.connectors.refused import REFUSED
 from pdserve.recipe.connectors.registry import MultiSection
-from pdserve.recipe.effective import roles
+from pdserve.recipe.effective import restart_of, roles
 from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.sections.vllm_router import KIND
@@ -150,7 +150,7 @@ def alone_on_decode(recipe: Recipe) -> Iterator[Problem]:
 def restarts(recipe: Recipe) -> Iterator[Problem]:
     """A prefill that comes back."""
     for used in _used(recipe):
-        if used.name == "prefill" and used.role.restart.policy != "never":
+        if used.name == "prefill" and restart_of(used.name, used.role, used.section).policy != "never":
             path = ("prefill", "restart", "policy")
             yield Problem(
                 path,
