@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from pdserve.roles import ENGINE_ROLES
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
@@ -59,7 +60,8 @@ def _free(port: int) -> bool:
 
 
 def recipe(folder: Path, name: str = "fake", **changes: Any) -> Path:
-    """A 1P1D recipe over fakes with LMCache. `changes`: dotted keys with __ for the dots."""
+    """A 1P1D recipe over fakes with LMCache. What is dead stays dead, unless `changes` set `restart`; `changes`: dotted
+    keys with __ for the dots."""
     kinds = (
         "proxy",
         "prefill",
@@ -92,6 +94,8 @@ def recipe(folder: Path, name: str = "fake", **changes: Any) -> Path:
     }
     for key, value in changes.items():
         put(document, key.split("__"), value)
+    for role in document.keys() & ENGINE_ROLES:
+        document[role].setdefault("restart", {"policy": "never"})
     file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(document, sort_keys=False))
     return file

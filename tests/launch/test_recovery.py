@@ -9,7 +9,7 @@ import pytest
 
 from pdserve.errors import StateError
 from pdserve.reach.protocol import Answered
-from pdserve.run.inbox import Apply, Restart
+from pdserve.run.inbox import Restart
 from tests.launch.played import REFUSED, Played, plan, plan_with_cache, played
 
 pytestmark = pytest.mark.usefixtures("pdserve_home")
