@@ -29,6 +29,9 @@ from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
 from pdserve.run.change import LIVING, Change, can_exchange_kv, plan_between
 
+_OVER = ("pending", "stopped", "done")
+"""Phases of a process that need not be stopped."""
+
 
 class RollingChange:
     """One change. `run` is called once."""
@@ -51,6 +54,8 @@ class RollingChange:
         self._can_exchange_kv = same_versions and can_exchange_kv(fleet.plan, new)
         self._starting, self._replaced, self._gone = set(changes.starting), set(changes.replaced), set(changes.gone)
         self._done: set[str] = set()
+        self._one_makes_room = asyncio.Lock()
+        """A stop of one that is dead would end another stop of it."""
         self._failure: PdserveError | None = None
 
     async def run(self) -> None:
@@ -60,7 +65,7 @@ class RollingChange:
         added = [name for name in self._leaders(self._new, self._starting - self._replaced) if self._is_engine(name)]
         replaced = [name for name in self._leaders(self._new, self._replaced) if self._is_engine(name)]
         if self._can_exchange_kv:
-            await self._each(self._add(name) for name in added)
+            await self._each(self._start(name) for name in added)
             await self._each(self._replace_in_turn(names) for names in self._by_role(replaced))
         else:
             await self._change_generation(added, replaced)
@@ -74,7 +79,8 @@ class RollingChange:
         """What was done so far, for people."""
         started = [name for name in self._new.names() if name in self._done & (self._starting - self._replaced)]
         restarted = [name for name in self._new.names() if name in self._done & self._replaced]
-        stopped = [name for name in self._running.names() if name in self._done & self._gone]
+        gone = [process for process in self._running.processes if process.name in self._done & self._gone]
+        stopped = [process.name for process in gone if not process.ends_when_done]
         parts = (("started", started), ("restarted", restarted), ("stopped", stopped))
         return "; ".join(f"{verb} {', '.join(names)}" for verb, names in parts if names) or "started nothing"
 
@@ -93,7 +99,6 @@ class RollingChange:
     async def _start_supporter(self, process: Process) -> None:
         name = process.name
         if name not in self._fleet.plan.names() or self._fleet.phase_of(name) not in LIVING:
-            self._adopt(name)
             await self._start(name)
         elif process.is_lmcache:
             self._adopt(name)
@@ -102,17 +107,18 @@ class RollingChange:
         else:
             await self._recovery.replace(name, lambda: self._adopt(name))
 
-    async def _add(self, name: str, *, hold: str | None = None) -> None:
-        """Starts an instance that does not run. `hold`: a reason for which it stays out of routing."""
-        await self._make_room(name)
-        self._adopt(name)
+    async def _start(self, name: str, *, hold: str | None = None) -> None:
+        """Starts by the new plan what does not run, once nothing is left of its last life. `hold`: a reason for which
+        it stays out of routing."""
+        async with self._one_makes_room:
+            await self._make_room(name)
+            if self._left_of(name):
+                await self._recovery.stop(name)
+            self._adopt(name)
         if hold is None:
             self._instances.release(name, OTHER_GENERATION)
         else:
             self._instances.hold(name, hold)
-        await self._start(name)
-
-    async def _start(self, name: str) -> None:
         self._fleet.record("change", name=name, step="start")
         await self._recovery.start(name)
 
@@ -130,8 +136,7 @@ class RollingChange:
             if self._fleet.phase_of(name) in LIVING:
                 await self._recovery.replace(name, lambda: self._adopt(name))
             else:
-                self._adopt(name)
-                await self._recovery.start(name)
+                await self._start(name)
         except StartError as failure:
             self._failure = failure
             await self._go_back(name, failure)
@@ -155,8 +160,8 @@ class RollingChange:
             ) from again
 
     async def _remove(self, name: str) -> None:
-        self._fleet.record("change", name=name, step="stop")
-        if self._fleet.phase_of(name) not in ("stopped", "pending"):
+        if self._fleet.phase_of(name) not in _OVER:
+            self._fleet.record("change", name=name, step="stop")
             await self._recovery.stop(name)
         self._adopt(name)
 
@@ -174,7 +179,7 @@ class RollingChange:
         self._fleet.record("change", step="generation", first=first, second=second)
         await self._each(self._recovery.stop(name) for name in first if name in replaced)
         try:
-            await self._each(self._add(name, hold=OTHER_GENERATION) for name in first)
+            await self._each(self._start(name, hold=OTHER_GENERATION) for name in first)
             for name in first:  # those that started side by side have not met yet
                 await self._recovery.prove_pairs(name)
         except StartError as failure:
@@ -186,7 +191,7 @@ class RollingChange:
         for name in first:
             self._instances.release(name, OTHER_GENERATION)
         await self._each(self._recovery.stop(name) for name in second)
-        await self._each(self._add(name) for name in second)
+        await self._each(self._start(name) for name in second)
 
     async def _leave_generation(self, first: list[str], replaced: list[str], failure: StartError) -> None:
         """Stops what was started of the new generation, which cannot serve without the rest."""
@@ -209,8 +214,7 @@ class RollingChange:
         elif self._fleet.phase_of("proxy") in LIVING:
             await self._recovery.replace("proxy", lambda: self._adopt("proxy"))
         else:
-            self._adopt("proxy")
-            await self._recovery.start("proxy")
+            await self._start("proxy")
 
     # Tools ---------------------------------------------------------------------------------------------------------
 
@@ -223,8 +227,13 @@ class RollingChange:
                 continue
             if holder in self._gone:
                 await self._remove(holder)
-            elif self._fleet.phase_of(holder) in LIVING:
+            elif self._fleet.phase_of(holder) not in _OVER:  # one that is dead may be on its way back
                 await self._recovery.stop(holder)
+
+    def _left_of(self, name: str) -> bool:
+        """Whether something of an instance may still hold its devices and ports."""
+        plan = self._fleet.plan
+        return name in plan.names() and any(self._fleet.uncleared(each.name) for each in plan.instance_of(name))
 
     def _adopt(self, name: str) -> None:
         """Takes over the new plan for one instance."""

@@ -18,12 +18,6 @@ def up(deployment: Played) -> Apply:
     return Apply(plan=deployment.plan, recipe="name: another")
 
 
-async def taken(deployment: Played) -> None:
-    """Returns when an `up` was taken, and has done what it does at once."""
-    await deployment.until(lambda: "another" in deployment.run_dir.recipe.read_text())
-    await deployment.looks()
-
-
 def test_up_starts_a_dead_engine_when_what_was_left_of_it_is_gone(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with played(tmp_path, plan(decodes=2)) as deployment:
@@ -32,7 +26,8 @@ def test_up_starts_a_dead_engine_when_what_was_left_of_it_is_gone(tmp_path: Path
             deployment.dies("decode-1")
             await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
             reply = deployment.ask(up(deployment))
-            await taken(deployment)
+            await deployment.until(lambda: deployment.state.change == "under way")
+            await deployment.looks()
             deployment.obey("stop", "decode-1")
             assert (await reply).message == "started decode-1; ready"
             assert deployment.orders == [("stop", "decode-1"), ("start", "decode-1")]
@@ -41,19 +36,44 @@ def test_up_starts_a_dead_engine_when_what_was_left_of_it_is_gone(tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_up_starts_an_engine_that_a_restart_is_stopping_when_it_is_gone(tmp_path: Path) -> None:
+def test_up_finds_an_engine_that_a_restart_was_stopping_back(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with played(tmp_path, plan(decodes=2)) as deployment:
             await deployment.serving()
             deployment.held.add(("stop", "decode-1"))
-            deployment.ask(Restart(name="decode-1"))
+            restart = deployment.ask(Restart(name="decode-1"))
             await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
             reply = deployment.ask(up(deployment))
-            await taken(deployment)
+            await deployment.looks()
             deployment.obey("stop", "decode-1")
-            assert (await reply).message == "started decode-1; ready"
+            assert (await restart).exit_code == 0
+            assert (await reply).message == "already up"
             assert deployment.orders == [("stop", "decode-1"), ("start", "decode-1")]
             assert deployment.phases() == {"ready"}
+
+    asyncio.run(scenario())
+
+
+def test_a_port_is_given_to_another_when_what_is_left_of_its_dead_holder_is_gone(tmp_path: Path) -> None:
+    before, after = plan(decodes=2), plan(prefills=2, decodes=2)
+    ports = {"prefill-1": before.process("decode-1").ports, "decode-1": after.process("prefill-1").ports}
+    processes = [
+        process.model_copy(update={"ports": ports.get(process.name, process.ports)}) for process in after.processes
+    ]
+    after = after.model_copy(update={"processes": tuple(processes)})
+
+    async def scenario() -> None:
+        async with played(tmp_path, before) as deployment:
+            await deployment.serving()
+            deployment.held.add(("stop", "decode-1"))
+            deployment.dies("decode-1")
+            await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
+            reply = deployment.ask(Apply(plan=after, recipe="name: another"))
+            await deployment.until(lambda: deployment.state.change == "under way")
+            await deployment.looks()
+            assert deployment.orders == [("stop", "decode-1")]
+            deployment.obey("stop", "decode-1")
+            assert (await reply).message == "started prefill-1, decode-1; ready"
 
     asyncio.run(scenario())
 
@@ -104,13 +124,12 @@ def test_an_engine_that_no_kill_ends_is_started_again_when_it_is_gone(tmp_path: 
     """It waits for its device, which a second life would find taken."""
 
     async def scenario() -> None:
-        async with played(tmp_path, plan(decodes=2, restart="on-failure")) as deployment:
+        async with played(tmp_path, plan(decodes=2)) as deployment:
             await deployment.serving()
             deployment.unending.add("decode-1")
             deployment.dies("decode-1")
-            state = deployment.state.processes["decode-1"]
-            await deployment.until(lambda: state.note == "was not started: its last life was not stopped")
-            await deployment.until(lambda: deployment.state.phase == "degraded")
+            await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
+            assert "was not started: its last life was not stopped" in (await deployment.ask(up(deployment))).message
             assert ("start", "decode-1") not in deployment.orders
             deployment.unending.clear()
             assert (await deployment.ask(up(deployment))).exit_code == 0

@@ -14,7 +14,7 @@ import pytest
 from pdserve.operations import apply, down, restart
 from pdserve.operations.look import Looked
 from pdserve.operations.progress import VerbProgress
-from pdserve.plan.model import Plan
+from pdserve.plan.model import Plan, Versions
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
@@ -77,7 +77,7 @@ def test_restart_lets_requests_finish_first(run: RunDir, name: str) -> None:
 
 def test_up_with_another_model_lets_its_weights_be_fetched(run: RunDir) -> None:
     other = planned(MODEL)
-    seen = cast(Looked, SimpleNamespace(planned=SimpleNamespace(plan=other, loaded=_Recipe())))
+    seen = cast(Looked, SimpleNamespace(planned=SimpleNamespace(plan=other, loaded=_Recipe(), versions=Versions())))
     show = cast(VerbProgress, SimpleNamespace(result=print))
     assert patience(lambda: apply.apply(run, seen, show, replace=True)) > other.timeouts.weights_seconds + DRAIN
 

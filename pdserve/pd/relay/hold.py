@@ -4,8 +4,8 @@ A request waits here before it has a place in any pool, or when its only engine 
 Its bytes count in the budget of its process meanwhile (http.incoming.Budget), so that what waits is bounded by that: a
 request beyond it is refused before it comes here.
 
-What an engine that comes or goes reports wakes those that wait. No event tells that the time of an open breaker is
-over, or that one has closed: that is looked at every now and then, and only while nothing else keeps an engine out.
+What an engine that comes or goes reports wakes those that wait. No event tells that an engine that could not
+be reached has answered a canary: that is looked at every now and then, and only while nothing else keeps one out.
 """
 
 from __future__ import annotations
