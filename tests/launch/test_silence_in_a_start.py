@@ -44,19 +44,20 @@ def test_one_that_answers_again_in_time_ends_nothing(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_it_ends_an_up_on_a_deployment_that_serves_and_is_recovered(tmp_path: Path) -> None:
-    """Its watch belongs to the serving that the `up` has ended."""
-    patient, hasty = (plan(decodes=2, restart="on-failure", unresponsive_seconds=each) for each in (NEVER, SOON))
+def test_it_is_recovered_beside_an_up_on_a_deployment_that_serves(tmp_path: Path) -> None:
+    one, two = (plan(decodes=decodes, restart="on-failure", unresponsive_seconds=SOON) for decodes in (1, 2))
 
     async def scenario() -> None:
-        async with played(tmp_path, patient) as deployment:
+        async with played(tmp_path, one) as deployment:
             await deployment.serving()
-            deployment.is_silent("decode-1")
-            reply = await deployment.ask(Apply(plan=hasty, recipe="name: test"))
-            assert reply.exit_code == StartError.exit_code
-            assert "decode does not answer while serving: PID 7 is stopped (SIGSTOP)" in reply.message
-            await deployment.until(lambda: deployment.phase("decode-1") == "ready")
-            assert deployment.orders == [("stop", "decode-1"), ("start", "decode-1")]
+            deployment.held.add(("start", "decode-1"))
+            reply = deployment.ask(Apply(plan=two, recipe="name: test"))
+            await deployment.until(lambda: ("start", "decode-1") in deployment.orders)
+            deployment.is_silent("prefill-0")
+            await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
+            await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+            deployment.obey("start", "decode-1")
+            assert (await reply).message == "started decode-1; ready"
 
     asyncio.run(scenario())
 
