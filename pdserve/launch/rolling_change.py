@@ -55,7 +55,7 @@ class RollingChange:
         self._starting, self._replaced, self._gone = set(changes.starting), set(changes.replaced), set(changes.gone)
         self._done: set[str] = set()
         self._one_makes_room = asyncio.Lock()
-        """A stop of one that is dead would end another stop of it."""
+        """Two stops of an instance would end each other: its own, and that for the one which gets its devices."""
         self._failure: PdserveError | None = None
 
     async def run(self) -> None:
@@ -108,8 +108,8 @@ class RollingChange:
             await self._recovery.replace(name, lambda: self._adopt(name))
 
     async def _start(self, name: str, *, hold: str | None = None) -> None:
-        """Starts by the new plan what does not run, once nothing is left of its last life. `hold`: a reason for which
-        it stays out of routing."""
+        """Starts by the new plan what does not run, or moves, once nothing is left of its last life. `hold`: a reason
+        for which it stays out of routing."""
         async with self._one_makes_room:
             await self._make_room(name)
             if self._left_of(name):
@@ -131,9 +131,8 @@ class RollingChange:
     async def _replace(self, name: str) -> None:
         """Raises what the new one died of, once the old one is back or has failed too."""
         self._fleet.record("change", name=name, step="replace")
-        await self._make_room(name)
         try:
-            if self._fleet.phase_of(name) in LIVING:
+            if self._fleet.phase_of(name) in LIVING and not self._moves(name):
                 await self._recovery.replace(name, lambda: self._adopt(name))
             else:
                 await self._start(name)
@@ -229,6 +228,14 @@ class RollingChange:
                 await self._remove(holder)
             elif self._fleet.phase_of(holder) not in _OVER:  # one that is dead may be on its way back
                 await self._recovery.stop(holder)
+
+    def _moves(self, name: str) -> bool:
+        """Whether an instance gets devices or ports that it does not have, so that others may have to go first."""
+        before, after = (
+            {each.name: (each.node, each.devices, each.ports) for each in plan.instance_of(name)}
+            for plan in (self._fleet.plan, self._new)
+        )
+        return before != after
 
     def _left_of(self, name: str) -> bool:
         """Whether something of an instance may still hold its devices and ports."""

@@ -100,4 +100,7 @@ def test_a_changed_setup_restarts_the_engines_only_when_asked_to(tmp_path: Path,
         assert pdserve("logs", "setup-0")[1].endswith("new")
         change(file, "setup", [])
         code, output = pdserve("up", file)
-        assert (code, output.splitlines()[-1]) == (0, "started nothing; ready; what setup-0 did stays until pdserve down and up")
+        assert (code, output.splitlines()[-1]) == (
+            0,
+            "started nothing; ready; what setup-0 did stays until pdserve down and up",
+        )

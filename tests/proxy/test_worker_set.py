@@ -194,7 +194,7 @@ def test_a_request_counts_at_prefill_until_decode_has_its_kv(deployment: Deploym
     deployment.up(control=True, nixl=protocol == "nixl", push=protocol == "push", decode={"hold": "arrival"})
     prefill, decode = deployment.prefills[0], deployment.decodes[0]
     with deployment.proxy.open("/v1/completions", STREAM) as client:
-        prefill.wait(finished=1)
+        prefill.wait(finished=2 if protocol == "push" else 1)  # the first one asked where it is
         assert workers(deployment)["prefill-0"]["in_flight"] == 1
         decode.script(hold="token")
         until(deployment, "prefill-0", in_flight=0)
