@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -166,5 +167,29 @@ def test_changes_and_restarts_wait_for_each_other(tmp_path: Path) -> None:
             assert (await change).exit_code == 0
             assert (await restart).exit_code == 0
             assert [verb for verb, name in deployment.orders if name == "decode-1"].count("start") == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("busy", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("prefill", [21100, 21200], ids=["exchange", "one takes the other's"])
+def test_instances_that_get_what_another_role_holds(tmp_path: Path, busy: str, prefill: int) -> None:
+    """The roles change side by side: whoever is drained for the other one must still be started."""
+
+    def on_ports(prefill: int, decode: int) -> Plan:
+        return adapted(kit.plan(kit.recipe({"ports": {"prefill": prefill, "decode": decode}})))
+
+    async def scenario() -> None:
+        async with played(tmp_path, on_ports(21000, 21100)) as deployment:
+            await deployment.serving()
+            page = {"workers": [{"name": busy, "in_flight": 1, "state": "draining"}]}
+            deployment.answers["/workers"] = Answered(id=0, status=200, body=json.dumps(page))
+            deployment.asked.clear()
+            reply = deployment.ask(up(on_ports(prefill, 21000)))
+            await deployment.until(lambda: any("/workers" in url for url in deployment.asked))
+            await deployment.looks()
+            deployment.answers.clear()
+            assert (await reply).message == "restarted prefill-0, decode-0; ready"
+            assert deployment.orders.index(("stop", "prefill-0")) < deployment.orders.index(("start", "decode-0"))
 
     asyncio.run(scenario())
