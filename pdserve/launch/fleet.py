@@ -234,6 +234,12 @@ class Fleet:
         while not holds():
             await self._changed.wait()
 
+    def wake(self) -> None:
+        """Has conditions looked at again that hang on more than the recorded state."""
+        self.changes += 1
+        woken, self._changed = self._changed, asyncio.Event()
+        woken.set()
+
     async def changed_since(self, changes: int) -> None:
         """Returns once the state has changed after there were so many `changes`, also if that was before this task
         took its first step."""
@@ -417,9 +423,7 @@ class Fleet:
             self._on_event(event)
         except (OSError, SystemExit):  # rich leaves the process when its pipe is closed
             self._on_event = _no_listener
-        self.changes += 1
-        woken, self._changed = self._changed, asyncio.Event()
-        woken.set()
+        self.wake()
 
     def _save_soon(self) -> None:
         """At once for few processes. The state of hundreds is not written for each of the thousands of events of a

@@ -10,8 +10,9 @@ canary. vllm-router in the proxy's place is restarted after a prefill, which it 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from typing import Any
 
 from pdserve.errors import PdserveError, ServeError, StartError
@@ -35,6 +36,8 @@ _BAD_PEER = "no KV crosses between it and a new engine: to be restarted"
 """The same of a peer that is restarted for what a new engine has shown."""
 _ON_THE_WAY = (UNPROVEN, _TO_BE_RESTARTED, _BAD_PEER)
 """Reasons that end when a recovery does."""
+_IS_DOWN = " is down"
+"""End of the reason for holding the engines of a cache server."""
 _EMPTY = "without the memory of its engines"
 """Reason for holding the master of a Mooncake store."""
 
@@ -114,6 +117,8 @@ class Recovery:
     async def restart(self, name: str) -> bool:
         """Restarts one process on request, with the rest of its instance; True when it serves again. Raises StateError
         if something else has ended the restart, and what ends the deployment if that has."""
+        if self._is_closed:
+            raise self._end or interrupted(name)
         name = self._leader(name)
         if name not in self._tasks:
             if self._fleet.plan.process(name).is_lmcache:
@@ -124,7 +129,9 @@ class Recovery:
         await self._end_of(_memory_of(name), restarted=name)
         if name != "proxy" and self._fleet.plan.proxy_kind == "vllm-router":
             await self._end_of("proxy", restarted=name)  # it learns what is new about this one
-        return self._fleet.phase_of(name) == "ready"
+        if is_ready := self._fleet.phase_of(name) == "ready":
+            self._restarted_at.pop(name, None)
+        return is_ready
 
     async def start(self, name: str) -> None:
         """Starts an instance that does not run, proves it and routes to it; a recovery of it that waits for its next
@@ -135,9 +142,39 @@ class Recovery:
         """Drains and stops an instance; starts it anew by the plan that `adopt` takes over. Raises as `start`."""
         await self._work_on(name, lambda: self._restart_once(name, adopt=adopt))
 
+    async def replace_server(self, name: str, adopt: Callable[[], None], *, but: Collection[str]) -> None:
+        """As `replace`, a cache server; its engines get no requests meanwhile. `but`: engines that do not return to it,
+        because they are to be replaced too."""
+
+        async def work() -> bool:
+            self._hold_engines(self._server(name))
+            await self._fleet.stop(name)
+            adopt()
+            self._fleet.start(name)
+            if not await self._fleet.outcome(name):
+                await self._fleet.stop(name)
+                return False
+            await self._return_engines(self._server(name), but)
+            return True
+
+        await self._work_on(name, work)
+
+    def revive(self, name: str) -> None:
+        """Leaves an instance that did not start to its restart policy."""
+        if not self._is_closed:
+            note = self._fleet.state.processes[name].note
+            self._begin(self._leader(name), self._recover(gave_up(name, note, 0)))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the deployment ends."""
+        return self._is_closed
+
     async def prove_pairs(self, name: str) -> None:
         """Proves that KV crosses between an instance and its peers. Raises StartError where it does not."""
-        if not await self._crosses(name):
+        outcomes = await self._proofs.crosses(name)
+        met = bool(outcomes) or self._fleet.plan.proxy_kind != "pdserve" or self._fleet.plan.mode == "aggregated"
+        if not met or not await self._crosses(name):
             raise StartError(
                 f"no KV crosses between {name} and its peers",
                 where=name,
@@ -166,13 +203,17 @@ class Recovery:
 
         async def do() -> None:
             nonlocal error
-            if not await work():
-                error = self._why_not_started(leader)
+            try:
+                if not await work():
+                    error = self._why_not_started(leader)
+            except PdserveError as failure:  # the record cannot be written
+                error = failure
 
         self._begin(leader, do())
         await self._end_of(leader, restarted=leader)
         if error is not None:
             raise error
+        self._restarted_at.pop(leader, None)
 
     def _why_not_started(self, name: str) -> StartError:
         if (death := self._left.get(name)) is not None:
@@ -195,9 +236,16 @@ class Recovery:
 
         if not process.is_engine:
             return
-        self._yielding.add(name)
-        try:
+        with self._yield_turn(name):
             await self._fleet.until(decided)
+
+    @contextlib.contextmanager
+    def _yield_turn(self, name: str) -> Iterator[None]:
+        """While it waits for others, no restart of another one of its role waits for it."""
+        self._yielding.add(name)
+        self._fleet.wake()
+        try:
+            yield
         finally:
             self._yielding.discard(name)
 
@@ -258,7 +306,7 @@ class Recovery:
             self.react(Health(name=name, responsive=False, why=self._fleet.state.processes[name].note))
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        if name in self._tasks:
+        if name in self._tasks or self._is_closed:
             work.close()
             return
         task = asyncio.create_task(work)
@@ -267,6 +315,7 @@ class Recovery:
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(name, None)
+        self._fleet.wake()
         left = self._left.pop(name, None)
         if task.cancelled():
             return  # who has cancelled it decides from here on
@@ -362,7 +411,7 @@ class Recovery:
         for needed in (*(server.process for server in self._servers_of(name)), *masters):
             recovering = self._tasks.get(needed)
             if recovering is not None and recovering not in self._waiting:
-                await asyncio.shield(recovering)  # without it an engine would die, or hang, in its own start
+                await asyncio.wait({recovering})  # without it an engine would die, or hang, in its own start
         if is_engine:
             self._judge.started(name)
             self._instances.hold(name, UNPROVEN)
@@ -402,7 +451,8 @@ class Recovery:
                 self._call_bad(peer, name, outcomes, restarted=peer in verdict.bad)
             if not verdict.try_again:
                 return verdict.proven
-            await asyncio.wait([self._tasks[peer] for peer in verdict.bad])
+            with self._yield_turn(name):
+                await asyncio.wait([self._tasks[peer] for peer in verdict.bad])
 
     def _call_bad(self, peer: str, new: str, outcomes: Mapping[str, Outcome], *, restarted: bool) -> None:
         crossed = [other for other, outcome in outcomes.items() if outcome == "crossed"]
@@ -413,8 +463,10 @@ class Recovery:
 
     def _return(self, name: str) -> None:
         """To routing, once it is proven, attached to its servers too."""
-        for server in filter(self._is_ready, self._servers_of(name)):
-            self._instances.release(name, _without(server.process))
+        lacking = {_without(server.process) for server in self._servers_of(name) if not self._is_ready(server)}
+        for reason in [reason for reason in self._fleet.held.get(name, ()) if reason.endswith(_IS_DOWN)]:
+            if reason not in lacking:  # also of a server that the plan has no more
+                self._instances.release(name, reason)
         for reason in _ON_THE_WAY:
             self._instances.release(name, reason)
         if self._fleet.plan.gives_router_new_ids({name}):
@@ -518,13 +570,14 @@ class Recovery:
         for engine in server.engines:
             self._fleet.hold(engine, _without(server.process))
 
-    async def _return_engines(self, server: LmcacheServer) -> None:
+    async def _return_engines(self, server: LmcacheServer, but: Collection[str] = ()) -> None:
         """Every living engine of a server that answers again: registered and proven, or restarted. No more of them once
         that is gone again, or silent: who called this, or what ends the silence, goes on."""
         gone = asyncio.ensure_future(self._fleet.until(lambda: not self._is_ready(server)))
         try:
             for engine in server.engines:
-                await self._return_engine(engine, server, gone)
+                if engine not in but:
+                    await self._return_engine(engine, server, gone)
         finally:
             gone.cancel()
 
@@ -573,7 +626,7 @@ def _leads(process: Process) -> bool:
 
 
 def _without(server: str) -> str:
-    return f"{server} is down"
+    return f"{server}{_IS_DOWN}"
 
 
 def _memory_of(master: str) -> str:

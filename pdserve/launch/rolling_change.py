@@ -17,10 +17,11 @@ until both roles have some, and take over from the old ones at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import groupby
 
-from pdserve.errors import PdserveError, StartError
+from pdserve.errors import PdserveError, StartError, StateError
 from pdserve.launch.fleet import OTHER_GENERATION, Fleet
 from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.launch.proxy_restart import roll
@@ -53,7 +54,9 @@ class RollingChange:
         self._running, self._new = fleet.plan, new
         self._can_exchange_kv = same_versions and can_exchange_kv(fleet.plan, new)
         self._starting, self._replaced, self._gone = set(changes.starting), set(changes.replaced), set(changes.gone)
+        self._left_instances = set(self._leaders(fleet.plan, self._gone)) - set(new.names())
         self._done: set[str] = set()
+        self._stopped_for_room: set[str] = set()
         self._one_makes_room = asyncio.Lock()
         """Two stops of an instance would end each other: its own, and that for the one which gets its devices."""
         self._failure: PdserveError | None = None
@@ -61,15 +64,29 @@ class RollingChange:
     async def run(self) -> None:
         """Returns when the new plan runs. Raises StartError, and StateError when the record cannot be written: the
         change has stopped, and what served goes on."""
+        try:
+            await self._change_all()
+        except PdserveError:
+            await self._start_what_made_room()
+            raise
+        for name in self._leaders(self._new, (each.name for each in self._new.processes if each.is_engine)):
+            self._instances.release(name, OTHER_GENERATION)
+
+    async def _change_all(self) -> None:
         await self._start_supporters()
-        added = [name for name in self._leaders(self._new, self._starting - self._replaced) if self._is_engine(name)]
         replaced = [name for name in self._leaders(self._new, self._replaced) if self._is_engine(name)]
-        if self._can_exchange_kv:
+        added = [
+            name
+            for name in self._leaders(self._new, self._starting - self._replaced)
+            if self._is_engine(name) and name not in replaced
+        ]
+        engines = self._leaders(self._new, (each.name for each in self._new.processes if each.is_engine))
+        if self._can_exchange_kv or not set(engines) <= {*added, *replaced}:  # the canaries of the first one decide
             await self._each(self._start(name) for name in added)
             await self._each(self._replace_in_turn(names) for names in self._by_role(replaced))
         else:
             await self._change_generation(added, replaced)
-        gone = [name for name in self._leaders(self._running, self._gone) if name in self._fleet.plan.names()]
+        gone = [name for name in self._running.names() if name in self._left_instances & set(self._fleet.plan.names())]
         await self._each(self._remove(name) for name in gone if self._running.process(name).is_engine)
         await self._each(self._remove(name) for name in gone if not self._running.process(name).is_engine)
         await self._change_proxy()
@@ -97,15 +114,10 @@ class RollingChange:
             await self._each(self._start_supporter(process) for process in stage)
 
     async def _start_supporter(self, process: Process) -> None:
-        name = process.name
-        if name not in self._fleet.plan.names() or self._fleet.phase_of(name) not in LIVING:
-            await self._start(name)
-        elif process.is_lmcache:
-            self._adopt(name)
-            if not await self._recovery.restart(name):
-                raise StartError(f"{name} did not come back", where=name, todo=f"pdserve logs {name}")
+        if process.name not in self._fleet.plan.names() or self._fleet.phase_of(process.name) not in LIVING:
+            await self._start(process.name)
         else:
-            await self._recovery.replace(name, lambda: self._adopt(name))
+            await self._replace(process.name)
 
     async def _start(self, name: str, *, hold: str | None = None) -> None:
         """Starts by the new plan what does not run, or moves, once nothing is left of its last life. `hold`: a reason
@@ -132,24 +144,33 @@ class RollingChange:
         """Raises what the new one died of, once the old one is back or has failed too."""
         self._fleet.record("change", name=name, step="replace")
         try:
-            if self._fleet.phase_of(name) in LIVING and not self._moves(name):
-                await self._recovery.replace(name, lambda: self._adopt(name))
-            else:
+            if self._fleet.phase_of(name) not in LIVING or (self._is_engine(name) and self._moves(name)):
                 await self._start(name)
-        except StartError as failure:
+            elif self._new.process(name).is_lmcache:
+                await self._recovery.replace_server(name, lambda: self._adopt(name), but=self._starting)
+            else:
+                await self._recovery.replace(name, lambda: self._adopt(name))
+        except PdserveError as failure:
             self._failure = failure
-            await self._go_back(name, failure)
+            if not self._recovery.is_closed:
+                await self._go_back(name, failure)
             raise
 
-    async def _go_back(self, name: str, failure: StartError) -> None:
-        """Starts an instance by its former command. Raises StartError with both deaths if that fails too."""
+    async def _go_back(self, name: str, failure: PdserveError) -> None:
+        """Starts an instance by its former command. If that fails too, its restart policy decides what follows; raises
+        StartError with both deaths."""
         self._fleet.record("change", name=name, step="back", why=failure.what)
         self._done -= self._members(name)
-        self._take_over(plan_between(self._running, self._new, self._done))
+        with contextlib.suppress(StateError):  # no room for the record: what runs matters more
+            self._save(plan_between(self._running, self._new, self._done))
+        self._fleet.adopt(plan_between(self._running, self._new, self._done))
         self._instances.release(name, OTHER_GENERATION)
+        if self._fleet.phase_of(name) in ("ready", "degraded"):
+            return  # it was not stopped yet
         try:
             await self._recovery.start(name)
         except StartError as again:
+            self._recovery.revive(name)
             raise StartError(
                 f"{failure.what}; its former command, to which it was to return, fails too: {again.what}",
                 where=failure.where,
@@ -181,8 +202,9 @@ class RollingChange:
             await self._each(self._start(name, hold=OTHER_GENERATION) for name in first)
             for name in first:  # those that started side by side have not met yet
                 await self._recovery.prove_pairs(name)
-        except StartError as failure:
-            await self._leave_generation(first, replaced, failure)
+        except PdserveError as failure:
+            if not self._recovery.is_closed:
+                await self._leave_generation(first, replaced, failure)
             raise
         for name in serving:
             if name in self._fleet.plan.names():
@@ -192,9 +214,9 @@ class RollingChange:
         await self._each(self._recovery.stop(name) for name in second)
         await self._each(self._start(name) for name in second)
 
-    async def _leave_generation(self, first: list[str], replaced: list[str], failure: StartError) -> None:
+    async def _leave_generation(self, first: list[str], replaced: list[str], failure: PdserveError) -> None:
         """Stops what was started of the new generation, which cannot serve without the rest."""
-        await self._each(self._recovery.stop(name) for name in first)
+        await self._each(self._recovery.stop(name) for name in first if name in self._fleet.plan.names())
         for name in first:
             if name not in replaced:
                 self._done -= self._members(name)
@@ -207,13 +229,10 @@ class RollingChange:
         if "proxy" not in self._starting:
             return
         before, after = self._fleet.plan.process("proxy"), self._new.process("proxy")
-        self._fleet.record("change", name="proxy", step="replace")
         if after.runs_as(before.model_copy(update={"files": after.files})) and await roll(self._fleet, after):
             self._adopt("proxy")
-        elif self._fleet.phase_of("proxy") in LIVING:
-            await self._recovery.replace("proxy", lambda: self._adopt("proxy"))
         else:
-            await self._start("proxy")
+            await self._replace("proxy")
 
     # Tools ---------------------------------------------------------------------------------------------------------
 
@@ -224,10 +243,20 @@ class RollingChange:
             held = self._fleet.plan.instance_of(holder)
             if not any(_collide(one, other) for one in wanted for other in held):
                 continue
-            if holder in self._gone:
+            if holder in self._left_instances:
                 await self._remove(holder)
             elif self._fleet.phase_of(holder) not in _OVER:  # one that is dead may be on its way back
+                self._stopped_for_room.add(holder)
                 await self._recovery.stop(holder)
+
+    async def _start_what_made_room(self) -> None:
+        """After a failure: what was stopped for another one, and had not its turn any more, by its former command."""
+        for name in sorted(self._stopped_for_room - self._done):
+            if not self._recovery.is_closed and self._fleet.phase_of(name) == "stopped":
+                try:
+                    await self._recovery.start(name)
+                except PdserveError:
+                    self._recovery.revive(name)
 
     def _moves(self, name: str) -> bool:
         """Whether an instance gets devices or ports that it does not have, so that others may have to go first."""
@@ -244,8 +273,9 @@ class RollingChange:
 
     def _adopt(self, name: str) -> None:
         """Takes over the new plan for one instance."""
-        self._done |= self._members(name)
-        self._take_over(plan_between(self._running, self._new, self._done))
+        done = self._done | self._members(name)
+        self._take_over(plan_between(self._running, self._new, done))
+        self._done = done
 
     def _take_over(self, plan: Plan) -> None:
         self._save(plan)

@@ -195,13 +195,13 @@ def can_exchange_kv(running: Plan, new: Plan) -> bool:
     return all(before[role] == after[role] for role in before.keys() & after.keys())
 
 
-def _generation(plan: Plan) -> dict[str, object]:
+def _generation(plan: Plan) -> dict[str, set[object]]:
     """What decides with whom the engines of a role can exchange KV."""
-    found: dict[str, object] = {}
+    found: dict[str, set[object]] = {}
     for process in plan.processes:
         if process.is_engine:
             argv = process.argv
-            flags = [(flag, argv[argv.index(flag) + 1]) for flag in _GENERATION_FLAGS if flag in argv[:-1]]
-            connectors = [connector.class_name for connector in process.connectors]
-            found.setdefault(process.role, (argv[:3], flags, connectors, plan.node(process.node).command))
+            flags = tuple((flag, argv[argv.index(flag) + 1]) for flag in _GENERATION_FLAGS if flag in argv[:-1])
+            connectors = tuple(connector.class_name for connector in process.connectors)
+            found.setdefault(process.role, set()).add((argv[:3], flags, connectors))
     return found

@@ -156,6 +156,8 @@ class Played:
         """What was ordered so far: (start or stop, name)."""
         self.held: set[tuple[str, str]] = set()
         """Orders that wait until the test lets them be obeyed."""
+        self.failing: dict[str, int] = {}
+        """How many of its next starts a process dies in."""
         self.told: list[dict[str, Any]] = []
         """What the proxy was told so far."""
         self.unending: set[str] = set()
@@ -203,7 +205,11 @@ class Played:
     def ordered(self, verb: str, name: str, obey: Callable[[], None]) -> None:
         """Of an agent: what it was ordered, and how it does that."""
         self.orders.append((verb, name))
-        if (verb, name) in self.held:
+        if verb == "start" and self.failing.get(name):
+            self.failing[name] -= 1
+            died = Died(name=name, pid=7, code=1, how="exited", seconds=1, while_starting=True)
+            asyncio.get_running_loop().call_soon(self._receive, died)
+        elif (verb, name) in self.held:
             self._waiting[verb, name] = obey
         else:
             asyncio.get_running_loop().call_soon(obey)

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from pdserve.errors import StartError
+from pdserve import launcher
+from pdserve.errors import StartError, StateError
+from pdserve.launch.launch_record import save_change
 from pdserve.plan.model import Plan
 from pdserve.reach.protocol import Answered
+from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Apply, Restart
 from tests.launch.played import Played, adapted, played
 from tests.plan import kit
@@ -191,5 +194,144 @@ def test_instances_that_get_what_another_role_holds(tmp_path: Path, busy: str, p
             deployment.answers.clear()
             assert (await reply).message == "restarted prefill-0, decode-0; ready"
             assert deployment.orders.index(("stop", "prefill-0")) < deployment.orders.index(("start", "decode-0"))
+
+    asyncio.run(scenario())
+
+
+def gpus(**prefill: Any) -> Plan:
+    """Two prefills on hosts of four devices each, and a decode; `prefill`: their parallelism."""
+    role = {"instances": 2, "parallel": prefill}
+    return adapted(kit.plan(kit.recipe(kit.on_gpus(), {"prefill": role}), *kit.hosts(4, 4, 4)), restart="on-failure")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({"tp": 2, "nodes": 2}, {"tp": 2}), ({"tp": 2}, {"tp": 2, "nodes": 2})],
+    ids=["fewer processes", "more processes"],
+)
+def test_an_instance_that_gets_another_number_of_processes_is_replaced_once(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, gpus(**before)) as deployment:
+            await deployment.serving()
+            assert (await deployment.ask(up(gpus(**after)))).exit_code == 0
+            assert deployment.phases() == {"ready"}
+            for name in ("prefill-0", "prefill-1"):
+                assert [verb for verb, whose in deployment.orders if whose == name] == ["stop", "start"]
+
+    asyncio.run(scenario())
+
+
+def test_a_proxy_that_fails_returns_to_its_former_command(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with played(tmp_path, two_of_each()) as deployment:
+            await deployment.serving()
+            deployment.failing["proxy"] = 1
+            moved = adapted(
+                kit.plan(
+                    kit.recipe(
+                        {"prefill": {"instances": 2}, "decode": {"instances": 2}, "ports": {"proxy": 8099}},
+                    )
+                )
+            )
+            assert (await deployment.ask(up(moved))).exit_code == StartError.exit_code
+            assert deployment.phases() == {"ready"}
+            assert deployment.run_dir.read_plan().proxy.port == two_of_each().proxy.port
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("change", [{"max_num_seqs": 7}, {"block_size": 64}], ids=["limits", "generation"])
+def test_a_record_that_cannot_be_written_ends_the_change_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, int]
+) -> None:
+    saved = 0
+
+    def save(run: RunDir, plan: Plan, recipe: str | None) -> None:
+        nonlocal saved
+        saved += 1
+        if saved == 2:
+            raise StateError("no space left")
+        save_change(run, plan, recipe)
+
+    async def scenario() -> None:
+        async with played(tmp_path, two_of_each()) as deployment:
+            await deployment.serving()
+            monkeypatch.setattr(launcher, "save_change", save)
+            assert "no space left" in (await deployment.ask(up(two_of_each(**change)))).message
+            assert deployment.phases() == {"ready"}
+            assert (await deployment.ask(up(two_of_each(**change)))).exit_code == 0
+
+    asyncio.run(scenario())
+
+
+def test_engines_serve_on_without_the_cache_that_is_removed_while_it_is_down(tmp_path: Path) -> None:
+    cached = adapted(kit.plan(kit.recipe(kit.aggregated(instances=2))))
+    plain = adapted(
+        kit.plan(
+            kit.recipe({"mode": "aggregated", "prefill": None, "decode": None, "aggregated": {"instances": 2}}),
+        )
+    )
+
+    async def scenario() -> None:
+        async with played(tmp_path, cached) as deployment:
+            await deployment.serving()
+            deployment.held.add(("start", "lmcache-0"))
+            deployment.dies("lmcache-0")
+            await deployment.until(lambda: ("start", "lmcache-0") in deployment.orders)
+            assert (await deployment.ask(up(plain))).exit_code == 0
+            assert deployment.phases() == {"ready"}
+
+    asyncio.run(scenario())
+
+
+def test_a_cache_server_that_fails_returns_to_its_former_command(tmp_path: Path) -> None:
+    def cached(size: int) -> Plan:
+        return adapted(kit.plan(kit.recipe(kit.aggregated(instances=2), {"lmcache": {"l1_size_gb": size}})))
+
+    async def scenario() -> None:
+        async with played(tmp_path, cached(1)) as deployment:
+            await deployment.serving()
+            deployment.failing["lmcache-0"] = 1
+            assert (await deployment.ask(up(cached(2)))).exit_code == StartError.exit_code
+            await deployment.until(lambda: deployment.phases() == {"ready"})
+            assert flag_of(deployment.run_dir.read_plan(), "lmcache-0", "--l1-size-gb") == "1"
+
+    asyncio.run(scenario())
+
+
+def test_what_an_interrupted_change_of_generation_has_held_serves_again(tmp_path: Path) -> None:
+    """Three prefills stay three: the third one was to go with a change whose second half has failed."""
+
+    def of(prefills: int, **arguments: Any) -> Plan:
+        args = {name.replace("_", "-"): value for name, value in arguments.items()}
+        roles = {"prefill": {"instances": prefills}, "decode": {"instances": 2}}
+        return adapted(kit.plan(kit.recipe(roles, {"engine": {"args": args}})))
+
+    async def scenario() -> None:
+        async with played(tmp_path, of(3)) as deployment:
+            await deployment.serving()
+            deployment.failing["decode-1"] = 1
+            assert (await deployment.ask(up(of(2, block_size=64)))).exit_code == StartError.exit_code
+            assert (await deployment.ask(up(of(3)))).exit_code == 0
+            assert deployment.phases() == {"ready"}
+
+    asyncio.run(scenario())
+
+
+def test_what_was_stopped_to_make_room_is_back_after_a_failure(tmp_path: Path) -> None:
+    """prefill-0 is to get decode-1's port, and dies."""
+
+    def on_ports(prefill: int, decode: int) -> Plan:
+        roles = {"prefill": {"instances": 2}, "decode": {"instances": 2}}
+        return adapted(kit.plan(kit.recipe(roles, {"ports": {"prefill": prefill, "decode": decode}})))
+
+    async def scenario() -> None:
+        async with played(tmp_path, on_ports(21000, 21100)) as deployment:
+            await deployment.serving()
+            deployment.failing["prefill-0"] = 1
+            assert (await deployment.ask(up(on_ports(21101, 21200)))).exit_code == StartError.exit_code
+            assert deployment.phases() == {"ready"}
 
     asyncio.run(scenario())
