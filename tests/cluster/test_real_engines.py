@@ -22,7 +22,7 @@ def submitted(lab: Lab) -> Deployment:
     """The recipe in a job of two nodes."""
     output = lab.folder / "job.out"
     argv = ["sbatch", "--parsable", "--nodes=2", "--gres=none", f"--output={output}", "slurm/disagg.sh"]
-    argv += [str(RECIPE.relative_to(REPOSITORY)), "--set", "slurm.nodes=2"]
+    argv += [str(RECIPE.relative_to(REPOSITORY)), "--set", "slurm.nodes=2", "--set", "decode.restart.policy=never"]
     argv += [word for name, value in PATIENT.items() for word in ("--set", f"timeouts.{name}={value}")]
     done = lab.cluster.run(LOGIN, argv, env=lab.env, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr

@@ -29,6 +29,7 @@ def tiny(home: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         "extends": str(REPOSITORY / "recipes" / "tiny-cpu-2p2d.yaml"),
         "name": "tiny-cpu-2p2d",
         "engine": {"env": kv_faults.installed(faults)},
+        "decode": {"restart": {"policy": "never"}},
     }
     recipe.write_text(yaml.safe_dump(document))
     yield from brought_up("tiny-cpu-2p2d", home, recipe)
