@@ -1,4 +1,4 @@
-"""What a change of a deployment that serves costs its clients: real engines, 2P2D, four clients.
+"""Measures what a change of a serving deployment costs its clients: real engines, 2P2D, four clients.
 
     python -m benchmarks.changes changes   # ten changes: engines come, go, are replaced and restarted, a rolling proxy
     python -m benchmarks.changes kills --connector nixl --kills 10   # SIGKILL of API servers and EngineCores
@@ -48,7 +48,7 @@ STEADY_SECONDS: Final = 30.0
 
 @dataclass
 class Seen:
-    """What the clients saw in one phase."""
+    """Counts what the clients saw in one phase."""
 
     waits: list[float] = field(default_factory=list)
     """Seconds to the first byte of text (of a plain request: to its answer)."""

@@ -58,7 +58,7 @@ def lacking(platform: str) -> Iterator[str]:
 
 
 def _other_cuda(platform: str) -> Iterator[str]:
-    """By numbers alone: where images are built there is no driver, without which it cannot be loaded."""
+    """Compares by numbers alone: where images are built there is no driver, without which it cannot be loaded."""
     build = mooncake_build.find_build() if platform == "cuda" else None
     if build is not None and build.cuda is not None and build.torch_cuda not in (None, build.cuda):
         yield (

@@ -1,4 +1,4 @@
-"""Who is to blame when no KV crosses between a new engine and one of the other role that served before it.
+"""Judges who is to blame when no KV crosses between a new engine and one of the other role that served before it.
 
 An engine that was started anew is tried with each peer that serves. KV that crosses with one of them shows that the
 new engine is well: the peers that failed are the broken ones. Where it fails with all, it is the suspect itself and is
