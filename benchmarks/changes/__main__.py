@@ -1,12 +1,14 @@
 """Measures what a change of a serving deployment costs its clients: real engines, 2P2D, four clients.
 
     python -m benchmarks.changes changes   # ten changes: engines come, go, are replaced and restarted, a rolling proxy
-    python -m benchmarks.changes kills --connector nixl --kills 10   # SIGKILL of API servers and EngineCores
+    python -m benchmarks.changes kills --connector nixl --times 10   # SIGKILL of API servers and EngineCores
+    python -m benchmarks.changes interruptions --times 50   # changes that Ctrl-C, a death, or the launcher's death ends
 
 Two clients stream, two do not; each sends the next request when the last one is answered. A request has failed when its
 status is not 200, it has no text, or its connection broke; it was cut when its stream ended before `[DONE]`; it is
-unequal when its text is not what the same prompt had before the first change (greedy, float32). Needs about 14 GB of
-memory and the environment that scripts/setup makes.
+unequal when its text is not what the same prompt had before the first change (greedy, float32). After an interruption
+each process must be what one of both plans says, by the record and by its own command line; `status` must say which;
+and `up` must go on to the new plan. Needs about 14 GB of memory and the environment that scripts/setup makes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import signal
 import statistics
 import sys
@@ -129,9 +132,9 @@ class Deployment:
             self._set = [each for each in self._set if not each.startswith(("ports.bootstrap", "ports.lmcache"))]
         self.url = f"http://127.0.0.1:{PORTS['proxy']}"
 
-    async def pdserve(self, *words: str, check: bool = True) -> str:
-        """Run the command; return what it printed."""
-        process = await asyncio.create_subprocess_exec(
+    async def begin(self, *words: str) -> asyncio.subprocess.Process:
+        """Begin the command."""
+        return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "pdserve.cli.main",
@@ -141,17 +144,41 @@ class Deployment:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
+
+    async def pdserve(self, *words: str, check: bool = True) -> str:
+        """Run the command; return what it printed."""
+        process = await self.begin(*words)
         out, _ = await process.communicate()
         if check and process.returncode:
             raise SystemExit(f"pdserve {' '.join(words)}: exit {process.returncode}\n{out.decode()}")
         return out.decode()
 
-    async def up(self, prefills: int, decodes: int, *more: str, **values: Any) -> str:
-        """Bring it to so many instances; `values`: engine arguments."""
+    def words(self, prefills: int, decodes: int, *more: str, **values: Any) -> list[str]:
+        """Return the `up` that brings it to so many instances; `values`: engine arguments."""
         roles = [f"prefill.instances={prefills}", f"decode.instances={decodes}"]
         args = [f"engine.args.{name.replace('_', '-')}={value}" for name, value in values.items()]
         setting = [word for each in (*self._set, *roles, *args) for word in ("--set", each)]
-        return await self.pdserve("up", str(self._recipe), "--detach", *setting, *more)
+        return ["up", str(self._recipe), "--detach", *setting, *more]
+
+    async def up(self, prefills: int, decodes: int, *more: str, **values: Any) -> str:
+        """Bring it to so many instances; `values`: engine arguments."""
+        return await self.pdserve(*self.words(prefills, decodes, *more, **values))
+
+    def plan(self) -> dict[str, Any]:
+        """Return what the recorded plan says of each process, but for what the proxy is told while it runs."""
+        run = (self._home / NAME / "current").resolve()
+        read = json.loads((run / "plan.json").read_text().replace(run.name, "RUN"))
+        return {each["name"]: {**each, "files": {}} for each in read["processes"]}
+
+    def argv(self, name: str) -> list[str]:
+        """Return the command line that a process really has; empty: it does not run."""
+        process = self.state()["processes"].get(name) or {}
+        try:
+            line = Path(f"/proc/{process['id']['pid']}/cmdline").read_bytes()
+        except (KeyError, TypeError, OSError):
+            return []
+        run = (self._home / NAME / "current").resolve()
+        return line.decode().replace(run.name, "RUN").split("\0")[:-1]
 
     def state(self) -> dict[str, Any]:
         """Return the recorded state."""
@@ -215,7 +242,93 @@ async def _kills(deployment: Deployment, load: Load, kills: int) -> list[dict[st
     return rows
 
 
-async def _measure(what: str, connector: str, kills: int, instances: int, home: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Target:
+    """What the deployment is changed to."""
+
+    prefills: int = 2
+    decodes: int = 2
+    sequences: int = 16
+
+    def words(self, deployment: Deployment) -> list[str]:
+        """Return the `up` that brings it about."""
+        return deployment.words(self.prefills, self.decodes, "--replace", max_num_seqs=self.sequences)
+
+
+async def _interruptions(deployment: Deployment, load: Load, times: int) -> list[dict[str, Any]]:
+    rows, draw, now = [], random.Random(35), Target()  # noqa: S311 (when to interrupt)
+    await deployment.pdserve(*now.words(deployment))
+    for index in range(times):
+        base = Target(sequences=now.sequences)
+        if now != base:
+            target, patience = base, 3.0
+        elif draw.random() < 0.2:
+            target, patience = Target(sequences=30 - now.sequences), 80.0
+        else:
+            target, patience = draw.choice((Target(3, 2, now.sequences), Target(2, 3, now.sequences))), 45.0
+        how = ("Ctrl-C", "a death", "the launcher's death", "a death")[index % 4]
+        rows.append(await _interrupt(deployment, load, now, target, how, draw.uniform(0.2, patience), draw))
+        print(json.dumps(rows[-1]), flush=True)
+        now = target
+    return rows
+
+
+async def _interrupt(
+    deployment: Deployment, load: Load, now: Target, target: Target, how: str, delay: float, draw: random.Random
+) -> dict[str, Any]:
+    load.phase, began, old = Seen(), time.monotonic(), deployment.plan()
+    command = await deployment.begin(*target.words(deployment))
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(command.wait(), delay)
+    finished, killed = command.returncode is not None, ""
+    if how == "Ctrl-C" and not finished:
+        command.send_signal(signal.SIGINT)
+    elif how == "a death":
+        engines = [name for name, each in deployment.state()["processes"].items() if each["phase"] == "ready"]
+        killed = draw.choice([name for name in engines if name.startswith(("prefill", "decode"))])
+        deployment.kill(killed, core=False)
+    elif how == "the launcher's death":
+        os.kill(int(deployment.state()["launcher"]["pid"]), signal.SIGKILL)
+    out, _ = await asyncio.wait_for(command.communicate(), 300)
+    status = json.loads(await deployment.pdserve("status", NAME, "--json", check=False))
+    between, running = deployment.plan(), {name: deployment.argv(name) for name in old}
+    again = await deployment.begin(*target.words(deployment))
+    said, _ = await again.communicate()
+    ends = [again.returncode]
+    if again.returncode:  # a death that this change met again, or that waits for its back-off
+        again = await deployment.begin(*target.words(deployment))
+        said, _ = await again.communicate()
+        ends.append(again.returncode)
+    await asyncio.wait_for(deployment.until_ready(), 300)
+    new = deployment.plan()
+    names = {*old, *new, *between}
+    strange = [name for name in names if between.get(name) not in (old.get(name), new.get(name))]
+    strange += [name for name, argv in running.items() if argv and not _is_of(argv, old.get(name), new.get(name))]
+    changed = {name for name in names if old.get(name) != new.get(name)}
+    left = sorted(name for name in changed if between.get(name) != new.get(name))
+    if again.returncode or strange:
+        print(out.decode(), said.decode(), json.dumps(status), sep="\n", file=sys.stderr, flush=True)
+    return {
+        "step": f"{how} {'(after its end) ' if finished else ''}{killed}".strip(),
+        "change": f"{now} -> {target}".replace("Target", ""),
+        "after_s": round(delay, 1),
+        "exit": command.returncode,
+        "phase": status.get("phase"),
+        "says": status.get("change"),
+        "left": left,
+        "strange": strange,
+        "up": ends,
+        "seconds": round(time.monotonic() - began, 1),
+        **load.phase.summary(),
+    }
+
+
+def _is_of(argv: list[str], *planned: dict[str, Any] | None) -> bool:
+    """Whether a process runs by one of these plans: its command line ends as the planned one does."""
+    return any(each is not None and argv[-len(each["argv"]) + 1 :] == each["argv"][1:] for each in planned)
+
+
+async def _measure(what: str, connector: str, times: int, instances: int, home: Path) -> dict[str, Any]:
     deployment = Deployment(connector, home)
     await deployment.up(instances, instances)
     try:
@@ -226,7 +339,10 @@ async def _measure(what: str, connector: str, kills: int, instances: int, home: 
         await asyncio.sleep(STEADY_SECONDS)
         steady = load.phase.summary()
         print(json.dumps({"step": "steady", **steady}), flush=True)
-        rows = await (_changes(deployment, load) if what == "changes" else _kills(deployment, load, kills))
+        if what == "changes":
+            rows = await _changes(deployment, load)
+        else:
+            rows = await (_kills if what == "kills" else _interruptions)(deployment, load, times)
         clients.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await clients
@@ -239,13 +355,13 @@ async def _measure(what: str, connector: str, kills: int, instances: int, home: 
 def main() -> None:
     """Measure, and print the result as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.changes", description=__doc__)
-    parser.add_argument("what", choices=("changes", "kills"))
+    parser.add_argument("what", choices=("changes", "kills", "interruptions"))
     parser.add_argument("--connector", choices=("mooncake", "nixl"), default="mooncake")
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--times", type=int, default=20, help="kills, or interruptions")
     parser.add_argument("--instances", type=int, default=2, help="of each role at the start")
     parser.add_argument("--home", type=Path, default=REPOSITORY / ".cache" / "changes")
     options = parser.parse_args()
-    result = asyncio.run(_measure(options.what, options.connector, options.kills, options.instances, options.home))
+    result = asyncio.run(_measure(options.what, options.connector, options.times, options.instances, options.home))
     print(json.dumps(result["total"]))
 
 
