@@ -1,6 +1,6 @@
-"""What the extra `cuda` resolves to, loaded on a machine without a GPU: `python -m tests.upstream.cuda_extra FILE`.
+"""Loads what the extra `cuda` resolves to on a machine without a GPU: `python -m tests.upstream.cuda_extra`.
 
-FILE has its packages, one `name==version` a line. Mooncake's wheel and torch's CUDA runtime are fetched into .cache,
+It and the extra `router` are resolved together, from package metadata. Mooncake's wheel and torch's CUDA runtime are fetched into .cache,
 and loaded as an engine loads them, by the program that preflight runs. In place of torch itself there is a module that
 loads its runtime; in place of the driver a library that has the driver's names.
 """
@@ -33,13 +33,49 @@ _DRIVER = re.compile(rb"(?<=\0)cu[A-Z]\w+(?=\0)")
 
 def main() -> int:
     """Entry: 0 when Mooncake is loaded and all kernels at hand are for the CUDA of torch."""
-    packages = dict(line.split("==") for line in Path(sys.argv[1]).read_text().split() if "==" in line)
+    packages = _resolved()
+    shown = (
+        f"{name}=={packages[name]}" for name in packages if name in ("vllm", "lmcache", "torch") or MOONCAKE in name
+    )
+    print(f"{len(packages)} packages:", *shown)
     problems = list(problems_of(packages))
     for problem in problems:
         print(f"extra cuda: {problem}", file=sys.stderr)
     if not problems:
         print("Mooncake of the extra cuda was loaded, and no kernel at hand is for another CUDA than torch")
     return 1 if problems else 0
+
+
+def _resolved() -> dict[str, str]:
+    """Name -> version, for the platform of current CUDA wheels and the interpreter that most CUDA images have."""
+    target = CACHE.with_suffix(".txt")
+    target.parent.mkdir(exist_ok=True)
+    argv = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "pyproject.toml", "--extra", "cuda", "--extra"]
+    argv += [
+        "router",
+        "--python-platform",
+        "x86_64-manylinux_2_31",
+        "--python-version",
+        "3.12",
+        "--only-binary",
+        ":all:",
+    ]
+    argv += ["--no-header", "--no-annotate", "--quiet", "--output-file", str(target)]
+    environ = {"UV_CACHE_DIR": str(CACHE.with_name("uv"))} | os.environ
+    # uv knows neither pip's configuration nor its certificates.
+    if index := _setting_of_pip("index-url"):
+        argv += ["--default-index", index]
+    if (cert := _setting_of_pip("cert")) and "SSL_CERT_FILE" not in environ:
+        environ["SSL_CERT_FILE"] = cert
+    subprocess.run(argv, cwd=ROOT, env=environ, check=True)
+    return dict(line.split("==") for line in target.read_text().split() if "==" in line)
+
+
+def _setting_of_pip(name: str) -> str:
+    if value := os.environ.get(f"PIP_{name.upper().replace('-', '_')}"):
+        return value
+    argv = [sys.executable, "-m", "pip", "config", "get", f"global.{name}"]
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def problems_of(packages: Mapping[str, str]) -> Iterator[str]:
