@@ -1,8 +1,8 @@
 """Loads what the extra `cuda` resolves to on a machine without a GPU: `python -m tests.upstream.cuda_extra`.
 
-It and the extra `router` are resolved together, from package metadata. Mooncake's wheel and torch's CUDA runtime are fetched into .cache,
-and loaded as an engine loads them, by the program that preflight runs. In place of torch itself there is a module that
-loads its runtime; in place of the driver a library that has the driver's names.
+It and the extra `router` are resolved together, from package metadata. Mooncake's wheel and torch's CUDA runtime are
+fetched into .cache, and loaded as an engine loads them, by the program that preflight runs. In place of torch itself
+there is a module that loads its runtime; in place of the driver a library that has the driver's names.
 """
 
 from __future__ import annotations

@@ -32,17 +32,9 @@ def harness() -> Path:
     made, wanted = HARNESS / "made", f"{REPOSITORY} {requirements}"
     if not made.exists() or made.read_text() != wanted:
         shutil.rmtree(HARNESS, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", HARNESS], check=True)
-        pip = [
-            HARNESS / "bin" / "python",
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "--quiet",
-            "install",
-            "--no-input",
-        ]
-        subprocess.run([*pip, *requirements], check=True)
+        subprocess.run([sys.executable, "-m", "venv", str(HARNESS)], check=True)
+        pip = [str(HARNESS / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+        subprocess.run([*pip, "--no-input", *requirements], check=True)
         made.write_text(wanted)
     return HARNESS / "bin" / "lm_eval"
 
