@@ -158,6 +158,15 @@ def pdserve_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that ends what a fixture of its module has made comes after the module's others, in a random order too."""
+    first: dict[Path, int] = {}
+    for place, item in enumerate(items):
+        first.setdefault(item.path, place)
+    items.sort(key=lambda item: (first[item.path], item.get_closest_marker("ends_fixture") is not None))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """The report of a failure says what its deployments had to say."""

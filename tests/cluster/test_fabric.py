@@ -80,6 +80,7 @@ def over_nixl(hosts: Lab, **changes: Any) -> Path:
     return hosts.recipe(prefill__connector=connector, decode__connector=connector, lmcache=None, **changes)
 
 
+@pytest.mark.full
 def test_nixl_reads_from_prefill_over_ucx(hosts: Lab) -> None:
     first, second, _ = hosts.cluster.nodes
     [finding] = fabric(hosts, over_nixl(hosts), fault="no fault, NIXL")
@@ -89,6 +90,7 @@ def test_nixl_reads_from_prefill_over_ucx(hosts: Lab) -> None:
     assert f"reads from {hosts.cluster.address(first)}, host memory to host memory" in finding["need"]
 
 
+@pytest.mark.full
 def test_ports_of_nixl_that_a_firewall_drops(hosts: Lab) -> None:
     """UCX takes them out of the range that it is given, else any of the system's."""
     first, _, _ = hosts.cluster.nodes
@@ -101,6 +103,7 @@ def test_ports_of_nixl_that_a_firewall_drops(hosts: Lab) -> None:
     assert "UCX_TCP_PORT_RANGE" in finding["fix"]
 
 
+@pytest.mark.full
 def test_a_link_that_is_slower_than_asked_for(hosts: Lab) -> None:
     with slow(hosts, hosts.cluster.nodes[0], "20mbit"):
         [finding] = fabric(hosts, hosts.recipe(), "--min-gbps", "0.1", fault="slow link")
@@ -111,6 +114,7 @@ def test_a_link_that_is_slower_than_asked_for(hosts: Lab) -> None:
     assert "slow or shared link" in finding["evidence"][0]
 
 
+@pytest.mark.full
 def test_packets_that_leave_by_another_address_and_another_mtu(hosts: Lab) -> None:
     first, second, _ = hosts.cluster.nodes
     other = "10.77.0.99"
@@ -133,6 +137,7 @@ def test_packets_that_leave_by_another_address_and_another_mtu(hosts: Lab) -> No
     ]
 
 
+@pytest.mark.full
 def test_nodes_that_do_not_reach_each_other_are_not_tried(hosts: Lab) -> None:
     first, second, _ = hosts.cluster.nodes
     for node in (first, second):
@@ -148,6 +153,7 @@ def test_nodes_that_do_not_reach_each_other_are_not_tried(hosts: Lab) -> None:
     )
 
 
+@pytest.mark.full
 def test_up_tries_it_before_engines_start_and_the_recipe_can_leave_it_out(hosts: Lab) -> None:
     """With real engines, which are not started."""
     first, second, _ = hosts.cluster.nodes

@@ -13,7 +13,7 @@ from tests.cluster.errors import LabError
 from tests.cluster.spec import LOGIN, SlurmSettings
 from tests.cluster.waiting import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.full]
 
 
 def test_a_step_on_every_node_prints_three_names(slurm: Cluster) -> None:

@@ -12,7 +12,7 @@ from tests.cluster.errors import LabError
 from tests.cluster.spec import LOGIN
 from tests.cluster.waiting import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.full]
 SSH_PORT = 22
 
 

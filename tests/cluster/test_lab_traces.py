@@ -19,7 +19,7 @@ from tests.cluster.machine import check_machine
 from tests.cluster.spec import LOGIN
 from tests.cluster.waiting import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.full]
 ROOT = Path(__file__).resolve().parents[2]
 
 OWNER = """

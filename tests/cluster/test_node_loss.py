@@ -41,6 +41,7 @@ def lose(up: Deployment, node: str, how: str) -> str:
     return line
 
 
+@pytest.mark.full
 def test_a_cut_shorter_than_the_heartbeat_delays_a_stream_and_nothing_else(two: Lab) -> None:
     timeouts: dict[str, Any] = {"timeouts__heartbeat_seconds": 20.0, "timeouts__agent_lease_seconds": 40.0}
     up = two.sbatch(two.recipe(**timeouts)).ready()
@@ -77,6 +78,7 @@ def test_a_longer_cut_ends_the_deployment_and_the_cut_side_stops_by_itself(two: 
     assert up.ours(node) == []
 
 
+@pytest.mark.full
 def test_degrade_serves_on_with_the_rest_and_what_was_cut_off_does_not_come_back(two: Lab) -> None:
     up = two.sbatch(two.recipe(**TWO_OF_EACH), "--no-kill").ready()
     node = two.cluster.nodes[1]
@@ -111,6 +113,7 @@ def test_degrade_serves_on_after_a_power_cut(two: Lab) -> None:
     up.ended()
 
 
+@pytest.mark.full
 def test_the_last_of_a_role_cannot_be_done_without(two: Lab) -> None:
     up = two.sbatch(two.recipe(on_node_loss="degrade"), "--no-kill").ready()
     node = up.node_of("decode-0")

@@ -12,7 +12,7 @@ from tests.cluster.deployments import Lab, measured
 from tests.cluster.spec import LOGIN, SlurmSettings
 from tests.cluster.test_slurm_stops import ORDER
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.full]
 
 GRACE_SECONDS = 100
 PREEMPTION = (

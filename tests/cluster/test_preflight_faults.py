@@ -53,6 +53,7 @@ def python_that(hosts: Lab, name: str, before: str) -> Path:
     return script
 
 
+@pytest.mark.full
 def test_a_port_that_is_taken_on_the_other_node(hosts: Lab) -> None:
     other = hosts.cluster.nodes[1]
     recipe = hosts.recipe()
@@ -77,6 +78,7 @@ def test_a_model_that_one_node_does_not_have(hosts: Lab) -> None:
     assert str(hosts.folder / "model") in output
 
 
+@pytest.mark.full
 def test_too_small_a_shm_on_one_node(hosts: Lab) -> None:
     first = hosts.cluster.nodes[0]
     recipe = hosts.recipe(lmcache__l1_size_gb=1, lmcache__shm_name="l1")
@@ -88,6 +90,7 @@ def test_too_small_a_shm_on_one_node(hosts: Lab) -> None:
     assert "enlarge /dev/shm" in output
 
 
+@pytest.mark.full
 def test_more_memory_than_a_node_has(hosts: Lab) -> None:
     first = hosts.cluster.nodes[0]
     output = refused(hosts, hosts.recipe(lmcache__l1_size_gb=9000), hosts.hosts(), "memory")
@@ -95,6 +98,7 @@ def test_more_memory_than_a_node_has(hosts: Lab) -> None:
     assert "9000" in output
 
 
+@pytest.mark.full
 def test_too_few_open_files_on_one_node(hosts: Lab) -> None:
     other = hosts.cluster.nodes[1]
     python = python_that(hosts, "few-files", "ulimit -n 256")
@@ -105,6 +109,7 @@ def test_too_few_open_files_on_one_node(hosts: Lab) -> None:
     assert "ulimit -n 65535" in output
 
 
+@pytest.mark.full
 def test_too_little_locked_memory_on_one_node(hosts: Lab) -> None:
     """CAP_IPC_LOCK, which root has, lifts the limit."""
     other = hosts.cluster.nodes[1]
@@ -118,6 +123,7 @@ def test_too_little_locked_memory_on_one_node(hosts: Lab) -> None:
     assert "ulimit -l unlimited" in output
 
 
+@pytest.mark.full
 def test_another_pdserve_on_one_node(hosts: Lab) -> None:
     other = hosts.cluster.nodes[1]
     copy = hosts.folder / "other"
@@ -131,6 +137,7 @@ def test_another_pdserve_on_one_node(hosts: Lab) -> None:
     assert "run all nodes from one installation" in output
 
 
+@pytest.mark.full
 def test_another_vllm_on_one_node(hosts: Lab) -> None:
     """Real engines, which are not started."""
     other = hosts.cluster.nodes[1]
@@ -156,6 +163,7 @@ def with_lines(hosts: Lab, *lines: str) -> Path:
     return file
 
 
+@pytest.mark.full
 def test_a_network_that_no_host_has(hosts: Lab) -> None:
     first, other, _ = hosts.cluster.nodes
     file = with_lines(hosts, f"hosts: [{{name: {first}}}, {{name: {other}}}]", "network:", "  interface: ib0")
@@ -166,6 +174,7 @@ def test_a_network_that_no_host_has(hosts: Lab) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["of nobody", "of the first"])
+@pytest.mark.full
 def test_an_address_that_is_not_the_hosts_own(hosts: Lab, wrong: str) -> None:
     """The first host has no address in the file: it looks for a route to the wrong one, and must not be blamed."""
     first, other, _ = hosts.cluster.nodes
@@ -179,6 +188,7 @@ def test_an_address_that_is_not_the_hosts_own(hosts: Lab, wrong: str) -> None:
     assert (f", {first} has it" in output) == (wrong == "of the first")
 
 
+@pytest.mark.full
 def test_all_hosts_that_do_not_answer_are_named_in_one_error(hosts: Lab) -> None:
     first, second, third = hosts.cluster.nodes
     file = with_lines(hosts, f"hosts: [{{name: {first}}}, {{name: {second}}}, {{name: {third}}}]")

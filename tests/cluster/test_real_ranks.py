@@ -27,7 +27,7 @@ from tests.cluster.tiny import PATIENT
 from tests.cluster.waiting import wait_until
 from tests.launch.deployment import REPOSITORY
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800), pytest.mark.full]
 
 START_SECONDS = 1200
 NAME = "two-ranks"

@@ -36,6 +36,7 @@ def submitted(job: Lab, script: str, *options: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.full
 def test_sbatch_reads_a_comment_with_json_as_the_recipe_has_it(job: Lab) -> None:
     recipe = job.recipe(slurm__options=["--gres=none", f"--comment={COMMENT}"])
     script = job.cluster.run(LOGIN, [*PDSERVE, "render", "--slurm", str(recipe)], env=job.env, timeout=LIMIT)
@@ -55,6 +56,7 @@ def script_of(job: Lab, program: str) -> str:
     )
 
 
+@pytest.mark.full
 def test_a_job_ends_with_the_code_of_its_command(job: Lab) -> None:
     program = job.folder / "ask.py"
     program.write_text(ASK + "raise SystemExit(3)\n")
@@ -85,6 +87,7 @@ def test_from_a_login_node_the_whole_run_is_submitted_and_ends_with_the_commands
     assert stopped == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 
 
+@pytest.mark.full
 def test_a_term_to_the_batch_script_ends_command_and_deployment_in_order(job: Lab) -> None:
     program = job.folder / "wait.py"
     program.write_text("import signal\nprint('the command waits', flush=True)\nsignal.pause()\n")

@@ -42,6 +42,7 @@ def test_a_submitted_recipe_serves_over_two_nodes_and_down_from_the_login_node_e
     assert up.stopped() == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 
 
+@pytest.mark.full
 def test_up_in_an_allocation_that_is_already_there_is_driven_from_the_login_node(job: Lab) -> None:
     number = job.cluster.output(
         LOGIN, ["sbatch", "--parsable", "-N2", "--exclusive", "--wrap=sleep 1000", "--output=/dev/null"]
@@ -75,6 +76,7 @@ def test_salloc_runs_up_and_gives_the_allocation_back_when_it_ends(job: Lab) -> 
     assert "salloc: Relinquishing job allocation" in up.printed()
 
 
+@pytest.mark.full
 def test_an_allocation_of_the_wrong_shape_fails_with_the_line_to_type(job: Lab) -> None:
     recipe = job.recipe()
     up = job.sbatch(recipe, "--nodes=1")
@@ -102,18 +104,21 @@ def test_too_few_gpus_are_reported_with_the_line_to_type_in_the_first_second(job
     assert seconds < SLOW_MACHINE_SECONDS
 
 
+@pytest.mark.full
 def test_the_script_reports_too_few_gpus_too(job: Lab) -> None:
     up = job.sbatch(None, "--gres=gpu:2")
     assert up.ended() == "FAILED"
     assert "this job has 2 nodes with 2 GPUs each; kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.printed()
 
 
+@pytest.mark.full
 def test_without_a_recipe_it_is_that_of_two_nodes(job: Lab) -> None:
     up = job.sbatch(None, "--nodes=1")
     assert up.ended() == "FAILED"
     assert "kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.printed()
 
 
+@pytest.mark.full
 def test_a_second_job_of_the_same_recipe_leaves_the_first_alone(job: Lab) -> None:
     first = job.sbatch(job.recipe(), "--gres=none").ready()
     env = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": ",".join(job.cluster.nodes[1:])}

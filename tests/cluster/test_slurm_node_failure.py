@@ -10,7 +10,7 @@ from tests.cluster.deployments import LIMIT, Lab, measured
 from tests.cluster.spec import LOGIN
 from tests.cluster.waiting import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.full]
 
 
 def test_degrade_outlives_the_node_in_a_job_that_slurm_does_not_kill(job: Lab) -> None:

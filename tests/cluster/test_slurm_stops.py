@@ -55,6 +55,7 @@ STAGES: list[tuple[Callable[[Deployment], None], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("reached", "changes"), STAGES, ids=[*(f.__name__ for f, _ in STAGES[:-1]), "stubborn engine"])
+@pytest.mark.full
 def test_scancel_leaves_nothing(job: Lab, reached: Callable[[Deployment], None], changes: dict[str, Any]) -> None:
     up = job.sbatch(job.recipe(**changes))
     reached(up)
@@ -74,6 +75,7 @@ def test_scancel_is_survived_by_the_record(job: Lab) -> None:
     assert job.pdserve(LOGIN, "status").stdout.startswith("fake: stopped")
 
 
+@pytest.mark.full
 def test_the_time_limit_lets_a_stream_end_before_anything_is_stopped(job: Lab) -> None:
     recipe = job.recipe(proxy__drain_seconds=20, decode__env={"FAKE_HOLD": "token"})
     # Slurm looks every 30 s and may signal so much earlier: not within the first minute, and 30 s before the end.
@@ -111,6 +113,7 @@ def runs_now(up: Deployment) -> bool:
     return False
 
 
+@pytest.mark.full
 def test_a_requeued_job_is_a_new_run_and_the_old_one_is_gone(job: Lab) -> None:
     up = job.sbatch(job.recipe(), "--requeue").ready()
     first = up.run.run_id

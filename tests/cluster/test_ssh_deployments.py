@@ -35,6 +35,7 @@ def test_a_recipe_over_two_hosts_is_driven_from_a_third_machine(hosts: Lab) -> N
         assert up.stopped() == ORDER
 
 
+@pytest.mark.full
 def test_the_launcher_may_be_on_one_of_the_hosts(hosts: Lab) -> None:
     with hosts.up(hosts.cluster.nodes[0], hosts.recipe(), "--cluster", hosts.hosts()) as up:
         up.ready()
@@ -74,6 +75,7 @@ def test_a_host_that_does_not_answer_is_named_in_the_words_of_ssh(hosts: Lab) ->
         ("Port=2222", "Connection refused"),
     ],
 )
+@pytest.mark.full
 def test_a_host_that_refuses_is_named_in_the_words_of_ssh(hosts: Lab, option: str, words: str) -> None:
     config = hosts.folder / "ssh_config"
     # The first value of a setting wins, but identities add up.
@@ -91,6 +93,7 @@ def test_a_host_that_refuses_is_named_in_the_words_of_ssh(hosts: Lab, option: st
     assert done.stderr.count(words) == 2, done.stderr
 
 
+@pytest.mark.full
 def test_the_logs_that_preflight_names_are_there(hosts: Lab) -> None:
     file = hosts.hosts(ssh={"config": str(hosts.cluster.ssh_config), "options": ["Port=2222"]})
     done = hosts.pdserve(LOGIN, "preflight", hosts.recipe(), "--cluster", file)
@@ -101,6 +104,7 @@ def test_the_logs_that_preflight_names_are_there(hosts: Lab) -> None:
         assert "Connection refused" in (Path(named[1]) / f"probe@{node}.log").read_text()
 
 
+@pytest.mark.full
 def test_what_up_would_start_of_a_running_deployment_is_looked_at_on_its_node_first(hosts: Lab) -> None:
     """A port of the one that died is taken meanwhile; what runs is not blamed for the ports and the memory it has."""
     recipe, cluster = hosts.recipe(prefill__instances=2), hosts.hosts()
@@ -164,6 +168,7 @@ def test_a_killed_ssh_is_a_lost_node_and_leaves_nothing_there(hosts: Lab) -> Non
         assert up.ended() == "5"
 
 
+@pytest.mark.full
 def test_a_killed_agent_is_named_as_the_cause(hosts: Lab) -> None:
     with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
         up.ready()
@@ -179,6 +184,7 @@ def test_a_killed_agent_is_named_as_the_cause(hosts: Lab) -> None:
     hosts.cluster.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_an_agent_that_is_stopped_is_a_lost_node_within_the_heartbeat(hosts: Lab) -> None:
     with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
         up.ready()
@@ -196,6 +202,7 @@ def test_an_agent_that_is_stopped_is_a_lost_node_within_the_heartbeat(hosts: Lab
     hosts.cluster.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_a_launcher_that_is_held_longer_than_the_lease_reports_it(hosts: Lab) -> None:
     with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
         up.ready()
@@ -210,6 +217,7 @@ def test_a_launcher_that_is_held_longer_than_the_lease_reports_it(hosts: Lab) ->
         assert "deployment is degraded" not in up.printed()
 
 
+@pytest.mark.full
 def test_a_cut_while_engines_start_is_named_within_the_heartbeat(hosts: Lab) -> None:
     loads = hosts.recipe(decode__env={"FAKE_READY_AFTER": "300"})
     with hosts.up(LOGIN, loads, "--cluster", hosts.hosts()) as up:
@@ -226,6 +234,7 @@ def test_a_cut_while_engines_start_is_named_within_the_heartbeat(hosts: Lab) -> 
     hosts.cluster.assert_nothing_left(timeout=LIMIT)
 
 
+@pytest.mark.full
 def test_what_a_killed_agent_leaves_is_cleared_up_there_and_the_error_names_the_command(hosts: Lab) -> None:
     with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
         up.ready()
@@ -240,6 +249,7 @@ def test_what_a_killed_agent_leaves_is_cleared_up_there_and_the_error_names_the_
     hosts.cluster.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_the_node_of_the_proxy_cannot_be_done_without(hosts: Lab) -> None:
     recipe = hosts.recipe(on_node_loss="degrade", prefill__instances=2, decode__instances=2)
     with hosts.up(LOGIN, recipe, "--cluster", hosts.hosts()) as up:
@@ -279,6 +289,7 @@ def test_a_killed_launcher_takes_everything_along(hosts: Lab) -> None:
         hosts.cluster.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_a_run_directory_that_a_host_does_not_share_is_found_before_anything_starts(hosts: Lab) -> None:
     other = hosts.cluster.nodes[1]
     hosts.home.mkdir()

@@ -12,7 +12,7 @@ from tests.cluster.deployments import LIMIT, PDSERVE, Deployment, Lab, measured
 from tests.cluster.spec import LOGIN
 from tests.cluster.waiting import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.full]
 
 
 def of_pdserve(hosts: Lab, node: str) -> list[int]:

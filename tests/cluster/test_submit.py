@@ -33,6 +33,7 @@ def test_detached_it_returns_once_the_deployment_is_ready(job: Lab) -> None:
     assert job.pdserve(LOGIN, "down").stdout.strip() == "fake: stopped"
 
 
+@pytest.mark.full
 def test_a_job_that_fails_gives_its_error_and_its_exit_code(job: Lab) -> None:
     recipe = job.recipe(**NO_GPUS, decode__env={"FAKE_DIE_AT": "load"})
     argv = [*PDSERVE, "up", str(recipe), "--slurm"]
@@ -42,6 +43,7 @@ def test_a_job_that_fails_gives_its_error_and_its_exit_code(job: Lab) -> None:
     assert ": failed; its output: " in done.stderr
 
 
+@pytest.mark.full
 def test_what_sbatch_refuses_is_reported_before_anything_waits(job: Lab) -> None:
     recipe = job.recipe(slurm__partition="nope")
     done = job.cluster.run(LOGIN, [*PDSERVE, "up", str(recipe), "--slurm"], env=job.env, cwd=job.folder)

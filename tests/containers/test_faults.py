@@ -40,6 +40,7 @@ def test_docker_kill(box: Boxes) -> None:
     box.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_docker_stop(box: Boxes) -> None:
     with box.up(box.node, box.boxed()) as up:
         up.ready()
@@ -50,6 +51,7 @@ def test_docker_stop(box: Boxes) -> None:
     box.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_docker_stop_without_patience(box: Boxes) -> None:
     """Its KILL comes before the agent has stopped everything."""
     recipe = box.boxed(engine__env={"VLLM_CPU_KVCACHE_SPACE": 1, "FAKE_SHM": "1", "FAKE_IGNORE_TERM": "1"})
@@ -61,6 +63,7 @@ def test_docker_stop_without_patience(box: Boxes) -> None:
 
 
 @pytest.mark.parametrize("unread", [False, True])
+@pytest.mark.full
 def test_a_docker_daemon_that_is_killed(own_box: Boxes, unread: bool) -> None:
     """`unread`: with a heartbeat of the launcher in its socket, which makes the exit code of `docker run` 1."""
     with own_box.up(own_box.node, own_box.boxed()) as up:
@@ -83,6 +86,7 @@ def test_a_docker_daemon_that_is_killed(own_box: Boxes, unread: bool) -> None:
     own_box.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_a_docker_daemon_that_is_stopped_by_its_owner(own_box: Boxes) -> None:
     with own_box.up(own_box.node, own_box.boxed()) as up:
         up.ready()
@@ -94,6 +98,7 @@ def test_a_docker_daemon_that_is_stopped_by_its_owner(own_box: Boxes) -> None:
     own_box.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_a_docker_daemon_that_hangs(box: Boxes) -> None:
     """Its socket accepts, and nothing is answered: the agent lives, and no word of it comes through."""
     with box.up(box.node, box.boxed()) as up:
@@ -113,6 +118,7 @@ def test_a_docker_daemon_that_hangs(box: Boxes) -> None:
     box.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_a_docker_daemon_that_hangs_while_the_engines_start(box: Boxes) -> None:
     recipe = box.boxed(engine__env={"VLLM_CPU_KVCACHE_SPACE": 1, "FAKE_SHM": "1", "FAKE_NEVER_READY": "1"})
     with box.up(box.node, recipe) as up:
@@ -124,6 +130,7 @@ def test_a_docker_daemon_that_hangs_while_the_engines_start(box: Boxes) -> None:
     box.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_a_container_that_is_paused_is_missed_within_the_heartbeat(box: Boxes) -> None:
     with box.up(box.node, box.boxed()) as up:
         up.ready()
@@ -143,6 +150,7 @@ def test_a_launcher_that_is_killed_takes_the_container_along(box: Boxes) -> None
             note(time.time(), "nothing left")
 
 
+@pytest.mark.full
 def test_down_after_a_killed_launcher_stops_a_container_that_is_still_there(box: Boxes) -> None:
     slow = box.boxed(engine__env={"VLLM_CPU_KVCACHE_SPACE": 1, "FAKE_SHM": "1", "FAKE_IGNORE_TERM": "1"})
     with box.up(box.node, slow) as up:
@@ -170,6 +178,7 @@ def test_an_agent_that_is_killed(box: Boxes) -> None:
     box.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_a_guard_that_is_killed(box: Boxes) -> None:
     with box.up(box.node, box.boxed()) as up:
         up.ready()
@@ -180,6 +189,7 @@ def test_a_guard_that_is_killed(box: Boxes) -> None:
     box.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_agent_and_guard_that_are_killed_at_once(box: Boxes) -> None:
     with box.up(box.node, box.boxed()) as up:
         up.ready()
@@ -189,6 +199,7 @@ def test_agent_and_guard_that_are_killed_at_once(box: Boxes) -> None:
     box.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_launcher_agent_and_guard_that_are_killed_at_once(box: Boxes) -> None:
     with box.up(box.node, box.boxed()) as up:
         up.ready()
@@ -200,6 +211,7 @@ def test_launcher_agent_and_guard_that_are_killed_at_once(box: Boxes) -> None:
     box.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_a_docker_client_that_is_killed(box: Boxes) -> None:
     with box.up(box.node, box.boxed()) as up:
         up.ready()

@@ -19,7 +19,7 @@ from tests.containers.podman import Podman
 from tests.containers.programs import podman_layers
 from tests.containers.tiny import NAME, contained
 
-pytestmark = [pytest.mark.container, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.container, pytest.mark.timeout(1200), pytest.mark.full]
 
 
 class Pods(Boxes):

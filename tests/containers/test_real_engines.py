@@ -13,7 +13,7 @@ from tests.cluster.tiny import assert_all_proven, until_ready
 from tests.containers.boxes import Boxes
 from tests.containers.tiny import NAME, contained
 
-pytestmark = [pytest.mark.container, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.container, pytest.mark.timeout(1200), pytest.mark.full]
 
 
 @contextmanager

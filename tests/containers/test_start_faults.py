@@ -36,6 +36,7 @@ def test_an_image_that_is_not_there(box: Boxes) -> None:
     assert "docker load" in output
 
 
+@pytest.mark.full
 def test_an_image_for_which_there_is_no_room(box: Boxes) -> None:
     keys = ("--set", "container.image=registry.invalid/vllm:9", "--set", "container.disk_gib=1000000")
     output = refused(box, box.boxed(), *keys, fault="no room for the image")
@@ -43,12 +44,14 @@ def test_an_image_for_which_there_is_no_room(box: Boxes) -> None:
     assert "container.disk_gib" in output
 
 
+@pytest.mark.full
 def test_an_image_without_an_interpreter(box: Boxes) -> None:
     output = refused(box, box.boxed(), "--set", "container.python=/opt/no/python3", fault="no interpreter")
     assert "likely cause: the image has no /opt/no/python3" in output
     assert "container.python" in output
 
 
+@pytest.mark.full
 def test_an_image_without_programs(box: Boxes) -> None:
     recipe = box.boxed(container__mounts=[])
     output = refused(box, recipe, fault="an empty image")
@@ -79,6 +82,7 @@ def test_an_image_without_vllm(box: Boxes, without_vllm: Path) -> None:
     assert "vllm is not installed" in output, output
 
 
+@pytest.mark.full
 def test_an_image_with_another_pdserve(box: Boxes, tmp_path: Path) -> None:
     other = tmp_path / "other/pdserve"
     shutil.copytree(REPOSITORY / "pdserve", other, ignore=shutil.ignore_patterns("__pycache__"))
@@ -91,6 +95,7 @@ def test_an_image_with_another_pdserve(box: Boxes, tmp_path: Path) -> None:
     assert "the same pdserve there as here" in output
 
 
+@pytest.mark.full
 def test_a_user_who_may_not_use_docker(box: Boxes) -> None:
     """Root is such a user of a socket without any permission, once it may not override them."""
     recipe = box.boxed()
@@ -105,6 +110,7 @@ def test_a_user_who_may_not_use_docker(box: Boxes) -> None:
     assert "usermod -aG docker" in done.stderr
 
 
+@pytest.mark.full
 def test_a_docker_that_does_not_run(own_box: Boxes) -> None:
     own_box.docker.stop()
     try:
@@ -115,6 +121,7 @@ def test_a_docker_that_does_not_run(own_box: Boxes) -> None:
     assert "systemctl start docker" in output
 
 
+@pytest.mark.full
 def test_a_docker_that_hangs(box: Boxes) -> None:
     """Its socket accepts, and nothing is answered."""
     with box.docker.hanging():
@@ -132,6 +139,7 @@ def test_a_docker_that_hangs(box: Boxes) -> None:
     ],
     ids=["before the look at the node", "before the agent"],
 )
+@pytest.mark.full
 def test_a_docker_that_hangs_once_the_image_was_looked_at(box: Boxes, program: str, said: str, exit_code: str) -> None:
     """It stops at the moment in which its client is called for a container."""
     folder = box.folder / "bin"

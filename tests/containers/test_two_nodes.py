@@ -15,7 +15,7 @@ from tests.cluster.waiting import wait_until
 from tests.containers.boxes import Boxes
 from tests.launch.deployment import DELAYS
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.full]
 ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 _LIMIT = 240.0
 

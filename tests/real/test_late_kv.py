@@ -20,7 +20,7 @@ from pdserve.patches.scheduler.given_up_loads import NAME
 from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
 from tests.real import kv_faults
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 LIMIT = 3.0
 BLOCK = 128

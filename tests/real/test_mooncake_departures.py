@@ -374,6 +374,7 @@ def test_decode_notices_that_its_prefill_was_killed(tiny: Deployment) -> None:
     assert status["processes"]["decode-0"]["patch_effects"]["mooncake-pulls"]["peers-lost"] >= 1
 
 
+@pytest.mark.full
 def test_without_the_patches_departed_clients_stall_prefill(unpatched: Unpatched) -> None:
     async def departures() -> tuple[float, float, float, int]:
         async with reached(unpatched.plan, KEY) as engines:
@@ -389,6 +390,7 @@ def test_without_the_patches_departed_clients_stall_prefill(unpatched: Unpatched
     assert left + took > ABORT_SECONDS
 
 
+@pytest.mark.full
 def test_without_the_guard_a_late_report_ends_decode(unpatched: Unpatched) -> None:
     """Decode is gone then. With the guard: test_late_kv.py."""
     order = unpatched.faults / kv_faults.NOTICE

@@ -132,6 +132,7 @@ def test_clients_that_leave_at_any_moment_leave_no_block_behind(engines: Engines
     assert by_lease <= 1
 
 
+@pytest.mark.full
 def test_clients_that_leave_during_prefill_do_not_delay_the_next_one(engines: Engines, faults: Path) -> None:
     """It waits for a few prompts of the crowd and not for most of them: they are not computed for nobody. Counted, and
     with a prefill that is held until all have left, because on few cores NIXL's own threads can hold anything up for

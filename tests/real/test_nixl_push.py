@@ -17,7 +17,7 @@ from tests.real import kv_faults
 from tests.real.conftest import brought_up, member
 from tests.real.nixl_engines import API_BODIES, WORDS, Engines, assert_all_proven
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 NAME = "tiny-cpu-nixl-push"
 DEPARTURES = 6

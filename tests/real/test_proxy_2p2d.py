@@ -191,6 +191,7 @@ async def conversations(asked: Clients, seed: int) -> float:
     return (after_hits - before_hits) / (after_all - before_all)
 
 
+@pytest.mark.full
 def test_prefix_aware_and_kv_events_raise_the_hit_rate_over_round_robin(tiny: Deployment) -> None:
     async def rates() -> dict[str, float]:
         async with clients(tiny) as asked:
@@ -249,6 +250,7 @@ def test_a_hundred_clients_who_leave_during_prefill_do_not_delay_the_next(tiny: 
     assert took < ABORT_SECONDS
 
 
+@pytest.mark.full
 def test_clients_who_leave_at_random_moments_leave_nothing(tiny: Deployment) -> None:
     async def departures() -> float:
         async with clients(tiny) as asked:

@@ -10,7 +10,7 @@ import pytest
 from tests.launch.deployment import Deployment, pdserve, read_json
 from tests.real.conftest import brought_up
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from tests.launch.deployment import Deployment, pdserve, read_json
 from tests.real.conftest import brought_up
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 BODY = {"model": "tiny", "prompt": "one two three " * 200, "max_tokens": 4, "temperature": 0}
 

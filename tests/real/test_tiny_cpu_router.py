@@ -13,7 +13,7 @@ from openai import AuthenticationError, OpenAI
 from tests.launch.deployment import Deployment, pdserve, read_json
 from tests.real.conftest import brought_up
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")
