@@ -197,7 +197,7 @@ class Deployment:
         pid = int(self.state()["processes"][name]["id"]["pid"])
         if core:
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            pid = next(int(child) for child in children if "EngineCore" in Path(f"/proc/{child}/comm").read_text())
+            pid = next(int(child) for child in children if "EngineCor" in Path(f"/proc/{child}/comm").read_text())
         os.kill(pid, signal.SIGKILL)
         return pid
 
