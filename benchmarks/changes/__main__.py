@@ -229,8 +229,10 @@ async def _kills(deployment: Deployment, load: Load, kills: int) -> list[dict[st
     for index in range(kills):
         name, core = f"{('prefill', 'decode')[index % 2]}-{index // 4 % 2}", index // 2 % 2 == 1
         load.phase, began = Seen(), time.monotonic()
+        restarts = deployment.state()["processes"][name]["restarts"]
         deployment.kill(name, core=core)
-        await asyncio.sleep(1)
+        while deployment.state()["processes"][name]["restarts"] == restarts:
+            await asyncio.sleep(0.1)  # another process writes the file
         await deployment.until_ready()
         seconds, dying = round(time.monotonic() - began, 1), load.phase.summary()
         load.phase = Seen()
