@@ -231,8 +231,8 @@ async def _kills(deployment: Deployment, load: Load, kills: int) -> list[dict[st
         load.phase, began = Seen(), time.monotonic()
         restarts = deployment.state()["processes"][name]["restarts"]
         deployment.kill(name, core=core)
-        while deployment.state()["processes"][name]["restarts"] == restarts:
-            await asyncio.sleep(0.1)  # another process writes the file
+        while deployment.state()["processes"][name]["restarts"] == restarts:  # noqa: ASYNC110 (as above)
+            await asyncio.sleep(0.1)
         await deployment.until_ready()
         seconds, dying = round(time.monotonic() - began, 1), load.phase.summary()
         load.phase = Seen()
