@@ -197,7 +197,7 @@ class Deployment:
         pid = int(self.state()["processes"][name]["id"]["pid"])
         if core:
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            pid = next(int(child) for child in children if "EngineCore" in Path(f"/proc/{child}/comm").read_text())
+            pid = next(int(child) for child in children if "EngineCor" in Path(f"/proc/{child}/comm").read_text())
         os.kill(pid, signal.SIGKILL)
         return pid
 
@@ -229,14 +229,17 @@ async def _kills(deployment: Deployment, load: Load, kills: int) -> list[dict[st
     for index in range(kills):
         name, core = f"{('prefill', 'decode')[index % 2]}-{index // 4 % 2}", index // 2 % 2 == 1
         load.phase, began = Seen(), time.monotonic()
+        restarts = deployment.state()["processes"][name]["restarts"]
         deployment.kill(name, core=core)
-        await asyncio.sleep(1)
+        while deployment.state()["processes"][name]["restarts"] == restarts:  # noqa: ASYNC110 (as above)
+            await asyncio.sleep(0.1)
         await deployment.until_ready()
-        seconds, dying = round(time.monotonic() - began, 1), load.phase.summary()
+        seconds, dying = round(time.monotonic() - began, 1), load.phase
         load.phase = Seen()
-        await asyncio.sleep(3)
+        await asyncio.sleep(5)  # in which what waited for the engine is answered, and counts as it was asked
         after = load.phase.summary()
-        rows.append({"step": f"kill {name} {'EngineCore' if core else 'API server'}", "seconds": seconds, **dying})
+        rows.append({"step": f"kill {name} {'EngineCore' if core else 'API server'}", "seconds": seconds})
+        rows[-1].update(dying.summary())
         rows[-1]["failed_after_ready"] = after["failed"] + after["cut"] + after["unequal"]
         print(json.dumps(rows[-1]), flush=True)
     return rows
