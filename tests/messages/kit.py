@@ -54,8 +54,8 @@ class Case:
     argv: tuple[str, ...] = VALIDATE
     files: Mapping[str, str | bytes] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
-    by_hand: bool = False
-    """No program can read the fix out of the message."""
+    fact: str = ""
+    """By which the message is known, where no program can read the fix out of it."""
 
     @property
     def shown(self) -> dict[str, str | bytes]:
@@ -64,25 +64,25 @@ class Case:
         return {**own, **self.files}
 
 
-def over(title: str, text: str, *, by_hand: bool = False, **environ: str) -> Case:
+def over(title: str, text: str, *, fact: str = "", **environ: str) -> Case:
     """A recipe that adds `text` to good.yaml."""
-    return Case(title, EXTENDED + text, environ=environ, by_hand=by_hand)
+    return Case(title, EXTENDED + text, environ=environ, fact=fact)
 
 
-def whole(title: str, text: str | bytes, *, by_hand: bool = False) -> Case:
+def whole(title: str, text: str | bytes, *, fact: str = "") -> Case:
     """A recipe that builds on nothing."""
-    return Case(title, text, by_hand=by_hand)
+    return Case(title, text, fact=fact)
 
 
-def option(title: str, *options: str, text: str = EXTENDED, by_hand: bool = False) -> Case:
+def option(title: str, *options: str, text: str = EXTENDED, fact: str = "") -> Case:
     """Options of `validate`."""
-    return Case(title, text, (*VALIDATE, *options), by_hand=by_hand)
+    return Case(title, text, (*VALIDATE, *options), fact=fact)
 
 
-def cluster(title: str, text: str, *, by_hand: bool = False) -> Case:
+def cluster(title: str, text: str, *, fact: str = "") -> Case:
     """A cluster file."""
     argv = ("up", "good.yaml", "--cluster", "cluster.yaml", "--dry-run")
-    return Case(title, argv=argv, files={"cluster.yaml": text}, by_hand=by_hand)
+    return Case(title, argv=argv, files={"cluster.yaml": text}, fact=fact)
 
 
 @dataclass(frozen=True)

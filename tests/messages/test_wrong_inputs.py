@@ -21,8 +21,9 @@ def test_one_whole_message_of_each_kind_is_that_of_the_golden_file() -> None:
 
 
 @each_row("case", CASES)
-def test_a_message_says_what_to_do(case: Case) -> None:
+def test_a_message_has_its_fact_and_what_to_do(case: Case) -> None:
     shown = message(case)
+    assert case.fact in shown
     problems = [line for line in shown.splitlines() if line.startswith("  | ")]
     if shown.partition("\n")[0].endswith(" problems"):
         assert all(" -> " in line for line in problems), shown
@@ -32,7 +33,7 @@ def test_a_message_says_what_to_do(case: Case) -> None:
         assert "  what to do:   " in shown, shown
 
 
-@each_row("case", [case for case in CASES if not case.by_hand])
+@each_row("case", [case for case in CASES if not case.fact])
 def test_what_the_message_says_works_when_it_is_typed(case: Case, tmp_path: Path) -> None:
     after = applied(case, message(case))
     assert after is not None, f"no program can read the fix any more\n{message(case)}"

@@ -8,35 +8,57 @@ UNKNOWN = (
     over("a slip in a section", "prefil: {instances: 2}\n"),
     over("capitals in a key", "Prefill: {instances: 2}\n"),
     over("a hyphen for an underscore", "lmcache: {l1-size-gb: 64}\n"),
-    over("a key that nothing resembles", "verify: {xyzzy: 1}\n", by_hand=True),
+    over("a key that nothing resembles", "verify: {xyzzy: 1}\n", fact="verify.xyzzy: unknown key"),
     over("a null key that does not exist", "prefill: {instnaces: null}\n"),
     over("replicas of a role", "prefill: {replicas: 2}\n"),
     over("gpus of a role", "prefill: {gpus: [0, 1, 2, 3]}\n"),
-    over("tp of a role", "decode: {tp: 4}\n", by_hand=True),
-    over("a flag of vLLM as a key", "decode: {gpu_memory_utilization: 0.9}\n", by_hand=True),
-    over("a flag that pdserve sets as a key", "decode: {tensor_parallel_size: 4}\n", by_hand=True),
+    over("tp of a role", "decode: {tp: 4}\n", fact="decode.tp: unknown key"),
+    over(
+        "a flag of vLLM as a key",
+        "decode: {gpu_memory_utilization: 0.9}\n",
+        fact="decode.gpu_memory_utilization: unknown key",
+    ),
+    over(
+        "a flag that pdserve sets as a key",
+        "decode: {tensor_parallel_size: 4}\n",
+        fact="decode.tensor_parallel_size: unknown key",
+    ),
     over("the port of the proxy in its section", "proxy: {port: 30000}\n"),
     over("the port of a role in its section", "prefill: {port: 8110}\n"),
     over("a port at the top", "port: 30000\n"),
     over("a host at the top", "host: 0.0.0.0\n"),
     over("the size of L1 at the top", "l1_size_gb: 64\n"),
-    over("restarts of a role at the top", "restart: {policy: never}\n", by_hand=True),
+    over("restarts of a role at the top", "restart: {policy: never}\n", fact="restart: unknown key"),
     over("a slip in a key of a connector", "decode: {connector: {kind: mooncake, proto: rdma}}\n"),
-    over("a key of another connector", "decode: {connector: {kind: mooncake, backends: [UCX]}}\n", by_hand=True),
+    over(
+        "a key of another connector",
+        "decode: {connector: {kind: mooncake, backends: [UCX]}}\n",
+        fact="decode.connector.backends: unknown key",
+    ),
     over("a policy at the proxy", "proxy: {policy: least_loaded}\n"),
     over("a name of a served model", "model: {served_model_name: x}\n"),
     option("the port of the proxy on the command line", "--set", "proxy.port=30000"),
     option("a slip on the command line", "--set", "prefil.instances=2"),
-    option("no value on the command line", "--set", "ports.proxy", by_hand=True),
-    option("a key below a number", "--set", "prefill.parallel.tp.size=2", by_hand=True),
+    option("no value on the command line", "--set", "ports.proxy", fact="--set ports.proxy has no value"),
+    option(
+        "a key below a number",
+        "--set",
+        "prefill.parallel.tp.size=2",
+        fact="--set prefill.parallel.tp.size=2: prefill.parallel.tp is 4, it",
+    ),
     option(
         "an item that the list does not have",
         "--set",
         "prefill.devices.7=1",
         text="extends: good.yaml\nprefill: {devices: [0, 1, 2, 3]}\n",
-        by_hand=True,
+        fact="--set prefill.devices.7=1: prefill.devices.7: the list has",
     ),
-    option("brackets that are not closed on the command line", "--set", "prefill.devices=[0,1", by_hand=True),
+    option(
+        "brackets that are not closed on the command line",
+        "--set",
+        "prefill.devices=[0,1",
+        fact="--set prefill.devices=[0,1: not YAML: the [",
+    ),
 )
 MISSING = (
     whole("no schema", GOOD.replace("schema: 1\n", "")),
@@ -52,10 +74,25 @@ MISSING = (
     ),
     over("tls without a key", "proxy: {tls: {certificate: server.crt}}\n"),
 )
-FLAGS = (over("a flag turned off by its name", "engine: {args: {no-enable-prefix-caching: true}}\n", by_hand=True),)
+FLAGS = (
+    over(
+        "a flag turned off by its name",
+        "engine: {args: {no-enable-prefix-caching: true}}\n",
+        fact="engine.args.no-enable-prefix-caching: a flag is turned off",
+    ),
+)
 SECRETS = (over("a secret's value for its name", "engine: {env: {HF_TOKEN: {secret: hf-abc.def}}}\n"),)
 REFERENCES = (
-    over("a variable that is not set", "decode: {instances: '${DECODES}'}\n", by_hand=True),
-    over("a reference without quotes in braces", "decode: {instances: ${DECODES}}\n", DECODES="2", by_hand=True),
+    over(
+        "a variable that is not set",
+        "decode: {instances: '${DECODES}'}\n",
+        fact="decode.instances: the environment variable DECODES is",
+    ),
+    over(
+        "a reference without quotes in braces",
+        "decode: {instances: ${DECODES}}\n",
+        DECODES="2",
+        fact="not YAML: expected ',' or '}'",
+    ),
 )
 KINDS: tuple[tuple[Case, ...], ...] = (UNKNOWN, MISSING, FLAGS, SECRETS, REFERENCES)

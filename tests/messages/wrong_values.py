@@ -19,7 +19,7 @@ TYPES = (
     over("a boolean for a text", "slurm: {partition: on, qos: true}\n"),
     over("a list of one for a text", "model: {served_name: [a]}\n"),
     over("a word that is no choice", "platform: gpu\n"),
-    over("a slip in a choice", "mode: agregated\n", by_hand=True),
+    over("a slip in a choice", "mode: agregated\n", fact="mode: expected one of disaggregated and"),
     over("the vendor's name for a platform", "platform: nvidia\n"),
     over("always for a restart policy", "prefill:\n  restart: {policy: always}\n"),
     over("another schema", "schema: 2\n"),
@@ -50,8 +50,8 @@ UNITS = (
 RANGES = (
     over("no instances", "prefill: {instances: 0}\n"),
     over("a negative count", "decode:\n  parallel: {tp: -4}\n"),
-    over("600 instances", "prefill:\n  instances: 600\n", by_hand=True),
-    whole("600 instances on a CPU", "extends: cpu.yaml\nprefill: {instances: 600}\n", by_hand=True),
+    over("600 instances", "prefill:\n  instances: 600\n", fact="prefill.instances: prefill 600 x 4 +"),
+    whole("600 instances on a CPU", "extends: cpu.yaml\nprefill: {instances: 600}\n", fact="2 problems"),
     over("a port above the last one", "ports: {proxy: 80000}\n"),
     over("port 0", "ports: {decode: 0}\n"),
     over("a size of nothing", "lmcache: {l1_size_gb: 0}\n"),
@@ -72,7 +72,7 @@ SHORT = (
     over("a connector as the key", "decode:\n  connector:\n    mooncake: {protocol: rdma}\n"),
     over("a connector with type", "decode: {connector: {type: mooncake}}\n"),
     over("a connector without kind", "decode: {connector: {protocol: rdma}}\n"),
-    over("a connector that corrupts KV", "decode: {connector: {kind: nixl-push}}\n", by_hand=True),
+    over("a connector that corrupts KV", "decode: {connector: {kind: nixl-push}}\n", fact="2 problems"),
     over("a slip in a connector", "decode: {connector: {kind: moncake}}\n"),
     over("a routing policy by its name", "proxy: {routing: {prefill: least_loaded}}\n"),
     whole("a model by its id", GOOD.replace(GOOD[GOOD.index("model:") : GOOD.index("prefill:")], "model: org/model\n")),
@@ -88,7 +88,7 @@ SHORT = (
     over("flags as a list", "engine: {args: [--max-model-len=4096, --enforce-eager]}\n"),
     over("variables as a list", "engine:\n  env: [NCCL_DEBUG=INFO]\n"),
     over("a key without a space after its colon", "retention:\n  runs:5\n"),
-    over("a section that is a number", "proxy: 8000\n", by_hand=True),
+    over("a section that is a number", "proxy: 8000\n", fact="proxy: expected a mapping, got 8000"),
 )
 LISTS = (
     over("a range of devices", 'prefill: {devices: "0-3"}\n'),
