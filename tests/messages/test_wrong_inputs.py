@@ -39,7 +39,7 @@ def test_what_the_message_says_works_when_it_is_typed(case: Case, tmp_path: Path
     assert after is not None, f"no program can read the fix any more\n{message(case)}"
     write(after, tmp_path)
     if "cluster.yaml" in after.files:
-        assert load_cluster(tmp_path / "cluster.yaml", environ=after.environ)
+        assert load_cluster(tmp_path / "cluster.yaml", environ=after.environ).cluster.hosts
     else:
         done = run(after.argv, tmp_path, after.environ)
         assert done.code == 0, f"{after}\n{done.err}"
