@@ -18,7 +18,11 @@ LAYOUTS = (
         fact="lmcache.on.0: mode disaggregated has no role",
     ),
     over("a role of the other mode", "aggregated: {instances: 1}\n", fact="aggregated: mode disaggregated has no role"),
-    over("devices on a CPU", "platform: cpu\nprefill: {devices: [0, 1, 2, 3]}\n", fact="3 problems"),
+    over(
+        "devices on a CPU",
+        "platform: cpu\nprefill: {devices: [0, 1, 2, 3]}\n",
+        fact="devices_per_node: a CPU node has no",
+    ),
     over(
         "an instance larger than a node",
         "lmcache: null\nprefill: {parallel: {tp: 16}}\n",
@@ -27,7 +31,7 @@ LAYOUTS = (
     over(
         "ranks that no two nodes can share",
         "lmcache: null\nprefill: {parallel: {tp: 3, nodes: 2}}\n",
-        fact="2 problems",
+        fact="3 ranks cannot be spread evenly over 2",
     ),
     over("two services on one port", "ports: {proxy: 8100}\n"),
     over(
@@ -43,7 +47,7 @@ LAYOUTS = (
     whole(
         "everything at once",
         "schema: 1\nname: X\nplatform: gpu\nmodel: m\nprefil: {}\nlmcache: {l1_size_gb: 8GB}\n",
-        fact="5 problems",
+        fact="name: expected a name of lower-case",
     ),
 )
 COMMANDS = (
