@@ -35,8 +35,8 @@ def room(module: str) -> str:
 
 
 @cache
-def tree(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text())
+def nodes(module: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(MODULES[module].read_text())))
 
 
 @cache
@@ -46,17 +46,25 @@ def imports(module: str) -> tuple[tuple[str, int], ...]:
 
 
 def _imports(module: str) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 yield (whole if whole in MODULES else node.module), node.lineno
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "import_module" and node.args:
+        elif isinstance(node, ast.Call) and called(node).split(".")[-1] == "import_module" and node.args:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 yield name.value, node.lineno
+
+
+def called(node: ast.Call) -> str:
+    """`name` or `name.name`; of a longer one the end."""
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        return f"{function.value.id}.{function.attr}" if isinstance(function.value, ast.Name) else function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
@@ -121,7 +129,7 @@ def test_limits_of_time_hold_in_a_cancelled_task() -> None:
     asyncios = {
         f"{module}:{node.lineno}"
         for module in MODULES
-        for node in ast.walk(tree(module))
+        for node in nodes(module)
         if isinstance(node, ast.Attribute) and node.attr in ("timeout", "timeout_at", "wait_for")
         if isinstance(node.value, ast.Name) and node.value.id == "asyncio"
     }
@@ -150,7 +158,7 @@ def test_nothing_is_swallowed_or_shelled() -> None:
 
 def swallowed_or_shelled(module: str) -> Iterator[str]:
     """Each place of a module that catches everything, or starts a shell or an interpreter of its own."""
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.ExceptHandler):
             if node.type is None:
                 yield f"{module}:{node.lineno}: bare except"
@@ -159,8 +167,8 @@ def swallowed_or_shelled(module: str) -> Iterator[str]:
             if names & {"Exception", "BaseException"}:
                 yield f"{module}:{node.lineno}: catches everything"
         if isinstance(node, ast.Call):
-            if (called := ast.unparse(node.func)) in {"eval", "exec", "os.system", "yaml.load"}:
-                yield f"{module}:{node.lineno}: {called}"
+            if (name := called(node)) in {"eval", "exec", "os.system", "yaml.load"}:
+                yield f"{module}:{node.lineno}: {name}"
             if any(keyword.arg == "shell" for keyword in node.keywords):
                 yield f"{module}:{node.lineno}: shell"
 
@@ -168,7 +176,9 @@ def swallowed_or_shelled(module: str) -> Iterator[str]:
 def test_no_class_name_stands_for_two_things() -> None:
     places: dict[str, list[str]] = {}
     for module in MODULES:
-        for node in tree(module).body:
+        whole = nodes(module)[0]
+        assert isinstance(whole, ast.Module)
+        for node in whole.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(module)
     assert not {name: modules for name, modules in places.items() if len(modules) > 1}

@@ -150,9 +150,7 @@ def test_a_request_that_is_no_text_is_answered_and_the_next_one_is_taken(run: Ru
 
 
 @pytest.mark.parametrize("bad", ["answered", "read"])
-def test_a_request_is_not_lost_with_another_that_cannot_be(
-    run: RunDir, bad: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_is_not_lost_with_another(run: RunDir, bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one stands nowhere any more when the first or the last cannot be answered, or was just taken back."""
     for name in ("1", "3"):
         (run.inbox / f"{name}.json").write_text("garbage")
@@ -263,9 +261,7 @@ def test_a_key_that_a_logout_removed_is_reported_with_its_path(run: RunDir) -> N
     assert "enable-linger" in str(refused.value.todo)
 
 
-def test_a_key_is_found_from_a_session_with_another_runtime_folder(
-    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_found_from_another_session(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run.save_key("secret")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "of another login"))
     assert RunDir(run.path).read_key() == "secret"
@@ -284,9 +280,7 @@ def test_no_key_is_read_through_a_link_to_another_users_folder(run: RunDir, tmp_
 
 
 @pytest.mark.parametrize("there", ["a link", "a file", "open to others"])
-def test_a_folder_for_secrets_that_is_not_ours_alone_is_refused_with_a_way_out(
-    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
-) -> None:
+def test_a_shared_folder_for_keys(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str) -> None:
     folder = tmp_path / "elsewhere"
     if there == "a link":
         (tmp_path / "target").mkdir(mode=0o700)

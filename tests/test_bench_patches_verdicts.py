@@ -9,6 +9,7 @@ import pytest
 from benchmarks.patches.figures import Figure
 from benchmarks.patches.interval import FEWEST, interval
 from benchmarks.patches.report import judged, table
+from tests.tables import each_row
 
 FIGURE = Figure("decode", "some-patch", 3000.0, 3000.0, 8, 1.0, 0.99, 1.01, 1.001, 1.002, 12_000_000)
 
@@ -30,13 +31,11 @@ def test_few_values_have_no_interval() -> None:
     assert interval([0.0] * FEWEST) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"),
+@each_row(
+    "low, high, verdict",
     [(0.99, 1.029, True), (0.99, 1.031, None), (1.029, 1.05, None), (1.031, 1.05, False), (None, None, None)],
 )
-def test_only_an_interval_on_one_side_of_the_limit_decides(
-    low: float | None, high: float | None, verdict: bool | None
-) -> None:
+def test_an_interval_on_one_side_decides(low: float | None, high: float | None, verdict: bool | None) -> None:
     assert dataclasses.replace(FIGURE, low=low, high=high).verdict is verdict
 
 

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.proxy import other_client
 from benchmarks.proxy.goals import judge
 from benchmarks.proxy.results import Sample, summarise
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,7 +55,7 @@ def test_what_a_proxy_adds_is_taken_within_a_round() -> None:
     assert summarise(samples)["ttft"]["toy"]["added_ttft_p50_ms"] == 3.0
 
 
-@pytest.mark.parametrize(("ours", "passed"), [(0.05, True), (0.2, False)])
+@each_row("ours, passed", [(0.05, True), (0.2, False)])
 def test_a_goal_is_a_ratio_to_the_reference_of_the_same_run(ours: float, passed: bool) -> None:
     samples = [
         sample(0, "vllm-router", {"cpu_ms_per_request": 0.1}, name="requests"),
@@ -88,7 +89,7 @@ def test_a_rate_is_compared_over_all_visits() -> None:
     assert goal.value == pytest.approx(106 / 107)
 
 
-@pytest.mark.parametrize(("ours", "value"), [(3190, 3190 / 3200), (3100, 3100 / 3200)])
+@each_row("ours, value", [(3190, 3190 / 3200), (3100, 3100 / 3200)])
 def test_who_seems_to_deliver_more_than_is_offered_has_delivered_all(ours: float, value: float) -> None:
     samples = [
         Sample(0, "streams-64-paced", system, {"delivered_per_s": rate, "offered_per_s": 3200})
@@ -118,9 +119,7 @@ def test_what_wrk_says_of_answers_that_failed_is_not_passed_over() -> None:
     assert other_client.refused("  100 requests in 3.00s, 1.2MB read\n") is None
 
 
-def test_without_wrk_there_is_no_second_client(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_wrk_is_no_second_client(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", "")
     assert other_client.main() == 1
     assert "apt-get install wrk" in capsys.readouterr().out

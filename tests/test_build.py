@@ -47,9 +47,7 @@ def bad_compiler(tmp_path: Path) -> str:
     ],
     ids=["asked", "no-compiler", "bad-compiler"],
 )
-def test_without_a_compiler_the_wheel_is_pure_python(
-    environment: dict[str, str], message: str, bad_compiler: str, tmp_path: Path
-) -> None:
+def test_no_compiler_is_no_error(environment: dict[str, str], message: str, bad_compiler: str, tmp_path: Path) -> None:
     done = build(tmp_path, {name: value.replace("bad_compiler", bad_compiler) for name, value in environment.items()})
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")

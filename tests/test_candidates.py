@@ -15,6 +15,7 @@ from pdserve.reach.candidates import Candidates, in_containers, kill_wait, of_cl
 from pdserve.reach.cluster_file import load_cluster
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.container import Container
+from tests.tables import each_row
 
 JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu[08-10]", "SLURM_GPUS_ON_NODE": "8"}
 CONFIG = """Configuration data as of 2026-11-21T23:08:16
@@ -66,9 +67,7 @@ def test_a_jobs_nodes_are_reached_by_srun_in_slurms_order(scontrol: Path) -> Non
 @pytest.mark.parametrize(
     ("fields", "gpus"), [("TresPerNode=gres:gpu:2", 2), ("TresPerNode=gres:gpu:16", 8), ("TresPerJob=gres:gpu:2", 8)]
 )
-def test_gpus_of_an_exclusive_job_that_were_not_asked_for_do_not_count(
-    tmp_path: Path, scontrol: Path, fields: str, gpus: int
-) -> None:
+def test_gpus_that_were_not_asked_for_do_not_count(tmp_path: Path, scontrol: Path, fields: str, gpus: int) -> None:
     (tmp_path / "job").write_text(f"JobId=42 JobState=RUNNING Power= {fields} \n")
     candidates = of_job(JOB, ())
     assert candidates is not None
@@ -131,8 +130,8 @@ def test_hosts_of_a_cluster_file_are_reached_by_ssh(tmp_path: Path) -> None:
     assert second.command == (sys.executable,)
 
 
-@pytest.mark.parametrize(
-    ("destination", "target"),
+@each_row(
+    "destination, target",
     [("gpu7", "gpu7"), ("me@gpu7", "gpu7"), ("ssh://me@gpu7:2222", "gpu7"), ("me@2001:db8::7", "2001:db8::7")],
 )
 def test_other_nodes_resolve_the_host_name_that_ssh_gets(tmp_path: Path, destination: str, target: str) -> None:

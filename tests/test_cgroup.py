@@ -13,6 +13,7 @@ import pytest
 from pdserve.system import cgroup, cgroup_memory
 from pdserve.system.cgroup import Cgroup, CgroupId, recorded
 from pdserve.system.cgroup_memory import V1, MemoryCounts, OomWatch, counted, counts
+from tests.tables import each_row
 
 GIB = 2**30
 
@@ -37,17 +38,13 @@ HYBRID = (
 PARTS = "41 31 0:38 /lxc/box @/sys/fs/my\\040cgroups rw - cgroup2 cgroup2 rw"
 
 
-@pytest.mark.parametrize(
-    ("own", "mounts", "controller", "expected"),
-    [
-        ("0::/user.slice/run-1.scope", [ALONE], "", "sys/fs/cgroup/user.slice/run-1.scope"),
-        ("0::/", [ALONE], "", "sys/fs/cgroup"),
-        ("4:memory:/box\n1:cpu,cpuacct:/\n0::/", HYBRID, "", "sys/fs/cgroup/unified"),
-        ("4:memory:/box\n1:cpu,cpuacct:/\n0::/", HYBRID, "memory", "sys/fs/cgroup/memory/box"),
-        ("0::/lxc/box/a", [PARTS], "", "sys/fs/my cgroups/a"),
-    ],
-    ids=["alone", "namespace", "hybrid", "v1", "part of the tree"],
-)
+@each_row("own, mounts, controller, expected", [
+    ("0::/user.slice/run-1.scope", [ALONE], "", "sys/fs/cgroup/user.slice/run-1.scope"),
+    ("0::/", [ALONE], "", "sys/fs/cgroup"),
+    ("4:memory:/box\n1:cpu,cpuacct:/\n0::/", HYBRID, "", "sys/fs/cgroup/unified"),
+    ("4:memory:/box\n1:cpu,cpuacct:/\n0::/", HYBRID, "memory", "sys/fs/cgroup/memory/box"),
+    ("0::/lxc/box/a", [PARTS], "", "sys/fs/my cgroups/a"),
+])  # fmt: skip
 def test_our_own_cgroup(tmp_path: Path, own: str, mounts: tuple[str, ...], controller: str, expected: str) -> None:
     write(tmp_path / expected, {"cgroup.procs": os.getpid()})
     assert cgroup.place(controller, proc(tmp_path, own, *mounts))[0] == tmp_path / expected
@@ -62,33 +59,21 @@ def test_a_mount_point_of_any_name_hides_no_cgroup(tmp_path: Path) -> None:
     assert cgroup.place("", folder)[0] == tmp_path / "sys/fs/cgroup"
 
 
-@pytest.mark.parametrize(
-    ("own", "mounts"),
-    [
-        ("4:memory:/\n0::/", HYBRID[:1]),
-        ("0::/../other", [ALONE]),
-        ("0::/elsewhere", [PARTS]),
-        ("0::/box", [ALONE]),
-    ],
-    ids=["v1 only", "outside of the namespace", "not in the part that is mounted", "another tree's"],
+@each_row(
+    "own, mounts",
+    [("4:memory:/\n0::/", HYBRID[:1]), ("0::/../other", [ALONE]), ("0::/elsewhere", [PARTS]), ("0::/box", [ALONE])],
 )
-def test_where_our_own_cgroup_cannot_be_seen_nothing_is_taken_for_it(
-    tmp_path: Path, own: str, mounts: tuple[str, ...]
-) -> None:
+def test_an_own_cgroup_out_of_sight_is_none(tmp_path: Path, own: str, mounts: tuple[str, ...]) -> None:
     for folder in ("", "other", "box", "elsewhere"):
         write(tmp_path / "sys/fs/cgroup" / folder, {"cgroup.procs": 1})
     with pytest.raises(FileNotFoundError, match=r"no mount of cgroup v2 shows"):
         cgroup.place("", proc(tmp_path, own, *mounts))
 
 
-@pytest.mark.parametrize(
-    ("where", "why"),
-    [
-        (OSError(errno.EROFS, "Read-only file system", "/sys/fs/cgroup/x"), "/sys/fs/cgroup/x: Read-only file system"),
-        (None, "this kernel has no cgroup.kill (Linux 5.14 has)"),
-    ],
-    ids=["read-only", "old kernel"],
-)
+@each_row("where, why", [
+    (OSError(errno.EROFS, "Read-only file system", "/sys/fs/cgroup/x"), "/sys/fs/cgroup/x: Read-only file system"),
+    (None, "this kernel has no cgroup.kill (Linux 5.14 has)"),
+])  # fmt: skip
 def test_why_none_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: OSError | None, why: str) -> None:
     def place(controller: str = "") -> tuple[Path, Path]:
         if where is not None:
@@ -161,25 +146,15 @@ def test_memory_of_cgroup_v1(tmp_path: Path) -> None:
     assert str(counts(job, tmp_path, V1)) == "limit 512 MiB, peak 512 MiB"
 
 
-@pytest.mark.parametrize(
-    ("own", "code", "kills", "how", "out_of_memory"),
-    [
-        (True, -signal.SIGKILL, 1, "killed by the kernel for memory (limit 4.0 GiB, peak 4.0 GiB)", True),
-        (True, 1, 1, "ended, and the kernel had killed a process of it for memory (limit 4.0 GiB, peak 4.0 GiB)", True),
-        (True, -signal.SIGKILL, 0, "ended", False),
-        (False, -signal.SIGKILL, 1, "ended; meanwhile the kernel killed 1 for memory in {at} (limit 4.0 GiB, ", False),
-        (False, 1, 1, "ended", False),
-    ],
-    ids=["it", "a worker of it", "it was killed", "perhaps it", "another one's"],
-)
+@each_row("own, code, kills, how, out_of_memory", [
+    (True, -signal.SIGKILL, 1, "killed by the kernel for memory (limit 4.0 GiB, peak 4.0 GiB)", True),
+    (True, 1, 1, "ended, and the kernel had killed a process of it for memory (limit 4.0 GiB, peak 4.0 GiB)", True),
+    (True, -signal.SIGKILL, 0, "ended", False),
+    (False, -signal.SIGKILL, 1, "ended; meanwhile the kernel killed 1 for memory in {at} (limit 4.0 GiB, ", False),
+    (False, 1, 1, "ended", False),
+])  # fmt: skip
 def test_the_cause_of_a_death(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    own: bool,
-    code: int,
-    kills: int,
-    how: str,
-    out_of_memory: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool, code: int, kills: int, how: str, out_of_memory: bool
 ) -> None:
     files = {"memory.max": 4 * GIB, "memory.peak": 4 * GIB, "memory.events": "oom_kill 3"}
     unit = write(tmp_path / "unit", files)
@@ -194,10 +169,8 @@ def test_the_cause_of_a_death(
     assert so == out_of_memory
 
 
-@pytest.mark.parametrize("counted_before", [False, True])
-def test_counting_of_memory_ends_with_the_last_cgroup_of_those_that_began_it(
-    tmp_path: Path, counted_before: bool
-) -> None:
+@each_row("counted_before", [False, True])
+def test_counting_of_memory_ends_with_its_last_cgroup(tmp_path: Path, counted_before: bool) -> None:
     control = tmp_path / "cgroup.subtree_control"
     control.write_text("cpu memory" if counted_before else "cpu")
     cgroup._start_counting(tmp_path)

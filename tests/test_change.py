@@ -15,6 +15,7 @@ from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState, ProcessPhase, ProcessState
 from pdserve.system.procfs import ProcessId
 from tests.plan import kit
+from tests.tables import each_row
 
 NODES = Node(name="a", address="192.0.2.1"), Node(name="b", address="192.0.2.2")
 
@@ -54,17 +55,12 @@ def test_nothing_is_started_of_what_runs_as_it_should(tmp_path: Path) -> None:
         assert seen.ports[node] == ports(plan, *there)
 
 
-@pytest.mark.parametrize(
-    ("kind", "dead", "starting"),
-    [
-        ("vllm-router", "prefill-0", ("prefill-0", "proxy")),
-        ("vllm-router", "decode-0", ("decode-0",)),
-        ("pdserve", "prefill-0", ("prefill-0",)),
-    ],
-)
-def test_vllm_router_is_started_anew_after_a_prefill_and_serves_until_then(
-    tmp_path: Path, kind: str, dead: str, starting: tuple[str, ...]
-) -> None:
+@each_row("kind, dead, starting", [
+    ("vllm-router", "prefill-0", ("prefill-0", "proxy")),
+    ("vllm-router", "decode-0", ("decode-0",)),
+    ("pdserve", "prefill-0", ("prefill-0",)),
+])  # fmt: skip
+def test_vllm_router_is_started_anew_last(tmp_path: Path, kind: str, dead: str, starting: tuple[str, ...]) -> None:
     moved = {"connector": kit.MOONCAKE}
     plan = kit.plan(kit.recipe({"proxy": {"kind": kind}, "prefill": moved, "decode": moved}), *NODES)
     phases: dict[str, ProcessPhase] = {dead.replace("-", "_"): "dead"}
@@ -72,7 +68,7 @@ def test_vllm_router_is_started_anew_after_a_prefill_and_serves_until_then(
     assert (seen.starting, seen.replaced) == (starting, ())
 
 
-@pytest.mark.parametrize("phase", ["dead", "stopped", "pending", "draining"])
+@each_row("phase", ["dead", "stopped", "pending", "draining"])
 def test_what_does_not_run_is_started_and_its_ports_are_nobodys(tmp_path: Path, phase: ProcessPhase) -> None:
     plan = planned()
     seen = recorded_change(running(tmp_path, plan, decode_0=phase), plan)
@@ -80,7 +76,7 @@ def test_what_does_not_run_is_started_and_its_ports_are_nobodys(tmp_path: Path, 
     assert not seen.ports[plan.process("decode-0").node] & ports(plan, "decode-0")
 
 
-@pytest.mark.parametrize("phase", ["starting", "degraded", "done"])
+@each_row("phase", ["starting", "degraded", "done"])
 def test_what_lives_goes_on(tmp_path: Path, phase: ProcessPhase) -> None:
     plan = planned()
     assert not recorded_change(running(tmp_path, plan, decode_0=phase), plan).starting
@@ -187,16 +183,12 @@ def test_a_plan_between_two_has_what_runs(tmp_path: Path) -> None:
     assert (changed.lmcache, changed.proxy) == (new.lmcache, new.proxy)
 
 
-@pytest.mark.parametrize(
-    ("changed", "can"),
-    [
-        ({"engine": {"args": {"max-num-seqs": 3}}}, True),
-        ({"decode": {"instances": 2}}, True),
-        ({"engine": {"args": {"block-size": 64}}}, False),
-        ({"model": {"path": "models/other"}}, False),
-        ({"prefill": {"connector": kit.NIXL}, "decode": {"connector": kit.NIXL}}, False),
-    ],
-    ids=["limits", "one more", "block size", "model", "connector"],
-)
+@each_row("changed, can", [
+    ({"engine": {"args": {"max-num-seqs": 3}}}, True),
+    ({"decode": {"instances": 2}}, True),
+    ({"engine": {"args": {"block-size": 64}}}, False),
+    ({"model": {"path": "models/other"}}, False),
+    ({"prefill": {"connector": kit.NIXL}, "decode": {"connector": kit.NIXL}}, False),
+])  # fmt: skip
 def test_engines_exchange_kv_only_where_both_sides_agree(changed: dict[str, object], can: bool) -> None:
     assert can_exchange_kv(kit.plan(kit.recipe()), kit.plan(kit.recipe(changed))) is can

@@ -28,6 +28,7 @@ from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import REPOSITORY
 from tests.plan import kit
+from tests.tables import each_row
 
 
 def planned(hostname: str | None, *, host: str = "127.0.0.1") -> Plan:
@@ -47,14 +48,11 @@ def test_a_proxy_on_loopback_of_another_machine_is_refused_before_anything_start
     assert "--set proxy.host=0.0.0.0" in (refused.value.todo or "")
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        pytest.param(planned(socket.gethostname()), id="this machine, by ssh or as a node of a job"),
-        pytest.param(planned("gpu1.example", host="0.0.0.0"), id="the proxy is open to the network"),
-        pytest.param(kit.plan(kit.recipe()), id="no other machine"),
-    ],
-)
+@each_row("plan", [
+    planned(socket.gethostname()),
+    planned("gpu1.example", host="0.0.0.0"),
+    kit.plan(kit.recipe()),
+])  # fmt: skip
 def test_a_proxy_that_is_reached_is_fine(plan: Plan) -> None:
     command().check(plan)
 

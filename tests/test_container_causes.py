@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pdserve.launch.container_end import container_end
 from pdserve.launch.failure import serve_error
 from pdserve.reach.container_causes import container_cause
 from pdserve.reach.protocol import Gone
 from pdserve.run.directory import RunDir
 from tests.plan.kit import hosts, plan, recipe
+from tests.tables import each_row
 
 RESET = "read unix @->/run/docker.sock: read: connection reset by peer"
 RUN = "See 'docker run --help'."
@@ -82,7 +81,7 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize("output", CAUSES)
+@each_row("output", CAUSES)
 def test_a_cause_is_named_with_what_to_do(output: str) -> None:
     cause, todo = CAUSES[output]
     hint = container_cause(f"an earlier line\n{output}\n")
@@ -95,43 +94,32 @@ def test_what_is_not_known_is_not_guessed() -> None:
     assert container_cause("Welcome to node 7\n") is None
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (125, "docker itself failed"),
-        (127, "cannot be run in this image"),
-        (137, "everything in the container was killed at once"),
-        (143, "the container was stopped from outside"),
-    ],
-)
+@each_row("code, words", [
+    (125, "docker itself failed"), (127, "cannot be run in this image"),
+    (137, "everything in the container was killed at once"),
+    (143, "the container was stopped from outside"),
+])  # fmt: skip
 def test_the_exit_code_of_docker_run_has_a_meaning(code: int, words: str) -> None:
     hint = container_end(code)
     assert hint is not None
     assert words in hint.cause
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        'time="2026-11-27T20:04:57Z" level=error msg="error waiting for container: unexpected EOF"',
-        RESET,
-        "write tcp 10.0.0.1:41234->10.0.0.7:2376: write: broken pipe",
-        "ERRO[0012] error waiting for container: unexpected EOF",
-    ],
-)
+@each_row("words", [
+    'time="2026-11-27T20:04:57Z" level=error msg="error waiting for container: unexpected EOF"',
+    RESET,
+    "write tcp 10.0.0.1:41234->10.0.0.7:2376: write: broken pipe",
+    "ERRO[0012] error waiting for container: unexpected EOF",
+])  # fmt: skip
 def test_a_docker_run_whose_daemon_is_gone_may_also_end_with_1(words: str) -> None:
     hint = container_end(1, words)
     assert hint is not None
     assert "docker itself failed" in hint.cause
 
 
-@pytest.mark.parametrize(
+@each_row(
     "words",
-    [
-        "",
-        "ConnectionResetError: [Errno 104] read: reset",
-        "RuntimeError: error waiting for container: exit status 7",
-    ],
+    ["", "ConnectionResetError: [Errno 104] read: reset", "RuntimeError: error waiting for container: exit status 7"],
 )
 def test_an_agent_that_ends_with_1_is_not_taken_for_that(words: str) -> None:
     assert container_end(1, words) is None
@@ -149,6 +137,6 @@ def test_of_what_several_agents_have_written_only_the_last_line_counts(tmp_path:
     assert "docker itself failed" not in serve_error(gone, planned, run).render()
 
 
-@pytest.mark.parametrize("code", [None, 0, 1, -9, 255])
+@each_row("code", [None, 0, 1, -9, 255])
 def test_another_code_has_none(code: int | None) -> None:
     assert container_end(code) is None

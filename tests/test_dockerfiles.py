@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from pdserve.installed.image_check import KERNELS, MOONCAKE
 from pdserve.installed.mooncake_build import CUDA, wheel_for
 from tests.launch.deployment import REPOSITORY
+from tests.tables import each_row
 
 FOLDER = REPOSITORY / "containers"
 PLATFORMS = sorted(KERNELS)
@@ -63,7 +64,7 @@ def test_there_is_one_for_each_platform() -> None:
     assert sorted(path.name.partition(".")[0] for path in FOLDER.iterdir()) == PLATFORMS
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@each_row("platform", PLATFORMS)
 def test_the_last_step_checks_the_image_for_its_platform(platform: str) -> None:
     *_, check, entry = steps_of(platform)
     assert check[0] == "RUN"
@@ -71,7 +72,7 @@ def test_the_last_step_checks_the_image_for_its_platform(platform: str) -> None:
     assert entry == ("ENTRYPOINT", '["pdserve"]')
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@each_row("platform", PLATFORMS)
 def test_every_source_that_is_copied_is_there_and_reaches_docker(platform: str) -> None:
     sources = [word for name, rest in steps_of(platform) if name == "COPY" for word in rest.split()[:-1]]
     assert set(sources) <= set(CONTEXT)
@@ -84,7 +85,7 @@ def test_what_docker_is_sent_is_what_is_copied() -> None:
     assert lines.index("*") < min(index for index, line in enumerate(lines) if line.startswith("!"))
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@each_row("platform", PLATFORMS)
 def test_pdserve_is_compiled_and_the_build_fails_where_it_cannot_be(platform: str) -> None:
     [install] = [rest for name, rest in steps_of(platform) if name == "RUN" and "/build &&" in rest]
     assert install.startswith("PDSERVE_COMPILE=1 ")
@@ -92,7 +93,7 @@ def test_pdserve_is_compiled_and_the_build_fails_where_it_cannot_be(platform: st
     assert install.endswith("&& rm -rf /build")
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@each_row("platform", PLATFORMS)
 def test_every_argument_is_declared_before_its_use_and_used(platform: str) -> None:
     declared, used = set[str](), set[str]()
     for name, rest in steps_of(platform):
@@ -107,7 +108,7 @@ def test_every_argument_is_declared_before_its_use_and_used(platform: str) -> No
     assert used == set(arguments(platform))
 
 
-@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+@each_row("platform", ["cuda", "rocm"])
 def test_the_engines_are_those_that_pdserve_knows(platform: str) -> None:
     pins = arguments(platform)
     assert pins["LMCACHE"].removeprefix("v") == locked("lmcache")
@@ -120,7 +121,7 @@ def test_both_gpu_images_have_the_same_vllm() -> None:
     assert arguments("cuda")["VLLM"] == arguments("rocm")["VLLM"]
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@each_row("platform", PLATFORMS)
 def test_mooncake_is_a_wheel_that_can_copy_the_memory_of_the_platform(platform: str) -> None:
     if platform == "cuda":
         named = {arguments(platform)["MOONCAKE_WHEEL"]}

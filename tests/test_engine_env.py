@@ -22,6 +22,7 @@ from pdserve.preflight.engine_packages import check_installed, read_versions
 from pdserve.recipe.model import Recipe, Timeouts, Verify
 from tests.plan.kit import plan as planned
 from tests.plan.kit import recipe as planned_recipe
+from tests.tables import each_row
 
 ALL = Versions(vllm="0.32.0", lmcache="0.5.6", mooncake="0.3.13", nixl="1.5.1")
 
@@ -145,14 +146,10 @@ def test_an_interpreter_of_another_host_is_unknown_where_that_is_allowed() -> No
     assert read_versions("/nowhere/python", missing_ok=True) == Versions()
 
 
-@pytest.mark.parametrize(
-    ("platform", "todo"),
-    [
-        ("cpu", "./scripts/setup"),
-        ("cuda", "pip install 'pdserve[cuda]'"),
-        ("rocm", "run pdserve inside the image (docker.io/x:1)"),
-    ],
-)
+@each_row("platform, todo", [
+    ("cpu", "./scripts/setup"), ("cuda", "pip install 'pdserve[cuda]'"),
+    ("rocm", "run pdserve inside the image (docker.io/x:1)"),
+])  # fmt: skip
 def test_a_missing_engine_is_refused_with_what_to_install_on_this_platform(platform: str, todo: str) -> None:
     with pytest.raises(PreflightError, match="vLLM, LMCache, Mooncake's transfer engine") as caught:
         check_installed(

@@ -21,6 +21,7 @@ from pdserve.observe.engine_metrics import (
     view_client,
 )
 from pdserve.observe.proxy_metrics import ProxySnapshot, proxy_snapshot
+from tests.tables import each_row
 
 RECORDED = Path(__file__).parent / "fixtures" / "http"
 URL = "http://engine:8100"
@@ -32,8 +33,7 @@ def recorded(name: str) -> str:
 
 
 def ask(
-    look: Callable[[str, httpx.AsyncClient], Coroutine[Any, Any, Snapshot]],
-    answers: dict[str, str | int | Exception],
+    look: Callable[[str, httpx.AsyncClient], Coroutine[Any, Any, Snapshot]], answers: dict[str, str | int | Exception]
 ) -> Snapshot:
     """Looks at a server that answers each path with a text, a status or a failure of the network."""
 
@@ -99,7 +99,7 @@ def test_what_an_engine_does_not_report_is_unknown_not_zero() -> None:
     assert (silent.unfinished, silent.received_tokens, silent.prefix_hit_rate) == (None, None, None)
 
 
-@pytest.mark.parametrize("number", ["NaN", "+Inf"])
+@each_row("number", ["NaN", "+Inf"])
 def test_what_is_no_number_is_unknown(number: str) -> None:
     page = (
         f"vllm:num_requests_running {number}\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc {number}\n"
@@ -120,21 +120,18 @@ def test_an_engine_that_was_never_asked_has_no_hit_rate() -> None:
 
 
 FAILURES = [
-    pytest.param(httpx.ConnectError("refused"), "not listening", id="refused"),
-    pytest.param(httpx.ReadTimeout("late"), "no answer within 3 s", id="hangs"),
-    pytest.param(httpx.ReadError(""), "no answer: ReadError", id="drops"),
-    pytest.param(503, "HTTP 503", id="503"),
+    (httpx.ConnectError("refused"), "not listening"),
+    (httpx.ReadTimeout("late"), "no answer within 3 s"),
+    (httpx.ReadError(""), "no answer: ReadError"),
+    (503, "HTTP 503"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [
-        *FAILURES,
-        pytest.param("vllm:{{{", "unreadable answer", id="garbage"),
-        pytest.param('a_total{x="y",\t="w"} 1.0\n', "unreadable answer: no metrics", id="label-without-a-name"),
-    ],
-)
+@each_row("failure, message", [
+    *FAILURES,
+    ("vllm:{{{", "unreadable answer"),
+    ('a_total{x="y",\t="w"} 1.0\n', "unreadable answer: no metrics"),
+])  # fmt: skip
 def test_an_unreadable_engine_is_reported_with_its_error(failure: str | int | Exception, message: str) -> None:
     dead = engine(failure)
     assert not dead.reachable
@@ -172,16 +169,13 @@ def test_a_cache_without_metrics_still_has_a_status() -> None:
     assert (cache.reachable, cache.objects, cache.hit_rate) == (True, 18, None)
 
 
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [
-        *FAILURES,
-        pytest.param("<html>", "unreadable answer", id="no-json"),
-        pytest.param("{}", "unreadable answer: 'storage_manager'", id="other-json"),
-        pytest.param("[]", "unreadable answer", id="list"),
-        pytest.param(recorded("lmcache-0.5.6-status.json").replace("9437184", "1e999"), "unreadable answer", id="size"),
-    ],
-)
+@each_row("failure, message", [
+    *FAILURES,
+    ("<html>", "unreadable answer"),
+    ("{}", "unreadable answer: 'storage_manager'"),
+    ("[]", "unreadable answer"),
+    (recorded("lmcache-0.5.6-status.json").replace("9437184", "1e999"), "unreadable answer"),
+])  # fmt: skip
 def test_an_unreadable_cache_is_reported_with_its_error(failure: str | int | Exception, message: str) -> None:
     dead = lmcache(failure)
     assert not dead.reachable
@@ -202,7 +196,7 @@ def test_what_a_cache_did_for_one_salt() -> None:
     assert salt_use(metrics, "unheard-of") == SaltUse(chunks_written=0, chunks_read=0)
 
 
-@pytest.mark.parametrize("metrics", ["lmcache_mp_l1_usage_ratio 0.5\n", 404, httpx.ConnectError("refused")])
+@each_row("metrics", ["lmcache_mp_l1_usage_ratio 0.5\n", 404, httpx.ConnectError("refused")])
 def test_without_salts_nothing_is_known_of_one(metrics: str | int | Exception) -> None:
     assert salt_use(metrics, "any") is None
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import string
 from pathlib import Path
 
-import pytest
-
 from pdserve.logs.causes import explain
 from pdserve.logs.known_causes import RULES
 from pdserve.logs.known_causes.general import LAST_RESORT
 from pdserve.logs.known_causes.rule import Rule
 from pdserve.logs.known_causes.signals import SIGNALS
+from tests.tables import each_row
 
 LOGS = Path(__file__).parent / "fixtures" / "logs"
 
@@ -85,7 +84,7 @@ def role_of(name: str) -> str:
     return roles.get(name.partition("-")[0], "prefill")
 
 
-@pytest.mark.parametrize("name", sorted(CAUSES))
+@each_row("name", sorted(CAUSES))
 def test_the_cause_in_a_real_log_is_named_with_what_to_do(name: str) -> None:
     hint = explain(read(name), exit_code=1, role=role_of(name))
     cause, todo = CAUSES[name]
@@ -94,7 +93,7 @@ def test_the_cause_in_a_real_log_is_named_with_what_to_do(name: str) -> None:
     assert todo in hint.todo
 
 
-@pytest.mark.parametrize("name", sorted(NO_FAILURE))
+@each_row("name", sorted(NO_FAILURE))
 def test_a_log_without_a_failure_gives_no_cause(name: str) -> None:
     assert explain(read(name), exit_code=1, role=role_of(name)) is None
 
@@ -104,172 +103,154 @@ def test_every_recorded_log_is_in_one_of_the_lists() -> None:
 
 
 OTHER_CAUSES = [
-    ("RuntimeError: Mooncake batch memory registration failed.", "registered for RDMA", "memlock"),
-    ("E1121 rdma_context.cpp:1] Failed to register memory 0x7f: Cannot allocate memory [12]", "RDMA", "protocol: tcp"),
-    ("RuntimeError: Mooncake Transfer Engine initialization failed.", "could not open its transport", "tcp"),
-    ("RuntimeError: Mooncake is not available", "cannot be imported", "libibverbs1"),
-    ("RuntimeError: Mooncake is not available", "another CUDA", "pip install mooncake-transfer-engine-cuda13"),
-    (
-        "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
-        "built for CUDA 12",
-        "pip install mooncake-transfer-engine-cuda13",
-    ),
-    ("ImportError: libmlx5.so.1: cannot open shared object file: No such file", "libmlx5.so.1", "ibverbs-providers"),
+    ("RuntimeError: Mooncake batch memory registration failed.", "registered for RDMA"),
+    ("E1121 rdma_context.cpp:1] Failed to register memory 0x7f: Cannot allocate memory [12]", "RDMA"),
+    ("RuntimeError: Mooncake Transfer Engine initialization failed.", "could not open its transport"),
+    ("RuntimeError: Mooncake is not available", "cannot be imported"),
+    ("RuntimeError: Mooncake is not available", "another CUDA"),
+    ("ImportError: libcudart.so.12: cannot open shared object file: No such file or directory", "built for CUDA 12"),
+    ("ImportError: libmlx5.so.1: cannot open shared object file: No such file", "libmlx5.so.1"),
     (
         "ImportError: libcurl.so.4: cannot open shared object file: No such file or directory",
         "system library libcurl.so.4",
-        "libcurl4",
     ),
     (
         "ImportError: libibverbs.so.1: cannot open shared object file: No such file or directory",
         "system library libibverbs.so.1",
-        "apt-get install",
     ),
-    ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", "libcuda.so.1", "ROCm"),
-    ("OSError: libGL.so.1: cannot open shared object file: No such file or directory", "libGL.so.1", "apt-file"),
-    ("RuntimeError: operator torchvision::nms does not exist", "torchvision does not belong", "uninstall"),
-    ("ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found (by x)", "older than GLIBC_2.38", "image"),
-    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "device ran out", "prefill.args"),
-    ("torch.AcceleratorError: CUDA error: out of memory", "device ran out", "gpu-memory-utilization"),
-    ("torch.AcceleratorError: CUDA error: device-side assert triggered", "refused what it was given", "enforce-eager"),
+    ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", "libcuda.so.1"),
+    ("OSError: libGL.so.1: cannot open shared object file: No such file or directory", "libGL.so.1"),
+    ("RuntimeError: operator torchvision::nms does not exist", "torchvision does not belong"),
+    ("ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found (by x)", "older than GLIBC_2.38"),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "device ran out"),
+    ("torch.AcceleratorError: CUDA error: out of memory", "device ran out"),
+    ("torch.AcceleratorError: CUDA error: device-side assert triggered", "refused what it was given"),
     (
-        "torch.distributed.DistBackendError: NCCL error in: /x.cpp:93, remote process exited, NCCL version 2.28\n"
-        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
-        "Last error:\n(Worker pid=3) ERROR 11-26 [x.py:1] socketProgress: Connection closed by remote peer gpu02<33>",
+        "torch.distributed.DistBackendError: NCCL error in: /x.cpp:93, remote process exited, NCCL version "
+        "2.28\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
+        "prematurely.\nLast error:\n(Worker pid=3) ERROR 11-26 [x.py:1] socketProgress: Connection closed by remote "
+        "peer gpu02<33>",
         "(socketProgress: Connection closed by remote peer gpu02<33>)",
-        "NCCL_DEBUG",
     ),
-    ("RuntimeError: HIP error: out of memory", "device ran out", "gpu-memory-utilization"),
-    ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.", "device ran out", "rocm-smi"),
+    ("RuntimeError: HIP error: out of memory", "device ran out"),
+    ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.", "device ran out"),
     (
         "ValueError: Free memory on device cuda:0 (3.1/79.1 GiB) on startup is less than desired GPU memory",
         "only 3.1 of 79.1 GiB are free on device cuda:0",
-        "gpu-memory-utilization",
     ),
-    ("ValueError: No available memory for the cache blocks. Try increasing", "no memory for the KV cache", "tp"),
-    ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.",
-     "host ran out of memory", "VLLM_CPU_KVCACHE_SPACE"),
-    ("OSError: [Errno 28] No space left on device", "disk is full", "/dev/shm"),
-    ("PermissionError: [Errno 13] Permission denied: '/dev/shm/psm_12ab'", "/dev/shm/psm_12ab belongs", "remove"),
-    ("PermissionError: [Errno 13] Permission denied: '/models/x'", "may not use /models/x", "permissions"),
-    ("OSError: [Errno 24] Too many open files", "limit of open files", "ulimit -n"),
-    ("RuntimeError: Failed to infer device type, please set", "sees no device", "--device /dev/kfd"),
-    ("RuntimeError: No HIP GPUs are available", "sees no device", "rocm-smi"),
-    ("torch.AcceleratorError: CUDA error: invalid device ordinal", "does not have", "prefill.devices"),
+    ("ValueError: No available memory for the cache blocks. Try increasing", "no memory for the KV cache"),
+    (
+        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.",
+        "host ran out of memory",
+    ),
+    ("OSError: [Errno 28] No space left on device", "disk is full"),
+    ("PermissionError: [Errno 13] Permission denied: '/dev/shm/psm_12ab'", "/dev/shm/psm_12ab belongs"),
+    ("PermissionError: [Errno 13] Permission denied: '/models/x'", "may not use /models/x"),
+    ("OSError: [Errno 24] Too many open files", "limit of open files"),
+    ("RuntimeError: Failed to infer device type, please set", "sees no device"),
+    ("RuntimeError: No HIP GPUs are available", "sees no device"),
+    ("torch.AcceleratorError: CUDA error: invalid device ordinal", "does not have"),
     (
         "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
         "memory of the device that is not its own",
-        "CUDA_LAUNCH_BLOCKING",
     ),
     (
         "Memory access fault by GPU node-2 (Agent handle: 0x55d0) on address 0x7f10. Reason: Page not present or "
         "supervisor privilege.",
         "memory of the device that is not its own",
-        "AMD_SERIALIZE_KERNEL",
     ),
     (
         "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
         "no kernels for this device",
-        "TORCH_CUDA_ARCH_LIST",
     ),
     (
         "[rank1]:[E1122 14:54:41.100000000 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation "
         "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 "
         "milliseconds before timing out.",
         "(ALLREDUCE) did not end in its time",
-        "logs of all ranks",
     ),
     (
         "RuntimeError: The NVIDIA driver on your system is too old (found version 12040). Please update your GPU "
         "driver",
         "driver of this host is too old",
-        "update the driver",
     ),
     (
         "RuntimeError: Error 35: CUDA driver version is insufficient for CUDA runtime version",
         "driver of this host is too old",
-        "older CUDA",
     ),
+    ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", "error 802"),
     (
-        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
-        "error 802",
-        "nvidia-fabricmanager",
-    ),
-    (
-        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / "
-        "cuda driver combination",
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver "
+        "/ cuda driver combination",
         "error 803",
-        "compat",
     ),
     (
         "ImportError: /venv/vllm/_C.abi3.so: undefined symbol: _ZN3c1013MessageLogger6streamB5cxx11Ev",
         "/venv/vllm/_C.abi3.so was built for another version",
-        "belong together",
     ),
-    ("RuntimeError: NCCL error: unhandled system error", "(unhandled system error)", "NCCL_DEBUG"),
+    ("RuntimeError: NCCL error: unhandled system error", "(unhandled system error)"),
     (
         "RuntimeError: Failed to load the model config. If the model is a custom model not yet available in the "
         "HuggingFace transformers library, consider setting `trust_remote_code=True` in LLM or using the "
         "`--trust-remote-code` flag in the CLI.",
         "brings its own code",
-        "trust-remote-code: true",
     ),
     (
-        "ValueError: Loading this model requires you to execute custom code contained in the model repository on your "
-        "local machine. Please set the option `trust_remote_code=True` to permit loading of this model.",
+        "ValueError: Loading this model requires you to execute custom code contained in the model repository on "
+        "your local machine. Please set the option `trust_remote_code=True` to permit loading of this model.",
         "brings its own code",
-        "trust-remote-code: true",
     ),
-    ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", "does not give out", "{secret: HF_TOKEN}"),
+    ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", "does not give out"),
     (
         "AssertionError: MooncakeConnector is not contained in the list of registered connectors with Prometheus "
         "metrics support: dict_keys([])",
         "vllm#43828",
-        "patches: auto",
     ),
     (
         "pdserve.errors.StartError: patch mooncake-cpu-device does not know this upstream code: x() is gone",
         "patch mooncake-cpu-device does not know this upstream code: x() is gone",
-        "requires",
     ),
-    ("(EngineCore pid=3) ERROR [a.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -11), shutting down",
-     "worker VllmWorker-1 died (exit code -11)", "last lines"),
-    ("HTTPException: 400: Engine ID mismatch for dp_rank=0: expected a, got b", "earlier life", "ports.bootstrap"),
-    ("  Value error, something new is wrong [type=value_error, input_value=1]", "something new is wrong", "correct"),
-    ("(EngineCore_DP0 pid=3) ERROR 11-22 13:23:29 [core.py:1512] KeyError: 'req-1'",
-     "the engine core failed: KeyError: 'req-1'", "first one of EngineCore"),
-    ("(Worker_TP0 pid=3) ERROR 11-22 13:23:29 [multiproc_executor.py:1000] KeyError: 'layers.0.mlp.w13_weight'",
-     "the engine core failed: KeyError: 'layers.0.mlp.w13_weight'", "or Worker"),
-    ("RuntimeError: Engine core initialization failed. See root cause above.", "earlier in the log", "first ERROR"),
-]  # fmt: skip
+    (
+        "(EngineCore pid=3) ERROR [a.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -11), shutting down",
+        "worker VllmWorker-1 died (exit code -11)",
+    ),
+    ("HTTPException: 400: Engine ID mismatch for dp_rank=0: expected a, got b", "earlier life"),
+    ("  Value error, something new is wrong [type=value_error, input_value=1]", "something new is wrong"),
+    (
+        "(EngineCore_DP0 pid=3) ERROR 11-22 13:23:29 [core.py:1512] KeyError: 'req-1'",
+        "the engine core failed: KeyError: 'req-1'",
+    ),
+    (
+        "(Worker_TP0 pid=3) ERROR 11-22 13:23:29 [multiproc_executor.py:1000] KeyError: 'layers.0.mlp.w13_weight'",
+        "the engine core failed: KeyError: 'layers.0.mlp.w13_weight'",
+    ),
+    ("RuntimeError: Engine core initialization failed. See root cause above.", "earlier in the log"),
+]
 
 
-@pytest.mark.parametrize(("line", "cause", "todo"), OTHER_CAUSES)
-def test_causes_that_cannot_be_made_here_are_known_by_their_upstream_wording(line: str, cause: str, todo: str) -> None:
+@each_row("line, cause", OTHER_CAUSES)
+def test_causes_that_cannot_be_made_here_are_known_by_their_upstream_wording(line: str, cause: str) -> None:
     hint = explain(["INFO 11-21 09:00:00 starting", line, "the end"], exit_code=1, role="prefill")
     assert hint is not None
     assert cause in hint.cause
-    assert todo in hint.todo
+    assert hint.todo
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "(APIServer pid=7) WARNING 11-21 09:57:54 [s.py:255] errors like `OSError: [Errno 24] Too many open files`",
-        "(APIServer pid=7) INFO 11-21 09:57:54 [s.py:255] retrying after: Address already in use",
-        "\x1b[33;20m[2026-11-21 09:54:20,717] LMCache WARNING:\x1b[0m Cannot allocate memory, falling back",
-        "W1121 10:04:06.592579 27707 topology.cpp:201] No space left on device",
-        "INFO:     127.0.0.1:1 - GET /CUDA out of memory",
-        # NCCL 2.27 without a plugin, and with rdma-core of a distribution
-        "gpu01:1:1 [0] NCCL INFO NET/Plugin: Plugin load returned 2 : libnccl-net.so: cannot open shared object file: "
-        "No such file or directory : when loading libnccl-net.so",
-        "[2026-11-22 14:54:41] gpu01:1:1 [0] NCCL INFO dlvsym failed on ibv_reg_mr_iova2 - /lib64/libibverbs.so.1: "
-        "undefined symbol: ibv_reg_mr_iova2, version IBVERBS_1.8 version IBVERBS_1.8",
-        "[W1122 14:54:41.000000000 socket.cpp:464] [c10d] The server socket has failed to bind to [::]:29500 (errno: "
-        "98 - Address already in use).",
-        "[rank1]:[W1122 14:54:41.000000000 TCPStore.cpp:125] [c10d] recvValue failed: Cannot assign requested address",
-    ],
-)
+@each_row("line", [
+    "(APIServer pid=7) WARNING 11-21 09:57:54 [s.py:255] errors like `OSError: [Errno 24] Too many open files`",
+    "(APIServer pid=7) INFO 11-21 09:57:54 [s.py:255] retrying after: Address already in use",
+    "\x1b[33;20m[2026-11-21 09:54:20,717] LMCache WARNING:\x1b[0m Cannot allocate memory, falling back",
+    "W1121 10:04:06.592579 27707 topology.cpp:201] No space left on device",
+    "INFO:     127.0.0.1:1 - GET /CUDA out of memory",
+    # NCCL 2.27 without a plugin, and with rdma-core of a distribution
+    "gpu01:1:1 [0] NCCL INFO NET/Plugin: Plugin load returned 2 : libnccl-net.so: cannot open shared object file: "
+    "No such file or directory : when loading libnccl-net.so",
+    "[2026-11-22 14:54:41] gpu01:1:1 [0] NCCL INFO dlvsym failed on ibv_reg_mr_iova2 - /lib64/libibverbs.so.1: "
+    "undefined symbol: ibv_reg_mr_iova2, version IBVERBS_1.8 version IBVERBS_1.8",
+    "[W1122 14:54:41.000000000 socket.cpp:464] [c10d] The server socket has failed to bind to [::]:29500 (errno: "
+    "98 - Address already in use).",
+    "[rank1]:[W1122 14:54:41.000000000 TCPStore.cpp:125] [c10d] recvValue failed: Cannot assign requested address",
+])  # fmt: skip
 def test_a_warning_that_mentions_an_error_is_no_cause(line: str) -> None:
     assert explain([line], exit_code=1, role="prefill") is None
 
@@ -298,20 +279,17 @@ def test_colours_do_not_hide_a_cause() -> None:
     assert explain([line + "register_kv_cache"], exit_code=None, role="lmcache") is not None
 
 
-@pytest.mark.parametrize(
-    ("code", "cause"),
-    [
+@each_row("code, cause", [
         (-9, "SIGKILL"), (137, "out of memory"), (-7, "/dev/shm is full"), (-11, "SIGSEGV"), (139, "native code"),
         (-15, "outside pdserve"), (-4, "instruction"), (-6, "SIGABRT"), (0, "exit code 0"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_without_a_word_in_the_log_the_exit_code_speaks(code: int, cause: str) -> None:
     hint = explain(["INFO 11-21 09:00:00 serving"], exit_code=code, role="decode")
     assert hint is not None
     assert cause in hint.cause
 
 
-@pytest.mark.parametrize("code", [1, 3, 255, -64, 200, None])
+@each_row("code", [1, 3, 255, -64, 200, None])
 def test_what_is_not_known_is_not_guessed(code: int | None) -> None:
     assert explain(["something else"], exit_code=code, role="decode") is None
     assert explain([], exit_code=code, role="decode") is None
@@ -371,7 +349,7 @@ def test_a_rule_for_one_role_says_nothing_about_another() -> None:
     assert "L1" not in engine.cause
 
 
-@pytest.mark.parametrize("rule", [*RULES, *LAST_RESORT], ids=lambda rule: rule.pattern.pattern[:40])
+@each_row("rule", [*RULES, *LAST_RESORT])
 def test_templates_use_only_what_their_pattern_gives(rule: Rule) -> None:
     for template in (rule.cause, rule.todo):
         fields = {field for _, field, _, _ in string.Formatter().parse(template) if field}

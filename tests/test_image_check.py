@@ -8,6 +8,7 @@ import pytest
 
 from pdserve.installed import image_check, mooncake_build
 from pdserve.installed.mooncake_build import Build
+from tests.tables import each_row
 
 
 def lacking(monkeypatch: pytest.MonkeyPatch, platform: str, *, kernels: str | None, wheel: str) -> str:
@@ -23,21 +24,16 @@ def lacking(monkeypatch: pytest.MonkeyPatch, platform: str, *, kernels: str | No
     return "\n".join(image_check.lacking(platform))
 
 
-@pytest.mark.parametrize(
-    ("platform", "kernels", "wheel"),
-    [
-        ("cuda", "cuda", "mooncake-transfer-engine-cuda13"),
-        ("rocm", "hip", "mooncake-transfer-engine-rocm"),
-        ("cpu", "cuda", "mooncake-transfer-engine-non-cuda"),
-    ],
-)
+@each_row("platform, kernels, wheel", [
+    ("cuda", "cuda", "mooncake-transfer-engine-cuda13"),
+    ("rocm", "hip", "mooncake-transfer-engine-rocm"),
+    ("cpu", "cuda", "mooncake-transfer-engine-non-cuda"),
+])  # fmt: skip
 def test_nothing_is_missing(monkeypatch: pytest.MonkeyPatch, platform: str, kernels: str, wheel: str) -> None:
     assert lacking(monkeypatch, platform, kernels=kernels, wheel=wheel) == ""
 
 
-def test_rocm_takes_neither_kernels_for_cuda_nor_a_mooncake_that_reads_host_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rocm_takes_nothing_that_was_built_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     text = lacking(monkeypatch, "rocm", kernels="cuda", wheel="mooncake-transfer-engine-non-cuda")
     assert "the kernels of LMCache are for cuda, and rocm needs hip" in text
     assert "mooncake-transfer-engine-non-cuda cannot copy memory of rocm devices" in text
@@ -72,20 +68,14 @@ def test_a_platform_must_be_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "cpu|cuda|rocm" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("requirement", "said"),
-    [
-        ("packaging>=24.0", ""),
-        ("packaging>=24.0; extra == 'dev'", ""),
-        ("no-such-package>=1; extra == 'dev'", ""),
-        ("no-such-package>=1; python_version < '3'", ""),
-        ("no-such-package>=1", "no-such-package is not installed, and pdserve needs it"),
-        ("packaging>=9999", "and pdserve needs >=9999"),
-    ],
-)
-def test_what_pdserve_itself_imports_belongs_to_an_image(
-    monkeypatch: pytest.MonkeyPatch, requirement: str, said: str
-) -> None:
+@each_row("requirement, said", [
+    ("packaging>=24.0", ""), ("packaging>=24.0; extra == 'dev'", ""),
+    ("no-such-package>=1; extra == 'dev'", ""),
+    ("no-such-package>=1; python_version < '3'", ""),
+    ("no-such-package>=1", "no-such-package is not installed, and pdserve needs it"),
+    ("packaging>=9999", "and pdserve needs >=9999"),
+])  # fmt: skip
+def test_what_pdserve_imports_belongs_to_it(monkeypatch: pytest.MonkeyPatch, requirement: str, said: str) -> None:
     """pip can install it without (`--no-deps`); its proxy would end with the first import."""
     monkeypatch.setattr(image_check, "requires", lambda _: [requirement])
     text = lacking(monkeypatch, "cpu", kernels="cuda", wheel="mooncake-transfer-engine-non-cuda")

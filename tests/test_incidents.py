@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pdserve.bench.answers import Invalid
 from pdserve.bench.deployment_checks import process_died
 from pdserve.cli.prove.verify import _meanwhile
@@ -18,6 +16,7 @@ from pdserve.run.directory import RunDir
 from pdserve.run.incidents import INCIDENTS, incident
 from tests.bench.evidence import healthy
 from tests.docs.markdown import REPOSITORY
+from tests.tables import each_row
 
 RECORDED: dict[str, dict[str, Any]] = {
     "died": {"name": "decode-0", "member": None, "how": "exited with code 1", "seconds": 3.0},
@@ -60,7 +59,7 @@ def test_every_incident_is_an_event_that_is_recorded() -> None:
     assert set(INCIDENTS) <= set(recorded_kinds())
 
 
-@pytest.mark.parametrize("kind", INCIDENTS)
+@each_row("kind", INCIDENTS)
 def test_each_of_them_counts_everywhere(kind: str, tmp_path: Path) -> None:
     event = {"at": 1.0, "event": kind, **RECORDED[kind]}
     what = incident(event)
@@ -76,7 +75,7 @@ def test_each_of_them_counts_everywhere(kind: str, tmp_path: Path) -> None:
     assert len(_meanwhile(run_dir, 0, failed=False)) == 1, "verify"
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@each_row("kind", OTHERS)
 def test_what_is_no_incident(kind: str) -> None:
     assert incident({"at": 1.0, "event": kind, "name": "decode-0"}) is None
 

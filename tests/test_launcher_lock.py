@@ -97,9 +97,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_taken_anew(run: RunDir, mon
             raise AssertionError("two hold one lock")
 
 
-def test_a_lock_that_cannot_be_taken_for_another_reason_costs_no_descriptor(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_fails_costs_no_descriptor(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -18,6 +18,7 @@ from pdserve.plan.model import Plan
 from pdserve.preflight import engine_packages
 from pdserve.preflight.engine_packages import check_installed
 from pdserve.run.directory import RunDir
+from tests.tables import each_row
 from tests.test_engine_env import ALL, plan, process, recipe
 
 CUDA = b"\x7fELF\0libcudart.so.13\0libc10_cuda.so\0"
@@ -58,9 +59,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"cuda_ops": b"\x7fELF\0libelse.so"}, "unknown"),
     ],
 )
-def test_the_runtime_follows_from_what_the_kernels_link_to(
-    installed: Any, files: dict[str, bytes], expected: str
-) -> None:
+def test_the_runtime_is_what_kernels_link_to(installed: Any, files: dict[str, bytes], expected: str) -> None:
     installed(**files)
     assert compiled_for() == expected
 
@@ -102,9 +101,7 @@ def _plugin_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_plugin_and_libraries")
 @pytest.mark.parametrize(("files", "message"), [({"cuda_ops": CUDA}, "for CUDA only"), ({}, "no compiled kernels")])
-def test_on_rocm_an_lmcache_without_hip_kernels_is_refused(
-    installed: Any, files: dict[str, bytes], message: str
-) -> None:
+def test_rocm_refuses_kernels_without_hip(installed: Any, files: dict[str, bytes], message: str) -> None:
     installed(**files)
     with pytest.raises(PreflightError, match=message) as caught:
         check_installed(ALL, on("rocm"), recipe())
@@ -132,16 +129,13 @@ def run_with(folder: Path, logs: dict[str, str]) -> RunDir:
     return run
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        WARNING,
-        "\x1b[33;20m[2026-11-21 12:57:00,1] LMCache WARNING:\x1b[0m lmcache.c_ops compiled extension not found; x",
-        "(EngineCore pid=7) LMCache WARNING: Failed to import backend lmcache.c_ops: libcudart.so.13: cannot open",
-        "LMCache WARNING: Fallback to python backend lmcache.non_cuda_equivalents",
-    ],
-)
-@pytest.mark.parametrize("name", ["lmcache-0", "prefill-0"])
+@each_row("line", [
+    WARNING,
+    "\x1b[33;20m[2026-11-21 12:57:00,1] LMCache WARNING:\x1b[0m lmcache.c_ops compiled extension not found; x",
+    "(EngineCore pid=7) LMCache WARNING: Failed to import backend lmcache.c_ops: libcudart.so.13: cannot open",
+    "LMCache WARNING: Fallback to python backend lmcache.non_cuda_equivalents",
+])  # fmt: skip
+@each_row("name", ["lmcache-0", "prefill-0"])
 def test_on_rocm_the_warning_that_kernels_are_missing_fails_the_start(tmp_path: Path, name: str, line: str) -> None:
     run = run_with(tmp_path, {"lmcache-0": "INFO x\n", "prefill-0": "INFO y\n", name: f"INFO z\n{line}\nINFO more\n"})
     error = without_kernels(on("rocm"), run)
@@ -150,7 +144,7 @@ def test_on_rocm_the_warning_that_kernels_are_missing_fails_the_start(tmp_path: 
     assert "wrong KV" in error.what
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@each_row("platform", ["cpu", "cuda"])
 def test_on_other_platforms_the_warning_is_harmless(tmp_path: Path, platform: str) -> None:
     run = run_with(tmp_path, {"lmcache-0": f"{WARNING}\n", "prefill-0": f"{WARNING}\n"})
     assert without_kernels(on(platform), run) is None

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
 from pdserve.logs.causes import explain
 from pdserve.logs.echoes import last_lines, without_echoes
+from tests.tables import each_row
 
 RECORDED = Path(__file__).parent / "fixtures" / "logs" / "vllm-step-timeout.txt"
 LINES, BYTES = 400, 64 << 10
@@ -50,8 +49,8 @@ def tail(lines: list[str]) -> tuple[str, ...]:
     return last_lines(lambda most: log[-most:], LINES, BYTES)
 
 
-@pytest.mark.parametrize("of_stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("requests", [1, 9, 16, 700])
+@each_row("of_stream", [False, True])
+@each_row("requests", [1, 9, 16, 700])
 def test_the_cause_is_found_however_many_requests_ran(requests: int, of_stream: bool) -> None:
     hint = explain(tail(death(requests, of_stream=of_stream)), exit_code=1, role="decode")
     assert hint is not None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pdserve.logs.progress import describe, is_fatal
+from tests.tables import each_row
 
 LOGS = Path(__file__).parent / "fixtures" / "logs"
 
@@ -51,9 +50,7 @@ def test_the_line_that_ends_a_start_is_distinguished_from_the_errors_around_it()
     assert not [line for line in (LOGS / "vllm-ready.txt").read_text().split("\n") if is_fatal(line)]
 
 
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
+@each_row("line, text", [
         (
             "Loading safetensors checkpoint shards:  45% Completed | 29/64 [03:10<03:48,  6.5s/it]",
             "loading weights: 45 % (29 of 64 shards)",
@@ -81,21 +78,17 @@ def test_the_line_that_ends_a_start_is_distinguished_from_the_errors_around_it()
         ),
         ("pdserve patches active: a (pid 7, process vllm.entrypoints.api_server)", "patches are active in api_server"),
         ("\x1b[32;20m[2026] LMCache INFO:\x1b[0m Supported transfer mode: auto \x1b[3m(s.py)", "transfer mode auto"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_single_lines(line: str, text: str) -> None:
     assert describe(line) == text
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "INFO:     Uvicorn running on socket ('0.0.0.0', 8998)",
-        "\r",
-        'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK',
-        "Traceback",
-    ],
-)
+@each_row("line", [
+    "",
+    "INFO:     Uvicorn running on socket ('0.0.0.0', 8998)",
+    "\r",
+    'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK',
+    "Traceback",
+])  # fmt: skip
 def test_most_lines_are_no_progress(line: str) -> None:
     assert describe(line) is None

@@ -100,17 +100,13 @@ def test_pids_of_another_pid_namespace_are_not_taken_for_ours(tmp_path: Path, en
     assert may_be_busy(run.read_state(), run, "n"), "nobody can see that from here"
 
 
-def test_down_signals_nothing_of_another_pid_namespace_and_reports_it(
-    tmp_path: Path, engine: subprocess.Popen[bytes]
-) -> None:
+def test_down_signals_nothing_of_another_namespace(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
     output = down(record(tmp_path, engine, beside()))
     assert engine.poll() is None, output
     assert "n: in another container (PID namespace) of this machine, and nothing was signalled there" in output
 
 
-def test_pids_of_an_earlier_boot_mean_nothing_and_nothing_is_signalled(
-    tmp_path: Path, engine: subprocess.Popen[bytes]
-) -> None:
+def test_pids_of_an_earlier_boot_mean_nothing(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
     output = down(record(tmp_path, engine, another_boot()))
     assert engine.poll() is None, output
     assert output == "fake: not running\n"
@@ -139,16 +135,12 @@ def test_a_machine_that_was_renamed_is_still_this_one(tmp_path: Path, engine: su
     assert engine.wait(60) == -signal.SIGTERM
 
 
-def test_a_record_of_an_older_version_is_recognised_by_its_hostname(
-    tmp_path: Path, engine: subprocess.Popen[bytes]
-) -> None:
+def test_an_older_record_is_known_by_its_hostname(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
     assert seen(record(tmp_path / "here", engine, None)) == {engine.pid}
     assert seen(record(tmp_path / "there", engine, None, hostname="elsewhere")) == set()
 
 
-def test_a_dead_launcher_of_another_container_is_recognised_at_once_by_its_lock(
-    tmp_path: Path, engine: subprocess.Popen[bytes]
-) -> None:
+def test_a_dead_launcher_is_known_by_its_lock(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
     """A container that was started again has a fresh sign of life of the one before."""
     run = record(tmp_path, engine, beside())
     run.write_beat()

@@ -66,9 +66,7 @@ def state(root: int, died_at: float | None) -> DeploymentState:
     )
 
 
-def test_a_session_that_began_after_our_process_had_died_is_a_strangers(
-    member: tuple[int, int], tmp_path: Path
-) -> None:
+def test_a_session_that_began_after_the_death_is_a_strangers(member: tuple[int, int], tmp_path: Path) -> None:
     pid, session = member
     run = RunDir.create(tmp_path, "fake", "run-1")
     run.write_beat()
@@ -122,9 +120,7 @@ def test_the_death_of_an_earlier_life_does_not_count(member: tuple[int, int], tm
 
 
 @pytest.mark.parametrize("phase", ["done", "stopped"])
-def test_what_has_ended_on_purpose_owns_no_session_that_began_later(
-    member: tuple[int, int], tmp_path: Path, phase: ProcessPhase
-) -> None:
+def test_what_has_ended_owns_no_later_session(member: tuple[int, int], tmp_path: Path, phase: ProcessPhase) -> None:
     pid, session = member
     run = RunDir.create(tmp_path, "fake", "run-1")
     run.write_beat()
@@ -230,9 +226,7 @@ def all_killed(token: str = TOKEN) -> DeploymentState:
     ],
     ids=["ours", "by hand", "another token", "another run", "older version", "no process of it", "its launcher"],
 )
-def test_a_process_whose_pid_was_never_recorded_is_found_by_its_name(
-    tmp_path: Path, token: str, name: str, ours: bool
-) -> None:
+def test_a_process_without_a_pid_is_found_by_its_name(tmp_path: Path, token: str, name: str, ours: bool) -> None:
     run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed(token)
     with carrier(name) as pid:
         assert members(deployment, run) == ({pid} if ours else set())
@@ -261,16 +255,11 @@ def test_an_orphan_can_only_have_fallen_to_those_that_were_above_its_guard(tmp_p
 
 
 @pytest.mark.parametrize("removed", [False, True], ids=["there", "removed"])
-def test_where_the_run_has_a_cgroup_its_members_are_ours_and_no_name_outside_of_it(
-    tmp_path: Path, removed: bool
-) -> None:
+def test_members_of_the_cgroup_are_ours_and_no_name_outside(tmp_path: Path, removed: bool) -> None:
     run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
     ours = tmp_path / "pdserve-run-1@n-7"
     ours.mkdir()
-    with (
-        carrier("elsewhere") as inside,
-        carrier(marker("run-1", TOKEN, "d.1")) as outside,
-    ):
+    with carrier("elsewhere") as inside, carrier(marker("run-1", TOKEN, "d.1")) as outside:
         (ours / "cgroup.procs").write_text(f"{inside}\n")
         deployment.nodes["n"].cgroup = Cgroup.at(ours).id
         if removed:
@@ -292,9 +281,7 @@ def test_while_its_guard_lives_all_that_is_ours_is_below_it(tmp_path: Path) -> N
         assert members(deployment, run) == {pid}
 
 
-def test_environments_are_read_once_however_many_processes_a_run_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environments_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
     for number in range(200):
         deployment.processes[f"decode-{number}"] = deployment.processes["d"]
@@ -351,9 +338,7 @@ def last_run(home: Path) -> tuple[RunDir, DeploymentState]:
 
 
 @pytest.mark.parametrize("verb", ["down", "up"])
-def test_shared_memory_of_the_last_run_is_removed_when_everything_was_killed_at_once(
-    tmp_path: Path, pdserve_home: Path, verb: str
-) -> None:
+def test_shared_memory_of_the_last_run_is_removed(tmp_path: Path, pdserve_home: Path, verb: str) -> None:
     run, _ = last_run(pdserve_home)
     segment = procfs.SHM / f"psm_{os.getpid()}_{verb}"
     ledger = ShmLedger(run.path / "shm@n.json", strangers=existing())

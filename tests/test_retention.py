@@ -25,6 +25,7 @@ from tests.doctor import kit as doctor_kit
 from tests.launch.deployment import pdserve, recipe
 from tests.launch.test_keys import struck
 from tests.plan import kit
+from tests.tables import each_row
 
 DAY = 86400
 STRANGER = 4242
@@ -178,7 +179,7 @@ def taken_away(plan: Path) -> None:
     plan.unlink()
 
 
-@pytest.mark.parametrize("spoil", [of_another_version, torn, writable_by_others, taken_away])
+@each_row("spoil", [of_another_version, torn, writable_by_others, taken_away])
 def test_a_rule_that_cannot_be_read_removes_no_run_and_says_so(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     for number in range(12):
         made(tmp_path, number, days=31)
@@ -252,7 +253,7 @@ def theirs_inside(run: RunDir) -> Path:
 
 
 @as_root
-@pytest.mark.parametrize("give", [theirs, theirs_inside])
+@each_row("give", [theirs, theirs_inside])
 def test_nothing_of_another_user_is_removed(tmp_path: Path, give: Callable[[RunDir], Path]) -> None:
     run = made(tmp_path)
     newest(tmp_path)
@@ -278,12 +279,10 @@ def test_what_only_begins_like_an_interrupted_removal_stays(tmp_path: Path) -> N
     assert mine.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "suffix"),
-    [(b"data", b"data"), (b"my data\\1\n", rb"my\040data\1341\012"), (b"\r\x0b\xff", b"\r\x0b\xff")],
-    ids=["plain", "escaped", "no text"],
+@each_row(
+    "name, suffix", [(b"data", b"data"), (b"my data\\1\n", rb"my\040data\1341\012"), (b"\r\x0b\xff", b"\r\x0b\xff")]
 )
-@pytest.mark.parametrize("interrupted", [False, True])
+@each_row("interrupted", [False, True])
 def test_a_run_in_which_something_is_mounted_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes, suffix: bytes, *, interrupted: bool
 ) -> None:

@@ -161,10 +161,7 @@ def test_without_the_engines_only_the_tools_and_pdserve_are_installed_at_the_loc
     done = clone.setup("--no-engines")
     assert done.returncode == 0, done.stderr
     lock, dev = (clone.root / "requirements" / name for name in ("cpu-stack.lock.txt", "dev.txt"))
-    assert clone.installs() == [
-        f"-r {dev}",
-        f"--constraint {dev} --no-build-isolation --editable {clone.root}[dev]",
-    ]
+    assert clone.installs() == [f"-r {dev}", f"--constraint {dev} --no-build-isolation --editable {clone.root}[dev]"]
     assert all(f"--constraint {lock}" in line for line in clone.log if " install " in line)
     assert "apt-get" not in "".join(clone.log)
 

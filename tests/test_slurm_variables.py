@@ -5,20 +5,11 @@ from __future__ import annotations
 from pdserve.reach.slurm_variables import for_srun, without_slurm
 
 INSIDE_A_JOB = {
-    "PATH": "/usr/bin",
-    "SLURM_CONF": "/etc/slurm.conf",
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NODELIST": "n[0-1]",
-    "SLURM_NTASKS_PER_NODE": "1",
-    "SLURM_CPU_BIND": "verbose",
-    "SLURM_PROCID": "0",
-    "SRUN_CPUS_PER_TASK": "4",
-    "SBATCH_REQUEUE": "1",
-    "PMI_RANK": "3",
-    "PMIX_RANK": "3",
-    "CUDA_VISIBLE_DEVICES": "0,1",
+    "PATH": "/usr/bin", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]",
+    "SLURM_NTASKS_PER_NODE": "1", "SLURM_CPU_BIND": "verbose", "SLURM_PROCID": "0", "SRUN_CPUS_PER_TASK": "4",
+    "SBATCH_REQUEUE": "1", "PMI_RANK": "3", "PMIX_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1",
     "MY_SLURM_SCRIPT": "stays",
-}
+}  # fmt: skip
 
 
 def test_our_srun_knows_its_cluster_and_obeys_no_inherited_option() -> None:

@@ -19,9 +19,7 @@ ENDPOINT = "http://127.0.0.1:8000"
 SERVING = f"serving tiny at {ENDPOINT}/v1\n"
 
 
-def test_the_line_with_the_endpoint_is_shown_also_when_the_record_is_earlier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_endpoint_is_shown_where_the_record_is_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = kit.plan()
     in_job = tuple(node.model_copy(update={"reach": Srun(job="1", kill_wait=30)}) for node in planned.nodes)
     up = {"event": "up", "endpoint": ENDPOINT}

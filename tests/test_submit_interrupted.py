@@ -45,9 +45,7 @@ def test_the_job_is_cancelled(tmp_path: Path, pdserve_home: Path, tools: Path, s
     assert "cancelled job 7" in command.output
 
 
-def test_a_controller_that_may_have_taken_it_is_named_all_the_same(
-    tmp_path: Path, pdserve_home: Path, tools: Path
-) -> None:
+def test_what_may_have_been_taken_is_named(tmp_path: Path, pdserve_home: Path, tools: Path) -> None:
     late = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
     script = (tools / "sbatch").read_text().replace("echo 7", f"echo '{late}' >&2\nexit 1")
     (tools / "sbatch").write_text(script)

@@ -91,9 +91,7 @@ main()
 
 @as_root
 @pytest.mark.parametrize("files", [11, 12, 13, 14])
-def test_an_up_on_a_disk_that_takes_so_many_files_is_an_error_each_time(
-    tmp_path: Path, pdserve_home: Path, files: int
-) -> None:
+def test_an_up_on_a_full_disk_is_an_error_each_time(tmp_path: Path, pdserve_home: Path, files: int) -> None:
     """What finds no room differs: the place of the key, the lock, the state, the log of the agent."""
     pdserve_home.mkdir()
     disk = f'mount -t tmpfs -o mode=755,nr_inodes={files} none {pdserve_home} && "$@"; "$@"; exit $?'
@@ -129,9 +127,7 @@ def test_logs_of_two_agents_have_two_labels(pdserve_home: Path) -> None:
     assert (code, "one of: agent@a, agent@b, proxy" in output) == (8, True)
 
 
-def test_where_the_locale_is_not_utf_8_a_deployment_is_started_shown_and_stopped(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_a_locale_without_utf_8_serves(tmp_path: Path, pdserve_home: Path) -> None:
     """The commands of the README, with text in the recipe that ASCII does not have."""
     (tmp_path / "größe").mkdir()
     file = str(recipe(tmp_path / "größe", name="fake", decode__env={"GRUSS": "grüß dich →"}))

@@ -37,9 +37,7 @@ def bench(python: str, *arguments: str) -> tuple[int, Any, str]:
     return code, result, output
 
 
-def test_a_trace_keeps_its_sessions_and_its_theoretical_hit_stands_beside_the_achieved_one(
-    serving: Deployment, python: str
-) -> None:
+def test_a_trace_keeps_its_sessions_and_both_its_hits(serving: Deployment, python: str) -> None:
     code, result, output = bench(python, "--trace", "agentic-tiny", "--sessions", "3")
     assert (code, reasons(result)) == (0, set()), output
     assert result["provenance"]["client"] == "AIPerf 0.13.0"
@@ -84,9 +82,7 @@ def test_a_client_that_fails_or_asks_something_else_makes_it_invalid(
     assert "TokenizerError" in output or fault != "die"
 
 
-def test_a_term_ends_the_client_and_its_prompts_are_gone(
-    serving: Deployment, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_term_ends_it(serving: Deployment, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("FAKE_AIPERF", "hang")
     command = Command("bench", "--client", "aiperf", "--python", python, *FEW, "--trace", "agentic-tiny")

@@ -60,9 +60,7 @@ def assert_counts(code: int, result: Any, output: str) -> None:
     assert code == (9 if wrong else 0), output
 
 
-def test_a_trace_is_replayed_with_its_sessions_and_the_achieved_hit_stands_beside_the_theoretical_one(
-    serving: Deployment, tokenizer: str
-) -> None:
+def test_a_trace_is_replayed_with_its_sessions_and_both_hits(serving: Deployment, tokenizer: str) -> None:
     code, result, output = bench(tokenizer, "--trace", "agentic-tiny", "--sessions", "2")
     assert_counts(code, result, output)
     (one,) = result["measurements"]
@@ -125,9 +123,7 @@ FORMATS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_format_is_replayed_whole_with_the_lengths_that_it_asks_for(
-    serving: Deployment, tokenizer: str, tmp_path: Path, form: str
-) -> None:
+def test_every_format_is_replayed_whole(serving: Deployment, tokenizer: str, tmp_path: Path, form: str) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in FORMATS[form]))
     code, result, output = bench(tokenizer, "--trace", str(file), "--output-tokens", "7")

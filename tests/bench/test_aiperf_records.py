@@ -12,6 +12,7 @@ from pdserve.bench.figures import figures
 from pdserve.bench.records import UnreadableResultError
 from pdserve.bench.snapshot import Clocks
 from tests.launch.deployment import REPOSITORY
+from tests.tables import each_row
 
 RECORDED = REPOSITORY / "tests" / "fixtures" / "aiperf"
 EXPORT = (RECORDED / "profile_export.jsonl").read_text()
@@ -57,7 +58,7 @@ def test_each_answer_has_the_length_that_its_turn_was_asked_for() -> None:
     assert of_aiperf(EXPORT, CLOCKS)[0].asked_output is None
 
 
-@pytest.mark.parametrize("mark", ["\u2028", "\x85"])
+@each_row("mark", ["\u2028", "\x85"])
 def test_a_line_may_have_marks_that_end_lines_of_other_texts(mark: str) -> None:
     rows = [json.loads(row) for row in EXPORT.splitlines()]
     rows[-1]["error"]["message"] = f"scripted{mark}failure"
@@ -90,17 +91,12 @@ def test_what_was_open_at_the_end_is_counted_from_its_log() -> None:
     assert cut_records("nothing of it", records) == ()
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("{", "line 1"),
-        ("{}", "KeyError: 'metadata'"),
-        ("[]", "TypeError"),
-        (changed(1, "metadata", request_start_ns="soon"), "line 2"),
-        (changed(2, "metrics", usage_completion_tokens={"value": "many"}), "line 3"),
-        (changed(2, "metrics", usage_completion_tokens={"value": float("inf")}), "line 3: OverflowError"),
-    ],
-)
+@each_row("text, problem", [
+    ("{", "line 1"), ("{}", "KeyError: 'metadata'"), ("[]", "TypeError"),
+    (changed(1, "metadata", request_start_ns="soon"), "line 2"),
+    (changed(2, "metrics", usage_completion_tokens={"value": "many"}), "line 3"),
+    (changed(2, "metrics", usage_completion_tokens={"value": float("inf")}), "line 3: OverflowError"),
+])  # fmt: skip
 def test_what_is_no_record_is_refused_with_its_line(text: str, problem: str) -> None:
     with pytest.raises(UnreadableResultError, match=problem):
         of_aiperf(text, CLOCKS)

@@ -113,9 +113,7 @@ def test_a_healthy_deployment_is_valid_and_the_result_has_what_was_measured(serv
     [({"decode_status": 500}, {"completed", "errors"}), ({"drop_after": 2}, {"output-length"})],
     ids=["every-request-fails", "streams-are-cut"],
 )
-def test_requests_that_fail_make_it_invalid(
-    serving: Deployment, python: str, fault: dict[str, int], expected: set[str]
-) -> None:
+def test_failures_are_invalid(serving: Deployment, python: str, fault: dict[str, int], expected: set[str]) -> None:
     scripted(serving, "decode-0", **fault)
     try:
         code, result, output = bench(python)
@@ -137,9 +135,7 @@ def test_a_client_that_fails_or_asks_something_else_makes_it_invalid(
     assert reason in reasons(result)
 
 
-def test_a_client_that_hangs_is_stopped_at_the_limit(
-    serving: Deployment, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_hangs_is_stopped(serving: Deployment, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CLIENT", "hang")
     code, _, output = bench(python, *FEW, "--limit", "2")
     assert code == 9, output
@@ -162,9 +158,7 @@ def test_a_signal_that_ends_it_stops_the_client_too(
     assert not client.alive()
 
 
-def test_the_site_proxy_of_the_environment_is_not_used(
-    serving: Deployment, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_site_proxy_is_not_used(serving: Deployment, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     code, _, output = bench(python)
@@ -201,9 +195,7 @@ def test_a_deployment_that_does_not_run_is_refused(pdserve_home: Path) -> None:
     assert "pdserve up" in output
 
 
-def test_an_engine_that_dies_meanwhile_makes_it_invalid(
-    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_death_is_invalid(tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_TOKEN_SECONDS", "0.2")
     with up(recipe(tmp_path, decode__instances=2), pdserve_home) as deployment:
         deployment.command.expect("serving fake")

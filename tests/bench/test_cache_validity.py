@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import pytest
-
 from pdserve.bench.answers import Answer, Invalid, Unknown
 from pdserve.bench.evidence import Evidence
 from pdserve.bench.snapshot import ENGINE, LMCACHE, Counts, counts
@@ -16,6 +14,7 @@ from pdserve.observe.engine_metrics import samples_of
 from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.plan.model import Plan
 from tests.bench.evidence import TOKENS, healthy, plan, record, with_connector
+from tests.tables import each_row
 
 GAUGES = "lmcache_mp_l1_memory_usage_bytes 0\n"
 """Of a server of LMCache 0.5.6 that has counted nothing yet."""
@@ -37,14 +36,14 @@ def lmcache_pages(before: str, after: str) -> Evidence:
     return replace(evidence, before=readings[0], after=readings[1])
 
 
-@pytest.mark.parametrize("page", [GAUGES, GAUGES + LOOKUPS], ids=["never-asked", "asked"])
+@each_row("page", [GAUGES, GAUGES + LOOKUPS])
 def test_a_server_that_never_stored_anything_has_no_counter_and_stored_nothing(page: str) -> None:
     answer = check(lmcache_pages(GAUGES, page))
     assert isinstance(answer, Invalid)
     assert "LMCache is on and stored nothing, while 20000 prompt tokens were computed" in answer.text
 
 
-@pytest.mark.parametrize("page", ["", "python_info 1\n", GAUGES + WRITTEN % "NaN"])
+@each_row("page", ["", "python_info 1\n", GAUGES + WRITTEN % "NaN"])
 def test_a_page_that_does_not_say_what_was_stored_is_no_proof(page: str) -> None:
     assert isinstance(check(lmcache_pages(page, page)), Unknown)
 
@@ -116,16 +115,14 @@ def test_an_engine_that_computed_no_whole_chunk_has_nothing_to_store() -> None:
     assert check(measured(two_prefills(EACH), computed=tokens, written={"lmcache-0": 60, "lmcache-1": 0})) is None
 
 
-@pytest.mark.parametrize(
-    "engines", [(("prefill-0", "prefill-1"),), (("prefill-0", "prefill-1"), ("prefill-0", "prefill-1"))]
-)
+@each_row("engines", [(("prefill-0", "prefill-1"),), (("prefill-0", "prefill-1"), ("prefill-0", "prefill-1"))])
 def test_engines_that_share_servers_are_judged_by_all_of_them(engines: tuple[tuple[str, ...], ...]) -> None:
     """With a server for each TP rank, and the KV of a model whose ranks all have the same, one stores for all."""
     tokens = {"prefill-0": HALF, "prefill-1": HALF}
     assert check(measured(two_prefills(engines), computed=tokens, written={"lmcache-0": 60, "lmcache-1": 0})) is None
 
 
-@pytest.mark.parametrize(("longest", "certain"), [(255, False), (1000, True)])
+@each_row("longest, certain", [(255, False), (1000, True)])
 def test_an_engine_that_may_have_had_the_short_prompts_of_a_trace_is_not_judged(longest: int, certain: bool) -> None:
     """One prompt has a whole chunk; whether it came to the second engine is certain only if the others were few."""
     of = two_prefills(EACH)

@@ -23,6 +23,7 @@ from pdserve.bench.workload import Load, Workload
 from pdserve.cli.bench import options
 from pdserve.errors import PreflightError
 from tests.bench.evidence import plan
+from tests.tables import each_row
 
 KEY = "sk-very-secret"
 FIXED = Workload(input_tokens=300, output_tokens=5)
@@ -50,47 +51,36 @@ def told(folder: Path, client: AiperfClient, asked: ClientRun) -> dict[str, Any]
     return settings
 
 
-@pytest.mark.parametrize(
-    ("workload", "load", "client"),
-    [
-        (FIXED, FOUR, "vllm"),
-        (TRACE, FOUR, "aiperf"),
-        (FIXED.model_copy(update={"client": "aiperf"}), FOUR, "aiperf"),
-        (FIXED, FOUR.model_copy(update={"seconds": 5.0}), "aiperf"),
-    ],
-    ids=["fixed", "trace", "chosen", "duration"],
-)
+@each_row("workload, load, client", [
+    (FIXED, FOUR, "vllm"), (TRACE, FOUR, "aiperf"),
+    (FIXED.model_copy(update={"client": "aiperf"}), FOUR, "aiperf"),
+    (FIXED, FOUR.model_copy(update={"seconds": 5.0}), "aiperf"),
+])  # fmt: skip
 def test_aiperf_is_the_client_only_where_it_is_needed_or_chosen(workload: Workload, load: Load, client: str) -> None:
     assert workload.client_for(load) == client
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({}, "give input_tokens and output_tokens, or a trace"),
-        ({"input_tokens": 1}, "give input_tokens and output_tokens, or a trace"),
-        ({"trace": "t", "input_tokens": 1}, "a trace has its own prompts"),
-        ({"trace": "t", "client": "vllm"}, "vllm bench serve replays no trace"),
-        ({"input_tokens": 1, "output_tokens": 1, "sessions": 2}, "sessions: only for a trace"),
-        ({"trace": "t", "session_header": "X: y"}, "String should match pattern"),
-    ],
-)
+@each_row("fields, text", [
+    ({}, "give input_tokens and output_tokens, or a trace"),
+    ({"input_tokens": 1}, "give input_tokens and output_tokens, or a trace"),
+    ({"trace": "t", "input_tokens": 1}, "a trace has its own prompts"),
+    ({"trace": "t", "client": "vllm"}, "vllm bench serve replays no trace"),
+    ({"input_tokens": 1, "output_tokens": 1, "sessions": 2}, "sessions: only for a trace"),
+    ({"trace": "t", "session_header": "X: y"}, "String should match pattern"),
+])  # fmt: skip
 def test_a_workload_that_makes_no_sense_is_refused(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ValidationError, match=text):
         Workload(**fields)
 
 
-@pytest.mark.parametrize(
-    ("typed", "load", "text"),
-    [
-        ({"client": "guidellm"}, {}, "'guidellm' is no client"),
-        ({"trace": agentic.NAME}, {"requests": 9}, "a trace has its own requests"),
-        ({"trace": agentic.NAME}, {"concurrencies": "9"}, "8 sessions are never 9 at a time"),
-        ({"client": "vllm"}, {"timed": options.Timed(5.0)}, "vllm bench serve has none"),
-        ({}, {"timed": options.Timed(None, 5.0)}, "it is the time after --duration"),
-        ({"trace": agentic.NAME, "input_tokens": 3}, {}, "a trace has its own prompts"),
-    ],
-)
+@each_row("typed, load, text", [
+    ({"client": "guidellm"}, {}, "'guidellm' is no client"),
+    ({"trace": agentic.NAME}, {"requests": 9}, "a trace has its own requests"),
+    ({"trace": agentic.NAME}, {"concurrencies": "9"}, "8 sessions are never 9 at a time"),
+    ({"client": "vllm"}, {"timed": options.Timed(5.0)}, "vllm bench serve has none"),
+    ({}, {"timed": options.Timed(None, 5.0)}, "it is the time after --duration"),
+    ({"trace": agentic.NAME, "input_tokens": 3}, {}, "a trace has its own prompts"),
+])  # fmt: skip
 def test_options_that_make_no_sense_are_refused(typed: dict[str, Any], load: dict[str, Any], text: str) -> None:
     every = {"client": None, "input_tokens": None, "output_tokens": None, "trace": None}
     loads: dict[str, Any] = {"concurrencies": "1", "rates": None, "requests": None, "timed": options.Timed()}
@@ -142,7 +132,7 @@ def test_a_rate_is_poisson_and_a_time_has_its_grace(tmp_path: Path) -> None:
     assert settings["profiling"] == {"type": "poisson", "rate": 2.5, "requests": 9, "duration": 60, "gracePeriod": 30.0}
 
 
-@pytest.mark.parametrize("client", [AiperfClient("p", "/m", trace(2)), VllmClient("p", "/m")], ids=["aiperf", "vllm"])
+@each_row("client", [AiperfClient("p", "/m", trace(2)), VllmClient("p", "/m")])
 def test_the_key_is_in_the_environment_and_nowhere_else(tmp_path: Path, client: AiperfClient | VllmClient) -> None:
     asked = run(tmp_path, TRACE if isinstance(client, AiperfClient) else FIXED)
     environ = {"http_proxy": "http://proxy", "PDSERVE_PATCHES": "x", "HOME": "/h", "PYTHONPATH": "/ours"}

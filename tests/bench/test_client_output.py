@@ -16,6 +16,7 @@ from pdserve.bench.records import UnreadableResultError
 from pdserve.bench.snapshot import Clocks
 from pdserve.bench.workload import Load, Workload
 from tests.bench.evidence import plan
+from tests.tables import each_row
 
 CLOCKS = Clocks(wall=0.0, monotonic=0.0, boot=0.0)
 
@@ -73,26 +74,23 @@ def test_whole_files_are_read(tmp_path: Path) -> None:
 NONE = [float("nan"), float("inf"), -5.0]
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        *itertools.product(("output_lens", "input_lens", "ttfts", "latencies"), NONE),
-        *itertools.product(("start_times",), NONE[:2]),
-    ],
-)
+@each_row("column, value", [
+    *itertools.product(("output_lens", "input_lens", "ttfts", "latencies"), NONE),
+    *itertools.product(("start_times",), NONE[:2]),
+])  # fmt: skip
 def test_a_number_of_vllm_bench_serve_that_can_be_none(tmp_path: Path, column: str, value: float) -> None:
     with pytest.raises(UnreadableResultError):
         of_vllm(tmp_path, vllm_file(**{column: [value]}))
 
 
-@pytest.mark.parametrize("value", NONE)
+@each_row("value", NONE)
 def test_a_gap_that_can_be_none(tmp_path: Path, value: float) -> None:
     with pytest.raises(UnreadableResultError, match=r"gap 0 is"):
         of_vllm(tmp_path, vllm_file(itls=[[value]]))
 
 
-@pytest.mark.parametrize("value", NONE)
-@pytest.mark.parametrize("metric", ["usage_completion_tokens", "time_to_first_token", "request_latency"])
+@each_row("value", NONE)
+@each_row("metric", ["usage_completion_tokens", "time_to_first_token", "request_latency"])
 def test_a_number_of_aiperf_that_can_be_none(tmp_path: Path, metric: str, value: float) -> None:
     with pytest.raises(UnreadableResultError, match=r"^line 1: "):
         of_aiperf(tmp_path, aiperf_file(**{metric: value}))

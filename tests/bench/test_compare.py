@@ -19,6 +19,7 @@ from pdserve.bench.workload import USUAL_OUTPUT, Load, Workload
 from pdserve.cli.bench.compare import run
 from pdserve.errors import StateError
 from tests.bench.evidence import healthy, record
+from tests.tables import each_row
 
 INVALID = BenchVerdict(status="INVALID", reasons=(Reason(check="errors", text="no"),))
 
@@ -80,12 +81,8 @@ def test_versions_hardware_and_recipe_that_differ_are_named() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "differ"), [("/m", "/m", False), ("/m", "org/m", True), (None, "/m", False), ("/m", None, False)]
-)
-def test_another_tokenizer_of_the_client_is_named_where_both_are_known(
-    a: str | None, b: str | None, differ: bool
-) -> None:
+@each_row("a, b, differ", [("/m", "/m", False), ("/m", "org/m", True), (None, "/m", False), ("/m", None, False)])
+def test_another_tokenizer_is_named_where_both_are_known(a: str | None, b: str | None, differ: bool) -> None:
     differences = compare(result(tokenizer=a), result(tokenizer=b)).differences
     assert [(each.what, each.a, each.b) for each in differences] == ([("tokenizer of the client", a, b)] * differ)
 
@@ -143,7 +140,7 @@ def test_a_load_that_is_in_one_result_only_is_named() -> None:
     assert len(comparison.left_out) == 2
 
 
-@pytest.mark.parametrize("change", [{"input_tokens": 11}, {"output_tokens": 6}, {"seed": 1}, {"slo": {"ttft": 5}}])
+@each_row("change", [{"input_tokens": 11}, {"output_tokens": 6}, {"seed": 1}, {"slo": {"ttft": 5}}])
 def test_different_work_is_not_compared(change: dict[str, Any]) -> None:
     other = Workload(**{"input_tokens": 10, "output_tokens": 5, **change})
     with pytest.raises(StateError, match="different work"):
@@ -286,7 +283,7 @@ def test_a_result_is_read_by_id_folder_and_file(tmp_path: Path) -> None:
         assert read_result(tmp_path, which) == whole
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"schema_version": 2}'])
+@each_row("content", ["", "{}", '{"schema_version": 2}'])
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: str) -> None:
     folder = stored(tmp_path, "x", content)
     with pytest.raises(StateError, match=r"no result\.json of this version"):
@@ -300,9 +297,7 @@ def test_an_unknown_id_is_refused_with_those_that_are_known(tmp_path: Path) -> N
     assert "20260101-000000-abcdef" in refused.value.render()
 
 
-def test_the_terminal_begins_with_what_differs_and_quotes_no_noise(
-    pdserve_home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_terminal_begins_with_what_differs(pdserve_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored(pdserve_home, "a", three(0.08, 0.10, 0.12).model_dump_json())
     stored(pdserve_home, "b", three(0.10, 0.12, 0.14).model_copy().model_dump_json())
     run("a", "b", as_json=False)

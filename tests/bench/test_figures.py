@@ -13,6 +13,7 @@ from pdserve.bench.records import UnreadableResultError, of_vllm
 from pdserve.bench.workload import Load, SloMetric
 from pdserve.cli.bench import options as bench_options
 from tests.bench.evidence import record
+from tests.tables import each_row
 
 
 def test_two_requests_by_hand() -> None:
@@ -39,7 +40,7 @@ def test_two_requests_by_hand() -> None:
     assert seen.tokens_per_chunk == 1.0
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 101])
+@each_row("count", [1, 2, 3, 101])
 def test_percentiles_are_those_of_linear_interpolation(count: int) -> None:
     """numpy.percentile's default, by its definition."""
     seen = figures([record(ttft=float(number)) for number in range(count)], gpus=0, slo={})
@@ -57,10 +58,9 @@ def test_the_time_in_which_nothing_was_answered_counts_where_requests_were_open_
     assert figures([late, cut], gpus=0, slo={}, load_seconds=60.0).seconds == pytest.approx(80.0)
 
 
-@pytest.mark.parametrize(
-    ("gaps", "bursts"),
+@each_row(
+    "gaps, bursts",
     [((0.000006,) * 9 + (0.9,) + (0.000006,) * 9, True), ((0.05,) * 19, False), ((0.03,) * 10 + (0.07,) * 9, False)],
-    ids=["read at once", "even", "uneven"],
 )
 def test_chunks_that_come_in_bursts_are_seen(gaps: tuple[float, ...], bursts: bool) -> None:
     seen = figures([record(gaps=gaps, ttft=0.1, e2e=0.1 + sum(gaps), output_tokens=20)], gpus=0, slo={})
@@ -80,19 +80,12 @@ def test_chunks_of_several_tokens_are_seen() -> None:
     assert figures([record(output_tokens=10, gaps=(0.1,) * 4)], gpus=0, slo={}).tokens_per_chunk == 2.0
 
 
-@pytest.mark.parametrize(
-    ("metric", "limit", "kept"),
-    [
-        ("ttft", 100, True),
-        ("ttft", 99, False),
-        ("e2e", 190, True),
-        ("e2e", 189, False),
-        ("tpot", 10.01, True),
-        ("tpot", 9.9, False),
-        ("itl", 50, False),  # most gaps are 10 ms: it is the request's slowest percent that counts
-        ("itl", 100, True),
-    ],
-)
+@each_row("metric, limit, kept", [
+    ("ttft", 100, True), ("ttft", 99, False), ("e2e", 190, True), ("e2e", 189, False), ("tpot", 10.01, True),
+    ("tpot", 9.9, False),
+    ("itl", 50, False),  # most gaps are 10 ms: it is the request's slowest percent that counts
+    ("itl", 100, True),
+])  # fmt: skip
 def test_a_request_is_good_when_it_keeps_the_limit(metric: SloMetric, limit: float, kept: bool) -> None:
     gaps = (0.01,) * 8 + (0.1,) if metric == "itl" else (0.01,) * 9
     assert keeps(record(gaps=gaps), {metric: limit}) is kept
@@ -125,9 +118,7 @@ def test_the_file_of_vllm_bench_serve() -> None:
     assert (cut.ok, cut.error) == (False, "ClientPayloadError: cut")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", written(ttfts=[0.5]), written(itls=None), written(output_lens=["x", 0, 0])]
-)
+@each_row("text", ["", "[]", "{}", written(ttfts=[0.5]), written(itls=None), written(output_lens=["x", 0, 0])])
 def test_a_file_that_is_not_whole_is_no_result(text: str) -> None:
     with pytest.raises(UnreadableResultError):
         of_vllm(text)
@@ -142,7 +133,7 @@ def test_lists_of_loads() -> None:
     assert bench_options.loads("4", None, 7) == (Load(concurrency=4, requests=7),)
 
 
-@pytest.mark.parametrize("text", ["ttft", "ttft=", "ttft=0", "ttft=-1", "ttft=inf", "ttft=nan", "latency=5", "=5"])
+@each_row("text", ["ttft", "ttft=", "ttft=0", "ttft=-1", "ttft=inf", "ttft=nan", "latency=5", "=5"])
 def test_an_slo_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no limit"):
         bench_options.slo(text)

@@ -15,20 +15,17 @@ from pdserve.bench.sampling import Peaks, Sample, Sampler, cpu_use
 from pdserve.observe.engine_metrics import EngineSnapshot
 from pdserve.run.directory import RunDir
 from tests.bench.evidence import plan, record
+from tests.tables import each_row
 
 SILENT = EngineSnapshot("http://127.0.0.1:1", error="not listening")
 BUSY = EngineSnapshot("http://127.0.0.1:2", running=3, waiting=0, kv_cache_usage=0.5)
 
 
-@pytest.mark.parametrize(
-    ("seen", "peaks"),
-    [
-        ([SILENT, SILENT], Peaks()),
-        ([SILENT, BUSY], Peaks(running=3, waiting=0, kv_usage=0.5)),
-        ([BUSY, BUSY], Peaks(running=6, waiting=0, kv_usage=0.5)),
-    ],
-    ids=["none-answers", "one-answers", "all-answer"],
-)
+@each_row("seen, peaks", [
+    ([SILENT, SILENT], Peaks()),
+    ([SILENT, BUSY], Peaks(running=3, waiting=0, kv_usage=0.5)),
+    ([BUSY, BUSY], Peaks(running=6, waiting=0, kv_usage=0.5)),
+])  # fmt: skip
 def test_an_engine_that_does_not_answer_has_no_peak(tmp_path: Path, seen: list[EngineSnapshot], peaks: Peaks) -> None:
     looked = asyncio.Event()
 
@@ -58,17 +55,12 @@ def samples_of(*wanted: float) -> list[Sample]:
     return samples
 
 
-@pytest.mark.parametrize(
-    ("wanted", "seen"),
-    [
-        ((0.3,) * 100, 0.3),
-        ((0.2,) * 40 + (1.0,) * 20 + (0.2,) * 40, 1.0),
-        ((0.2,) * 40 + (1.0,) * 5 + (0.2,) * 40, 0.6),
-        ((0.2, 1.0), 0.6),
-        ((1.0,) * 12, 1.0),
-    ],
-    ids=["even", "a busy part", "a short burst", "a short run", "all of it"],
-)
+@each_row("wanted, seen", [
+    ((0.3,) * 100, 0.3),
+    ((0.2,) * 40 + (1.0,) * 20 + (0.2,) * 40, 1.0),
+    ((0.2,) * 40 + (1.0,) * 5 + (0.2,) * 40, 0.6),
+    ((0.2, 1.0), 0.6), ((1.0,) * 12, 1.0),
+])  # fmt: skip
 def test_a_client_is_as_busy_as_in_its_busiest_ten_seconds(wanted: tuple[float, ...], seen: float) -> None:
     records = [record(started=0.0, e2e=float(len(wanted)))]
     client, _ = cpu_use(samples_of(*wanted), records)

@@ -6,6 +6,7 @@ import pytest
 
 from pdserve.bench.compare import judged
 from pdserve.bench.student import beyond, quantile
+from tests.tables import each_row
 
 TABLE = (
     *(63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169),
@@ -15,18 +16,15 @@ TABLE = (
 """99 % on both sides, from 1 degree of freedom on, as tables have it."""
 
 
-@pytest.mark.parametrize(("freedom", "t"), tuple(enumerate(TABLE, start=1)))
+@each_row("freedom, t", tuple(enumerate(TABLE, start=1)))
 def test_whole_degrees_of_freedom_are_those_of_the_table(freedom: int, t: float) -> None:
     assert quantile(freedom) == pytest.approx(t, abs=5.1e-4)
 
 
-@pytest.mark.parametrize(
-    ("freedom", "t"),
-    [
-        *((1.2, 33.239028298318225), (1.5, 17.820310514462804), (1.9, 10.851379126309448), (2.4, 7.551950562755895)),
-        *((3.5, 5.085702223091256), (7.3, 3.451031655622185), (57.3, 2.6643894364923972), (120, 2.6174211451068654)),
-    ],
-)
+@each_row("freedom, t", [
+    *((1.2, 33.239028298318225), (1.5, 17.820310514462804), (1.9, 10.851379126309448), (2.4, 7.551950562755895)),
+    *((3.5, 5.085702223091256), (7.3, 3.451031655622185), (57.3, 2.6643894364923972), (120, 2.6174211451068654)),
+])  # fmt: skip
 def test_others_are_those_of_scipy(freedom: float, t: float) -> None:
     """scipy.stats.t.ppf(0.995, freedom)."""
     assert quantile(freedom) == pytest.approx(t, rel=1e-9)
@@ -37,9 +35,7 @@ def test_below_one_and_above_a_thousand_it_stays_what_it_is_there() -> None:
     assert quantile(1e9) == quantile(1000) == pytest.approx(2.580754698, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("t", "freedom", "share"), [(1.0, 1, 0.5), (6.314, 1, 0.1), (2.920, 2, 0.1), (2.228, 10, 0.05)]
-)
+@each_row("t, freedom, share", [(1.0, 1, 0.5), (6.314, 1, 0.1), (2.920, 2, 0.1), (2.228, 10, 0.05)])
 def test_the_share_beyond_is_that_of_the_table(t: float, freedom: float, share: float) -> None:
     assert beyond(t, freedom) == pytest.approx(share, abs=2e-4)
 

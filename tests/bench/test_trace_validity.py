@@ -13,6 +13,7 @@ from pdserve.bench.sampling import Sample, cpu_use
 from pdserve.bench.validity import judge
 from pdserve.bench.workload import Load, Workload
 from tests.bench.evidence import INPUT, OUTPUT, REQUESTS, TOKENS, healthy, record
+from tests.tables import each_row
 
 
 def traced(**changes: Any) -> Evidence:
@@ -40,7 +41,7 @@ def test_an_answer_of_another_length_than_its_turn_asks_for_is_invalid() -> None
     assert "output-length" in broken(evidence)
 
 
-@pytest.mark.parametrize(("asked", "wrong"), [(TOKENS - 1200, False), (TOKENS // 2, True), (TOKENS * 2, True)])
+@each_row("asked, wrong", [(TOKENS - 1200, False), (TOKENS // 2, True), (TOKENS * 2, True)])
 def test_prompts_may_differ_by_what_a_template_adds(asked: int, wrong: bool) -> None:
     assert ("prompt-length" in broken(traced(asked_input=asked))) == wrong
 

@@ -15,6 +15,7 @@ from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.traces.use import with_trace
 from pdserve.bench.workload import Workload
 from pdserve.errors import RecipeError
+from tests.tables import each_row
 
 USER, ANSWER = {"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}
 
@@ -131,25 +132,21 @@ def test_only_the_first_sessions_are_taken(tmp_path: Path) -> None:
     assert (trace.roots, trace.requests) == (2, 2 * agentic.TURNS)
 
 
-@pytest.mark.parametrize(
-    ("row", "cause"),
-    [
-        ("{", "Expecting property name"),
-        ("[1]", "it is a list, not an object"),
-        ({"prompt": "x"}, "its keys (prompt) are of no format"),
-        ({"input_length": 0}, "input_length: Input should be greater than 0"),
-        ({"input_length": "12"}, "input_length: Input should be a valid integer"),
-        ({"input_length": 1, "text_input": "x"}, "either input_length or text_input"),
-        ({"text_input": "x", "hash_ids": [1]}, "hash_ids need input_length"),
-        ({"input_length": 5, "output_length": -1}, "output_length: Input should be greater than 0"),
-        ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": [{"content": "x"}]}, "messages.0.role: Field required"),
-        ({"turns": [{"image": "x.png"}]}, "turns.0.text: Field required"),
-        ({"session_id": "a", "orchestrator": True, "spawns": ["b"]}, "orchestrator"),
-        ({"session_id": "a", "turns": [{"messages": [USER], "spawns": ["b"]}]}, "starts the session 'b'"),
-        ({"session_id": "a", "turns": [{"messages": [USER], "spawns": ["a"]}]}, "no session begins by itself"),
-    ],
-)
+@each_row("row, cause", [
+    ("{", "Expecting property name"), ("[1]", "it is a list, not an object"),
+    ({"prompt": "x"}, "its keys (prompt) are of no format"),
+    ({"input_length": 0}, "input_length: Input should be greater than 0"),
+    ({"input_length": "12"}, "input_length: Input should be a valid integer"),
+    ({"input_length": 1, "text_input": "x"}, "either input_length or text_input"),
+    ({"text_input": "x", "hash_ids": [1]}, "hash_ids need input_length"),
+    ({"input_length": 5, "output_length": -1}, "output_length: Input should be greater than 0"),
+    ({"messages": []}, "messages: List should have at least 1 item"),
+    ({"messages": [{"content": "x"}]}, "messages.0.role: Field required"),
+    ({"turns": [{"image": "x.png"}]}, "turns.0.text: Field required"),
+    ({"session_id": "a", "orchestrator": True, "spawns": ["b"]}, "orchestrator"),
+    ({"session_id": "a", "turns": [{"messages": [USER], "spawns": ["b"]}]}, "starts the session 'b'"),
+    ({"session_id": "a", "turns": [{"messages": [USER], "spawns": ["a"]}]}, "no session begins by itself"),
+])  # fmt: skip
 def test_a_bad_line_is_refused_with_its_place_and_the_reason(tmp_path: Path, row: Any, cause: str) -> None:
     error = refused(tmp_path, row)
     assert cause in str(error.cause)

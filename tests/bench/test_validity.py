@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from pdserve.bench.answers import Invalid, Unknown
 from pdserve.bench.evidence import CpuUse, Evidence
 from pdserve.bench.snapshot import ENGINE, PROXY, Clocks, Counts, counts
@@ -18,6 +16,7 @@ from pdserve.bench.workload import Load, Workload
 from pdserve.observe.engine_metrics import samples_of
 from pdserve.pd.telemetry.metrics import Metrics
 from tests.bench.evidence import INPUT, OUTPUT, REQUESTS, TOKENS, counted, healthy, plan, record, with_connector
+from tests.tables import each_row
 
 Change = Callable[[Evidence], Evidence]
 
@@ -398,7 +397,7 @@ def test_a_healthy_measurement_is_valid_and_everything_was_checked() -> None:
     assert (verdict.status, verdict.reasons, verdict.unchecked) == ("VALID", (), ())
 
 
-@pytest.mark.parametrize(("check", "change", "text"), CASES, ids=[f"{c[0]}: {c[2]}" for c in CASES])
+@each_row("check, change, text", CASES)
 def test_what_makes_a_measurement_invalid(check: str, change: Change, text: str) -> None:
     answer = CHECKS[check](change(healthy()))
     assert isinstance(answer, Invalid)
@@ -406,12 +405,12 @@ def test_what_makes_a_measurement_invalid(check: str, change: Change, text: str)
     assert judge(change(healthy())).status == "INVALID"
 
 
-@pytest.mark.parametrize(("check", "change"), CLOSE)
+@each_row("check, change", CLOSE)
 def test_what_is_close_to_it_and_does_not(check: str, change: Change) -> None:
     assert CHECKS[check](change(healthy())) is None
 
 
-@pytest.mark.parametrize(("check", "change", "text"), UNKNOWN)
+@each_row("check, change, text", UNKNOWN)
 def test_what_could_not_be_checked_is_neither(check: str, change: Change, text: str) -> None:
     answer = CHECKS[check](change(healthy()))
     assert isinstance(answer, Unknown)
@@ -447,12 +446,12 @@ def test_arrivals_of_a_poisson_process_are_not_late() -> None:
     assert late <= 1
 
 
-@pytest.mark.parametrize(("rate", "requests"), [(0.5, 5), (0.5, 10), (1.0, 32), (4.0, 20), (100.0, 1000)])
+@each_row("rate, requests", [(0.5, 5), (0.5, 10), (1.0, 32), (4.0, 20), (100.0, 1000)])
 def test_arrivals_of_vllms_client_are_neither_late_nor_early(rate: float, requests: int) -> None:
     """It stretches all of its random gaps, the one before the first request too, to the time of the rate."""
     draw = random.Random(0)
     wrong = 0
-    for _ in range(200):
+    for _ in range(100):
         gaps = [draw.expovariate(rate) for _ in range(requests)]
         stretch = requests / rate / sum(gaps)
         records = tuple(record(started=at * stretch) for at in itertools.accumulate(gaps))

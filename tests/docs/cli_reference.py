@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
@@ -22,6 +24,7 @@ def page() -> str:
     return "\n".join([_HEAD, _section(()), *(_section((verb,)) for verb in verbs())])
 
 
+@cache
 def root() -> TyperGroup:
     """The command that `pdserve` runs."""
     whole = command()

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -39,11 +40,11 @@ class Page:
     def name(self) -> str:
         return str(self.path.relative_to(REPOSITORY))
 
-    @property
+    @cached_property
     def text(self) -> str:
         return self.path.read_text()
 
-    @property
+    @cached_property
     def prose(self) -> str:
         """The text without its fenced blocks."""
         return _FENCE.sub("", self.text)
@@ -98,7 +99,6 @@ STATUS = Page(REPOSITORY / "docs" / "status.md")
 PROOFS = Page(REPOSITORY / "docs" / "proofs.md")
 RUN_DIRECTORY = Page(REPOSITORY / "docs" / "run-directory.md")
 TROUBLESHOOTING = Page(REPOSITORY / "docs" / "guides" / "troubleshooting.md")
-CONTRIBUTING = Page(REPOSITORY / "CONTRIBUTING.md")
 
 
 def anchor(title: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,21 +14,17 @@ from pdserve.recipe.load.loader import load_recipe
 from tests.docs import markdown
 from tests.docs.cli_reference import root
 from tests.docs.markdown import PAGES, README, REPOSITORY, Block, Page
+from tests.tables import each_row
 
 COMMANDS = sorted({(page.name, words) for page in map(Page, PAGES) for words in page.commands("pdserve") if words})
-YAML = [
-    pytest.param(block, id=f"{page.name}-{number}")
-    for page in map(Page, PAGES)
-    for number, block in enumerate(page.blocks())
-    if block.language == "yaml"
-]
+YAML = [block for page in map(Page, PAGES) for block in page.blocks() if block.language == "yaml"]
 
 
-def of_kind(kind: str) -> list[Any]:
-    return [example for example in YAML if kind_of(example.values[0]) == kind]
+def of_kind(kind: str) -> list[Block]:
+    return [block for block in YAML if kind_of(block) == kind]
 
 
-def kind_of(block: Any) -> str:
+def kind_of(block: Block) -> str:
     keys = re.findall(r"^(\w+):", block.text, re.MULTILINE)
     return "cluster" if "hosts" in keys else "recipe" if "schema" in keys else "fragment"
 
@@ -39,14 +34,7 @@ SHIPPED = sorted((REPOSITORY / "recipes").glob("*.yaml"))
 SCRIPTS = sorted(path.name for path in (REPOSITORY / "scripts").iterdir() if not path.suffix and path.is_file())
 
 
-def test_there_are_examples() -> None:
-    assert len(COMMANDS) > 20
-    assert RECIPES
-    assert CLUSTERS
-    assert FRAGMENTS
-
-
-@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=lambda value: value if isinstance(value, str) else None)
+@each_row("page, words", COMMANDS)
 def test_every_command_parses(page: str, words: tuple[str, ...]) -> None:
     """Raises what the command line would say of a wrong option. A verb alone is a name, not a command."""
     verb, *arguments = words
@@ -59,7 +47,7 @@ def test_every_command_parses(page: str, words: tuple[str, ...]) -> None:
         commands[verb].make_context(verb, arguments)
 
 
-@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=lambda value: value if isinstance(value, str) else None)
+@each_row("page, words", COMMANDS)
 def test_every_recipe_that_a_command_names_exists(page: str, words: tuple[str, ...]) -> None:
     for word in words:
         if word.endswith(".yaml"):
@@ -75,7 +63,7 @@ def test_a_command_that_does_not_exist_would_be_found(tmp_path: Path) -> None:
         root().commands["status"].make_context("status", ["--wach"])
 
 
-@pytest.mark.parametrize("block", RECIPES)
+@each_row("block", RECIPES)
 def test_every_recipe_on_a_page_loads_and_plans(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(block.text)
@@ -84,7 +72,7 @@ def test_every_recipe_on_a_page_loads_and_plans(block: Block, tmp_path: Path) ->
     assert {"prefill-0", "decode-0", "proxy"} <= set(plan.names())
 
 
-@pytest.mark.parametrize("block", FRAGMENTS)
+@each_row("block", FRAGMENTS)
 def test_every_part_of_a_recipe_on_a_page_fits_into_one(block: Block, tmp_path: Path) -> None:
     (tmp_path / "whole.yaml").write_text(ten_lines().text)
     file = tmp_path / "recipe.yaml"
@@ -93,7 +81,7 @@ def test_every_part_of_a_recipe_on_a_page_fits_into_one(block: Block, tmp_path: 
     assert build_plan(recipe, nodes_for(recipe), run_dir="run", run_id="docs", versions=Versions()).processes
 
 
-@pytest.mark.parametrize("block", CLUSTERS)
+@each_row("block", CLUSTERS)
 def test_every_cluster_file_on_a_page_loads(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(block.text)
@@ -105,18 +93,14 @@ def ten_lines() -> Block:
     return block
 
 
-def test_the_recipe_of_the_readme_has_ten_lines() -> None:
-    assert len(ten_lines().text.splitlines()) == 10
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@each_row("path", SHIPPED)
 def test_every_shipped_recipe_is_in_their_list_with_its_status(path: Path) -> None:
     rows = {row[0]: row for row in markdown.RECIPES.table("recipe")}
     row = rows[f"[{path.stem}]({path.name})"]
     assert row[-1].split(",")[0] == load_recipe(path, environ={}).recipe.status
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@each_row("script", SCRIPTS)
 def test_options_of_scripts_exist(script: str) -> None:
     text = (REPOSITORY / "scripts" / script).read_text()
     for page in map(Page, PAGES):

@@ -6,10 +6,10 @@ import ast
 import re
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
-import pytest
 from pydantic import BaseModel
 
 from pdserve import errors
@@ -33,8 +33,9 @@ from tests.docs.markdown import (
     TROUBLESHOOTING,
     Page,
 )
+from tests.tables import each_row
 
-ALL = [pytest.param(Page(path), id=str(path.relative_to(REPOSITORY))) for path in PAGES]
+ALL = [*map(Page, PAGES)]
 FOLDERS = ("pdserve", "tests", "docs", "scripts", "recipes", "slurm", "schema", "requirements")
 SOURCES = [
     *(path for folder in ("pdserve", "scripts", "slurm") for path in (REPOSITORY / folder).rglob("*")),
@@ -46,11 +47,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 MESSAGES = "what the log or the error has"
 
 
-def test_the_readme_is_short() -> None:
-    assert len(README.text.splitlines()) <= 150
-
-
-@pytest.mark.parametrize("page", ALL)
+@each_row("page", ALL)
 def test_links_are_alive(page: Page) -> None:
     for link in page.links():
         if "://" in link:
@@ -62,7 +59,7 @@ def test_links_are_alive(page: Page) -> None:
             assert anchor in Page(path).anchors(), f"{page.name} links to {link}"
 
 
-@pytest.mark.parametrize("page", ALL)
+@each_row("page", ALL)
 def test_paths_in_backticks_exist(page: Page) -> None:
     for text in page.inline():
         for word in text.split():
@@ -71,14 +68,18 @@ def test_paths_in_backticks_exist(page: Page) -> None:
                 assert [*REPOSITORY.glob(word.replace("NAME", "*"))], f"{page.name} names {word}"
 
 
-@pytest.mark.parametrize("page", ALL)
+@each_row("page", ALL)
 def test_variables_are_read_somewhere(page: Page) -> None:
-    source = "\n".join(path.read_text() for path in SOURCES if path.is_file() and path.suffix != ".pyc")
-    for name in set(re.findall(r"\bPDSERVE_[A-Z_]+\b", page.text)):
-        assert name in source, f"{page.name} names {name}"
+    assert set(re.findall(r"\bPDSERVE_[A-Z_]+\b", page.text)) <= variables()
 
 
-@pytest.mark.parametrize("page", ALL)
+@cache
+def variables() -> set[str]:
+    sources = (path.read_text() for path in SOURCES if path.is_file() and path.suffix != ".pyc")
+    return {name for source in sources for name in re.findall(r"\bPDSERVE_[A-Z_]+\b", source)}
+
+
+@each_row("page", ALL)
 def test_keys_of_a_recipe_exist(page: Page) -> None:
     upstream = {target.name for patch in REGISTRY for target in patch.targets}
     for text in page.inline():
@@ -190,7 +191,7 @@ def test_every_file_of_a_run_is_listed() -> None:
     assert files <= listed
 
 
-@pytest.mark.parametrize("page", ALL)
+@each_row("page", ALL)
 def test_nothing_of_the_machine_that_it_was_written_on(page: Page) -> None:
     paths = re.findall(r"(?:/home/|/root/|/work/|/tmp/(?!pdserve-UID))\S*", page.text)
     assert not paths

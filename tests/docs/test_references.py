@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
+import pdserve
 from pdserve.cli.commands import app
 from pdserve.reach.cluster_file import Cluster
+from pdserve.recipe.load import yaml12
 from tests.docs import cli_reference, recipe_reference
 from tests.docs.markdown import INDEX, PAGES, README, REPOSITORY, Page
 from tests.docs.regenerate import PAGES as GENERATED
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize("name", GENERATED)
+@each_row("name", GENERATED)
 def test_generated_pages_do_not_drift(name: str) -> None:
     assert (REPOSITORY / name).read_text() == GENERATED[name](), "run: python -m tests.docs.regenerate"
 
@@ -45,5 +49,15 @@ def test_a_shell_completes_the_verbs() -> None:
     assert done.output.split() == ["validate"]
 
 
-def test_the_changelog_has_room_for_what_comes() -> None:
-    assert "unreleased" in Page(REPOSITORY / "CHANGELOG.md").anchors()
+def test_hooks_before_a_commit_are_the_environments_own_tools() -> None:
+    data = yaml12.parse((REPOSITORY / ".pre-commit-config.yaml").read_text(), "hooks").data
+    assert isinstance(data, dict)
+    [repository] = data["repos"]
+    tools = {hook["entry"].split()[0] for hook in repository["hooks"]}
+    pinned = (REPOSITORY / "requirements" / "dev.txt").read_text()
+    assert repository["repo"] == "local"
+    assert tools <= {f".venv/bin/{name}" for name in re.findall(r"^([\w-]+)==", pinned, re.MULTILINE)}
+
+
+def test_the_version_stands_twice_and_is_the_same() -> None:
+    assert tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"] == pdserve.__version__

@@ -51,16 +51,8 @@ RECORDED = (
         ("transfers-failed", "prefill-0"),
         words="the request came to prefill past the proxy",
     ),
-    run(
-        "throttled",
-        ("cpu-throttled", "proxy"),
-        words="its CPU limit was reached in",
-    ),
-    run(
-        "saturated",
-        ("proxy-saturated", "proxy"),
-        words="had work all the time and got",
-    ),
+    run("throttled", ("cpu-throttled", "proxy"), words="its CPU limit was reached in"),
+    run("saturated", ("proxy-saturated", "proxy"), words="had work all the time and got"),
     run("l1-small", ("cache-never-hits", "aggregated-0"), words="its L1 is too small: chunks are evicted"),
     run("l1-small", ("cache-never-hits", "aggregated-0"), words="its L1 is too small", alive=False),
     run("agent-killed", ("node-lost", ""), words="it was killed by SIGKILL", alive=False),

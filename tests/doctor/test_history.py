@@ -7,12 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pdserve.run.directory import RunDir
 from pdserve.run.state import Phase
 from tests.doctor.kit import diagnosed, died, only, rules, run_dir
 from tests.doctor.symptom_lines import LINES
+from tests.tables import each_row
 
 EVENTS: list[tuple[dict[str, Any], str, str]] = [
     (
@@ -40,7 +39,7 @@ EVENTS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("event", "rule", "words"), EVENTS, ids=[rule for _, rule, _ in EVENTS])
+@each_row("event, rule, words", EVENTS)
 def test_an_event_is_a_cause_with_its_time(tmp_path: Path, event: dict[str, Any], rule: str, words: str) -> None:
     diagnosis = only(run_dir(tmp_path, events=[event]))
     assert diagnosis.rule == rule
@@ -131,9 +130,7 @@ def test_a_death_is_named_once_for_each_process_however_often(tmp_path: Path) ->
     assert "SIGKILL" in diagnosis.cause
 
 
-@pytest.mark.parametrize(
-    ("recorded", "lost"), [("ready", True), ("starting", True), ("stopped", False), ("failed", False)]
-)
+@each_row("recorded, lost", [("ready", True), ("starting", True), ("stopped", False), ("failed", False)])
 def test_a_launcher_that_recorded_no_end_is_lost(tmp_path: Path, recorded: Phase, lost: bool) -> None:
     assert rules(run_dir(tmp_path, phase=recorded)) == ({"launcher-lost"} if lost else set())
 
@@ -166,10 +163,8 @@ def test_a_lost_node_is_named_once(tmp_path: Path) -> None:
     assert only(run).rule == "node-lost"
 
 
-@pytest.mark.parametrize("event", [died("decode-1", -9), {"event": "unresponsive", "name": "decode-1", "why": "w"}])
-def test_kv_that_was_not_fetched_from_a_decode_that_was_gone_is_not_its_queue(
-    tmp_path: Path, event: dict[str, Any]
-) -> None:
+@each_row("event", [died("decode-1", -9), {"event": "unresponsive", "name": "decode-1", "why": "w"}])
+def test_kv_that_a_dead_decode_did_not_fetch_is_no_queue(tmp_path: Path, event: dict[str, Any]) -> None:
     line = next(sample for sample in LINES if sample.rule == "kv-never-fetched").line()
     run = run_dir(tmp_path, events=[event], logs={"prefill-0": [line]})
     [diagnosis] = [each for each in diagnosed(run) if each.rule == "kv-never-fetched"]
@@ -188,7 +183,7 @@ def test_a_run_in_order_has_no_cause(tmp_path: Path) -> None:
 # --- records that are torn, not text, or another user's
 
 
-@pytest.mark.parametrize("bad", [b'{"at": 1, "eve', b"\xff\xfe\x00", b"[]", b'{"at": "x", "event": "died"}'])
+@each_row("bad", [b'{"at": 1, "eve', b"\xff\xfe\x00", b"[]", b'{"at": "x", "event": "died"}'])
 def test_a_torn_line_hides_no_cause(tmp_path: Path, bad: bytes) -> None:
     run = run_dir(tmp_path, events=[died("decode-0", -9)])
     with run.events.open("ab") as file:
@@ -197,19 +192,19 @@ def test_a_torn_line_hides_no_cause(tmp_path: Path, bad: bytes) -> None:
     assert rules(run) == {"process-died", "record-unreadable"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "fields",
     [{}, {"name": None}, {"name": ["a"], "seconds": "x", "lost": [], "engines": 3, "times": None, "at": 1e300}],
 )
-@pytest.mark.parametrize("kind", ["died", "late", "restarting", "unresponsive", "cache_down", "log_cut", "agent_gone"])
+@each_row("kind", ["died", "late", "restarting", "unresponsive", "cache_down", "log_cut", "agent_gone"])
 def test_fields_of_the_wrong_kind_break_nothing(tmp_path: Path, kind: str, fields: dict[str, Any]) -> None:
     run = run_dir(tmp_path)
     run.events.write_text(f"{json.dumps({'at': 1.0, 'event': kind, **fields})}\n" * 2)
     assert diagnosed(run)
 
 
-@pytest.mark.parametrize("name", ["state.json", "plan.json"])
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"name": 3}', "\udcff\x00"])
+@each_row("name", ["state.json", "plan.json"])
+@each_row("content", ["", "{", "[]", '{"name": 3}', "\udcff\x00"])
 def test_a_record_that_cannot_be_read_is_named_and_hides_no_other(tmp_path: Path, name: str, content: str) -> None:
     run = run_dir(tmp_path, events=[died("decode-0", -9)])
     (run.path / name).write_text(content, errors="surrogateescape")
@@ -218,8 +213,8 @@ def test_a_record_that_cannot_be_read_is_named_and_hides_no_other(tmp_path: Path
     assert name in unread.evidence[0].text
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "versions.json", "failure.md", "events.jsonl"])
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"[1, 2", b"a: [", b"- 1"])
+@each_row("name", ["recipe.yaml", "versions.json", "failure.md", "events.jsonl"])
+@each_row("content", [b"", b"\xff\xfe\x00", b"[1, 2", b"a: [", b"- 1"])
 def test_other_records_are_left_out_when_they_are_torn(tmp_path: Path, name: str, content: bytes) -> None:
     run = run_dir(tmp_path)
     (run.path / name).write_bytes(content)

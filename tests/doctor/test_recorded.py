@@ -17,6 +17,7 @@ from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.loader import load_recipe
 from tests.doctor.kit import RECIPE, diagnosed, died, only, plan, rules, run_dir
 from tests.doctor.symptom_lines import LINES, VLLM, SymptomLine
+from tests.tables import each_row
 from tests.test_log_echoes import death
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
@@ -29,20 +30,17 @@ def recorded(name: str) -> list[str]:
 # --- deaths, with the logs of real processes that tests/test_hints.py has
 
 
-@pytest.mark.parametrize(
-    ("process", "code", "log", "cause"),
-    [
-        ("lmcache-0", 3, "lmcache-l1-too-big", "not enough memory for L1"),
-        ("lmcache-0", 3, "lmcache-port-request", "tcp://127.0.0.1:25556"),
-        ("prefill-0", 1, "vllm-model-len", "max-model-len 99999 is more than the model's 8192"),
-        ("prefill-0", 1, "vllm-kv-too-small", "there are 1.0 GiB"),
-        ("prefill-1", 1, "vllm-lmcache-absent", "no LMCache server answers at tcp://127.0.0.1:25560"),
-        ("prefill-1", 1, "vllm-lmcache-mode", "did not register the engine's KV within 8.0 s"),
-        ("decode-0", 1, "vllm-cut-weights", "weight file is damaged or incomplete"),
-        ("decode-0", 0, "vllm-worker-killed", "worker VllmWorker-0 was killed (SIGKILL)"),
-        ("decode-1", 1, "vllm-bootstrap-port", "port 28998 of 0.0.0.0"),
-    ],
-)
+@each_row("process, code, log, cause", [
+    ("lmcache-0", 3, "lmcache-l1-too-big", "not enough memory for L1"),
+    ("lmcache-0", 3, "lmcache-port-request", "tcp://127.0.0.1:25556"),
+    ("prefill-0", 1, "vllm-model-len", "max-model-len 99999 is more than the model's 8192"),
+    ("prefill-0", 1, "vllm-kv-too-small", "there are 1.0 GiB"),
+    ("prefill-1", 1, "vllm-lmcache-absent", "no LMCache server answers at tcp://127.0.0.1:25560"),
+    ("prefill-1", 1, "vllm-lmcache-mode", "did not register the engine's KV within 8.0 s"),
+    ("decode-0", 1, "vllm-cut-weights", "weight file is damaged or incomplete"),
+    ("decode-0", 0, "vllm-worker-killed", "worker VllmWorker-0 was killed (SIGKILL)"),
+    ("decode-1", 1, "vllm-bootstrap-port", "port 28998 of 0.0.0.0"),
+])  # fmt: skip
 def test_a_death_has_the_cause_of_its_log(tmp_path: Path, process: str, code: int, log: str, cause: str) -> None:
     run = run_dir(tmp_path, events=[died(process, code)], logs={process: recorded(log)}, phase="failed")
     diagnosis = only(run)
@@ -76,7 +74,7 @@ def test_a_log_of_a_process_that_is_well_has_no_cause(tmp_path: Path) -> None:
 # --- the lines of living processes
 
 
-@pytest.mark.parametrize("sample", LINES, ids=lambda sample: f"{sample.rule}-{sample.process}")
+@each_row("sample", LINES)
 def test_a_known_line_is_a_cause_with_its_place_and_time(tmp_path: Path, sample: SymptomLine) -> None:
     before, after = VLLM.format(level="INFO", at="a.py:1", text="serving"), "no known line"
     diagnosis = only(run_dir(tmp_path, logs={sample.process: [before, sample.line(), after, sample.line()]}))
@@ -111,10 +109,8 @@ def test_a_line_of_a_log_that_was_cut_a_moment_ago_is_seen_once(tmp_path: Path, 
     assert only(run).times == 2
 
 
-@pytest.mark.parametrize("more", [-100, 4 << 10, 12 << 10])
-def test_a_line_of_a_long_log_is_seen_once_wherever_it_stands(
-    tmp_path: Path, short_parts: tuple[int, int], more: int
-) -> None:
+@each_row("more", [-100, 4 << 10, 12 << 10])
+def test_a_line_of_a_long_log_is_seen_once(tmp_path: Path, short_parts: tuple[int, int], more: int) -> None:
     run = run_dir(tmp_path, logs={"decode-0": []})
     line = f"{FAILED}\n".encode()
     beginning = line + filler(6 << 10) + line
@@ -138,18 +134,15 @@ def test_a_known_line_of_another_role_is_no_cause(tmp_path: Path) -> None:
 QUOTED = "x Request abc timed out after 5 seconds without being sent"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        # RequestLogger of vllm 0.32.0, and as earlier ones write it
-        f"INFO 11-22 14:54:41 [logger.py:39] Received request cmpl-1: prompt: '{QUOTED}', params: None",
-        f"INFO 11-22 14:54:41 [request_logger.py:55] Received request {QUOTED.replace(' ', '_')}: params: '{QUOTED}'",
-        f"DEBUG 11-22 14:54:41 [request_logger.py:45] Request cmpl-1 details: prompt: '{QUOTED}', prompt_token_ids: ",
-        f'DEBUG 11-22 14:54:41 [request_logger.py:64] Request cmpl-1 JSON body: {{"prompt":"{QUOTED}"}}',
-        f"INFO 11-22 14:54:41 [request_logger.py:95] Generated response cmpl-1 (streaming delta): output: '{QUOTED}', "
-        "finish_reason: stop",
-    ],
-)
+@each_row("line", [
+    # RequestLogger of vllm 0.32.0, and as earlier ones write it
+    f"INFO 11-22 14:54:41 [logger.py:39] Received request cmpl-1: prompt: '{QUOTED}', params: None",
+    f"INFO 11-22 14:54:41 [request_logger.py:55] Received request {QUOTED.replace(' ', '_')}: params: '{QUOTED}'",
+    f"DEBUG 11-22 14:54:41 [request_logger.py:45] Request cmpl-1 details: prompt: '{QUOTED}', prompt_token_ids: ",
+    f'DEBUG 11-22 14:54:41 [request_logger.py:64] Request cmpl-1 JSON body: {{"prompt":"{QUOTED}"}}',
+    f"INFO 11-22 14:54:41 [request_logger.py:95] Generated response cmpl-1 (streaming delta): output: '{QUOTED}', "
+    "finish_reason: stop",
+])  # fmt: skip
 def test_what_a_client_has_written_is_no_cause(tmp_path: Path, line: str) -> None:
     logs = {"prefill-0": [f"(APIServer pid=1) {line}", line]}
     assert diagnosed(run_dir(tmp_path, logs=logs)) == []
@@ -162,7 +155,7 @@ def setting_of(symptom: Any) -> str:
     return filled(symptom.setting, RunRecords(run_dir="", phase="stopped", recipe=RECIPE))
 
 
-@pytest.mark.parametrize("symptom", [each for each in SYMPTOMS if each.setting], ids=lambda each: each.setting)
+@each_row("symptom", [each for each in SYMPTOMS if each.setting])
 def test_a_recipe_takes_what_is_to_be_typed(symptom: Any, tmp_path: Path) -> None:
     setting = setting_of(symptom)
     file = tmp_path / "recipe.yaml"

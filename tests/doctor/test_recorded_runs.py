@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from pydantic import TypeAdapter
 
 from pdserve.doctor.diagnosis import Diagnosis
@@ -15,6 +14,7 @@ from pdserve.doctor.records import LiveFigures
 from pdserve.doctor.rules import diagnose
 from pdserve.run.directory import RunDir
 from tests.doctor.recorded_runs import RECORDED, RUNS, RecordedRun
+from tests.tables import each_row
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "doctor.md"
 LIVE = TypeAdapter(LiveFigures)
@@ -32,7 +32,7 @@ def said_of(recorded: RecordedRun, folder: Path) -> list[Diagnosis]:
     return diagnose(records, read_logs(RunDir(copy), records))
 
 
-@pytest.mark.parametrize("recorded", RECORDED, ids=lambda each: f"{each.name}-{'alive' if each.alive else 'over'}")
+@each_row("recorded", RECORDED)
 def test_what_is_said_of_a_recorded_run(recorded: RecordedRun, tmp_path: Path) -> None:
     said = said_of(recorded, tmp_path)
     assert {(each.rule, process) for each in said for process in each.processes or ("",)} == recorded.said
@@ -46,7 +46,7 @@ def test_every_recorded_run_has_its_expectation_and_its_row_in_the_document() ->
     assert [name for name in sorted(folders) if f"`{name}`" not in table] == []
 
 
-@pytest.mark.parametrize("place", ["/root/", "/home/", "/tmp/p"])
+@each_row("place", ["/root/", "/home/", "/tmp/p"])
 def test_no_recorded_run_names_a_place_of_its_machine(place: str) -> None:
     files = [path for path in RUNS.rglob("*") if path.is_file()]
     assert [path.name for path in files if place in path.read_text()] == []

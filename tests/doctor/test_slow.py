@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pdserve.doctor.diagnosis import Diagnosis
 from pdserve.doctor.read_run import read_logs, read_run
 from pdserve.doctor.records import LiveFigures
@@ -19,6 +17,7 @@ from pdserve.observe.proxy_metrics import ProxySnapshot
 from pdserve.run.directory import RunDir
 from pdserve.system.pressure import Pressure
 from tests.doctor.kit import diagnosed, only, rules, run_dir
+from tests.tables import each_row
 
 RATES = {"prefill-0": 900.0, "prefill-1": 300.0}
 HEAD = "(APIServer pid=7) INFO 11-24 11:57:{second:02d} [loggers.py:335] "
@@ -63,19 +62,16 @@ def moved(rate: float, *, done: int = 3, failed: int = 0, multi: bool = False) -
 HUGE = "9" * 400
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        load(prompt=0.8).replace("throughput: 0.8 ", "throughput: 0.8.1 "),
-        load().replace("usage: 40.0%", "usage: ..%"),
-        load().replace("usage: 40.0%", f"usage: {HUGE}%"),
-        load(external=60.0).replace("rate: 60.0%", "rate: .%"),
-        load(waiting=7).replace("Waiting: 7 ", f"Waiting: {HUGE} "),
-        load(preemptions=7).replace("Preemptions: 7", f"Preemptions: {HUGE}"),
-        moved(7.0).replace("transfers=3", f"transfers={HUGE}"),
-        moved(7.0).replace("(MB/s)=7.0", f"(MB/s)={HUGE}"),
-    ],
-)
+@each_row("line", [
+    load(prompt=0.8).replace("throughput: 0.8 ", "throughput: 0.8.1 "),
+    load().replace("usage: 40.0%", "usage: ..%"),
+    load().replace("usage: 40.0%", f"usage: {HUGE}%"),
+    load(external=60.0).replace("rate: 60.0%", "rate: .%"),
+    load(waiting=7).replace("Waiting: 7 ", f"Waiting: {HUGE} "),
+    load(preemptions=7).replace("Preemptions: 7", f"Preemptions: {HUGE}"),
+    moved(7.0).replace("transfers=3", f"transfers={HUGE}"),
+    moved(7.0).replace("(MB/s)=7.0", f"(MB/s)={HUGE}"),
+])  # fmt: skip
 def test_a_figure_that_is_none_hides_nothing_else(tmp_path: Path, line: str) -> None:
     """A line of a log may be torn, or be another's: whatever it has, it is text."""
     sound = [load(second, waiting=3, kv=100.0) for second in range(3)]
@@ -101,7 +97,7 @@ def request(status: int = 200, *, error: str = "", prompt: int | None = 600, que
 # --- engines
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@each_row("role", ["prefill", "decode"])
 def test_preemptions_are_counted_over_all_lines(tmp_path: Path, role: str) -> None:
     run = run_dir(tmp_path, logs={f"{role}-1": [load(preemptions=2), load(), load(preemptions=5)]})
     diagnosis = only(run)
@@ -174,7 +170,7 @@ def test_a_role_that_waits_while_the_other_is_idle_is_too_small(tmp_path: Path) 
     assert rules(run_dir(tmp_path / "one", logs={**starving(waiting, idle), "prefill-1": busy})) == set()
 
 
-@pytest.mark.parametrize("multi", [False, True])
+@each_row("multi", [False, True])
 def test_transfers_that_the_engine_counts_as_failed(tmp_path: Path, multi: bool) -> None:
     lines = [moved(800, failed=0, multi=multi), moved(0, done=0, failed=4, multi=multi)]
     diagnosis = only(run_dir(tmp_path, logs={"prefill-0": lines}))
@@ -206,17 +202,10 @@ def test_a_cache_without_a_hit_for_a_minute_is_a_cause_without_a_reason(tmp_path
     assert "pdserve verify" in diagnosis.todo
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        SILENT[:5],
-        [*SILENT, load(external=0.1)],
-        [load(prompt=0.0, external=0.0)] * 9,
-        [load(external=None)] * 9,
-        [load(prompt=30.0, external=0.0)] * 9,
-    ],
-    ids=["short", "a hit", "idle", "no connector", "a few first prompts"],
-)
+@each_row("lines", [
+    SILENT[:5], [*SILENT, load(external=0.1)], [load(prompt=0.0, external=0.0)] * 9, [load(external=None)] * 9,
+    [load(prompt=30.0, external=0.0)] * 9,
+])  # fmt: skip
 def test_a_cache_that_was_not_asked_for_a_minute_is_none(tmp_path: Path, lines: list[str]) -> None:
     assert rules(run_dir(tmp_path, logs={"prefill-0": lines})) == set()
 
@@ -310,10 +299,7 @@ LIVE = [
     (LiveFigures(engines={"decode-0": EngineSnapshot("u", failed_transfers=3)}), "transfers-failed"),
     (LiveFigures(engines={"prefill-0": EngineSnapshot("u", store=StoreUse(9, 2, 0))}), "store-failed"),
     (LiveFigures(engines={"prefill-0": EngineSnapshot("u", error="not listening")}), "no-answer"),
-    (
-        LiveFigures(engines={"prefill-0": NEVER}),
-        "cache-never-hits",
-    ),
+    (LiveFigures(engines={"prefill-0": NEVER}), "cache-never-hits"),
     (LiveFigures(proxy=ProxySnapshot("u", rejected={"prefill": 7})), "pool-busy"),
     (LiveFigures(proxy=ProxySnapshot("u", not_ready=("decode-1",))), "engine-left-routing"),
     (LiveFigures(pressure={"proxy": Pressure(0, None, busiest_share=0.97)}), "proxy-saturated"),
@@ -334,7 +320,7 @@ HEALTHY = LiveFigures(
 )
 
 
-@pytest.mark.parametrize(("live", "rule"), LIVE, ids=[f"{rule}-{number}" for number, (_, rule) in enumerate(LIVE)])
+@each_row("live, rule", LIVE)
 def test_what_a_live_process_reports(tmp_path: Path, live: LiveFigures, rule: str) -> None:
     [diagnosis] = living(run_dir(tmp_path), live)
     assert diagnosis.rule == rule
@@ -356,40 +342,33 @@ def test_swapping_that_was_recorded_and_lasts_is_one_cause_with_both_figures(tmp
     assert [line.source for line in diagnosis.evidence] == ["events.jsonl", "/proc of lmcache-0"]
 
 
-@pytest.mark.parametrize(
-    ("name", "recipe", "setting"),
-    [
-        ("lmcache-0", {"lmcache": {"l1_size_gb": 4}}, "lmcache.l1_size_gb=3.3"),
-        ("lmcache-0", {"lmcache": {"l1_size_gb": 0.5}}, ""),
-        ("prefill-0", {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 4}}}, "engine.env.VLLM_CPU_KVCACHE_SPACE=3"),
-        (
-            "prefill-0",
-            {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 4}}, "prefill": {"env": {"VLLM_CPU_KVCACHE_SPACE": "8"}}},
-            "prefill.env.VLLM_CPU_KVCACHE_SPACE=7",
-        ),
-        ("prefill-0", {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 1}}}, ""),
-        ("prefill-0", {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": "auto"}}}, ""),
-        ("prefill-0", {}, ""),
-        ("proxy", {}, ""),
-    ],
-)
-def test_swapping_asks_for_the_memory_that_lacked(
-    tmp_path: Path, name: str, recipe: dict[str, Any], setting: str
-) -> None:
+@each_row("name, recipe, setting", [
+    ("lmcache-0", {"lmcache": {"l1_size_gb": 4}}, "lmcache.l1_size_gb=3.3"),
+    ("lmcache-0", {"lmcache": {"l1_size_gb": 0.5}}, ""),
+    ("prefill-0", {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 4}}}, "engine.env.VLLM_CPU_KVCACHE_SPACE=3"),
+    (
+        "prefill-0",
+        {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 4}}, "prefill": {"env": {"VLLM_CPU_KVCACHE_SPACE": "8"}}},
+        "prefill.env.VLLM_CPU_KVCACHE_SPACE=7",
+    ),
+    ("prefill-0", {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 1}}}, ""),
+    ("prefill-0", {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": "auto"}}}, ""),
+    ("prefill-0", {}, ""), ("proxy", {}, ""),
+])  # fmt: skip
+def test_swapping_asks_for_memory(tmp_path: Path, name: str, recipe: dict[str, Any], setting: str) -> None:
     run = run_dir(tmp_path, events=[{**SWAPPED, "name": name}])
     run.recipe.write_text(json.dumps(recipe))
     assert only(run).setting == setting
 
 
-@pytest.mark.parametrize("size", [1 << 20, -5, "much", None, float("nan"), True])
+@each_row("size", [1 << 20, -5, "much", None, float("nan"), True])
 def test_a_little_swap_or_a_torn_figure_is_no_cause(tmp_path: Path, size: object) -> None:
     assert rules(run_dir(tmp_path, events=[{**SWAPPED, "bytes": size}])) == set()
 
 
 def test_salts_of_their_own_are_the_reason_of_a_cache_that_never_hits(tmp_path: Path) -> None:
     live = LiveFigures(
-        engines={"prefill-0": NEVER},
-        caches={"lmcache-0": LmcacheSnapshot("u", salts=400, hit_tokens=0)},
+        engines={"prefill-0": NEVER}, caches={"lmcache-0": LmcacheSnapshot("u", salts=400, hit_tokens=0)}
     )
     [diagnosis] = living(run_dir(tmp_path), live)
     assert "400 different cache_salt values" in diagnosis.cause

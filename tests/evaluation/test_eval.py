@@ -38,9 +38,7 @@ def results(deployment: Deployment) -> Path:
     return folder
 
 
-def test_a_score_is_the_mean_of_its_repeats_and_stays_beside_the_run(
-    fake: Deployment, harness: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_score_is_the_mean_of_its_repeats(fake: Deployment, harness: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SCORES", "0.5,1")
     code, output = pdserve("eval", "capitals", "--threshold", "0.75", "--repeats", "2", "--harness", harness, "--json")
     assert code == 0, output
@@ -73,12 +71,7 @@ def test_a_harness_that_fails_is_no_score(fake: Deployment, harness: Path, monke
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["int", "term", "hup"]
 )
 def test_a_signal_that_ends_it_ends_the_harness(
-    fake: Deployment,
-    harness: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    signum: signal.Signals,
-    code: int,
+    fake: Deployment, harness: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, code: int
 ) -> None:
     """That it is gone is checked at the end of every test."""
     started = tmp_path / "started"
@@ -97,9 +90,7 @@ def until_exists(command: Command, file: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "message"), [("missing.yaml", "there is no task file"), ("present.yml", "mv ")], ids=["missing", "suffix"]
 )
-def test_a_task_file_that_the_harness_could_not_read(
-    tmp_path: Path, pdserve_home: Path, task: str, message: str
-) -> None:
+def test_a_task_file_that_cannot_be_read(tmp_path: Path, pdserve_home: Path, task: str, message: str) -> None:
     (tmp_path / "present.yml").write_text("task: present\n")
     code, output = pdserve("eval", tmp_path / task, "--threshold", "1", "--harness", "/bin/true")
     assert code == 2, output

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.formats import imported
 from pdserve.importing.launch import Draft
 from pdserve.operations.import_recipe import import_file
 from tests.importing.kit import notes
+from tests.tables import each_row
 
 
 def script(**extra: Any) -> str:
@@ -24,7 +23,7 @@ def read(**extra: Any) -> Draft:
     return imported(script(**extra), "serve.sh", ImportChoice())
 
 
-@pytest.mark.parametrize("size", [107374182400, "107374182400", " 107_374_182_400 ", 107374182400.0])
+@each_row("size", [107374182400, "107374182400", " 107_374_182_400 ", 107374182400.0])
 def test_host_memory_is_what_vllms_int_makes_of_it(tmp_path: Path, size: Any) -> None:
     assert read(cpu_bytes_to_use=size).document["aggregated"]["connector"] == {"kind": "offloading", "cpu_gib": 100}
     file = tmp_path / "serve.sh"
@@ -37,7 +36,7 @@ def test_other_counts_of_offloading_may_be_texts_too() -> None:
     assert connector["connector"] == {"kind": "offloading", "cpu_gib": 1, "blocks_per_chunk": 4, "store_threshold": 2}
 
 
-@pytest.mark.parametrize("size", ["100GB", "1e11", "", None, True, [1], {"a": 1}, float("inf"), 10**400, "9" * 5000])
+@each_row("size", ["100GB", "1e11", "", None, True, [1], {"a": 1}, float("inf"), 10**400, "9" * 5000])
 def test_host_memory_that_is_no_number_stays_as_it_is_and_is_listed(size: Any) -> None:
     draft = read(cpu_bytes_to_use=size)
     connector = draft.document["aggregated"]["connector"]

@@ -19,6 +19,7 @@ from pdserve.operations.authoring.vllm_parser import ask_installed
 from pdserve.operations.import_recipe import ImportedRecipe, import_file
 from tests.importing.kit import SCHEMA_1
 from tests.messages.kit import run
+from tests.tables import each_row
 
 SECRET = "hunter2-hunter2"
 
@@ -156,7 +157,7 @@ def test_without_an_answer_the_list_reads_and_the_recipe_has_the_reason(tmp_path
     assert "# Flags were read by a list of those of vLLM 0.32: no vLLM is installed here.\n" in recipe.text
 
 
-@pytest.mark.parametrize("parser", ["list", "vllm"])
+@each_row("parser", ["list", "vllm"])
 def test_a_word_stays_what_the_engine_would_get(tmp_path: Path, parser: str) -> None:
     text = "vllm serve org/m --allowed-origins '[\"https://a\"]' --served-model-name 1.10 --pass '-p4ss word'"
     flags = {"allowed-origins": ['["https://a"]'], "served-model-name": ["1.10"], "pass": ["-p4ss word"]}
@@ -282,9 +283,7 @@ def test_no_file_is_opened_for_a_line(installed: InstalledParser) -> None:
     assert "this" not in parsed(installed, "code").refused
 
 
-def test_the_verb_asks_the_installed_vllm_unless_the_list_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verb_asks_the_installed_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Answers(answer(line(flags={"max-num-seqs": ["4"]}, refused={"gone-flag": "it has no such flag"})))
     monkeypatch.setattr(vllm_parser, "ask_installed", ask)
     script(tmp_path, "vllm serve org/m --max-num-se 4 --gone-flag 1")
@@ -298,9 +297,7 @@ def test_the_verb_asks_the_installed_vllm_unless_the_list_is_wanted(
 
 
 @pytest.mark.process
-def test_an_interpreter_that_cannot_import_its_vllm_is_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vllm_that_cannot_be_imported_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken" / "vllm"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')\n")

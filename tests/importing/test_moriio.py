@@ -17,11 +17,7 @@ PUBLISHED = {"proxy_ip": "10.0.0.1", "proxy_ping_port": "36367", "http_port": "2
 
 
 def mapping(role: str, **extra: Any) -> dict[str, Any]:
-    return {
-        "kv_connector": "MoRIIOConnector",
-        "kv_role": role,
-        "kv_connector_extra_config": {**PUBLISHED, **extra},
-    }
+    return {"kv_connector": "MoRIIOConnector", "kv_role": role, "kv_connector_extra_config": {**PUBLISHED, **extra}}
 
 
 def test_addresses_and_ports_are_left_to_the_plan() -> None:

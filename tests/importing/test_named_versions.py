@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pdserve.importing.launch import Launch, Sourced
 from pdserve.importing.named_versions import named_versions
 from pdserve.operations.import_recipe import version_hazards
 from tests.importing.kit import NIXL, SCHEMA_1, whole
 from tests.messages.kit import run
+from tests.tables import each_row
 
 MULTI = (
     '{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"connectors": '
@@ -28,37 +27,26 @@ def named(image: str | None = None, text: str = "") -> dict[str, str]:
     return {package: str(found.value) for package, found in named_versions(launch, text).items()}
 
 
-@pytest.mark.parametrize(
-    ("image", "versions"),
-    [
-        ("vllm/vllm-openai:v0.20.1-ubuntu2404", {"vllm": "0.20.1"}),
-        ("vllm/vllm-openai:v0.33.0", {"vllm": "0.33.0"}),
-        ("vllm/vllm-openai:v0.33.0rc2", {"vllm": "0.33.0rc2"}),
-        ("docker.io/vllm/vllm-openai-rocm:v0.31.0@sha256:00", {"vllm": "0.31.0"}),
-        ("rocm/vllm:rocm7.0.2_vllm_0.29.0_20261004", {"vllm": "0.29.0"}),
-        ("lmcache/vllm-openai:v0.5.4", {"lmcache": "0.5.4"}),
-        ("registry.example:5000/vllm/vllm-openai:v0.32.0", {"vllm": "0.32.0"}),
-    ],
-)
+@each_row("image, versions", [
+    ("vllm/vllm-openai:v0.20.1-ubuntu2404", {"vllm": "0.20.1"}),
+    ("vllm/vllm-openai:v0.33.0", {"vllm": "0.33.0"}),
+    ("vllm/vllm-openai:v0.33.0rc2", {"vllm": "0.33.0rc2"}),
+    ("docker.io/vllm/vllm-openai-rocm:v0.31.0@sha256:00", {"vllm": "0.31.0"}),
+    ("rocm/vllm:rocm7.0.2_vllm_0.29.0_20261004", {"vllm": "0.29.0"}),
+    ("lmcache/vllm-openai:v0.5.4", {"lmcache": "0.5.4"}),
+    ("registry.example:5000/vllm/vllm-openai:v0.32.0", {"vllm": "0.32.0"}),
+])  # fmt: skip
 def test_an_image_of_a_release_names_it(image: str, versions: dict[str, str]) -> None:
     assert named(image) == versions
 
 
-@pytest.mark.parametrize(
-    "image",
-    [
-        "vllm/vllm-openai:nightly-5e35a6f4f9bbc217c599692157ca985c894373f7",
-        "vllm/vllm-openai:latest",
-        "vllm/vllm-openai:nightly-dev-arm64-cu13.0.1-426e59f",
-        "vllm/vllm-openai:minimax-m3-perf-arm64-13.0.1-7a67223",
-        "example/other:v0.20.1",
-        "nvcr.io/nvidia/vllm:25.09.1-py3",
-        "vllm-stable",
-        "",
-        ":",
-        "lmcache/",
-    ],
-)
+@each_row("image", [
+    "vllm/vllm-openai:nightly-5e35a6f4f9bbc217c599692157ca985c894373f7",
+    "vllm/vllm-openai:latest",
+    "vllm/vllm-openai:nightly-dev-arm64-cu13.0.1-426e59f",
+    "vllm/vllm-openai:minimax-m3-perf-arm64-13.0.1-7a67223",
+    "example/other:v0.20.1", "nvcr.io/nvidia/vllm:25.09.1-py3", "vllm-stable", "", ":", "lmcache/",
+])  # fmt: skip
 def test_no_version_is_read_into_another_tag(image: str) -> None:
     assert named(image) == {}
 

@@ -14,6 +14,7 @@ from pdserve.importing.launch import Draft
 from pdserve.operations.import_recipe import import_file
 from tests.importing.kit import SCHEMA_1, notes
 from tests.importing.kit import read as read_srt
+from tests.tables import each_row
 
 NIXL = """--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"%s"}'"""
 
@@ -33,7 +34,7 @@ def loads(text: str, folder: Path) -> None:
     import_file(file, ImportChoice(), environ={})
 
 
-@pytest.mark.parametrize("flag", ["-pcp 2", "--prefill-context-parallel-size 2", "--prefill_context_parallel_size=2"])
+@each_row("flag", ["-pcp 2", "--prefill-context-parallel-size 2", "--prefill_context_parallel_size=2"])
 def test_the_devices_of_context_parallel_prefills_are_devices_of_the_instance(tmp_path: Path, flag: str) -> None:
     draft = read(f"-tp 2 {flag}")
     assert parallel(draft) == {"tp": 2, "pcp": 2}
@@ -60,21 +61,18 @@ def test_context_parallelism_that_a_connector_does_not_have_is_refused_with_its_
     assert "NIXL takes context parallelism in prefills alone" in caught.value.render()
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("-dp 4 -dpe --data-parallel-rank $RANK", {"dp": 4, "load_balancing": "external"}),
-        ("-dp 4 --data-parallel-external-lb --data-parallel-rank 0", {"dp": 4, "load_balancing": "external"}),
-        ("-dp 4 -dpm -dpl 4", {"dp": 4, "load_balancing": "external"}),
-        ("-dp 4 --data-parallel-rank 0", {"dp": 4, "load_balancing": "external"}),
-        ("-dp 8 -dpl 4 -dph -dpr 0", {"dp": 8, "nodes": 2, "load_balancing": "hybrid"}),
-        ("-dp 8 -dpl 4 --data-parallel-start-rank 0", {"dp": 8, "nodes": 2, "load_balancing": "hybrid"}),
-        ("-dp 8 --data-parallel-hybrid-lb --nnodes 2", {"dp": 8, "nodes": 2, "load_balancing": "hybrid"}),
-        ("-dp 2 -dpl 1 -dph", {"dp": 2, "nodes": 2, "load_balancing": "external"}),
-        ("-dp 8 -dpl 4", {"dp": 8}),
-        ("-dp 8 -dpl 4 -dpr 4 --headless", {"dp": 8}),
-    ],
-)
+@each_row("flags, expected", [
+    ("-dp 4 -dpe --data-parallel-rank $RANK", {"dp": 4, "load_balancing": "external"}),
+    ("-dp 4 --data-parallel-external-lb --data-parallel-rank 0", {"dp": 4, "load_balancing": "external"}),
+    ("-dp 4 -dpm -dpl 4", {"dp": 4, "load_balancing": "external"}),
+    ("-dp 4 --data-parallel-rank 0", {"dp": 4, "load_balancing": "external"}),
+    ("-dp 8 -dpl 4 -dph -dpr 0", {"dp": 8, "nodes": 2, "load_balancing": "hybrid"}),
+    ("-dp 8 -dpl 4 --data-parallel-start-rank 0", {"dp": 8, "nodes": 2, "load_balancing": "hybrid"}),
+    ("-dp 8 --data-parallel-hybrid-lb --nnodes 2", {"dp": 8, "nodes": 2, "load_balancing": "hybrid"}),
+    ("-dp 2 -dpl 1 -dph", {"dp": 2, "nodes": 2, "load_balancing": "external"}),
+    ("-dp 8 -dpl 4", {"dp": 8}),
+    ("-dp 8 -dpl 4 -dpr 4 --headless", {"dp": 8}),
+])  # fmt: skip
 def test_load_balancing_is_what_vllm_makes_of_the_flags(tmp_path: Path, flags: str, expected: dict[str, Any]) -> None:
     draft = read(flags)
     assert parallel(draft) == expected
@@ -91,20 +89,17 @@ def test_load_balancing_of_srt_slurm_goes_over_the_nodes_of_an_instance() -> Non
     assert draft.losses() == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "effect", "why"),
-    [
-        ("-dpe", "replaced", "there is one data-parallel rank"),
-        ("-dp 4 -dpl 4 -dph", "replaced", "on one node that is one API server for all ranks"),
-        (
-            "-dp 4 -dph",
-            "served",
-            "not have over how many nodes: set aggregated.parallel.nodes, and aggregated.parallel.load_balancing: "
-            "hybrid",
-        ),
-        ("-dp 5 -dpl 2 -dph", "served", "not have over how many nodes"),
-    ],
-)
+@each_row("flags, effect, why", [
+    ("-dpe", "replaced", "there is one data-parallel rank"),
+    ("-dp 4 -dpl 4 -dph", "replaced", "on one node that is one API server for all ranks"),
+    (
+        "-dp 4 -dph",
+        "served",
+        "not have over how many nodes: set aggregated.parallel.nodes, and aggregated.parallel.load_balancing: "
+        "hybrid",
+    ),
+    ("-dp 5 -dpl 2 -dph", "served", "not have over how many nodes"),
+])  # fmt: skip
 def test_load_balancing_that_a_recipe_cannot_have_is_listed(flags: str, effect: Any, why: str) -> None:
     draft = read(flags)
     assert "load_balancing" not in parallel(draft)
@@ -123,8 +118,8 @@ def test_load_balancing_needs_whole_ranks_on_each_node() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["auto", "4}", "2.5", "0", "4k", "9" * 5000])
-@pytest.mark.parametrize("flag", ["-tp", "-pp", "-pcp", "-dp"])
+@each_row("text", ["auto", "4}", "2.5", "0", "4k", "9" * 5000])
+@each_row("flag", ["-tp", "-pp", "-pcp", "-dp"])
 def test_a_size_that_is_no_whole_number_is_a_loss_with_its_text(flag: str, text: str) -> None:
     draft = read(f"{flag} '{text}'")
     assert parallel(draft) == {}
@@ -137,15 +132,12 @@ def test_a_flag_without_its_size_is_a_loss() -> None:
     assert [note.why for note in read("-tp --seed 1").losses()] == ["true is no number of ranks: 1 is used"]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "key", "why"),
-    [
-        ("tensor-parallel-size: 8", "tensor-parallel-size: auto", "tensor-parallel-size", '"auto" is no number of'),
-        ("data-parallel-size: 4", "data-parallel-size: 4}", "data-parallel-size", '"4}" is no number of ranks'),
-        ("decode_workers: 2", "decode_workers: many", "resources.decode_workers", "no number of instances"),
-        ("gpus_per_decode: 8", "gpus_per_decode: all", "resources.gpus_per_decode", "devices for an instance"),
-    ],
-)
+@each_row("before, after, key, why", [
+    ("tensor-parallel-size: 8", "tensor-parallel-size: auto", "tensor-parallel-size", '"auto" is no number of'),
+    ("data-parallel-size: 4", "data-parallel-size: 4}", "data-parallel-size", '"4}" is no number of ranks'),
+    ("decode_workers: 2", "decode_workers: many", "resources.decode_workers", "no number of instances"),
+    ("gpus_per_decode: 8", "gpus_per_decode: all", "resources.gpus_per_decode", "devices for an instance"),
+])  # fmt: skip
 def test_a_number_of_srt_slurm_that_is_none_is_a_loss(before: str, after: str, key: str, why: str) -> None:
     losses = {note.at.key: note.why for note in read_srt(SCHEMA_1.replace(before, after, 1)).losses()}
     (found,) = [text for name, text in losses.items() if name.endswith(key)]

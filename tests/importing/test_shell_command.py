@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.formats import imported
 from pdserve.importing.shell.lines import commands
 from tests.importing.kit import notes
 from tests.importing.test_shell_script import asked, read
 from tests.messages.kit import run
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize(
-    "behind",
-    [
-        "> server.log 2>&1 &",
-        ">server.log 2>&1",
-        "&> log",
-        "&>>log",
-        "2> err",
-        "2>err >out",
-        "> >(tee log) 2>&1",
-        "<in 8>x",
-    ],
-)
+@each_row("behind", [
+    "> server.log 2>&1 &", ">server.log 2>&1", "&> log", "&>>log", "2> err", "2>err >out", "> >(tee log) 2>&1",
+    "<in 8>x",
+])  # fmt: skip
 def test_a_number_before_a_redirection_is_a_value_unless_it_touches_it(behind: str) -> None:
     document = read(f"vllm serve m --tensor-parallel-size 8 {behind}\n").document
     assert document["aggregated"]["parallel"] == {"tp": 8}
@@ -44,7 +34,7 @@ def test_a_backslash_at_the_end_of_a_line_in_double_quotes_is_no_text() -> None:
     assert single.text == "a\\\nb"
 
 
-@pytest.mark.parametrize("word", ["\\;", "';'", '"("', '")"', "\\("])
+@each_row("word", ["\\;", "';'", '"("', '")"', "\\("])
 def test_a_quoted_operator_is_a_word(word: str) -> None:
     assert [len(command) for command in commands(f"find . {word} x\ny\n")] == [4, 1]
 
@@ -56,7 +46,7 @@ def test_a_command_that_is_recorded_and_started_is_one_server() -> None:
     assert "write_command" not in notes(draft, "served")
 
 
-@pytest.mark.parametrize("start", ['"${CMD[@]}"', 'exec "${CMD[@]}" > log 2>&1', "A=1 nohup ${CMD[@]} &"])
+@each_row("start", ['"${CMD[@]}"', 'exec "${CMD[@]}" > log 2>&1', "A=1 nohup ${CMD[@]} &"])
 def test_a_command_in_an_array_is_started_where_the_array_is_expanded(start: str) -> None:
     text = f"CMD=(vllm serve org/m --seed 3)\nCMD+=(--enable-expert-parallel -tp 8)\n{start}\n"
     document = read(text).document
@@ -145,7 +135,7 @@ def test_a_secret_of_a_program_around_the_server_is_not_repeated() -> None:
     assert "hunter" not in str(draft.notes)
 
 
-@pytest.mark.parametrize("before", ["exec", "nohup", "env", "time nohup", "stdbuf -oL", "A=1 exec env"])
+@each_row("before", ["exec", "nohup", "env", "time nohup", "stdbuf -oL", "A=1 exec env"])
 def test_what_changes_nothing_that_is_served_is_no_loss(before: str) -> None:
     assert read(f"{before} vllm serve org/m\n").losses() == []
 

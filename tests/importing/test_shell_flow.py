@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.importing.kit import notes
 from tests.importing.test_shell_script import asked, read
+from tests.tables import each_row
 
 SERVE = 'vllm serve org/model -tp "$TP"\n'
 
@@ -23,42 +22,30 @@ def asks(script: str, **given: str) -> str:
     return asked(script.replace("TP", "N") + SERVE.replace("TP", "N"), **given)
 
 
-@pytest.mark.parametrize(
-    ("script", "size"),
-    [
-        ('TP=1; [ "$BIG" = 1 ] && TP=8\n', 1),
-        ('TP=1; [ "$BIG" = 0 ] && TP=8\n', 8),
-        ('TP=1; [ "$BIG" = 1 ] || TP=8\n', 8),
-        ('TP=1; [ "$BIG" = 1 ] && TP=4 || TP=8\n', 8),
-        ('TP=1; [[ "$BIG" = 1 ]] &&\n  TP=8\n', 1),
-        ('TP=1; ! [ "$BIG" = 1 ] && TP=8\n', 8),
-        ('TP=1; test "$BIG" = 1 && { echo big; TP=8; }\n', 1),
-        ('TP=1; [ "$BIG" = 1 ] && echo big; TP=8\n', 8),
-    ],
-)
+@each_row("script, size", [
+    ('TP=1; [ "$BIG" = 1 ] && TP=8\n', 1), ('TP=1; [ "$BIG" = 0 ] && TP=8\n', 8), ('TP=1; [ "$BIG" = 1 ] || TP=8\n', 8),
+    ('TP=1; [ "$BIG" = 1 ] && TP=4 || TP=8\n', 8),
+    ('TP=1; [[ "$BIG" = 1 ]] &&\n  TP=8\n', 1),
+    ('TP=1; ! [ "$BIG" = 1 ] && TP=8\n', 8),
+    ('TP=1; test "$BIG" = 1 && { echo big; TP=8; }\n', 1),
+    ('TP=1; [ "$BIG" = 1 ] && echo big; TP=8\n', 8),
+])  # fmt: skip
 def test_what_follows_a_test_is_run_by_it(script: str, size: int) -> None:
     assert tp(script, BIG="0") == size
 
 
-@pytest.mark.parametrize("joined", ["&&", "||"])
+@each_row("joined", ["&&", "||"])
 def test_what_follows_a_test_that_is_not_known_is_asked_for(joined: str) -> None:
     script = f'TP=1; [ "$BIG" = 1 ] {joined} TP=8\n'
     assert "--var BIG=..." in asks(script)
     assert "--var N=..." in asks(f"TP=1; nvidia-smi {joined} TP=8\n")
 
 
-@pytest.mark.parametrize(
-    ("test", "size"),
-    [
-        ('[ "$A" = 1 ] && [ "$B" = 1 ]', 2),
-        ('[ "$A" = 1 ] || [ "$B" = 1 ]', 8),
-        ('[[ "$A" = 1 && "$B" = 1 ]]', 2),
-        ('[[ "$B" = 1 || "$A" = 1 ]]', 8),
-        ('[ "$A" = 2 ] || [ "$B" = 1 ]', 2),
-        ('! [ "$A" = 1 ]', 2),
-        ('nvidia-smi && [ "$B" = 1 ]', 2),
-    ],
-)
+@each_row("test, size", [
+    ('[ "$A" = 1 ] && [ "$B" = 1 ]', 2), ('[ "$A" = 1 ] || [ "$B" = 1 ]', 8), ('[[ "$A" = 1 && "$B" = 1 ]]', 2),
+    ('[[ "$B" = 1 || "$A" = 1 ]]', 8), ('[ "$A" = 2 ] || [ "$B" = 1 ]', 2), ('! [ "$A" = 1 ]', 2),
+    ('nvidia-smi && [ "$B" = 1 ]', 2),
+])  # fmt: skip
 def test_an_if_is_decided_by_all_of_its_tests(test: str, size: int) -> None:
     assert tp(f"if {test}; then TP=8; else TP=2; fi\n", A="1", B="0") == size
 
@@ -74,21 +61,15 @@ def test_a_step_that_fails_only_with_the_whole_launch_is_taken_for_done() -> Non
     assert "--var N=..." in asks("TP=1; cd /work || TP=4\n")
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        'TP=1; case "$MODE" in big) TP=8 ;; *) TP=2 ;; esac\n',
-        'TP=1\ncase "$MODE" in\n  big|large)\n    TP=8\n    ;;\n  (*) TP=2;;\nesac\n',
-        "TP=1; for each in 1 2; do TP=$each; done\n",
-        "TP=1; f() { TP=4; }; TP=2; f\n",
-        "TP=1; function f { TP=4; }; TP=2; if true; then f; fi\n",
-        "TP=1; f()\n{\n  TP=4\n}\nTP=2\nf 3\n",
-        "f() { TP=4; }\ng() { f; }\nTP=2\ng\n",
-        "TP=1; read -r TP < file\n",
-        "TP=1; (( TP *= 2 ))\n",
-        "for TP in 1 2; do echo; done\n",
-    ],
-)
+@each_row("script", [
+    'TP=1; case "$MODE" in big) TP=8 ;; *) TP=2 ;; esac\n',
+    'TP=1\ncase "$MODE" in\n  big|large)\n    TP=8\n    ;;\n  (*) TP=2;;\nesac\n',
+    "TP=1; for each in 1 2; do TP=$each; done\n",
+    "TP=1; f() { TP=4; }; TP=2; f\n",
+    "TP=1; function f { TP=4; }; TP=2; if true; then f; fi\n",
+    "TP=1; f()\n{\n  TP=4\n}\nTP=2\nf 3\n", "f() { TP=4; }\ng() { f; }\nTP=2\ng\n", "TP=1; read -r TP < file\n",
+    "TP=1; (( TP *= 2 ))\n", "for TP in 1 2; do echo; done\n",
+])  # fmt: skip
 def test_what_depends_on_case_loops_and_functions_is_asked_for(script: str) -> None:
     assert "--var N=..." in asks(script, MODE="big")
 
@@ -131,8 +112,8 @@ def test_a_server_whose_test_does_not_hold_is_none() -> None:
     assert read(text, A="0").document["model"]["id"] == "org/b"
 
 
-@pytest.mark.parametrize(
-    ("value", "size"),
+@each_row(
+    "value, size",
     [("${X:-${Y:-4}}", 4), ("${X:-${Y:-${Z:-4}}}", 4), ("${E:-${F:-4}}", 8), ("${E-4}0", 0), ("${X:-4}", 4)],
 )
 def test_a_default_may_have_a_default(value: str, size: int) -> None:
@@ -145,6 +126,6 @@ def test_a_default_that_cannot_be_read_is_asked_for() -> None:
     assert "--var Y=..." in asks("TP=${X:-$Y}\n")
 
 
-@pytest.mark.parametrize("script", ["TP=8; TP=1 python warmup.py\n", "TP=8; TP=1 f=2 ./x\n"])
+@each_row("script", ["TP=8; TP=1 python warmup.py\n", "TP=8; TP=1 f=2 ./x\n"])
 def test_an_assignment_before_a_command_is_of_that_command_alone(script: str) -> None:
     assert tp(script) == 8

@@ -12,6 +12,7 @@ from pdserve.importing.formats import imported
 from pdserve.importing.launch import Draft
 from tests.importing.kit import notes
 from tests.messages.kit import run
+from tests.tables import each_row
 
 SCRIPT = """\
 #!/usr/bin/env bash
@@ -149,7 +150,7 @@ def test_a_variable_whose_value_is_not_known_is_a_loss() -> None:
     assert [note.at.key for note in read("export MODE=$(mode)\nvllm serve m\n").losses()] == ["export MODE"]
 
 
-@pytest.mark.parametrize("text", ["if false; then\nvllm serve m\nfi\n", "echo 'vllm serve\n", "vllm serve\n"])
+@each_row("text", ["if false; then\nvllm serve m\nfi\n", "echo 'vllm serve\n", "vllm serve\n"])
 def test_a_script_without_a_server_is_refused(text: str) -> None:
     assert asked(text)
 
@@ -160,7 +161,7 @@ def test_the_verb_takes_variables(tmp_path: Path) -> None:
     assert run(("import", "serve.sh", "--var", "MODEL"), tmp_path, {}).code == 2
 
 
-@pytest.mark.parametrize("empty", ["''", '""', '"$NONE"'])
+@each_row("empty", ["''", '""', '"$NONE"'])
 def test_an_empty_word_in_quotes_is_a_word(empty: str) -> None:
     document = read(f"NONE=\nvllm serve $MODEL --tokenizer {empty} --seed 3\n").document
     assert document["aggregated"]["args"] == {"tokenizer": "", "seed": 3}
@@ -172,7 +173,7 @@ def test_an_empty_variable_outside_of_quotes_is_no_word() -> None:
     assert document["aggregated"]["args"] == {"seed": 3}
 
 
-@pytest.mark.parametrize("test", ["[ '' ]", "[ -n '' ]", "[[ '' != \"\" ]]"])
+@each_row("test", ["[ '' ]", "[ -n '' ]", "[[ '' != \"\" ]]"])
 def test_a_test_of_an_empty_word_does_not_hold(test: str) -> None:
     document = read(f"if {test}; then SEED=1; else SEED=2; fi\nvllm serve $MODEL --seed $SEED\n").document
     assert document["aggregated"]["args"] == {"seed": 2}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from pdserve.recipe.load import yaml12
 from tests.importing.kit import NIXL, SCHEMA_2, notes, read, refused, whole
+from tests.tables import each_row
 
 STORE_CHILD = '{"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": %s}'
 NIXL_CHILD = (
@@ -134,7 +133,7 @@ def test_nothing_is_lost_of_a_recipe_for_agents(tmp_path: Path) -> None:
     assert recipe.mooncake_store.extra_args == {"default_kv_lease_ttl": 60000}
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@each_row("role", ["prefill", "decode"])
 def test_each_engine_does_what_dynamo_did_to_answers(role: str) -> None:
     """Prefill too: both render the prompt, and it must be the same one."""
     args = read(AGENTS).document[role]["args"]
@@ -176,7 +175,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "key"), LOSSES, ids=[key for _, _, key in LOSSES])
+@each_row("old, new, key", LOSSES)
 def test_what_a_recipe_has_no_word_for_is_a_loss_with_its_reason(old: str, new: str, key: str) -> None:
     losses = read(AGENTS.replace(old, new) if old else AGENTS + new).losses()
     assert losses
@@ -190,7 +189,7 @@ NICS = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new"), NICS)
+@each_row("old, new", NICS)
 def test_which_nic_a_rank_uses_is_to_be_confirmed(old: str, new: str) -> None:
     """It changes how fast KV moves, not what is served."""
     draft = read(AGENTS.replace(old, new))
@@ -216,7 +215,7 @@ roles:
 """
 
 
-@pytest.mark.parametrize(("old", "new"), REPLACED)
+@each_row("old, new", REPLACED)
 def test_what_pdserve_decides_itself_is_no_loss(old: str, new: str) -> None:
     assert read(AGENTS.replace(old, new)).losses() == []
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pdserve.importing.compare import departures
 from pdserve.recipe.connectors.nixl import NixlSection
 from tests.importing.kit import SCHEMA_1, SCHEMA_2, notes, read, refused, whole
+from tests.tables import each_row
 
 STORE = """\
   mooncake_kv_store:
@@ -64,7 +63,7 @@ def test_schema_2_says_the_same_as_schema_1(tmp_path: Path) -> None:
     assert departures(whole(SCHEMA_1, tmp_path).loaded.recipe, whole(SCHEMA_2, tmp_path).loaded.recipe) == []
 
 
-@pytest.mark.parametrize("text", [SCHEMA_1, SCHEMA_2], ids=["schema 1", "schema 2"])
+@each_row("text", [SCHEMA_1, SCHEMA_2])
 def test_what_was_not_carried_over_is_listed_with_its_reason(text: str) -> None:
     draft = read(text)
     assert draft.losses() == []
@@ -74,7 +73,7 @@ def test_what_was_not_carried_over_is_listed_with_its_reason(text: str) -> None:
     assert {"VLLM_SERVER_DEV_MODE", "data-parallel-rpc-port", "enable-expert-parallel"} <= ends
 
 
-@pytest.mark.parametrize("text", [SCHEMA_1, SCHEMA_2], ids=["schema 1", "schema 2"])
+@each_row("text", [SCHEMA_1, SCHEMA_2])
 def test_each_value_of_the_file_is_in_the_recipe_or_in_a_list(text: str) -> None:
     """A key that nobody expects is not lost either: it counts as something that changes what is served."""
     draft = read(text + "wholly_new: {nested: 1}\n")
@@ -196,17 +195,13 @@ def test_devices_that_the_flags_do_not_use_are_a_loss() -> None:
     assert [note.at.key for note in draft.losses()] == ["resources.gpus_per_decode"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
-        ("type: vllm", "type: sglang", "the engine is sglang"),
-        ("name: Small", "schema: 3\nname: Small", "schema 3"),
-        (SCHEMA_1, "just text", "no mapping"),
-        (SCHEMA_1, "a: [1", "is not closed"),
-        (SCHEMA_1, "a: &x [*x]", "nested too deeply"),
-        (SCHEMA_1, "services: {}", "no launch"),
-    ],
-)
+@each_row("old, new, what", [
+    ("type: vllm", "type: sglang", "the engine is sglang"),
+    ("name: Small", "schema: 3\nname: Small", "schema 3"),
+    (SCHEMA_1, "just text", "no mapping"), (SCHEMA_1, "a: [1", "is not closed"),
+    (SCHEMA_1, "a: &x [*x]", "nested too deeply"),
+    (SCHEMA_1, "services: {}", "no launch"),
+])  # fmt: skip
 def test_what_is_no_deployment_of_vllm_is_refused(old: str, new: str, what: str) -> None:
     assert old in SCHEMA_1
     assert what in str(refused(SCHEMA_1.replace(old, new)))

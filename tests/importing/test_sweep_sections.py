@@ -19,6 +19,7 @@ from pdserve.sweep.file import load_sweep
 from pdserve.sweep.imported import ImportedSweep, check_whole, import_sweep, write_sweep
 from pdserve.sweep.resolve import resolve
 from tests.importing.kit import SCHEMA_1, SCHEMA_2
+from tests.tables import each_row
 
 BENCH = "benchmark: {type: sa-bench, isl: 1024, osl: 64, concurrencies: [4, 8], req_rate: inf}\n"
 PLAIN = SCHEMA_1.replace("benchmark:\n  type: sa-bench\n  isl: 1024\n", BENCH)
@@ -60,11 +61,7 @@ def test_a_sweep_fills_its_placeholders_and_each_combination_is_a_deployment(tmp
     assert found.draft.losses() == []
     assert [
         recipe.recipe.decode.args["max-num-seqs"] for recipe in planned.recipes.values() if recipe.recipe.decode
-    ] == [
-        4,
-        8,
-        16,
-    ]
+    ] == [4, 8, 16]
     assert found.points == 6
     assert {(point.work, point.load.concurrency) for point in planned.points} == {
         ("1024 in, 64 out", 4),
@@ -97,14 +94,11 @@ def test_overrides_are_points_and_the_base_is_none_as_srtctl_has_it(tmp_path: Pa
     assert any("the file measures 5 points; a sweep has every load on every deployment: 9" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("section", "what"),
-    [
-        ("zip_override_x:\n  a: {b: [1, 2], c: [1, 2, 3]}\n", "different lengths: 2 and 3"),
-        ("zip_override_x:\n  a: {b: []}\n", "has an empty list"),
-        ("zip_override_x:\n  a: {b: 1}\n", "has no list"),
-    ],
-)
+@each_row("section, what", [
+    ("zip_override_x:\n  a: {b: [1, 2], c: [1, 2, 3]}\n", "different lengths: 2 and 3"),
+    ("zip_override_x:\n  a: {b: []}\n", "has an empty list"),
+    ("zip_override_x:\n  a: {b: 1}\n", "has no list"),
+])  # fmt: skip
 def test_lists_that_srtctl_refuses_are_refused_with_their_line(section: str, what: str) -> None:
     with pytest.raises(RecipeError) as raised:
         draft(BASE + section)
@@ -112,17 +106,12 @@ def test_lists_that_srtctl_refuses_are_refused_with_their_line(section: str, wha
     assert f"launch.yaml:{len(BASE.splitlines()) + 1}" in raised.value.render()
 
 
-@pytest.mark.parametrize(
-    ("text", "what", "line_number"),
-    [
-        (PLAIN + "sweep: {seqs: []}\n", "sweep.seqs has no value", len(PLAIN.splitlines()) + 1),
-        (BASE + "override_a:\n", "override_a is no mapping", len(BASE.splitlines()) + 1),
-        (BASE + "zip_override_a: [1]\n", "zip_override_a is no mapping", len(BASE.splitlines()) + 1),
-    ],
-)
-def test_a_section_of_which_no_variant_can_be_made_is_refused_with_its_line(
-    text: str, what: str, line_number: int
-) -> None:
+@each_row("text, what, line_number", [
+    (PLAIN + "sweep: {seqs: []}\n", "sweep.seqs has no value", len(PLAIN.splitlines()) + 1),
+    (BASE + "override_a:\n", "override_a is no mapping", len(BASE.splitlines()) + 1),
+    (BASE + "zip_override_a: [1]\n", "zip_override_a is no mapping", len(BASE.splitlines()) + 1),
+])  # fmt: skip
+def test_a_section_without_a_variant_is_refused_with_its_line(text: str, what: str, line_number: int) -> None:
     for read in (lambda: draft(text), lambda: imported(text, "launch.yaml", ImportChoice())):
         with pytest.raises(RecipeError) as raised:
             read()
@@ -155,16 +144,13 @@ def test_a_variant_that_is_no_recipe_is_named_and_the_others_are_points(tmp_path
         draft(BASE.replace("type: vllm", "type: sglang") + OVERRIDE)
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "said", "effect"),
-    [
-        ("{type: gsm8k}", "the benchmark is gsm8k", "confirm"),
-        ("{type: sa-bench, isl: 8, osl: 8}", "workload and loads are the usual ones", "confirm"),
-        (f"{BENCH[11:-2]}, random_range_ratio: 0.8}}", "varies the lengths", "replaced"),
-        (f"{BENCH[11:-2]}, num_prompts_mult: 3}}", "3 times the load there", "confirm"),
-        (f"{BENCH[11:-2]}, new_key: 3}}", "does not know this key of a benchmark", "confirm"),
-    ],
-)
+@each_row("benchmark, said, effect", [
+    ("{type: gsm8k}", "the benchmark is gsm8k", "confirm"),
+    ("{type: sa-bench, isl: 8, osl: 8}", "workload and loads are the usual ones", "confirm"),
+    (f"{BENCH[11:-2]}, random_range_ratio: 0.8}}", "varies the lengths", "replaced"),
+    (f"{BENCH[11:-2]}, num_prompts_mult: 3}}", "3 times the load there", "confirm"),
+    (f"{BENCH[11:-2]}, new_key: 3}}", "does not know this key of a benchmark", "confirm"),
+])  # fmt: skip
 def test_what_is_measured_otherwise_is_named(benchmark: str, said: str, effect: str) -> None:
     text = PLAIN.replace(BENCH, f"benchmark: {benchmark}\n") + "sweep: {unused: [1]}\n"
     notes = draft(text).notes
@@ -193,7 +179,7 @@ def test_a_rate_that_holds_at_each_concurrency_is_named() -> None:
     assert not [note for note in draft(PLAIN + "sweep: {unused: [1]}\n").notes if "req_rate 2" in note.why]
 
 
-@pytest.mark.parametrize(("written", "bad"), [("[4, 8a, 0]", "8a, 0"), ("4xmany", "many")])
+@each_row("written, bad", [("[4, 8a, 0]", "8a, 0"), ("4xmany", "many")])
 def test_a_load_that_is_no_number_is_named(written: str, bad: str) -> None:
     text = PLAIN.replace("[4, 8]", written) + "sweep: {unused: [1]}\n"
     found = draft(text)
@@ -223,9 +209,7 @@ def test_a_connector_that_its_user_has_to_accept_is_a_sweep_too(tmp_path: Path) 
     assert made(other, kinds).draft.document["zip"]["prefill.connector"] == [{"kind": "nixl-push"}, {"kind": "nixl"}]
 
 
-@pytest.mark.parametrize(
-    ("out", "sweep"), [("x.yaml", "x.yaml"), ("r.yaml", "nowhere/s.yaml"), ("nowhere/r.yaml", "s.yaml")]
-)
+@each_row("out, sweep", [("x.yaml", "x.yaml"), ("r.yaml", "nowhere/s.yaml"), ("nowhere/r.yaml", "s.yaml")])
 def test_where_one_file_cannot_be_written_neither_is(tmp_path: Path, out: str, sweep: str) -> None:
     (tmp_path / "launch.yaml").write_text(PLAIN + "sweep: {unused: [1]}\n")
     paths = tmp_path / out, tmp_path / sweep

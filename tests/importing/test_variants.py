@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-import pytest
-
 from tests.importing.kit import SCHEMA_1, read, refused
+from tests.tables import each_row
 
 BASE = f"base:\n{textwrap.indent(SCHEMA_1, '  ')}"
 OVERRIDE = """\
@@ -43,15 +42,10 @@ def test_an_override_is_laid_over_the_base_and_null_removes() -> None:
     assert draft.origins["decode", "args", "max-num-seqs"].startswith(f"{line}: ")
 
 
-@pytest.mark.parametrize(("index", "seqs", "sizes"), [(0, 16, [1, 2]), (1, 32, [4])])
+@each_row("index, seqs, sizes", [(0, 16, [1, 2]), (1, 32, [4])])
 def test_lists_of_a_zip_override_are_walked_side_by_side(index: int, seqs: int, sizes: list[int]) -> None:
     args = decode(BASE + ZIP, f"zip_override_seqs[{index}]")
-    assert args == {
-        "max-num-seqs": seqs,
-        "max-model-len": 4096,
-        "block-size": 128,
-        "cudagraph-capture-sizes": sizes,
-    }
+    assert args == {"max-num-seqs": seqs, "max-model-len": 4096, "block-size": 128, "cudagraph-capture-sizes": sizes}
 
 
 def test_a_file_with_several_deployments_asks_for_one_and_names_them() -> None:

@@ -13,6 +13,7 @@ from pdserve.importing.formats import imported
 from pdserve.importing.launch import Draft
 from pdserve.operations.import_recipe import import_file
 from tests.importing.kit import notes
+from tests.tables import each_row
 
 MODEL = """\
 meta: {slug: small}
@@ -181,7 +182,7 @@ def test_beside_prefill_and_decode_a_store_is_the_second_of_two_connectors() -> 
     assert notes(draft, "replaced")[key] == "vLLM reads it at the top level only"
 
 
-@pytest.mark.parametrize("choice", [{"name": "lmcache"}, {"name": "shared_store", "strategy": "pd_cluster"}])
+@each_row("choice", [{"name": "lmcache"}, {"name": "shared_store", "strategy": "pd_cluster"}])
 def test_the_recipe_loads_and_plans(tmp_path: Path, choice: dict[str, str]) -> None:
     for name, text in {**BESIDE, "models/org/small.yaml": MODEL}.items():
         path = tmp_path / name
@@ -194,21 +195,16 @@ def test_the_recipe_loads_and_plans(tmp_path: Path, choice: dict[str, str]) -> N
     assert (recipe.lmcache is None) != (recipe.mooncake_store is None)
 
 
-@pytest.mark.parametrize(
-    ("name", "choice", "cause"),
-    [
-        ("closed", {}, "does not have it as verified"),
-        ("broken", {}, "has it as unsupported"),
-        ("nvidia", {"hardware": "mi355x"}, "devices of NVIDIA"),
-        ("lmcache", {"strategy": "single_node_dep"}, "it is for single_node_tp"),
-        ("lmcache", {"strategy": "pd_cluster"}, "the place of the one between prefill and decode"),
-        ("store_apart", {}, "mooncake_store_service"),
-        ("other", {}, "None"),
-    ],
-)
-def test_what_this_launch_cannot_have_names_the_reason_and_what_it_can(
-    name: str, choice: dict[str, Any], cause: str
-) -> None:
+@each_row("name, choice, cause", [
+    ("closed", {}, "does not have it as verified"),
+    ("broken", {}, "has it as unsupported"),
+    ("nvidia", {"hardware": "mi355x"}, "devices of NVIDIA"),
+    ("lmcache", {"strategy": "single_node_dep"}, "it is for single_node_tp"),
+    ("lmcache", {"strategy": "pd_cluster"}, "the place of the one between prefill and decode"),
+    ("store_apart", {}, "mooncake_store_service"),
+    ("other", {}, "None"),
+])  # fmt: skip
+def test_what_cannot_be_offloaded_names_the_reason(name: str, choice: dict[str, Any], cause: str) -> None:
     with pytest.raises(RecipeError) as caught:
         read(name, **choice)
     assert cause in str(caught.value.cause)
@@ -219,19 +215,14 @@ def test_what_this_launch_cannot_have_names_the_reason_and_what_it_can(
 SCRIPT, SRT = "#!/bin/sh\nvllm serve org/small\n", "name: x\nbackend: {type: vllm}\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "file", "choice", "said"),
-    [
-        (SCRIPT, "serve.sh", {"nodes": 2, "kv_offload": "lmcache"}, "--nodes and --kv-offload choose nothing"),
-        (SCRIPT, "serve.sh", {"variant": "a"}, "--variant chooses nothing"),
-        (SRT, "serve.yaml", {"hardware": "h200"}, "--hardware chooses nothing"),
-        (SRT, "serve.yaml", {"variables": {"TP": "2"}}, "--var chooses nothing"),
-        (MODEL, "small.yaml", {"variables": {"TP": "2"}}, "--var chooses nothing"),
-    ],
-)
-def test_an_option_that_chooses_nothing_in_a_file_is_refused(
-    text: str, file: str, choice: dict[str, Any], said: str
-) -> None:
+@each_row("text, file, choice, said", [
+    (SCRIPT, "serve.sh", {"nodes": 2, "kv_offload": "lmcache"}, "--nodes and --kv-offload choose nothing"),
+    (SCRIPT, "serve.sh", {"variant": "a"}, "--variant chooses nothing"),
+    (SRT, "serve.yaml", {"hardware": "h200"}, "--hardware chooses nothing"),
+    (SRT, "serve.yaml", {"variables": {"TP": "2"}}, "--var chooses nothing"),
+    (MODEL, "small.yaml", {"variables": {"TP": "2"}}, "--var chooses nothing"),
+])  # fmt: skip
+def test_an_option_that_chooses_nothing_is_refused(text: str, file: str, choice: dict[str, Any], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         imported(text, file, ImportChoice(**choice), BESIDE)
 
@@ -273,7 +264,7 @@ def test_a_flag_that_pdserve_sets_on_a_cpu_alone_is_carried_over() -> None:
     assert "no-l1-use-lazy" in draft.document["lmcache"]["extra_args"]
 
 
-@pytest.mark.parametrize("flag", ["-enable_ha=true", "-config_path=/etc/master.yaml"])
+@each_row("flag", ["-enable_ha=true", "-config_path=/etc/master.yaml"])
 def test_a_flag_of_the_master_that_is_more_than_a_place_is_a_loss(flag: str) -> None:
     beside = {**BESIDE, "kv_store/shared.yaml": STORE.replace("-logtostderr", flag)}
     draft = imported(MODEL, "models/org/small.yaml", ImportChoice(kv_offload="shared_store"), beside)

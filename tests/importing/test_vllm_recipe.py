@@ -13,6 +13,7 @@ from pdserve.importing.formats import imported
 from pdserve.importing.launch import Draft
 from pdserve.operations.import_recipe import import_file
 from tests.importing.kit import notes
+from tests.tables import each_row
 
 MODEL = """\
 meta:
@@ -144,17 +145,13 @@ def test_the_recipe_loads_and_plans(tmp_path: Path) -> None:
     assert (recipe.container.kind, recipe.image, recipe.platform) == ("docker", "vllm/vllm-openai:latest", "cuda")
 
 
-@pytest.mark.parametrize(
-    ("choice", "todo"),
-    [
-        ({"variant": "other"}, "default, small4"),
-        ({"strategy": "single_node_dep"}, "single_node_tp, multi_node_dep, pd_cluster"),
-        ({"hardware": "mi300x"}, "h200, gb200"),
-        ({"features": ("x",)}, "tools, spec"),
-        ({"strategy": "multi_node_dep"}, "--nodes 2"),
-        ({"hardware": "xeon"}, "--hardware"),
-    ],
-)
+@each_row("choice, todo", [
+    ({"variant": "other"}, "default, small4"),
+    ({"strategy": "single_node_dep"}, "single_node_tp, multi_node_dep, pd_cluster"),
+    ({"hardware": "mi300x"}, "h200, gb200"), ({"features": ("x",)}, "tools, spec"),
+    ({"strategy": "multi_node_dep"}, "--nodes 2"),
+    ({"hardware": "xeon"}, "--hardware"),
+])  # fmt: skip
 def test_a_choice_that_the_recipe_does_not_offer_names_those_that_it_does(choice: dict[str, Any], todo: str) -> None:
     with pytest.raises(RecipeError) as caught:
         read(**choice)

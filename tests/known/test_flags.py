@@ -10,6 +10,7 @@ from pdserve.errors import PreflightError
 from pdserve.known.flags import FLAGS
 from pdserve.plan.model import Plan
 from tests.plan.kit import VERSIONS, plan, recipe, with_lmcache
+from tests.tables import each_row
 
 
 def planned(args: dict[str, Any], *, extra_args: dict[str, Any] | None = None, **versions: str | None) -> Plan:
@@ -17,7 +18,7 @@ def planned(args: dict[str, Any], *, extra_args: dict[str, Any] | None = None, *
     return plan(wanted, versions=VERSIONS.model_copy(update=versions))
 
 
-@pytest.mark.parametrize("version", ["0.27.1", "0.30.0", "0.33.0"])
+@each_row("version", ["0.27.1", "0.30.0", "0.33.0"])
 def test_a_flag_that_was_removed_is_refused_with_the_release_that_had_it(version: str) -> None:
     with pytest.raises(PreflightError) as refused:
         planned({"engine": {"args": {"max-num-partial-prefills": 2}}}, vllm=version)
@@ -25,7 +26,7 @@ def test_a_flag_that_was_removed_is_refused_with_the_release_that_had_it(version
     assert refused.value.where == "engine.args.max-num-partial-prefills"
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.27.0", None, "a-branch"])
+@each_row("version", ["0.26.0", "0.27.0", None, "a-branch"])
 def test_a_release_that_has_it_or_was_not_read_is_not_blamed(version: str | None) -> None:
     assert planned({"engine": {"args": {"max-num-partial-prefills": 2}}}, vllm=version).names()
 

@@ -20,7 +20,7 @@ _LINE = re.compile(r":(\d+): ")
 @dataclass(frozen=True)
 class Fix:
     """`path`: of the key that is wrong; None: the message is about a line of the file. `write`: the line; `meant`: the
-    key, value or file to take instead."""
+    key or value to take instead."""
 
     path: Path | None
     write: str | None = None
@@ -68,9 +68,7 @@ def applied(case: Case, message: str) -> Case | None:
     if (todo := fixes(message)) is None:
         return None
     for fix in todo:
-        if fix.path is None and fix.meant is not None:
-            case = replace(case, argv=tuple(_option_or_file(word, fix.meant) for word in case.argv))
-        elif fix.write is not None and fix.write.startswith("--set "):
+        if fix.write is not None and fix.write.startswith("--set "):
             case = _with_option(case, shlex.split(fix.write)[1])
         elif fix.path is None or "not YAML" in message:
             case = _with_line(case, fix)
@@ -79,12 +77,6 @@ def applied(case: Case, message: str) -> Case | None:
         else:
             case = _changed(case, fix)
     return case
-
-
-def _option_or_file(word: str, meant: str) -> str:
-    if "=" in word:
-        return f"{meant}={word.partition('=')[2]}"
-    return meant if word.endswith((".yaml", "recipe")) else word
 
 
 def _options(case: Case) -> list[str]:
@@ -142,7 +134,7 @@ def _changed(case: Case, fix: Fix) -> Case:
             _set(data, path, yaml12.scalar(fix.meant))
     else:
         key, value = _line(fix.write or "")
-        _set(data, path if key is None else _beside(data, path, key), value)
+        _set(data, path if key is None else path[: len(path) - path[::-1].index(key)], value)
     return _with_text(case, yaml12.dump(data))
 
 
@@ -153,16 +145,6 @@ def _line(text: str) -> tuple[str | None, Any]:
         ((key, value),) = data.items()
         return key, value
     return None, data
-
-
-def _beside(data: Any, path: Path, key: str) -> Path:
-    """Where `key` goes when the message is about `path`: it is a part of the path, below it, or beside its end."""
-    if key in path:
-        return path[: len(path) - path[::-1].index(key)]
-    value = _get(data, path)
-    if isinstance(value, dict):
-        return (*path, key)
-    return (*path[:-1], key) if len(path) > 1 else (key,)
 
 
 def _target(path: Path, meant: str) -> Path:

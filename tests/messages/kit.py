@@ -54,8 +54,8 @@ class Case:
     argv: tuple[str, ...] = VALIDATE
     files: Mapping[str, str | bytes] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
-    fixed: Case | None = None
-    """What a reader does who does what the message says, where no program can read that out of it."""
+    fact: str = ""
+    """By which the message is known, where no program can read the fix out of it."""
 
     @property
     def shown(self) -> dict[str, str | bytes]:
@@ -64,28 +64,25 @@ class Case:
         return {**own, **self.files}
 
 
-def over(title: str, text: str, fixed: str | None = None, **environ: str) -> Case:
-    """A recipe that adds `text` to good.yaml; `fixed`: what is added after the fix."""
-    after = None if fixed is None else Case(title, EXTENDED + fixed, environ=environ)
-    return Case(title, EXTENDED + text, environ=environ, fixed=after)
+def over(title: str, text: str, *, fact: str = "", **environ: str) -> Case:
+    """A recipe that adds `text` to good.yaml."""
+    return Case(title, EXTENDED + text, environ=environ, fact=fact)
 
 
-def whole(title: str, text: str | bytes, fixed: str | bytes | None = None) -> Case:
+def whole(title: str, text: str | bytes, *, fact: str = "") -> Case:
     """A recipe that builds on nothing."""
-    return Case(title, text, fixed=None if fixed is None else Case(title, fixed))
+    return Case(title, text, fact=fact)
 
 
-def option(title: str, *options: str, fixed: tuple[str, ...] | None = None, text: str = EXTENDED) -> Case:
-    """Options of `validate`; `fixed`: the options after the fix."""
-    after = None if fixed is None else Case(title, text, (*VALIDATE, *fixed))
-    return Case(title, text, (*VALIDATE, *options), fixed=after)
+def option(title: str, *options: str, text: str = EXTENDED, fact: str = "") -> Case:
+    """Options of `validate`."""
+    return Case(title, text, (*VALIDATE, *options), fact=fact)
 
 
-def cluster(title: str, text: str, fixed: str | None = None, **environ: str) -> Case:
+def cluster(title: str, text: str, *, fact: str = "") -> Case:
     """A cluster file."""
     argv = ("up", "good.yaml", "--cluster", "cluster.yaml", "--dry-run")
-    after = None if fixed is None else Case(title, argv=argv, files={"cluster.yaml": fixed}, environ=environ)
-    return Case(title, argv=argv, files={"cluster.yaml": text}, environ=environ, fixed=after)
+    return Case(title, argv=argv, files={"cluster.yaml": text}, fact=fact)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""All wrong inputs with their messages, as one text: what the golden file has."""
+"""One wrong input of each kind with its message, as one text: what the golden file has."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from tests.messages import wrong_keys, wrong_together, wrong_values, wrong_yaml
 from tests.messages.kit import CPU, GOOD, HOSTS, Case, run, write
 
 GOLDEN = Path(__file__).parent / "golden" / "wrong_inputs.txt"
-CASES: tuple[Case, ...] = (*wrong_values.CASES, *wrong_keys.CASES, *wrong_yaml.CASES, *wrong_together.CASES)
+KINDS: tuple[tuple[Case, ...], ...] = (*wrong_values.KINDS, *wrong_keys.KINDS, *wrong_yaml.KINDS, *wrong_together.KINDS)
+CASES = tuple(case for kind in KINDS for case in kind)
 _HEAD = """\
-Wrong inputs and what pdserve says about them, whole. Written by `python -m tests.regenerate`: the diff is for you to
-read, as someone who meets the message for the first time. Invisible characters are shown by their code points.
+A wrong input of each kind and what pdserve says about it, whole. Written by `python -m tests.regenerate`: the diff is
+for you to read, as someone who meets the message for the first time. Invisible characters are shown by their codes.
 
 Beside each input there are good files: good.yaml, cpu.yaml, hosts.yaml.
 
@@ -29,7 +30,7 @@ def message(case: Case) -> str:
 
 @cache
 def _message_of(title: str) -> str:
-    """By title: a case cannot be hashed, and no two have one title. Three tests look at each message."""
+    """By title: a case cannot be hashed, and no two have one title."""
     [case] = (case for case in CASES if case.title == title)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
@@ -48,7 +49,7 @@ def entry(number: int, case: Case) -> str:
 def text() -> str:
     """The golden file."""
     good = "".join(_file(name, body) for name, body in (("good.yaml", GOOD), ("cpu.yaml", CPU), ("hosts.yaml", HOSTS)))
-    entries = (entry(number, case) for number, case in enumerate(CASES, start=1))
+    entries = (entry(number, kind[0]) for number, kind in enumerate(KINDS, start=1))
     return _HEAD + good + "\n" + "\n".join(entries)
 
 

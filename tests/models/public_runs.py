@@ -16,85 +16,40 @@ from pdserve.models.weights import Sharding, Tensor, rank_weights
 GIB = 1 << 30
 
 LLAMA_8B: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-}
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
 LLAMA_70B = {
-    **LLAMA_8B,
-    "num_hidden_layers": 80,
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_attention_heads": 64,
-}
+    **LLAMA_8B, "num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
+}  # fmt: skip
 QWEN2_14B: dict[str, Any] = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 48,
-    "hidden_size": 5120,
-    "intermediate_size": 13824,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "vocab_size": 152064,
-}
+    "model_type": "qwen2", "num_hidden_layers": 48, "hidden_size": 5120, "intermediate_size": 13824,
+    "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064,
+}  # fmt: skip
 QWEN3_30B_A3B: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "num_hidden_layers": 48,
-    "hidden_size": 2048,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 128,
-    "moe_intermediate_size": 768,
-    "vocab_size": 151936,
-}
+    "model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "moe_intermediate_size": 768, "vocab_size": 151936,
+}  # fmt: skip
 QWEN3_235B: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "num_hidden_layers": 94,
-    "hidden_size": 4096,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-}
+    "model_type": "qwen3_moe", "num_hidden_layers": 94, "hidden_size": 4096, "num_attention_heads": 64,
+    "num_key_value_heads": 4, "head_dim": 128,
+}  # fmt: skip
 DEEPSEEK_V2_LITE: dict[str, Any] = {
-    "model_type": "deepseek_v2",
-    "num_hidden_layers": 27,
-    "hidden_size": 2048,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-}
+    "model_type": "deepseek_v2", "num_hidden_layers": 27, "hidden_size": 2048, "num_attention_heads": 16,
+    "num_key_value_heads": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+}  # fmt: skip
 _QWEN3_5: dict[str, Any] = {
-    "full_attention_interval": 4,
-    "head_dim": 256,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_value_head_dim": 128,
-    "mamba_ssm_dtype": "float32",
-}
+    "full_attention_interval": 4, "head_dim": 256, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32",
+}  # fmt: skip
 QWEN3_6_35B_A3B: dict[str, Any] = {
-    **_QWEN3_5,
-    "model_type": "qwen3_5_moe_text",
-    "num_hidden_layers": 40,
-    "hidden_size": 2048,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "linear_num_value_heads": 32,
-}
+    **_QWEN3_5, "model_type": "qwen3_5_moe_text", "num_hidden_layers": 40, "hidden_size": 2048,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32,
+}  # fmt: skip
 QWEN3_8_27B: dict[str, Any] = {
-    **_QWEN3_5,
-    "model_type": "qwen3_5_text",
-    "num_hidden_layers": 64,
-    "hidden_size": 5120,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 4,
-    "linear_num_value_heads": 48,
-}
+    **_QWEN3_5, "model_type": "qwen3_5_text", "num_hidden_layers": 64, "hidden_size": 5120, "num_attention_heads": 24,
+    "num_key_value_heads": 4, "linear_num_value_heads": 48,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

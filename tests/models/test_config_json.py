@@ -14,27 +14,18 @@ from pdserve.models.kv_cache import KvFlags, kv_cache
 from pdserve.models.layers import layers_of
 from pdserve.models.unknown import UnknownModelError
 from tests.models.tiny_configs import TINY
+from tests.tables import each_row
 
 LLAMA = next(tiny.config for tiny in TINY if tiny.name == "llama")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("head_dim", "x"),
-        ("head_dim", -4),
-        ("num_key_value_heads", 8.5),
-        ("num_hidden_layers", 10**30),
-        ("num_hidden_layers", True),
-        ("hidden_size", float("nan")),
-        ("layer_types", [{"a": 1}, 2]),
-        ("full_attention_interval", "4"),
-        ("max_position_embeddings", "x"),
-        ("_sliding_window_pattern", [1]),
-        ("architectures", {"a": 1}),
-    ],
-)
-@pytest.mark.parametrize("inner", ["", "text_config."])
+@each_row("key, value", [
+    ("head_dim", "x"), ("head_dim", -4), ("num_key_value_heads", 8.5), ("num_hidden_layers", 10**30),
+    ("num_hidden_layers", True), ("hidden_size", float("nan")), ("layer_types", [{"a": 1}, 2]),
+    ("full_attention_interval", "4"), ("max_position_embeddings", "x"), ("_sliding_window_pattern", [1]),
+    ("architectures", {"a": 1}),
+])  # fmt: skip
+@each_row("inner", ["", "text_config."])
 def test_a_value_of_a_wrong_type_is_refused(tmp_path: Path, key: str, value: Any, inner: str) -> None:
     config = {**LLAMA, key: value}
     (tmp_path / "config.json").write_text(json.dumps({"text_config": config} if inner else config))
@@ -56,22 +47,18 @@ def test_what_is_nested_too_deeply_is_no_config(tmp_path: Path) -> None:
     assert files.config_in(tmp_path) is None
 
 
-@pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: str(tiny.name))
+@each_row("tiny", TINY)
 def test_models_as_they_are_pass(tmp_path: Path, tiny: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny.config))
     assert files.config_in(tmp_path) == tiny.config
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"attention_chunk_size": 8, "no_rope_layers": [1]},
-        {"hidden_size": 4, "num_attention_heads": 8, "num_key_value_heads": 8},
-        {"model_type": "jamba", "layer_types": ["mamba"], "mamba_expand": None},
-        {"model_type": "jamba", "layer_types": ["mamba"], "mamba_expand": 2, "mamba_d_conv": -4, "mamba_d_state": 16},
-    ],
-    ids=["too few no_rope_layers", "heads of nothing", "a size that is null", "a negative size"],
-)
+@each_row("change", [
+    {"attention_chunk_size": 8, "no_rope_layers": [1]},
+    {"hidden_size": 4, "num_attention_heads": 8, "num_key_value_heads": 8},
+    {"model_type": "jamba", "layer_types": ["mamba"], "mamba_expand": None},
+    {"model_type": "jamba", "layer_types": ["mamba"], "mamba_expand": 2, "mamba_d_conv": -4, "mamba_d_state": 16},
+])  # fmt: skip
 def test_sizes_that_give_no_layer_are_not_computed_with(change: dict[str, Any]) -> None:
     with pytest.raises(UnknownModelError):
         kv_cache(layers_of({**LLAMA, **change}), KvFlags(model_len=4096, block_size=16, kernel_block=16))

@@ -14,6 +14,7 @@ from pdserve.errors import PreflightError
 from pdserve.models import files
 from pdserve.models.headers import HeaderError, tensors_of
 from pdserve.models.weights import Tensor
+from tests.tables import each_row
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -35,11 +36,7 @@ def test_tensors_by_the_header(tmp_path: Path) -> None:
     assert tensors_of(file) == [Tensor("a.weight", "BF16", (2, 3))]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"version https://git-lfs.github.com/spec/v1", (99).to_bytes(8, "little") + b"{", bytes(8)],
-    ids=["empty", "git-lfs", "cut", "zeros"],
-)
+@each_row("content", [b"", b"version https://git-lfs.github.com/spec/v1", (99).to_bytes(8, "little") + b"{", bytes(8)])
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(content)
@@ -85,13 +82,10 @@ def test_weights_that_are_not_all_there_are_not_counted(tmp_path: Path) -> None:
     assert (model.tensors, model.file_bytes, model.lacks) == (None, 0, "model-2.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("file", "index"),
-    [
-        ("model-00001-of-00002.safetensors", None),
-        ("consolidated-00001-of-00002.safetensors", "consolidated.safetensors.index.json"),
-    ],
-)
+@each_row("file, index", [
+    ("model-00001-of-00002.safetensors", None),
+    ("consolidated-00001-of-00002.safetensors", "consolidated.safetensors.index.json"),
+])  # fmt: skip
 def test_shards_that_are_not_all_there_are_named(tmp_path: Path, file: str, index: str | None) -> None:
     (tmp_path / "config.json").write_text("{}")
     safetensors(tmp_path / file, {"a": tensor(1)})
@@ -107,7 +101,7 @@ def test_a_model_without_its_weights_lacks_no_file_by_name(tmp_path: Path) -> No
     assert files.read(tmp_path).lacks is None
 
 
-@pytest.mark.parametrize("config", [None, "{", "[]"], ids=["none", "cut", "list"])
+@each_row("config", [None, "{", "[]"])
 def test_without_a_config_it_is_refused(tmp_path: Path, config: str | None) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
@@ -131,7 +125,7 @@ def test_a_broken_index_of_mistral_is_refused(tmp_path: Path) -> None:
         files.read(tmp_path)
 
 
-@pytest.mark.parametrize("index", ["{", "{}"], ids=["cut", "empty"])
+@each_row("index", ["{", "{}"])
 def test_a_broken_index_is_refused(tmp_path: Path, index: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors.index.json").write_text(index)
@@ -145,17 +139,14 @@ def test_dummy_weights_are_none(tmp_path: Path) -> None:
     assert files.read(tmp_path, load_format="dummy").tensors is None
 
 
-@pytest.mark.parametrize(
-    ("environ", "download_dir", "expected"),
-    [
-        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, None, "/a"),
-        ({"HUGGINGFACE_HUB_CACHE": "/a", "HF_HOME": "/b"}, None, "/a"),
-        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, None, "/b/hub"),
-        ({"XDG_CACHE_HOME": "/c", "HOME": "/d"}, None, "/c/huggingface/hub"),
-        ({"HOME": "/d"}, None, "/d/.cache/huggingface/hub"),
-        ({"HF_HOME": "/b"}, "/e", "/e"),
-    ],
-)
+@each_row("environ, download_dir, expected", [
+    ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, None, "/a"),
+    ({"HUGGINGFACE_HUB_CACHE": "/a", "HF_HOME": "/b"}, None, "/a"),
+    ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, None, "/b/hub"),
+    ({"XDG_CACHE_HOME": "/c", "HOME": "/d"}, None, "/c/huggingface/hub"),
+    ({"HOME": "/d"}, None, "/d/.cache/huggingface/hub"),
+    ({"HF_HOME": "/b"}, "/e", "/e"),
+])  # fmt: skip
 def test_where_the_hubs_cache_is(environ: dict[str, str], download_dir: str | None, expected: str) -> None:
     assert files.hub_cache(environ, download_dir) == Path(expected)
 

@@ -9,6 +9,7 @@ import pytest
 
 from pdserve.errors import PreflightError
 from pdserve.models.hub import fetch_config
+from tests.tables import each_row
 
 TOKEN = "hf_secret"
 
@@ -62,8 +63,8 @@ def test_a_token_does_not_follow_to_another_host() -> None:
     assert "authorization" not in seen[1].headers
 
 
-@pytest.mark.parametrize(
-    ("status", "cause", "todo"),
+@each_row(
+    "status, cause, todo",
     [(401, "gated or private", "HF_TOKEN"), (403, "gated or private", "HF_TOKEN"), (404, "404", r"model\.revision")],
 )
 def test_refusals(status: int, cause: str, todo: str) -> None:
@@ -76,7 +77,7 @@ def test_refusals(status: int, cause: str, todo: str) -> None:
     assert TOKEN not in refused.value.render()
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]"])
+@each_row("body", [b"<html>", b"[]"])
 def test_what_is_no_json_object(body: bytes) -> None:
     with pytest.raises(PreflightError, match=r"config\.json of org/name") as refused:
         fetch(lambda _: httpx.Response(200, content=body))

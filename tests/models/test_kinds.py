@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from pdserve.models.kinds import hints_of
 from tests.models.families import FAMILIES, Family
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architecture)
+@each_row("family", FAMILIES)
 def test_families_that_vllm_serves(family: Family) -> None:
     assert hints_of(family.config).kinds == family.kinds
 
@@ -22,18 +21,15 @@ def test_the_text_part_of_a_multimodal_model_counts() -> None:
     assert hints.key == "layer_types"
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"sliding_window": 4096, "use_sliding_window": False},
-        {"sliding_window": None, "layer_types": ["sliding_attention", "full_attention"]},
-        {"sliding_window": 0},
-        {"layer_types": ["attention", "attention"], "mamba_d_state": 128},
-        {"layer_types": []},
-        {"attention_chunk_size": 128, "model_type": "mimo_v2_flash"},
-        {"mtp_layer_types": ["sliding_attention"]},
-    ],
-)
+@each_row("config", [
+    {"sliding_window": 4096, "use_sliding_window": False},
+    {"sliding_window": None, "layer_types": ["sliding_attention", "full_attention"]},
+    {"sliding_window": 0},
+    {"layer_types": ["attention", "attention"], "mamba_d_state": 128},
+    {"layer_types": []},
+    {"attention_chunk_size": 128, "model_type": "mimo_v2_flash"},
+    {"mtp_layer_types": ["sliding_attention"]},
+])  # fmt: skip
 def test_what_is_turned_off_or_means_something_else_is_no_second_kind(config: dict[str, Any]) -> None:
     hints = hints_of(config)
     assert hints.kinds == {"full"}

@@ -15,13 +15,14 @@ from pdserve.models.layers import Layer, layers_of
 from pdserve.models.unknown import UnknownModelError
 from tests.models.kv_of_tiny import cache_of, numbers_of, sorted_groups
 from tests.models.tiny_configs import TINY, Tiny
+from tests.tables import each_row
 
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("recorded_vllm.json").read_text())
 FLAGS = KvFlags(model_len=8192, block_size=16, kernel_block=16)
 LAYERS = tuple(Layer(index, "full", 8, 128, 128) for index in range(4))
 
 
-@pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.name)
+@each_row("tiny", TINY)
 def test_equal_to_the_block(tiny: Tiny) -> None:
     theirs = dict(RECORDED[tiny.name])
     theirs["groups"] = sorted_groups(theirs["groups"])
@@ -49,7 +50,7 @@ def test_tp_does_not_divide_mla() -> None:
     assert wide.ranks_share
 
 
-@pytest.mark.parametrize(("layers", "pp", "sizes"), [(8, 2, [4, 4]), (27, 2, [14, 13]), (61, 4, [15, 15, 16, 15])])
+@each_row("layers, pp, sizes", [(8, 2, [4, 4]), (27, 2, [14, 13]), (61, 4, [15, 15, 16, 15])])
 def test_layers_of_pipeline_stages(layers: int, pp: int, sizes: list[int]) -> None:
     assert [last - first for first, last in stage_bounds(layers, pp)] == sizes
 
@@ -72,15 +73,13 @@ def test_without_the_hybrid_manager_a_window_keeps_everything() -> None:
     assert [(group.keeps, len(group.layers)) for group in alone.groups] == [("full", 2)]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size"), [("auto", 2.0), ("fp8", 1.0), ("fp8_e4m3", 1.0), ("bfloat16", 2.0), ("nvfp4", 0.5625)]
-)
+@each_row("dtype, size", [("auto", 2.0), ("fp8", 1.0), ("fp8_e4m3", 1.0), ("bfloat16", 2.0), ("nvfp4", 0.5625)])
 def test_types_of_kv(dtype: str, size: float) -> None:
     cache = kv_cache(LAYERS, replace(FLAGS, cache_dtype=dtype))
     assert cache.token_bytes == 4 * 8 * 256 * size
 
 
-@pytest.mark.parametrize("dtype", ["turboquant_k8v4", "ultraquant_4bit", "int3"])
+@each_row("dtype", ["turboquant_k8v4", "ultraquant_4bit", "int3"])
 def test_a_type_of_unknown_layout_is_refused(dtype: str) -> None:
     with pytest.raises(UnknownModelError, match=dtype):
         kv_cache(LAYERS, replace(FLAGS, cache_dtype=dtype))

@@ -6,18 +6,19 @@ import pytest
 
 from tests.docs.markdown import REPOSITORY, Page
 from tests.models.public_runs import KV_RUNS, WEIGHT_RUNS, KvRun, WeightRun, error
+from tests.tables import each_row
 
 PAGE = Page(REPOSITORY / "docs" / "plan.md")
 KV_ERROR, WEIGHT_ERROR = 0.012, 0.014
 """The largest errors, of Qwen3-235B and of Distill-Qwen-14B."""
 
 
-@pytest.mark.parametrize("run", KV_RUNS, ids=lambda run: f"{run.source} {run.kv_gib}")
+@each_row("run", KV_RUNS)
 def test_kv_of_a_public_run(run: KvRun) -> None:
     assert run.computed() == pytest.approx(run.held, rel=KV_ERROR)
 
 
-@pytest.mark.parametrize("run", WEIGHT_RUNS, ids=lambda run: run.source)
+@each_row("run", WEIGHT_RUNS)
 def test_weights_of_a_public_run(run: WeightRun) -> None:
     assert run.computed() == pytest.approx(run.held_gib, rel=WEIGHT_ERROR)
 

@@ -8,6 +8,7 @@ import pytest
 
 from pdserve.models.quantization import is_quantized, kv_dtype_of
 from pdserve.models.unknown import UnknownModelError
+from tests.tables import each_row
 
 FLOAT_8: dict[str, Any] = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor", "symmetric": True}
 FLOAT_4: dict[str, Any] = {"num_bits": 4, "type": "float", "dynamic": False}
@@ -18,27 +19,24 @@ def kv(latent: bool = False, **quantization: Any) -> str | None:
     return kv_dtype_of({"quantization_config": quantization}, latent=latent)
 
 
-@pytest.mark.parametrize(
-    ("quantization", "expected"),
-    [
-        ({"quant_method": "modelopt", "kv_cache_scheme": FLOAT_8}, "fp8"),
-        ({"quant_method": "MODELOPT_FP4", "kv_cache_scheme": FLOAT_4}, "nvfp4"),
-        ({"quant_method": "modelopt", "kv_cache_scheme": {**FLOAT_8, "dynamic": True}}, None),
-        ({"quant_method": "modelopt", "kv_cache_scheme": {**FLOAT_8, "type": "int"}}, None),
-        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "fp8"),
-        ({"quant_method": "modelopt_fp4", "quantization": {"kv_cache_quant_algo": "NVFP4"}}, "nvfp4"),
-        ({"quant_method": "modelopt", "quantization": {"kv_cache_scheme": FLOAT_8}}, "fp8"),
-        ({"quant_method": "modelopt", "kv_cache_scheme": FLOAT_8, "kv_cache_quant_algo": "NVFP4"}, "fp8"),
-        ({"quant_method": "modelopt", "kv_cache_quant_algo": "INT8"}, None),
-        ({"quant_method": "modelopt"}, None),
-        ({"quant_method": "fp8", "kv_cache_scheme": FLOAT_8}, None),
-    ],
-)
+@each_row("quantization, expected", [
+    ({"quant_method": "modelopt", "kv_cache_scheme": FLOAT_8}, "fp8"),
+    ({"quant_method": "MODELOPT_FP4", "kv_cache_scheme": FLOAT_4}, "nvfp4"),
+    ({"quant_method": "modelopt", "kv_cache_scheme": {**FLOAT_8, "dynamic": True}}, None),
+    ({"quant_method": "modelopt", "kv_cache_scheme": {**FLOAT_8, "type": "int"}}, None),
+    ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "fp8"),
+    ({"quant_method": "modelopt_fp4", "quantization": {"kv_cache_quant_algo": "NVFP4"}}, "nvfp4"),
+    ({"quant_method": "modelopt", "quantization": {"kv_cache_scheme": FLOAT_8}}, "fp8"),
+    ({"quant_method": "modelopt", "kv_cache_scheme": FLOAT_8, "kv_cache_quant_algo": "NVFP4"}, "fp8"),
+    ({"quant_method": "modelopt", "kv_cache_quant_algo": "INT8"}, None),
+    ({"quant_method": "modelopt"}, None),
+    ({"quant_method": "fp8", "kv_cache_scheme": FLOAT_8}, None),
+])  # fmt: skip
 def test_modelopt(quantization: dict[str, Any], expected: str | None) -> None:
     assert kv(**quantization) == expected
 
 
-@pytest.mark.parametrize("algorithm", ["FP8", "fp8_pb_wo", "NVFP4"])
+@each_row("algorithm", ["FP8", "fp8_pb_wo", "NVFP4"])
 def test_the_layout_of_modelopt_without_a_quant_method(algorithm: str) -> None:
     inner = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8"}
     assert kv(producer=PRODUCER, quantization=inner) == "fp8"
@@ -51,7 +49,7 @@ def test_an_algorithm_that_vllm_does_not_load_is_refused() -> None:
         kv(producer=PRODUCER, quantization={"quant_algo": "W4A8_AWQ", "kv_cache_quant_algo": "FP8"})
 
 
-@pytest.mark.parametrize("method", ["compressed-tensors", "compressed_tensors"])
+@each_row("method", ["compressed-tensors", "compressed_tensors"])
 def test_compressed_tensors(method: str) -> None:
     assert kv(quant_method=method, kv_cache_scheme=FLOAT_8) == "fp8"
     assert kv(quant_method=method, kv_cache_scheme=None) is None
@@ -69,9 +67,7 @@ def test_where_it_is_looked_for() -> None:
     assert kv_dtype_of({}, latent=False) is None
 
 
-@pytest.mark.parametrize(
-    "value", [None, [], "fp8", 4, {}, {"producer": 1, "quantization": [1]}, {"quant_method": None}]
-)
+@each_row("value", [None, [], "fp8", 4, {}, {"producer": 1, "quantization": [1]}, {"quant_method": None}])
 def test_what_is_no_quantization_asks_for_nothing(value: Any) -> None:
     assert kv_dtype_of({"quantization_config": value}, latent=False) is None
 

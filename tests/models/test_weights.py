@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from pdserve.models.weights import Bytes, Sharding, Tensor, loaded, rank_weights
+from tests.tables import each_row
 
 SHARDING = Sharding(layers=4, kv_heads=2)
 LAYER = "model.layers.0"
@@ -17,23 +16,17 @@ def of_rank(name: str, sharding: Sharding, *, dtype: str = "BF16") -> tuple[int,
     return held.low, held.high
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        (f"{LAYER}.self_attn.q_proj.weight", 8),
-        (f"{LAYER}.self_attn.k_proj.weight", 2),
-        (f"{LAYER}.self_attn.kv_b_proj.weight", 8),
-        (f"{LAYER}.self_attn.q_a_proj.weight", 1),
-        (f"{LAYER}.self_attn.kv_a_proj_with_mqa.weight", 1),
-        (f"{LAYER}.mlp.gate.weight", 1),
-        (f"{LAYER}.mlp.gate_proj.weight", 8),
-        (f"{LAYER}.mlp.shared_experts.up_proj.weight", 8),
-        (f"{LAYER}.input_layernorm.weight", 1),
-        (f"{LAYER}.linear_attn.in_proj_qkvz.weight", 8),
-        ("model.embed_tokens.weight", 8),
-        ("lm_head.weight", 8),
-    ],
-)
+@each_row("name, parts", [
+    (f"{LAYER}.self_attn.q_proj.weight", 8), (f"{LAYER}.self_attn.k_proj.weight", 2),
+    (f"{LAYER}.self_attn.kv_b_proj.weight", 8),
+    (f"{LAYER}.self_attn.q_a_proj.weight", 1),
+    (f"{LAYER}.self_attn.kv_a_proj_with_mqa.weight", 1),
+    (f"{LAYER}.mlp.gate.weight", 1), (f"{LAYER}.mlp.gate_proj.weight", 8),
+    (f"{LAYER}.mlp.shared_experts.up_proj.weight", 8),
+    (f"{LAYER}.input_layernorm.weight", 1),
+    (f"{LAYER}.linear_attn.in_proj_qkvz.weight", 8),
+    ("model.embed_tokens.weight", 8), ("lm_head.weight", 8),
+])  # fmt: skip
 def test_tensors_over_eight_tp_ranks(name: str, parts: int) -> None:
     assert of_rank(name, replace(SHARDING, tp=8)) == (8192 // parts, 8192 // parts)
 
@@ -45,15 +38,13 @@ def test_experts_are_spread_over_the_ranks_of_tp_and_dp() -> None:
     assert of_rank(f"{LAYER}.self_attn.q_proj.weight", replace(SHARDING, tp=4, dp=2)) == (2048, 2048)
 
 
-@pytest.mark.parametrize("name", [f"{LAYER}.self_attn.mystery.weight", "visual.blocks.0.attn.qkv.weight"])
+@each_row("name", [f"{LAYER}.self_attn.mystery.weight", "visual.blocks.0.attn.qkv.weight"])
 def test_what_is_not_known_to_be_cut_is_a_range(name: str) -> None:
     assert of_rank(name, replace(SHARDING, tp=4)) == (2048, 8192)
     assert of_rank(name, SHARDING) == (8192, 8192)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size"), [("BF16", 8192), ("F8_E4M3", 4096), ("U8", 4096), ("I32", 16384), ("F32", 8192), ("F4", 2048)]
-)
+@each_row("dtype, size", [("BF16", 8192), ("F8_E4M3", 4096), ("U8", 4096), ("I32", 16384), ("F32", 8192), ("F4", 2048)])
 def test_types(dtype: str, size: int) -> None:
     """Weights of 32 bits are loaded as the model's own type."""
     assert of_rank(f"{LAYER}.mlp.up_proj.weight", SHARDING, dtype=dtype) == (size, size)
@@ -67,7 +58,7 @@ def test_a_vision_tower_may_have_more_layers_than_the_model() -> None:
     assert of_rank("visual.blocks.30.mlp.fc1.weight", SHARDING) == (8192, 8192)
 
 
-@pytest.mark.parametrize("name", ["model.layers.4.mlp.up_proj.weight", "mtp.layers.0.mlp.up_proj.weight"])
+@each_row("name", ["model.layers.4.mlp.up_proj.weight", "mtp.layers.0.mlp.up_proj.weight"])
 def test_mtp_modules_are_loaded_only_for_drafts(name: str) -> None:
     tensor = Tensor(name, "BF16", (64, 64))
     assert not list(loaded([tensor], SHARDING))

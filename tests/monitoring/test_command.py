@@ -15,6 +15,7 @@ from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir
 from tests.plan.golden import ROOT
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
+from tests.tables import each_row
 
 TINY = str(ROOT / "recipes" / "tiny-cpu.yaml")
 
@@ -124,14 +125,11 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_path(tmp_path: Path) 
     assert str(tmp_path / "file") in refused.value.render()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (("--set", "ports.decode=1"), "give one"),
-        ((TINY, "--deployment", "test"), "two sources of a plan"),
-        ((), "Missing option '--out'"),
-    ],
-)
+@each_row("arguments, why", [
+    (("--set", "ports.decode=1"), "give one"),
+    ((TINY, "--deployment", "test"), "two sources of a plan"),
+    ((), "Missing option '--out'"),
+])  # fmt: skip
 def test_options_that_do_nothing_are_refused(tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
     out = ("--out", str(tmp_path)) if arguments else ()
     ended = CliRunner().invoke(app, ["monitoring", *arguments, *out])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdserve.monitoring.alerts import ALERTS
@@ -14,15 +13,13 @@ from pdserve.patches.registry import REGISTRY
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.metrics_page import COUNTERS, GAUGES, PREFIX, STAGES
 from tests.monitoring.expressions import ALL, NAMES, Expression
+from tests.tables import each_row
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "http"
 TARGET = {"deployment", "process", "node", "role", "job", "instance"}
 SERIES_OF_COUNTS = ("_total", "_bucket", "_sum", "_count")
 GAUGES_BY_ANOTHER_NAME = {"master_key_count"}
 """A gauge of mooncake_master, in spite of its name."""
-
-
-EACH = [pytest.param(expression, id=expression.where) for expression in ALL]
 
 
 def exported_by_the_proxy() -> dict[str, set[str]]:
@@ -49,7 +46,7 @@ def test_the_proxy_exports_all_that_is_asked_of_it() -> None:
     assert asked <= exported_by_the_proxy().keys()
 
 
-@pytest.mark.parametrize("expression", EACH)
+@each_row("expression", ALL)
 def test_a_rate_is_of_what_counts_up(expression: Expression) -> None:
     """The rate of a gauge is a number too, and means nothing."""
     assert all(name.endswith(SERIES_OF_COUNTS) for name in expression.counted)
@@ -57,7 +54,7 @@ def test_a_rate_is_of_what_counts_up(expression: Expression) -> None:
     assert counts == expression.counted
 
 
-@pytest.mark.parametrize("expression", EACH)
+@each_row("expression", ALL)
 def test_series_of_the_proxy_are_grouped_by_labels_that_they_have(expression: Expression) -> None:
     known = exported_by_the_proxy()
     grouped = {
@@ -67,7 +64,7 @@ def test_series_of_the_proxy_are_grouped_by_labels_that_they_have(expression: Ex
         assert grouped <= known[name] | TARGET - {"role"}, f"{name} has {sorted(known[name])}"
 
 
-@pytest.mark.parametrize("page", ["vllm-0.32.0-decode", "vllm-0.32.0-prefill", "lmcache-0.5.6"])
+@each_row("page", ["vllm-0.32.0-decode", "vllm-0.32.0-prefill", "lmcache-0.5.6"])
 def test_recorded_pages_have_what_engines_export_from_their_start(page: str) -> None:
     families = text_string_to_metric_families((RECORDED / f"{page}.metrics").read_text())
     series = {sample.name for family in families for sample in family.samples}

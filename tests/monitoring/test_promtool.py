@@ -97,9 +97,7 @@ ALERTING: dict[str, tuple[dict[str, str], str, str]] = {
         "",
     ),
     "a pull that failed": (
-        {
-            f'pdserve_patch_effects_total{{{OF},process="decode-0",{FAILED_PULL}}}': "0x6 1x6",
-        },
+        {f'pdserve_patch_effects_total{{{OF},process="decode-0",{FAILED_PULL}}}': "0x6 1x6"},
         "1m30s",
         'alertname="MooncakePullsFail",process="decode-0"',
     ),
@@ -175,11 +173,7 @@ ALERTING: dict[str, tuple[dict[str, str], str, str]] = {
         "2h20m",
         'alertname="LmcacheNeverHits",process="lmcache-0"',
     ),
-    "such clients, whose prefixes come back": (
-        with_salts(hit_tokens=500),
-        "2h20m",
-        "",
-    ),
+    "such clients, whose prefixes come back": (with_salts(hit_tokens=500), "2h20m", ""),
     "an L1 that evicts and hits": (
         {
             f"lmcache_mp_l1_evicted_chunks_total{LMCACHE}": "0+10x900",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,6 +13,7 @@ from pdserve.recipe.model import Recipe
 from tests.monitoring.test_expressions import RECORDED, exported_by_the_proxy
 from tests.plan.golden import RECIPES, shipped_plan
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
+from tests.tables import each_row
 
 
 def targets(planned: Plan, node: str | None = None) -> dict[str, str]:
@@ -82,7 +82,7 @@ def written(planned: Plan) -> dict[str, list[dict[str, object]]]:
     return document
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each_row("name", RECIPES)
 def test_each_process_with_figures_is_asked_once(name: str) -> None:
     planned = shipped_plan(name)
     asked = scrape(planned, planned.process("proxy").node)

@@ -67,6 +67,10 @@ lmcache:
 """
 
 
+Options = str | tuple[str, ...]
+"""Of --set: one, or several."""
+
+
 def load(
     folder: Path,
     text: str,
@@ -82,13 +86,10 @@ def load(
 
 
 def refused(
-    folder: Path,
-    text: str,
-    *set_: str,
-    unset: tuple[str, ...] = (),
-    environ: Mapping[str, str] | None = None,
+    folder: Path, text: str, *set_: Options, unset: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
 ) -> str:
     """What a user reads when the recipe is refused, without the folder's name."""
+    options = [option for some in set_ for option in ((some,) if isinstance(some, str) else some)]
     with pytest.raises(RecipeError) as caught:
-        load(folder, text, *set_, unset=unset, environ=environ)
+        load(folder, text, *options, unset=unset, environ=environ)
     return caught.value.render().replace(f"{folder}/", "")

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.recipe.kit import CPU, load, refused
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize(
-    ("written", "environ", "expected"),
-    [
-        ("${NAME}", {"NAME": "x"}, "x"),
-        ("a-${NAME}-b", {"NAME": "x"}, "a-x-b"),
-        ("${A}${B}", {"A": "1", "B": "2"}, "12"),
-        ("${NAME:-d}", {}, "d"),
-        ("${NAME:-d}", {"NAME": ""}, "d"),
-        ("${NAME:-d}", {"NAME": "x"}, "x"),
-        ("${NAME:-}x", {}, "x"),
-        ("/m/${NAME:-a/b.c}", {}, "/m/a/b.c"),
-        ("$${NAME}", {"NAME": "x"}, "${NAME}"),
-        ("$${A}-${A}", {"A": "x"}, "${A}-x"),
-        ("$NAME", {"NAME": "x"}, "$NAME"),
-        ("${NAME}", {"NAME": "${OTHER}", "OTHER": "y"}, "${OTHER}"),
-    ],
-)
+@each_row("written, environ, expected", [
+    ("${NAME}", {"NAME": "x"}, "x"), ("a-${NAME}-b", {"NAME": "x"}, "a-x-b"),
+    ("${A}${B}", {"A": "1", "B": "2"}, "12"),
+    ("${NAME:-d}", {}, "d"), ("${NAME:-d}", {"NAME": ""}, "d"), ("${NAME:-d}", {"NAME": "x"}, "x"),
+    ("${NAME:-}x", {}, "x"), ("/m/${NAME:-a/b.c}", {}, "/m/a/b.c"), ("$${NAME}", {"NAME": "x"}, "${NAME}"),
+    ("$${A}-${A}", {"A": "x"}, "${A}-x"), ("$NAME", {"NAME": "x"}, "$NAME"),
+    ("${NAME}", {"NAME": "${OTHER}", "OTHER": "y"}, "${OTHER}"),
+])  # fmt: skip
 def test_references_are_replaced_once(tmp_path: Path, written: str, environ: dict[str, str], expected: str) -> None:
     loaded = load(tmp_path, CPU.replace("served_name: small", f"served_name: {written}"), environ=environ)
     assert loaded.recipe.model.served_name == expected
 
 
-@pytest.mark.parametrize("quotes", ["", '"', "'"])
+@each_row("quotes", ["", '"', "'"])
 def test_a_number_is_typed_where_a_number_belongs(tmp_path: Path, quotes: str) -> None:
     text = CPU + f"ports:\n  proxy: {quotes}${{PORT}}{quotes}\n  prefill: {quotes}${{OTHER:-8150}}{quotes}\n"
     loaded = load(tmp_path, text, environ={"PORT": "9000"})
@@ -55,28 +45,21 @@ def test_where_a_key_takes_both_quotes_make_it_text(tmp_path: Path) -> None:
     assert load(tmp_path, text, environ={"N": "7"}).recipe.engine.args == {"seed": 7, "chat-template": "7"}
 
 
-@pytest.mark.parametrize(
-    ("written", "environ", "expected"),
-    [
-        ("${NAME}", {}, "the environment variable NAME is not set\n  what to do:   set it, or write ${NAME:-default}"),
-        (
-            "${NAME}",
-            {"NAME": ""},
-            "the environment variable NAME is empty\n  what to do:   set it, or write ${NAME:-default}",
-        ),
-        ("${NAME", {}, "is not a reference"),
-        ("${}", {}, "is not a reference"),
-        ("${1A}", {}, "is not a reference"),
-        ("${A-b}", {}, "is not a reference"),
-        ("${A:-${B}}", {}, "is not a reference"),
-        ("x${A B}", {}, "or $${ for a literal ${"),
-        ("${NAME}", {"NAME": "a\0b"}, "the variable contains a NUL character"),
-        ("${NAME}", {"NAME": "\udcff"}, "the variable is not UTF-8 text"),
-    ],
-)
-def test_what_cannot_be_replaced_is_reported_with_its_line(
-    tmp_path: Path, written: str, environ: dict[str, str], expected: str
-) -> None:
+@each_row("written, environ, expected", [
+    ("${NAME}", {}, "the environment variable NAME is not set\n  what to do:   set it, or write ${NAME:-default}"),
+    (
+        "${NAME}",
+        {"NAME": ""},
+        "the environment variable NAME is empty\n  what to do:   set it, or write ${NAME:-default}",
+    ),
+    ("${NAME", {}, "is not a reference"), ("${}", {}, "is not a reference"), ("${1A}", {}, "is not a reference"),
+    ("${A-b}", {}, "is not a reference"),
+    ("${A:-${B}}", {}, "is not a reference"),
+    ("x${A B}", {}, "or $${ for a literal ${"),
+    ("${NAME}", {"NAME": "a\0b"}, "the variable contains a NUL character"),
+    ("${NAME}", {"NAME": "\udcff"}, "the variable is not UTF-8 text"),
+])  # fmt: skip
+def test_a_bad_reference_has_its_line(tmp_path: Path, written: str, environ: dict[str, str], expected: str) -> None:
     text = refused(tmp_path, CPU.replace("served_name: small", f"served_name: {written}"), environ=environ)
     assert text.startswith("recipe.yaml:6: model.served_name: ")
     assert expected in text

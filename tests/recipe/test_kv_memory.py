@@ -9,51 +9,37 @@ import pytest
 from pdserve.recipe.kv_memory import stated_kv_bytes
 from pdserve.recipe.vllm_int import known_int, stated_int, vllm_int
 from tests.plan.kit import on_gpus, recipe
+from tests.tables import each_row
 
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize(
-    ("value", "number"),
-    [
-        (8 * GIB, 8 * GIB),
-        ("8589934592", 8 * GIB),
-        ("8G", 8 * GIB),
-        (" 8G ", 8 * GIB),
-        ("512M", GIB // 2),
-        ("1K", 1024),
-        ("1T", 1024 * GIB),
-        ("8g", 8_000_000_000),
-        ("25.6k", 25_600),
-        ("1.5t", 1_500_000_000_000),
-    ],
-)
+@each_row("value, number", [
+    (8 * GIB, 8 * GIB), ("8589934592", 8 * GIB), ("8G", 8 * GIB), (" 8G ", 8 * GIB), ("512M", GIB // 2), ("1K", 1024),
+    ("1T", 1024 * GIB), ("8g", 8_000_000_000), ("25.6k", 25_600), ("1.5t", 1_500_000_000_000),
+])  # fmt: skip
 def test_the_suffixes_of_vllm(value: int | str, number: int) -> None:
     assert vllm_int(value) == number
 
 
-@pytest.mark.parametrize("value", ["8GB", "8 G", "8GiB", "1.5G", "", "G", "8e9", "1.5", "-8G", 8.0, True, None, [8]])
+@each_row("value", ["8GB", "8 G", "8GiB", "1.5G", "", "G", "8e9", "1.5", "-8G", 8.0, True, None, [8]])
 def test_what_vllm_does_not_take(value: Any) -> None:
     with pytest.raises(ValueError, match="no number of vLLM"):
         vllm_int(value)
 
 
-@pytest.mark.parametrize(
-    ("args", "flag", "number"),
-    [
-        ({"max-model-len": "128k"}, "max-model-len", 128_000),
-        ({"max-model-len": "128K"}, "max-model-len", 131_072),
-        ({"max-num-batched-tokens": "8K"}, "max-num-batched-tokens", 8192),
-        ({"block-size": 16}, "block-size", 16),
-        ({}, "max-model-len", None),
-    ],
-)
+@each_row("args, flag, number", [
+    ({"max-model-len": "128k"}, "max-model-len", 128_000),
+    ({"max-model-len": "128K"}, "max-model-len", 131_072),
+    ({"max-num-batched-tokens": "8K"}, "max-num-batched-tokens", 8192),
+    ({"block-size": 16}, "block-size", 16), ({}, "max-model-len", None),
+])  # fmt: skip
 def test_a_flag_that_is_counted_with(args: dict[str, Any], flag: str, number: int | None) -> None:
     assert stated_int(args, flag) == known_int(args, flag) == number
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
+@each_row(
+    "flag, value",
     [("max-model-len", "auto"), ("max-model-len", -1), ("block-size", "1k"), ("block-size", True), ("block-size", 0)],
 )
 def test_a_flag_that_cannot_be_counted_with(flag: str, value: object) -> None:

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from pdserve.recipe.load.problems import Problem
 from pdserve.recipe.rules import layouts
 from tests.plan.kit import LMCACHE, MOONCAKE, NIXL, aggregated, on_gpus, recipe
+from tests.tables import each_row
 
 Sides = dict[str, Any]
 
 
 def sides(connector: dict[str, Any], prefill: Sides, decode: Sides) -> Sequence[Sides]:
-    return on_gpus(4, 4), {
-        "prefill": {"connector": connector, **prefill},
-        "decode": {"connector": connector, **decode},
-    }
+    return on_gpus(4, 4), {"prefill": {"connector": connector, **prefill}, "decode": {"connector": connector, **decode}}
 
 
 def blocks(size: int) -> Sides:
@@ -29,7 +25,7 @@ def described(problems: Sequence[Problem]) -> list[tuple[str, str | None]]:
     return [(".".join(map(str, problem.path)), problem.what) for problem in problems]
 
 
-@pytest.mark.parametrize(("role", "ends"), [("prefill", "each transfer would fail"), ("decode", "at its start")])
+@each_row("role, ends", [("prefill", "each transfer would fail"), ("decode", "at its start")])
 def test_nixl_refuses_stages_on_either_side(role: str, ends: str) -> None:
     staged = recipe(*sides(NIXL, {}, {}), {role: {"parallel": {"tp": 2, "pp": 2}}})
     (problem,) = layouts.pipeline_parallel(staged)
@@ -51,14 +47,11 @@ def test_mooncake_and_an_engine_alone_take_stages() -> None:
     assert not list(layouts.pipeline_parallel(recipe(aggregated(**stages), {"platform": "cuda"})))
 
 
-@pytest.mark.parametrize(
-    ("prefill", "decode", "shown"),
-    [
-        (blocks(64), blocks(128), "decode has blocks of 128 tokens, prefill of 64 tokens"),
-        (blocks(128), {}, "decode has blocks of vLLM's default size, prefill of 128 tokens"),
-        ({}, blocks(128), "decode has blocks of 128 tokens, prefill of vLLM's default size"),
-    ],
-)
+@each_row("prefill, decode, shown", [
+    (blocks(64), blocks(128), "decode has blocks of 128 tokens, prefill of 64 tokens"),
+    (blocks(128), {}, "decode has blocks of vLLM's default size, prefill of 128 tokens"),
+    ({}, blocks(128), "decode has blocks of 128 tokens, prefill of vLLM's default size"),
+])  # fmt: skip
 def test_mooncake_refuses_unequal_blocks(prefill: Sides, decode: Sides, shown: str) -> None:
     (problem,) = layouts.block_sizes(recipe(*sides(MOONCAKE, prefill, decode)))
     assert problem.what.startswith(shown)
@@ -66,14 +59,11 @@ def test_mooncake_refuses_unequal_blocks(prefill: Sides, decode: Sides, shown: s
     assert not list(layouts.uneven_blocks(recipe(*sides(MOONCAKE, prefill, decode))))
 
 
-@pytest.mark.parametrize(
-    ("prefill", "decode", "tp", "why"),
-    [
-        (128, 64, 4, "no multiple of prefill's"),
-        (48, 128, 4, "no multiple of prefill's"),
-        (64, 128, 2, "only KV that every rank has whole (MLA)"),
-    ],
-)
+@each_row("prefill, decode, tp, why", [
+    (128, 64, 4, "no multiple of prefill's"),
+    (48, 128, 4, "no multiple of prefill's"),
+    (64, 128, 2, "only KV that every rank has whole (MLA)"),
+])  # fmt: skip
 def test_nixl_is_warned_of_blocks_that_vllm_may_not_divide(prefill: int, decode: int, tp: int, why: str) -> None:
     made = recipe(*sides(NIXL, blocks(prefill), blocks(decode)), {"decode": {"parallel": {"tp": tp}}})
     ((path, what),) = described(list(layouts.uneven_blocks(made)))
@@ -83,12 +73,12 @@ def test_nixl_is_warned_of_blocks_that_vllm_may_not_divide(prefill: int, decode:
     assert not list(layouts.block_sizes(made)), "it may work"
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(blocks(64), blocks(128)), (blocks(64), blocks(64)), (blocks(64), {})])
+@each_row("prefill, decode", [(blocks(64), blocks(128)), (blocks(64), blocks(64)), (blocks(64), {})])
 def test_nixl_takes_multiples_and_what_is_not_known(prefill: Sides, decode: Sides) -> None:
     assert not list(layouts.uneven_blocks(recipe(*sides(NIXL, prefill, decode))))
 
 
-@pytest.mark.parametrize("connector", [MOONCAKE, NIXL])
+@each_row("connector", [MOONCAKE, NIXL])
 def test_a_size_for_both_is_equal(connector: dict[str, Any]) -> None:
     made = recipe(*sides(connector, {}, {}), {"engine": blocks(128)})
     assert not [*layouts.block_sizes(made), *layouts.uneven_blocks(made)]

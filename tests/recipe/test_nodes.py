@@ -4,121 +4,98 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pdserve.recipe.base import SecretRef
 from pdserve.recipe.rules.container import OWNED
-from tests.recipe.kit import CPU, GPU, load, refused
+from tests.recipe.kit import CPU, GPU, Options, load, refused
+from tests.tables import each_row
 
 DOCKER = GPU + "image: docker.io/org/image:1\ncontainer: {kind: docker}\n"
 
 REFUSED = [
-    (("network={}",), "network: neither interface nor cidr is set", "set one of them"),
-    (("network={interface: eth0, cidr: 10.0.0.0/8}",), "network: both interface and cidr are set", "set one of them"),
-    (("network={interface: 'a b'}",), 'network.interface: "a b" is not the name of an interface', "ip -brief address"),
-    (("network={interface: sixteencharacter}",), "is not the name of an interface: 15 characters at most", ""),
-    (("network={cidr: 10.0.0.0}",), 'network.cidr: "10.0.0.0" is not an IPv4 subnet', "network.cidr=10.1.0.0/16"),
-    (("network={cidr: 10.0.0.0/33}",), 'network.cidr: "10.0.0.0/33" is not an IPv4 subnet', ""),
-    (("network={cidr: 'fd00::/8'}",), 'network.cidr: "fd00::/8" is not an IPv4 subnet', ""),
+    ("network={}", "network: neither interface nor cidr is set"),
+    ("network={interface: eth0, cidr: 10.0.0.0/8}", "network: both interface and cidr are set"),
+    ("network={interface: 'a b'}", 'network.interface: "a b" is not the name of an interface'),
+    ("network={interface: sixteencharacter}", "is not the name of an interface: 15 characters at most"),
+    ("network={cidr: 10.0.0.0}", 'network.cidr: "10.0.0.0" is not an IPv4 subnet'),
+    ("network={cidr: 10.0.0.0/33}", 'network.cidr: "10.0.0.0/33" is not an IPv4 subnet'),
+    ("network={cidr: 'fd00::/8'}", 'network.cidr: "fd00::/8" is not an IPv4 subnet'),
+    ("network={cidr: 10.1.2.3/16}", "network.cidr: 10.1.2.3/16 is not written as a subnet"),
+    ("network={nic: eth0}", "network.nic: unknown key"),
+    ("exclude_nodes=[n1, n2, n1]", "exclude_nodes.2: n1 is there twice"),
+    ("exclude_nodes=['n[1-3]']", 'exclude_nodes.0: "n[1-3]" is not the name of a node'),
+    ("exclude_nodes=['-oProxyCommand=x']", "is not the name of a node"),
+    ("exclude_nodes=['']", 'exclude_nodes.0: "" is not the name of a node'),
+    ("exclude_nodes=n1", 'exclude_nodes: expected a list, got "n1"'),
+    ("on_node_loss=ignore", "on_node_loss: expected one of fail and degrade"),
+    ("timeouts.agent_lease_seconds=4", "timeouts.agent_lease_seconds: an agent would stop"),
+    ("timeouts.heartbeat_seconds=16", "after 15 s of silence, and is given up only after 16 s"),
+    ("timeouts.heartbeat_seconds=0", "timeouts.heartbeat_seconds: expected more than 0, got 0"),
+    ("slurm.time=8h", 'slurm.time: "8h" is not a time that sbatch takes'),
+    ("slurm.time=90", "slurm.time: expected text, got 90"),
+    ("slurm.nodes=0", "slurm.nodes: expected at least 1, got 0"),
+    ("slurm.partition='a b'", 'slurm.partition: "a b" is not one word'),
+    ("slurm.account='--x'", 'slurm.account: "--x" is not one word'),
+    ("slurm.options=['--time=1']", "slurm.options.0: pdserve sets --time"),
+    ("slurm.options=['--exclude=n1']", "slurm.options.0: pdserve sets --exclude"),
+    ("slurm.options=['--signal=B:TERM@5']", "slurm.options.0: pdserve sets --signal"),
+    ("slurm.options=['-p gpu']", 'slurm.options.0: "-p gpu" is not an option of sbatch'),
+    ("slurm.options=['--comment gpu', gpu]", 'slurm.options.1: "gpu" is not an option of sbatch'),
+    ('slurm.options=["--comment=a\\nb"]', "slurm.options.0:"),
+    ("container={kind: podman}", "container.kind: expected one of docker, apptainer and pyxis"),
+    ("container={image: x}", "container.kind: missing"),
+    ("container={kind: docker}", "container: there is no image"),
+    ("container={kind: docker, image: '-v'}", 'container.image: "-v" is not the name of an image'),
+    ("container={kind: docker, image: x, python: '-c'}", 'container.python: "-c" is not a program'),
+    ("container={kind: apptainer, image: x, shm_gib: 4}", "container.shm_gib: apptainer shows the node's own"),
+    ("container={kind: docker, image: x, shm_gib: 0}", "container.shm_gib: expected more than 0"),
+    ("container={kind: docker, image: x, mounts: [data]}", 'container.mounts.0: "data" is not a mount'),
+    ("container={kind: docker, image: x, mounts: ['/a:b']}", 'container.mounts.0: "/a:b" is not a mount'),
+    ("container={kind: docker, image: x, mounts: ['/a:/b:rw']}", 'mounts.0: "rw" is no way to mount'),
+    ("container={kind: docker, image: x, mounts: ['/a:/b,c']}", "container.mounts.0: a comma separates"),
+    ("container={kind: docker, image: x, mounts: ['/a:/b', '/c:/b']}", "mounts.1: /b is mounted twice"),
+    ("container={kind: docker, image: x, options: ['-it']}", "pdserve sets --interactive"),
+    ("container={kind: docker, image: x, options: ['-e', 'VLLM_PORT=1']}", "pdserve sets VLLM_PORT"),
+    ("container={kind: docker, image: x, options: ['-e=HF_TOKEN=abc']}", "HF_TOKEN looks like a secret"),
     (
-        ("network={cidr: 10.1.2.3/16}",),
-        "network.cidr: 10.1.2.3/16 is not written as a subnet",
-        "network.cidr=10.1.0.0/16",
-    ),
-    (("network={nic: eth0}",), "network.nic: unknown key", "known here: cidr and interface"),
-    (("exclude_nodes=[n1, n2, n1]",), "exclude_nodes.2: n1 is there twice", "keep one of them"),
-    (("exclude_nodes=['n[1-3]']",), 'exclude_nodes.0: "n[1-3]" is not the name of a node', "ranges are not expanded"),
-    (("exclude_nodes=['-oProxyCommand=x']",), "is not the name of a node", ""),
-    (("exclude_nodes=['']",), 'exclude_nodes.0: "" is not the name of a node', ""),
-    (("exclude_nodes=n1",), 'exclude_nodes: expected a list, got "n1"', "exclude_nodes=[n1]"),
-    (("on_node_loss=ignore",), "on_node_loss: expected one of fail and degrade", ""),
-    (("timeouts.agent_lease_seconds=4",), "timeouts.agent_lease_seconds: an agent would stop", "raise it"),
-    (("timeouts.heartbeat_seconds=16",), "after 15 s of silence, and is given up only after 16 s", "heartbeat_seconds"),
-    (("timeouts.heartbeat_seconds=0",), "timeouts.heartbeat_seconds: expected more than 0, got 0", ""),
-    (("slurm.time=8h",), 'slurm.time: "8h" is not a time that sbatch takes', '"HH:MM:SS"'),
-    (("slurm.time=90",), "slurm.time: expected text, got 90", "put it in quotes: write"),
-    (("slurm.nodes=0",), "slurm.nodes: expected at least 1, got 0", ""),
-    (("slurm.partition='a b'",), 'slurm.partition: "a b" is not one word', ""),
-    (("slurm.account='--x'",), 'slurm.account: "--x" is not one word', ""),
-    (("slurm.options=['--time=1']",), "slurm.options.0: pdserve sets --time", "set slurm.time"),
-    (("slurm.options=['--exclude=n1']",), "slurm.options.0: pdserve sets --exclude", "set exclude_nodes"),
-    (("slurm.options=['--signal=B:TERM@5']",), "slurm.options.0: pdserve sets --signal", "time to drain"),
-    (("slurm.options=['-p gpu']",), 'slurm.options.0: "-p gpu" is not an option of sbatch', "--name=value"),
-    (("slurm.options=['--comment gpu', gpu]",), 'slurm.options.1: "gpu" is not an option of sbatch', "--name=value"),
-    (('slurm.options=["--comment=a\\nb"]',), "slurm.options.0:", "is not an option of sbatch"),
-    (("container={kind: podman}",), "container.kind: expected one of docker, apptainer and pyxis", ""),
-    (("container={image: x}",), "container.kind: missing", ""),
-    (("container={kind: docker}",), "container: there is no image", "set container.image, or image"),
-    (("container={kind: docker, image: '-v'}",), 'container.image: "-v" is not the name of an image', ""),
-    (("container={kind: docker, image: x, python: '-c'}",), 'container.python: "-c" is not a program', ""),
-    (
-        ("container={kind: apptainer, image: x, shm_gib: 4}",),
-        "container.shm_gib: apptainer shows the node's own",
-        "rem",
-    ),
-    (("container={kind: docker, image: x, shm_gib: 0}",), "container.shm_gib: expected more than 0", ""),
-    (("container={kind: docker, image: x, mounts: [data]}",), 'container.mounts.0: "data" is not a mount', "SRC:DST"),
-    (("container={kind: docker, image: x, mounts: ['/a:b']}",), 'container.mounts.0: "/a:b" is not a mount', ""),
-    (("container={kind: docker, image: x, mounts: ['/a:/b:rw']}",), 'mounts.0: "rw" is no way to mount', "write :ro"),
-    (("container={kind: docker, image: x, mounts: ['/a:/b,c']}",), "container.mounts.0: a comma separates", ""),
-    (("container={kind: docker, image: x, mounts: ['/a:/b', '/c:/b']}",), "mounts.1: /b is mounted twice", "keep one"),
-    (("container={kind: docker, image: x, options: ['-it']}",), "pdserve sets --interactive", "stdin and stdout"),
-    (("container={kind: docker, image: x, options: ['-e', 'VLLM_PORT=1']}",), "pdserve sets VLLM_PORT", ""),
-    (
-        ("container={kind: docker, image: x, options: ['-e=HF_TOKEN=abc']}",),
-        "HF_TOKEN looks like a secret",
-        "container.env",
-    ),
-    (
-        ("container={kind: apptainer, image: x, options: ['--env=A=1,HASH=7,WANDB_API_KEY=0123abcd']}",),
+        "container={kind: apptainer, image: x, options: ['--env=A=1,HASH=7,WANDB_API_KEY=0123abcd']}",
         "WANDB_API_KEY looks like a secret",
-        "container.env",
     ),
     (
-        ("container={kind: apptainer, image: x, options: ['--env=A=1,PYTHONHASHSEED=7']}",),
+        "container={kind: apptainer, image: x, options: ['--env=A=1,PYTHONHASHSEED=7']}",
         "options.0: pdserve sets PYTHONHASHSEED",
-        "",
     ),
-    (('container={kind: apptainer, image: x, options: [\'--env="A=1","VLLM_PORT=7"\']}',), "sets VLLM_PORT", ""),
-    (("container={kind: docker, image: x, leave_out: [--gpu]}",), "does not set --gpu here", "it sets --ulimit=nofile"),
-    (("container={kind: docker, image: x, leave_out: [--device=/dev/kfd]}",), "container.leave_out.0:", "--gpus=all"),
-    (("container={kind: docker, image: x, store: /s}",), "container.store: docker keeps images in a folder", "remove"),
-    (("container={kind: docker, image: x, compile_cache: cache}",), "container.compile_cache:", "not an absolute path"),
-    (("container={kind: docker, image: x, options: [image]}",), '"image" is not an option of docker', "--name=value"),
-    (("container={kind: docker, image: x, env: {VLLM_PORT: 1}}",), "env.VLLM_PORT: pdserve sets this variable", ""),
-    (("container={kind: docker, image: x, env: {HF_TOKEN: abc}}",), "HF_TOKEN: looks like a secret", "{secret: HF_TO"),
+    ('container={kind: apptainer, image: x, options: [\'--env="A=1","VLLM_PORT=7"\']}', "sets VLLM_PORT"),
+    ("container={kind: docker, image: x, leave_out: [--gpu]}", "does not set --gpu here"),
+    ("container={kind: docker, image: x, leave_out: [--device=/dev/kfd]}", "container.leave_out.0:"),
+    ("container={kind: docker, image: x, store: /s}", "container.store: docker keeps images in a folder"),
+    ("container={kind: docker, image: x, compile_cache: cache}", "container.compile_cache:"),
+    ("container={kind: docker, image: x, options: [image]}", '"image" is not an option of docker'),
+    ("container={kind: docker, image: x, env: {VLLM_PORT: 1}}", "env.VLLM_PORT: pdserve sets this variable"),
+    ("container={kind: docker, image: x, env: {HF_TOKEN: abc}}", "HF_TOKEN: looks like a secret"),
 ]
 
 
-@pytest.mark.parametrize(("set_", "what", "todo"), REFUSED, ids=lambda value: value[0] if value else "")
-def test_it_is_refused_with_what_to_write(tmp_path: Path, set_: tuple[str, ...], what: str, todo: str) -> None:
-    text = refused(tmp_path, GPU, *set_)
-    assert what in text
-    assert todo in text
+@each_row("options, what", REFUSED)
+def test_it_is_refused_with_what_to_write(tmp_path: Path, options: Options, what: str) -> None:
+    assert what in refused(tmp_path, GPU, options)
 
 
-@pytest.mark.parametrize(("kind", "option"), [(kind, option) for kind, owned in OWNED.items() for option in owned])
+def test_a_subnet_is_corrected(tmp_path: Path) -> None:
+    assert "network.cidr=10.1.0.0/16" in refused(tmp_path, GPU, "network={cidr: 10.1.2.3/16}")
+
+
+@each_row("kind, option", [(kind, option) for kind, owned in OWNED.items() for option in owned])
 def test_an_option_of_the_container_that_pdserve_sets_is_refused(tmp_path: Path, kind: str, option: str) -> None:
     text = refused(tmp_path, GPU, f"container={{kind: {kind}, image: x, options: ['--{option}=x']}}")
     assert f"container.options.0: pdserve sets --{option}" in text
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "name"),
-    [
-        ("docker", "--net=host", "net"),
-        ("docker", "--net=bridge", "net"),
-        ("apptainer", "--compat", "compat"),
-        ("pyxis", "--ntasks=4", "ntasks"),
-        ("pyxis", "-n4", "ntasks"),
-        ("pyxis", "-N, 2", "nodes"),
-        ("pyxis", "-w n1", "nodelist"),
-        ("pyxis", "--nodelist=n1", "nodelist"),
-        ("pyxis", "--export=NONE", "export"),
-        ("pyxis", "--jobid=7", "jobid"),
-        ("pyxis", "--overlap", "overlap"),
-    ],
-)
+@each_row("kind, options, name", [
+    ("docker", "--net=host", "net"), ("docker", "--net=bridge", "net"), ("apptainer", "--compat", "compat"),
+    ("pyxis", "--ntasks=4", "ntasks"), ("pyxis", "-n4", "ntasks"), ("pyxis", "-N, 2", "nodes"),
+    ("pyxis", "-w n1", "nodelist"), ("pyxis", "--nodelist=n1", "nodelist"), ("pyxis", "--export=NONE", "export"),
+    ("pyxis", "--jobid=7", "jobid"), ("pyxis", "--overlap", "overlap"),
+])  # fmt: skip
 def test_another_name_of_such_an_option_is_refused_too(tmp_path: Path, kind: str, options: str, name: str) -> None:
     text = refused(tmp_path, GPU, f"container={{kind: {kind}, image: x, options: [{options}]}}")
     assert f"container.options.0: pdserve sets --{name}" in text
@@ -131,7 +108,7 @@ def test_without_the_sections_nothing_is_asked_of_the_nodes(tmp_path: Path) -> N
     assert recipe.slurm.nodes is None
 
 
-@pytest.mark.parametrize("time", ["90", "90:00", "08:00:00", "2-0", "1-12:00:00", "UNLIMITED"])
+@each_row("time", ["90", "90:00", "08:00:00", "2-0", "1-12:00:00", "UNLIMITED"])
 def test_times_are_sbatchs(tmp_path: Path, time: str) -> None:
     assert load(tmp_path, CPU, f"slurm.time='{time}'").recipe.slurm.time == time
 

@@ -6,28 +6,22 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from tests.recipe.kit import CPU, load, refused
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize(
-    ("option", "path", "value"),
-    [
-        ("prefill.instances=2", ("prefill", "instances"), 2),
-        ("engine.args.seed=7", ("engine", "args", "seed"), 7),
-        ("engine.env.A='7'", ("engine", "env", "A"), "7"),
-        ("lmcache.on=[prefill]", ("lmcache", "on"), ["prefill"]),
-        ("description=a=b", ("description",), "a=b"),
-        ("prefill.connector.of.0.num_workers=3", ("prefill", "connector", "of", 0, "num_workers"), 3),
-        ("engine.args.compilation-config={level: 3}", ("engine", "args", "compilation-config"), {"level": 3}),
-        ("engine.args.compilation-config.level=3", ("engine", "args", "compilation-config", "level"), 3),
-        (r"engine.args.a\.b=1", ("engine", "args", "a.b"), 1),
-    ],
-)
-def test_a_value_is_yaml_and_its_path_is_made(
-    tmp_path: Path, option: str, path: tuple[str | int, ...], value: object
-) -> None:
+@each_row("option, path, value", [
+    ("prefill.instances=2", ("prefill", "instances"), 2),
+    ("engine.args.seed=7", ("engine", "args", "seed"), 7),
+    ("engine.env.A='7'", ("engine", "env", "A"), "7"),
+    ("lmcache.on=[prefill]", ("lmcache", "on"), ["prefill"]),
+    ("description=a=b", ("description",), "a=b"),
+    ("prefill.connector.of.0.num_workers=3", ("prefill", "connector", "of", 0, "num_workers"), 3),
+    ("engine.args.compilation-config={level: 3}", ("engine", "args", "compilation-config"), {"level": 3}),
+    ("engine.args.compilation-config.level=3", ("engine", "args", "compilation-config", "level"), 3),
+    (r"engine.args.a\.b=1", ("engine", "args", "a.b"), 1),
+])  # fmt: skip
+def test_a_value_is_yaml(tmp_path: Path, option: str, path: tuple[str | int, ...], value: object) -> None:
     data: object = load(tmp_path, CPU, option).document
     for part in path:
         assert isinstance(data, dict | list)
@@ -39,7 +33,7 @@ def test_nothing_after_the_sign_is_null(tmp_path: Path) -> None:
     assert load(tmp_path, CPU + "description: x\n", "description=").recipe.description == ""
 
 
-@pytest.mark.parametrize("option", ["nonsense=", "engine.enviroment=", "prefill.parallel.tpp=null"])
+@each_row("option", ["nonsense=", "engine.enviroment=", "prefill.parallel.tpp=null"])
 def test_an_unknown_key_is_refused_even_without_a_value(tmp_path: Path, option: str) -> None:
     key = option.partition("=")[0]
     message = refused(tmp_path, CPU, option)
@@ -86,27 +80,24 @@ def test_a_value_below_a_set_mapping_is_reported_with_the_option(tmp_path: Path)
     assert loaded.locate("verify.output") == "--set verify={output: exact}"
 
 
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("prefill.instances", "--set prefill.instances has no value"),
-        ("=3", "--set =3: no key is in front of the ="),
-        ("=hf_abcdefghijklmnopqrstuvwxyz", "--set =...: no key is in front of the ="),
-        ("", "--set '': an empty option"),
-        ("a..b=3", '--set a..b: "a..b" is not the path of a key'),
-        ("a.=3", '"a." is not the path of a key'),
-        (".a=3", '".a" is not the path of a key'),
-        ("extends=x.yaml", "extends is read before the options of the command line"),
-        ("name.first=x", 'name is "small", it has no keys'),
-        ("name.first.second=x", 'name is "small", it has no keys'),
-        ("prefill.connector.of.9.kind=nixl", "the list has 2 items, numbered from 0"),
-        ("prefill.connector.of.9=x", "the list has 2 items, numbered from 0"),
-        ("prefill.connector.of.x=x", "the list has 2 items, numbered from 0"),
-        ("name=[", "not YAML"),
-        ("name={a: 1, a: 2}", "name.a: the key is there twice, first at --set name={a: 1, a: 2}\n"),
-        ("name=!!python/name:os.system", "is not supported"),
-    ],
-)
+@each_row("option, expected", [
+    ("prefill.instances", "--set prefill.instances has no value"),
+    ("=3", "--set =3: no key is in front of the ="),
+    ("=hf_abcdefghijklmnopqrstuvwxyz", "--set =...: no key is in front of the ="),
+    ("", "--set '': an empty option"),
+    ("a..b=3", '--set a..b: "a..b" is not the path of a key'),
+    ("a.=3", '"a." is not the path of a key'),
+    (".a=3", '".a" is not the path of a key'),
+    ("extends=x.yaml", "extends is read before the options of the command line"),
+    ("name.first=x", 'name is "small", it has no keys'),
+    ("name.first.second=x", 'name is "small", it has no keys'),
+    ("prefill.connector.of.9.kind=nixl", "the list has 2 items, numbered from 0"),
+    ("prefill.connector.of.9=x", "the list has 2 items, numbered from 0"),
+    ("prefill.connector.of.x=x", "the list has 2 items, numbered from 0"),
+    ("name=[", "not YAML"),
+    ("name={a: 1, a: 2}", "name.a: the key is there twice, first at --set name={a: 1, a: 2}\n"),
+    ("name=!!python/name:os.system", "is not supported"),
+])  # fmt: skip
 def test_a_set_that_cannot_be_carried_out_is_refused(tmp_path: Path, option: str, expected: str) -> None:
     assert expected in refused(tmp_path, CPU, option)
 
@@ -118,22 +109,17 @@ def test_an_option_without_a_key_has_an_example_that_can_be_typed(tmp_path: Path
     assert load(tmp_path, CPU, option).recipe.name == "my-deployment"
 
 
-@pytest.mark.parametrize(
-    ("option", "what", "cause"),
-    [
-        ("prefill.instances={", "the { of this line is not closed", "{ begins a mapping"),
-        ("prefill.instances=[", "the [ of this line is not closed", "[ begins a list"),
-        ("prefill.instances={1", "the { of this line is not closed, or a comma is missing", "a value like 1"),
-        ("description={x", "the { of this line is not closed, or a comma is missing", "read as YAML"),
-        ("description=@team", "no value begins with %, @ or `", "read as YAML"),
-        ("description=%x", "no value begins with %, @ or `", "read as YAML"),
-        ("prefill.env.MODE=@x", "no value begins with %, @ or `", "read as YAML"),
-        ("engine.args.chat-template=@x", "no value begins with %, @ or `", "read as YAML"),
-    ],
-)
-def test_a_value_that_is_no_yaml_names_option_and_cause_and_its_fix_can_be_typed(
-    tmp_path: Path, option: str, what: str, cause: str
-) -> None:
+@each_row("option, what, cause", [
+    ("prefill.instances={", "the { of this line is not closed", "{ begins a mapping"),
+    ("prefill.instances=[", "the [ of this line is not closed", "[ begins a list"),
+    ("prefill.instances={1", "the { of this line is not closed, or a comma is missing", "a value like 1"),
+    ("description={x", "the { of this line is not closed, or a comma is missing", "read as YAML"),
+    ("description=@team", "no value begins with %, @ or `", "read as YAML"),
+    ("description=%x", "no value begins with %, @ or `", "read as YAML"),
+    ("prefill.env.MODE=@x", "no value begins with %, @ or `", "read as YAML"),
+    ("engine.args.chat-template=@x", "no value begins with %, @ or `", "read as YAML"),
+])  # fmt: skip
+def test_a_value_that_is_no_yaml_has_a_fix_to_type(tmp_path: Path, option: str, what: str, cause: str) -> None:
     text = refused(tmp_path, CPU, option)
     assert text.startswith(f"--set {option}: not YAML: {what}\n")
     assert cause in text.splitlines()[1]
@@ -141,9 +127,7 @@ def test_a_value_that_is_no_yaml_names_option_and_cause_and_its_fix_can_be_typed
     load(tmp_path, CPU, *shlex.split(typed))
 
 
-@pytest.mark.parametrize(
-    "option", ["prefill.devices=[0,1", "lmcache={l1_size_gb: 2", "engine.args.x={", "lmcache.on=["]
-)
+@each_row("option", ["prefill.devices=[0,1", "lmcache={l1_size_gb: 2", "engine.args.x={", "lmcache.on=["])
 def test_a_list_or_mapping_that_is_not_closed_is_to_be_closed(tmp_path: Path, option: str) -> None:
     assert re.search("what to do:   close it with []}]", refused(tmp_path, CPU, option))
 
@@ -154,16 +138,13 @@ def test_a_secret_that_is_no_yaml_is_not_repeated(tmp_path: Path) -> None:
     assert "s3cret" not in text
 
 
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("prefil", "--unset prefil: prefil is not in the recipe\n  what to do:   did you mean prefill?"),
-        ("prefill.instances", "--unset prefill.instances: prefill.instances is not in the recipe"),
-        ("prefill.connector.of.2", "the list has 2 items, numbered from 0"),
-        ("name.first", 'name is "small", it has no keys'),
-        ("", "is not the path of a key"),
-    ],
-)
+@each_row("option, expected", [
+    ("prefil", "--unset prefil: prefil is not in the recipe\n  what to do:   did you mean prefill?"),
+    ("prefill.instances", "--unset prefill.instances: prefill.instances is not in the recipe"),
+    ("prefill.connector.of.2", "the list has 2 items, numbered from 0"),
+    ("name.first", 'name is "small", it has no keys'),
+    ("", "is not the path of a key"),
+])  # fmt: skip
 def test_an_unset_of_what_is_not_there_is_refused(tmp_path: Path, option: str, expected: str) -> None:
     assert expected in refused(tmp_path, CPU, unset=(option,))
 

@@ -21,21 +21,9 @@ KEYS = sorted(
     {key for model in (json_schema(), *json_schema()["$defs"].values()) for key in model.get("properties", {})}
 )
 WORDS = [
-    "mooncake",
-    "nixl",
-    "lmcache-mp",
-    "multi",
-    "raw",
-    "prefill",
-    "decode",
-    "cpu",
-    "yes",
-    "${X}",
-    "$${",
-    "../x",
-    "é",
+    "mooncake", "nixl", "lmcache-mp", "multi", "raw", "prefill", "decode", "cpu", "yes", "${X}", "$${", "../x", "é",
     "",
-]
+]  # fmt: skip
 
 scalars = (
     st.none()

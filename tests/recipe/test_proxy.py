@@ -4,177 +4,87 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pdserve.pd.config import routing as routing_settings
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.proxy import Proxy
-from tests.recipe.kit import AGGREGATED, CPU, GPU, load, refused
+from tests.recipe.kit import AGGREGATED, CPU, GPU, Options, load, refused
+from tests.tables import each_row
 
+NO_LMCACHE = ("lmcache=null", "prefill.connector={kind: mooncake, protocol: tcp}")
 REFUSED = [
-    (CPU, ("proxy.kind=nginx",), 'proxy.kind: expected one of pdserve and vllm-router, got "nginx"', ""),
-    (CPU, ("proxy.workers=0",), "proxy.workers: expected at least 1, got 0", ""),
+    (CPU, "proxy.kind=nginx", 'proxy.kind: expected one of pdserve and vllm-router, got "nginx"'),
+    (CPU, "proxy.workers=0", "proxy.workers: expected at least 1, got 0"),
     # Pools
-    (
-        CPU,
-        ("proxy.admission.aggregated={max_requests: 1}",),
-        "proxy.admission.aggregated: mode disaggregated has no pool aggregated",
-        "set it for prefill and decode",
-    ),
-    (
-        AGGREGATED,
-        ("proxy.routing.prefill={kind: round_robin}",),
-        "proxy.routing.prefill: mode aggregated has no pool prefill (mode at",
-        "set it for aggregated",
-    ),
-    (
-        AGGREGATED,
-        ("proxy.on_empty_pool=aggregate",),
-        "proxy.on_empty_pool: there is one pool, so no other pool can take over",
-        "write wait or fail",
-    ),
-    (
-        CPU,
-        ("proxy={on_empty_pool: fail, hold_seconds: 5}",),
-        "proxy.hold_seconds: on_empty_pool is fail, so no request waits for an engine",
-        "remove it, or write on_empty_pool: wait",
-    ),
-    (
-        AGGREGATED,
-        ("proxy.routing.conditional={min_prompt_tokens: 5}",),
-        "proxy.routing.conditional: mode aggregated has no prefill that could be skipped",
-        "remove it",
-    ),
+    (CPU, "proxy.admission.aggregated={max_requests: 1}", "proxy.admission.aggregated: mode disaggregated has no pool"),
+    (AGGREGATED, "proxy.routing.prefill={kind: round_robin}", "proxy.routing.prefill: mode aggregated has no pool"),
+    (AGGREGATED, "proxy.on_empty_pool=aggregate", "proxy.on_empty_pool: there is one pool, so no other pool can take"),
+    (CPU, "proxy={on_empty_pool: fail, hold_seconds: 5}", "proxy.hold_seconds: on_empty_pool is fail, so no request"),
+    (AGGREGATED, "proxy.routing.conditional={min_prompt_tokens: 5}", "proxy.routing.conditional: mode aggregated has"),
     # Policies
-    (CPU, ("proxy.routing.decode={kind: random}",), 'proxy.routing.decode.kind: no policy is called "random"', ""),
-    (CPU, ("proxy.routing.decode={kind: prefix}",), "no policy is called", "did you mean prefix_aware?"),
-    (CPU, ("proxy.routing.decode={block_bytes: 5}",), "proxy.routing.decode: a policy needs a `kind`: one of", ""),
+    (CPU, "proxy.routing.decode={kind: random}", 'proxy.routing.decode.kind: no policy is called "random"'),
+    (CPU, "proxy.routing.decode={kind: prefix}", "no policy is called"),
+    (CPU, "proxy.routing.decode={block_bytes: 5}", "proxy.routing.decode: a policy needs a `kind`: one of"),
+    (CPU, "proxy.routing.decode={kind: round_robin, block_bytes: 5}", "proxy.routing.decode.block_bytes: unknown key"),
     (
         CPU,
-        ("proxy.routing.decode={kind: round_robin, block_bytes: 5}",),
-        "proxy.routing.decode.block_bytes: unknown key",
-        "",
-    ),
-    (
-        CPU,
-        ("proxy.routing.decode={kind: prefix_aware, min_match_ratio: 1.5}",),
+        "proxy.routing.decode={kind: prefix_aware, min_match_ratio: 1.5}",
         "proxy.routing.decode.min_match_ratio: expected 0 to 1, got 1.5",
-        "",
     ),
     (
         CPU,
-        ("proxy.routing.prefill={kind: kv_events}", "engine.args.enable-prefix-caching=false", "lmcache=null",
-         "prefill.connector={kind: mooncake, protocol: tcp}"),
+        ("proxy.routing.prefill={kind: kv_events}", "engine.args.enable-prefix-caching=false", *NO_LMCACHE),
         "engine.args.enable-prefix-caching: there is no cache that an engine could publish events about",
-        "remove the flag, or the policy",
     ),
     (
         CPU,
         ("proxy.routing.decode={kind: kv_events}", "decode.args={kv-events-config: {enable_kv_cache_events: false}}"),
         "decode.args.kv-events-config: pdserve sets this flag for the policy kv_events (proxy.routing.decode.kind at",
-        "remove the flag, or the policy",
     ),
     (
         GPU,
         ("proxy.routing.decode={kind: kv_events}", "decode.parallel={dp: 16, nodes: 2}"),
         "proxy.routing.decode.kind: the ranks of a decode publish on the nodes they run on",
-        "use prefix_aware",
     ),
     # Conditions and sessions
+    (CPU, "proxy.routing.conditional={}", "proxy.routing.conditional: has no threshold, so no prompt skips prefill"),
     (
         CPU,
-        ("proxy.routing.conditional={}",),
-        "proxy.routing.conditional: has no threshold, so no prompt skips prefill",
-        "set min_prompt_tokens, or remove it",
-    ),
-    (
-        CPU,
-        ("proxy.routing.conditional={max_missing_tokens: 100}",),
+        "proxy.routing.conditional={max_missing_tokens: 100}",
         "proxy.routing.conditional.max_missing_tokens: least_loaded does not know what a decode holds",
-        "set proxy.routing.decode: {kind: prefix_aware}",
     ),
-    (
-        CPU,
-        # Null would be the default again: an empty text is no name either.
-        ("proxy.routing.affinity={header: ''}",),
-        "proxy.routing.affinity.header: expected something",
-        "",
-    ),
+    (CPU, "proxy.routing.affinity={header: ''}", "proxy.routing.affinity.header: expected something"),
     # Times
-    (
-        CPU,
-        ("proxy.health={interval_seconds: 1, timeout_seconds: 3}",),
-        "proxy.health.timeout_seconds: a check may take 3 s and the next one is due after 1 s",
-        "lower it, or raise interval_seconds",
-    ),
-    (
-        CPU,
-        ("proxy.request_timeout_seconds=60",),
-        "proxy.admission.prefill.queue_seconds: a request that waits for 60 s has no time left of 60 s",
-        "lower it, or raise proxy.request_timeout_seconds",
-    ),
+    (CPU, "proxy.health={interval_seconds: 1, timeout_seconds: 3}", "proxy.health.timeout_seconds: a check may take 3"),
+    (CPU, "proxy.request_timeout_seconds=60", "proxy.admission.prefill.queue_seconds: a request that waits for 60 s"),
     # Admin and TLS
-    (CPU, ("proxy.admin={}",), "proxy.admin: neither port nor socket is set", "set one of them"),
-    (CPU, ("proxy.admin={port: 9000, socket: s}",), "proxy.admin: both port and socket are set", "set one of them"),
-    (
-        CPU,
-        ("proxy.admin={socket: s, host: 127.0.0.1}",),
-        "proxy.admin.host: a socket has no address (proxy.admin.socket at",
-        "remove it",
-    ),
-    (
-        CPU,
-        ("proxy.admin={port: 9000, host: 0.0.0.0}",),
-        "proxy.admin.host: anybody who reaches 0.0.0.0 could add and remove workers",
-        "set token_file, or keep 127.0.0.1",
-    ),
-    (
-        CPU,
-        ("proxy.admin={port: 8000, token_file: t}",),
-        "proxy.admin.port: port 8000 is needed twice: by the proxy's admin endpoints (8000) and by the proxy (8000)",
-        "move one of them",
-    ),
-    (CPU, ("proxy.tls={key: k.pem}",), "proxy.tls.certificate: missing", "the certificate and its chain: write"),
-    (
-        CPU,
-        ("proxy.upstream_tls={ca: c.pem}",),
-        "proxy.upstream_tls: only workers that are added while serving can have a URL of https, and without",
-        "set proxy.admin, or remove it",
-    ),
+    (CPU, "proxy.admin={}", "proxy.admin: neither port nor socket is set"),
+    (CPU, "proxy.admin={port: 9000, socket: s}", "proxy.admin: both port and socket are set"),
+    (CPU, "proxy.admin={socket: s, host: 127.0.0.1}", "proxy.admin.host: a socket has no address (proxy.admin.socket"),
+    (CPU, "proxy.admin={port: 9000, host: 0.0.0.0}", "proxy.admin.host: anybody who reaches 0.0.0.0 could add and"),
+    (CPU, "proxy.admin={port: 8000, token_file: t}", "proxy.admin.port: port 8000 is needed twice: by the proxy's"),
+    (CPU, "proxy.tls={key: k.pem}", "proxy.tls.certificate: missing"),
+    (CPU, "proxy.upstream_tls={ca: c.pem}", "proxy.upstream_tls: only workers that are added while serving can have a"),
     (
         CPU,
         ("proxy.admin={socket: s}", "proxy.upstream_tls={certificate: c.pem}"),
         "proxy.upstream_tls: our own certificate needs its key too",
-        "set key, or remove the other one",
     ),
-    (
-        CPU,
-        ("proxy.admin={socket: s}", "proxy.upstream_tls={key: k.pem}"),
-        "proxy.upstream_tls: our own certificate needs its certificate too",
-        "set certificate, or remove the other one",
-    ),
-    (CPU, ("proxy.tls={certificate: c.pem}",), "proxy.tls.key: missing", "PEM file: the private key"),
+    (CPU, ("proxy.admin={socket: s}", "proxy.upstream_tls={key: k.pem}"), "proxy.upstream_tls: our own certificate"),
+    (CPU, "proxy.tls={certificate: c.pem}", "proxy.tls.key: missing"),
     # Single values
-    (CPU, ("proxy.admission.decode.max_kv_usage=90",), "max_kv_usage: expected more than 0 and at most 1, got 90", ""),
-    (CPU, ("proxy.admission.decode.max_request=9",), "max_request: unknown key", "did you mean max_requests?"),
-    (CPU, ("proxy.auth.client_authorization=keep",), "client_authorization: expected one of replace, drop and", ""),
-    (CPU, ("proxy.log=yaml",), 'proxy.log: expected one of text and json, got "yaml"', ""),
-    (CPU, ("proxy.otel={endpoint: 'collector:4317'}",), "proxy.otel.endpoint: expected text like ^https?://", ""),
-    (CPU, ("proxy.otel={}",), "proxy.otel.endpoint: missing", "OTLP over HTTP"),
-    (
-        CPU,
-        ("proxy.routing.decode={kind: kv_events}", "ports.kv_events=8000"),
-        "ports.kv_events: port 8000 is needed twice: by KV events x2 (8000 to 8001) and by the proxy",
-        "move one of them",
-    ),
-]  # fmt: skip
+    (CPU, "proxy.admission.decode.max_kv_usage=90", "max_kv_usage: expected more than 0 and at most 1, got 90"),
+    (CPU, "proxy.admission.decode.max_request=9", "max_request: unknown key"),
+    (CPU, "proxy.auth.client_authorization=keep", "client_authorization: expected one of replace, drop and"),
+    (CPU, "proxy.log=yaml", 'proxy.log: expected one of text and json, got "yaml"'),
+    (CPU, "proxy.otel={endpoint: 'collector:4317'}", "proxy.otel.endpoint: expected text like ^https?://"),
+    (CPU, "proxy.otel={}", "proxy.otel.endpoint: missing"),
+    (CPU, ("proxy.routing.decode={kind: kv_events}", "ports.kv_events=8000"), "ports.kv_events: port 8000 is needed"),
+]
 
 
-@pytest.mark.parametrize(("text", "set_", "what", "todo"), REFUSED, ids=lambda value: value[-1] if value else None)
-def test_it_is_refused(tmp_path: Path, text: str, set_: tuple[str, ...], what: str, todo: str) -> None:
-    message = refused(tmp_path, text, *set_)
-    assert what in message
-    assert todo in message
+@each_row("text, options, what", REFUSED)
+def test_it_is_refused(tmp_path: Path, text: str, options: Options, what: str) -> None:
+    assert what in refused(tmp_path, text, options)
 
 
 def test_a_problem_names_the_line_of_the_file(tmp_path: Path) -> None:
@@ -191,12 +101,10 @@ WARNED = [
 ]
 
 
-@pytest.mark.parametrize(("set_", "what", "todo"), WARNED)
+@each_row("set_, what, todo", WARNED)
 def test_it_is_warned_about(tmp_path: Path, set_: tuple[str, ...], what: str, todo: str) -> None:
-    warnings = load(tmp_path, CPU, *set_).warnings
-    matching = [warning for warning in warnings if what in warning]
-    assert len(matching) == 1
-    assert todo in matching[0]
+    [warning] = [warning for warning in load(tmp_path, CPU, *set_).warnings if what in warning]
+    assert todo in warning
 
 
 def test_a_guarded_proxy_is_not_warned_about(tmp_path: Path) -> None:

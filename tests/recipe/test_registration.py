@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from pdserve.recipe.load.problems import Problem
 from pdserve.recipe.rules.registration import timeouts
 from tests.plan.kit import on_gpus, recipe, with_lmcache
+from tests.tables import each_row
 
 ON_DEMAND = {"LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR": "1"}
 GIB = 1 << 30
@@ -19,7 +18,7 @@ def problems(platform: str = "rocm", args: dict[str, Any] | None = None, **secti
     return [*timeouts(recipe(on_gpus(4, 4, platform=platform), with_lmcache(**section), changes))]
 
 
-@pytest.mark.parametrize(("l1", "seconds", "advised"), [(900, 300, 900), (1200, 1199, 1200), (100, 60, 300)])
+@each_row("l1, seconds, advised", [(900, 300, 900), (1200, 1199, 1200), (100, 60, 300)])
 def test_a_second_for_each_gib_of_l1(l1: int, seconds: int, advised: int) -> None:
     [problem] = problems(l1_size_gb=l1, mq_timeout_seconds=seconds)
     assert problem.path == ("lmcache", "mq_timeout_seconds")
@@ -34,7 +33,7 @@ def test_what_it_advises_is_enough_for_it() -> None:
         assert problems(l1_size_gb=l1, mq_timeout_seconds=int(str(problem.todo).rpartition(" ")[2])) == []
 
 
-@pytest.mark.parametrize(("l1", "seconds"), [(1200, 1200), (300, 300), (60, 60)])
+@each_row("l1, seconds", [(1200, 1200), (300, 300), (60, 60)])
 def test_the_published_pair_and_smaller_ones_are_enough(l1: int, seconds: int) -> None:
     assert problems(l1_size_gb=l1, mq_timeout_seconds=seconds) == []
 
@@ -58,7 +57,7 @@ def test_l1_that_is_pinned_on_demand_counts_with_what_is_pinned_at_the_start() -
     assert "200 GiB" in problem.what
 
 
-@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+@each_row("platform", ["cuda", "cpu"])
 def test_no_such_stall_is_known_of_other_platforms(platform: str) -> None:
     assert problems(platform, l1_size_gb=2500) == []
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.recipe.kit import CPU, GPU, load, refused
+from tests.tables import each_row
 
 ROCM = GPU.replace("platform: cuda", "platform: rocm")
 DEMAND, COPY = "LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR", "LMCACHE_ROCM_MP_BLOCK_FALLBACK"
@@ -16,14 +15,11 @@ def with_env(text: str, **env: str | int) -> str:
     return text + "  env:\n" + "".join(f"    {name}: {value}\n" for name, value in env.items())
 
 
-@pytest.mark.parametrize(
-    ("env", "message"),
-    [
-        ({DEMAND: "yes"}, "yes is neither 1 (on) nor 0 (off)"),
-        ({DEMAND: 1, "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB": "lots"}, "lots is not a positive number of GiB"),
-        ({DEMAND: 1, "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB": 0}, "0 is not a positive number of GiB"),
-    ],
-)
+@each_row("env, message", [
+    ({DEMAND: "yes"}, "yes is neither 1 (on) nor 0 (off)"),
+    ({DEMAND: 1, "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB": "lots"}, "lots is not a positive number of GiB"),
+    ({DEMAND: 1, "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB": 0}, "0 is not a positive number of GiB"),
+])  # fmt: skip
 def test_values_that_no_patch_understands_are_refused(tmp_path: Path, env: dict[str, str | int], message: str) -> None:
     assert message in refused(tmp_path, with_env(ROCM, **env))
 
@@ -44,7 +40,7 @@ def test_the_switches_of_the_published_pipeline_are_valid_and_those_of_old_versi
     assert all(COPY in w and "has no effect: lmcache 0.4.7 and later copy blocks" in w for w in warned)
 
 
-@pytest.mark.parametrize("text", [GPU, CPU])
+@each_row("text", [GPU, CPU])
 def test_on_other_platforms_a_switch_does_nothing_which_is_a_warning(tmp_path: Path, text: str) -> None:
     (warning,) = [w for w in load(tmp_path, with_env(text, **{DEMAND: 1})).warnings if DEMAND in w]
     assert "has no effect on" in warning

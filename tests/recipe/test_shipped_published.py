@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from pdserve.recipe.connectors.mooncake_store import MooncakeStoreSection
-from pdserve.recipe.connectors.nixl import NixlSection
-from pdserve.recipe.connectors.registry import MultiSection
 from pdserve.recipe.effective import args_of
 from pdserve.recipe.load.loader import load_recipe
 from pdserve.recipe.model import Recipe
 from tests.recipe.kit import RECIPES
+from tests.tables import each_row
 
 NAMES = ("minimax-m3-mi355x-lmcache", "gpt-oss-h200-1p3d", "qwen36-27b-lmcache", "minimax-m3-gb300-store")
 
@@ -25,7 +21,7 @@ def _path(name: str) -> Path:
     return RECIPES / f"{name}.yaml"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 def test_it_names_its_source_with_the_commit_and_the_page_of_differences(name: str) -> None:
     head = _path(name).read_text().partition("\nschema:")[0]
     assert "# Source: " in head
@@ -33,7 +29,7 @@ def test_it_names_its_source_with_the_commit_and_the_page_of_differences(name: s
     assert "docs/launches.md" in head
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 def test_it_is_untested_and_names_a_public_release_of_vllm(name: str) -> None:
     recipe = shipped(name)
     assert recipe.status == "untested"
@@ -50,15 +46,6 @@ def test_drafts_are_judged_by_the_model_and_not_by_a_coin() -> None:
     assert all("rejection_sample_method" not in config for config in configs)
 
 
-def test_gpt_oss_has_three_decodes_for_one_prefill_on_one_host() -> None:
-    recipe = shipped("gpt-oss-h200-1p3d")
-    assert [(name, role.instances, role.parallel.tp) for name, role in recipe.roles()] == [
-        ("prefill", 1, 2),
-        ("decode", 3, 2),
-    ]
-    assert recipe.devices_per_node == 8
-
-
 def test_the_hybrid_model_has_chunks_of_one_block_and_steps_below_two() -> None:
     recipe = shipped("qwen36-27b-lmcache")
     assert recipe.lmcache is not None
@@ -67,15 +54,3 @@ def test_the_hybrid_model_has_chunks_of_one_block_and_steps_below_two() -> None:
     assert recipe.model.kv_group_blocks == [block, block]
     assert args_of(recipe, role)["max-num-batched-tokens"] == 2 * block - 1
     assert args_of(recipe, role)["mamba-cache-mode"] == "align"
-
-
-def test_minimax_on_mi355x_has_an_lmcache_server_for_each_rank() -> None:
-    recipe = shipped("minimax-m3-mi355x-lmcache")
-    assert recipe.lmcache is not None
-    assert (recipe.lmcache.per, recipe.lmcache.l1_size_gb) == ("tp-rank", 75)
-
-
-def test_decodes_beside_a_store_give_it_memory_and_do_not_look_prompts_up() -> None:
-    (_, prefill), (_, decode) = shipped("minimax-m3-gb300-store").roles()
-    assert prefill.connector == MultiSection(of=[NixlSection(), MooncakeStoreSection()])
-    assert decode.connector == MultiSection(of=[NixlSection(), MooncakeStoreSection(lookup=False)])

@@ -11,38 +11,15 @@ from pdserve.errors import RecipeError
 from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.problems import dotted
 from tests.recipe.kit import CPU, load, refused
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("true", True),
-        ("False", False),
-        ("yes", "yes"),
-        ("no", "no"),
-        ("on", "on"),
-        ("off", "off"),
-        ("12", 12),
-        ("-3", -3),
-        ("012", 12),
-        ("0o17", 15),
-        ("0x1F", 31),
-        ("1_000", "1_000"),
-        ("12:30", "12:30"),
-        ("0.9", 0.9),
-        ("1e3", 1000.0),
-        ("1.", 1.0),
-        (".inf", ".inf"),
-        (".nan", ".nan"),
-        ("null", None),
-        ("~", None),
-        ("", None),
-        ("2026-01-01", "2026-01-01"),
-        ('"12"', "12"),
-        ("'true'", "true"),
-        ('">=0.26"', ">=0.26"),
-    ],
-)
+@each_row("text, value", [
+    ("true", True), ("False", False), ("yes", "yes"), ("no", "no"), ("on", "on"), ("off", "off"), ("12", 12),
+    ("-3", -3), ("012", 12), ("0o17", 15), ("0x1F", 31), ("1_000", "1_000"), ("12:30", "12:30"), ("0.9", 0.9),
+    ("1e3", 1000.0), ("1.", 1.0), (".inf", ".inf"), (".nan", ".nan"), ("null", None), ("~", None), ("", None),
+    ("2026-01-01", "2026-01-01"), ('"12"', "12"), ("'true'", "true"), ('">=0.26"', ">=0.26"),
+])  # fmt: skip
 def test_scalars_follow_yaml_1_2(text: str, value: Any) -> None:
     data = yaml12.parse(f"key: {text}\n", "f").data
     assert data == {"key": value}
@@ -61,23 +38,20 @@ def test_every_key_and_item_knows_its_line() -> None:
     assert lines["a.c.1"] == "f.yaml:6"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a: 1\nb:\n\tc: 2\n", "f:3: a tab in the indentation"),
-        ("a: 1\n  \tb: 2\n", "f:2: a tab in the indentation"),
-        ("a: 1\n---\nb: 2\n", "f:2: a second YAML document begins here"),
-        ("a: [1, 2\n", "f:1: not YAML: the [ of this line is not closed"),
-        ("a: 'x\n", "not YAML"),
-        ("a: b: c\n", "f:1: not YAML: a second `: ` in one line"),
-        ("a: *nowhere\n", "f:1: not YAML: a value that begins with * is an alias, and no &nowhere is above it"),
-        ("a: &x [*x]\n", "f:1: nested too deeply"),
-        ("a: {b: ${C}}\n", 'inside { } and [ ] a reference needs quotes: "${C}"'),
-        ("a: \x07\n", "not YAML"),
-        ("a: >=0.26\n", "a value that begins with > or | needs quotes"),
-        ("[" * 1000, "nested too deeply"),
-    ],
-)
+@each_row("text, expected", [
+    ("a: 1\nb:\n\tc: 2\n", "f:3: a tab in the indentation"),
+    ("a: 1\n  \tb: 2\n", "f:2: a tab in the indentation"),
+    ("a: 1\n---\nb: 2\n", "f:2: a second YAML document begins here"),
+    ("a: [1, 2\n", "f:1: not YAML: the [ of this line is not closed"),
+    ("a: 'x\n", "not YAML"),
+    ("a: b: c\n", "f:1: not YAML: a second `: ` in one line"),
+    ("a: *nowhere\n", "f:1: not YAML: a value that begins with * is an alias, and no &nowhere is above it"),
+    ("a: &x [*x]\n", "f:1: nested too deeply"),
+    ("a: {b: ${C}}\n", 'inside { } and [ ] a reference needs quotes: "${C}"'),
+    ("a: \x07\n", "not YAML"),
+    ("a: >=0.26\n", "a value that begins with > or | needs quotes"),
+    ("[" * 1000, "nested too deeply"),
+])  # fmt: skip
 def test_what_is_not_a_document_is_refused_with_its_line(text: str, expected: str) -> None:
     with pytest.raises(RecipeError) as caught:
         yaml12.parse(text, "f")
@@ -92,25 +66,22 @@ def test_aliases_that_explode_are_refused() -> None:
         yaml12.parse(bomb, "f")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a: 1\nb: 2\na: 3\n", "f:3: a: the key is there twice, first at f:1"),
-        ("p:\n  a: 1\n  a: 1\n", "f:3: p.a: the key is there twice, first at f:2"),
-        ("1: x\n", "f:1: 1: a key must be text, got 1"),
-        ("true: x\n", "f:1: true: a key must be text, got true"),
-        ("~: x\n", "f:1: ~: a key must be text"),
-        ("? [a, b]\n: x\n", "f:1: ?: a key must be text, got a list or mapping"),
-        ("<<: {a: 1}\n", "f:1: <<: merge keys (<<) are not supported"),
-        ("a: !!python/object:os.system x\n", "the tag tag:yaml.org,2002:python/object:os.system is not supported"),
-        ("a: !secret x\n", "f:1: a: the tag !secret is not supported"),
-        ("a: !!set {x}\n", "is not supported"),
-        ("a: 1e999\n", "f:1: a: the number is too large"),
-        ("a: " + "9" * 5000 + "\n", "f:1: a: the number is too large"),
-        ('a: "\\0"\n', "f:1: a: the value contains a NUL character"),
-        ('a: "\\uD800"\n', "half of a surrogate pair"),
-    ],
-)
+@each_row("text, expected", [
+    ("a: 1\nb: 2\na: 3\n", "f:3: a: the key is there twice, first at f:1"),
+    ("p:\n  a: 1\n  a: 1\n", "f:3: p.a: the key is there twice, first at f:2"),
+    ("1: x\n", "f:1: 1: a key must be text, got 1"),
+    ("true: x\n", "f:1: true: a key must be text, got true"),
+    ("~: x\n", "f:1: ~: a key must be text"),
+    ("? [a, b]\n: x\n", "f:1: ?: a key must be text, got a list or mapping"),
+    ("<<: {a: 1}\n", "f:1: <<: merge keys (<<) are not supported"),
+    ("a: !!python/object:os.system x\n", "the tag tag:yaml.org,2002:python/object:os.system is not supported"),
+    ("a: !secret x\n", "f:1: a: the tag !secret is not supported"),
+    ("a: !!set {x}\n", "is not supported"),
+    ("a: 1e999\n", "f:1: a: the number is too large"),
+    ("a: " + "9" * 5000 + "\n", "f:1: a: the number is too large"),
+    ('a: "\\0"\n', "f:1: a: the value contains a NUL character"),
+    ('a: "\\uD800"\n', "half of a surrogate pair"),
+])  # fmt: skip
 def test_what_would_lose_a_setting_is_reported(text: str, expected: str) -> None:
     parsed = yaml12.parse(text, "f")
     problems = [f"{p.origin}: {dotted(p.path)}: {p.what}" for p in parsed.problems]
@@ -125,16 +96,13 @@ def test_all_such_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> Non
     assert "recipe.yaml:22: prefil: unknown key -> did you mean prefill?" in text
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "recipe.yaml: the file is empty"),
-        ("# nothing\n", "recipe.yaml: the file is empty"),
-        ("---\n", "recipe.yaml: the file is empty"),
-        ("- a\n", "recipe.yaml:1: a recipe is a mapping of keys, this is a list"),
-        ("hello\n", "recipe.yaml:1: a recipe is a mapping of keys, this is one value"),
-    ],
-)
+@each_row("text, expected", [
+    ("", "recipe.yaml: the file is empty"),
+    ("# nothing\n", "recipe.yaml: the file is empty"),
+    ("---\n", "recipe.yaml: the file is empty"),
+    ("- a\n", "recipe.yaml:1: a recipe is a mapping of keys, this is a list"),
+    ("hello\n", "recipe.yaml:1: a recipe is a mapping of keys, this is one value"),
+])  # fmt: skip
 def test_a_recipe_is_a_mapping(tmp_path: Path, text: str, expected: str) -> None:
     assert refused(tmp_path, text).startswith(expected)
 
@@ -150,7 +118,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path: Path) -> Non
     assert yaml_load(tmp_path / "recipe.yaml") == "small"
 
 
-@pytest.mark.parametrize("size", [(1 << 20) + 1])
+@each_row("size", [(1 << 20) + 1])
 def test_a_huge_file_is_refused_unread(tmp_path: Path, size: int) -> None:
     (tmp_path / "recipe.yaml").write_bytes(b"#" * size)
     with pytest.raises(RecipeError, match="larger than 1 MiB"):

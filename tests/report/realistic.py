@@ -18,7 +18,7 @@ from pdserve.sweep.points import Point, Settings, Variant
 from pdserve.sweep.record import PointRecord, SweepFolder
 from tests.bench.evidence import reading
 
-INPUT, OUTPUT, REQUESTS, REPEATS = 1024, 64, 40, 3
+INPUT, OUTPUT, REQUESTS, REPEATS = 1024, 16, 16, 3
 LOADS = (1, 4, 8, 16)
 BEGAN = 1_795_000_000.0
 WORK = Workload(input_tokens=INPUT, output_tokens=OUTPUT, repeats=REPEATS)

@@ -13,6 +13,7 @@ from pdserve.errors import StateError
 from pdserve.report.rows import read_report
 from pdserve.sweep.record import POINT, SweepFolder
 from tests.report.results import bench_folder, one, sweep_point
+from tests.tables import each_row
 
 WARM = Reason(check="cold-cache", text="it was warm")
 FEW = Reason(check="repeats", text="2 of 3 repeats were made")
@@ -30,7 +31,7 @@ def compared(a: Path, b: Path, capsys: pytest.CaptureFixture[str], page: Path | 
     return " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("reason", [WARM, FEW], ids=lambda reason: reason.check)
+@each_row("reason", [WARM, FEW])
 def test_a_report_of_an_attempt_has_the_verdict_of_its_point(reason: Reason, tmp_path: Path) -> None:
     (row,) = read_report([attempt(tmp_path, one(), reason)]).rows
     assert row.status == "INVALID"
@@ -70,18 +71,14 @@ def test_an_attempt_of_a_point_on_warm_caches_is_not_compared_and_that_is_said(
     assert "INVALID (cold-cache)" in compared(good, Path(), capsys)
 
 
-def test_an_attempt_that_lacks_repeats_is_compared_by_the_others_and_that_is_said(
-    tmp_path: Path, pdserve_home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lacking_repeats_are_said(tmp_path: Path, pdserve_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As in two sweeps: only repeats that are INVALID by themselves are left out."""
     said = compared(bench_folder(tmp_path / "b", one()), attempt(tmp_path / "s", one(), FEW), capsys)
     assert "not compared: B lacks repeats, by which its point is INVALID (repeats): 2 of 3 repeats were made" in said
     assert "TTFT mean" in said
 
 
-def test_a_sweep_is_not_compared_with_a_result_and_the_way_to_its_results_is_named(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_a_sweep_and_a_result_are_not_compared(tmp_path: Path, pdserve_home: Path) -> None:
     folder = attempt(tmp_path, one())
     with pytest.raises(StateError) as refused:
         run(str(tmp_path), str(folder), as_json=False)

@@ -19,7 +19,7 @@ from pdserve.bench.validity import Reason
 from pdserve.cli.bench.report import run
 from pdserve.errors import PreflightError, StateError
 from pdserve.report.bars import bars_of
-from pdserve.report.curves import curves_of, front
+from pdserve.report.curves import against_load, curves_of, front
 from pdserve.report.drawing import check_matplotlib
 from pdserve.report.page import report_page
 from pdserve.report.pictures import pictures
@@ -27,7 +27,6 @@ from pdserve.report.rows import ReportRow, read_report
 from pdserve.report.stages import prompt_sources, stages
 from pdserve.sweep.record import SweepFolder
 from tests.bench.evidence import reading, record
-from tests.report.realistic import realistic_sweep
 from tests.report.results import WINDOW, bench_folder, one, sweep_point
 
 
@@ -195,11 +194,25 @@ def drawn(*folders: Path) -> dict[str, Any]:
     return {picture.name: picture for picture in pictures(read_report(folders))}
 
 
+def ttft_axes(folder: Path) -> Any:
+    """Of the picture of TTFT against load, alone."""
+    check_matplotlib()
+    report = read_report([folder])
+    picture = against_load(report.rows, "ttft", report.names)
+    assert picture is not None
+    return picture.figure.axes[0]
+
+
+def single_token() -> Measurement:
+    """It has no ITL, thus two pictures less."""
+    return one(4).model_copy(update={"figures": figures([record(output_tokens=1, gaps=())], gpus=2, slo={})})
+
+
 def test_no_line_passes_through_an_invalid_point_and_it_is_a_cross_with_its_name(tmp_path: Path) -> None:
     folder = bench_folder(
         tmp_path / "b", one(1, ttft=0.1), one(4, ttft=0.2), one(8, ttft=9.0, valid=False), one(8, ttft=0.4)
     )
-    (axes,) = drawn(folder)["ttft"].figure.axes
+    axes = ttft_axes(folder)
     (line,) = axes.lines
     assert [tuple(map(round, point)) for point in line.get_xydata()] == [(1, 100), (4, 200), (8, 400)]
     labels = axes.get_legend_handles_labels()[1]
@@ -213,7 +226,7 @@ def test_no_two_of_64_series_look_alike(tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path)
     for number in range(64):
         sweep_point(sweep, (("c", str(number)),), one())
-    marks = drawn(tmp_path)["ttft"].figure.axes[0].collections
+    marks = ttft_axes(tmp_path).collections
     looks = [(tuple(each.get_facecolor()[0]), each.get_paths()[0].vertices.tobytes()) for each in marks]
     assert len(looks) == len(set(looks)) == 64
 
@@ -227,7 +240,7 @@ def test_a_curve_of_invalid_points_alone_has_no_line(tmp_path: Path) -> None:
 
 
 def test_pictures_take_the_ink_of_the_page_share_no_ids_and_draw_hostile_names(tmp_path: Path) -> None:
-    sweep_point(SweepFolder(tmp_path), (("engine.env.X", "$a$ <script>"),), one())
+    sweep_point(SweepFolder(tmp_path), (("engine.env.X", "$a$ <script>"),), single_token())
     svgs = [picture.svg for picture in drawn(tmp_path).values()]
     text = "".join(svgs)
     assert "var(--ink)" in text
@@ -240,11 +253,11 @@ def test_pictures_take_the_ink_of_the_page_share_no_ids_and_draw_hostile_names(t
 
 
 def test_the_verb_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
-    folder = bench_folder(tmp_path / "b", one(1), one(4))
+    folder = bench_folder(tmp_path / "b", single_token())
     run([folder], tmp_path / "r.html", tmp_path / "pictures")
-    assert (tmp_path / "r.html").read_text().count("<svg") == 5
+    assert (tmp_path / "r.html").read_text().count("<svg") == 3
     assert {file.name for file in (tmp_path / "pictures").iterdir()} == {
-        f"{name}.{kind}" for name in ("throughput", "ttft", "itl", "sources", "stages") for kind in ("png", "svg")
+        f"{name}.{kind}" for name in ("ttft", "sources", "stages") for kind in ("png", "svg")
     }
 
 
@@ -252,13 +265,11 @@ def test_a_picture_counts_what_it_cannot_draw(tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path)
     sweep_point(sweep, (("c", "1"),), one())
     sweep_point(sweep, (("c", "2"),), None, "INVALID", Reason(check="start", text="no engine"))
-    title = drawn(tmp_path)["ttft"].figure.axes[0].get_title()
-    assert "1 of 2 measurements INVALID (1 not drawn)" in title
+    assert "1 of 2 measurements INVALID (1 not drawn)" in ttft_axes(tmp_path).get_title()
 
 
 def test_answers_of_a_single_token_have_no_itl_and_are_drawn_all_the_same(tmp_path: Path) -> None:
-    single = one(4).model_copy(update={"figures": figures([record(output_tokens=1, gaps=())], gpus=2, slo={})})
-    folder = bench_folder(tmp_path / "b", single)
+    folder = bench_folder(tmp_path / "b", single_token())
     assert set(drawn(folder)) == {"ttft", "sources", "stages"}
     assert parsed(folder).column(6) == ["-"]
 
@@ -305,15 +316,15 @@ def test_the_front_is_what_no_other_point_beats_in_both() -> None:
     assert front([]) == []
 
 
-def test_what_a_sweep_adds_is_told_from_what_a_repeat_has(tmp_path: Path) -> None:
+def test_what_a_sweep_adds_is_told_from_what_a_repeat_has(swept: Path) -> None:
     """Of three repeats of a point one died with the engine."""
-    report = read_report([realistic_sweep(tmp_path)])
+    report = read_report([swept])
     of_point = [row for row in report.rows if not row.valid and row.measurement is not None]
     assert [[reason.check for reason in row.reasons] for row in of_point] == [["point"], ["processes"], ["point"]]
 
 
-def test_series_are_in_the_order_of_their_runs_and_have_a_letter(tmp_path: Path) -> None:
-    report = read_report([realistic_sweep(tmp_path)])
+def test_series_are_in_the_order_of_their_runs_and_have_a_letter(swept: Path) -> None:
+    report = read_report([swept])
     assert [report.letter(series) for series in report.names] == ["A", "B", "C"]
     assert "lmcache=null" in next(iter(report.names))
     assert "4000" in list(report.names)[-1]
@@ -381,9 +392,7 @@ def test_tasks_of_a_slurm_array_have_names_of_their_own_and_the_same_recipe(tmp_
     assert ttft_means(sweep.path) == {"l1=1": [100, 100]}
 
 
-def test_a_sweep_of_several_recipes_that_is_carried_on_in_another_folder_is_told_apart_there_too(
-    tmp_path: Path,
-) -> None:
+def test_recipes_are_told_apart_over_folders(tmp_path: Path) -> None:
     edited = SweepFolder(tmp_path / "a" / "s")
     for concurrency in (1, 4):
         some = one(concurrency, ttft=0.1 * concurrency)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from pdserve.report.page import report_page
-from pdserve.report.pictures import pictures
 from pdserve.report.rows import read_report
 from pdserve.report.timeline import Lane, MeasuredSpan, Timeline, timeline
+from pdserve.report.timeline_picture import timeline_picture
 from pdserve.sweep.record import SweepFolder
-from tests.report.realistic import ON, RUNS, realistic_sweep
+from tests.report.realistic import ON, RUNS
 from tests.report.results import bench_folder, one
 
 HEALTHY: tuple[tuple[float, str, dict[str, Any]], ...] = (
@@ -123,20 +124,20 @@ def test_the_history_beside_a_result_is_drawn_with_its_measurements(tmp_path: Pa
     assert not made.windows, "its measurements were made on another run"
 
 
-def test_a_sweep_has_a_timeline_for_each_start_and_an_uneventful_one_is_folded(tmp_path: Path) -> None:
-    report = read_report([realistic_sweep(tmp_path)])
+def test_a_sweep_has_a_timeline_for_each_start_and_an_uneventful_one_is_folded(swept: Path) -> None:
+    report = read_report([swept])
     assert [(made.run_id[-6:], len(made.windows), len(made.incidents)) for made in report.timelines] == [
         ("aaaaaa", 12, 0),
         ("bbbbbb", 12, 2),
     ]
     assert sum(not window.valid for window in report.timelines[1].windows) == 3
-    text = report_page(report, pictures(report))
+    text = report_page(report, [timeline_picture(number, each) for number, each in enumerate(report.timelines)])
     assert "decode-0 died: was killed by SIGKILL" in text
     assert "1 without a death, a restart or an INVALID measurement" in text
 
 
-def test_a_start_that_failed_has_a_timeline_too(tmp_path: Path) -> None:
-    realistic_sweep(tmp_path)
+def test_a_start_that_failed_has_a_timeline_too(tmp_path: Path, swept: Path) -> None:
+    shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
     events = SweepFolder(tmp_path).events("20261121-120000-cccccc")
     events.parent.mkdir()
     events.write_text(
@@ -147,6 +148,6 @@ def test_a_start_that_failed_has_a_timeline_too(tmp_path: Path) -> None:
     assert lane(failed, "deployment").marks
 
 
-def test_a_history_that_is_not_there_is_no_error(tmp_path: Path) -> None:
-    SweepFolder(realistic_sweep(tmp_path)).events(RUNS[ON]).unlink()
+def test_a_history_that_is_not_there_is_no_error(tmp_path: Path, swept: Path) -> None:
+    SweepFolder(Path(shutil.copytree(swept, tmp_path, dirs_exist_ok=True))).events(RUNS[ON]).unlink()
     assert len(read_report([tmp_path]).timelines) == 1

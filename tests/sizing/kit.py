@@ -10,26 +10,14 @@ from pdserve.sizing.whole import Sizing, size_recipe
 from tests.plan.kit import VERSIONS, recipe
 
 CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "hidden_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "bfloat16",
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 4096, "torch_dtype": "bfloat16",
+}  # fmt: skip
 HYBRID: dict[str, Any] = {
-    **CONFIG,
-    "model_type": "qwen3_next",
-    "num_hidden_layers": 4,
-    "full_attention_interval": 2,
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
+    **CONFIG, "model_type": "qwen3_next", "num_hidden_layers": 4, "full_attention_interval": 2,
+    "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
-}
+}  # fmt: skip
 KV_OF_A_GIB = {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 1}}}
 
 

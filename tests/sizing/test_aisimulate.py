@@ -104,9 +104,7 @@ def refused(recipe: Path, *words: str) -> PdserveError:
     return caught.value
 
 
-def test_its_rates_are_used_and_marked_as_its_estimate(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_rates_are_marked_as_an_estimate(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch)
     made = planned(recipe)
     basis = "AISimulate's estimate for h200_sxm (op_level, data of vLLM 0.24.0), not measured"
@@ -120,9 +118,7 @@ def test_its_rates_are_used_and_marked_as_its_estimate(
     assert [basis in crossing["what"] for crossing in made["crossings"]] == [True]
 
 
-def test_each_side_alone_is_the_limit_of_what_is_asked(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_side_alone_is_asked_about(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch)
     planned(recipe)
     filled, written = asked(tmp_path)
@@ -145,9 +141,7 @@ def test_each_side_alone_is_the_limit_of_what_is_asked(
     assert replicas == [(1, 4), (8, 1)]
 
 
-def test_decode_is_asked_about_behind_more_prefills_until_it_is_the_limit(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decode_is_asked_until_it_is_the_limit(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch, {"prefill": summary(1000, 8), "decode": summary(40000, 4000)})
     planned(recipe)
     numbers = [each["engine"]["workers"]["prefill"]["parallelism"]["replicas"] for each in asked(tmp_path)]
@@ -155,9 +149,7 @@ def test_decode_is_asked_about_behind_more_prefills_until_it_is_the_limit(
     assert numbers[-1] < MOST_PREFILLS
 
 
-def test_experts_are_spread_as_the_recipe_has_them(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_are_spread_as_written(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch)
     config = {**CONFIG, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8}
     config |= {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -168,18 +160,14 @@ def test_experts_are_spread_as_the_recipe_has_them(
     assert workers["decode"]["parallelism"]["moe_expert"] == 4
 
 
-def test_what_it_is_not_asked_about_is_a_part_of_the_basis(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_is_not_asked_is_named(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch)
     assert planned(recipe, "--set", "engine.args.kv-cache-dtype=fp8")["balance"]["rates_from"].endswith(
         "not measured; without kv-cache-dtype"
     )
 
 
-def test_lengths_that_do_not_fit_are_refused_before_it_is_asked(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lengths_that_do_not_fit_are_refused(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch)
     assert "do not fit in max-model-len 1000" in refused(recipe, "--set", "engine.args.max-model-len=1000").what
     assert not (tmp_path / "asked").exists()
@@ -193,9 +181,7 @@ def test_a_rate_that_is_given_holds(recipe: Path, tmp_path: Path, monkeypatch: p
     assert "both rates are given" in refused(recipe, "--prefill-rate", "5000", "--decode-rate", "1").what
 
 
-def test_a_decode_that_no_number_of_prefills_fills_has_a_lower_bound(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decode_never_filled_has_a_bound(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch, {"prefill": summary(1, 8), "decode": summary(40000, 4000)})
     assert planned(recipe)["balance"]["rates_from"].endswith("of decode at least, as 512 prefills do not fill one")
 
@@ -215,18 +201,14 @@ def test_without_lengths_there_is_nothing_to_ask(recipe: Path) -> None:
     assert "--prompt-tokens and --output-tokens" in str(done.exception.todo)
 
 
-def test_where_it_is_not_installed_the_error_names_the_other_way(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_it_the_error_names_a_way(recipe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     error = refused(recipe)
     assert isinstance(error, PreflightError)
     assert "--prefill-rate and --decode-rate" in str(error.todo)
 
 
-def test_its_own_words_are_the_evidence_where_it_knows_something_not(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_own_words_are_the_evidence(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch, {"prefill": "no timing data", "decode": ""}, code=1)
     error = refused(recipe)
     assert "no estimate of prefill" in error.what
@@ -243,15 +225,11 @@ def test_its_own_words_are_the_evidence_where_it_knows_something_not(
         '{"completed_requests": 1, "input_throughput_tok_s": 1, "output_throughput_tok_s": -5}',
     ],
 )
-def test_an_answer_of_another_version_is_not_guessed_at(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
-) -> None:
+def test_another_version_is_refused(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     installed(tmp_path, monkeypatch, {"prefill": answer, "decode": answer})
     assert "cannot be read" in refused(recipe).what
 
 
-def test_a_deployment_that_completes_nothing_has_no_rate(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_completed_has_no_rate(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch, {"prefill": summary(0, 0, completed=0), "decode": summary(1, 1)})
     assert "completes no request" in refused(recipe).what

@@ -20,6 +20,7 @@ from pdserve.operations.plan_recipe import load, plan_for
 from pdserve.operations.size import find_crossings, planned_numbers
 from tests.models.test_files import COMMIT, safetensors, tensor
 from tests.sizing.kit import CONFIG, HYBRID
+from tests.tables import each_row
 
 RECIPE = """\
 schema: 1
@@ -113,7 +114,7 @@ def test_a_model_of_the_hub_is_read_in_its_cache(cached: Path) -> None:
     assert "2 x recurrent" in done.stdout
 
 
-@pytest.mark.parametrize(("chunk", "advised"), [(256, None), (384, 256)])
+@each_row("chunk, advised", [(256, None), (384, 256)])
 def test_validate_names_the_block_that_the_cached_model_gets(cached: Path, chunk: int, advised: int | None) -> None:
     """Recurrent state, which a recipe with an id alone does not show, makes vLLM's block larger: here 256 tokens."""
     both = "prefill.connector={kind: multi, of: [{kind: lmcache-mp}, {kind: mooncake, protocol: tcp}]}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.plan.kit import on_gpus, with_lmcache
 from tests.sizing.kit import CONFIG, HYBRID, sizing, where
+from tests.tables import each_row
 
 LARGE_L1 = with_lmcache(l1_size_gb=2, chunk_size=256)
 
@@ -86,7 +85,7 @@ def test_a_chunk_that_no_prompt_fills() -> None:
     assert ("error", "lmcache.chunk_size") in where(made)
 
 
-@pytest.mark.parametrize(("seconds", "crossed"), [(7199, False), (7200, True), (9000, True)])
+@each_row("seconds, crossed", [(7199, False), (7200, True), (9000, True)])
 def test_a_queue_longer_than_the_lease(seconds: float, crossed: bool) -> None:
     made = sizing(LARGE_L1, queue_seconds=seconds)
     assert bool(where(made)) == crossed
@@ -94,9 +93,7 @@ def test_a_queue_longer_than_the_lease(seconds: float, crossed: bool) -> None:
         assert made.crossings[0].todo == f"write lmcache.l1_read_ttl_seconds: {2 * seconds}"
 
 
-@pytest.mark.parametrize(
-    ("decode_rate", "starved"), [(250, "decode"), (200, None), (161, None), (160, "prefill"), (100, "prefill")]
-)
+@each_row("decode_rate, starved", [(250, "decode"), (200, None), (161, None), (160, "prefill"), (100, "prefill")])
 def test_a_ratio_that_starves_one_side(decode_rate: float, starved: str | None) -> None:
     """Prefill does one request a second."""
     load: dict[str, Any] = {"prompt_tokens": 1000, "output_tokens": 200, "prefill_rate": 1000}

@@ -7,6 +7,7 @@ import pytest
 from pdserve.recipe.sections.lmcache import Eviction, Lmcache
 from pdserve.sizing.given import Span
 from pdserve.sizing.hit_rates import HitRate, HitRates, crossings_of, enough, held, notes_of, rounded_up
+from tests.tables import each_row
 
 
 def rate(gib: float, low: float, high: float | None = None) -> HitRate:
@@ -48,8 +49,8 @@ def test_nothing_is_proposed_where_nothing_comes_twice() -> None:
     assert enough((rate(1, 0.0), rate(2, 0.0)), 0.0) is None
 
 
-@pytest.mark.parametrize(
-    ("gib", "written"), [(0.0731, 0.074), (371.2, 380.0), (1.0, 1.0), (0.33, 0.33), (9.99, 10.0), (0.1, 0.1), (64, 64)]
+@each_row(
+    "gib, written", [(0.0731, 0.074), (371.2, 380.0), (1.0, 1.0), (0.33, 0.33), (9.99, 10.0), (0.1, 0.1), (64, 64)]
 )
 def test_a_size_is_rounded_up_to_two_digits(gib: float, written: float) -> None:
     assert rounded_up(gib) == written
@@ -64,15 +65,11 @@ def test_a_recipe_whose_l1_misses_what_a_larger_one_hits_is_told_both_numbers() 
     assert crossing.todo.startswith("write lmcache.l1_size_gb: 3.3,")
 
 
-@pytest.mark.parametrize(
-    ("now", "best"),
-    [
-        (rate(4, 0.6), 0.6),
-        # Less than one token in a hundred more.
-        (rate(4, 0.0), 0.009),
-        (rate(4, 0.0, 0.6), 0.6),
-    ],
-)
+@each_row("now, best", [
+    (rate(4, 0.6), 0.6),
+    # Less than one token in a hundred more.
+    (rate(4, 0.0), 0.009), (rate(4, 0.0, 0.6), 0.6),
+])  # fmt: skip
 def test_nothing_is_said_where_a_larger_l1_gains_nothing(now: HitRate, best: float) -> None:
     assert list(crossings_of(rates(now, best, now, rate(8, best)))) == []
 

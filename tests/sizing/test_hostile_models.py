@@ -21,6 +21,7 @@ from pdserve.errors import PdserveError
 from tests.models.families import FAMILIES
 from tests.models.test_files import safetensors, tensor
 from tests.models.tiny_configs import TINY
+from tests.tables import each_row
 
 CONFIGS: dict[str, dict[str, Any]] = {
     **{family.architecture: {**family.config, "architectures": [family.architecture]} for family in FAMILIES},
@@ -82,10 +83,10 @@ def mutated(config: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     return dict(made)
 
 
-@pytest.mark.parametrize("architecture", sorted(CONFIGS))
+@each_row("architecture", sorted(CONFIGS))
 def test_values_of_a_config_that_no_model_has(recipe: Path, architecture: str) -> None:
     chance = random.Random(architecture)
-    for number in range(12):
+    for number in range(6):
         config = mutated(CONFIGS[architecture], chance)
         (recipe.parent / "model" / "config.json").write_text(json.dumps(config))
         changed = {key: value for key, value in config.items() if value != CONFIGS[architecture].get(key)}
@@ -93,14 +94,14 @@ def test_values_of_a_config_that_no_model_has(recipe: Path, architecture: str) -
             ended_well(recipe, verb, f"{verb} of {architecture}, number {number}, {str(changed)[:500]}")
 
 
-@pytest.mark.parametrize("architecture", sorted(CONFIGS))
+@each_row("architecture", sorted(CONFIGS))
 def test_bytes_of_a_header_that_are_changed(recipe: Path, architecture: str) -> None:
     model = recipe.parent / "model"
     (model / "config.json").write_text(json.dumps(CONFIGS[architecture]))
     weights = {"model.embed_tokens.weight": tensor(8, 4), "model.layers.0.mlp.up_proj.weight": tensor(4, 4)}
     whole = safetensors(model / "model.safetensors", weights).read_bytes()
     chance = random.Random(architecture)
-    for number in range(8):
+    for number in range(4):
         content = bytearray(whole)
         for _ in range(chance.randint(1, 4)):
             content[chance.randrange(len(content))] = chance.choice(b'\x00\xff{}[]",:0159-eE' + chance.randbytes(4))

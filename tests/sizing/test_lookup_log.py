@@ -112,9 +112,7 @@ def test_nothing_that_needs_a_device_is_imported(recipe: Path, tmp_path: Path, m
     assert found["best"] == pytest.approx(2048 / 4400)
 
 
-def test_a_simulator_that_needs_more_of_its_package_gets_it(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulator_gets_its_package(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = find_spec("lmcache")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -143,9 +141,7 @@ RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "lookups" / "evi
 
 
 @pytest.mark.parametrize("run", RECORDED["runs"], ids=lambda run: f"{run['evictions']}-evictions")
-def test_the_rates_of_an_l1_that_evicts_hold_what_a_real_server_returned(
-    recipe: Path, tmp_path: Path, run: dict[str, Any]
-) -> None:
+def test_an_l1_that_evicts_hits_as_a_real_server(recipe: Path, tmp_path: Path, run: dict[str, Any]) -> None:
     """Recorded with tests/upstream/probes/lmcache_hit_rates.py: 400 prompts. Chunks are 256 tokens here instead of 64,
     and as many fit in L1."""
     scale = 256 // RECORDED["chunk_tokens"]

@@ -15,6 +15,7 @@ from pdserve.sizing.given import GIB, Given, Span
 from pdserve.sizing.whole import size_recipe
 from tests.plan.kit import LMCACHE, MOONCAKE, NIXL, VERSIONS, on_gpus, recipe, with_lmcache
 from tests.sizing.kit import CONFIG, HYBRID, sizing
+from tests.tables import each_row
 
 MLA = {**CONFIG, "model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
@@ -72,14 +73,11 @@ def test_memory_for_kv_on_a_cpu_by_an_option() -> None:
 FP8_KV = {"num_bits": 8, "type": "float", "dynamic": False}
 
 
-@pytest.mark.parametrize(
-    "quantization",
-    [
-        {"quant_method": "modelopt", "kv_cache_scheme": FP8_KV},
-        {"quant_method": "compressed-tensors", "kv_cache_scheme": FP8_KV},
-        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
-    ],
-)
+@each_row("quantization", [
+    {"quant_method": "modelopt", "kv_cache_scheme": FP8_KV},
+    {"quant_method": "compressed-tensors", "kv_cache_scheme": FP8_KV},
+    {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+])  # fmt: skip
 def test_the_checkpoint_asks_for_kv_of_8_bits(quantization: dict[str, Any]) -> None:
     asked = {**CONFIG, "quantization_config": quantization}
     for args, blocks in (({}, 4096), ({"kv-cache-dtype": "auto"}, 4096), ({"kv-cache-dtype": "bfloat16"}, 2048)):
@@ -130,7 +128,7 @@ def test_heads_that_several_ranks_of_decode_hold_are_sent_to_each() -> None:
 WINDOWS = {**CONFIG, "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 2}
 
 
-@pytest.mark.parametrize(("prompt", "of_a_window"), [(64, 4), (8192, 9)])
+@each_row("prompt, of_a_window", [(64, 4), (8192, 9)])
 def test_of_a_window_its_blocks_and_one_more_are_sent(prompt: int, of_a_window: int) -> None:
     """Not what prefill holds while it computes: batches of 2048 tokens are in flight there."""
     long = {"engine": {"args": {"max-model-len": 16384, "block-size": 16}}}
@@ -190,15 +188,12 @@ def test_mla_on_a_cpu_has_the_block_of_its_kernel() -> None:
     assert any("blocks of 16 tokens" in text for text in prefill.assumed)
 
 
-@pytest.mark.parametrize(
-    ("args", "why"),
-    [
-        ({"max-model-len": "auto"}, "max-model-len: auto"),
-        ({"max-model-len": -1}, "max-model-len: -1"),
-        ({"block-size": True}, "block-size: True"),
-        ({"decode-context-parallel-size": 2}, "decode-context-parallel-size"),
-    ],
-)
+@each_row("args, why", [
+    ({"max-model-len": "auto"}, "max-model-len: auto"),
+    ({"max-model-len": -1}, "max-model-len: -1"),
+    ({"block-size": True}, "block-size: True"),
+    ({"decode-context-parallel-size": 2}, "decode-context-parallel-size"),
+])  # fmt: skip
 def test_flags_that_cannot_be_counted_with_are_refused(args: dict[str, Any], why: str) -> None:
     with pytest.raises(RecipeError, match=why) as refused:
         sizing({"engine": {"args": args}})

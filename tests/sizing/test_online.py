@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from pdserve.models.weights import Tensor
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.sizing.given import Given
@@ -13,6 +11,7 @@ from pdserve.sizing.online import quantized_bits
 from pdserve.sizing.whole import Sizing, size_recipe
 from tests.plan.kit import VERSIONS, on_gpus, recipe
 from tests.sizing.kit import CONFIG, where
+from tests.tables import each_row
 
 GIB = 1 << 30
 WEIGHTS = (
@@ -29,7 +28,7 @@ def sized(device_gib: float = 80, config: dict[str, Any] | None = None, **args: 
     return size_recipe(made, plan, config or CONFIG, WEIGHTS, 0, Given(device_gib=device_gib))
 
 
-@pytest.mark.parametrize(("method", "low"), [("fp8", 6), ("fp8_per_tensor", 6), ("nvfp4_per_token", 3.5)])
+@each_row("method, low", [("fp8", 6), ("fp8_per_tensor", 6), ("nvfp4_per_token", 3.5)])
 def test_from_all_matrices_at_its_bits_to_what_is_stored(method: str, low: float) -> None:
     prefill = sized(quantization=method).roles[0]
     assert prefill.weights_bytes is not None
@@ -47,19 +46,14 @@ def test_a_device_that_is_too_small_for_what_is_stored_is_no_certainty() -> None
 QUANTIZED = {"quantization_config": {"quant_method": "fp8"}}
 
 
-@pytest.mark.parametrize(
-    ("args", "config", "bits"),
-    [
-        ({}, {}, None),
-        ({"quantization": "fp8"}, {}, 8),
-        ({"quantization": "fp8"}, QUANTIZED, None),
-        ({"quantization": "awq"}, {}, None),
-        ({"quantization": "mxfp4"}, {}, 4),
-        ({"quantization": "of-a-plugin"}, {}, 4),
-        ({"quantization": "online", "quantization-config": {"linear": "mxfp8"}}, {}, 4),
-        ({"quantization-config": {"moe": "mxfp4"}}, QUANTIZED, 4),
-    ],
-)
+@each_row("args, config, bits", [
+    ({}, {}, None), ({"quantization": "fp8"}, {}, 8),
+    ({"quantization": "fp8"}, QUANTIZED, None),
+    ({"quantization": "awq"}, {}, None), ({"quantization": "mxfp4"}, {}, 4),
+    ({"quantization": "of-a-plugin"}, {}, 4),
+    ({"quantization": "online", "quantization-config": {"linear": "mxfp8"}}, {}, 4),
+    ({"quantization-config": {"moe": "mxfp4"}}, QUANTIZED, 4),
+])  # fmt: skip
 def test_which_weights_are_quantized_on_the_way(args: dict[str, Any], config: dict[str, Any], bits: int | None) -> None:
     assert quantized_bits(args, config) == bits
 

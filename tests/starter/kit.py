@@ -8,15 +8,9 @@ from typing import Any
 
 GIB = 1 << 30
 CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "hidden_size": 8192,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 40960,
-    "torch_dtype": "bfloat16",
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 8192,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
+}  # fmt: skip
 
 
 def model(folder: Path, gib: int, **changes: Any) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pdserve.starter.hardware import HARDWARE
 from tests.messages.kit import Outcome, run
 from tests.plan.kit import VERSIONS
 from tests.starter.kit import model
+from tests.tables import each_row
 
 GPUS = [name for name, hardware in HARDWARE.items() if hardware.devices]
 
@@ -44,12 +46,10 @@ def loaded(text: str, folder: Path) -> LoadedRecipe:
     return load_recipe(path, environ={})
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize("goal", Goal)
-@pytest.mark.parametrize("hardware", HARDWARE)
-def test_every_recipe_is_valid_and_plans_on_the_nodes_that_were_asked_for(
-    hardware: str, goal: Goal, nodes: int, tmp_path: Path
-) -> None:
+@each_row("nodes", [1, 2])
+@each_row("goal", Goal)
+@each_row("hardware", HARDWARE)
+def test_every_recipe_plans_on_the_nodes_asked_for(hardware: str, goal: Goal, nodes: int, tmp_path: Path) -> None:
     first = made(model(tmp_path / "some", 30), hardware, goal, nodes)
     assert first.checked
     again = loaded(first.text, tmp_path)
@@ -61,12 +61,8 @@ def test_every_recipe_is_valid_and_plans_on_the_nodes_that_were_asked_for(
     assert ("lmcache-0" in {process.name for process in plan.processes}) == (goal is Goal.AGENTS)
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize("goal", Goal)
-@pytest.mark.parametrize("hardware", HARDWARE)
-def test_so_is_that_of_an_id_that_is_not_cached_and_it_says_so(
-    hardware: str, goal: Goal, nodes: int, tmp_path: Path
-) -> None:
+@each_row("hardware, goal, nodes", [(name, goal, 1 + n % 2) for n, (name, goal) in enumerate(product(HARDWARE, Goal))])
+def test_so_is_that_of_an_id_that_is_not_cached(hardware: str, goal: Goal, nodes: int, tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path)}
     first = first_recipe("org/model", hardware, nodes=nodes, devices=None, goal=goal, environ=home)
     assert not first.checked
@@ -75,19 +71,16 @@ def test_so_is_that_of_an_id_that_is_not_cached_and_it_says_so(
     loaded(first.text, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("gib", "goal", "nodes", "expected"),
-    [
-        (30, Goal.THROUGHPUT, 1, {"prefill": (4, 1), "decode": (4, 1)}),
-        (30, Goal.LATENCY, 1, {"prefill": (1, 4), "decode": (1, 4)}),
-        (30, Goal.LATENCY, 2, {"prefill": (1, 8), "decode": (1, 8)}),
-        (100, Goal.THROUGHPUT, 1, {"prefill": (2, 2), "decode": (2, 2)}),
-        (400, Goal.THROUGHPUT, 1, {"aggregated": (1, 8)}),
-        (400, Goal.THROUGHPUT, 2, {"prefill": (1, 8), "decode": (1, 8)}),
-        (400, Goal.THROUGHPUT, 3, {"prefill": (1, 8), "decode": (2, 8)}),
-        (400, Goal.AGENTS, 3, {"prefill": (2, 8), "decode": (1, 8)}),
-    ],
-)
+@each_row("gib, goal, nodes, expected", [
+    (30, Goal.THROUGHPUT, 1, {"prefill": (4, 1), "decode": (4, 1)}),
+    (30, Goal.LATENCY, 1, {"prefill": (1, 4), "decode": (1, 4)}),
+    (30, Goal.LATENCY, 2, {"prefill": (1, 8), "decode": (1, 8)}),
+    (100, Goal.THROUGHPUT, 1, {"prefill": (2, 2), "decode": (2, 2)}),
+    (400, Goal.THROUGHPUT, 1, {"aggregated": (1, 8)}),
+    (400, Goal.THROUGHPUT, 2, {"prefill": (1, 8), "decode": (1, 8)}),
+    (400, Goal.THROUGHPUT, 3, {"prefill": (1, 8), "decode": (2, 8)}),
+    (400, Goal.AGENTS, 3, {"prefill": (2, 8), "decode": (1, 8)}),
+])  # fmt: skip
 def test_instances_follow_the_weights_and_the_goal(
     gib: int, goal: Goal, nodes: int, expected: dict[str, tuple[int, int]], tmp_path: Path
 ) -> None:
@@ -120,11 +113,9 @@ LLAMA_32_1B = {
 }
 
 
-@pytest.mark.parametrize(("config", "length"), [(QWEN3_06B, 8192), (LLAMA_32_1B, 16384)], ids=["qwen3", "llama"])
-@pytest.mark.parametrize("goal", Goal)
-def test_on_a_cpu_too_a_length_that_leaves_no_request_is_halved(
-    config: dict[str, Any], length: int, goal: Goal, tmp_path: Path
-) -> None:
+@each_row("config, length", [(QWEN3_06B, 8192), (LLAMA_32_1B, 16384)])
+@each_row("goal", Goal)
+def test_a_length_is_halved_on_a_cpu(config: dict[str, Any], length: int, goal: Goal, tmp_path: Path) -> None:
     """At 32768 tokens the second would need every block of its GiB, and vLLM keeps one for itself."""
     first = made(model(tmp_path / "small", 1, **config), "cpu", goal)
     assert first.checked
@@ -141,11 +132,9 @@ def test_a_model_whose_requests_are_too_large_for_a_cpu_is_refused_with_the_numb
     assert "VLLM_CPU_KVCACHE_SPACE" in done.err
 
 
-@pytest.mark.parametrize(("goal", "length"), [(Goal.THROUGHPUT, 32768), (Goal.AGENTS, 131072)])
-@pytest.mark.parametrize("hardware", ["h100", "cpu"])
-def test_a_model_that_states_no_length_gets_the_goals_and_it_says_so(
-    hardware: str, goal: Goal, length: int, tmp_path: Path
-) -> None:
+@each_row("goal, length", [(Goal.THROUGHPUT, 32768), (Goal.AGENTS, 131072)])
+@each_row("hardware", ["h100", "cpu"])
+def test_a_model_without_a_length_gets_the_goals(hardware: str, goal: Goal, length: int, tmp_path: Path) -> None:
     first = made(model(tmp_path / "some", 1, num_hidden_layers=1, max_position_embeddings=None), hardware, goal)
     assert first.loaded.recipe.engine.args["max-model-len"] == length
     assert f"max-model-len: {length}  # NOT CHECKED: config.json has no max_position_embeddings" in first.text
@@ -166,7 +155,7 @@ def test_an_error_of_the_recipe_names_no_folder_that_is_gone(tmp_path: Path) -> 
     assert tempfile.gettempdir() not in done.err.replace(str(tmp_path), "")
 
 
-@pytest.mark.parametrize("change", [{"num_attention_heads": 6, "num_key_value_heads": 6}])
+@each_row("change", [{"num_attention_heads": 6, "num_key_value_heads": 6}])
 def test_heads_are_dealt_out_evenly(change: dict[str, Any], tmp_path: Path) -> None:
     first = made(model(tmp_path / "six", 30, **change), "h100", Goal.LATENCY)
     assert layout(first) == {"prefill": (2, 2), "decode": (2, 2)}
@@ -177,13 +166,11 @@ def test_l1_is_not_write_only(tmp_path: Path) -> None:
     assert first.crossings == ()
 
 
-@pytest.mark.parametrize(
-    ("gib", "hardware", "nodes", "most"),
+@each_row(
+    "gib, hardware, nodes, most",
     [(30, "h100", 1, 4), (30, "h100", 2, 8), (200, "h100", 2, 2), (400, "h100", 3, 1), (30, "cpu", 2, 1)],
 )
-def test_l1_is_sized_for_the_node_with_the_most_prefills(
-    gib: int, hardware: str, nodes: int, most: int, tmp_path: Path
-) -> None:
+def test_l1_is_sized_for_most_prefills(gib: int, hardware: str, nodes: int, most: int, tmp_path: Path) -> None:
     first = made(model(tmp_path / "some", gib), hardware, Goal.AGENTS, nodes)
     plan = plan_for(first.loaded, None, run_dir="R", run_id="R", versions=VERSIONS).plan
     assert max(len(server.engines) for server in plan.lmcache) == most
@@ -248,19 +235,16 @@ def test_at_a_terminal_what_is_missing_is_asked_for(tmp_path: Path, monkeypatch:
     loaded(done.out, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--hardware", "h100"), "--model is missing: give a folder"),
-        (("--model", "org/model"), "--hardware is missing: give mi355x, mi300x"),
-        (("--model", "org/model", "--hardware", "tpu"), "the hardware tpu is not known"),
-        (("--model", "no-such", "--hardware", "cpu"), "no such folder, and no id of the hub"),
-        (("--model", "org/model", "--hardware", "cpu", "--gpus-per-node", "2"), "cpu has no GPUs"),
-        (("--model", "org/model", "--hardware", "h100", "--nodes", "0"), "--nodes"),
-        (("--model", "org/model", "--hardware", "h100", "--goal", "fast"), "--goal"),
-        (("--model", "org/model", "--hardware", "cpu", "-o", "no/such/new.yaml"), "cannot be written"),
-    ],
-)
+@each_row("words, said", [
+    (("--hardware", "h100"), "--model is missing: give a folder"),
+    (("--model", "org/model"), "--hardware is missing: give mi355x, mi300x"),
+    (("--model", "org/model", "--hardware", "tpu"), "the hardware tpu is not known"),
+    (("--model", "no-such", "--hardware", "cpu"), "no such folder, and no id of the hub"),
+    (("--model", "org/model", "--hardware", "cpu", "--gpus-per-node", "2"), "cpu has no GPUs"),
+    (("--model", "org/model", "--hardware", "h100", "--nodes", "0"), "--nodes"),
+    (("--model", "org/model", "--hardware", "h100", "--goal", "fast"), "--goal"),
+    (("--model", "org/model", "--hardware", "cpu", "-o", "no/such/new.yaml"), "cannot be written"),
+])  # fmt: skip
 def test_a_wrong_command_line_ends_with_2(
     words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

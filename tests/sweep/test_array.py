@@ -30,6 +30,7 @@ from pdserve.sweep.slurm import check_none_runs, scripts, submit_arrays, unfinis
 from pdserve.sweep.tasks import ArrayRecord, TaskRecord, alone, arrays_of, only_sweep, recorded, task_of, write_array
 from tests.sweep.array_golden import FILE, array_script, member
 from tests.sweep.test_points import record
+from tests.tables import each_row
 
 RECIPE = """\
 schema: 1
@@ -129,10 +130,8 @@ def test_the_id_of_a_deployment_is_the_same_inside_of_a_job(tmp_path: Path) -> N
     assert "in 77" in str(next(iter(inside.recipes.values())).document)
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "given"), [("org/model", "org/model"), ("here/tok", "{folder}/here/tok"), ("tok", "{folder}/tok")]
-)
-def test_a_task_is_given_a_tokenizer_as_a_path_only_where_that_is_here(
+@each_row("tokenizer, given", [("org/model", "org/model"), ("here/tok", "{folder}/here/tok"), ("tok", "{folder}/tok")])
+def test_a_tokenizer_is_a_path_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str, given: str
 ) -> None:
     (tmp_path / "here" / "tok").mkdir(parents=True)
@@ -204,16 +203,13 @@ def test_a_full_disk_below_the_log_of_a_task_costs_no_point(
     assert capsys.readouterr().err.count("stdout: the progress cannot be written: No space left on device") == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--at-once", "2"], "--at-once belongs to --slurm"),
-        (["--detach"], "--detach belongs to --slurm"),
-        (["--slurm", "--only", "abc"], "give one of the two"),
-        (["--slurm", "--this-machine"], "give one of the two"),
-        (["--only", "abc"], "no such deployment"),
-    ],
-)
+@each_row("words, said", [
+    (["--at-once", "2"], "--at-once belongs to --slurm"),
+    (["--detach"], "--detach belongs to --slurm"),
+    (["--slurm", "--only", "abc"], "give one of the two"),
+    (["--slurm", "--this-machine"], "give one of the two"),
+    (["--only", "abc"], "no such deployment"),
+])  # fmt: skip
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path, words: list[str], said: str) -> None:
     planned(tmp_path)
     result = CliRunner().invoke(app, ["sweep", str(tmp_path / "s.yaml"), *words])
@@ -312,7 +308,7 @@ def test_a_task_that_has_left_points_behind_is_named_with_job_log_and_reason(tmp
     assert [array.job for array in arrays_of(folder)] == ["12", "13"]
 
 
-@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "50"}], ids=["here", "by hand"])
+@each_row("environ", [{}, {"SLURM_JOB_ID": "50"}])
 def test_what_ran_after_the_array_is_named_and_the_array_is_not(tmp_path: Path, environ: dict[str, str]) -> None:
     made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
     (_, _), (second, _) = by_deployment(made.points)
@@ -373,8 +369,8 @@ def test_scontrol_has_a_line_for_each_task_and_one_for_those_that_wait() -> None
     assert tasks[3].output == Path("/shared/my runs/pdserve-65541_3.out")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@each_row(
+    "text, expected",
     [("7", [7]), ("0-3", [0, 1, 2, 3]), ("0-6:3,9%1", [0, 3, 6, 9]), ("", []), ("N/A", []), ("1-x", [])],
 )
 def test_numbers_of_an_array(text: str, expected: list[int]) -> None:

@@ -76,9 +76,7 @@ def test_tasks_beside_each_other_leave_a_whole_sweep(tmp_path: Path, pdserve_hom
         assert_nothing_left(Deployment(None, pdserve_home, own_name(deployment)))
 
 
-def test_a_task_that_is_stopped_stops_its_deployment_and_only_what_is_missing_runs_again(
-    tmp_path: Path, pdserve_home: Path, python: str
-) -> None:
+def test_a_stopped_task_stops_its_deployment(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     file = side_by_side(tmp_path)
     first, _ = ids(file)
     task = Command("sweep", "--only", first, "--python", python, file, env={"SLURM_JOB_ID": "9"})
@@ -102,9 +100,7 @@ def test_a_task_that_is_stopped_stops_its_deployment_and_only_what_is_missing_ru
     assert done in records_in(folder.path).values(), "what is whole is not measured again"
 
 
-def test_the_array_of_a_sweep_is_submitted_followed_and_judged(
-    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_is_followed(tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`sbatch` stands for Slurm: it runs the tasks beside each other, and scontrol says that they ended."""
     file = side_by_side(tmp_path)
     text = yaml.safe_load((tmp_path / "fake.yaml").read_text())

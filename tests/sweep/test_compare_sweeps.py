@@ -15,8 +15,10 @@ from pdserve.sweep.compare import MeasuredPoint, compare_sweeps, read_sweep
 from pdserve.sweep.points import Settings
 from pdserve.sweep.record import PointRecord, SweepFolder
 from tests.bench.test_compare import INVALID, measured, result
-from tests.report.realistic import realistic_result, realistic_sweep
+from tests.report import realistic
+from tests.report.realistic import realistic_sweep
 from tests.report.results import sweep_point
+from tests.tables import each_row
 
 
 def point(
@@ -136,10 +138,8 @@ def test_a_point_that_never_had_a_run_is_as_new_as_its_record(tmp_path: Path) ->
     assert read.written == file.stat().st_mtime
 
 
-@pytest.mark.parametrize(("name", "values"), [("warmup", (0, 8)), ("client", ("vllm", "aiperf"))])
-def test_workloads_that_differ_in_how_they_are_sent_are_points_of_their_own(
-    name: str, values: tuple[object, object]
-) -> None:
+@each_row("name, values", [("warmup", (0, 8)), ("client", ("vllm", "aiperf"))])
+def test_workloads_sent_otherwise_are_other_points(name: str, values: tuple[object, object]) -> None:
     """Cold and warm, or two clients, in one sweep: neither is an older measurement of the other."""
     sides = [[with_workload(point(0.1, 0.11), **{name: value}) for value in values] for _ in "AB"]
     compared = compare_sweeps(*sides)
@@ -178,8 +178,9 @@ def test_a_point_that_does_not_count_is_not_compared_and_an_invalid_repeat_is_le
 
 
 def test_two_folders_are_compared_on_the_terminal_and_as_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(realistic, "LOADS", (1, 16))
     a = realistic_sweep(tmp_path / "a")
     b = realistic_sweep(tmp_path / "b", faster=1.3, vllm="0.33.0")
     page = tmp_path / "page.html"
@@ -192,16 +193,16 @@ def test_two_folders_are_compared_on_the_terminal_and_as_a_page(
     assert (
         text.index("What differs") < text.index("0.33.0") < text.index("not compared") < text.index("Points that both")
     )
-    assert len(read_sweep(a)) == 9
-    assert text.count('id="point-') == 8
-    assert text.count("<svg") == 8
+    assert len(read_sweep(a)) == 5
+    assert text.count('id="point-') == 4
+    assert text.count("<svg") == 4
 
 
 def test_a_sweep_and_a_benchmark_are_not_compared(tmp_path: Path, pdserve_home: Path) -> None:
-    sweep = realistic_sweep(tmp_path / "a")
-    (tmp_path / "result.json").write_text(realistic_result(4, began=1.0).model_dump_json())
+    sweep_point(sweep := SweepFolder(tmp_path / "a"), (("c", "1"),), None, "INVALID", Reason(check="start", text="no"))
+    (tmp_path / "result.json").write_text(result(measured(0.1)).model_dump_json())
     with pytest.raises(StateError, match="is a sweep, and"):
-        run(str(sweep), str(tmp_path / "result.json"), as_json=False)
+        run(str(sweep.path), str(tmp_path / "result.json"), as_json=False)
     (tmp_path / "empty" / "points").mkdir(parents=True)
     with pytest.raises(StateError, match="no sweep with points"):
-        run(str(sweep), str(tmp_path / "empty"), as_json=False)
+        run(str(sweep.path), str(tmp_path / "empty"), as_json=False)

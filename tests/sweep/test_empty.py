@@ -33,6 +33,7 @@ from pdserve.verify.target import Target
 from tests.bench.evidence import plan
 from tests.launch.deployment import pdserve, recipe
 from tests.sweep.test_run import python, records, starts, sweep_file
+from tests.tables import each_row
 
 __all__ = ["python"]
 
@@ -81,7 +82,10 @@ def emptied(caches: Caches, *, endpoint: bool = True, of: Plan | None = None, ne
             chosen = (of or plan()).model_copy(update={"cache_reset_endpoint": endpoint})
             return await empty(Target(chosen, client, "key"), new=new)
 
-    return asyncio.run(run())
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("pdserve.sweep.empty", "pdserve.verify.cache"):
+            patched.setattr(f"{name}._POLL_SECONDS", 0.0)
+        return asyncio.run(run())
 
 
 def of_engines(**changes: object) -> Plan:
@@ -128,7 +132,7 @@ def test_engines_that_cache_no_prefix_have_nothing_to_empty() -> None:
     assert {outcome["prefill-0"], outcome["decode-0"]} == {NONE}
 
 
-@pytest.mark.parametrize("endpoint", [True, False])
+@each_row("endpoint", [True, False])
 def test_what_a_connector_keeps_is_only_emptied_by_a_start(endpoint: bool) -> None:
     store = of_engines(connectors=(PlannedConnector(class_name="MooncakeStoreConnector"),))
     outcome = emptied(Caches(), endpoint=endpoint, of=store)
@@ -139,14 +143,11 @@ def test_what_a_connector_keeps_is_only_emptied_by_a_start(endpoint: bool) -> No
         require_empty(outcome)
 
 
-@pytest.mark.parametrize(
-    ("connector", "text"),
-    [
-        ("OffloadingConnector", NEW),
-        ("MyConnector", f"{NEW}; what MyConnector keeps elsewhere is not known"),
-        ("LMCacheMPConnector", f"{NEW}; what LMCacheMPConnector keeps elsewhere is not known"),
-    ],
-)
+@each_row("connector, text", [
+    ("OffloadingConnector", NEW),
+    ("MyConnector", f"{NEW}; what MyConnector keeps elsewhere is not known"),
+    ("LMCacheMPConnector", f"{NEW}; what LMCacheMPConnector keeps elsewhere is not known"),
+])  # fmt: skip
 def test_after_a_start_it_is_empty_unless_it_may_be_elsewhere(connector: str, text: str) -> None:
     of = of_engines(connectors=(PlannedConnector(class_name=connector),)).model_copy(update={"lmcache": ()})
     assert set(emptied(Caches(), of=of, new=True).values()) == {text}
@@ -170,15 +171,11 @@ def test_an_lmcache_that_has_no_such_route_is_named() -> None:
     assert emptied(Caches(status=404))["lmcache-0"] == NO_ROUTE
 
 
-@pytest.mark.parametrize(
-    ("caches", "why"),
-    [
-        (Caches(locked=1000), "LMCache could not be emptied: 40 objects are left"),
-        (Caches(status=503), "POST /cache/clear was answered 503"),
-        (Caches(busy=1000), "the prefix cache could not be cleared"),
-    ],
-    ids=["locked", "broken", "in use"],
-)
+@each_row("caches, why", [
+    (Caches(locked=1000), "LMCache could not be emptied: 40 objects are left"),
+    (Caches(status=503), "POST /cache/clear was answered 503"),
+    (Caches(busy=1000), "the prefix cache could not be cleared"),
+])  # fmt: skip
 def test_what_stays_full_is_an_error(caches: Caches, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CLEAR_SECONDS", 0.0)
     monkeypatch.setattr("pdserve.verify.cache._CLEAR_SECONDS", 0.0)
@@ -189,6 +186,7 @@ def test_what_stays_full_is_an_error(caches: Caches, why: str, monkeypatch: pyte
 def test_what_an_l2_still_holds_is_named_and_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """LMCache keeps an object in its L1 until it is in the L2."""
     monkeypatch.setattr(module, "_L2_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_CLEAR_SECONDS", 0.0)
     assert emptied(Caches(locked=1000), of=with_l2(), new=True)["lmcache-0"].startswith("not emptied: 40 objects")
     assert emptied(Caches(locked=1000), of=with_l2())["lmcache-0"].startswith("not emptied: 40 objects are held")
     with pytest.raises(NotEmptiedError):
@@ -216,7 +214,7 @@ def test_a_point_does_not_find_what_the_one_before_has_stored(tmp_path: Path, pd
 
 
 @pytest.mark.process
-def test_a_point_on_a_cache_that_stays_full_is_invalid_and_was_not_measured(
+def test_a_full_cache_is_invalid(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a start: so another start is no help for the next point."""
@@ -234,9 +232,7 @@ def test_a_point_on_a_cache_that_stays_full_is_invalid_and_was_not_measured(
 
 
 @pytest.mark.process
-def test_an_lmcache_that_nothing_empties_is_started_anew_where_it_has_something(
-    tmp_path: Path, pdserve_home: Path, python: str
-) -> None:
+def test_an_lmcache_that_nothing_empties_is_started_anew(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     """Which only the server itself shows: the plan had one start."""
     file = sweep_file(tmp_path)
     store_in_lmcache(tmp_path, FAKE_LMCACHE_NO_CLEAR="1")
@@ -251,9 +247,7 @@ def test_an_lmcache_that_nothing_empties_is_started_anew_where_it_has_something(
 
 @pytest.mark.process
 @pytest.mark.parametrize("restarts", [True, False])
-def test_locks_that_a_point_has_leaked_cost_the_next_one_a_start_and_not_its_measurement(
-    tmp_path: Path, pdserve_home: Path, python: str, restarts: bool
-) -> None:
+def test_leaked_locks_cost_a_start(tmp_path: Path, pdserve_home: Path, python: str, restarts: bool) -> None:
     file = sweep_file(tmp_path, restart_to_empty_caches=restarts)
     store_in_lmcache(tmp_path, FAKE_LMCACHE_LEAKS="3")
     code, output = pdserve("sweep", "--python", python, file)
@@ -267,9 +261,7 @@ def test_locks_that_a_point_has_leaked_cost_the_next_one_a_start_and_not_its_mea
 
 
 @pytest.mark.process
-def test_without_the_endpoint_each_point_has_a_start_of_its_own_unless_the_sweep_does_without(
-    tmp_path: Path, pdserve_home: Path, python: str
-) -> None:
+def test_without_the_endpoint_each_point_has_a_start(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     file = sweep_file(tmp_path)
     recipe(tmp_path, lmcache=None, prefill__connector={"kind": "mooncake", "protocol": "tcp"})
     code, output = pdserve("sweep", "--python", python, file)

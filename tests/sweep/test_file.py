@@ -8,6 +8,7 @@ import pytest
 
 from pdserve.errors import RecipeError
 from pdserve.sweep.file import load_sweep
+from tests.tables import each_row
 
 HEAD = "schema: 1\nname: load\nrecipe: r.yaml\nworkload:\n  - {input_tokens: 8, output_tokens: 4}\n"
 TRACED = "schema: 1\nname: load\nrecipe: r.yaml\nworkload:\n  - {trace: agentic-tiny}\n"
@@ -28,33 +29,28 @@ def test_a_sweep_names_its_recipe_beside_itself_and_the_line_of_each_key(tmp_pat
     assert loaded.locate_key("lmcache.l1_size_gb") == f"{tmp_path / 'sweep.yaml'}:8"
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "what"),
-    [
-        (HEAD, "", "write for example `concurrency: [1, 4, 8]`"),
-        (HEAD + "concurency: [1]\n", ":6", "did you mean concurrency"),
-        (HEAD + "concurrency: [0]\n", ":6", "concurrency.0"),
-        (HEAD + "concurrency: [1, 4, 4]\n", ":6", "4 is there twice"),
-        (HEAD + "concurrency: [1, 8]\nrequests: 7\n", ":7", "7 requests are never 8 at a time"),
-        (HEAD + LOADS + "cross:\n  prefill.instances: []\n", ":8", "cross.prefill"),
-        (HEAD + LOADS + "cross:\n  prefill.instances: 2\n", ":8", "list"),
-        (HEAD + LOADS + "cross:\n  name: [a, b]\n", ":8", "name cannot be swept"),
-        (HEAD + LOADS + "zip:\n  a.b: [1, 2]\n  a.c: [1]\n", ":7", "a.b has 2, a.c has 1"),
-        (HEAD + LOADS + "zip:\n  a.b: [1]\ncross:\n  a: [{b: 1}]\n", ":10", "set the same part of the recipe"),
-        (HEAD.replace("output_tokens", "output_token") + LOADS, ":5", "output_tokens"),
-        (HEAD.replace("output_tokens: 4", "output_tokens: 0") + LOADS, ":5", "output_tokens"),
-        ("schema: 1\nname: x\nmodel: {id: a}\n", ":3", "this is a recipe, not a sweep file"),
-        (HEAD + LOADS + "cross: {a: [1}\n", ":7", "sweep.yaml"),
-        (HEAD + LOADS + "grace_seconds: 5\n", ":7", "the time after `seconds`"),
-        (HEAD.replace("output", "client: vllm, output") + LOADS + "seconds: 5\n", ":5", "cannot end after `seconds`"),
-        (TRACED.replace("}", ", input_tokens: 8}") + LOADS, ":5", "a trace has its own prompts"),
-        (TRACED.replace("}", ", client: vllm}") + LOADS, ":5", "replays no trace"),
-        (TRACED.replace("}", ", sessions: 3}") + LOADS, ":5", "3 sessions, which are never 4 at a time"),
-    ],
-)
-def test_what_is_wrong_is_named_with_its_line_and_what_to_write(
-    tmp_path: Path, text: str, line: str, what: str
-) -> None:
+@each_row("text, line, what", [
+    (HEAD, "", "write for example `concurrency: [1, 4, 8]`"),
+    (HEAD + "concurency: [1]\n", ":6", "did you mean concurrency"),
+    (HEAD + "concurrency: [0]\n", ":6", "concurrency.0"),
+    (HEAD + "concurrency: [1, 4, 4]\n", ":6", "4 is there twice"),
+    (HEAD + "concurrency: [1, 8]\nrequests: 7\n", ":7", "7 requests are never 8 at a time"),
+    (HEAD + LOADS + "cross:\n  prefill.instances: []\n", ":8", "cross.prefill"),
+    (HEAD + LOADS + "cross:\n  prefill.instances: 2\n", ":8", "list"),
+    (HEAD + LOADS + "cross:\n  name: [a, b]\n", ":8", "name cannot be swept"),
+    (HEAD + LOADS + "zip:\n  a.b: [1, 2]\n  a.c: [1]\n", ":7", "a.b has 2, a.c has 1"),
+    (HEAD + LOADS + "zip:\n  a.b: [1]\ncross:\n  a: [{b: 1}]\n", ":10", "set the same part of the recipe"),
+    (HEAD.replace("output_tokens", "output_token") + LOADS, ":5", "output_tokens"),
+    (HEAD.replace("output_tokens: 4", "output_tokens: 0") + LOADS, ":5", "output_tokens"),
+    ("schema: 1\nname: x\nmodel: {id: a}\n", ":3", "this is a recipe, not a sweep file"),
+    (HEAD + LOADS + "cross: {a: [1}\n", ":7", "sweep.yaml"),
+    (HEAD + LOADS + "grace_seconds: 5\n", ":7", "the time after `seconds`"),
+    (HEAD.replace("output", "client: vllm, output") + LOADS + "seconds: 5\n", ":5", "cannot end after `seconds`"),
+    (TRACED.replace("}", ", input_tokens: 8}") + LOADS, ":5", "a trace has its own prompts"),
+    (TRACED.replace("}", ", client: vllm}") + LOADS, ":5", "replays no trace"),
+    (TRACED.replace("}", ", sessions: 3}") + LOADS, ":5", "3 sessions, which are never 4 at a time"),
+])  # fmt: skip
+def test_what_is_wrong_has_its_line_and_a_fix(tmp_path: Path, text: str, line: str, what: str) -> None:
     file = written(tmp_path, text)
     with pytest.raises(RecipeError) as raised:
         load_sweep(file)
@@ -75,9 +71,7 @@ def test_a_bad_line_of_a_trace_is_found_when_the_sweep_is_read(tmp_path: Path) -
     assert f"{tmp_path / 't.jsonl'}:1" in raised.value.render()
 
 
-def test_a_trace_is_beside_the_sweep_file_and_never_in_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_is_beside_the_sweep_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sweep measures the same requests from wherever it is started."""
     (tmp_path / "current").mkdir()
     (tmp_path / "current" / "t.jsonl").write_text('{"input_length": 3}\n' * 4)
@@ -96,9 +90,7 @@ def test_a_trace_is_beside_the_sweep_file_and_never_in_the_current_folder(
     assert trace.requests == 5
 
 
-def test_a_trace_that_pdserve_makes_is_no_file_of_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_made_trace_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = load_sweep(written(tmp_path, TRACED + LOADS)).sweep.workload
     (tmp_path / "current").mkdir()
     (tmp_path / "current" / "agentic-tiny").write_text('{"input_length": 3}\n' * 4)

@@ -61,9 +61,7 @@ def measured_recipes(home: Path) -> list[str]:
     ]
 
 
-def test_a_plan_that_was_applied_between_two_points_is_not_measured_as_the_sweeps_own(
-    tmp_path: Path, pdserve_home: Path, python: str
-) -> None:
+def test_another_plan_is_not_the_sweeps_own(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     sweep_file(tmp_path)
     replace = ("up", tmp_path / "fake.yaml", "--replace", "--set", "proxy.drain_seconds=9")
     code, output = measure(tmp_path, python, replace)
@@ -75,9 +73,7 @@ def test_a_plan_that_was_applied_between_two_points_is_not_measured_as_the_sweep
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
-def test_a_deployment_that_was_started_by_another_one_between_two_points_is_neither_measured_nor_stopped(
-    tmp_path: Path, pdserve_home: Path, python: str
-) -> None:
+def test_anothers_deployment_is_left_alone(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     sweep_file(tmp_path)
     try:
         code, output = measure(tmp_path, python, ("down", "fake"), ("up", "--detach", tmp_path / "fake.yaml"))
@@ -92,7 +88,7 @@ def test_a_deployment_that_was_started_by_another_one_between_two_points_is_neit
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
-def test_a_second_sweep_of_an_edited_recipe_leaves_the_living_one_alone(
+def test_an_edit_leaves_it_alone(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_CLIENT", "hang")
@@ -120,7 +116,7 @@ def test_a_second_sweep_of_an_edited_recipe_leaves_the_living_one_alone(
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
-def test_a_sweep_that_was_killed_during_a_start_knows_its_deployment_again(
+def test_a_killed_sweep_goes_on(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = sweep_file(tmp_path, concurrency=[1])
@@ -141,9 +137,7 @@ def test_a_sweep_that_was_killed_during_a_start_knows_its_deployment_again(
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
-def test_a_terminal_that_is_closed_during_a_start_stops_the_deployment(
-    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hangup_stops_it(tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NEVER_READY", "1")
     command = Command("sweep", "--python", python, sweep_file(tmp_path))
     command.expect("decode-0     starting on")

@@ -159,9 +159,7 @@ def test_points_without_a_trace_keep_the_ids_that_they_had_before_there_were_tra
     assert [point.id for point in planned(sweep())] == ["concurrency-1-044e42687c0e", "concurrency-4-0f1bdb650dfb"]
 
 
-def test_a_point_is_the_same_from_whichever_folder_its_sweep_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_point_is_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("here", "beside"):
         (tmp_path / name).mkdir()
     (tmp_path / "here" / "r.yaml").write_text(RECIPE)

@@ -91,9 +91,7 @@ def starts(home: Path) -> int:
     return len(list(SweepFolder.of(home, "fake", "s").starts.iterdir()))
 
 
-def test_each_recipe_is_started_once_and_each_point_keeps_what_it_was_measured_on(
-    tmp_path: Path, pdserve_home: Path, python: str
-) -> None:
+def test_each_recipe_is_started_once(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     file = sweep_file(tmp_path, cross={"proxy.drain_seconds": [1, 2]})
     code, output = pdserve("sweep", "--dry-run", file)
     assert code == 0, output
@@ -122,9 +120,7 @@ def test_each_recipe_is_started_once_and_each_point_keeps_what_it_was_measured_o
     assert "to run: 0 points" in output
 
 
-def test_what_other_code_has_measured_or_has_lost_its_result_is_measured_again_and_once_only(
-    tmp_path: Path, pdserve_home: Path, python: str
-) -> None:
+def test_other_code_or_no_result_is_measured_once_more(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     file = sweep_file(tmp_path)
     assert pdserve("sweep", "--python", python, file)[0] == 0
     before = records(pdserve_home)
@@ -144,9 +140,7 @@ def test_what_other_code_has_measured_or_has_lost_its_result_is_measured_again_a
     assert "to run: 0 points" in pdserve("sweep", "--dry-run", file)[1]
 
 
-def test_a_deployment_that_does_not_start_makes_its_points_invalid_and_the_next_ones_run(
-    tmp_path: Path, pdserve_home: Path, python: str
-) -> None:
+def test_a_failed_start_is_invalid_and_the_next_run(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     file = sweep_file(tmp_path, cross={"engine.command": [["/nowhere/vllm"], None]}, concurrency=[1])
     command = yaml.safe_load((tmp_path / "fake.yaml").read_text())["engine"]["command"]
     text = yaml.safe_load(file.read_text())
@@ -163,7 +157,7 @@ def test_a_deployment_that_does_not_start_makes_its_points_invalid_and_the_next_
     assert running(pdserve_home, "fake") is None
 
 
-def test_the_history_of_a_start_has_the_death_that_ended_it(
+def test_a_history_has_its_death(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_CLIENT", "hang")
@@ -198,7 +192,7 @@ def test_a_start_that_failed_names_its_run(tmp_path: Path, pdserve_home: Path, p
     assert "died" in {event["event"] for event in events}
 
 
-def test_an_invalid_point_is_over_and_is_only_measured_again_when_asked(
+def test_an_invalid_one_is_over(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = sweep_file(tmp_path, concurrency=[1])
@@ -212,9 +206,7 @@ def test_an_invalid_point_is_over_and_is_only_measured_again_when_asked(
     assert code == 0, output
 
 
-def test_a_sweep_that_was_killed_goes_on_with_the_point_that_was_cut_off(
-    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_one_goes_on(tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = sweep_file(tmp_path)
     command = Command("sweep", "--python", python, file)
     command.expect("concurrency 1: VALID")
@@ -231,9 +223,7 @@ def test_a_sweep_that_was_killed_goes_on_with_the_point_that_was_cut_off(
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
-def test_ctrl_c_stops_the_deployment(
-    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_stops_it(tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CLIENT", "hang")
     command = Command("sweep", "--python", python, sweep_file(tmp_path))
     command.expect("serving fake")
@@ -243,7 +233,7 @@ def test_ctrl_c_stops_the_deployment(
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
-def test_a_ctrl_c_while_the_handle_of_its_launcher_is_freed_stops_it_too(
+def test_a_ctrl_c_in_del_stops_it(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strike(tmp_path / "site", STRUCK_IN_A_DESTRUCTOR, monkeypatch)
@@ -255,7 +245,7 @@ def test_a_ctrl_c_while_the_handle_of_its_launcher_is_freed_stops_it_too(
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
-def test_a_ctrl_c_after_the_last_point_does_not_leave_the_deployment_serving(
+def test_a_late_ctrl_c_stops_it(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strike(tmp_path / "site", at_a_call("sweep", ("pdserve/operations/down.py", "down")), monkeypatch)
@@ -271,12 +261,7 @@ def test_a_ctrl_c_after_the_last_point_does_not_leave_the_deployment_serving(
     ids=["client just started, INT", "client just started, TERM", "loop just closed, HUP"],
 )
 def test_a_stop_while_a_point_is_measured_ends_its_client_and_the_deployment(
-    tmp_path: Path,
-    pdserve_home: Path,
-    python: str,
-    monkeypatch: pytest.MonkeyPatch,
-    signum: signal.Signals,
-    late: bool,
+    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, late: bool
 ) -> None:
     """Also in the moments in which no event loop hears it."""
     places = [CLIENT_JUST_STARTED, LOOP_CLOSES] if late else [CLIENT_JUST_STARTED]
@@ -308,9 +293,7 @@ def test_a_combination_that_is_no_recipe_is_refused_before_anything_runs(tmp_pat
     assert not (pdserve_home / "fake").exists()
 
 
-def test_a_trace_is_refused_before_anything_runs_where_its_client_is_not_installed(
-    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_without_its_client(tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     code, output = pdserve("sweep", sweep_file(tmp_path, workload=[{"trace": "agentic-tiny"}], requests=None))
     assert code == 3
@@ -318,7 +301,7 @@ def test_a_trace_is_refused_before_anything_runs_where_its_client_is_not_install
     assert not (pdserve_home / "fake").exists()
 
 
-def test_a_workload_may_be_a_trace_and_its_hits_are_no_sign_of_a_warm_cache(
+def test_a_trace_is_a_workload(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -340,9 +323,7 @@ def test_a_workload_may_be_a_trace_and_its_hits_are_no_sign_of_a_warm_cache(
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
-def test_a_deployment_that_had_come_up_and_does_not_start_again_is_tried_once_more(
-    tmp_path: Path, pdserve_home: Path, python: str
-) -> None:
+def test_one_that_had_come_up_is_tried_once_more(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     """Here each point has a start of its own, and the second start fails."""
     file = sweep_file(tmp_path, concurrency=[1, 2, 3])
     recipe_file = tmp_path / "fake.yaml"

@@ -23,6 +23,7 @@ from pdserve.sweep.stale import GONE, StalePoints, is_measured_here, known_here,
 from pdserve.sweep.tasks import ArrayRecord, write_array
 from tests.bench.test_compare import measured, result
 from tests.sweep.test_points import record
+from tests.tables import each_row
 
 RECIPE = """\
 schema: 1
@@ -83,22 +84,14 @@ def test_a_valid_point_whose_result_is_gone_or_damaged_is_measured_again(tmp_pat
     assert stale(made, folder, measured_here=False).again == found.again, "of that no node has to be asked"
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"versions": {"vllm": "0.31.0"}}, "measured with vllm 0.31.0, here is 0.32.0"),
-        (
-            {"versions": {"pdserve (client)": "0.1.0 (bb)"}},
-            "measured with pdserve 0.1.0 (bb), here is 0.1.0 (aa)",
-        ),
-        ({"hardware": {"cpu": "old"}}, "measured with CPU old, here is new"),
-        ({"hardware": {"gpus": "0, A100, 1 MiB, 5"}}, "measured with GPUs A100, 1 MiB, 5, here is H100"),
-        ({"planned": {MODEL_FILES: "m0"}}, f"measured with {MODEL_FILES} m0, here is m1"),
-    ],
-)
-def test_what_was_measured_under_other_circumstances_is_measured_again_and_the_difference_is_named(
-    tmp_path: Path, changes: dict[str, Any], why: str
-) -> None:
+@each_row("changes, why", [
+    ({"versions": {"vllm": "0.31.0"}}, "measured with vllm 0.31.0, here is 0.32.0"),
+    ({"versions": {"pdserve (client)": "0.1.0 (bb)"}}, "measured with pdserve 0.1.0 (bb), here is 0.1.0 (aa)"),
+    ({"hardware": {"cpu": "old"}}, "measured with CPU old, here is new"),
+    ({"hardware": {"gpus": "0, A100, 1 MiB, 5"}}, "measured with GPUs A100, 1 MiB, 5, here is H100"),
+    ({"planned": {MODEL_FILES: "m0"}}, f"measured with {MODEL_FILES} m0, here is m1"),
+])  # fmt: skip
+def test_other_circumstances_are_measured_again(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
     made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
     keep(folder, made, measured_with(**{"versions": {}, **changes}))
     found = stale(made, folder)
@@ -106,7 +99,7 @@ def test_what_was_measured_under_other_circumstances_is_measured_again_and_the_d
     assert len(to_run(made, folder, found.again, retry=False)) == 2
 
 
-@pytest.mark.parametrize("versions", [{}, {"vllm": None}, {"vllm": "0.32.0", "mori": "1"}])
+@each_row("versions", [{}, {"vllm": None}, {"vllm": "0.32.0", "mori": "1"}])
 def test_what_is_not_known_on_both_sides_makes_nothing_stale(tmp_path: Path, versions: dict[str, str | None]) -> None:
     made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
     keep(folder, made, measured_with(versions, hardware={"host": "another", "memory_gib": "1"}))
@@ -179,9 +172,7 @@ def test_another_model_at_the_same_path_is_another_one(tmp_path: Path) -> None:
     assert str(seen[-1]).endswith("(2 files of weights, 11 bytes)")
 
 
-def test_the_plan_names_which_points_are_measured_again_and_why(
-    tmp_path: Path, pdserve_home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plan_says_which_and_why(tmp_path: Path, pdserve_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = planned(tmp_path)
     folder = SweepFolder.of(pdserve_home, "small", "load")
     keep(folder, made, measured_with({"pdserve (client)": "0.0.1 (old)"}))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pdserve.sweep.starts import NO_ENDPOINT, ROUTER, ends_with_it, only_emptied_by_a_start
 from tests.recipe.kit import AGGREGATED, CPU, GPU, load
+from tests.tables import each_row
 
 NO_LMCACHE = ("lmcache=null",)
 STORE = ("mooncake_store.segment_gib=1",)
@@ -20,7 +19,7 @@ def raw(name: str) -> tuple[str, ...]:
     return (f"prefill.connector={connector}", f"decode.connector={connector}", *NO_LMCACHE)
 
 
-@pytest.mark.parametrize("text", [CPU, GPU, AGGREGATED])
+@each_row("text", [CPU, GPU, AGGREGATED])
 def test_with_the_endpoint_an_engine_and_lmcache_are_emptied_while_they_serve(tmp_path: Path, text: str) -> None:
     assert only_emptied_by_a_start(load(tmp_path, text, *ENDPOINT).recipe) is None
     assert only_emptied_by_a_start(load(tmp_path, text).recipe) == NO_ENDPOINT
@@ -34,17 +33,12 @@ def test_engines_that_cache_no_prefix_need_no_start(tmp_path: Path) -> None:
     assert only_emptied_by_a_start(none) is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "keeper"),
-    [
-        ((OFFLOADING, *NO_LMCACHE), "OffloadingConnector"),
-        (raw("MyConnector"), "MyConnector"),
-        (raw("LMCacheMPConnector"), "LMCacheMPConnector"),  # its server is none of the deployment's
-    ],
-)
-def test_what_a_connector_keeps_needs_one_also_with_the_endpoint(
-    tmp_path: Path, settings: tuple[str, ...], keeper: str
-) -> None:
+@each_row("settings, keeper", [
+    ((OFFLOADING, *NO_LMCACHE), "OffloadingConnector"),
+    (raw("MyConnector"), "MyConnector"),
+    (raw("LMCacheMPConnector"), "LMCacheMPConnector"),  # its server is none of the deployment's
+])  # fmt: skip
+def test_what_a_connector_keeps_needs_one(tmp_path: Path, settings: tuple[str, ...], keeper: str) -> None:
     some = load(tmp_path, GPU, *settings, *ENDPOINT).recipe
     assert only_emptied_by_a_start(some) == f"what {keeper} keeps (prefill) is only emptied by a start"
 

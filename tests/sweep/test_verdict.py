@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pdserve.bench.result import BenchResult, Window
 from pdserve.bench.workload import Load, Workload
 from pdserve.sweep.own import OwnDeployment
@@ -12,6 +10,7 @@ from pdserve.sweep.record import PointRecord
 from pdserve.sweep.verdict import measured as judged_point
 from tests.bench.evidence import healthy
 from tests.bench.test_compare import INVALID, measured, result
+from tests.tables import each_row
 
 OWN = OwnDeployment(run_id=healthy().before.run_id, plan=healthy().before.plan)
 COLD = {"computed": 10.0, "local_hits": 0.0, "received": 0.0}
@@ -44,12 +43,8 @@ def test_an_invalid_repeat_makes_the_point_invalid() -> None:
     assert record.reasons[0].check == "errors"
 
 
-@pytest.mark.parametrize(
-    ("change", "said"), [({"run_id": "theirs"}, "another run serves now: theirs"), ({"plan": "x"}, "another plan")]
-)
-def test_what_another_deployment_has_served_is_invalid_also_where_it_did_not_change_meanwhile(
-    change: dict[str, str], said: str
-) -> None:
+@each_row("change, said", [({"run_id": "theirs"}, "another run serves now: theirs"), ({"plan": "x"}, "another plan")])
+def test_another_deployment_is_invalid_from_the_beginning(change: dict[str, str], said: str) -> None:
     """As after a `pdserve up --replace` between two repeats: each of the two has seen one plan only."""
     mine = measured(0.1).model_copy(update={"window": Window(prefill=COLD)})
     theirs = mine.model_copy(

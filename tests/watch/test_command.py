@@ -117,9 +117,7 @@ def test_a_terminal_that_is_gone_is_no_error(
     assert command.returncode == 130
 
 
-def test_a_terminal_is_given_back_where_a_ctrl_c_comes_as_it_is_taken(
-    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_is_given_back_early(tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(pdserve_home)
     strike(tmp_path / "site", at_a_call("status", ("rich/console.py", "set_alt_screen"), late=True), monkeypatch)
     master, terminal = pty.openpty()
@@ -154,8 +152,7 @@ def test_a_deployment_that_there_is_not_is_an_error(pdserve_home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
-    [(("--interval", "1"), "belongs to --watch"), (("--watch", "--interval", "0"), "0.5")],
+    ("arguments", "why"), [(("--interval", "1"), "belongs to --watch"), (("--watch", "--interval", "0"), "0.5")]
 )
 def test_intervals_that_mean_nothing_are_refused(arguments: tuple[str, ...], why: str) -> None:
     ended = CliRunner().invoke(app, ["status", *arguments])

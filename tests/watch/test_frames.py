@@ -8,7 +8,6 @@ import os
 import time
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from pdserve.cli.observe.watch import plain, render
@@ -20,6 +19,7 @@ from pdserve.plan.model import Plan
 from pdserve.run.state import DeploymentState, NodeState, ProcessState
 from pdserve.system.procfs import ProcessId
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
+from tests.tables import each_row
 
 SELF = ProcessId(pid=os.getpid(), start_ticks=1)
 BUSY = MinuteTraffic(
@@ -105,7 +105,7 @@ ONE_NODE = plan(recipe(with_lmcache()))
 TWO_NODES = plan(recipe(on_gpus(8, 8), with_lmcache()), *hosts(8, 8))
 
 
-@pytest.mark.parametrize("width", [80, 100, 200])
+@each_row("width", [80, 100, 200])
 def test_load_kv_hits_latencies_and_events_are_there_at_any_width(width: int) -> None:
     text = " ".join(screen(frame(ONE_NODE), width).split())
     assert "test: ready endpoint: http://127.0.0.1:8000/v1" in text
