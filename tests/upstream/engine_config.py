@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import vllm.platforms
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 
 ROOT = Path(__file__).parents[2]
@@ -66,3 +68,17 @@ def kv_cache_config(
         )
         groups.append(KVCacheGroupSpec(["state"], state))
     return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def _be_on_a_cpu() -> None:
+    """Upstream looks for "cpu" in the version of an installed vllm; sources on the path have none."""
+    platform = vllm.platforms.current_platform
+    if platform.is_cpu():
+        return
+    vllm.platforms._current_platform = CpuPlatform()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm.") and vars(module).get("current_platform") is platform:
+            module.current_platform = vllm.platforms._current_platform  # type: ignore[attr-defined]
+
+
+_be_on_a_cpu()
