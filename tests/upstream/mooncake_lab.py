@@ -35,7 +35,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_conne
 
 from pdserve.patches import effects
 from pdserve.patches.mooncake import bootstrap, cpu_device, lines, pull_watch, pulls, requests, sends
-from tests.upstream.engine_config import kv_cache_config
+from tests.upstream.engine_config import LAYER, kv_cache_config
 from tests.upstream.run import all_hold, verdict
 from tests.upstream.scheduler_lab import Lab
 
@@ -100,7 +100,7 @@ class Engine:
         self.worker = self.connector.connector_worker
         self.kv = torch.zeros((num_blocks, 1, BLOCK_SIZE, 2))
         """On the first axis the block's id."""
-        self.worker.register_kv_caches({"full": self.kv})
+        self.worker.register_kv_caches({LAYER: self.kv})
 
     def step(self) -> None:
         """One step of the engine, with what its worker reports."""

@@ -82,8 +82,8 @@ def rejected_by_decode(patched: bool) -> None:
 
 
 def more_than_at_once(patched: bool) -> None:
-    """Six pulls where two may have sockets: the others wait without one. Clients of some that wait leave, and prefill is
-    told all the same; then the others get their KV, in order."""
+    """Six pulls where two may have sockets: the others wait without one. Clients of some that wait leave, and prefill
+    is told all the same; then the others get their KV, in order."""
     with mock.patch.object(sockets, "pulls_at_once", return_value=2):
         prefill, decode = Engine("kv_producer"), Engine("kv_consumer")
         prompts = [prompt() for _ in range(6)]

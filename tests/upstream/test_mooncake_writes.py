@@ -1,5 +1,6 @@
-"""What Mooncake has reported as written is there (vllm#44238, over TCP): with the library's own transfer engine, between
-two processes. `python -m tests.upstream.test_mooncake_writes`: the receiver.
+"""What Mooncake has reported as written is there (vllm#44238, over TCP): its own transfer engine between two processes.
+
+`python -m tests.upstream.test_mooncake_writes`: the receiver.
 
 Of 0.3.11.post1 the same test says: a write to a stopped receiver is done at once, and of 32 transfers one had other
 bytes when it was reported as done.
@@ -99,8 +100,8 @@ def send(memory: Memory, receiver: Receiver, slot: int) -> int:
 
 @on(INSTALLED_VLLM)
 def test_a_write_is_done_when_the_receiver_has_it() -> None:
-    """Of many transfers at once each has its bytes in place as soon as it is reported as done. One to a receiver that is
-    stopped is not done meanwhile."""
+    """Of many transfers at once each has its bytes in place as soon as it is reported as done. One to a stopped
+    receiver is not done meanwhile."""
     memory, receiver = Memory(), Receiver()
 
     def write_slot(slot: int) -> None:
