@@ -354,7 +354,7 @@ def summary(workloads: Iterable[Workload], *, shrunk: bool = False) -> dict[str,
 def patched(runs: int, first: int = 0) -> dict[str, Any]:
     """With all patches of the scheduler that this version needs, without and with overlapping steps, and with peers
     that offer their KV again after a failed load."""
-    for each in (stale_completions, failed_loads_stand_back, *(() if LOADED_GO_FIRST else (ready_waiters_first,))):
+    for each in (stale_completions, *(() if LOADED_GO_FIRST else (ready_waiters_first,)), failed_loads_stand_back):
         each.PATCH.apply()
     ways = {"in turn": (False, False), "overlapping": (True, False), "offered again": (False, True)}
     return {

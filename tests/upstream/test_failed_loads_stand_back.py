@@ -13,7 +13,7 @@ NAME = failed_loads_stand_back.PATCH.name
 
 
 def apply() -> None:
-    for each in (stale_completions, failed_loads_stand_back, *(() if IN_RELEASE > "0.31" else (ready_waiters_first,))):
+    for each in (stale_completions, *(() if IN_RELEASE > "0.31" else (ready_waiters_first,)), failed_loads_stand_back):
         each.PATCH.apply()
 
 
