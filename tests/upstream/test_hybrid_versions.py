@@ -37,8 +37,8 @@ BOTH = {
 @on(*VLLM_VERSIONS)
 def test_every_supported_pair_keeps_all_groups_and_is_taken(version: str) -> None:
     assert [each for each in ({}, MOONCAKE, LMCACHE, BOTH) if not has_hybrid_manager(each)] == []
-    scheduler = Lab(num_blocks=8).scheduler
-    request = Lab(num_blocks=8).add("a", 128)
+    lab = Lab(num_blocks=8)
+    scheduler, request = lab.scheduler, lab.add("a", 128)
     scheduler.cache_config.mamba_block_size = 16
     # It can cut a prefill of a model with recurrent state behind tokens from a connector, or asserts that it cannot.
     Scheduler._mamba_block_aligned_split(scheduler, request, 64, 0, 32)

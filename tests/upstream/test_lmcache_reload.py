@@ -79,7 +79,8 @@ def locks_after_an_abort(slow: int, module: str, **how: Any) -> int:
 def test_a_reload_takes_whole_chunks_up_to_the_cap_and_none_below_the_minimum() -> None:
     """Upstream has neither. What is computed is stored like any new token, and a local prefix that ends inside a chunk
     is neither loaded again nor counted as loaded. Without bounds ours is upstream's."""
-    cap, least = {CAP: 512}, {LEAST: 128}
+    cap: dict[str, Any] = {CAP: 512}
+    least: dict[str, Any] = {LEAST: 128}
     all_of_it = len(PROMPT) + 1 - STORED
     for module in (THEIRS, OURS):
         assert reload(engine(module)) == ([(0, STORED)], all_of_it, 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pdserve.patches.mooncake import sockets
+from pdserve.patches.mooncake import cpu_device, sockets
 from tests.upstream.run import IN_RELEASE, INSTALLED_VLLM, VLLM_VERSIONS, count, on
 
 if IN_RELEASE:
@@ -196,7 +196,7 @@ def pulls() -> tuple[int, int]:
 @on(INSTALLED_VLLM)
 def test_libzmqs_1023_sockets_are_no_limit() -> None:
     os.environ[mooncake_lab.ABORT_TIMEOUT] = "600"  # no pull ends by itself meanwhile
-    mooncake_lab.cpu_device.apply()
+    cpu_device.apply()
     assert pulls()[0] < PULLS, "the others failed: no socket was left for them"
     for patch in mooncake_lab.PATCHES:
         patch.apply()

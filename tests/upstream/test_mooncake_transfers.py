@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdserve.patches.mooncake import cpu_device
-from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, on
+from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, count, on
 
 if IN_RELEASE:
     import httpx
@@ -278,7 +278,7 @@ def other_peer(patched: bool) -> None:
     """Decode withdraws from a prefill without the patch: nothing is broken, and nothing is released early, because it
     may still write. One that decode rejects is pulled: there is no other way to have its KV freed. (Until 0.30
     upstream's scheduler asserts at such a pull.)"""
-    decode = Engine("kv_consumer")
+    decode, refused = Engine("kv_consumer"), count("mooncake-pulls", "withdrawals-refused")
     with remote_prefill() as prefill:
         tokens = prompt()
         decode.decode("d", "t", tokens, prefill)
@@ -297,6 +297,7 @@ def other_peer(patched: bool) -> None:
             assert decode.open_pulls() > 0
             prefill.prefill("p3", "t3", prompt())
             assert at_once(lambda: not decode.open_pulls(), decode)
+            assert at_once(lambda: count("mooncake-pulls", "withdrawals-refused") == refused + 2, decode)
 
 
 def reconnected(patched: bool) -> None:

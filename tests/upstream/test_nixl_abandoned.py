@@ -115,7 +115,8 @@ def of_mooncake() -> Any:
     return lab.status("a")
 
 
-HELD, FREE = (["a"], False), ([], True)
+HELD: Any = (["a"], False)
+FREE: Any = ([], True)
 CASES: tuple[tuple[Callable[[], Any], Any, Any, int], ...] = (
     (before_the_workers_know_of_the_lease, HELD, FREE, 1),
     (by_two_workers, HELD, FREE, 1),
