@@ -131,8 +131,9 @@ def test_a_request_that_ends_before_it_has_blocks_leaves_its_locks_with_upstream
     for slow in (0, 3):
         assert locks_after_an_abort(slow, THEIRS) == 28
         assert locks_after_an_abort(slow, OURS) == locks_after_an_abort(slow, OURS, **{CAP: 512}) == 0
-        assert locks_after_an_abort(slow, OURS, child=True, **{CAP: 512}) == 0
     assert effects.totals()["lmcache-lookup-locks", "lookups-released"] == 4, "two with bounds, two without"
+    for slow in (0, 3):
+        assert locks_after_an_abort(slow, OURS, child=True, **{CAP: 512}) == 0
     assert any("locks left" in wrong for wrong in workloads(WORKLOADS, THEIRS, bounded=False)["wrong"])
     assert workloads(WORKLOADS, OURS, bounded=False)["wrong"] == []
 

@@ -120,8 +120,8 @@ def no_descriptors(patched: bool) -> None:
     seen = looks()
     with exhausted() as take:
         decode.decode("d", "t", prompt(), prefill)
-        assert at_once(lambda: not take() and decode.lab.get("d") is None, decode)
-        until(lambda: not take() and looks() > seen, decode, seconds=LONG)
+        assert at_once(lambda: take() and decode.lab.get("d") is None, decode)
+        until(lambda: take() and looks() > seen, decode, seconds=LONG)
     assert decode.lab.finish_reasons["d"] == "error"
     tokens = prompt()
     prefill.prefill("p2", "t2", tokens)
@@ -134,7 +134,7 @@ def descriptors() -> int:
 
 
 @contextmanager
-def exhausted() -> Iterator[Callable[[], None]]:
+def exhausted() -> Iterator[Callable[[], bool]]:
     """No descriptor can be had in this process. Yields what takes those that threads of earlier scenarios have closed
     since."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -142,10 +142,11 @@ def exhausted() -> Iterator[Callable[[], None]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, hard))
     taken: list[int] = []
 
-    def take() -> None:
+    def take() -> bool:
         with suppress(OSError):
             while True:
                 taken.append(os.dup(0))
+        return True
 
     try:
         take()

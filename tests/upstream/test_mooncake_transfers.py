@@ -101,18 +101,22 @@ def next_request(prefill: Any, decode: Any, began: float, patched: bool) -> None
 def late_pull(patched: bool) -> None:
     """Prefill was aborted before decode asks: it is answered at once."""
     for policy, reason in (("fail", "error"), ("recompute", "length")):
-        prefill, decode = Engine("kv_producer"), Engine("kv_consumer", policy=policy)
-        tokens = prompt(4)
-        prefill.prefill("p", "t", tokens)
-        prefill.step()
-        prefill.lab.abort("p")
-        prefill.step()
-        decode.decode("d", "t", tokens, prefill)
-        decode.step()
-        assert at_once(lambda d=decode: "WAITING_FOR" not in d.lab.status("d"), prefill, decode) == patched
-        if patched:
-            at_once(lambda d=decode: not d.lab.busy, prefill, decode)
-        assert decode.lab.finish_reasons.get("d") == (reason if patched else None)
+        assert end_of_a_late_pull(policy, patched) == (reason if patched else None)
+
+
+def end_of_a_late_pull(policy: str, patched: bool) -> Any:
+    prefill, decode = Engine("kv_producer"), Engine("kv_consumer", policy=policy)
+    tokens = prompt(4)
+    prefill.prefill("p", "t", tokens)
+    prefill.step()
+    prefill.lab.abort("p")
+    prefill.step()
+    decode.decode("d", "t", tokens, prefill)
+    decode.step()
+    assert at_once(lambda: "WAITING_FOR" not in decode.lab.status("d"), prefill, decode) == patched
+    if patched:
+        at_once(lambda: not decode.lab.busy, prefill, decode)
+    return decode.lab.finish_reasons.get("d")
 
 
 def left_before_prefill(patched: bool) -> None:
