@@ -1,40 +1,36 @@
-"""The patches on vLLM's own classes: the defect first, then its absence. One interpreter, because patches leak."""
+"""The patches on vLLM's own classes, reached as vLLM reaches them: through the entry points of the installed
+distributions. `python -m tests.patches.test_real`: one interpreter, because patches leak.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.real
 
 
-@pytest.fixture(scope="module")
-def probe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What real_probe.py saw. pdserve's entry points are put on the path, as an installation of it does."""
-    site = tmp_path_factory.mktemp("site")
-    metadata = site / "pdserve-0.dist-info"
+@pytest.mark.real
+def test_the_plugin_has_the_defects_first_and_not_when_it_is_loaded(tmp_path: Path) -> None:
+    """pdserve's entry points are put on the path, as an installation of it does."""
+    metadata = tmp_path / "pdserve-0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pdserve\nVersion: 0\n")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [
-        f"[{group}]\n{name} = {value}"
-        for group, names in project["entry-points"].items()
-        for name, value in names.items()
-    ]
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    lines = [f"[{group}]\n{name} = {value}" for group in groups for name, value in groups[group].items()]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PDSERVE_", "VLLM_PLUGINS"))}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.patches.real_probe"],
+        [sys.executable, "-m", "tests.patches.test_real"],
         cwd=ROOT,
-        env={**env, "PYTHONPATH": f"{ROOT}{os.pathsep}{site}", "VLLM_LOGGING_LEVEL": "ERROR"},
+        env={**env, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "VLLM_LOGGING_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
         check=False,
@@ -42,31 +38,48 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("pdserve patches active: ") == 1
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
 
 
-def test_mooncake_reports_statistics_but_registers_no_metrics(probe: dict[str, Any]) -> None:
-    (registered,) = probe["registered"]
-    assert "Nixl" in registered
+def main() -> None:
+    import torch
+    from prometheus_client import Counter, Gauge, Histogram
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector
+    from vllm.platforms import current_platform
+    from vllm.plugins import load_general_plugins
+
+    from pdserve.patches import effects, plugin
+
+    children = [{"kv_connector": f"{name}Connector", "kv_role": "kv_producer"} for name in ("Mooncake", "Nixl")]
+    transfer = KVTransferConfig(
+        kv_connector="MultiConnector", kv_role="kv_producer", kv_connector_extra_config={"connectors": children}
+    )
+    metrics = multi_connector.MultiConnector.build_prom_metrics(
+        SimpleNamespace(kv_transfer_config=transfer),
+        {Gauge: Gauge, Counter: Counter, Histogram: Histogram},
+        ["engine"],
+        {0: ["0"]},
+    )
+    seen: list[tuple[Any, int]] = []
+    # Mooncake reports statistics and registers no metrics: its first ones are fatal.
+    ((nixl, child),) = metrics._prom_metrics.items()  # upstream's name for it differs between versions
+    child.observe = lambda data, engine_idx=0: seen.append((data, engine_idx))
+    statistics = {"MooncakeConnector": {"transfers": 1}, nixl: {"transfers": 2}}
+    with pytest.raises(AssertionError, match="MooncakeConnector is not contained"):
+        metrics.observe(statistics, 7)
+    lacks_accelerator = not torch.accelerator.is_available()
+    if lacks_accelerator:
+        with pytest.raises(RuntimeError, match="Cannot access accelerator device"):
+            torch.accelerator.current_device_index()
+    seen.clear()
+    os.environ["PDSERVE_PATCHES"] = "multiconnector-prom-metrics,mooncake-cpu-device"
+    load_general_plugins()
+    plugin.load()
+    metrics.observe(statistics, 7)
+    assert seen == [({"transfers": 2}, 7)]
+    assert effects.totals()["multiconnector-prom-metrics", "observations-dropped"] == 1
+    current_platform.set_device(torch.accelerator.current_device_index())
 
 
-def test_without_the_patch_its_first_statistics_are_fatal(probe: dict[str, Any]) -> None:
-    assert probe["before"]["observe"].startswith("AssertionError: MooncakeConnector is not contained")
-
-
-def test_with_the_patch_they_are_dropped_counted_and_the_others_observed(probe: dict[str, Any]) -> None:
-    assert probe["after"]["observe"] == "ok"
-    assert probe["seen"] == [[{"transfers": 2}, 7]]
-    assert probe["dropped"] == 1
-
-
-def test_without_the_patch_mooncake_cannot_ask_for_its_device(probe: dict[str, Any]) -> None:
-    if probe["accelerator"]:
-        pytest.skip("this machine has an accelerator")
-    assert probe["before"]["device"].startswith("RuntimeError: Cannot access accelerator device")
-
-
-def test_with_the_patch_it_can_ask_for_and_set_its_device(probe: dict[str, Any]) -> None:
-    assert probe["after"]["device"] == "ok"
-    assert probe["after"]["set_device"] == "ok"
+if __name__ == "__main__":
+    main()

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import vllm.platforms
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / ".cache" / "tiny-model"
 MAX_MODEL_LEN = 4096
+LAYER = "layers.0.full"
 
 
 @cache
@@ -53,9 +56,11 @@ def kv_cache_config(
     """A KVCacheConfig of a group with full attention, one of that window in tokens unless it is None, and one of
     recurrent state, of which the last one at the end of a block is kept; with blocks for so many draft tokens."""
     common: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-    groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**common))]
+    groups = [KVCacheGroupSpec([LAYER], FullAttentionSpec(**common))]
     if sliding_window is not None:
-        groups.append(KVCacheGroupSpec(["sliding"], SlidingWindowSpec(**common, sliding_window=sliding_window)))
+        groups.append(
+            KVCacheGroupSpec(["layers.1.sliding"], SlidingWindowSpec(**common, sliding_window=sliding_window))
+        )
     if recurrent_state:
         state = MambaSpec(
             block_size=block_size,
@@ -64,5 +69,19 @@ def kv_cache_config(
             mamba_cache_mode="align",
             num_speculative_blocks=drafts,
         )
-        groups.append(KVCacheGroupSpec(["state"], state))
+        groups.append(KVCacheGroupSpec(["layers.2.state"], state))
     return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def _be_on_a_cpu() -> None:
+    """Upstream looks for "cpu" in the version of an installed vllm; sources on the path have none."""
+    platform = vllm.platforms.current_platform
+    if platform.is_cpu():
+        return
+    vllm.platforms._current_platform = CpuPlatform()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm.") and vars(module).get("current_platform") is platform:
+            module.current_platform = vllm.platforms._current_platform  # type: ignore[attr-defined]
+
+
+_be_on_a_cpu()

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from pdserve.patches.fingerprint import Fingerprint, of_loaded, of_tree
 from pdserve.patches.patch import PatchTarget, may_be
 from pdserve.patches.registry import REGISTRY
-from tests.upstream.run import ALL_VLLM_VERSIONS
+from tests.upstream.run import ALL_VLLM_VERSIONS, INSTALLED_LMCACHE
 from tests.upstream.sources import source_tree
 
 TABLE = Path(__file__).parents[2] / "pdserve" / "patches" / "fingerprints.json"
-LMCACHE_VERSIONS = ("0.5.6",)
-_RELEASES = {"vllm": ALL_VLLM_VERSIONS, "lmcache": LMCACHE_VERSIONS}
+RELEASES: dict[str, tuple[str, ...]] = {"vllm": ALL_VLLM_VERSIONS, "lmcache": (INSTALLED_LMCACHE,)}
 
 Table = dict[str, list[dict[str, object]]]
 
@@ -29,13 +29,14 @@ def targets() -> list[PatchTarget]:
     return [by_name[name] for name in sorted(by_name)]
 
 
-def generate() -> Table:
-    """The table, from the released sources; what is neither vllm's nor lmcache's comes from the installed package."""
-    return {target.name: _entries(target) for target in targets()}
+def generate(of: Mapping[str, tuple[str, ...]] = RELEASES) -> Table:
+    """The table, from the sources of these releases; what is neither vllm's nor lmcache's comes from the installed
+    package."""
+    wanted = (target for target in targets() if target.distribution in of or target.distribution not in RELEASES)
+    return {target.name: _entries(target, of.get(target.distribution)) for target in wanted}
 
 
-def _entries(target: PatchTarget) -> list[dict[str, object]]:
-    releases = _RELEASES.get(target.distribution)
+def _entries(target: PatchTarget, releases: tuple[str, ...] | None) -> list[dict[str, object]]:
     if releases is None:
         version = importlib.metadata.version(target.distribution).partition("+")[0]
         by_version = {version: of_loaded(target.name)}

@@ -2,11 +2,16 @@
 
 Each step goes through the real Scheduler, the pickled metadata, the real worker half of the connector with the real
 transfer engine over TCP, and back. The KV of a block is whatever a test writes into the tensor.
+
+Prefill's abort timeout is 6 s without the patches and 60 s with them (upstream's default: 480 s): without them most
+scenarios wait for it. With them nothing does, so that it can be far longer than whatever a busy machine takes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import functools
 import itertools
 import multiprocessing
 import os
@@ -15,7 +20,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -26,21 +32,27 @@ import zmq.asyncio
 from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as upstream
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
-from pdserve.patches.mooncake import cpu_device
-from tests.upstream.cpu_platform import on_a_cpu
+from pdserve.patches import effects
+from pdserve.patches.mooncake import bootstrap, cpu_device, lines, pull_watch, pulls, requests, sends
+from tests.upstream.engine_config import LAYER, kv_cache_config
+from tests.upstream.run import all_hold, verdict
 from tests.upstream.scheduler_lab import Lab
 
 ABORT_TIMEOUT = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
 """How long prefill keeps KV that no decode fetches. The connector reads it whenever it needs it."""
+os.environ[ABORT_TIMEOUT] = "6"
+PATCHED_ABORT_SECONDS = 60
+WATCHED, LONG = 3.0, 24.0
+"""Seconds. WATCHED: how long it is seen that something does not happen. LONG: for what must happen."""
+PATCHES = (requests.PATCH, sends.PATCH, pulls.PATCH, bootstrap.PATCH)
 _PR_SET_PDEATHSIG = 1
 _engines: list[Engine] = []
 """For good: a worker that is collected shuts down in whichever thread that happens, and can hang there."""
 _prepared: list[tuple[Any, Any]] = []
+_tokens = iter(range(100, 10**9))
 _building = threading.Lock()
 """The environment, the current configuration and what stands in for the groups belong to the process."""
-LAYER = "model.layers.0.self_attn"
 BLOCK_SIZE = 32
 """The smallest that the CPU's attention backend takes."""
 
@@ -82,10 +94,7 @@ class Engine:
             max_num_seqs=64,
         )
         self.lab.config.scheduler_config.disable_hybrid_kv_cache_manager = False
-        spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        layout = KVCacheConfig(
-            num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)]
-        )
+        layout = kv_cache_config(num_blocks, BLOCK_SIZE, None)
         with set_current_vllm_config(self.lab.config), _alone():
             self.connector = upstream.MooncakeConnector(self.lab.config, KVConnectorRole.WORKER, layout)
         self.worker = self.connector.connector_worker
@@ -123,6 +132,17 @@ class Engine:
             "remote_bootstrap_addr": prefill.bootstrap,
         }
         return self.lab.add(name, list(tokens), params)
+
+    def reject(self, name: str, prefill: Engine | RemotePrefill, transfer: str | None = None) -> None:
+        """As vLLM's API server has it done for a request that it rejects: it ends before it was scheduled."""
+        self.decode(name, transfer or f"t-{name}", [1, 2, 3], prefill)
+        self.lab.abort(name)
+
+    def open_pulls(self) -> int:
+        """Upstream's tasks that wait for an answer of prefill."""
+        pull = "receive_kv_from_single_worker"
+        tasks = asyncio.all_tasks(self.worker.receiver_loop)
+        return sum(1 for task in tasks if getattr(task.get_coro(), "__qualname__", "").endswith(pull))
 
     @property
     def engine_id(self) -> str:
@@ -248,16 +268,83 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_RDWR)
 
 
-def until(holds: Callable[[], Any], *engines: Engine, seconds: float = 20.0) -> float:
-    """Steps the engines until something holds. How long it took; infinity if it did not in that time."""
-    began = time.monotonic()
+def until(holds: Callable[[], Any], *engines: Engine, seconds: float = 20.0) -> bool:
+    """Steps the engines until something holds. False: it did not in that time."""
+    ends = time.monotonic() + seconds
     while not holds():
-        if time.monotonic() - began > seconds:
-            return float("inf")
+        if time.monotonic() > ends:
+            return False
         for engine in engines:
             engine.step()
         time.sleep(0.005)
-    return time.monotonic() - began
+    return True
+
+
+def at_once(holds: Callable[[], Any], *engines: Engine) -> bool:
+    """Whether it needs no timeout: it is over before the abort timeout, or one of the patches, can have done anything.
+    With the patches a fraction of a second is what it takes; the rest is for a busy machine."""
+    return until(holds, *engines, seconds=int(os.environ[ABORT_TIMEOUT]) / 2)
+
+
+def rest(*engines: Engine, seconds: float) -> None:
+    """Lets them step for so long."""
+    until(lambda: False, *engines, seconds=seconds)
+
+
+def prompt(blocks: int = 2) -> list[int]:
+    return [next(_tokens) for _ in range(BLOCK_SIZE * blocks)]
+
+
+def arrived(decode: Engine, name: str) -> Callable[[], bool]:
+    return lambda: decode.lab.status(name) == "RUNNING"
+
+
+def gone(engine: Engine, name: str) -> Callable[[], bool]:
+    return lambda: engine.lab.get(name) is None
+
+
+def all_free(*engines: Engine) -> Callable[[], bool]:
+    return lambda: all(engine.lab.free_blocks == engine.blocks - 1 for engine in engines)
+
+
+def slowed(prefill: Engine) -> tuple[threading.Event, threading.Event]:
+    """Its writes: when one has begun, and what it then waits for."""
+    begun, go_on = threading.Event(), threading.Event()
+    write = prefill.worker._send_blocks
+
+    def slowly(*args: Any) -> int:
+        begun.set()
+        go_on.wait(60)
+        return int(write(*args))
+
+    prefill.worker._send_blocks = slowly
+    return begun, go_on
+
+
+def without_and_with(*scenarios: Callable[[bool], None], counted: Collection[str]) -> None:
+    """Every scenario without the patches, then with them, which is what it is told. `counted`: what they count then."""
+    cpu_device.apply()
+    assert {verdict(patch) for patch in PATCHES} == {"apply"}
+    bootstrap._PATIENCE_SECONDS = 0.5
+    pull_watch._LOOK_SECONDS = 0.2
+    # Nothing may work only because of it: longer than `at_once`.
+    lines._IDLE_SECONDS = 120.0
+    # Without the patches most of them only wait, so they wait together. With them they are timed one by one.
+    with ThreadPoolExecutor(len(scenarios)) as together:
+        without: dict[Any, Future[None]] = {scenario: together.submit(scenario, False) for scenario in scenarios}
+    all_hold(*(_named(scenario, done.result) for scenario, done in without.items()))
+    for patch in PATCHES:
+        patch.apply()
+    os.environ[ABORT_TIMEOUT] = str(PATCHED_ABORT_SECONDS)
+    all_hold(*(_named(scenario, functools.partial(scenario, True)) for scenario in scenarios))
+    seen = {effect for (_, effect), value in effects.totals().items() if value}
+    declared = {effect for patch in PATCHES for effect in patch.effects}
+    assert seen <= declared
+    assert set(counted) - seen == set()
+
+
+def _named(scenario: Any, run: Any) -> Any:
+    return functools.wraps(scenario)(lambda: run())
 
 
 @contextmanager
@@ -276,6 +363,3 @@ def _alone() -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(upstream, name, value)
-
-
-on_a_cpu()

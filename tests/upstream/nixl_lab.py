@@ -1,4 +1,4 @@
-"""A prefill engine with vLLM's real Scheduler and both real halves of NixlConnector, without NIXL's library or a model.
+"""An engine with vLLM's real Scheduler and both real halves of NixlConnector, without NIXL's library or a model.
 
 The library's agent is stood in for: leases, their ends and how they are counted are vLLM's; no KV is moved.
 """
@@ -13,24 +13,32 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.worker import NixlConnectorWorker
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 
-from tests.upstream.cpu_platform import on_a_cpu
+from tests.upstream.engine_config import kv_cache_config
 from tests.upstream.scheduler_lab import Lab, connector_report
 
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_producer", "kv_buffer_device": "cpu"}
-LAYER = "model.layers.0.self_attn"
+DECODE = NIXL | {"kv_role": "kv_consumer"}
 BLOCK_SIZE = 32
 """The smallest that the CPU's attention backend takes."""
 BLOCKS = 64
 ASKED = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None}
+"""What a prefill is asked, and with what a decode comes then."""
+PULL = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_engine_id": "prefill-engine",
+    "remote_host": "localhost",
+    "remote_port": 1,
+    "remote_block_ids": ([1, 2, 3, 4], [1, 2, 3, 4]),
+    "tp_size": 1,
+}
 _UPSTREAM = next(
     sys.modules[base.__module__]
     for base in NixlConnectorWorker.__mro__
@@ -56,29 +64,33 @@ class Agent:
         return mock.Mock()
 
 
-class Prefill:
-    """`connector`: another kv-transfer-config with NIXL in it. `workers`: each has every lease, as with TP."""
+class Engine:
+    """`connector`: a kv-transfer-config with NIXL in it. `workers`: each has every request, as with TP. `window`: of
+    the second KV group, in tokens; None: there is one group. `lab`: keywords of Lab."""
 
-    def __init__(self, connector: Mapping[str, Any] = NIXL, *, workers: int = 1) -> None:
-        self.lab = Lab(num_blocks=BLOCKS, block_size=BLOCK_SIZE, connector=connector)
-        self.lab.config.scheduler_config.disable_hybrid_kv_cache_manager = True
-        self.workers = [self._worker() for _ in range(workers)]
+    def __init__(
+        self, connector: Mapping[str, Any] = NIXL, *, workers: int = 1, window: int | None = None, **lab: Any
+    ) -> None:
+        self.lab = Lab(num_blocks=BLOCKS, block_size=BLOCK_SIZE, connector=connector, sliding_window=window, **lab)
+        self.lab.config.scheduler_config.disable_hybrid_kv_cache_manager = connector["kv_role"] != "kv_consumer"
+        self._connectors = [self._worker(window) for _ in range(workers)]
+        self.workers = [nixl_of(each).connector_worker for each in self._connectors]
         self._together = KVOutputAggregator(expected_finished_count=workers)
-        self.empty = self.lab.free_blocks
+        self._empty = self.lab.free_blocks
+        self.scheduled: dict[str, int] = {}
+        """Tokens that were computed here, of each request."""
 
-    def _worker(self) -> Any:
-        spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        layout = KVCacheConfig(
-            num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)]
-        )
+    def _worker(self, window: int | None) -> Any:
+        layout = kv_cache_config(BLOCKS, BLOCK_SIZE, window)
         with set_current_vllm_config(self.lab.config), without_the_library():
             connector = KVConnectorFactory.create_connector(self.lab.config, KVConnectorRole.WORKER, layout)
-            try:
-                connector.register_kv_caches({LAYER: torch.zeros(BLOCKS, 1, BLOCK_SIZE, 2)})
-            except AssertionError:
-                # 0.24 takes no KV that a CPU backend makes. It is in the way of transfers, not of leases.
-                nixl_of(connector).connector_worker.transfer_topo = mock.Mock(tp_ratio=lambda _: 1)
+        # Nothing is ever moved: it is only asked whether it is there.
+        nixl_of(connector).connector_worker.transfer_topo = mock.Mock(tp_ratio=lambda _: 1)
         return connector
+
+    @property
+    def all_free(self) -> bool:
+        return self.lab.free_blocks == self._empty
 
     def prefill(self, name: str, **params: Any) -> None:
         """A request that has been computed, and that the scheduler has told of."""
@@ -88,20 +100,26 @@ class Prefill:
     def step(self) -> None:
         """One step of the engine, with what its workers report."""
         output = self.lab.schedule()
-        reports = [_report(worker, output) for worker in self.workers]
-        answers = [ModelRunnerOutput([], {}, kv_connector_output=report) for report in reports]
+        for name, tokens in output.num_scheduled_tokens.items():
+            self.scheduled[name] = self.scheduled.get(name, 0) + tokens
+        answers = [ModelRunnerOutput([], {}, kv_connector_output=_report(each, output)) for each in self._connectors]
         together = self._together.aggregate(answers, output_rank=0).kv_connector_output
-        self.lab.update(output, finished_sending=together.finished_sending or ())
+        self.lab.update(
+            output,
+            finished_sending=together.finished_sending or (),
+            finished_recving=together.finished_recving or (),
+            invalid_block_ids=together.invalid_block_ids,
+            failed_recving=getattr(together, "failed_recving", ()),
+        )
 
     def pulled(self, name: str) -> None:
         """A decode has the KV."""
         for worker in self.workers:
-            nixl_of(worker).connector_worker.nixl_wrapper.notifs.append(f"{name}:1".encode())
+            worker.nixl_wrapper.notifs.append(f"{name}:1".encode())
 
     def expired(self) -> int:
         """Leases that vLLM counts as expired, of the first worker."""
-        stats = nixl_of(self.workers[0]).connector_worker.xfer_stats
-        return len(stats.data["num_kv_expired_reqs"])
+        return len(self.workers[0].xfer_stats.data["num_kv_expired_reqs"])
 
 
 def nixl_of(connector: Any) -> Any:
@@ -110,14 +128,24 @@ def nixl_of(connector: Any) -> Any:
 
 
 def _report(worker: Any, output: Any) -> Any:
+    """What a worker says of a step. The handshake's thread has then done what it was asked for."""
     worker.bind_connector_metadata(pickle.loads(pickle.dumps(output.kv_connector_metadata)))
     worker.start_load_kv(SimpleNamespace(attn_metadata=None))
+    nixl_of(worker).connector_worker._handshake_initiation_executor.submit(int).result()
+    failed: set[str] = set()
     if hasattr(worker, "get_transfer_results"):
-        sent = worker.get_transfer_results(output.finished_req_ids).finished_sending
+        results = worker.get_transfer_results(output.finished_req_ids)
+        sent, received, failed = results.finished_sending, results.finished_recving, results.failed_recving
     else:
-        sent, _ = worker.get_finished(output.finished_req_ids)
+        sent, received = worker.get_finished(output.finished_req_ids)
+    invalid = worker.get_block_ids_with_load_errors()
     worker.clear_connector_metadata()
-    return connector_report(finished_sending=set(sent or ()))
+    return connector_report(
+        finished_sending=set(sent or ()),
+        finished_recving=set(received or ()),
+        invalid_block_ids=invalid,
+        failed_recving=set(failed or ()),
+    )
 
 
 @contextmanager
@@ -133,6 +161,3 @@ def without_the_library() -> Iterator[None]:
     there = {name: value for name, value in stands_in.items() if hasattr(_UPSTREAM, name)}
     with mock.patch.multiple(_UPSTREAM, **there):
         yield
-
-
-on_a_cpu()

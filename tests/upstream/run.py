@@ -1,16 +1,33 @@
-"""Runs a probe module against one upstream version's sources, in a process of its own."""
+"""Runs tests, and functions that tests look at the results of, on the sources of one upstream version.
+
+    if IN_RELEASE:
+        from tests.upstream.scheduler_lab import Lab
+
+    @on(*VLLM_VERSIONS)
+    def test_something(version: str) -> None:
+        lab = Lab()
+
+Its body runs in a fork of a process that has imported this vLLM, and no lmcache. Whatever it patches ends with it.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from pdserve.patches import effects
+from pdserve.patches.patch import Patch
 from tests.upstream.sources import CACHE, ROOT, source_tree
 
 VLLM_VERSIONS = ("0.26.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0")
@@ -18,32 +35,70 @@ VLLM_VERSIONS = ("0.26.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0")
 BETWEEN = ("0.28.0", "0.29.0", "0.31.0")
 """Further releases, each with code that load-timeout relies on and none of the others has."""
 ALL_VLLM_VERSIONS = tuple(sorted((*VLLM_VERSIONS, *BETWEEN)))
-INSTALLED_VLLM = "0.32.0"
+INSTALLED_VLLM, INSTALLED_LMCACHE = "0.32.0", "0.5.6"
+LANDING = (ALL_VLLM_VERSIONS[0], INSTALLED_VLLM, ALL_VLLM_VERSIONS[-1])
+"""What a change is tested on before it lands; the others in `scripts/test --full`."""
+IN_RELEASE = os.environ.get("UPSTREAM_RELEASE", "")
+"""vLLM's version, in a process that has it imported; elsewhere empty: there a module of tests imports nothing of it."""
 
 
 class ProbeError(AssertionError):
-    """A probe ended with an error; the message has what it said."""
+    """What ran on a release ended with an error; the message has what it said."""
 
 
-def probe(
-    version: str,
-    module: str,
-    *args: str,
-    timeout: float = 800,
-) -> Any:
-    """What `python -m module args` prints as its last line, parsed as JSON.
+def on(*versions: str) -> Callable[[Callable[..., None]], Any]:
+    """Makes a function a test that runs on each of these versions of vLLM. It may ask for its `version`."""
 
-    `version`: of vllm; its sources come first on the path, except for the installed one. LMCache is the installed one.
-    The probe is a fork of a process that has this vLLM imported, and no lmcache.
-    Raises ProbeError with the end of its output when it fails.
-    """
-    code, output = preloaders().run(version, module, args, timeout)
-    lines = [
-        line for line in output.splitlines() if line.startswith(("{", "[", '"')) or line in ("true", "false", "null")
-    ]
-    if code != 0 or not lines:
-        raise ProbeError(f"{module} on vllm {version} ended with {code}:\n{output[-6000:]}")
-    return json.loads(lines[-1])
+    def made(function: Callable[..., None]) -> Any:
+        asked = inspect.signature(function)
+        version = inspect.Parameter("version", inspect.Parameter.KEYWORD_ONLY)
+        parameters = [each for each in asked.parameters.values() if each.name != "version"]
+
+        @functools.wraps(function)
+        def test(**arguments: Any) -> None:
+            where = arguments["version"] if "version" in asked.parameters else arguments.pop("version")
+            call(where, function, **arguments)
+
+        test.__signature__ = asked.replace(parameters=[*parameters, version])  # type: ignore[attr-defined]
+        return pytest.mark.upstream(pytest.mark.parametrize("version", versions)(test))
+
+    return made
+
+
+def call(version: str, function: Callable[..., Any], /, *, timeout: float = 800, **arguments: Any) -> Any:
+    """What a function of a module returns there, as JSON has it. Raises ProbeError with the end of its output."""
+    return preloaders().run(version, function.__module__, function.__name__, arguments, timeout)
+
+
+def probe(version: str, module: str, *args: str, timeout: float = 800) -> Any:
+    """What `python -m module args` prints as its last line there, parsed as JSON."""
+    return preloaders().run(version, module, None, args, timeout)
+
+
+def all_hold(*cases: Callable[[], None]) -> None:
+    """Runs all of them, and shows every one that fails."""
+    failed: list[Exception] = []
+    for case in cases:
+        try:
+            case()
+        except Exception as error:  # noqa: BLE001
+            failed.append(error)
+            error.add_note(f"in {case.__name__}: {case.__doc__}")
+    if failed:
+        raise ExceptionGroup(f"{len(failed)} of {len(cases)}", failed)
+
+
+def count(patch: str, effect: str) -> float:
+    """How often a patch has counted it in this process."""
+    return effects.totals().get((patch, effect), 0)
+
+
+def verdict(patch: Patch) -> str:
+    """Of a patch, on the release of this process."""
+    from pdserve.installed.distributions import installed
+    from pdserve.patches.verdict import judge
+
+    return judge(patch, {**installed(), "vllm": IN_RELEASE}).outcome
 
 
 def _environment(version: str) -> dict[str, str]:
@@ -53,11 +108,12 @@ def _environment(version: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PDSERVE_", "VLLM_"))}
     return {
         **inherited,
+        "UPSTREAM_RELEASE": version,
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
-        # The probes share the machine with those of another version; what they compute is small.
+        # They share the machine with those of another version; what they compute is small.
         "OMP_NUM_THREADS": "1",
-        # A randomized probe is the same one every time.
+        # What is random is the same every time.
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -73,34 +129,31 @@ class Preloaders:
 
     def __init__(self) -> None:
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.upstream.preloaders"],
+            [sys.executable, "-m", "tests.upstream.preloaded"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def run(
-        self,
-        version: str,
-        module: str,
-        args: tuple[str, ...],
-        timeout: float,
-    ) -> tuple[int, str]:
-        """Exit code and output of a probe. Raises ProbeError when it is late or its process died."""
+    def run(self, version: str, module: str, function: str | None, arguments: Any, timeout: float) -> Any:
+        """The result of a function, or without one the last line of JSON that the module prints."""
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder) / "output"
-            request = {"module": module, "args": args, "output": str(output)}
-            order = {"key": version, "environment": _environment(version), "request": request, "timeout": timeout}
+            order = {"version": version, "environment": _environment(version), "timeout": timeout, "folder": folder}
+            order |= {"module": module, "function": function, "arguments": arguments}
             self._popen.stdin.write(json.dumps(order) + "\n")
             self._popen.stdin.flush()
-            answer = json.loads(self._popen.stdout.readline())
+            code = json.loads(self._popen.stdout.readline())["code"]
+            output, result = Path(folder, "output"), Path(folder, "result")
             text = output.read_text() if output.exists() else ""
-            if answer["code"] is None:
-                raise ProbeError(f"{module} did not end within {timeout:.0f} s, or its process died:\n{text[-6000:]}")
-            return int(answer["code"]), text
+            if code != 0:
+                how = (
+                    f"did not end within {timeout:.0f} s, or its process died" if code is None else f"ended with {code}"
+                )
+                raise ProbeError(f"{module} {function or ''} on vllm {version} {how}:\n{text[-8000:]}")
+            return json.loads(result.read_text() if function else text.splitlines()[-1])
 
     def close(self) -> None:
         """Ends all of them. They end with this process, too."""

@@ -26,19 +26,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from tests.upstream.engine_config import engine_config, kv_cache_config
 from tests.upstream.mock_connector import Book, MockConnector
 
-__all__ = [
-    "MOCK",
-    "AsyncScheduler",
-    "KVConnectorOutput",
-    "Lab",
-    "Request",
-    "RequestStatus",
-    "SamplingParams",
-    "Scheduler",
-    "connector_report",
-    "mock",
-    "multi",
-]
+__all__ = ["MOCK", "KVConnectorOutput", "Lab", "RequestStatus", "Scheduler", "connector_report", "mock", "multi"]
 
 MOCK = "MockConnector"
 EOS = 2

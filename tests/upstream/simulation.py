@@ -2,23 +2,112 @@
 
 A workload is drawn from a seed; what happens to its transfers is drawn while it runs, from the same seed. Transfers
 behave as the connectors' contract says, except for noise: notifications that are stale, doubled or of no request.
+
+By hand, more of them with the patches: `python -m tests.upstream.simulation 5000 [FIRST_SEED]`.
 """
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from pdserve.patches.scheduler import failed_loads_stand_back, ready_waiters_first, stale_completions
 from tests.upstream.mock_connector import Load
-from tests.upstream.scheduler_lab import Lab
-from tests.upstream.workload import Job, Workload
+from tests.upstream.scheduler_lab import KVConnectorOutput, Lab, Scheduler, mock, multi
 
 PATIENCE = 30
 """Steps without any progress, every transfer having ended, after which a workload is called deadlocked."""
 LIMIT = 1500
 """Steps after which it is called endless; the longest that ends takes a few hundred."""
+NOISE = 0.3
+REPORTS_FAILED_LOADS = "failed_recving" in {each.name for each in fields(KVConnectorOutput)}
+"""Whether workers can report that a whole load has failed (0.30), the only way with several KV groups."""
+LOADED_GO_FIRST = not hasattr(Scheduler, "_select_waiting_queue_for_scheduling")
+"""Whether this upstream's scheduler takes those first whose KV has arrived (0.31)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of a workload. Times in steps, lengths in tokens."""
+
+    name: str
+    arrives: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    script: dict[str, Any]
+    aborted: int | None
+
+
+@dataclass(frozen=True)
+class Workload:
+    seed: int
+    lab: dict[str, Any]
+    jobs: tuple[Job, ...]
+    noise: float
+    """Probability of a bogus notification in a step."""
+
+
+def draw(
+    seed: int,
+    *,
+    noise: float,
+    overlap: bool | None = None,
+    cap: int | None = None,
+    offers_again: bool = False,
+) -> Workload:
+    """`overlap`: of steps, by asynchronous scheduling. `cap`: tokens of each load, 0 for none. None: drawn, either.
+
+    `offers_again`: peers offer their KV again after a load has failed.
+    """
+    rng = random.Random(seed)
+    num_blocks = rng.randint(8, 32)
+    usable = (num_blocks - 1) * 16
+    sliding = REPORTS_FAILED_LOADS and rng.random() < 0.15
+    names = ("left", "right") if rng.random() < 0.2 else ("mock",)
+    if cap is None:
+        cap = rng.choice((0, 0, 32, 64, 128, 256))
+    shared = [rng.choices(range(10, 500), k=usable) for _ in range(2)]
+    jobs = []
+    for index in range(rng.randint(3, 14)):
+        max_tokens = rng.randint(1, 24)
+        # Two groups take a block each for the same tokens; a request must fit when it is alone.
+        length = rng.randint(1, max(1, (usable // (2 if sliding else 1)) - max_tokens - 16))
+        if offers_again:
+            # A prompt of one token has nothing computed after its load, and upstream asks for the same load again.
+            length = max(length, 2)
+        own = [1000 + 500 * index + position for position in range(length)]
+        common = rng.choice((0, 0, rng.randint(0, length)))
+        prompt = (*rng.choice(shared)[:common], *own[common:])
+        script: dict[str, Any] = {}
+        for name in names:
+            script[name] = {
+                "matched": rng.choice((0, length, rng.randint(0, length))),
+                "load_async": rng.random() < 0.85,
+                "defers": rng.choice((0, 0, 0, 1, 3)),
+                "delay_free": rng.random() < 0.4,
+                "cap": cap,
+                "offers_again": offers_again,
+            }
+        arrives = rng.randint(0, 25)
+        aborted = arrives + rng.choice((rng.randint(0, 40), rng.randint(1, 5))) if rng.random() < 0.3 else None
+        jobs.append(Job(f"r{index}", arrives, prompt, max_tokens, script, aborted))
+    lab = {
+        "num_blocks": num_blocks,
+        "max_num_batched_tokens": rng.choice((32, 64, 128, 512)),
+        "max_num_seqs": rng.choice((2, 4, 16)),
+        "connector": mock() if names == ("mock",) else multi(*(mock(name) for name in names)),
+        "load_failure_policy": rng.choice(("recompute", "recompute", "fail")),
+        "sliding_window": 48 if sliding else None,
+        "async_scheduling": rng.random() < 0.5 if overlap is None else overlap,
+        "prefix_caching": rng.random() < 0.8,
+        "scheduler": {"policy": rng.choice(("fcfs", "fcfs", "priority"))},
+    }
+    return Workload(seed, lab, tuple(jobs), noise)
 
 
 @dataclass(frozen=True)
@@ -54,7 +143,7 @@ def run(workload: Workload) -> Outcome:
 def shrink(workload: Workload, outcome: Outcome) -> Workload:
     """With as few jobs as still give that kind of outcome."""
     for job in workload.jobs:
-        smaller = workload.without(job)
+        smaller = replace(workload, jobs=tuple(each for each in workload.jobs if each is not job))
         if run(smaller).kind == outcome.kind:
             workload = smaller
     return workload
@@ -120,20 +209,8 @@ class Simulation:
         loads = sum(len(book.loads) for book in self.lab.books)
         ended = sum(len(book.finished) for book in self.lab.books)
         tokens = sum(len(tokens) for tokens in self.lab.outputs.values())
-        computed = self.lab.scheduler.kv_cache_manager.prefix_cache_stats
-        return (
-            loads,
-            ended,
-            tokens,
-            len(self.transfers.loads),
-            len(self.transfers.sends),
-            self._computed,
-            computed is None,
-        )
-
-    @property
-    def _computed(self) -> int:
-        return sum(request.num_computed_tokens for request in self.lab.scheduler.running)
+        computed = sum(request.num_computed_tokens for request in self.lab.scheduler.running)
+        return loads, ended, tokens, len(self.transfers.loads), len(self.transfers.sends), computed
 
     def _step(self) -> None:
         """Schedules; an asynchronous engine has two steps in flight."""
@@ -255,3 +332,39 @@ def _check_pool(lab: Lab) -> None:
                 "reference count",
                 f"block {block.block_id}: {counted}, held {held[block.block_id]} times, {listed} free",
             )
+
+
+def summary(workloads: Iterable[Workload], *, shrunk: bool = False) -> dict[str, Any]:
+    """Outcomes by kind; of each bad kind the first, shrunk to the jobs that it takes if that is asked for."""
+    kinds: Counter[str] = Counter()
+    failures: dict[str, str] = {}
+    noises = 0
+    for workload in workloads:
+        outcome = run(workload)
+        kinds[outcome.kind] += 1
+        noises += outcome.noises
+        if outcome.kind != "ok" and outcome.kind not in failures:
+            small = shrink(workload, outcome) if shrunk else workload
+            jobs = ", ".join(job.name for job in small.jobs)
+            again = f", jobs {jobs}, {small.lab}: {run(small).detail}" if shrunk else ""
+            failures[outcome.kind] = f"seed {workload.seed}: {outcome.detail}{again}"
+    return {"runs": kinds.total(), "noises": noises, "kinds": dict(kinds), "failures": failures}
+
+
+def patched(runs: int, first: int = 0) -> dict[str, Any]:
+    """With all patches of the scheduler that this version needs, without and with overlapping steps, and with peers
+    that offer their KV again after a failed load."""
+    for each in (stale_completions, *(() if LOADED_GO_FIRST else (ready_waiters_first,)), failed_loads_stand_back):
+        each.PATCH.apply()
+    ways = {"in turn": (False, False), "overlapping": (True, False), "offered again": (False, True)}
+    return {
+        way: summary(
+            (draw(seed, noise=NOISE, overlap=overlap, offers_again=again) for seed in range(first, first + runs)),
+            shrunk=True,
+        )
+        for way, (overlap, again) in ways.items()
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(patched(*map(int, sys.argv[1:]))))

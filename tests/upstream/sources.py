@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -53,6 +54,14 @@ def source_tree(distribution: str, version: str, *, pinned: bool = True) -> Path
             if not (tree / "complete").exists():
                 _fetch_tree(name, _PACKAGES[distribution], tree, pinned=pinned)
     return tree
+
+
+def installed_tree(package: str) -> Path:
+    """As `source_tree`, of the installed release."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parents[1]
 
 
 def _fetch_tree(name: str, package: str, tree: Path, *, pinned: bool) -> None:

@@ -2,43 +2,64 @@
 
 from __future__ import annotations
 
-import pytest
+from pdserve.patches.scheduler import failed_loads_stand_back, ready_waiters_first, stale_completions
+from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, count, on
 
-from tests.upstream.guards import guards
-from tests.upstream.run import VLLM_VERSIONS
+if IN_RELEASE:
+    from tests.upstream import simulation
+    from tests.upstream.scheduler_lab import Lab
 
-REPORTING = [version for version in VLLM_VERSIONS if version >= "0.30"]
-pytestmark = pytest.mark.upstream
-
-
-@pytest.mark.parametrize("version", REPORTING)
-def test_a_failed_load_that_finds_no_room_stops_everything_upstream(version: str) -> None:
-    seen = guards(version)["failed_loads"]["unpatched"]
-    assert seen["loading"] == ["arrives", "fails"]
-    assert seen["tokens"] == {"arrives": 0, "fails": 0}
+NAME = failed_loads_stand_back.PATCH.name
 
 
-@pytest.mark.parametrize("version", REPORTING)
-def test_with_the_patch_it_runs_after_those_that_have_their_kv(version: str) -> None:
-    """0.30 by ready-waiters-first, later by failed-loads-stand-back."""
-    for seen in guards(version)["failed_loads"]["patched"]:
-        assert seen["tokens"] == {"arrives": 4, "fails": 4}
-        assert seen["free"]
-        assert seen["stood_back"] == (version > "0.31")
+def apply() -> None:
+    for each in (stale_completions, *(() if IN_RELEASE > "0.31" else (ready_waiters_first,)), failed_loads_stand_back):
+        each.PATCH.apply()
 
 
-@pytest.mark.parametrize("version", VLLM_VERSIONS)
-def test_before_0_30_no_worker_can_report_a_failed_load_of_several_groups(version: str) -> None:
-    assert (guards(version)["failed_loads"]["unpatched"] is not None) == (version in REPORTING)
+@on(*VLLM_VERSIONS)
+def test_a_failed_load_without_room_stops_everything_and_not_with_the_patch(version: str) -> None:
+    """From 0.30 on: before, no worker can report a failed load of several groups. In 0.30 it is ready-waiters-first."""
+    assert (version >= "0.30") == simulation.REPORTS_FAILED_LOADS
+    if version >= "0.30":
+        assert tokens_of_failed_and_arrived() == [0, 0]
+        apply()
+        assert tokens_of_failed_and_arrived() == tokens_of_failed_and_arrived("priority") == [4, 4]
+        assert count(NAME, "stood-back") == (2 if version > "0.31" else 0)
 
 
-@pytest.mark.parametrize("version", VLLM_VERSIONS)
-def test_a_load_that_is_offered_again_never_starts_upstream_because_it_would_have_to_fit_twice(version: str) -> None:
-    seen = guards(version)["failed_loads"]["offered_again"]["unpatched"]
-    assert seen == {"loads": 1, "tokens": 0, "free": True, "reservations_dropped": 0}
+def tokens_of_failed_and_arrived(policy: str = "fcfs") -> list[int]:
+    """Both loads fit beside each other; computing the first takes more, its sliding window having to slide."""
+    lab = Lab(num_blocks=29, max_num_batched_tokens=512, sliding_window=48, scheduler={"policy": policy})
+    free = lab.free_blocks
+    lab.add("fails", 169, {"mock": {"matched": 169}})
+    lab.add("arrives", 144, {"mock": {"matched": 144}})
+    lab.step()
+    assert lab.loading() == {"arrives", "fails"}
+    lab.book.failed.add("fails")
+    lab.step(finished_recving={"fails", "arrives"}, failed_recving={"fails"})
+    for _ in range(40):
+        lab.step()
+    assert lab.busy or lab.free_blocks == free
+    return [len(lab.outputs.get(name, ())) for name in ("fails", "arrives")]
 
 
-@pytest.mark.parametrize("version", VLLM_VERSIONS)
-def test_with_the_patch_it_is_loaded_again_without_counting_twice(version: str) -> None:
-    seen = guards(version)["failed_loads"]["offered_again"]["patched"]
-    assert seen == {"loads": 2, "tokens": 4, "free": True, "reservations_dropped": 1}
+@on(*VLLM_VERSIONS)
+def test_a_load_that_is_offered_again_would_have_to_fit_twice_and_not_with_the_patch() -> None:
+    assert loads_and_tokens_when_offered_again() == (1, 0)
+    apply()
+    assert loads_and_tokens_when_offered_again() == (2, 4)
+    assert count(NAME, "reservations-dropped") == 1
+
+
+def loads_and_tokens_when_offered_again() -> tuple[int, int]:
+    """By a peer that offers the same KV again after a failed load, of more than half of all blocks."""
+    lab = Lab(num_blocks=21, max_num_batched_tokens=512)
+    lab.add("a", 12 * 16, {"mock": {"matched": 12 * 16, "offers_again": True}})
+    lab.step()
+    lab.book.failed.add("a")
+    lab.step(finished_recving={"a"}, invalid_block_ids=lab.blocks("a"))
+    for _ in range(40):
+        lab.step(finished_recving=lab.loading() - lab.scheduler.finished_recving_kv_req_ids)
+    assert lab.free_blocks == 20
+    return len(lab.book.loads), len(lab.outputs.get("a", ()))

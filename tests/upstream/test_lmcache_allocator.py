@@ -1,60 +1,150 @@
 """LMCache's L1 on a large host: what is pinned, and at which share of it eviction begins.
 
-On the installed LMCache: no release has growth on demand.
+LMCache's growing allocator on a scaled-down L1: sizes are upstream's, divided by 1024. Pinning needs a device runtime;
+a recorder stands in for it. On the installed LMCache: no release has growth on demand.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import importlib
+import itertools
+import os
+import threading
+from types import SimpleNamespace
 from typing import Any
 
-import pytest
+from pdserve.patches.lmcache import demand_pinned, final_capacity
+from tests.upstream.run import IN_RELEASE, INSTALLED_VLLM, count, on
 
-from tests.upstream.probes.lmcache_allocator import FINAL, INITIAL
-from tests.upstream.run import INSTALLED_VLLM, probe
+if IN_RELEASE:
+    import torch
+    from lmcache.v1.distributed.memory_manager import L1MemoryManager
 
-pytestmark = pytest.mark.upstream
-MIB = 1 << 20
-
-
-@cache
-def seen() -> dict[str, Any]:
-    results: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.lmcache_allocator")
-    return results
+KIB, MIB = 1 << 10, 1 << 20
+INITIAL, FINAL = 20 << 20, 100 << 20
+"""20 and 100 GiB, divided by 1024."""
 
 
-def test_upstream_pins_all_of_l1_although_nothing_is_stored_and_ours_only_what_is_used() -> None:
-    without, ours = seen()["without"]["growth"], seen()["with"]["growth"]
-    assert without["at_rest"] == FINAL
-    assert ours["at_rest"] == ours["after_small"] == INITIAL
-    assert 40 * MIB <= ours["after_large"] <= 60 * MIB
+class Pinning:
+    """Stands in for the device runtime, and remembers what was pinned."""
+
+    is_pin_supported = True
+
+    def __init__(self) -> None:
+        self.pinned: dict[int, int] = {}
+
+    def pin_memory(self, pointer: int, size: int, flags: int) -> bool:
+        self.pinned[pointer] = size
+        return True
+
+    def unpin_memory(self, pointer: int) -> bool:
+        del self.pinned[pointer]
+        return True
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.pinned.values())
 
 
-def test_ours_reaches_the_same_capacity_refuses_at_the_same_point_and_gives_all_back() -> None:
-    without, ours = seen()["without"]["growth"], seen()["with"]["growth"]
-    for allocator in (without, ours):
-        assert (allocator["full"], allocator["got"], allocator["refused"]) == (FINAL, FINAL // MIB, 0)
-        assert allocator["consistent"]
-        assert allocator["left_pinned"] == 0
+def scaled(pinning: Pinning) -> Any:
+    """LMCache's allocator class, on our runtime and with small steps."""
+    module: Any = importlib.import_module("lmcache.v1.memory_allocators.lazy_memory_allocator")
+    cls = module.LazyMemoryAllocator
+    module.current_device_spec = pinning
+    cls.PIN_CHUNK_SIZE, cls.COMMIT_SIZE = (1 << 26) // KIB, (1 << 30) // KIB
+    return cls
 
 
-def test_eviction_looks_at_the_final_size_and_not_at_what_is_committed() -> None:
-    without, ours = seen()["without"]["early"], seen()["with"]["early"]
-    assert without["used"] == ours["used"] == 17 * MIB
-    assert without["used"] / without["total"] > 0.8, "17 % full, and above the watermark"
-    assert ours["total"] == FINAL
+def manager_of(allocator: Any) -> Any:
+    """An L1MemoryManager over an allocator of ours."""
+    manager = L1MemoryManager.__new__(L1MemoryManager)
+    manager._allocator = allocator
+    return manager
 
 
-def test_growth_on_demand_alone_would_evict_for_ever_instead_of_growing() -> None:
-    assert seen()["demand_alone"]["total"] == INITIAL
+def fill(allocator: Any, megabytes: int) -> list[Any]:
+    """Objects of one MiB each."""
+    objects = allocator.batched_allocate([torch.Size([1 << 20])], [torch.uint8], megabytes)
+    return objects or []
 
 
-def test_threads_that_need_room_at_once_get_each_byte_once() -> None:
-    crowd = seen()["with"]["crowd"]
-    assert (crowd["got"], crowd["overlaps"]) == (80, 0)
-    assert crowd["heap"] == crowd["pinned"] < FINAL
+def total_before_growth(cls: Any) -> int:
+    """Of which eviction takes its share, while the background thread has not come far: L1 is 17 % full."""
+    worker = cls._expand_worker
+    cls._expand_worker = lambda self: None
+    allocator = cls(INITIAL, FINAL, 4096)
+    cls._expand_worker = worker
+    kept = fill(allocator, 17)
+    used, total = manager_of(allocator).get_memory_usage()
+    allocator.batched_free(kept)
+    allocator.close()
+    assert used == 17 * MIB
+    return int(total)
 
 
-def test_growth_is_counted_and_allocators_that_do_not_grow_are_left_alone() -> None:
-    assert seen()["effects"]["lmcache-demand-pinned/expansions"] > 0
-    assert seen()["with"]["other_allocator"] == [1, 2]
+def growth(cls: Any, pinning: Pinning) -> tuple[int, int, int]:
+    """What is pinned when nothing is stored, a little, and 40 MiB."""
+    allocator = cls(INITIAL, FINAL, 4096)
+    allocator._expand_thread.join()
+    at_rest = pinning.bytes
+    kept = fill(allocator, 10)
+    after_small = pinning.bytes
+    kept += fill(allocator, 30)
+    after_large = pinning.bytes
+    rest = fill(allocator, 60)
+    full = pinning.bytes
+    refused = fill(allocator, 1)
+    allocator.batched_free(kept + rest)
+    assert allocator.memcheck()
+    allocator.close()
+    # The same capacity, refused at the same point, and all of it given back.
+    assert (full, len(kept) + len(rest), refused, pinning.bytes) == (FINAL, FINAL // MIB, [], 0)
+    return at_rest, after_small, after_large
+
+
+def crowd(cls: Any, pinning: Pinning) -> None:
+    """Eight threads that all need what is not pinned yet: each byte is had once."""
+    allocator = cls(INITIAL, FINAL, 4096)
+    allocator._expand_thread.join()
+    kept: list[Any] = []
+    barrier = threading.Barrier(8)
+
+    def work() -> None:
+        barrier.wait()
+        for _ in range(10):
+            kept.extend(fill(allocator, 1))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spans = sorted((item.meta.address, item.meta.phy_size) for item in kept)
+    overlaps = sum(start + size > later for (start, size), (later, _) in itertools.pairwise(spans))
+    assert (len(kept), overlaps) == (80, 0)
+    assert allocator.get_address_manager().get_heap_size() == pinning.bytes < FINAL
+    allocator.batched_free(kept)
+    allocator.close()
+
+
+@on(INSTALLED_VLLM)
+def test_upstream_pins_all_of_l1_and_ours_only_what_is_used_and_eviction_looks_at_the_final_size() -> None:
+    """17 % full, upstream is above its watermark. Growth on demand alone would evict for ever instead of growing."""
+    pinning = Pinning()
+    cls = scaled(pinning)
+    assert growth(cls, pinning)[0] == FINAL
+    assert 17 * MIB / total_before_growth(cls) > 0.8
+    os.environ[demand_pinned.STEP] = str(16 / KIB)  # 16 GiB, divided by 1024
+    demand_pinned.PATCH.apply()
+    demand_pinned.PATCH.apply()
+    assert total_before_growth(cls) == INITIAL
+    final_capacity.PATCH.apply()
+    final_capacity.PATCH.apply()
+    at_rest, after_small, after_large = growth(cls, pinning)
+    assert at_rest == after_small == INITIAL
+    assert 40 * MIB <= after_large <= 60 * MIB
+    assert total_before_growth(cls) == FINAL
+    crowd(cls, pinning)
+    assert count("lmcache-demand-pinned", "expansions") > 0
+    left_alone = SimpleNamespace(_allocator=object())
+    assert final_capacity._of_final_capacity(lambda _: (1, 2))(left_alone) == (1, 2), "allocators that do not grow"

@@ -5,41 +5,74 @@ On the real Scheduler and connector. Blocks have contents: a store of a token th
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.upstream.run import VLLM_VERSIONS, probe
+from pdserve.patches.lmcache import computed_count
+from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, count, on
+
+if IN_RELEASE:
+    from tests.upstream.lmcache_engine import OURS, THEIRS, Engine, leaf
+    from tests.upstream.lmcache_workload import workloads
 
 WORKLOADS = 60
-PROMPT = 600
-pytestmark = pytest.mark.upstream
+PROMPT = list(range(1000, 1600))
+BATCH = 125
+"""Tokens of a step: no multiple of a block, so that steps end inside one."""
+STORED, LOCAL = 256, 80
+"""Tokens of the prompt that LMCache has, and vLLM itself: the load begins in the chunk where the local prefix ends."""
 
 
-@cache
-def measured(version: str) -> Any:
-    return probe(version, "tests.upstream.probes.lmcache_computed_count", str(WORKLOADS))
+def engine(**scheduler: Any) -> Any:
+    made = Engine(leaf(THEIRS), batch=BATCH, scheduler=scheduler)
+    made.ledger.store(PROMPT, 0, STORED)
+    return made
 
 
-@pytest.fixture(params=VLLM_VERSIONS)
-def seen(request: pytest.FixtureRequest) -> Any:
-    return measured(request.param)
+def failed_behind_a_local_prefix() -> Any:
+    """vLLM goes on where the first block of the load is, without asking again."""
+    made = engine()
+    made.add("warm", [*PROMPT[:LOCAL], 1, 2, 3])
+    assert made.run()
+    made.fails = {"a"}.__contains__
+    made.add("a", PROMPT)
+    return made
 
 
-@pytest.mark.parametrize("case", ["behind a local prefix", "running neighbour"])
-def test_after_a_failed_load_upstream_stores_a_chunk_whose_last_block_is_computed_in_part(seen: Any, case: str) -> None:
-    assert seen["unpatched"][case]["wrong"].startswith("stores at ")
-    patched = seen["patched"][case]
-    assert (patched["done"], patched["locked"]) == (True, 0)
-    assert patched["stored"] >= PROMPT // 64 * 64 - 256, "what is computed is stored all the same"
+def failed_with_a_running_neighbour() -> Any:
+    """The failed load names a block that a running prefill shares with it: vLLM sets that one back."""
+    made = engine(long_prefill_token_threshold=50)
+    made.add("neighbour", [*PROMPT[:LOCAL], *range(7000, 7520)])
+    while made.lab.get("neighbour").num_computed_tokens < 2 * LOCAL:
+        made.step()
+    made.fails = {"a"}.__contains__
+    made.add("a", PROMPT)
+    return made
 
 
-def test_a_hit_that_vllm_does_not_use_is_not_counted_as_computed(seen: Any) -> None:
-    assert "wrong" not in seen["patched"]["unused hit"]
+def random_workloads() -> list[str]:
+    """What is wrong of them."""
+    how = {"bounded": False, "failing": 0.3, "batches": (64, 125, 256)}
+    return list(workloads(WORKLOADS, OURS, **how)["wrong"])
 
 
-def test_random_workloads_with_failed_loads_store_no_wrong_chunk(seen: Any) -> None:
-    assert any("stores at" in wrong for wrong in seen["unpatched"]["random"]["wrong"])
-    assert seen["patched"]["random"]["wrong"] == []
-    assert seen["lowered"] > 0
+@on(*VLLM_VERSIONS)
+def test_after_a_failed_load_upstream_stores_a_chunk_whose_last_block_is_computed_in_part() -> None:
+    cases = (failed_behind_a_local_prefix, failed_with_a_running_neighbour)
+    for case in cases:
+        with pytest.raises(AssertionError, match=r"^stores at "):
+            case().run()
+    assert any("stores at" in wrong for wrong in random_workloads())
+    computed_count.apply()
+    computed_count.apply()
+    for case in cases:
+        made = case()
+        assert (made.run(), made.ledger.locked) == (True, 0)
+        assert made.stored >= len(PROMPT) // 64 * 64 - STORED, "what is computed is stored all the same"
+    # It wants its whole prompt computed (as for logprobs of it), and vLLM drops LMCache's answer.
+    made = engine()
+    made.lab.add("a", PROMPT, max_tokens=2, skip_reading_prefix_cache=True)
+    made.run()
+    assert random_workloads() == []
+    assert count(computed_count.NAME, "counts-lowered") > 0

@@ -7,115 +7,144 @@ contents: a step that would attend to, or store, what is not computed or loaded 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from tests.upstream.run import VLLM_VERSIONS, probe
+from pdserve.patches import effects
+from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, on
 
-pytestmark = pytest.mark.upstream
+if IN_RELEASE:
+    from tests.upstream.lmcache_engine import CHUNK, OURS, THEIRS, Engine, LedgerAdapter, leaf
+    from tests.upstream.lmcache_workload import CAP, LEAST, workloads
+    from tests.upstream.scheduler_lab import multi
 
 WORKLOADS = 25
+PROMPT = list(range(1000, 2800))
+STORED = 1792
+"""Of them, in whole chunks."""
 
 
-@cache
-def seen(version: str) -> Any:
-    return probe(version, "tests.upstream.probes.lmcache_reload", str(WORKLOADS))
+def engine(module: str, *, stored: int = STORED, num_blocks: int = 400, child: bool = False, **extra: Any) -> Any:
+    """`child`: it is the only one of our MultiConnector, which looks after lookups too."""
+    config = leaf(module, **extra)
+    if child:
+        config = multi(config) | {"kv_connector_module_path": "pdserve.connectors.multi"}
+    made = Engine(config, num_blocks=num_blocks)
+    made.ledger.store(PROMPT, 0, stored)
+    return made
 
 
-@pytest.fixture(params=VLLM_VERSIONS)
-def cases(request: pytest.FixtureRequest) -> Any:
-    return seen(request.param)
+def reload(made: Any) -> Any:
+    """Tokens of its loads, and how many were computed and stored."""
+    before = made.computed
+    made.add("a", PROMPT)
+    assert made.run()
+    assert (made.ledger.locked, made.connector.request_trackers) == (0, {})
+    return [load[1:] for load in made.loads], made.computed - before, made.stored
 
 
-def test_a_reload_takes_whole_chunks_up_to_the_cap_and_the_rest_is_computed_and_stored(cases: Any) -> None:
-    theirs, ours = cases["theirs"]["whole"], cases["ours"]["whole"]
-    assert theirs["loads"] == [[0, 1792]], "upstream has no cap"
-    assert ours["loads"] == [[0, 512]]
-    assert ours["computed"] == theirs["computed"] + 1792 - 512
-    assert ours["stored"] == 1792 - 512, "what is computed is stored like any new token"
-    assert ours["locked"] == 0
+def inside_a_chunk(made: Any) -> Any:
+    """vLLM has 48 tokens of the prompt itself; chunks have 64."""
+    made.add("warm", [*PROMPT[:48], *range(9000, 9010)])
+    assert made.run()
+    return reload(made)
 
 
-def test_a_cap_of_the_answer_alone_asks_for_chunks_that_have_no_blocks(cases: Any) -> None:
+def without_blocks(made: Any, slow: int = 0) -> None:
+    """Another request holds them for many steps, in each of which vLLM asks again."""
+    LedgerAdapter.slow = slow
+    made.add("other", list(range(5000, 5900)), max_tokens=24)
+    made.step()
+    made.step()
+    LedgerAdapter.polls.clear()
+
+
+def locks_after_an_abort(slow: int, module: str, **how: Any) -> int:
+    """Of a request that ends before it has blocks: every chunk of the hit is locked then."""
+    made = engine(module, num_blocks=130, **how)
+    without_blocks(made, slow)
+    made.add("a", PROMPT)
+    made.step()
+    assert made.ledger.locked == 28
+    made.abort("a")
+    LedgerAdapter.slow = 0
+    assert made.run()
+    assert (made.lab.free_blocks, len(made.connector.request_trackers)) == (129, 0), "no block is lost"
+    return int(made.ledger.locked)
+
+
+@on(*VLLM_VERSIONS)
+def test_a_reload_takes_whole_chunks_up_to_the_cap_and_none_below_the_minimum() -> None:
+    """Upstream has neither. What is computed is stored like any new token, and a local prefix that ends inside a chunk
+    is neither loaded again nor counted as loaded. Without bounds ours is upstream's."""
+    cap: dict[str, Any] = {CAP: 512}
+    least: dict[str, Any] = {LEAST: 128}
+    all_of_it = len(PROMPT) + 1 - STORED
+    for module in (THEIRS, OURS):
+        assert reload(engine(module)) == ([(0, STORED)], all_of_it, 0)
+        assert inside_a_chunk(engine(module))[0] == [(48, STORED)]
+        assert reload(engine(module, stored=CHUNK))[0] == [(0, CHUNK)]
+    effects.forget()
+    for child in (False, True):
+        assert reload(engine(OURS, child=child, **cap)) == ([(0, 512)], all_of_it + STORED - 512, STORED - 512)
+        loads, computed, _ = reload(engine(OURS, stored=CHUNK, child=child, **least))
+        assert (loads, computed) == ([], len(PROMPT) + 1)
+    assert inside_a_chunk(engine(OURS, **cap))[0] == [(48, 512)], "at most 512, and up to a boundary of chunks"
+    assert reload(engine(OURS, stored=2 * CHUNK, **least))[0] == [(0, 128)], "the minimum itself is loaded"
+    made = engine(OURS, num_blocks=130, **cap)
+    without_blocks(made)
+    loads, _, stored = reload(made)
+    assert (loads, stored) == ([(0, 512)], 896 + STORED - 512), "896 tokens are the other request's"
+    assert LedgerAdapter.polls["a"] > 10, "asking in every step releases each lock once"
+    counted = {f"{patch} {effect}": value for (patch, effect), value in effects.totals().items()}
+    assert counted["lmcache-load-cap loads-capped"] == 4
+    assert counted["lmcache-load-cap tokens-left-to-recompute"] == 4 * (STORED - 512)
+    assert counted["lmcache-min-load loads-skipped"] == 2
+    assert counted["lmcache-min-load tokens-left-to-recompute"] == 2 * CHUNK
+    assert (counted["lmcache-load-cap instances"], counted["lmcache-min-load instances"]) == (4, 3)
+
+
+@on(*VLLM_VERSIONS)
+def test_a_cap_of_the_answer_alone_asks_for_chunks_that_have_no_blocks() -> None:
     """As published: the tracker still has the whole hit, so all of it is retrieved into the blocks of a part."""
-    assert cases["naive cap"] != "fine"
+    made = engine(THEIRS)
+    upstream = type(made.connector)
+    original = upstream.get_num_new_matched_tokens
+
+    def capped(self: Any, request: Any, computed: int) -> tuple[int | None, bool]:
+        tokens, load_async = original(self, request, computed)
+        return (None if tokens is None else min(tokens, 512)), load_async
+
+    with (
+        mock.patch.object(upstream, "get_num_new_matched_tokens", capped),
+        pytest.raises((AssertionError, ValueError)),
+    ):
+        reload(made)
 
 
-def test_a_local_prefix_that_ends_inside_a_chunk_is_neither_loaded_again_nor_counted_as_loaded(cases: Any) -> None:
-    assert cases["theirs"]["inside"]["loads"] == [[48, 1792]]
-    assert cases["ours"]["inside"]["loads"] == [[48, 512]], "at most 512, and up to a boundary of chunks"
-    assert cases["ours"]["inside"]["locked"] == 0
+@on(*VLLM_VERSIONS)
+def test_a_request_that_ends_before_it_has_blocks_leaves_its_locks_with_upstreams_class_and_none_with_ours() -> None:
+    """vllm#44100: an engine with LMCache alone, until the read TTL. Below our MultiConnector upstream's leaves none
+    either."""
+    for slow in (0, 3):
+        assert locks_after_an_abort(slow, THEIRS) == 28
+        assert locks_after_an_abort(slow, OURS) == locks_after_an_abort(slow, OURS, **{CAP: 512}) == 0
+    assert effects.totals()["lmcache-lookup-locks", "lookups-released"] == 4, "two with bounds, two without"
+    for slow in (0, 3):
+        assert locks_after_an_abort(slow, OURS, child=True, **{CAP: 512}) == 0
+    assert any("locks left" in wrong for wrong in workloads(WORKLOADS, THEIRS, bounded=False)["wrong"])
+    assert workloads(WORKLOADS, OURS, bounded=False)["wrong"] == []
 
 
-def test_asking_in_every_step_while_blocks_are_lacking_releases_each_lock_once(cases: Any) -> None:
-    ours = cases["ours"]["waits"]
-    assert ours["polls"] > 10
-    assert ours["done"]
-    assert ours["loads"] == [[0, 512]]
-    assert ours["locked"] == 0
-    # 896 tokens are the other request's.
-    assert ours["stored"] == 896 + 1792 - 512
-
-
-def test_a_reload_below_the_minimum_is_computed_with_no_lock_left(cases: Any) -> None:
-    theirs, ours = cases["theirs"]["small"], cases["ours"]["small"]
-    assert theirs["loads"] == [[0, 64]]
-    assert ours["loads"] == []
-    assert ours["computed"] == theirs["computed"] + 64
-    assert ours["locked"] == 0
-    assert cases["ours"]["small enough"]["loads"] == [[0, 128]], "the minimum itself is loaded"
-
-
-@pytest.mark.parametrize("when", ["aborted", "aborted, no answer yet"])
-def test_a_request_that_ends_before_it_has_blocks_leaves_nothing(cases: Any, when: str) -> None:
-    assert cases["theirs"][when]["locked"] == 28, "every chunk of the hit stays locked until the read TTL"
-    for ours in (cases["ours"][when], cases["without bounds"][when]):
-        assert (ours["locked before"], ours["locked"], ours["trackers"]) == (28, 0, 0)
-        assert ours["free"] == 129, "no block is lost: 130 without the null block"
-
-
-def test_without_bounds_a_reload_is_upstreams(cases: Any) -> None:
-    for case in ("whole", "inside", "small", "small enough"):
-        assert cases["without bounds"][case] == cases["theirs"][case]
-
-
-def test_random_workloads_with_aborts_leave_locks_with_upstreams_class_and_none_with_ours(cases: Any) -> None:
-    """vllm#44100: an engine with LMCache alone. Below our MultiConnector upstream's class leaves none either."""
-    random = cases["random without bounds"]
-    assert any("locks left" in wrong for wrong in random["theirs"]["wrong"])
-    assert random["without bounds"]["wrong"] == []
-
-
-def test_as_a_child_of_our_multiconnector_which_looks_after_lookups_too_each_lock_is_released_once(cases: Any) -> None:
-    child = cases["child"]
-    assert child["whole"]["loads"] == [[0, 512]]
-    assert child["small"]["loads"] == []
-    assert child["aborted"]["locked before"] == child["aborted, no answer yet"]["locked before"] == 28
-    assert {name: (case["locked"], case["trackers"], case["done"]) for name, case in child.items()} == dict.fromkeys(
-        ("whole", "small", "aborted", "aborted, no answer yet"), (0, 0, True)
-    )
-
-
-def test_the_effects_are_counted(cases: Any) -> None:
-    effects = cases["effects"]
-    assert effects["lmcache-load-cap loads-capped"] == 3
-    assert effects["lmcache-load-cap tokens-left-to-recompute"] == 3 * (1792 - 512)
-    assert effects["lmcache-lookup-locks lookups-released"] == 4, "two with bounds, two without"
-    assert effects["lmcache-min-load loads-skipped"] == 1
-    assert effects["lmcache-min-load tokens-left-to-recompute"] == 64
-    assert effects["lmcache-load-cap instances"] == 5
-    assert effects["lmcache-min-load instances"] == 2
-
-
-def test_random_workloads_on_too_few_blocks_leave_no_lock_and_never_read_or_store_what_is_not_there(
-    cases: Any,
-) -> None:
-    random = cases["random"]
-    assert random["wrong"] == []
-    assert random["loads"] > 2 * WORKLOADS
-    assert random["preempted"] > 0
-    assert cases["random effects"]["lmcache-load-cap loads-capped"] > WORKLOADS
-    assert cases["random effects"]["lmcache-min-load loads-skipped"] > 5
-    assert random["verdicts"] == {"done": WORKLOADS}, "no deadlock: vllm#44560"
+@on(*VLLM_VERSIONS)
+def test_random_workloads_on_too_few_blocks_leave_no_lock_and_never_read_or_store_what_is_not_there() -> None:
+    """Nor is there a deadlock: vllm#44560."""
+    seen = workloads(WORKLOADS)
+    assert (seen["wrong"], seen["verdicts"]) == ([], {"done": WORKLOADS})
+    assert seen["loads"] > 2 * WORKLOADS
+    assert seen["preempted"] > 0
+    totals = effects.totals()
+    assert totals["lmcache-load-cap", "loads-capped"] > WORKLOADS
+    assert totals["lmcache-min-load", "loads-skipped"] > 5

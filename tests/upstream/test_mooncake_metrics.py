@@ -1,20 +1,28 @@
-"""What MooncakeConnector counts of its transfers is on /metrics, under upstream's own names, with the real classes."""
+"""Mooncake's transfers at /metrics, with MooncakeConnector alone and in MultiConnector: upstream's since 0.33."""
 
 from __future__ import annotations
 
-from functools import cache
+import hashlib
+import json
 from typing import Any
 
 import pytest
 
-from tests.upstream.run import VLLM_VERSIONS, probe
+from pdserve.patches.mooncake.transfer_metrics import PATCH
+from pdserve.patches.multiconnector import prom_metrics
+from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, count, on, verdict
 
-pytestmark = pytest.mark.upstream
+if IN_RELEASE:
+    from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.stats import MooncakeKVConnectorStats
+
+    from tests.upstream import metrics_lab
+    from tests.upstream.scheduler_lab import Lab, mock, multi
 
 CORRECTED = "0.33.0"
-BEFORE = [version for version in VLLM_VERSIONS if version != CORRECTED]
-EVERY_VERSION = pytest.mark.parametrize("version", VLLM_VERSIONS)
-EVERYWHERE = pytest.mark.parametrize("where", ["alone", "in multi"])
+PREFIX = "vllm:mooncake_"
+MOONCAKE = {"kv_connector": "MooncakeConnector", "kv_role": "kv_producer"}
+FAMILIES = "c40e7b88f2cbb358"
+"""A digest of names, types, help and buckets, as vLLM 0.33 has them."""
 SAMPLES = {
     "xfer_time_seconds_sum": {"0": 0.75, "1": 2.75},
     "xfer_time_seconds_count": {"0": 2, "1": 3},
@@ -28,51 +36,63 @@ SAMPLES = {
 }
 
 
-@cache
-def measured(version: str) -> Any:
-    return probe(version, "tests.upstream.probes.mooncake_metrics")
+@on(*VLLM_VERSIONS)
+def test_transfers_and_failures_are_counted_by_engine_with_the_patch_and_since_0_33(version: str) -> None:
+    """Where upstream has them, the patch, applied all the same, adds no second family of a name."""
+    assert verdict(PATCH) == ("not-needed" if version == CORRECTED else "apply")
+    if version == CORRECTED:
+        counted_right()
+    else:
+        assert observed(alone=True) == {}
+        with pytest.raises(AssertionError, match="MooncakeConnector is not contained in the list"):
+            observed(alone=False)
+    for each in (prom_metrics, PATCH, PATCH):
+        getattr(each, "PATCH", each).apply()
+    counted_right()
+    assert count(prom_metrics.PATCH.name, "observations-dropped") == 0
 
 
-@pytest.mark.parametrize("version", BEFORE)
-def test_nothing_is_exported_before_0_33_unless_patched(version: str) -> None:
-    unpatched = measured(version)["without"]
-    assert unpatched["alone"] == {"died": None, "families": {}, "start": {}, "end": {}}
-    assert "MooncakeConnector is not contained in the list" in unpatched["in multi"]["died"]
+def counted_right() -> None:
+    for alone in (True, False):
+        families = observed(alone=alone)
+        assert len(families) == 6
+        assert hashlib.sha256(json.dumps(families, sort_keys=True).encode()).hexdigest()[:16] == FAMILIES
 
 
-@EVERY_VERSION
-def test_the_patch_is_for_the_versions_without_metrics(version: str) -> None:
-    assert measured(version)["verdict"] == ("not-needed" if version == CORRECTED else "apply")
+def observed(*, alone: bool) -> dict[str, Any]:
+    """Two transfers of the first engine; of the second one more, with a failure of each kind. The families."""
+    connector = MOONCAKE if alone else multi(MOONCAKE, mock("a"))
+    ranks = [Lab(connector=connector), Lab(connector=connector)]
+    server = metrics_lab.ApiServer(ranks[0].config)
+    start = values()
+
+    def step(engine: int, stats: Any) -> None:
+        ranks[engine].add(f"r{len(ranks[engine].outputs)}", 32)
+        server.step(ranks[engine], engine, stats if alone else metrics_lab.in_multi(stats))
+
+    for engine in (0, 1):
+        stats = MooncakeKVConnectorStats()
+        stats.record_transfer(0.25, 4096, 2)
+        stats.record_transfer(0.5, 2**20, 3)
+        step(engine, stats)
+    rare = MooncakeKVConnectorStats()
+    rare.record_transfer(2.0, 1024, 1)
+    rare.record_failed_transfer()
+    rare.record_failed_recv()
+    rare.record_failed_recv()
+    rare.record_kv_expired_req()
+    step(1, rare)
+    families = metrics_lab.families(PREFIX)
+    if families:
+        assert start == {name: {"0": 0, "1": 0} for name in SAMPLES}, "every series is there from the start"
+        assert values() == SAMPLES
+    return families
 
 
-@EVERYWHERE
-@EVERY_VERSION
-def test_transfers_and_failures_are_counted_by_engine(version: str, where: str) -> None:
-    patched = measured(version)["with"][where]
-    assert patched["died"] is None
-    assert patched["end"] == SAMPLES
-
-
-@EVERYWHERE
-@EVERY_VERSION
-def test_every_series_is_there_from_the_start(version: str, where: str) -> None:
-    assert measured(version)["with"][where]["start"] == {name: {"0": 0, "1": 0} for name in SAMPLES}
-
-
-@EVERYWHERE
-@pytest.mark.parametrize("version", BEFORE)
-def test_names_types_help_and_buckets_are_those_of_upstream(version: str, where: str) -> None:
-    upstream = measured(CORRECTED)["without"][where]["families"]
-    assert len(upstream) == 6
-    assert measured(version)["with"][where]["families"] == upstream
-
-
-def test_where_upstream_has_them_they_are_upstreams() -> None:
-    """Applied all the same, the patch adds no second family of a name."""
-    results = measured(CORRECTED)
-    assert results["with"] == results["without"]
-
-
-@EVERY_VERSION
-def test_the_patch_of_the_crash_has_nothing_of_mooncake_to_drop(version: str) -> None:
-    assert measured(version)["dropped"] == 0
+def values() -> dict[str, dict[str, float]]:
+    """Of the sums, the counts and the counters: engine -> value."""
+    seen: dict[str, dict[str, float]] = {}
+    for sample in metrics_lab.samples(PREFIX):
+        if sample.name.endswith(("_sum", "_count", "_total")):
+            seen.setdefault(sample.name.removeprefix(PREFIX), {})[sample.labels["engine"]] = sample.value
+    return seen

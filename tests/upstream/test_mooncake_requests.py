@@ -4,63 +4,88 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from pdserve.patches.mooncake.requests import PATCH
+from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, count, on
 
-from tests.upstream.mooncake import measured
-from tests.upstream.run import VLLM_VERSIONS
+if IN_RELEASE:
+    from tests.upstream.scheduler_lab import Lab
 
-pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", VLLM_VERSIONS)]
-
-
-def cases(version: str) -> dict[str, dict[str, Any]]:
-    results: dict[str, dict[str, Any]] = measured(version)["parameters"]
-    return results
-
-
-def without(case: dict[str, Any]) -> set[str]:
-    """What upstream does with it, however it ends."""
-    return {unpatched for (unpatched, _), _ in case.values()}
-
-
-def test_upstream_parks_requests_for_kv_that_no_prefill_was_asked_for(version: str) -> None:
-    parked = {name for name, case in cases(version).items() if case["never"][0][0] == "waits"} - {"good: decode"}
-    assert parked >= {
-        "decode: only do_remote_prefill",
-        "decode: no transfer_id",
-        "decode: no remote_engine_id",
-        "decode: no remote_bootstrap_addr",
-        "decode: flag is text",
-    }
-    assert cases(version)["decode: no transfer_id"]["later"][0][0] == "holds blocks as WAITING_FOR_REMOTE_KVS"
-
-
-def test_upstream_ends_engine_core(version: str) -> None:
-    results = cases(version)
-    assert "AssertionError" in without(results["decode: do_remote_decode"])
-    assert "AssertionError" in without(results["prefill: do_remote_prefill"])
-    assert results["decode: no remote_engine_id"]["waiting"][0][0] == "KeyError"
-    assert "TypeError" in without(results["decode: remote_engine_id is a list"])
-    assert "AttributeError" in without(results["decode: text"])
+WHOLE: dict[str, Any] = {
+    "do_remote_prefill": True,
+    "transfer_id": "t",
+    "remote_engine_id": "e",
+    "remote_bootstrap_addr": "http://127.0.0.1:1",
+}
+ASKED: dict[str, Any] = {"do_remote_decode": True, "transfer_id": "t"}
+FLAG_ALONE = {"do_remote_prefill": True}
+AT_DECODE: tuple[Any, ...] = (
+    *(FLAG_ALONE, {"do_remote_prefill": "no"}, ASKED, WHOLE | {"do_remote_decode": True}),
+    *({name: value for name, value in WHOLE.items() if name != lacking} for lacking in WHOLE if lacking[0] != "d"),
+    *(WHOLE | {"transfer_id": ""}, WHOLE | {"transfer_id": 7}, WHOLE | {"remote_engine_id": ["e"]}),
+    *("do_remote_prefill", ["do_remote_prefill"], [], "", 0),
+)
+AT_PREFILL: tuple[Any, ...] = (
+    *(WHOLE, {"do_remote_decode": True}, ASKED | {"transfer_id": ["t"]}, [], "do_remote_decode"),
+)
+BAD = [("kv_consumer", params) for params in AT_DECODE] + [("kv_producer", params) for params in AT_PREFILL]
+GOOD = [
+    ("kv_consumer", WHOLE),
+    ("kv_producer", ASKED),
+    ("kv_consumer", {}),
+    ("kv_consumer", {"transfer_id": "t", "lmcache.max_offload_tokens": 3}),
+]
+WHEN = ("never", "waiting", "later")
+"""The client leaves: waiting, before it is scheduled."""
 
 
-def test_with_the_patch_each_is_served_without_a_transfer_and_counted_once(version: str) -> None:
-    bad = {name: case for name, case in cases(version).items() if not name.startswith("good")}
-    assert len(bad) == 20
-    for name, case in bad.items():
-        for abort, (_, patched) in case.items():
-            assert patched == ["served", 1], (name, abort)
+@on(*VLLM_VERSIONS)
+def test_each_is_served_without_a_transfer_and_counted_once_with_the_patch() -> None:
+    """Upstream parks some for KV that no prefill was asked for, and EngineCore ends with others. What is right is left
+    alone."""
+    before = {str(case): [tried(*case, when) for when in WHEN] for case in (*BAD, *GOOD)}
+    parked = {case for case, ends in before.items() if ends[0] == "waits"}
+    without = [{name: value for name, value in WHOLE.items() if name != lacking} for lacking in WHOLE]
+    parks = (FLAG_ALONE, {"do_remote_prefill": "no"}, *without[1:])
+    assert parked >= {str(("kv_consumer", params)) for params in parks}
+    assert before[str(("kv_consumer", without[1]))][2] == "holds blocks as WAITING_FOR_REMOTE_KVS"
+    for error, case in {
+        "AssertionError": ("kv_consumer", ASKED),
+        "KeyError": ("kv_consumer", without[2]),
+        "TypeError": ("kv_consumer", WHOLE | {"remote_engine_id": ["e"]}),
+        "AttributeError": ("kv_consumer", "do_remote_prefill"),
+    }.items():
+        assert error in before[str(case)], case
+    assert "AssertionError" in before[str(("kv_producer", WHOLE))]
+    PATCH.apply()
+    for case in BAD:
+        for when in WHEN:
+            rejected = count(PATCH.name, "params-rejected")
+            assert tried(*case, when) == "served", (case, when)
+            assert count(PATCH.name, "params-rejected") == rejected + 1, (case, when)
+    rejected = count(PATCH.name, "params-rejected")
+    assert {str(case): [tried(*case, when) for when in WHEN] for case in GOOD}.items() <= before.items()
+    assert count(PATCH.name, "params-rejected") == rejected == 3 * 20
 
 
-def test_what_is_right_is_left_alone(version: str) -> None:
-    good = {name: case for name, case in cases(version).items() if name.startswith("good")}
-    assert len(good) == 4
-    for name, case in good.items():
-        for abort, (unpatched, patched) in case.items():
-            assert unpatched == patched, (name, abort)
-
-
-def test_a_prefill_that_ends_by_a_stop_token_delivers_its_kv(version: str) -> None:
-    unpatched, patched = measured(version)["stopped_by_token"]
-    assert unpatched == {"served": None, "equal": None, "prefill ended by": "stop"}
-    assert patched["equal"]
-    assert patched["prefill ended by"] == "stop", "its client is told how it ended"
+def tried(role: str, params: Any, when: str) -> str:
+    """What an engine does with it: "served", "waits", or the error that ends EngineCore."""
+    lab = Lab(connector={"kv_connector": "MooncakeConnector", "kv_role": role})
+    try:
+        lab.add("bad", 64, dict(params) if isinstance(params, dict) else params, max_tokens=1)
+        if when == "waiting":
+            lab.abort("bad")
+        for _ in range(5):
+            lab.step()
+        status = lab.status("bad")
+        if when == "later":
+            lab.abort("bad")
+            lab.step()
+        lab.add("next", 64, max_tokens=1)
+        for _ in range(5):
+            lab.step()
+    except (AssertionError, AttributeError, KeyError, TypeError) as error:
+        return type(error).__name__
+    assert lab.finish_reasons["next"] == "length"
+    if status == "WAITING_FOR_REMOTE_KVS" and when == "never":
+        return "waits"
+    return f"holds blocks as {status}" if lab.free_blocks != 63 else "served"

@@ -2,69 +2,120 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 
-from tests.upstream.multiconnector import measured
-from tests.upstream.run import VLLM_VERSIONS
+from pdserve.patches.multiconnector.prom_metrics import PATCH
+from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, count, on, verdict
 
-pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", VLLM_VERSIONS)]
+if IN_RELEASE:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.stats import MooncakeKVConnectorStats
+
+    from tests.upstream import metrics_lab
+    from tests.upstream.scheduler_lab import Lab, mock, multi
 
 CORRECTED = "0.33.0"
+PREFIX = "vllm:kv_connector_mc_"
+OURS = {"kv_connector_module_path": "pdserve.connectors.multi"}
+A, B, MOONCAKE = "MockConnector-0", "MockConnector-1", "MooncakeConnector"
 
 
-def metrics(version: str) -> Any:
-    return measured(version)["metrics"]
+def lab(**ours: str) -> Any:
+    """Its children are two mocks and a MooncakeConnector, whose worker reports a transfer in every step."""
+    mooncake = {"kv_connector": "MooncakeConnector", "kv_role": "kv_consumer"}
+    return Lab(connector=multi(mock("a"), mock("b"), mooncake) | ours)
 
 
+def transferred() -> Any:
+    stats = MooncakeKVConnectorStats()
+    stats.record_transfer(0.1, 4096, 1)
+    return metrics_lab.in_multi(stats)
+
+
+def series() -> dict[str, dict[str, dict[str, float]]]:
+    """Of the children: what is measured -> engine -> child -> value, those that are 0 left out."""
+    values: dict[str, dict[str, dict[str, float]]] = {}
+    for sample in metrics_lab.samples(PREFIX):
+        engines = values.setdefault(sample.name.removeprefix(PREFIX), {})
+        children = engines.setdefault(sample.labels["engine"], {})
+        if sample.value:
+            children[sample.labels["connector"]] = sample.value
+    return values
+
+
+def first_transfer() -> None:
+    rank = lab()
+    rank.add("r", 32)
+    metrics_lab.ApiServer(rank.config).step(rank, 0, transferred())
+
+
+@on(*VLLM_VERSIONS)
 def test_the_api_server_dies_of_the_first_transfers_statistics_unless_patched(version: str) -> None:
-    results = metrics(version)
+    """Since 0.33 upstream skips children without metrics."""
     if version == CORRECTED:
-        assert results["crash"] is None, "upstream skips children without metrics"
-    else:
-        assert "MooncakeConnector is not contained in the list of registered connectors" in results["crash"]
-    assert results["patched crash"] is None
+        assert verdict(PATCH) == "not-needed"
+        first_transfer()
+        return
+    with pytest.raises(AssertionError, match="MooncakeConnector is not contained in the list of registered connectors"):
+        first_transfer()
+    assert verdict(PATCH) == "apply"
+    PATCH.apply()
+    PATCH.apply()
+    first_transfer()
+    assert count(PATCH.name, "observations-dropped") == 1
 
 
-def test_the_patch_applies_where_it_is_needed_and_counts_what_it_drops(version: str) -> None:
-    results = metrics(version)
-    expected = ("not-needed", 0) if version == CORRECTED else ("apply", 1)
-    assert (results["verdict"], results["dropped"]) == expected
-
-
-def test_every_child_has_its_series_from_the_start(version: str) -> None:
-    at_start = metrics(version)["counted"]["start"]
-    names = {"queries_total", "hits_total", "hit_tokens_total", "misses_total", "pending_loads"}
-    assert at_start == {name: {"0": {}, "1": {}} for name in names}
-
-
+@on(*VLLM_VERSIONS)
 def test_counts_reach_the_api_server_by_engine_and_child(version: str) -> None:
-    """One load and one miss in each engine, in the second one another load; a lost choice is neither hit nor miss."""
-    end = metrics(version)["counted"]["end"]
-    a, b, mooncake = "MockConnector-0", "MockConnector-1", "MooncakeConnector"
-    assert end["queries_total"] == {"0": dict.fromkeys((a, b, mooncake), 2), "1": dict.fromkeys((a, b, mooncake), 3)}
-    assert end["hits_total"] == {"0": {a: 1}, "1": {a: 1, b: 1}}
-    assert end["hit_tokens_total"] == {"0": {a: 48}, "1": {a: 48, b: 64}}
-    assert end["misses_total"] == {"0": {a: 1, b: 1, mooncake: 2}, "1": {a: 2, b: 1, mooncake: 3}}
+    """Two engines: a load that arrives and a miss in each, and in the second one a load that is aborted meanwhile. A
+    lost choice is neither hit nor miss; a pending load is shown until it arrives or no request waits for it."""
+    if version != CORRECTED:
+        PATCH.apply()
+    ranks = [lab(**OURS), lab(**OURS)]
+    server = metrics_lab.ApiServer(ranks[0].config)
+    names = {"queries_total", "hits_total", "hit_tokens_total", "misses_total", "pending_loads"}
+    assert series() == {name: {"0": {}, "1": {}} for name in names}
+    for engine, rank in enumerate(ranks):
+        rank.add("r", 64, {"a": {"matched": 48}, "b": {"matched": 32}})
+        rank.add("miss", 32)
+        if engine == 1:
+            rank.add("aborted", 64, {"b": {"matched": 64}})
+        server.step(rank, engine, transferred())
+    assert series()["pending_loads"] == {"0": {A: 1}, "1": {A: 1, B: 1}}
+    ranks[1].abort("aborted")
+    for engine, rank in enumerate(ranks):
+        server.step(rank, engine, transferred())
+    assert series()["pending_loads"] == {"0": {A: 1}, "1": {A: 1}}
+    for engine, rank in enumerate(ranks):
+        server.step(rank, engine, transferred(), finished_recving={"r", "aborted"} & set(rank.scheduler.requests))
+        server.step(rank, engine, transferred())
+    assert series() == {
+        "pending_loads": {"0": {}, "1": {}},
+        "queries_total": {"0": dict.fromkeys((A, B, MOONCAKE), 2), "1": dict.fromkeys((A, B, MOONCAKE), 3)},
+        "hits_total": {"0": {A: 1}, "1": {A: 1, B: 1}},
+        "hit_tokens_total": {"0": {A: 48}, "1": {A: 48, B: 64}},
+        "misses_total": {"0": {A: 1, B: 1, MOONCAKE: 2}, "1": {A: 2, B: 1, MOONCAKE: 3}},
+    }
+    assert "MooncakeConnector={" in server.lines[0]
+    assert "selection={'queries': {'MockConnector-0': 2" in server.lines[0]
 
 
-def test_a_pending_load_is_shown_until_it_arrives_or_no_request_waits_for_it(version: str) -> None:
-    counted = metrics(version)["counted"]
-    a, b = "MockConnector-0", "MockConnector-1"
-    assert counted["loading"]["pending_loads"] == {"0": {a: 1}, "1": {a: 1, b: 1}}
-    assert counted["aborted"]["pending_loads"] == {"0": {a: 1}, "1": {a: 1}}
-    assert counted["end"]["pending_loads"] == {"0": {}, "1": {}}
-
-
-def test_they_are_in_the_log_line_beside_the_statistics_of_the_children(version: str) -> None:
-    line = metrics(version)["counted"]["log"]
-    assert "MooncakeConnector={" in line
-    assert "selection={'queries': {'MockConnector-0': 2" in line
-
-
-def test_they_arrive_without_statistics_of_any_worker(version: str) -> None:
-    results = metrics(version)["without transfers"]
+@on(*VLLM_VERSIONS)
+def test_they_arrive_without_statistics_of_any_worker() -> None:
+    example = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    seen = []
+    for ours in ({}, OURS):
+        rank = Lab(connector=multi(example, example) | ours, scheduler={"disable_hybrid_kv_cache_manager": True})
+        groups = rank.scheduler.kv_cache_config
+        worker = KVConnectorFactory.create_connector(rank.config, KVConnectorRole.WORKER, groups)
+        server = metrics_lab.ApiServer(rank.config)
+        rank.add("r", 32)
+        server.step(rank, 0, pickle.loads(pickle.dumps(worker.get_kv_connector_stats())))
+        seen.append(series())
+    assert seen[0] == {}
     children = {"ExampleConnector-0": 1, "ExampleConnector-1": 1}
-    assert results["upstream"] == {}
-    assert results["ours"]["queries_total"]["0"] == results["ours"]["misses_total"]["0"] == children
+    assert seen[1]["queries_total"]["0"] == seen[1]["misses_total"]["0"] == children

@@ -2,90 +2,178 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
-import pytest
+from pdserve.patches import effects
+from pdserve.patches.multiconnector.selection import PATCH
+from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, all_hold, on, verdict
 
-from tests.upstream.multiconnector import measured
-from tests.upstream.run import VLLM_VERSIONS
+if IN_RELEASE:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", VLLM_VERSIONS)]
+    from tests.upstream.scheduler_lab import Lab, mock, multi
 
-
-def measured_case(version: str, case: str) -> tuple[Any, Any]:
-    """What upstream does, and what ours does."""
-    both = measured(version)["selection"][case]
-    return both["upstream"], both["ours"]
+NEVER = 10**6
+UPSTREAM, OURS = False, True
 
 
-def test_the_first_child_with_tokens_always_loads_unless_they_are_weighed(version: str) -> None:
-    upstream, ours = measured_case(version, "weights")
-    first = {"more tokens": 32, "equal": 48, "weight": 48, "weight that does not suffice": 48, "zero": 48}
-    assert upstream == {case: {"a": tokens, "b": 0} for case, tokens in first.items()}
-    assert ours == {
-        "more tokens": {"a": 0, "b": 48},
-        "equal": {"a": 48, "b": 0},
-        "weight": {"a": 0, "b": 32},
-        "weight that does not suffice": {"a": 48, "b": 0},
-        "zero": {"a": 0, "b": 16},
+def lab(ours: bool, *children: dict[str, Any], extra: dict[str, Any] | None = None, **options: Any) -> Any:
+    config = multi(*(children or (mock("a"), mock("b"))), **(extra or {}))
+    return Lab(connector=config | ({"kv_connector_module_path": "pdserve.connectors.multi"} if ours else {}), **options)
+
+
+def loaded(under_test: Any) -> list[int]:
+    """Tokens that each mock was told to load, as one of the loads that were started."""
+    return [sum(load.tokens for load in book.loads) for book in under_test.books]
+
+
+def remaining(under_test: Any) -> dict[str, int]:
+    """Everything that is kept per request, by what keeps it."""
+    connector = under_test.connector
+    kept = {
+        "choices": connector._requests_to_connector,
+        "answers": getattr(connector, "_answers", {}),
+        "waits": getattr(connector, "_waiting_since", {}),
+        "unanswered": getattr(connector, "_unanswered", {}),
+        "loads": connector._counts._loading if hasattr(connector, "_counts") else {},
     }
+    return {name: len(value) for name, value in kept.items() if value}
 
 
-def test_a_child_without_an_answer_holds_the_others_up_unless_it_is_overtaken(version: str) -> None:
-    upstream, ours = measured_case(version, "pending")
-    held_up = {"steps": None, "loaded": {"a": 0, "b": 0}, "left": {}}
-    assert upstream["other has tokens"] == held_up
-    assert ours["other has tokens"] == {"steps": 1, "loaded": {"a": 0, "b": 48}, "left": {}}
+def weights() -> None:
+    """The first child with tokens always loads unless they are weighed."""
+    for first, second, matched, winner in (
+        (None, None, (32, 48), 1),
+        (None, None, (48, 48), 0),
+        (1.0, 2.0, (48, 32), 1),
+        (1.0, 1.25, (48, 32), 0),
+        (0, 1, (48, 16), 1),
+    ):
+        extra = [{} if weight is None else {"load_weight": weight} for weight in (first, second)]
+        for ours, loads in ((UPSTREAM, 0), (OURS, winner)):
+            under_test = lab(ours, mock("a", **extra[0]), mock("b", **extra[1]))
+            under_test.add("r", 64, {"a": {"matched": matched[0]}, "b": {"matched": matched[1]}})
+            under_test.step()
+            expected = [0, 0]
+            expected[loads] = matched[loads]
+            assert loaded(under_test) == expected, (first, second, matched, ours)
+            under_test.run()
 
 
-def test_a_child_without_an_answer_is_waited_for_when_no_other_has_tokens(version: str) -> None:
-    upstream, ours = measured_case(version, "pending")
-    held_up = {"steps": None, "loaded": {"a": 0, "b": 0}, "left": {}}
-    assert upstream["nobody has tokens"] == ours["nobody has tokens"] == held_up
+def pending() -> None:
+    """A child without an answer holds the others up unless it is overtaken. It is waited for when no other has tokens,
+    or when it has more weight, but not for ever."""
+    held_up = (None, [0, 0])
+    for weight, patience, a, b, upstream, ours in (
+        (1.0, 1.0, {"defers": NEVER}, {"matched": 48}, held_up, (1, [0, 48])),
+        (1.0, 1.0, {"defers": NEVER}, {}, held_up, held_up),
+        (2.0, 60.0, {"defers": 3, "matched": 32}, {"matched": 48}, (4, [32, 0]), (4, [32, 0])),
+        (2.0, 0.0, {"defers": NEVER}, {"matched": 48}, held_up, (2, [0, 48])),
+    ):
+        for whose, expected in ((UPSTREAM, upstream), (OURS, ours)):
+            children, extra = (mock("a", load_weight=weight), mock("b")), {"lookup_patience_seconds": patience}
+            under_test = lab(whose, *children, extra=extra)
+            under_test.add("r", 64, {"a": a, "b": b})
+            steps = (step for step in range(1, 21) if under_test.step() and under_test.status("r") != "WAITING")
+            assert (next(steps, None), loaded(under_test)) == expected, (weight, a, b, whose)
+            under_test.abort("r")
+            under_test.step()
+            assert remaining(under_test) == {}
 
 
-def test_while_no_child_has_tokens_only_a_child_without_an_answer_is_asked_again(version: str) -> None:
-    """In the end the others are, too: what they said may be old by then."""
-    upstream, ours = measured_case(version, "polls")
-    assert upstream == {"asked": {"a": 6, "b": 6}, "a": 0, "b": 48}
-    assert ours == {"asked": {"a": 2, "b": 6}, "a": 0, "b": 48}
+def polls() -> None:
+    """While no child has tokens only one without an answer is asked again. In the end the others are, too: what they
+    said may be old by then."""
+    for ours, asked in ((UPSTREAM, [6, 6]), (OURS, [2, 6])):
+        under_test = lab(ours)
+        under_test.add("r", 64, {"a": {}, "b": {"defers": 5, "matched": 48}})
+        for _ in range(6):
+            under_test.step()
+        assert ([book.polls["r"] for book in under_test.books], loaded(under_test)) == (asked, [0, 48])
 
 
-def test_a_child_with_more_weight_is_waited_for_and_not_for_ever(version: str) -> None:
-    upstream, ours = measured_case(version, "pending")
-    assert ours["heavier answers soon"] == {"steps": 4, "loaded": {"a": 32, "b": 0}, "left": {}}
-    assert upstream["heavier never answers"]["steps"] is None
-    assert ours["heavier never answers"] == {"steps": 2, "loaded": {"a": 0, "b": 48}, "left": {}}
+def stale() -> None:
+    """A choice that no longer holds, of a request that starves for blocks, is kept by upstream and dropped here."""
+    for ours, left in ((UPSTREAM, {"r": 0}), (OURS, {})):
+        under_test = lab(ours, num_blocks=8)
+        under_test.add("big", 64, max_tokens=8)
+        under_test.step()
+        request = under_test.add("r", 96, {"a": {"matched": 96}})
+        under_test.step()
+        assert under_test.connector._requests_to_connector == {"r": 0}
+        request.kv_transfer_params = {}
+        under_test.step()
+        assert (under_test.status("r"), under_test.connector._requests_to_connector) == ("WAITING", left)
+        under_test.run()
+        assert not ours or (remaining(under_test), under_test.free_blocks) == ({}, 7)
 
 
-def test_a_choice_that_no_longer_holds_is_kept_by_upstream_and_dropped_here(version: str) -> None:
-    upstream, ours = measured_case(version, "stale")
-    assert upstream["starving"] == ours["starving"] == {"status": "WAITING", "choices": {"r": 0}}
-    assert upstream["after"] == {"status": "WAITING", "choices": {"r": 0}}
-    assert ours["after"] == {"status": "WAITING", "choices": {}}
-    assert (ours["end"], ours["free"]) == ({}, 7)
+def wear() -> None:
+    """Random requests in too few blocks: nothing is left after aborts, preemptions and ends."""
+    dice, preempted = random.Random(7), False
+    under_test = lab(OURS, num_blocks=24)
+    scheduler = under_test.scheduler
+
+    def step() -> None:
+        """Every load that is under way arrives; those of aborted requests, too."""
+        nonlocal preempted
+        ended = {name for name, request in scheduler.requests.items() if request.is_finished()}
+        under_test.step(finished_recving=(under_test.loading() | ended) - scheduler.finished_recving_kv_req_ids)
+        preempted |= any(request.num_preemptions for request in scheduler.requests.values())
+
+    for number in range(60):
+        script = {}
+        for child in ("a", "b"):
+            load_async = dice.choice((True, False))
+            # The last token of a prompt is left to compute when a load is not asynchronous; the shortest has 20.
+            matched = dice.choice((0, 16, 64, 128) if load_async else (0, 16))
+            script[child] = {"matched": matched, "defers": dice.choice((0, 0, 1, 5)), "load_async": load_async}
+        under_test.add(f"r{number}", dice.randrange(20, 160), script, max_tokens=dice.randrange(1, 60))
+        for _ in range(dice.randrange(3)):
+            step()
+        if dice.random() < 0.3:
+            under_test.abort(dice.choice(sorted(scheduler.requests)))
+    for _ in range(3000):
+        if scheduler.requests:
+            step()
+    under_test.step()
+    assert (scheduler.requests, remaining(under_test), under_test.free_blocks) == ({}, {}, 23)
+    assert preempted
+    assert any(book.loads for book in under_test.books)
 
 
-def test_nothing_is_left_after_aborts_preemptions_and_ends(version: str) -> None:
-    _, ours = measured_case(version, "wear")
-    assert ours == {"unfinished": [], "left": {}, "missing blocks": 0, "preempted": True, "loads": True}
+def async_saves() -> None:
+    """Both children save the same request: its blocks are free when both have said so (counted on the workers)."""
+    for ours in (UPSTREAM, OURS):
+        under_test = lab(ours)
+        under_test.add("r", 40, {"a": {"delay_free": True}, "b": {"delay_free": True}}, max_tokens=1)
+        under_test.step()
+        output = under_test.step()
+        before = under_test.free_blocks
+        under_test.step(finished_sending={"r"})
+        assert output.kv_connector_metadata.extra_async_saves == {"r": 1}
+        assert before < under_test.free_blocks
+        assert (remaining(under_test), under_test.connector._extra_async_saves) == ({}, {})
 
 
-def test_upstream_still_counts_who_has_to_finish_saving(version: str) -> None:
-    upstream, ours = measured_case(version, "async_saves")
-    assert ours == upstream == {"extra": {"r": 1}, "held": True, "left": {}, "still": {}}
+def hybrid() -> None:
+    """Two KV groups, where upstream allows them: the name and the class must be what it looks for."""
+    supports = getattr(KVConnectorFactory, "supports_hma_config", None)
+    for ours in (UPSTREAM, OURS):
+        under_test = lab(ours, sliding_window=32, scheduler={"disable_hybrid_kv_cache_manager": False})
+        under_test.add("r", 64, {"a": {"matched": 48}})
+        under_test.step()
+        under_test.run()
+        connector = under_test.connector
+        assert (type(connector).__name__, connector._all_support_hma) == ("MultiConnector", True)
+        assert len(under_test.books[0].loads[0].blocks) == 2
+        assert supports is None or supports(under_test.config.kv_transfer_config)
 
 
-def test_hybrid_models_are_allowed_as_with_upstreams_class(version: str) -> None:
-    upstream, ours = measured_case(version, "hybrid")
-    assert ours == upstream
-    assert (ours["class"], ours["all support"], ours["groups"]) == ("MultiConnector", True, 2)
-
-
-def test_the_code_that_it_overrides_is_known(version: str) -> None:
-    assert measured(version)["selection"]["verdict"] == "apply"
-
-
-def test_what_it_does_is_counted(version: str) -> None:
-    effects = measured(version)["selection"]["effects"]
-    assert {"instances", "chosen-by-weight", "pending-lookups-overtaken", "stale-choices-dropped"} <= set(effects)
+@on(*VLLM_VERSIONS)
+def test_ours_chooses_as_promised_and_upstream_does_not() -> None:
+    assert verdict(PATCH) == "apply", "the code that it overrides is known"
+    all_hold(weights, pending, polls, stale, wear, async_saves, hybrid)
+    counted = {name for _, name in effects.totals()}
+    assert counted >= {"instances", "chosen-by-weight", "pending-lookups-overtaken", "stale-choices-dropped"}

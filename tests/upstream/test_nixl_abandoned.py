@@ -1,92 +1,281 @@
 """KV that a prefill has kept for a client that was leaving: NIXL's lease holds it, unless the patch ends that.
 
-On the real Scheduler, both real halves of NixlConnector and the real OutputProcessor.
+On the real Scheduler, both real halves of NixlConnector, the real OutputProcessor and uvicorn's own protocol. On all
+versions: the patch relies on the bodies of NIXL's methods, and those differ from release to release.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import asyncio
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-import pytest
+from pdserve.patches.nixl import abandoned_kv
+from tests.upstream.run import ALL_VLLM_VERSIONS, IN_RELEASE, count, on, verdict
 
-from tests.upstream.run import ALL_VLLM_VERSIONS, probe
+if IN_RELEASE:
+    import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    from uvicorn.server import ServerState
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+    from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+    from vllm.v1.engine.parallel_sampling import ParentRequest
 
-# All of them: the patch relies on the bodies of NIXL's methods, and those differ from release to release.
-pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", ALL_VLLM_VERSIONS)]
+    from tests.upstream.nixl_lab import NIXL, Engine
+    from tests.upstream.scheduler_lab import Lab, RequestStatus, multi
 
-EVERYTHING_FREE = [[], True]
+STEPS = 3
+"""More than the end of a lease takes: it goes out with a step, and the workers' reports come with that."""
+PARAMS = {"do_remote_prefill": True, "remote_request_id": "a"}
 
 
-@cache
-def seen(version: str) -> dict[str, Any]:
-    results: dict[str, Any] = probe(version, "tests.upstream.probes.nixl_abandoned")
+def kept(prefill: Any) -> list[str]:
+    """Requests that hold blocks after the steps that an end takes."""
+    for _ in range(STEPS):
+        prefill.step()
+    return sorted(prefill.lab.scheduler.requests)
+
+
+def prefilled(name: str = "a", **engine: Any) -> Any:
+    prefill = Engine(**engine)
+    for each in name:
+        prefill.prefill(each)
+    return prefill
+
+
+def before_the_workers_know_of_the_lease() -> Any:
+    prefill = prefilled()
+    prefill.lab.abort("a")
+    return kept(prefill), prefill.all_free
+
+
+def by_two_workers() -> Any:
+    prefill = prefilled(workers=2)
+    prefill.step()
+    prefill.lab.abort("a")
+    return kept(prefill), prefill.all_free
+
+
+def under_multiconnector() -> Any:
+    files = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    files |= {"kv_connector_extra_config": {"shared_storage_path": "/nonexistent"}}  # type: ignore[dict-item]
+    prefill = prefilled(connector=multi(NIXL, files))
+    prefill.step()
+    prefill.lab.abort("a")
+    return kept(prefill), prefill.all_free
+
+
+def among_others() -> Any:
+    """With leases before and behind it; then a decode pulls one of those as ever."""
+    prefill = prefilled("abcd")
+    prefill.step()
+    prefill.lab.abort("c")
+    left = kept(prefill)
+    prefill.pulled("a")
+    return left, kept(prefill)
+
+
+def again_and_again() -> Any:
+    """EngineCore takes in each abort twice: from its queue of aborts, and in the order of requests. A lease ends once:
+    vLLM counts that as an expired request."""
+    prefill = prefilled()
+    prefill.lab.abort("a")
+    prefill.lab.abort("a")
+    prefill.step()
+    prefill.lab.abort("a")
+    return kept(prefill), prefill.expired()
+
+
+def of_everything() -> Any:
+    """The engine pauses: nobody has left."""
+    prefill = prefilled()
+    prefill.lab.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    return kept(prefill)
+
+
+def of_a_request_that_is_computed() -> Any:
+    prefill = Engine()
+    prefill.lab.add("a", 600, {"do_remote_decode": True}, max_tokens=1)
+    prefill.step()
+    prefill.lab.abort("a")
+    return kept(prefill), prefill.all_free, prefill.expired()
+
+
+def of_mooncake() -> Any:
+    """A decode may be pulling it: Mooncake's prefill is asked before it has finished."""
+    lab = Lab(connector={"kv_connector": "MooncakeConnector", "kv_role": "kv_producer"})
+    lab.add("a", 32, {"do_remote_decode": True, "transfer_id": "xfer"}, max_tokens=1)
+    lab.step()
+    lab.abort("a")
+    for _ in range(STEPS):
+        lab.step()
+    return lab.status("a")
+
+
+HELD: Any = (["a"], False)
+FREE: Any = ([], True)
+CASES: tuple[tuple[Callable[[], Any], Any, Any, int], ...] = (
+    (before_the_workers_know_of_the_lease, HELD, FREE, 1),
+    (by_two_workers, HELD, FREE, 1),
+    (under_multiconnector, HELD, FREE, 1),
+    (among_others, (["a", "b", "c", "d"], ["b", "c", "d"]), (["a", "b", "d"], ["b", "d"]), 1),
+    (again_and_again, (["a"], 0), ([], 1), 1),
+    (of_everything, ["a"], ["a"], 0),
+    (of_a_request_that_is_computed, ([], True, 0), ([], True, 0), 0),
+    (of_mooncake, "FINISHED_LENGTH_CAPPED", "FINISHED_LENGTH_CAPPED", 0),
+)
+"""What is seen without the patch and with it, and how many leases it ends."""
+
+
+def look() -> dict[str, Any]:
+    results = {}
+    for case, *_ in CASES:
+        before = count(abandoned_kv.PATCH.name, "leases-ended")
+        results[case.__name__] = (case(), count(abandoned_kv.PATCH.name, "leases-ended") - before)
     return results
 
 
-def before_and_after(version: str, case: str) -> tuple[Any, Any, int]:
-    """What was seen without and with the patch, and how many leases it has ended."""
-    results = seen(version)
-    assert results["unpatched"][case]["ended"] == 0
-    return results["unpatched"][case]["saw"], results["patched"][case]["saw"], results["patched"][case]["ended"]
+@on(*ALL_VLLM_VERSIONS)
+def test_an_abort_of_a_finished_request_ends_its_lease_alone() -> None:
+    assert verdict(abandoned_kv.PATCH) == "apply"
+    assert look() == {case.__name__: (without, 0) for case, without, *_ in CASES}
+    abandoned_kv.apply()
+    abandoned_kv.apply()
+    assert look() == {case.__name__: (after, ended) for case, _, after, ended in CASES}
 
 
-def test_it_applies(version: str) -> None:
-    assert seen(version)["verdict"] == "apply"
+class Server:
+    """The part of the API server that decides whether EngineCore hears of an abort."""
+
+    def __init__(self) -> None:
+        self.outputs = OutputProcessor(None, log_stats=False)
+
+    def add(self, name: str, *, children: int = 0) -> Any:
+        """What a handler reads the request's output from. `children`: of parallel sampling."""
+        sampling = SamplingParams(
+            n=max(1, children), max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        queue = RequestOutputCollector(sampling.output_kind, name)
+        request = _request(name, sampling)
+        if not children:
+            self.outputs.add_request(request, None, None, 0, queue)
+            return queue
+        parent = ParentRequest(request)
+        for index in range(children):
+            child, child_sampling = parent.get_child_info(index)
+            self.outputs.add_request(_request(child, child_sampling, name), None, parent, index, queue)
+        return queue
+
+    def process(self, *names: str) -> None:
+        """EngineCore has finished these."""
+        final = [EngineCoreOutput(n, [5], finish_reason=FinishReason.LENGTH, kv_transfer_params=PARAMS) for n in names]
+        self.outputs.process_outputs(final)
+
+    def abort(self, name: str, *, internal: bool = True) -> list[str]:
+        return sorted(self.outputs.abort_requests([name], internal))
 
 
-@pytest.mark.parametrize("case", ["before_the_workers_know_of_the_lease", "by_two_workers", "under_multiconnector"])
-def test_an_abort_of_a_finished_request_ends_its_lease(version: str, case: str) -> None:
-    before, after, ended = before_and_after(version, case)
-    assert before == [["a"], False]
-    assert (after, ended) == (EVERYTHING_FREE, 1)
+def _request(name: str, sampling: Any, external: str = "") -> Any:
+    return EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=[1, 2],
+        sampling_params=sampling,
+        arrival_time=0.0,
+        external_req_id=f"outside-{external or name}",
+        **dict.fromkeys(("mm_features", "pooling_params", "lora_request", "cache_salt", "data_parallel_rank")),
+    )
 
 
-def test_other_leases_live_on_and_end_as_ever(version: str) -> None:
-    before, after, ended = before_and_after(version, "among_others")
-    assert before == [["a", "b", "c", "d"], ["b", "c", "d"]]
-    assert (after, ended) == ([["a", "b", "d"], ["b", "d"]], 1)
+def aborts_that_are_sent() -> dict[str, list[str]]:
+    """By when a client leaves."""
+    server = Server()
+    for name in ("computed", "by its outer name", "read"):
+        server.add(name)
+    unread, queue = server.add("unread"), server.add("taken")
+    server.add("parent", children=3)
+    server.process("read", "unread", "taken", "1_parent")
+    assert queue.get_nowait() is not None
+    sent = {
+        "computed": server.abort("computed"),
+        "by its outer name": server.abort("outside-by its outer name", internal=False),
+        "nobody reads it any more": server.abort("read"),
+        "not taken yet": server.abort("unread"),
+        "not taken yet, again": server.abort("unread"),
+        "taken": server.abort("taken"),
+        "some children finished": server.abort("parent"),
+        "never heard of": server.abort("nobody"),
+    }
+    del unread
+    return {when: names for when, names in sent.items() if names}
 
 
-def test_an_abort_that_comes_more_than_once_ends_a_lease_once(version: str) -> None:
-    """vLLM counts that as an expired request."""
-    before, after, ended = before_and_after(version, "again_and_again")
-    assert before == [["a"], 0]
-    assert (after, ended) == ([[], 1], 1)
-
-
-@pytest.mark.parametrize(
-    ("case", "seen_both_times"),
-    [
-        ("of_everything", ["a"]),
-        ("of_a_request_that_is_computed", [*EVERYTHING_FREE, 0]),
-        ("of_mooncake", "FINISHED_LENGTH_CAPPED"),
-    ],
-)
-def test_what_is_left_to_upstream(version: str, case: str, seen_both_times: Any) -> None:
-    assert before_and_after(version, case) == (seen_both_times, seen_both_times, 0)
-
-
-def test_upstream_sends_an_abort_only_while_it_has_not_seen_the_end(version: str) -> None:
-    """So whoever is named in an abort has given nobody the parameters by which a decode could pull its KV."""
-    sent = seen(version)["sent"]["unpatched"]
-    assert {when: names for when, names in sent.items() if names} == {
+@on(*ALL_VLLM_VERSIONS)
+def test_upstream_sends_an_abort_only_while_it_has_not_seen_the_end() -> None:
+    """So whoever is named in an abort has given nobody the parameters by which a decode could pull its KV. With the
+    patch one is also sent for an end that no request takes."""
+    unpatched = {
         "computed": ["computed"],
         "by its outer name": ["by its outer name"],
         "some children finished": ["0_parent", "2_parent"],
     }
+    assert aborts_that_are_sent() == unpatched
+    abandoned_kv.apply()
+    assert aborts_that_are_sent() == unpatched | {"not taken yet": ["unread"]}
 
 
-def test_with_the_patch_it_also_sends_an_abort_for_an_end_that_no_request_takes(version: str) -> None:
-    sent = seen(version)["sent"]
-    assert sent["patched"] == sent["unpatched"] | {"not taken yet": ["unread"]}
+class Application:
+    """An answer that is sent when the client has left, or at once. `state` is where vLLM has its engine client."""
+
+    def __init__(self, answer: str, *, waits: bool) -> None:
+        self._answer = answer.encode()
+        self._waits = waits
+        self.aborted: list[str] = []
+        self.answered = asyncio.Event()
+        self.state = SimpleNamespace(engine_client=SimpleNamespace(engine_core=self))
+
+    async def abort_requests_async(self, names: list[str]) -> None:
+        self.aborted += names
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["app"] = self
+        while self._waits and (await receive())["type"] != "http.disconnect":
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": self._answer})
+        self.answered.set()
 
 
-def test_nor_is_an_answer_kept_for_whom_uvicorn_has_no_connection_any_more(version: str) -> None:
-    assert seen(version)["answers"] == {
-        "the client has left": ["a"],
-        "the client is there": [],
-        "nothing is kept": [],
-        "kept by a decode": [],
-        "an event of a stream": [],
-    }
+async def aborts_of(answer: str, *, leaves: bool = True) -> list[str]:
+    """The client leaves before it is answered, or is still there."""
+    application = Application(answer, waits=leaves)
+    config = uvicorn.Config(application, http="httptools", lifespan="off", log_level="error")
+    config.load()
+    serve = asyncio.get_running_loop().create_server(
+        lambda: HttpToolsProtocol(config, ServerState(), {}), "127.0.0.1", 0
+    )
+    async with await serve as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n")
+        if not leaves:
+            await reader.read()
+        writer.close()
+        await application.answered.wait()
+    return application.aborted
+
+
+@on(*ALL_VLLM_VERSIONS)
+def test_nor_is_an_answer_kept_for_whom_uvicorn_has_no_connection_any_more() -> None:
+    abandoned_kv.apply()
+
+    def answer(params: Any) -> str:
+        return json.dumps({"id": "cmpl", "kv_transfer_params": params}, separators=(",", ":"))  # as Starlette does it
+
+    async def aborts() -> list[list[str]]:
+        none_kept = (answer(None), answer({"do_remote_prefill": False}), f"data: {answer(PARAMS)}")
+        there = await aborts_of(answer(PARAMS), leaves=False)
+        return [await aborts_of(answer(PARAMS)), there, *[await aborts_of(each) for each in none_kept]]
+
+    assert asyncio.run(aborts()) == [["a"], [], [], [], []]

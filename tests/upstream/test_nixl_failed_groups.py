@@ -5,74 +5,68 @@ On the real Scheduler and both real halves of NixlConnector.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
+from unittest import mock
 
-import pytest
+from pdserve.patches.nixl import failed_groups
+from pdserve.patches.scheduler import failed_group
+from tests.upstream.run import ALL_VLLM_VERSIONS, IN_RELEASE, count, on, verdict
 
-from tests.upstream.run import ALL_VLLM_VERSIONS, probe
+if IN_RELEASE:
+    from tests.upstream.nixl_lab import BLOCK_SIZE, DECODE, PULL, Engine
 
-SILENT = [version for version in ALL_VLLM_VERSIONS if version < "0.30"]
-RIGHT = [version for version in ALL_VLLM_VERSIONS if version not in SILENT]
-pytestmark = pytest.mark.upstream
-
-FAILURES = ("the handshake", "the transfer")
-NONSENSE = {"computed_anew": False, "tokens": [4, 12], "reason": "length", "all_blocks_free": True}
+NONSENSE = (False, [4, 12], "length", True)
 """Four tokens, of a prompt whose KV neither came nor was computed."""
-POLICIES = {
-    "recompute": {"computed_anew": True, "tokens": [4, 12], "reason": "length", "all_blocks_free": True},
-    "fail": {"computed_anew": False, "tokens": [0, 12], "reason": "error", "all_blocks_free": True},
-}
+POLICIES = {"recompute": (True, [4, 12], "length", True), "fail": (False, [0, 12], "error", True)}
+WAYS = ("the handshake", "the transfer")
 
 
-@cache
-def seen(version: str) -> dict[str, Any]:
-    results: dict[str, Any] = probe(version, "tests.upstream.probes.nixl_failed_groups")
-    return results
-
-
-@pytest.mark.parametrize("version", ALL_VLLM_VERSIONS)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("what", FAILURES)
-def test_with_one_group_upstream_does_what_the_policy_says(version: str, policy: str, what: str) -> None:
-    assert seen(version)["unpatched"][f"one group/{what}/{policy}"] == POLICIES[policy]
-
-
-@pytest.mark.parametrize("version", SILENT)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("what", FAILURES)
-def test_with_several_groups_nonsense_is_answered_before_0_30_and_not_with_the_patch(
-    version: str, policy: str, what: str
-) -> None:
-    assert seen(version)["unpatched"][f"{what}/{policy}"] == NONSENSE
-    assert seen(version)["patched"][f"{what}/{policy}"] == POLICIES[policy]
-
-
-@pytest.mark.parametrize("version", SILENT)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_failure_of_one_worker_of_two_is_one_of_the_request(version: str, policy: str) -> None:
-    assert seen(version)["patched"][f"one of two workers/{policy}"] == POLICIES[policy]
-
-
-@pytest.mark.parametrize("version", SILENT)
-def test_one_group_is_left_as_it_was(version: str) -> None:
+@on(*ALL_VLLM_VERSIONS)
+def test_with_several_groups_nonsense_is_answered_before_0_30_and_not_with_the_patch(version: str) -> None:
     for policy, end in POLICIES.items():
-        for what in FAILURES:
-            assert seen(version)["patched"][f"one group/{what}/{policy}"] == end
-
-
-@pytest.mark.parametrize("version", SILENT)
-def test_it_applies_and_counts(version: str) -> None:
-    """Four receives by one worker; and of two workers first the one that fails at once, then the other."""
-    assert seen(version)["verdict"] == "apply"
-    failed, recomputed = seen(version)["counted"]
-    assert failed == len(POLICIES) * (len(FAILURES) + 2)
-    assert recomputed >= len(POLICIES) * (len(FAILURES) + 1)
-
-
-@pytest.mark.parametrize("version", RIGHT)
-def test_since_0_30_upstream_is_right_with_several_groups(version: str) -> None:
-    assert seen(version)["verdict"] == "not-needed"
+        for what in WAYS:
+            assert receive(what, policy, groups=1) == end, (what, policy)
+            assert receive(what, policy) == (NONSENSE if version < "0.30" else end), (what, policy)
+    if version < "0.30":
+        assert verdict(failed_groups.PATCH) == "apply"
+        failed_groups.PATCH.apply()
+        failed_groups.PATCH.apply()
+    else:
+        assert verdict(failed_groups.PATCH) == "not-needed"
     for policy, end in POLICIES.items():
-        for case in (*FAILURES, "one of two workers"):
-            assert seen(version)["unpatched"][f"{case}/{policy}"] == end
+        for what in WAYS:
+            assert receive(what, policy) == receive(what, policy, groups=1) == end, (what, policy)
+        assert receive("the handshake", policy, workers=2) == end, policy
+    if version < "0.30":
+        # Of each policy two receives by one worker; and of two workers the one that fails at once, then the other.
+        assert count(failed_groups.NAME, failed_groups.FAILED) == 2 * (2 + 2)
+        assert count(failed_groups.NAME, failed_group.RECOMPUTATIONS) >= 2 * (2 + 1)
+
+
+def receive(what: str, policy: str, *, groups: int = 2, workers: int = 1) -> Any:
+    """One request whose receive fails in the first worker, beside one that needs none: whether it is computed anew,
+    tokens of both, how it has ended, and whether all blocks are free."""
+    prompt = 4 * BLOCK_SIZE
+    decode = Engine(
+        DECODE,
+        workers=workers,
+        window=2 * BLOCK_SIZE if groups == 2 else None,
+        max_num_batched_tokens=2 * prompt,
+        load_failure_policy=policy,
+    )
+    decode.lab.add("other", 40, max_tokens=12)
+    for index, worker in enumerate(decode.workers):
+        if index == 0 and what == "the handshake":
+            worker._nixl_handshake = mock.Mock(side_effect=ConnectionError("no prefill listens there"))
+        else:
+            worker._remote_agents[PULL["remote_engine_id"]] = {}
+            worker._read_blocks_for_req = lambda name, _, worker=worker: worker._recving_transfers[name].append(7)
+            worker.nixl_wrapper.check_xfer_state = lambda _, index=index: "PROC" if index else "ERR"
+    decode.lab.add("a", prompt, PULL | {"remote_request_id": "a"}, max_tokens=4)
+    for step in range(40):
+        if step == 2:  # the others' transfers end, with an error as well, so that no KV has to be looked at
+            for worker in decode.workers:
+                worker.nixl_wrapper.check_xfer_state = lambda _: "ERR"
+        decode.step()
+    tokens = [len(decode.lab.outputs.get(name, [])) for name in ("a", "other")]
+    return decode.scheduled.get("a", 0) >= prompt, tokens, decode.lab.finish_reasons.get("a"), decode.all_free

@@ -3,34 +3,47 @@ another prompt. On the real Scheduler and MultiConnector."""
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from pdserve.patches.offloading.foreign_blocks import NAME, NOTED, PATCH
+from tests.upstream.run import ALL_VLLM_VERSIONS, IN_RELEASE, count, on, verdict
 
-import pytest
+if IN_RELEASE:
+    from tests.upstream.scheduler_lab import Lab, mock, multi
 
-from tests.upstream.run import ALL_VLLM_VERSIONS, probe
-
-pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", ALL_VLLM_VERSIONS)]
-CORRECTED = "0.33"
-SAFE = {"freed_before_its_store_ended": True, "stores": 1, "loads": ["loads"], "waited_for": True}
-
-
-@cache
-def seen(version: str) -> dict[str, Any]:
-    results: dict[str, Any] = probe(version, "tests.upstream.probes.offloading_blocks")
-    return results
+PROMPT = 128
+OFFLOADING = {
+    "kv_connector": "OffloadingConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 30},
+}
 
 
-def test_upstream_does_not_wait_for_it_before_0_33(version: str) -> None:
-    assert seen(version)["unpatched"] == SAFE | {"waited_for": version >= CORRECTED}
+@on(*ALL_VLLM_VERSIONS)
+def test_it_is_waited_for_with_the_patch_and_since_0_33(version: str) -> None:
+    assert waited_for() == (version >= "0.33")
+    assert (verdict(PATCH) == "apply") == (version < "0.33")
+    if version < "0.33":
+        PATCH.apply()
+        PATCH.apply()
+        assert waited_for()
+        assert count(NAME, NOTED) > 0
 
 
-def test_the_patch_does(version: str) -> None:
-    """Of 128 tokens in blocks of 16: the first request's when it is computed, and those that the second one loads into.
-    Where upstream is right, there is nothing to apply."""
-    if version >= CORRECTED:
-        assert "patched" not in seen(version)
-    else:
-        patched = dict(seen(version)["patched"])
-        assert patched.pop("noted") > 0
-        assert patched == SAFE
+def waited_for() -> bool:
+    """One request is stored, and ends before its store has; another one loads into its blocks by the other child."""
+    lab = Lab(num_blocks=PROMPT // 16 + 3, max_num_batched_tokens=2 * PROMPT, connector=multi(mock(), OFFLOADING))
+    (_, offloading) = lab.connector._connectors
+    manager = offloading.connector_scheduler.manager
+    if hasattr(manager, "_num_blocks"):
+        manager._num_blocks = 1 << 10  # of as many bytes as the lab's layers have, which is none
+    lab.add("stored", PROMPT, max_tokens=3)
+    jobs: set[int] = set()
+    for _ in range(6):
+        output = lab.schedule()
+        (_, told) = output.kv_connector_metadata.metadata
+        jobs |= set(told.store_jobs)
+        lab.update(output)
+    assert (lab.status("stored"), len(jobs)) == ("GONE", 1)
+    lab.add("loads", PROMPT, {"mock": {"matched": PROMPT - 16}})
+    (_, told) = lab.schedule().kv_connector_metadata.metadata
+    assert [load.request_id for load in lab.book.loads] == ["loads"]
+    return jobs <= set(told.jobs_to_flush or ())

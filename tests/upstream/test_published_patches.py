@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.upstream.fingerprints import LMCACHE_VERSIONS
-from tests.upstream.sources import source_tree
+from tests.upstream.sources import installed_tree
 
 pytestmark = pytest.mark.upstream
-CONNECTOR = Path("lmcache/integration/vllm/lmcache_mp_connector.py")
 
 
 def run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -53,51 +51,21 @@ def test_one_patch_that_fails_in_sitecustomize_drops_the_others_and_the_process_
     assert (done.returncode, done.stdout.strip()) == (0, "False")
 
 
-@pytest.mark.parametrize("version", LMCACHE_VERSIONS)
-def test_the_number_of_matched_tokens_is_a_pair_and_never_a_number(version: str) -> None:
-    """`full <= 0`, as published, raises TypeError on it."""
-    function = _method(version, "get_num_new_matched_tokens")
-    returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
-    assert returns
-    assert all(isinstance(value, ast.Tuple) and len(value.elts) == 2 for value in returns)
-    with pytest.raises(TypeError):
-        (256, True) <= 0  # type: ignore[operator]  # noqa: B015
-
-
-@pytest.mark.parametrize("version", LMCACHE_VERSIONS)
-def test_the_block_size_that_the_cap_was_counted_in_is_an_attribute_that_the_connector_does_not_have(
-    version: str,
-) -> None:
-    assigned = {
-        target.attr
-        for node in ast.walk(_class(version))
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Attribute)
-    }
-    assert "block_size" not in assigned
-
-
-@pytest.mark.parametrize("version", LMCACHE_VERSIONS)
-def test_state_that_the_scheduler_makes_cannot_be_cleaned_where_transfers_are_polled(version: str) -> None:
-    """get_num_new_matched_tokens runs in EngineCore, get_finished in the workers: upstream's own state says so."""
-    scheduler, worker = _method(version, "get_num_new_matched_tokens"), _method(version, "get_finished")
+def test_lmcaches_connector_is_not_what_the_published_patches_take_it_for() -> None:
+    """The number of matched tokens is a pair and never a number: `full <= 0` raises TypeError on it. The block size in
+    which the cap was counted is an attribute that the connector does not have. And what the scheduler makes cannot be
+    cleaned where transfers are polled: get_num_new_matched_tokens runs in EngineCore, get_finished in workers."""
+    module = ast.parse((installed_tree("lmcache") / "lmcache/integration/vllm/lmcache_mp_connector.py").read_text())
+    [cls] = [n for n in ast.walk(module) if isinstance(n, ast.ClassDef) and n.name == "LMCacheMPConnector"]
+    methods = {node.name: node for node in cls.body if isinstance(node, ast.FunctionDef)}
+    scheduler, worker = methods["get_num_new_matched_tokens"], methods["get_finished"]
+    returns = [node.value for node in ast.walk(scheduler) if isinstance(node, ast.Return)]
+    assert [value for value in returns if isinstance(value, ast.Tuple) and len(value.elts) == 2] == returns != []
+    stored = [n for n in ast.walk(cls) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
+    assert "block_size" not in {node.attr for node in stored}
     assert "scheduler_adapter" in _attributes(scheduler)
     assert "worker_adapter" in _attributes(worker)
     assert "request_trackers" not in _attributes(worker)
-
-
-def _class(version: str) -> ast.ClassDef:
-    module = ast.parse((source_tree("lmcache", version) / CONNECTOR).read_text())
-    (definition,) = [
-        node for node in ast.walk(module) if isinstance(node, ast.ClassDef) and node.name == "LMCacheMPConnector"
-    ]
-    return definition
-
-
-def _method(version: str, name: str) -> ast.FunctionDef:
-    (method,) = [node for node in _class(version).body if isinstance(node, ast.FunctionDef) and node.name == name]
-    return method
 
 
 def _attributes(function: ast.FunctionDef) -> set[str]:

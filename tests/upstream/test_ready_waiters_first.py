@@ -4,54 +4,95 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from pdserve.patches.scheduler import ready_waiters_first
+from tests.upstream.run import ALL_VLLM_VERSIONS, IN_RELEASE, all_hold, count, on
 
-from tests.upstream.run import ALL_VLLM_VERSIONS
-from tests.upstream.waiting_loads import facts
+if IN_RELEASE:
+    from tests.upstream.scheduler_lab import Lab
 
-pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", ALL_VLLM_VERSIONS)]
-OLD = [version for version in ALL_VLLM_VERSIONS if version < "0.31"]
-STUCK = {
-    "behind_a_deferred_request": ["head", "loaded"],
-    "behind_a_higher_priority": ["loaded", "urgent"],
-}
+LOADED = {"mock": {"matched": 80}}
+BLOCKS = 12
+STUCK: dict[str, Any] = {"order": [], "free": False}
 
 
-def before(version: str, case: str) -> dict[str, Any]:
-    results: dict[str, Any] = facts(version)["ready_waiters"]["unpatched"][case]
-    return results
+@on(*ALL_VLLM_VERSIONS)
+def test_a_head_without_room_stops_everything_before_0_31_and_not_with_the_patch(version: str) -> None:
+    """From vLLM 0.31 on the patch is not applied, and upstream's own queue does it."""
+    if version < "0.31":
+        assert behind_a_deferred_request() == {**STUCK, "stuck": ["head", "loaded"]}
+        assert behind_a_higher_priority() == {**STUCK, "stuck": ["loaded", "urgent"]}
+        ready_waiters_first.PATCH.apply()
+    assert behind_a_deferred_request() == {"order": ["loaded", "head"], "stuck": [], "free": True}
+    assert behind_a_higher_priority() == {"order": ["loaded", "urgent"], "stuck": [], "free": True}
+    all_hold(behind_a_failed_request, order_is_kept, clients_leave_every_part_of_the_queue)
+    # One of each of the first two, and two of four in the one about the order.
+    assert count(ready_waiters_first.NAME, "overtakings") == (4 if version < "0.31" else 0)
 
 
-def after(version: str, case: str) -> dict[str, Any]:
-    """With the patch; from vLLM 0.31 on it is not applied, and upstream's own queue does it."""
-    results: dict[str, Any] = facts(version)["ready_waiters"]["patched" if version in OLD else "unpatched"][case]
-    return results
+def behind_a_deferred_request() -> dict[str, Any]:
+    """The head was told "not yet" at first, and needs the blocks of the one behind it, whose KV has arrived."""
+    lab = Lab(num_blocks=BLOCKS)
+    lab.add("head", 128, {"mock": {"matched": 0, "defers": 1}})
+    lab.add("loaded", 96, LOADED)
+    return end_of(lab)
 
 
-@pytest.mark.parametrize("case", ["behind_a_deferred_request", "behind_a_higher_priority"])
-def test_a_head_without_room_stops_everything_before_vllm_0_31_and_not_with_the_patch(version: str, case: str) -> None:
-    if version in OLD:
-        assert before(version, case) == {"order": [], "stuck": STUCK[case], "free": False}
-    other = next(name for name in STUCK[case] if name != "loaded")
-    assert after(version, case) == {"order": ["loaded", other], "stuck": [], "free": True}
+def behind_a_higher_priority() -> dict[str, Any]:
+    """Priority scheduling: a request that comes later stands before the one whose KV has arrived."""
+    lab = Lab(num_blocks=BLOCKS, scheduler={"policy": "priority"})
+    for name, tokens, priority, params in (("loaded", 96, 5, LOADED), ("urgent", 128, 0, None)):
+        request = lab.request(name, tokens, params)
+        request.priority = priority
+        lab.scheduler.add_request(request)
+        if name == "loaded":
+            lab.step()
+    return end_of(lab)
 
 
-def test_a_request_whose_load_has_failed_returns_its_blocks_and_stands_back(version: str) -> None:
-    assert after(version, "behind_a_failed_request")["stuck"] == []
+def end_of(lab: Any, limit: int = 40) -> dict[str, Any]:
+    """Steps in which every load ends as soon as it can, and what has come out then."""
+    order: list[str] = []
+    for _ in range(limit):
+        if not lab.busy:
+            break
+        ended = lab.loading() - lab.scheduler.finished_recving_kv_req_ids
+        order += [name for name in lab.step(finished_recving=ended).num_scheduled_tokens if name not in order]
+    return {"order": order, "stuck": sorted(lab.scheduler.requests), "free": lab.free_blocks == BLOCKS - 1}
 
 
-def test_the_order_is_kept_among_those_with_kv_and_among_those_without(version: str) -> None:
-    assert after(version, "fair_otherwise") == {"order": ["b", "d", "a", "c"], "stuck": []}
+def behind_a_failed_request() -> None:
+    """Both loads have ended, the first with a failure; alone it does not fit beside the second."""
+    lab = Lab(num_blocks=BLOCKS)
+    lab.add("failed", 128, {"mock": {"matched": 64}})
+    lab.add("loaded", 96, LOADED)
+    lab.step()
+    lab.book.failed.add("failed")
+    lab.step(finished_recving=lab.loading(), invalid_block_ids=lab.blocks("failed"))
+    assert end_of(lab)["stuck"] == []
 
 
-def test_clients_may_leave_from_every_part_of_the_queue(version: str) -> None:
-    assert after(version, "aborted") == {"counted": [0, 3], "stuck": [], "free": True}
+def order_is_kept() -> None:
+    """Enough memory: those whose KV has arrived run in their order, then the others in theirs."""
+    lab = Lab(num_blocks=BLOCKS * 8)
+    for name in "abcd":
+        lab.add(name, 96, LOADED if name in "bd" else {"mock": {"matched": 0, "defers": 2}})
+    lab.step()
+    lab.step(finished_recving={"d", "b"})
+    order: list[str] = []
+    for _ in range(40):
+        order += [name for name in lab.step().num_scheduled_tokens if name not in order]
+    assert (order, lab.scheduler.requests) == (["b", "d", "a", "c"], {})
 
 
-def test_overtakings_are_counted(version: str) -> None:
-    patched = facts(version)["ready_waiters"].get("patched")
-    if version not in OLD:
-        assert patched is None
-    else:
-        deferred, urgent, two_of_four = 1, 1, 2
-        assert patched["overtakings"] == deferred + urgent + two_of_four
+def clients_leave_every_part_of_the_queue() -> None:
+    lab = Lab(num_blocks=BLOCKS * 8)
+    lab.add("head", 96, {"mock": {"matched": 0, "defers": 99}})
+    for name in ("a", "b"):
+        lab.add(name, 96, LOADED)
+    lab.step()
+    lab.step(finished_recving={"a"})
+    assert list(lab.scheduler.get_request_counts()) == [0, 3]
+    lab.abort("a", "head")
+    lab.step(finished_recving={"b"})
+    lab.abort("b")
+    assert (lab.scheduler.requests, lab.free_blocks) == ({}, BLOCKS * 8 - 1)

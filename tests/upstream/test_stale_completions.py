@@ -6,156 +6,318 @@ All on the real Scheduler, with a mock connector and with MooncakeConnector and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import pytest
+from pdserve.patches import effects
+from pdserve.patches.scheduler.stale_completions import PATCH
+from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, on
 
-from tests.upstream.guards import guards
-from tests.upstream.run import VLLM_VERSIONS
+if IN_RELEASE:
+    from tests.upstream.scheduler_lab import Lab, Scheduler, mock, multi
 
-pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", VLLM_VERSIONS)]
+PROMPT = 64
+LOADS: dict[str, Any] = {
+    "mock": {"matched": 48},
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_bootstrap_addr": "http://127.0.0.1:8998",
+    "remote_engine_id": "prefill",
+    "transfer_id": "xfer",
+}
+"""For the mock and for MooncakeConnector."""
+MOONCAKE = {"kv_connector": "MooncakeConnector", "kv_role": "kv_consumer"}
+LOADS_AND_SENDS = {"mock": {"matched": 48, "delay_free": True}}
+SENDS = {"mock": {"delay_free": True}}
 
-LIVE_LOAD = {"loads-of-live-requests": 1}
+
+def running(lab: Any, max_tokens: int = 30) -> None:
+    """A request whose load has arrived, and which runs."""
+    lab.add("a", PROMPT, dict(LOADS), max_tokens=max_tokens)
+    _until(lab, "WAITING_FOR_REMOTE_KVS")
+    lab.step(finished_recving={"a"})
+    _until(lab, "RUNNING")
 
 
-def before_and_after(version: str, case: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    seen = guards(version)["stale_completions"]
-    return seen["unpatched"][case], seen["patched"][case]
+def loading(lab: Any, params: dict[str, Any] = LOADS) -> None:
+    lab.add("a", PROMPT, dict(params))
+    lab.step()
+    assert lab.status("a") == "WAITING_FOR_REMOTE_KVS"
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "load twice",
-        "load twice, async scheduling",
-        "load twice, MultiConnector",
-        "load twice, MooncakeConnector",
-        "load twice, two KV groups",
-    ],
+def finished(lab: Any) -> None:
+    """A request that has ended and is being sent."""
+    lab.add("a", PROMPT, SENDS, max_tokens=2)
+    lab.run()
+    _is(lab, "FINISHED_LENGTH_CAPPED")
+
+
+def _until(lab: Any, status: str) -> None:
+    for _ in range(400):
+        if lab.status("a") == status:
+            return
+        lab.step()
+    raise RuntimeError(f"it is {lab.status('a')}, not {status}")
+
+
+def _is(lab: Any, status: str) -> None:
+    """Whoever does not fulfil it, gets no further; and is not taken for a scheduler that has died."""
+    if lab.status("a") != status:
+        raise RuntimeError(f"it is {lab.status('a')}, not {status}")
+
+
+def _ends(lab: Any, tokens: int) -> None:
+    lab.run(400)
+    if (made := len(lab.outputs["a"])) != tokens:
+        raise RuntimeError(f"{made} tokens, not {tokens}")
+
+
+def load_twice(lab: Any) -> None:
+    """The end of a load is reported again, while the request runs."""
+    running(lab)
+    before = lab.blocks("a")
+    lab.step(finished_recving={"a"})
+    if lab.blocks("a")[: len(before)] != before:
+        raise RuntimeError("it has lost its blocks")
+    _ends(lab, 30)
+
+
+def load_twice_before_its_turn(lab: Any) -> None:
+    """... while the request has not been scheduled again: with overlapping steps. Upstream takes that."""
+    loading(lab)
+    first, second = lab.schedule(), lab.schedule()
+    lab.update(first, finished_recving={"a"})
+    lab.update(second, finished_recving={"a"})
+    _ends(lab, 4)
+
+
+def load_of_no_request(lab: Any) -> None:
+    lab.step(finished_recving={"nobody"})
+
+
+def send_of_no_request(lab: Any) -> None:
+    lab.step(finished_sending={"nobody"})
+
+
+def send_of_a_running_request(lab: Any) -> None:
+    running(lab)
+    lab.step(finished_sending={"a"})
+    _is(lab, "RUNNING")
+
+
+def send_of_a_loading_request(lab: Any) -> None:
+    loading(lab)
+    lab.step(finished_sending={"a"})
+    _is(lab, "WAITING_FOR_REMOTE_KVS")
+
+
+def load_and_send_of_an_aborted_request(lab: Any) -> None:
+    """LMCache reports an aborted load as both in one step: it is freed once."""
+    loading(lab, LOADS_AND_SENDS)
+    lab.abort("a")
+    lab.step(finished_recving={"a"}, finished_sending={"a"})
+
+
+def send_before_the_load_of_an_aborted_request(lab: Any) -> None:
+    """... or the send first, having nothing to store, while the load still writes."""
+    loading(lab, LOADS_AND_SENDS)
+    free = lab.free_blocks
+    lab.abort("a")
+    lab.step(finished_sending={"a"})
+    still_held = lab.free_blocks == free
+    lab.step(finished_recving={"a"})
+    if not still_held:
+        raise RuntimeError("blocks are freed under the load")
+
+
+def load_of_an_aborted_request(lab: Any) -> None:
+    """Nothing stale: upstream frees the blocks of an aborted load when it has ended."""
+    loading(lab)
+    lab.abort("a")
+    lab.step()
+    _is(lab, "FINISHED_ABORTED")
+    lab.step(finished_recving={"a"})
+
+
+def load_of_a_finished_request(lab: Any) -> None:
+    """LMCache without its server reports a load instead of the send that a finished request waits for."""
+    finished(lab)
+    lab.step(finished_recving={"a"})
+
+
+def load_twice_of_a_finished_request(lab: Any) -> None:
+    """The load is reported again while what the request has made is being sent: upstream frees that, and dies of the
+    send's end."""
+    loading(lab, LOADS_AND_SENDS)
+    lab.step(finished_recving={"a"})
+    while lab.busy:
+        lab.step()
+    free = lab.free_blocks
+    lab.step(finished_recving={"a"})
+    still_held = lab.free_blocks == free and lab.status("a") == "FINISHED_LENGTH_CAPPED"
+    lab.step(finished_sending={"a"})
+    if not still_held:
+        raise RuntimeError("blocks are freed under the send")
+
+
+def second_load_of_an_aborted_request(lab: Any) -> None:
+    """Nothing stale: its first load has failed, and it is aborted in the second one."""
+    loading(lab, {"mock": {"matched": 48, "offers_again": True, "delay_free": True}})
+    lab.step(finished_recving={"a"}, invalid_block_ids=lab.blocks("a"))
+    lab.step()
+    _is(lab, "WAITING_FOR_REMOTE_KVS")
+    assert len(lab.book.loads) == 2
+    lab.abort("a")
+    lab.step(finished_recving={"a"})
+    _is(lab, "GONE")
+
+
+def send_of_a_finished_request(lab: Any) -> None:
+    """Nothing stale; then once more."""
+    finished(lab)
+    lab.step(finished_sending={"a"})
+    _is(lab, "GONE")
+    lab.step(finished_sending={"a"})
+
+
+def id_used_again(lab: Any) -> None:
+    """Notifications of a request whose id another one has now."""
+    lab.add("a", PROMPT, dict(LOADS), max_tokens=1)
+    lab.run()
+    lab.add("a", PROMPT, max_tokens=20)
+    lab.step()
+    before = lab.blocks("a")
+    lab.step(finished_recving={"a"}, finished_sending={"a"})
+    if lab.blocks("a")[: len(before)] != before:
+        raise RuntimeError("it has lost its blocks")
+
+
+def preempted(lab: Any) -> None:
+    """A request that was preempted, after its load, hears of the load again."""
+    lab.add("first", 12 * 16, max_tokens=100)
+    running(lab, max_tokens=100)
+    output = lab.schedule()
+    while lab.status("a") == "RUNNING":
+        lab.update(output)
+        output = lab.schedule()
+    _is(lab, "PREEMPTED")
+    lab.update(output, finished_recving={"a"})
+    _ends(lab, 100)
+
+
+def arrived_without_room(lab: Any) -> None:
+    """A request whose KV is there, but not the blocks for the rest; since 0.31 it waits in kv_holding_waiting."""
+    lab.add("first", 10 * 16 - 1, max_tokens=150)
+    lab.step()
+    lab.add("a", 8 * 16, {"mock": {"matched": 4 * 16}})
+    while lab.free_blocks:
+        lab.step()
+    lab.step(finished_recving={"a"})
+    lab.step()
+    _is(lab, "WAITING")
+    if (lab.status("first"), len(lab.blocks("a"))) != ("RUNNING", 4):
+        raise RuntimeError("it does not hold what it has loaded")
+    lab.step(finished_recving={"a"})
+    _ends(lab, 4)
+
+
+def added_by_the_connector(lab: Any) -> None:
+    """MoRIIO (0.27 on) adds sends that are overdue to what its workers report."""
+    running(lab)
+    lab.book.overdue = {"a", "nobody"}
+    lab.step()
+    _is(lab, "RUNNING")
+
+
+def connector_hears_everything(lab: Any) -> None:
+    running(lab)
+    lab.step(finished_recving={"a", "nobody"}, finished_sending={"nobody"})
+    if lab.book.outputs[-1] != ({"a", "nobody"}, {"nobody"}):
+        raise RuntimeError(f"the connector has heard {lab.book.outputs[-1]}")
+
+
+UPDATE, FREE = "_update_from_kv_xfer_finished", "_free_blocks"
+CASES: tuple[tuple[Callable[[Any], None], dict[str, Any], str | None, set[str]], ...] = (
+    (load_twice, {}, UPDATE, {"loads-of-live-requests"}),
+    (load_twice, {"async_scheduling": True}, UPDATE, {"loads-of-live-requests"}),
+    (load_twice, {"connector": "multi"}, UPDATE, {"loads-of-live-requests"}),
+    (load_twice, {"connector": MOONCAKE}, UPDATE, {"loads-of-live-requests"}),
+    (load_twice, {"sliding_window": 32, "num_blocks": 41}, UPDATE, {"loads-of-live-requests"}),
+    (load_twice_before_its_turn, {"async_scheduling": True}, None, set()),
+    (load_of_no_request, {}, UPDATE, {"loads-of-gone-requests"}),
+    (send_of_no_request, {}, UPDATE, {"sends-of-gone-requests"}),
+    (send_of_a_running_request, {}, FREE, {"sends-of-live-requests"}),
+    (send_of_a_loading_request, {}, FREE, {"sends-of-live-requests"}),
+    (load_and_send_of_an_aborted_request, {}, UPDATE, {"sends-with-a-load"}),
+    (send_before_the_load_of_an_aborted_request, {}, UPDATE, {"sends-before-a-load"}),
+    (load_of_an_aborted_request, {}, None, set()),
+    (load_of_a_finished_request, {}, None, set()),
+    (load_twice_of_a_finished_request, {}, UPDATE, {"loads-of-sending-requests"}),
+    (second_load_of_an_aborted_request, {}, None, set()),
+    (send_of_a_finished_request, {}, UPDATE, {"sends-of-gone-requests"}),
+    (id_used_again, {}, UPDATE, {"loads-of-live-requests", "sends-of-live-requests"}),
+    (preempted, {}, UPDATE, {"loads-of-live-requests"}),
+    (arrived_without_room, {}, UPDATE, {"loads-of-live-requests"}),
+    (added_by_the_connector, {}, UPDATE, {"sends-of-gone-requests", "sends-of-live-requests"}),
+    (
+        connector_hears_everything,
+        {},
+        UPDATE,
+        {"loads-of-live-requests", "loads-of-gone-requests", "sends-of-gone-requests"},
+    ),
 )
-def test_a_load_that_is_reported_again_while_its_request_runs_changes_nothing(version: str, case: str) -> None:
-    before, after = before_and_after(version, case)
-    assert before["died"] == "_update_from_kv_xfer_finished"
-    assert after["dropped"] == LIVE_LOAD
-    assert after["kept_its_blocks"]
-    assert after["tokens"] == 30
-    assert_everything_came_back(after)
+"""Case, engine, where upstream's scheduler asserts, and what the guard drops, each once."""
 
 
-@pytest.mark.parametrize("case", ["preempted", "arrived without room"])
-def test_nor_does_it_for_a_request_that_waits_for_blocks(version: str, case: str) -> None:
-    before, after = before_and_after(version, case)
-    assert before["died"] == "_update_from_kv_xfer_finished"
-    assert after["status"] == {"preempted": "PREEMPTED", "arrived without room": "WAITING with 4 blocks"}[case]
-    assert after["dropped"] == LIVE_LOAD
-    assert after["tokens"] == {"preempted": 100, "arrived without room": 4}[case]
-    assert_everything_came_back(after)
+def seen(case: Callable[[Any], None], how: dict[str, Any]) -> tuple[str | None, dict[str, float]]:
+    """Where the scheduler has died, and what was dropped. All blocks come back unless it has."""
+    if how.get("connector") == "multi":
+        how = how | {"connector": multi(mock(), mock("other"))}
+    lab = Lab(**{"num_blocks": 21, **how})
+    empty, before = lab.free_blocks, effects.totals()
+    try:
+        case(lab)
+        lab.run(400)
+    except AssertionError as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        assert trace is not None
+        return trace.tb_frame.f_code.co_name, {}
+    assert (lab.scheduler.requests, lab.free_blocks) == ({}, empty), case.__name__
+    dropped = {effect: n - before.get((patch, effect), 0) for (patch, effect), n in effects.totals().items()}
+    return None, {effect: n for effect, n in dropped.items() if n}
 
 
-def test_an_id_that_is_used_again_is_not_mistaken_for_its_predecessor(version: str) -> None:
-    before, after = before_and_after(version, "id used again")
-    assert before["died"] == "_update_from_kv_xfer_finished"
-    assert after["dropped"] == {"loads-of-live-requests": 1, "sends-of-live-requests": 1}
-    assert after["kept_its_blocks"]
-    assert_everything_came_back(after)
+@on(*VLLM_VERSIONS)
+def test_what_upstream_dies_of_is_dropped_and_counted_and_everything_comes_back() -> None:
+    """What upstream takes rightly is left to it. Others that wrap the same method, inside or outside of the guard, hear
+    everything."""
+    without = {(case.__name__, str(how)): seen(case, how)[0] for case, how, *_ in CASES}
+    assert without == {(case.__name__, str(how)): dies for case, how, dies, _ in CASES}
+    heard: dict[str, list[list[str]]] = {}
+    watch("inside", heard)
+    PATCH.apply()
+    PATCH.apply()
+    watch("outside", heard)
+    wrong = {
+        (case.__name__, str(how)): now
+        for case, how, _, dropped in CASES
+        if (now := seen(case, how)) != (None, dict.fromkeys(dropped, 1))
+    }
+    assert wrong == {}
+    lab = Lab()
+    running(lab)
+    lab.step(finished_recving={"a"}, finished_sending={"nobody"})
+    assert heard == {name: [["a"], ["nobody"]] for name in ("inside", "outside")}
 
 
-@pytest.mark.parametrize(
-    ("case", "effect"),
-    [("load of no request", "loads-of-gone-requests"), ("send of no request", "sends-of-gone-requests")],
-)
-def test_a_notification_of_a_request_that_is_gone_is_dropped(version: str, case: str, effect: str) -> None:
-    before, after = before_and_after(version, case)
-    assert before["died"] == "_update_from_kv_xfer_finished"
-    assert after["dropped"] == {effect: 1}
+def watch(name: str, heard: dict[str, list[list[str]]]) -> None:
+    """Wraps the method that the patch wraps."""
+    original = Scheduler._update_from_kv_xfer_finished
 
+    def wrapper(self: Any, output: Any) -> None:
+        heard[name] = [sorted(output.finished_recving or ()), sorted(output.finished_sending or ())]
+        original(self, output)
 
-@pytest.mark.parametrize(
-    ("case", "status"),
-    [("send of a running request", "RUNNING"), ("send of a loading request", "WAITING_FOR_REMOTE_KVS")],
-)
-def test_a_send_frees_no_live_request(version: str, case: str, status: str) -> None:
-    before, after = before_and_after(version, case)
-    assert before["died"] == "_free_blocks"
-    assert after["status"] == status
-    assert after["dropped"] == {"sends-of-live-requests": 1}
-    assert_everything_came_back(after)
-
-
-def test_an_aborted_load_that_is_reported_as_a_send_too_is_freed_once(version: str) -> None:
-    before, after = before_and_after(version, "load and send of an aborted request")
-    assert before["died"] == "_update_from_kv_xfer_finished"
-    assert after["dropped"] == {"sends-with-a-load": 1}
-    assert_everything_came_back(after)
-
-
-def test_blocks_of_an_aborted_load_are_kept_until_the_load_has_ended_whatever_a_send_reports(version: str) -> None:
-    before, after = before_and_after(version, "send before the load of an aborted request")
-    assert before["died"] == "_update_from_kv_xfer_finished"
-    assert not after["freed_under_the_load"]
-    assert after["dropped"] == {"sends-before-a-load": 1}
-    assert_everything_came_back(after)
-
-
-@pytest.mark.parametrize(
-    ("case", "held"),
-    [("load of an aborted request", "FINISHED_ABORTED"), ("load of a finished request", "FINISHED_LENGTH_CAPPED")],
-)
-def test_what_upstream_frees_is_still_freed(version: str, case: str, held: str) -> None:
-    before, after = before_and_after(version, case)
-    assert before == after
-    assert after["held"] == held
-    assert after["dropped"] == {}
-    assert_everything_came_back(after)
-
-
-def test_blocks_that_are_being_sent_are_kept_when_the_load_is_reported_again(version: str) -> None:
-    before, after = before_and_after(version, "load twice of a finished request")
-    assert before["died"] == "_update_from_kv_xfer_finished", "upstream frees them, and dies of the send's end"
-    assert not after["freed_under_the_send"]
-    assert after["held"] == "FINISHED_LENGTH_CAPPED"
-    assert after["dropped"] == {"loads-of-sending-requests": 1}
-    assert_everything_came_back(after)
-
-
-def test_the_end_of_a_second_load_frees_an_aborted_request_as_upstream_does(version: str) -> None:
-    before, after = before_and_after(version, "second load of an aborted request")
-    assert before == after
-    assert after["then"] == "GONE"
-    assert after["dropped"] == {}
-    assert_everything_came_back(after)
-
-
-def test_a_send_frees_a_finished_request_once(version: str) -> None:
-    before, after = before_and_after(version, "send of a finished request")
-    assert before["died"] == "_update_from_kv_xfer_finished"
-    assert (after["held"], after["then"]) == ("FINISHED_LENGTH_CAPPED", "GONE")
-    assert after["dropped"] == {"sends-of-gone-requests": 1}
-    assert_everything_came_back(after)
-
-
-def test_a_second_report_before_the_requests_turn_is_upstreams_to_take(version: str) -> None:
-    before, after = before_and_after(version, "load twice before its turn")
-    assert before == after
-    assert after["dropped"] == {}
-    assert after["tokens"] == 4
-
-
-def test_the_connector_hears_everything_and_what_it_adds_is_looked_at(version: str) -> None:
-    _, heard = before_and_after(version, "connector hears everything")
-    assert heard["received"] == ["a", "nobody"]
-    assert heard["sent"] == ["nobody"]
-    before, added = before_and_after(version, "added by the connector")
-    assert "died" in before
-    assert added["status"] == "RUNNING"
-    assert added["dropped"] == {"sends-of-gone-requests": 1, "sends-of-live-requests": 1}
-
-
-def test_another_wrapper_of_the_same_method_hears_everything_in_either_order(version: str) -> None:
-    everything = [["a"], ["nobody"]]
-    assert guards(version)["stale_completions"]["others"] == {"inside": everything, "outside": everything}
-
-
-def assert_everything_came_back(seen: dict[str, Any]) -> None:
-    assert seen["left"] == []
-    assert seen["free_at_the_end"] in (20, 40)
+    Scheduler._update_from_kv_xfer_finished = wrapper

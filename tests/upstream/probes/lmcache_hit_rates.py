@@ -13,9 +13,8 @@ import time
 import urllib.request
 from itertools import pairwise
 
-from tests.upstream.probes.lmcache_bytes import CHUNK, Engine
-from tests.upstream.probes.lmcache_engine import OURS
-from tests.upstream.probes.lmcache_server import Server, server
+from tests.upstream.lmcache_engine import CHUNK, OURS
+from tests.upstream.lmcache_server import Engine, Server, leaf, server
 
 REQUESTS = 400
 CHUNKS = 8
@@ -55,13 +54,13 @@ def main() -> None:
     prompts = [[dice.randrange(1000) for _ in range(CHUNKS * CHUNK + 8)] for _ in range(PROMPTS)]
     numbers = order(dice)
     objects: list[int] = []
-    with server(chunk=CHUNK, l1_gb=mib / 1024, more=["--lookup-hash-log-dir", folder]) as at:
-        engine = Engine(at, OURS, {}, mark=1)
+    with server(l1_gb=mib / 1024, more=["--lookup-hash-log-dir", folder]) as at:
+        engine = Engine(at, leaf(at, OURS), mark=1)
         for turn, number in enumerate(numbers):
             began = time.monotonic()
             engine.lab.add(f"r{turn}", prompts[number], max_tokens=1)
             engine.run()
-            objects.append(at.l1()["total_object_count"])
+            objects.append(at.figures()["objects"])
             time.sleep(max(0.0, SECONDS_EACH - (time.monotonic() - began)))
         found = counters(at)
         engine.close()
