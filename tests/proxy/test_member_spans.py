@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.pd.errors import ApiError
+from pdserve.pd.requests import member_spans
 from pdserve.pd.requests.body import Body
+from pdserve.pd.requests.member_spans import quoted_name, spans_of
+from tests.proxy.rows import each
 
 FILL = 20_000
 NAMES = st.sampled_from(["a", "b", "large", ", ", ": ", "]", "}", '"', "\\", "ü"])
@@ -81,13 +85,45 @@ def test_a_name_that_comes_twice_is_refused(raw: str) -> None:
     assert judged_right(raw.replace('"large"', '"lange"', 1).replace('"a"', '"e"', 1).encode())
 
 
-@pytest.mark.parametrize("place", [0, 8])
-def test_a_name_that_comes_twice_is_refused_when_shorter_separators_make_up_for_it(place: int) -> None:
+@each("place, fill", [(0, 9), (8, 9), (0, FILL), (8, FILL)])
+def test_shorter_separators_do_not_make_up_for_a_name_that_comes_twice(place: int, fill: int) -> None:
     """Its second coming is as long as the blanks that are missing behind the commas."""
     members = [f'"{name}": 1' for name in "abcdefg"]
-    members.insert(place, f'"large": "{X}"')
+    members.insert(place, f'"large": "{"x" * fill}"')
     members.insert(4, members[2])
     raw = f"{{{','.join(members)}}}".encode()
     assert len(raw) == len(json.dumps(json.loads(raw)))
     with pytest.raises(ApiError, match="comes twice"):
         Body(raw)
+
+
+def test_a_large_value_that_was_cut_out_is_compared_with_its_place() -> None:
+    raw = f'{{"large":"{X}","b":1}}'.encode()
+    other = {"large": msgspec.Raw(b'"%b"' % (b"y" * FILL)), "b": msgspec.Raw(b"1")}
+    place = raw.index(b'"x')
+    assert len(spans_of(raw, other, {"large": place})) == 2
+    for compared in ({"b": 1}, {"large": place + 1}):
+        with pytest.raises(ApiError, match="comes twice"):
+            spans_of(raw, other, compared)
+
+
+def test_members_beyond_the_end_of_the_object_are_none() -> None:
+    one, two = msgspec.Raw(b"1"), msgspec.Raw(b"2")
+    for raw, members in ((b'{"a" : 1}', {"a": one, "b": two}), (b'{"a" : 1 , "b":2}', {"a": one})):
+        with pytest.raises(ApiError, match="comes twice"):
+            spans_of(raw, members, {})
+
+
+def test_the_longest_name_is_taken_and_one_more_character_is_not() -> None:
+    for spelled in ('{"%s":1}', '{"%s" : 1}', '{"a" : "' + X + '", "%s":1}'):
+        assert "n" * 1024 in Body((spelled % ("n" * 1024)).encode())
+        with pytest.raises(ApiError, match="a name of"):
+            Body((spelled % ("n" * 1025)).encode())
+
+
+def test_names_of_clients_fill_no_memory() -> None:
+    quoted_name("n" * 65)
+    assert "n" * 65 not in member_spans._QUOTED
+    for number in range(2000):
+        assert quoted_name(f"name-{number}") == b'"name-%d"' % number
+    assert len(member_spans._QUOTED) <= 1024

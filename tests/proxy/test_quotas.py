@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.limits.api_keys import ApiKey
-from pdserve.pd.limits.quotas import WINDOW_SECONDS, Quotas, Use, cells_needed
+from pdserve.pd.limits.cells import OwnCells
+from pdserve.pd.limits.quotas import _RATE_CELLS, WINDOW_SECONDS, Quotas, Use, _Rate, cells_needed
 from pdserve.pd.processes import shared_numbers
 
 
@@ -170,6 +171,30 @@ def test_several_processes_share_the_counts_and_a_successor_forgets_what_the_dea
     successor = process(1)
     assert refused(successor, who).message == "The limit of this API key is 3 requests a minute."
     assert successor.in_flight("a") == 0
+
+
+AGES = st.integers(0, 70) | st.sampled_from([59, 60, 61, 62])
+
+
+@given(st.lists(st.tuples(AGES, st.integers(1, 9), AGES, st.integers(0, 20)), max_size=20))
+def test_a_rate_is_a_naive_count(steps: list[tuple[int, int, int, int]]) -> None:
+    """Counted, given back however late (or more than there was), and when there is room again."""
+    rate, second = _Rate(OwnCells(_RATE_CELLS), 0), 1000
+    counted: dict[int, int] = {}
+
+    def total(now: int) -> int:
+        return sum(amount for at, amount in counted.items() if now - at <= WINDOW_SECONDS)
+
+    for pause, amount, age, wanted in steps:
+        second += pause
+        assert rate.total(second) == total(second)
+        rate.add(amount, second)
+        counted[second] = counted.get(second, 0) + amount
+        rate.add(-wanted, second - age)
+        if (at := second - age) in counted and age <= WINDOW_SECONDS:
+            counted[at] -= min(wanted, counted[at])
+        assert rate.total(second) == total(second)
+        assert rate.free_in(wanted, second) == next(wait for wait in range(1, 62) if total(second + wait) <= wanted)
 
 
 STEP = st.tuples(

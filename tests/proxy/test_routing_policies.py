@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.errors import RecipeError
-from pdserve.pd.config import routing
-from pdserve.pd.config.routing import RoutingSettings
+from pdserve.pd.config.routing import LoadSettings, RoutingSettings
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import kv_events_of, make
+from pdserve.pd.routing.burden import Burden
 from pdserve.roles import EngineRole
 from tests.proxy.candidates import POLICIES, PolicyName, Worker, everywhere, workers
 
@@ -156,8 +156,33 @@ def test_a_policy_is_called_what_the_recipe_calls_it(policy: PolicyName, affinit
 
 
 def test_an_unknown_policy_is_an_error_that_names_those_that_exist() -> None:
-    unknown = RoutingSettings().model_copy(update={"decode": routing.LoadSettings()})
+    unknown = RoutingSettings().model_copy(update={"decode": LoadSettings()})
     with pytest.raises(RecipeError) as caught:
         make(unknown, "decode")
     assert caught.value.where == "proxy.routing.decode"
     assert caught.value.todo == f"write one of {', '.join(POLICIES)}"
+
+
+def test_the_bounds_of_a_burden() -> None:
+    """Of equals the first is the calmest. Each bound is of the last load that is not too much."""
+    pool = [Worker("a", requests=1), Worker("b"), Worker("c")]
+    assert [Burden(role, LoadSettings(), Random(1)).calmest(pool) for role in ROLES] == [1, 1, 1]
+    settings = LoadSettings(slack_tokens=100, slack_requests=8, slack_ratio=1.5, max_kv_usage=0.9)
+    idle = Worker("idle", requests=2)
+    wrong = []
+    for role, requests, tokens, kv, least_kv, busy in (
+        ("aggregated", 0, 110, 0.0, 0.0, False),
+        ("aggregated", 0, 111, 0.0, 0.0, True),
+        ("prefill", 99, 110, 1.0, 0.0, False),
+        ("prefill", 0, 111, 0.0, 0.0, True),
+        ("decode", 11, 999, 0.0, 0.0, False),
+        ("decode", 12, 0, 0.0, 0.0, True),
+        ("aggregated", 12, 0, 0.0, 0.0, True),
+        ("decode", 0, 0, 0.9, 0.89, True),
+        ("decode", 0, 0, 0.9, 0.9, False),
+        ("decode", 0, 0, 0.89, 0.0, False),
+    ):
+        idle.kv_usage = least_kv
+        if Burden(role, settings, Random(1)).too_busy(Worker("w", requests, tokens, kv), idle, saved=10) != busy:
+            wrong.append((role, requests, tokens, kv, least_kv))
+    assert wrong == []
