@@ -25,7 +25,7 @@ def each(names: str, rows: Iterable[Any] | Mapping[str, Any]) -> Callable[[Test]
             for name, values in table:
                 try:
                     test(**fixtures, **dict(zip(arguments, values, strict=True)))
-                except Exception as error:  # AssertionError and whatever else the row ends with
+                except Exception as error:  # noqa: BLE001  (whatever a row ends with)
                     error.add_note(f"row: {name!r:.200}")
                     wrong.append(error)
             if wrong:

@@ -12,6 +12,7 @@ from pdserve.errors import RecipeError
 from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.pd.limits import keys
 from pdserve.pd.serve import admin
+from tests.proxy.rows import each
 
 TOKEN = "correct-horse-battery"
 NEW = {"name": "decode-9", "role": "decode", "url": "http://10.0.0.9:8200"}
@@ -62,10 +63,8 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path"), CALLS)
-@pytest.mark.parametrize(
-    "header", [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN]
-)
+@each("method, path", CALLS)
+@each("header", [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN])
 def test_without_the_token_nothing_is_shown_and_nothing_is_done(method: str, path: str, header: str | None) -> None:
     there = Admin(header=header)
     answer = there.http.request(method, path, json=NEW)
@@ -100,7 +99,7 @@ def test_a_prefill_brings_its_bootstrap_server() -> None:
     assert (there.pool.added[0].url, there.pool.added[0].bootstrap_url) == ("http://h:1", "http://[::1]:8998")
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/workers/nobody/drain"), ("DELETE", "/workers/nobody")])
+@each("method, path", [("POST", "/workers/nobody/drain"), ("DELETE", "/workers/nobody")])
 def test_a_worker_that_does_not_exist_is_404(method: str, path: str) -> None:
     answer = Admin().http.request(method, path)
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, "There is no worker nobody.")
@@ -111,7 +110,7 @@ def test_a_name_that_is_taken_is_409() -> None:
     assert (answer.status_code, answer.json()["error"]["message"]) == (409, "there is a worker decode-0 already")
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"role": "router"},
@@ -139,7 +138,7 @@ def test_what_is_no_worker_is_400_and_not_added(change: dict[str, Any]) -> None:
     assert there.pool.added == []
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff"])
+@each("body", [b"", b"{", b"[]", b"null", b"\xff"])
 def test_a_body_that_is_no_json_object_is_400(body: bytes) -> None:
     assert Admin().http.post("/workers", content=body).status_code == 400
 
@@ -156,9 +155,7 @@ def test_the_token_of_a_file(tmp_path: Path) -> None:
     assert keys.read_token(path) == TOKEN
 
 
-@pytest.mark.parametrize(
-    ("content", "what"), [(b"", "fewer than 16"), (b"short\n", "fewer than 16"), (b"\xff", "UTF-8")]
-)
+@each("content, what", [(b"", "fewer than 16"), (b"short\n", "fewer than 16"), (b"\xff", "UTF-8")])
 def test_a_token_that_protects_nothing_is_refused(tmp_path: Path, content: bytes, what: str) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.proxy.deployment import MODEL, Deployment, open_links
+from tests.proxy.rows import each
 
 TOKEN = "an-admin-token-of-32-characters!"
 CLIENT = "a-client-key"
@@ -117,8 +118,8 @@ def test_a_worker_is_not_what_another_one_of_its_name_was(admin: httpx.Client, d
     assert extra.state()["received"] == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
+@each(
+    "body, status",
     [
         ({"name": "decode-0", "role": "decode", "url": "http://127.0.0.1:1"}, 409),
         ({"name": "other", "role": "aggregated", "url": "http://127.0.0.1:1"}, 409),
@@ -153,11 +154,7 @@ def port(deployment: Deployment) -> int:
     return port
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"origin": "https://evil.example"}, {"host": "evil.example"}, {"origin": "null"}],
-    ids=["a form of another site", "a name that leads here", "a sandboxed page"],
-)
+@each("headers", [{"origin": "https://evil.example"}, {"host": "evil.example"}, {"origin": "null"}])
 def test_a_page_of_another_site_is_no_admin(port: int, headers: dict[str, str]) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=90) as client:
         assert client.get("/workers").status_code == 200

@@ -10,6 +10,7 @@ import pytest
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
 from tests.proxy.raw import RawDeployment, post, raw_deployment
+from tests.proxy.rows import each
 
 CONFIG: dict[str, Any] = {
     "host": "127.0.0.1",
@@ -29,8 +30,8 @@ def hosts(**config: Any) -> AllowedHosts | None:
     return AllowedHosts.of(ProxyConfig.model_validate(CONFIG | config))
 
 
-@pytest.mark.parametrize(
-    ("config", "enforced"),
+@each(
+    "config, enforced",
     [
         ({}, True),
         ({"host": "localhost"}, True),
@@ -46,8 +47,8 @@ def test_names_matter_without_keys_on_loopback_and_where_a_list_exists(config: d
     assert (hosts(**config) is not None) == enforced
 
 
-@pytest.mark.parametrize(
-    ("host", "allowed"),
+@each(
+    "host, allowed",
     [
         ("localhost", True),
         ("LOCALHOST:9000", True),
@@ -75,8 +76,8 @@ def test_a_host_is_loopbacks_or_a_listed_one(host: str, allowed: bool) -> None:
         assert (known.refusal(host.encode(), None) is None) == allowed
 
 
-@pytest.mark.parametrize(
-    ("origin", "allowed"),
+@each(
+    "origin, allowed",
     [
         (None, True),
         ("http://localhost:3000", True),
@@ -106,7 +107,7 @@ def ask(raw: RawDeployment, *headers: str) -> tuple[int, str]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("headers", [["host: evil.example"], ["host: localhost", "origin: http://evil.example"]])
+@each("headers", [["host: evil.example"], ["host: localhost", "origin: http://evil.example"]])
 def test_a_strange_page_gets_403_with_how_to_allow_it_and_no_engine_hears_of_it(
     raw: RawDeployment, headers: list[str]
 ) -> None:
@@ -116,8 +117,8 @@ def test_a_strange_page_gets_403_with_how_to_allow_it_and_no_engine_hears_of_it(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("url", "host", "status"),
+@each(
+    "url, host, status",
     [
         ("http://localhost:9/v1/completions", "evil.example", 200),
         ("HTTP://127.0.0.1/v1/completions?x=1", "evil.example", 200),

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.proxy.deployment import KEY, MODEL, Deployment
+from tests.proxy.rows import each
 
 pytestmark = pytest.mark.process
 
@@ -41,7 +42,7 @@ def refused(shared: Deployment, path: str, body: bytes | dict[str, Any]) -> dict
     return dict(error)
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         b"",
@@ -55,7 +56,6 @@ def refused(shared: Deployment, path: str, body: bytes | dict[str, Any]) -> dict
         b'{"prompt": "\xff"}',
         b'{"prompt": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
     ],
-    ids=["empty", "broken", "list", "string", "null", "nan", "twice", "twice-escaped", "no-utf8", "deep"],
 )
 def test_bodies_that_are_no_request(shared: Deployment, body: bytes) -> None:
     refused(shared, "/v1/completions", body)
@@ -76,8 +76,8 @@ def judged_by_an_engine(shared: Deployment, path: str, body: dict[str, Any]) -> 
     return answer
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
+@each(
+    "field, value",
     [
         ("n", 2),
         ("n", "2"),
@@ -111,17 +111,15 @@ def test_completions_fields_that_two_legs_cannot_answer_alike_go_to_one_engine(
     judged_by_an_engine(shared, "/v1/completions", {"prompt": "hi", field: value})
 
 
-@pytest.mark.parametrize(
-    "prompt", [["a", "b"], [[1], [2]], [1, "a"], [], None, 5, {"a": 1}], ids=lambda value: json.dumps(value)
-)
+@each("prompt", [["a", "b"], [[1], [2]], [1, "a"], [], None, 5, {"a": 1}])
 def test_prompts_that_are_not_one_prompt_go_to_one_engine(shared: Deployment, prompt: object) -> None:
     answer = judged_by_an_engine(shared, "/v1/completions", {"prompt": prompt})
     if isinstance(prompt, list) and len(prompt) == 2 and prompt != [1, "a"]:
         assert len(answer.json()["choices"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
+@each(
+    "field, value",
     [("messages", None), ("messages", "hi"), ("n", 3), ("logprobs", 5), ("echo", True), ("prompt_logprobs", 1)],
 )
 def test_chat_fields_that_two_legs_cannot_answer_alike_go_to_one_engine(
@@ -130,7 +128,7 @@ def test_chat_fields_that_two_legs_cannot_answer_alike_go_to_one_engine(
     judged_by_an_engine(shared, "/v1/chat/completions", CHAT | {field: value})
 
 
-@pytest.mark.parametrize("name", ["kv_transfer_params", r"\u006bv_transfer_params", "ec_transfer_params"])
+@each("name", ["kv_transfer_params", r"\u006bv_transfer_params", "ec_transfer_params"])
 def test_smuggled_transfer_parameters_reach_no_engine(shared: Deployment, name: str) -> None:
     """Sent on, these kill a producer's EngineCore."""
     body = (
@@ -163,13 +161,13 @@ def test_a_chunked_body_over_the_limit_is_a_413_too(shared: Deployment) -> None:
     assert answer.status_code == 413
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/completions", 405), ("POST", "/v1/x", 404)])
+@each("method, path, status", [("GET", "/v1/completions", 405), ("POST", "/v1/x", 404)])
 def test_unknown_routes_answer_in_the_same_shape(shared: Deployment, method: str, path: str, status: int) -> None:
     answer = shared.proxy.http.request(method, path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, status)
 
 
-@pytest.mark.parametrize("request_id", ["", "a b", "é", "x" * 300])
+@each("request_id", ["", "a b", "é", "x" * 300])
 def test_a_request_id_that_could_do_harm_is_replaced(shared: Deployment, request_id: str) -> None:
     headers = [(b"x-request-id", request_id.encode("latin-1"))]
     answer = shared.proxy.http.post("/v1/completions", json={"prompt": "hi"}, headers=headers)

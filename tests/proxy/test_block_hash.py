@@ -12,6 +12,7 @@ import xxhash
 from pdserve.pd.routing import block_hash
 from pdserve.pd.routing.block_hash import SECRET, digest_without_xxhash
 from pdserve.pd.routing.chain import ROOT, GrowingChain
+from tests.proxy.rows import each
 
 pytestmark = pytest.mark.process
 
@@ -25,8 +26,8 @@ def digest(data: bytes, begin: int, end: int, before: int) -> int:
     return block_hash.digest(data, memoryview(data), begin, end, before)
 
 
-DIGESTS = pytest.mark.parametrize("name_of", [digest, digest_without_xxhash])
-TEXTS = pytest.mark.parametrize("text", [SMALL, LARGE])
+DIGESTS = each("name_of", [digest, digest_without_xxhash])
+TEXTS = each("text", [SMALL, LARGE])
 WITHOUT = """
 import sys
 sys.modules["xxhash"] = None

@@ -13,6 +13,7 @@ from pdserve.pd.errors import ApiError
 from pdserve.pd.http.pieces import LARGE, Pieces
 from pdserve.pd.requests.body import Body, decode
 from pdserve.pd.requests.dialects import CHAT, COMPLETIONS, DIALECTS, INTERNAL, NOT_FOR_PREFILL, Dialect
+from tests.proxy.rows import each
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -166,7 +167,7 @@ def test_every_body_can_be_judged(body: dict[str, Any], dialect: Dialect) -> Non
         assert field in body or field in ("messages", "prompt")
 
 
-@pytest.mark.parametrize("raw", [b"NaN", b"[1", b"[" * 100_000 + b"]" * 100_000])
+@each("raw", [b"NaN", b"[1", b"[" * 100_000 + b"]" * 100_000])
 def test_a_value_that_is_no_json_is_a_400(raw: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         decode(raw)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from pdserve.pd.processes.control_lines import ControlLines
+from tests.proxy.rows import each
 
 ADD: dict[str, Any] = {"add": {"name": "decode-3", "role": "decode", "url": "http://node:1"}}
 REMOVE: dict[str, Any] = {"remove": "decode-3"}
@@ -37,7 +36,7 @@ def test_workers_come_and_go_in_their_order_and_states_are_those_of_who_is_there
     ]
 
 
-@pytest.mark.parametrize("was", ["draining", "dead"])
+@each("was", ["draining", "dead"])
 def test_a_new_worker_is_not_what_the_one_before_it_was(was: str) -> None:
     assert heard_again(ADD, state("decode-3", was), REMOVE, ADD) == [ADD]
     assert heard_again(state("decode-3", was), REMOVE, ADD) == [REMOVE, ADD]
@@ -49,9 +48,7 @@ def test_a_state_of_the_new_one_counts() -> None:
     assert heard == [REMOVE, ADD, state("decode-3", "draining")]
 
 
-@pytest.mark.parametrize(
-    ("before", "kept"), [((), []), ((REMOVE,), [REMOVE])], ids=["one of the admin", "one of the configuration"]
-)
+@each("before, kept", [((), []), ((REMOVE,), [REMOVE])])
 def test_however_often_a_worker_comes_and_goes_only_how_it_ended_is_heard_again(
     before: tuple[dict[str, Any], ...], kept: list[dict[str, Any]]
 ) -> None:
@@ -86,14 +83,14 @@ def test_what_an_older_program_has_remembered_is_not_more_than_what_a_new_one_wo
     assert lines.again()[1:] == [b"a state"]
 
 
-@pytest.mark.parametrize("line", [b"", b"no json", b"[1]", b"\xff", b"1"])
+@each("line", [b"", b"no json", b"[1]", b"\xff", b"1"])
 def test_what_is_no_message_is_not_heard_again(line: bytes) -> None:
     lines = ControlLines()
     assert lines.remember(line) == {}
     assert lines.again() == []
 
 
-@pytest.mark.parametrize("line", [b'{"add": 1}', b'{"add": {}}', b'{"remove": ["a"]}', b'{"remove": null}'])
+@each("line", [b'{"add": 1}', b'{"add": {}}', b'{"remove": ["a"]}', b'{"remove": null}'])
 def test_a_line_that_names_nobody_changes_nothing(line: bytes) -> None:
     lines = ControlLines()
     lines.remember(b'{"worker": "decode-0", "state": "ready"}')

@@ -15,6 +15,7 @@ from pdserve.pd.config.settings import CorsSettings
 from pdserve.pd.http.cors import Cors
 from pdserve.pd.http.incoming import Budget, Request
 from tests.proxy.raw import RawDeployment, Response, chunk, head, post, raw_deployment, sends
+from tests.proxy.rows import each
 
 PAGE = "https://chat.example"
 COMPLETIONS = "/v1/completions"
@@ -30,8 +31,8 @@ def told(settings: dict[str, Any], origin: str | None) -> dict[bytes, bytes]:
     return dict(Cors(CorsSettings.model_validate(settings)).headers(request))
 
 
-@pytest.mark.parametrize(
-    ("settings", "origin", "allowed", "varies"),
+@each(
+    "settings, origin, allowed, varies",
     [
         ({"origins": [PAGE]}, PAGE, PAGE, True),
         ({"origins": [PAGE]}, "https://CHAT.example", "https://CHAT.example", True),
@@ -54,7 +55,7 @@ def test_an_answer_names_the_origin_that_may_read_it(
     assert (headers.get(b"access-control-allow-credentials") == b"true") == credentials
 
 
-@pytest.mark.parametrize("origin", ["chat.example", "https://chat.example/", "https://chat example", ""])
+@each("origin", ["chat.example", "https://chat.example/", "https://chat example", ""])
 def test_what_no_browser_sends_as_an_origin_is_refused(origin: str) -> None:
     with pytest.raises(ValidationError):
         CorsSettings(origins=[origin])
@@ -73,7 +74,7 @@ def preflight(raw: RawDeployment, origin: str = PAGE, path: str = COMPLETIONS) -
     return raw.ask("\r\n".join([*lines, "access-control-request-headers: authorization, x-mine", "", ""]).encode())
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/models", "/v1/responses/resp_1/cancel"])
+@each("path", [COMPLETIONS, "/v1/models", "/v1/responses/resp_1/cancel"])
 def test_a_browser_that_asks_first_is_told_what_the_page_may_send(raw: RawDeployment, path: str) -> None:
     answer = preflight(raw, path=path)
     assert (answer.status, answer.body, answer.headers[ALLOWED]) == (204, b"", PAGE)
@@ -89,7 +90,7 @@ def test_a_page_that_is_not_named_gets_nothing(raw: RawDeployment) -> None:
     assert raw.engine.seen == []
 
 
-@pytest.mark.parametrize("asked", ["whole", "stream", "an error", "a page", "no JSON", "a bad head"])
+@each("asked", ["whole", "stream", "an error", "a page", "no JSON", "a bad head"])
 def test_a_page_can_read_every_answer(raw: RawDeployment, asked: str) -> None:
     origin = f"origin: {PAGE}"
     if asked == "stream":

@@ -22,6 +22,7 @@ from tests.proxy.raw import (
     raw_deployment,
     whole,
 )
+from tests.proxy.rows import each
 
 pytestmark = pytest.mark.process
 
@@ -40,8 +41,8 @@ def test_a_chunked_body_is_refused_once_it_is_too_large(raw: RawDeployment) -> N
     assert raw.engine.seen == []
 
 
-@pytest.mark.parametrize(
-    ("request_line", "status"),
+@each(
+    "request_line, status",
     [
         ("POST /health", 405),
         ("POST /ready", 405),
@@ -137,7 +138,7 @@ def test_requests_that_are_never_complete_or_never_answered_leave_the_budget_fre
         assert time.monotonic() < deadline
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
+@each("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
 def test_another_content_type_is_refused_in_vllms_words(raw: RawDeployment, content_type: str) -> None:
     answer = raw.ask(post(PATH, BODY, f"content-type: {content_type}"))
     assert (answer.status, answer.json()["error"]) == (
@@ -152,12 +153,12 @@ def test_another_content_type_is_refused_in_vllms_words(raw: RawDeployment, cont
     assert raw.engine.seen == []
 
 
-@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "Application/JSON", "application/json;"])
+@each("content_type", ["application/json; charset=utf-8", "Application/JSON", "application/json;"])
 def test_json_is_json_however_it_is_called(raw: RawDeployment, content_type: str) -> None:
     assert raw.ask(post(PATH, BODY, f"content-type: {content_type}")).status == 200
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+@each("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
 def test_engines_get_utf_8_whatever_the_client_has_sent(raw: RawDeployment, encoding: str) -> None:
     text = '{"prompt": "hé 😀"}'
     assert raw.ask(post(PATH, text.encode(encoding))).status == 200
@@ -203,8 +204,8 @@ BROKEN: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/v1/responses", "/v1/messages"])
-@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN.keys())
+@each("path", [PATH, "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@each("body", BROKEN)
 def test_a_body_that_is_no_json_object_is_a_400_in_the_apis_own_shape(
     raw: RawDeployment, path: str, body: bytes
 ) -> None:

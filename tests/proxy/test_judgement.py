@@ -17,6 +17,7 @@ import pytest
 from pdserve.pd.workers.judgement import Fault, Judgement
 from tests.proxy.candidates import POLICIES, everywhere
 from tests.proxy.deployment import Deployment, Fake
+from tests.proxy.rows import each
 
 FAULTS: dict[str, dict[str, dict[str, object]]] = {
     "500": {"prefill": {"prefill_status": 500}, "decode": {"decode_status": 500}},
@@ -138,7 +139,7 @@ def judged(*faults: Fault, failures: int = 5) -> Judgement:
     return judgement
 
 
-@pytest.mark.parametrize("faults", [("unreachable",), ("unavailable",), ("lost",), ("silent",), ("failed", "failed")])
+@each("faults", [("unreachable",), ("unavailable",), ("lost",), ("silent",), ("failed", "failed")])
 def test_these_make_a_worker_doubtful_until_it_answers(faults: tuple[Fault, ...]) -> None:
     judgement = judged(*faults)
     assert judgement.doubtful

@@ -20,6 +20,7 @@ from pdserve.cli.commands import app
 from pdserve.errors import RecipeError
 from pdserve.pd.errors import ApiError
 from pdserve.pd.limits import keys
+from tests.proxy.rows import each
 
 
 def line(name: str, key: str, **more: Any) -> str:
@@ -48,8 +49,8 @@ def test_a_key_is_known_by_its_hash_with_what_it_may_do(tmp_path: Path) -> None:
     assert known.identify(None, b"key-b").name == "b"
 
 
-@pytest.mark.parametrize(
-    ("authorization", "x_api_key"),
+@each(
+    "authorization, x_api_key",
     [
         (None, None),
         (b"", None),
@@ -98,8 +99,8 @@ def test_every_lookup_compares_once_in_constant_time(tmp_path: Path, monkeypatch
         assert {len(side) for side in compared[0]} == {32}
 
 
-@pytest.mark.parametrize(
-    ("text", "number", "what"),
+@each(
+    "text, number, what",
     [
         ("{", 1, "not an API key"),
         ("[]", 1, "not an API key"),
@@ -203,7 +204,7 @@ def test_new_key_without_a_file_prints_the_line(tmp_path: Path) -> None:
     assert keys.KeyFile(path).current.identify(b"Bearer " + result.stdout.strip().encode()).name == "team-a"
 
 
-@pytest.mark.parametrize(("name", "what"), [("a b", "name"), ("known", "already"), ("", "name")])
+@each("name, what", [("a b", "name"), ("known", "already"), ("", "name")])
 def test_new_key_refuses_a_name_that_cannot_be(tmp_path: Path, name: str, what: str) -> None:
     path = file_of(tmp_path, line("known", "k"))
     before = path.read_text()
@@ -218,7 +219,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Path("/dev/full").open("w"))  # noqa: SIM115  (of the test)
 
 
-@pytest.mark.parametrize("before", [None, "", line("known", "k")])
+@each("before", [None, "", line("known", "k")])
 def test_a_key_that_cannot_be_printed_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:

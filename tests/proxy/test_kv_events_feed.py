@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pdserve.pd.routing.kv_feed import Feed, Step
 from pdserve.pd.routing.kv_sources import Source, sources_from, sources_of
+from tests.proxy.rows import each
 
 
 def test_in_order() -> None:
@@ -42,7 +43,7 @@ def test_a_replay_that_begins_too_late() -> None:
     assert feed.live(9) is Step.SKIP
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@each("first", [0, 1])
 def test_an_engine_that_began_anew(first: int) -> None:
     feed = Feed()
     for number in range(3):
@@ -101,7 +102,7 @@ def test_sources_as_the_engine_was_configured() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "answer",
     [
         [],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from pdserve.pd.routing.kv_index import KvIndex
 from pdserve.pd.routing.kv_wire import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, Event
 from pdserve.pd.routing.policies.kv_events import KvEvents
 from tests.proxy.candidates import Worker, everywhere, workers
+from tests.proxy.rows import each
 
 BLOCK = 2
 
@@ -86,7 +86,7 @@ def test_the_block_size_is_the_event_s() -> None:
     assert held([stored((1, 2, 3, 4), block=4)], 1, 2, 3, 4, 5, 6, 7, 8) == 4
 
 
-@pytest.mark.parametrize("hashes", [[7, 2**64 - 1], [b"seven", b"eight"]])
+@each("hashes", [[7, 2**64 - 1], [b"seven", b"eight"]])
 def test_hashes_are_bytes_or_integers(hashes: list[BlockHash]) -> None:
     first = BlockStored([hashes[0]], None, [1, 2], BLOCK)
     second = BlockStored([hashes[1]], hashes[0], [3, 4], BLOCK)
@@ -108,7 +108,7 @@ UNNAMEABLE: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("why", UNNAMEABLE)
+@each("why", [*UNNAMEABLE])
 def test_what_token_ids_do_not_name_never_matches(why: str) -> None:
     event = stored((1, 2, 3, 4, 5, 6))
     for field, value in UNNAMEABLE[why].items():
@@ -127,7 +127,7 @@ def test_blocks_before_an_image_match() -> None:
     assert held([event], 1, 2, 3, 4, 5, 6) == 2
 
 
-@pytest.mark.parametrize("medium", ["CPU", "cpu", "STORAGE"])
+@each("medium", ["CPU", "cpu", "STORAGE"])
 def test_only_the_gpu_counts(medium: str) -> None:
     offloaded = stored((1, 2, 3, 4))
     offloaded.medium = medium
@@ -149,7 +149,7 @@ def test_of_several_groups_the_one_that_holds_least_decides() -> None:
     assert held([stored((1, 2, 3, 4, 5, 6)), wide], 1, 2, 3, 4, 5, 6) == 4
 
 
-@pytest.mark.parametrize("kind", ["sliding_window", "mamba", "chunked_local_attention"])
+@each("kind", ["sliding_window", "mamba", "chunked_local_attention"])
 def test_groups_that_need_no_whole_prefix_do_not_count(kind: str) -> None:
     window = stored((1, 2))
     window.group_idx, window.kv_cache_spec_kind = 1, kind
@@ -173,7 +173,7 @@ def test_ranks_and_workers_are_apart() -> None:
     assert index.matched("b", ask(5, 6)) == {0: 2}
 
 
-@pytest.mark.parametrize("tokens", [None, [-1, 2], [2**40, 1], ["x", "y"]])
+@each("tokens", [None, [-1, 2], [2**40, 1], ["x", "y"]])
 def test_without_token_ids_nothing_matches(tokens: list[int] | None) -> None:
     index = KvIndex(1000)
     index.apply("w", 0, [stored((1, 2))])

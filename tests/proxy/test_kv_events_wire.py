@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.pd.routing.kv_wire import AllBlocksCleared, BadEventsError, BlockRemoved, BlockStored, decode
+from tests.proxy.rows import each
 
 # Encoded with the classes in vllm/distributed/kv_events.py of each version: two blocks stored of which the second has
 # a cache_salt, one removed, all cleared; by data parallel rank 3.
@@ -44,7 +45,7 @@ RECORDED = {
 }
 
 
-@pytest.mark.parametrize("version", RECORDED)
+@each("version", [*RECORDED])
 def test_recorded_bytes(version: str) -> None:
     batch = decode(bytes.fromhex(RECORDED[version]))
     stored, removed, cleared = batch.events
@@ -109,7 +110,7 @@ def test_a_batch_as_a_map() -> None:
     assert isinstance(batch.events[0], AllBlocksCleared)
 
 
-@pytest.mark.parametrize("event", [["BlocksMoved", 1], {"type": "BlocksMoved", "to": 1}])
+@each("event", [["BlocksMoved", 1], {"type": "BlocksMoved", "to": 1}])
 def test_an_event_of_an_unknown_type_is_left_out(event: object) -> None:
     batch = decode(msgspec.msgpack.encode([1.0, [event, ["AllBlocksCleared"]], 0]))
     assert (len(batch.events), batch.unknown) == (1, 1)
@@ -122,7 +123,7 @@ def test_fields_that_later_versions_add_are_ignored() -> None:
     assert [type(event).__mro__[1] for event in batch.events] == [BlockRemoved, BlockRemoved]
 
 
-@pytest.mark.parametrize(
+@each(
     "payload",
     [
         b"",

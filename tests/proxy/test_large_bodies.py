@@ -14,6 +14,7 @@ from pdserve.pd.errors import ApiError
 from pdserve.pd.requests.body import EASY_BYTES, FEW_BYTES, Body, members_at_once
 from pdserve.pd.requests.dialects import COMPLETIONS
 from pdserve.pd.requests.scan import MAX_BRACKETS, MAX_DEPTH, MAX_MEMBERS, Scan
+from tests.proxy.rows import each
 
 TRANSFER = b'{"transfer_id": "ours"}'
 SLICE = 4096
@@ -56,7 +57,7 @@ def test_steps_find_the_end_of_any_value_at_any_border(value: Any, size: int) ->
     assert json.loads(bytes(body.members["b"])) == value
 
 
-@pytest.mark.parametrize(
+@each(
     "raw",
     [
         b"",
@@ -79,7 +80,6 @@ def test_steps_find_the_end_of_any_value_at_any_border(value: Any, size: int) ->
         b'{"a": ' + b"[" * 1_000_000,
         b'{"a": [' + b"[]," * MAX_BRACKETS + b"1]}",
     ],
-    ids=lambda raw: repr(raw[:24]),
 )
 def test_steps_refuse_what_is_no_object_that_an_engine_may_get(raw: bytes) -> None:
     with pytest.raises(ApiError) as refused:
@@ -87,7 +87,7 @@ def test_steps_refuse_what_is_no_object_that_an_engine_may_get(raw: bytes) -> No
     assert refused.value.status == 400
 
 
-@pytest.mark.parametrize("read", [Body, scanned])
+@each("read", [Body, scanned])
 def test_an_object_of_very_many_members_is_refused(read: Any) -> None:
     def members(count: int) -> bytes:
         return json.dumps({str(index): index for index in range(count)}).encode()
@@ -142,8 +142,8 @@ def test_a_member_inside_of_another_one_is_not_taken_for_it() -> None:
     assert list(scanned(raw).members) == ["documents", "messages", "user"]
 
 
-@pytest.mark.parametrize("name", [b"a" * 1_000_000, b"\\n" * 500_000, b"\\u0041" * 160_000])
-@pytest.mark.parametrize("colon", [b":", b" :"])
+@each("name", [b"a" * 1_000_000, b"\\n" * 500_000, b"\\u0041" * 160_000])
+@each("colon", [b":", b" :"])
 def test_a_very_long_name_is_refused_before_anything_is_compared_with_it(name: bytes, colon: bytes) -> None:
     raw = b'{"prompt": "hi", "%b"%b1}' % (name, colon)
     with pytest.raises(ApiError, match="a name of"):
@@ -167,7 +167,7 @@ def test_a_conversation_of_a_megabyte_is_read_at_once() -> None:
     assert Body(raw, members=members).length("tools") == len(bytes(values["tools"]))
 
 
-@pytest.mark.parametrize(
+@each(
     "raw",
     [
         b"{" + b",".join(b'"%d":1' % number for number in range(100_000)) + b"}",
@@ -175,14 +175,13 @@ def test_a_conversation_of_a_megabyte_is_read_at_once() -> None:
         b'{"x": {"prompt": "%b"}, "prompt": "%b"}' % (b"x" * 9000, b"x" * 9000),
         b'{"prompt": "' + b"x" * EASY_BYTES + b'"}',
     ],
-    ids=["many", "twice", "inside", "large"],
 )
 def test_what_takes_long_or_is_not_sure_is_read_in_steps(raw: bytes) -> None:
     assert members_at_once(raw) is None
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
+@each(
+    "raw, message",
     [
         (b"[%b]" % (b"1," * 9000 + b"1"), "must be a JSON object"),
         (b'{"prompt": "%b' % (b"x" * 20_000), "not valid JSON"),
@@ -198,8 +197,8 @@ def test_what_is_read_at_once_is_refused_as_in_steps(raw: bytes, message: str) -
     assert refused.value.status == 400
 
 
-@pytest.mark.parametrize("prompt", [b"[" + b"1," * 2_000_000 + b"1]", b'["' + b"x" * 4_000_000 + b'"]'])
-@pytest.mark.parametrize("name", ["prompt", "stop"])
+@each("prompt", [b"[" + b"1," * 2_000_000 + b"1]", b'["' + b"x" * 4_000_000 + b'"]'])
+@each("name", ["prompt", "stop"])
 def test_what_is_looked_at_in_a_large_body_takes_a_small_part_of_its_memory(name: str, prompt: bytes) -> None:
     """And it is split, for it is one prompt; another large field is an engine's to judge."""
     raw = b'{"%b": %b, "max_tokens": 4}' % (name.encode(), prompt)
@@ -216,8 +215,8 @@ def test_what_is_looked_at_in_a_large_body_takes_a_small_part_of_its_memory(name
     assert peak < len(raw) // 4
 
 
-@pytest.mark.parametrize(
-    ("prompt", "single"),
+@each(
+    "prompt, single",
     [
         ('"a"', True),
         ("[]", False),

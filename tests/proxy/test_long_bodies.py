@@ -12,6 +12,7 @@ import pytest
 
 from tests.proxy.hostile import BODY, PATH
 from tests.proxy.raw import ANSWER, RawDeployment, post, raw_deployment
+from tests.proxy.rows import each
 
 pytestmark = pytest.mark.process
 
@@ -27,11 +28,12 @@ CUTS: dict[str, Callable[[int], list[int]]] = {
 """Where two requests, of which the first has that size, are cut."""
 
 
-@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS.keys())
-@pytest.mark.parametrize("headers", [(), ("connection: Upgrade", "upgrade: h2c")], ids=["plain", "upgrade"])
+@each("cuts", CUTS)
+@each("headers", [(), ("connection: Upgrade", "upgrade: h2c")])
 def test_it_arrives_whole_and_the_next_request_begins_behind_it(
     raw: RawDeployment, cuts: Callable[[int], list[int]], headers: tuple[str, ...]
 ) -> None:
+    raw.engine.seen.clear()
     first, next_one = post(PATH, LONG, *headers), post(PATH, BODY)
     both, places = first + next_one, cuts(len(first))
     with raw.client() as client:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pdserve.pd.errors import ApiError
 from pdserve.pd.requests.body import EASY_BYTES, Body
 from pdserve.pd.requests.long_value import LONG_BYTES, members_around_long
+from tests.proxy.rows import each
 
 pytestmark = pytest.mark.process
 
@@ -46,7 +47,7 @@ def same(raw: bytes) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         {"messages": CHAT},
@@ -62,11 +63,10 @@ def same(raw: bytes) -> bool:
         {"model": "m", "input": [LONG, LONG[:100]]},
         {"model": "m", "prompt": LONG + "ä", "ä": 1},
     ],
-    ids=lambda body: "-".join(body),
 )
-@pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" , ", " : ")], ids=["compact", "usual", "wide"])
-@pytest.mark.parametrize("ascii_only", [True, False])
+@each("indent", [None, 2])
+@each("separators", [(",", ":"), (", ", ": "), (" , ", " : ")])
+@each("ascii_only", [True, False])
 def test_what_clients_send(
     body: dict[str, Any], indent: int | None, separators: tuple[str, str], ascii_only: bool
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_few_blanks_may_be_around_all() -> None:
     assert not same(b'{"prompt":"%b"%b,"model":"m"}' % (b"a" * LONG_BYTES, b" " * 100)), "many are not looked at"
 
 
-@pytest.mark.parametrize(
+@each(
     "raw",
     [
         '{"messages":0,"x":{"messages":LONG,"x":5}}',
@@ -175,7 +175,7 @@ def test_what_is_not_valid_is_never_read(seed: int) -> None:
         assert members(Body(data, members=around)) == read
 
 
-@pytest.mark.parametrize(
+@each(
     "raw",
     [
         '{"prompt":"LONG","prompt":"LONG"}',
@@ -195,16 +195,16 @@ def test_what_engines_refuse_is_left_to_msgspec(raw: str) -> None:
     assert members_around_long(raw.replace("LONG", "a" * LONG_BYTES).encode()) is None
 
 
-@pytest.mark.parametrize("value", ["1" + "0" * 40, "1e999"])
+@each("value", ["1" + "0" * 40, "1e999"])
 def test_what_only_simdjson_refuses_is_read_all_the_same(value: str) -> None:
     raw = f'{{"prompt":"{"a" * LONG_BYTES}","n":{value}}}'.encode()
     assert members_around_long(raw) is None
     assert Body(raw).raw_value("n") == value.encode()
 
 
-@pytest.mark.parametrize("number", ["1.234567890123456789e-305", "1." + "1" * 700 + "e290", "12345678901234567890.5"])
-@pytest.mark.parametrize("beside", ["", '"' + "a" * 60_000 + '",'], ids=["alone", "beside-text"])
-@pytest.mark.parametrize("size", [LONG_BYTES, 500_000])
+@each("number", ["1.234567890123456789e-305", "1." + "1" * 700 + "e290", "12345678901234567890.5"])
+@each("beside", ["", '"' + "a" * 60_000 + '",'])
+@each("size", [LONG_BYTES, 500_000])
 def test_long_numbers_are_left_to_msgspec(number: str, beside: str, size: int) -> None:
     """simdjson would hold up all other requests: 130 kB of the first take it 90 ms."""
     raw = f'{{"prompt":[{beside}{",".join([number] * (1 + size // len(number)))}],"n":1}}'.encode()
@@ -213,11 +213,9 @@ def test_long_numbers_are_left_to_msgspec(number: str, beside: str, size: int) -
     assert taken <= 2, "where it looks is drawn each time: one of hundreds may get through"
 
 
-@pytest.mark.parametrize("size", [LONG_BYTES, 500_000])
-@pytest.mark.parametrize(
-    "piece",
-    ["1717171717123 GET /page 200 0.003271\\n", "".join(Random(1).choices(BASE64, k=1000)), "123,45.6,-7e9,"],
-    ids=["log", "image", "table"],
+@each("size", [LONG_BYTES, 500_000])
+@each(
+    "piece", ["1717171717123 GET /page 200 0.003271\\n", "".join(Random(1).choices(BASE64, k=1000)), "123,45.6,-7e9,"]
 )
 def test_text_with_numbers_and_images_are_not(piece: str, size: int) -> None:
     raw = f'{{"prompt":"{piece * (1 + size // len(piece))}","n":1}}'.encode()

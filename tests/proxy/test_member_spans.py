@@ -64,7 +64,7 @@ def test_any_object_with_a_large_value(
 X = "x" * FILL
 
 
-@pytest.mark.parametrize(
+@each(
     "raw",
     [
         f'{{"a": 1, "large": "", "large": "{X}", "b": 2}}',

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.proxy.deployment import MODEL, Deployment, Fake
+from tests.proxy.rows import each
 
 pytestmark = pytest.mark.process
 
@@ -56,8 +57,8 @@ def test_a_batch_of_chats_goes_to_one_engine(module_pair: Deployment) -> None:
     assert module_pair.prefills[0].requests() == []
 
 
-@pytest.mark.parametrize("asked", [{"messages": CHAT}, {"prompt": "hello world"}])
-@pytest.mark.parametrize("stream", [False, True])
+@each("asked", [{"messages": CHAT}, {"prompt": "hello world"}])
+@each("stream", [False, True])
 def test_sagemakers_invocations_are_chats_or_completions(
     module_pair: Deployment, asked: dict[str, Any], stream: bool
 ) -> None:
@@ -76,8 +77,8 @@ def test_generative_scoring_is_passed_on(module_pair: Deployment) -> None:
     assert [item["index"] for item in answer.json()["data"]] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
+@each(
+    "path, body",
     [
         ("/v1/chat/completions/batch", {"messages": [CHAT]}),
         ("/invocations", {"messages": CHAT}),
@@ -190,13 +191,13 @@ def test_that_an_engine_does_not_answer_is_no_404(deployment: Deployment) -> Non
     assert deployment.proxy.http.get("/v1/responses/resp_1").status_code == 503
 
 
-@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@each("method", ["POST", "DELETE"])
 def test_a_stored_response_has_its_methods_only(module_pair: Deployment, method: str) -> None:
     assert module_pair.proxy.http.request(method, "/v1/responses/resp_1").status_code == 405
     assert module_pair.proxy.http.get("/v1/responses/resp_1/cancel").status_code == 405
 
 
-@pytest.mark.parametrize("name", ["..%2f..%2freset_prefix_cache", "a.b", "a%20b", "x" * 257, "a/input_items"])
+@each("name", ["..%2f..%2freset_prefix_cache", "a.b", "a%20b", "x" * 257, "a/input_items"])
 def test_only_an_id_is_passed_on(module_pair: Deployment, name: str) -> None:
     answer = module_pair.proxy.http.get(f"/v1/responses/{name}")
     assert answer.status_code == 404
@@ -224,7 +225,7 @@ def test_keys_figures_and_the_log_know_requests_for_stored_responses(
 # --- what is not passed on
 
 
-@pytest.mark.parametrize("path", ["/reset_prefix_cache", "/sleep", "/collective_rpc", "/v1/load_lora_adapter", "/x"])
+@each("path", ["/reset_prefix_cache", "/sleep", "/collective_rpc", "/v1/load_lora_adapter", "/x"])
 def test_other_routes_of_an_engine_are_out_of_reach(module_pair: Deployment, path: str) -> None:
     answer = module_pair.proxy.http.post(path, json={})
     assert answer.status_code == 404

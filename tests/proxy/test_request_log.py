@@ -15,6 +15,7 @@ from pdserve.pd.config.settings import LogFormat
 from pdserve.pd.telemetry.metrics import Histogram
 from pdserve.pd.telemetry.request_line import RequestLine
 from pdserve.pd.telemetry.request_log import RequestLog
+from tests.proxy.rows import each
 
 NOON = datetime(2026, 5, 4, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -119,12 +120,12 @@ def test_lines_are_written_together_and_none_waits_for_ever() -> None:
     asyncio.run(log())
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.25, 250.0), (0.0123456, 12.35), (0.0, 0.0), (-1.0, 0.0)])
+@each("seconds, expected", [(0.25, 250.0), (0.0123456, 12.35), (0.0, 0.0), (-1.0, 0.0)])
 def test_times_are_milliseconds_with_two_digits(seconds: float, expected: float) -> None:
     assert Histogram((1,)).timed(seconds) == expected
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.0, "00.000"), (59.9999, "59.999"), (1.0005, "01.000")])
+@each("seconds, expected", [(0.0, "00.000"), (59.9999, "59.999"), (1.0005, "01.000")])
 def test_the_time_of_day_is_cut_not_rounded_up(seconds: float, expected: str) -> None:
     out: list[bytes] = []
 

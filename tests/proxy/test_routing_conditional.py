@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.pd.config.routing import ConditionalSettings
 from pdserve.pd.routing.conditional import WAY_WHYS, decide
+from tests.proxy.rows import each
 
 
 def limits(min_prompt: int, max_missing: int) -> ConditionalSettings:
@@ -15,8 +15,8 @@ def limits(min_prompt: int, max_missing: int) -> ConditionalSettings:
     return ConditionalSettings(min_prompt_tokens=min_prompt or None, max_missing_tokens=max_missing or None)
 
 
-@pytest.mark.parametrize(
-    ("estimate", "held", "min_prompt", "max_missing", "way", "why"),
+@each(
+    "estimate, held, min_prompt, max_missing, way, why",
     [
         (10, 0, 0, 0, "disaggregate", "off"),
         (10, 10, 0, 0, "disaggregate", "off"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from pdserve.pd.routing.policies.prefix_aware import PrefixAware
 from pdserve.pd.routing.recent_blocks import RecentBlocks
 from pdserve.roles import EngineRole
 from tests.proxy.candidates import Worker, everywhere, workers
+from tests.proxy.rows import each
 
 ROLES: list[EngineRole] = ["prefill", "decode", "aggregated"]
 
@@ -31,7 +31,7 @@ def prefix_aware(role: EngineRole = "prefill", **settings: float) -> PrefixAware
     return PrefixAware(burden, PrefixSettings(**settings))  # type: ignore[arg-type]  # each is an int or a float
 
 
-@pytest.mark.parametrize("role", ROLES)
+@each("role", ROLES)
 def test_a_conversation_stays_where_it_began(role: EngineRole) -> None:
     policy = make(everywhere("prefix_aware"), role, Random(1))
     pool = workers(4)

@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from pdserve.errors import RecipeError
 from pdserve.pd.config.settings import OtelSettings
 from pdserve.pd.telemetry.spans import NoSpans, OtelSpans, StageTime, open_spans, parse
+from tests.proxy.rows import each
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
@@ -87,13 +88,13 @@ def test_a_client_that_does_not_sample_gets_no_spans_and_keeps_its_trace() -> No
     assert re.fullmatch(rf"00-{TRACE}-[0-9a-f]{{16}}-00", traced.spans.begin(UNSAMPLED).traceparent)
 
 
-@pytest.mark.parametrize(("ratio", "spans"), [(0.0, 0), (1.0, 3)])
+@each("ratio, spans", [(0.0, 0), (1.0, 3)])
 def test_the_ratio_decides_about_requests_without_a_trace(ratio: float, spans: int) -> None:
     assert len(Traced(ratio).request(None)) == spans
     assert len(Traced(ratio).request(SAMPLED)) == 3
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
