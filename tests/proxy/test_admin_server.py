@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.proxy.deployment import MODEL, Deployment, open_links
+from tests.proxy.deployment import MODEL, PLAIN, Deployment, open_links, over_socket
 from tests.proxy.rows import each
 
 TOKEN = "an-admin-token-of-32-characters!"
@@ -40,10 +40,7 @@ def administered(deployment: Deployment, tmp_path: Path, interval_seconds: float
     )
     deployment.proxy.http.headers["authorization"] = f"Bearer {CLIENT}"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    transport = httpx.HTTPTransport(uds=str(path))
-    with httpx.Client(
-        transport=transport, base_url="http://admin", headers={"authorization": f"Bearer {TOKEN}"}, timeout=90
-    ) as client:
+    with over_socket(path, authorization=f"Bearer {TOKEN}") as client:
         yield client
 
 
@@ -156,7 +153,7 @@ def port(deployment: Deployment) -> int:
 
 @each("headers", [{"origin": "https://evil.example"}, {"host": "evil.example"}, {"origin": "null"}])
 def test_a_page_of_another_site_is_no_admin(port: int, headers: dict[str, str]) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=90) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", **PLAIN) as client:
         assert client.get("/workers").status_code == 200
         worker = {"name": "theirs", "role": "decode", "url": "http://127.0.0.1:1"}
         answer = client.post("/workers", content=json.dumps(worker), headers=headers | {"content-type": "text/plain"})
@@ -170,7 +167,7 @@ def test_who_only_connects_to_the_admin_takes_no_descriptors_from_clients(deploy
             half = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=90))
             half.sendall(b"GET /workers HT")
         # All of them have been accepted before this one.
-        assert httpx.get(f"http://127.0.0.1:{port}/workers", timeout=90).status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/workers", **PLAIN).status_code == 200
         (member,) = deployment.proxy.members
         sockets = [link for link in open_links(member) if link.startswith("socket:")]
         assert len(sockets) < 100
@@ -180,7 +177,7 @@ def test_only_the_admin_sees_the_names_of_keys_in_the_figures(admin: httpx.Clien
     assert deployment.complete().status_code == 200
     # With a client's key too: it is not to know the others.
     for headers in ({}, {"authorization": f"Bearer {CLIENT}"}):
-        page = httpx.get(f"{deployment.proxy.http.base_url}/metrics", headers=headers, timeout=90)
+        page = httpx.get(f"{deployment.proxy.http.base_url}/metrics", headers=headers, **PLAIN)
         assert page.status_code == 200
         assert "pdserve_proxy_requests_total{" in page.text
         assert "team" not in page.text

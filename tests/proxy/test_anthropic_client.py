@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import anthropic
+import httpx
 import openai
 import pytest
 
-from tests.proxy.deployment import MODEL, Deployment
+from tests.proxy.deployment import MODEL, PLAIN, Deployment
 
 QUESTION = "Say something about foxes and dogs"
 
@@ -22,13 +23,17 @@ def served(deployment: Deployment) -> Deployment:
 
 @pytest.fixture
 def client(served: Deployment) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=served.proxy.url, api_key="client", max_retries=0, timeout=90) as client:
+    with anthropic.Anthropic(
+        base_url=served.proxy.url, api_key="client", max_retries=0, http_client=httpx.Client(**PLAIN)
+    ) as client:
         yield client
 
 
 @pytest.fixture
 def openai_client(served: Deployment) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.proxy.url}/v1", api_key="client", max_retries=0, timeout=90) as client:
+    with openai.OpenAI(
+        base_url=f"{served.proxy.url}/v1", api_key="client", max_retries=0, http_client=httpx.Client(**PLAIN)
+    ) as client:
         yield client
 
 

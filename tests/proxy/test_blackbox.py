@@ -55,35 +55,6 @@ def workers(deployment: Deployment) -> dict[str, dict[str, Any]]:
     return {worker["name"]: worker for worker in deployment.proxy.http.get("/workers").json()["workers"]}
 
 
-# --- 1: prefill and decode are asked at the same time
-
-
-def test_01_decode_is_asked_while_prefill_still_computes(deployment: Deployment) -> None:
-    deployment.up(prefill={"hold": "prefill"})
-    with deployment.proxy.open(COMPLETIONS, BODY):
-        deployment.decodes[0].wait(received=1, waiting=1)
-        assert deployment.prefills[0].state()["finished"] == 0
-        deployment.prefills[0].script(hold="")
-        deployment.decodes[0].wait(finished=1)
-
-
-# --- 2: a prefill that was restarted on the same URL has a new engine id
-
-
-def test_02_a_restarted_prefill_serves_its_next_request(deployment: Deployment) -> None:
-    deployment.up(health=QUICK_HEALTH)
-    old = deployment.prefills[0]
-    first = deployment.complete()
-    old.end()
-    deployment.proxy.until("prefill-0 is not healthy")
-    deployment.prefills[0] = deployment.engine(old.name, "prefill", port=old.port, bootstrap=old.bootstrap)
-    deployment.proxy.until("prefill-0 is healthy again")
-    answers = [deployment.complete(stream=stream) for stream in (True, False)]
-    assert [answer.status_code for answer in answers] == [200, 200]
-    assert answers[-1].json()["choices"] == first.json()["choices"]
-    deployment.idle()
-
-
 # --- 3: a worker that fails costs no client anything while there is another
 
 

@@ -34,25 +34,6 @@ def test_leaving_during_prefill_lets_prefill_finish_and_then_aborts_decode(
     deployment.idle()
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_leaving_before_the_first_token_aborts_decode(deployment: Deployment, stream: bool) -> None:
-    deployment.up(decode={"hold": "first"})
-    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
-        deployment.prefills[0].wait(finished=1)
-        deployment.decodes[0].wait(running=1)
-    deployment.decodes[0].wait(aborted=1, running=0)
-    deployment.idle()
-
-
-def test_leaving_while_streaming_aborts_decode(deployment: Deployment) -> None:
-    deployment.up(decode={"hold": "token"})
-    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": True}) as connection:
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-        deployment.decodes[0].wait(running=1)
-    deployment.decodes[0].wait(aborted=1, running=0)
-    deployment.idle()
-
-
 def test_leaving_while_waiting_for_a_slot_reaches_no_engine(deployment: Deployment) -> None:
     deployment.up(prefill={"hold": "prefill"}, transfer_slots=2)
     with deployment.proxy.open(COMPLETIONS, BODY | {"max_tokens": 1}):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from pydantic import ValidationError
 from pdserve.pd.config.settings import CorsSettings
 from pdserve.pd.http.cors import Cors
 from pdserve.pd.http.incoming import Budget, Request
+from tests.proxy.deployment import keys_file
 from tests.proxy.raw import RawDeployment, Response, chunk, head, post, raw_deployment, sends
 from tests.proxy.rows import each
 
@@ -113,9 +112,7 @@ def test_a_page_can_read_every_answer(raw: RawDeployment, asked: str) -> None:
 
 @pytest.mark.process
 def test_keys_are_asked_of_the_page_and_not_of_the_browser_that_asks_first(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(json.dumps({"name": "team", "sha256": sha256(b"a-key").hexdigest()}) + "\n")
-    with raw_deployment(tmp_path, cors={"origins": [PAGE]}, auth={"keys_file": str(keys)}) as raw:
+    with raw_deployment(tmp_path, cors={"origins": [PAGE]}, auth=keys_file(tmp_path, ("team", "a-key"))) as raw:
         assert preflight(raw).status == 204
         refused = raw.ask(post(COMPLETIONS, BODY, f"origin: {PAGE}"))
         assert (refused.status, refused.headers[ALLOWED]) == (401, PAGE)

@@ -41,21 +41,6 @@ def test_a_prefill_failure_surfaces_while_decode_still_waits(deployment: Deploym
     deployment.decodes[0].wait(aborted=1, waiting=0)
 
 
-def test_a_request_that_the_engine_refuses_keeps_its_status_and_reason(deployment: Deployment) -> None:
-    deployment.up()
-    answer = deployment.complete("x" * 100_001)
-    assert answer.status_code == 400
-    assert "maximum context length" in error_of(answer)["message"]
-    deployment.idle()
-
-
-def test_an_unknown_model_is_a_404(deployment: Deployment) -> None:
-    deployment.up()
-    answer = deployment.complete(model="other")
-    assert answer.status_code == 404
-    assert error_of(answer)["type"] == "NotFoundError"
-
-
 def test_a_decode_failure_keeps_its_status_and_prefill_is_left(deployment: Deployment) -> None:
     deployment.up(prefill={"hold": "prefill"}, decode={"decode_status": 503})
     assert deployment.complete().status_code == 503
@@ -72,38 +57,6 @@ def test_kv_that_cannot_be_loaded_has_a_status_even_in_a_stream(deployment: Depl
     deployment.idle()
 
 
-def test_a_decode_that_dies_in_the_middle_of_a_stream_ends_it_with_an_error_event(deployment: Deployment) -> None:
-    deployment.up(decode={"hold": "token"})
-    with deployment.proxy.http.stream("POST", "/v1/completions", json=STREAM) as answer:
-        lines = answer.iter_lines()
-        first = next(lines)
-        deployment.decodes[0].end()
-        rest = list(lines)
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert "choices" in json.loads(first.removeprefix("data: "))
-    assert last_event(rest)["error"]["code"] == 502
-    assert "data: [DONE]" not in rest
-
-
-def test_a_stream_that_is_cut_ends_with_an_error_event(deployment: Deployment) -> None:
-    deployment.up(decode={"drop_after": 3})
-    answer = deployment.complete(**STREAM)
-    events = [line for line in answer.text.splitlines() if line]
-    assert len(events) == 4
-    assert last_event(events)["error"]["code"] == 502
-
-
-def test_a_decode_that_dies_before_its_answer_is_a_502(deployment: Deployment) -> None:
-    deployment.up(decode={"hold": "first"})
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(deployment.complete)
-        deployment.decodes[0].wait(running=1)
-        deployment.decodes[0].end()
-        assert answer.result().status_code == 502
-    error_of(answer.result())
-
-
 def test_a_prefill_that_dies_while_it_computes_is_a_502_and_decode_is_left(deployment: Deployment) -> None:
     deployment.up(prefill={"hold": "prefill"})
     with ThreadPoolExecutor() as pool:
@@ -113,14 +66,6 @@ def test_a_prefill_that_dies_while_it_computes_is_a_502_and_decode_is_left(deplo
         deployment.prefills[0].end()
         assert answer.result().status_code == 502
     deployment.decodes[0].wait(aborted=1, waiting=0)
-
-
-def test_another_prefill_takes_over_from_a_dead_one(deployment: Deployment) -> None:
-    deployment.up(prefills=2)
-    deployment.prefills[0].end()
-    answers = [deployment.complete() for _ in range(4)]
-    assert {answer.status_code for answer in answers} == {200}
-    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
 
 
 def test_a_decode_that_fails_because_its_prefill_is_gone_is_not_to_blame(deployment: Deployment) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from pdserve.system import procfs
-from tests.proxy.deployment import KEY, Deployment, Fake
+from tests.proxy.deployment import KEY, PLAIN, Deployment, Fake
 
 TRANSFER = "xfer-1"
 
@@ -27,7 +27,7 @@ def prefill(fake: Fake, **more: Any) -> httpx.Response:
 
 def from_prefill(fake: Fake, **other: Any) -> dict[str, Any]:
     address = f"http://127.0.0.1:{fake.bootstrap}"
-    engine_id = httpx.get(f"{address}/query", trust_env=False).json()["0"]["engine_id"]
+    engine_id = httpx.get(f"{address}/query", **PLAIN).json()["0"]["engine_id"]
     params = {"do_remote_prefill": True, "transfer_id": TRANSFER, "remote_bootstrap_addr": address}
     return params | {"remote_engine_id": engine_id} | other
 

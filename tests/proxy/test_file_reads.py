@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import threading
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from pdserve.pd import file_reads
 from pdserve.pd.file_reads import FileReads, read_regular
-from tests.proxy.deployment import Deployment
+from tests.proxy.deployment import Deployment, keys_file
 
 KEY = "a-client-key"
 
@@ -58,8 +56,7 @@ def test_whatever_stands_in_place_of_the_keys_the_old_ones_stay_in_force(
     deployment: Deployment, tmp_path: Path, instead: str
 ) -> None:
     keys, other = tmp_path / "keys", tmp_path / "other"
-    keys.write_text(json.dumps({"name": "team", "sha256": sha256(KEY.encode()).hexdigest()}) + "\n")
-    deployment.up(auth={"keys_file": str(keys)})
+    deployment.up(auth=keys_file(tmp_path, ("team", KEY)))
     if instead == "a pipe":
         os.mkfifo(other)
     elif instead == "a device":

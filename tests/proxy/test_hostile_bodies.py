@@ -201,6 +201,13 @@ BROKEN: dict[str, bytes] = {
     "never closed": b'{"prompt": ' + b"[" * 1_000_000,
     "form": b"prompt=a&max_tokens=1",
     "many lists": b"[" * 1_000_000,
+    "a list": b"[]",
+    "a string": b'"text"',
+    "null": b"null",
+    "not a number": b'{"prompt": NaN}',
+    "twice": b'{"prompt": "a", "prompt": "b"}',
+    "twice, escaped": b'{"prompt": "a", "\\u0070rompt": "a"}',
+    "no UTF-8": b'{"prompt": "\xff"}',
 }
 
 

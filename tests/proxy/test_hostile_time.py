@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from tests.proxy.hostile import BODY, EVENT, HEAD, MEGABYTE, PATH, STREAM_HEAD
 from tests.proxy.raw import (
     ANSWER,
-    CutError,
     RawDeployment,
     Send,
     chunk,
@@ -40,27 +40,20 @@ def impatient(module_impatient: RawDeployment) -> Iterator[RawDeployment]:
     module_impatient.unharmed()
 
 
-@pytest.mark.parametrize(
-    "beginning",
-    [b"POST /v1/comp", HEAD, HEAD + b"content-length: 16\r\n\r\n", HEAD + b"content-length: 16\r\n\r\n" + BODY[:5]],
-    ids=["request line", "headers", "no body", "half a body"],
-)
-def test_a_request_that_stops_arriving_is_a_408(impatient: RawDeployment, beginning: bytes) -> None:
-    with impatient.client() as client:
-        answer = client.send(beginning).response()
-        assert (answer.status, answer.json()["error"]["code"]) == (408, 408)
-        assert client.ended() == b""
+STOPS = (b"POST /v1/comp", HEAD, HEAD + b"content-length: 16\r\n\r\n", HEAD + b"content-length: 16\r\n\r\n" + BODY[:5])
 
 
-@pytest.mark.parametrize(
-    "beginning", [b"", b"\r\n\r\n", post(PATH, BODY)], ids=["nothing", "blank lines", "one request"]
-)
-def test_a_connection_without_a_request_is_closed(impatient: RawDeployment, beginning: bytes) -> None:
-    with impatient.client() as client:
-        client.send(beginning)
-        if beginning.startswith(b"POST"):
-            assert client.response().body == ANSWER
-        assert client.ended() == b""
+def test_a_request_that_stops_arriving_is_a_408_and_one_that_never_begins_ends_its_connection(
+    impatient: RawDeployment,
+) -> None:
+    with ExitStack() as stack:
+        stopping = [stack.enter_context(impatient.client()).send(beginning) for beginning in STOPS]
+        silent = [stack.enter_context(impatient.client()).send(nothing) for nothing in (b"", b"\r\n\r\n")]
+        served = stack.enter_context(impatient.client()).send(post(PATH, BODY))
+        assert served.response().body == ANSWER
+        answers = [client.response() for client in stopping]
+        assert [(answer.status, answer.json()["error"]["code"]) for answer in answers] == [(408, 408)] * len(STOPS)
+        assert {client.ended() for client in (*stopping, *silent, served)} == {b""}
 
 
 def test_a_second_request_that_stops_arriving_behind_the_first_is_not_waited_for_longer(
@@ -90,19 +83,6 @@ def test_a_large_answer_does_not_make_a_connection_immortal(impatient: RawDeploy
     with impatient.client(receive_buffer=4096) as client:
         assert client.send(post(PATH, BODY)).response().body == body
         assert client.ended() == b""
-
-
-def test_a_client_that_does_not_read_its_answer_loses_its_connection_and_its_engine(impatient: RawDeployment) -> None:
-    def endless(send: Send) -> None:
-        send(STREAM_HEAD)
-        while True:
-            send(chunk(EVENT * 1000))
-
-    impatient.engine.script = endless
-    with impatient.client(receive_buffer=4096) as client:
-        client.send(post(PATH, BODY))
-        impatient.engine.wait(lambda engine: len(engine.seen) == 1)
-        impatient.engine.wait_left()
 
 
 def test_requests_of_a_client_that_reads_nothing_are_not_answered_into_our_memory(raw: RawDeployment) -> None:
@@ -198,13 +178,3 @@ def test_clients_that_vanish_from_a_queue_leave_nothing_behind(tmp_path_factory:
             assert first.response().body == ANSWER
         assert len(raw.engine.seen) == 1
         raw.unharmed()
-
-
-def test_a_cut_script_is_a_cut_connection(raw: RawDeployment) -> None:
-    """The control for what the other module says of engines: without an answer there is a 502."""
-
-    def cut(_: Send) -> None:
-        raise CutError
-
-    raw.engine.script = cut
-    assert raw.ask(post(PATH, BODY)).status == 502

@@ -113,11 +113,13 @@ def named(fake: Fake) -> list[str]:
 
 
 ROUTING = [*((policy, False) for policy in POLICIES), ("least_loaded", True)]
+FAILS = ("500", "503", "reset", "hang")
 CASES = [
-    (pool, fault, (1, 8)[(number + number // 4) % 2], *ROUTING[number % len(ROUTING)])
-    for number, (pool, fault) in enumerate(itertools.product(POOLS, ("500", "503", "reset", "hang")))
+    (pool, FAILS[(number + turn) % 4], (1, 8)[turn], *ROUTING[(4 * turn + number) % len(ROUTING)])
+    for turn in range(2)
+    for number, pool in enumerate(POOLS)
 ]
-"""Each pool with each fault; and each policy, also with sessions, with some of them, one at a time and eight."""
+"""Each pool with two faults, each fault with two pools, one at a time and eight; each policy, also with sessions."""
 
 
 @pytest.mark.parametrize(("pool", "fault", "at_once", "policy", "affinity"), CASES)
@@ -192,8 +194,10 @@ POISON: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("poison", POISON)
-@pytest.mark.parametrize(("prefills", "decodes"), [(1, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize(
+    ("prefills", "decodes", "poison"),
+    [(1, 1, "500"), (2, 2, "500"), (1, 3, "500"), (1, 3, "400"), (2, 2, "no such model")],
+)
 def test_poison_costs_no_innocent_request(
     engines: Deployment, tmp_path: Path, prefills: int, decodes: int, poison: str
 ) -> None:

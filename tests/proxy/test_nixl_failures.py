@@ -74,21 +74,30 @@ def test_leaving_before_decodes_scheduler_has_the_request_waits_until_it_has(
     decode.wait(aborted=1, running=0, waiting=0)
 
 
+SPLITS: dict[str, dict[str, Any]] = {"mooncake": {}, "nixl": {"nixl": True}, "nixl-push": {"push": True}}
+EVERY_SPLIT = pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS.keys())
+
+
+@EVERY_SPLIT
 @pytest.mark.parametrize("stream", [True, False])
-def test_leaving_before_the_first_token_aborts_decode(deployment: Deployment, stream: bool) -> None:
-    deployment.up(nixl=True, decode={"hold": "first"})
+def test_leaving_before_the_first_token_aborts_decode(
+    deployment: Deployment, split: dict[str, Any], stream: bool
+) -> None:
+    deployment.up(**split, decode={"hold": "first"})
     with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
         deployment.decodes[0].wait(running=1)
     deployment.decodes[0].wait(aborted=1, running=0)
-    deployment.idle()
+    # Not that of the token by which the proxy learns where a prefill that pushes is.
+    deployment.prefills[0].wait(running=0, waiting=0, held=int("push" in split))
 
 
-def test_leaving_while_streaming_aborts_decode(deployment: Deployment) -> None:
-    deployment.up(nixl=True, decode={"hold": "token"})
+@EVERY_SPLIT
+def test_leaving_while_streaming_aborts_decode(deployment: Deployment, split: dict[str, Any]) -> None:
+    deployment.up(**split, decode={"hold": "token"})
     with deployment.proxy.open(COMPLETIONS, BODY | {"stream": True}) as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
     deployment.decodes[0].wait(aborted=1, running=0)
-    deployment.idle()
+    deployment.prefills[0].wait(running=0, waiting=0, held=int("push" in split))
 
 
 def test_parameters_that_are_too_old_are_not_used_and_prefill_is_asked_anew(deployment: Deployment) -> None:
@@ -157,8 +166,9 @@ def test_a_decode_that_fails_is_replaced_with_both_legs_anew(deployment: Deploym
     assert deployment.prefills[0].state()["late"] == 0
 
 
-def test_without_another_decode_its_failure_is_the_answer(deployment: Deployment) -> None:
-    deployment.up(nixl=True, decode={"kv_fails": 1})
+@EVERY_SPLIT
+def test_without_another_decode_its_failure_is_the_answer(deployment: Deployment, split: dict[str, Any]) -> None:
+    deployment.up(**split, decode={"kv_fails": 1})
     answer = deployment.complete(PROMPT, stream=True)
     assert answer.status_code == 500
     assert error_of(answer)["type"] == "InternalServerError"
@@ -187,8 +197,11 @@ def test_a_prefill_that_dies_while_it_computes_is_a_502(deployment: Deployment) 
     assert deployment.decodes[0].state()["received"] == 0
 
 
-def test_a_decode_that_dies_in_the_middle_of_a_stream_ends_it_with_an_error_event(deployment: Deployment) -> None:
-    deployment.up(nixl=True, decode={"hold": "token"})
+@EVERY_SPLIT
+def test_a_decode_that_dies_in_the_middle_of_a_stream_ends_it_with_an_error_event(
+    deployment: Deployment, split: dict[str, Any]
+) -> None:
+    deployment.up(**split, decode={"hold": "token"})
     with deployment.proxy.http.stream("POST", COMPLETIONS, json=BODY | {"stream": True}) as answer:
         lines = answer.iter_lines()
         next(lines)

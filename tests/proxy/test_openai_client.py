@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.proxy.deployment import MODEL, Deployment
+from tests.proxy.deployment import MODEL, PLAIN, Deployment
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say something"}]
 
@@ -16,7 +17,9 @@ MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say s
 @pytest.fixture
 def client(deployment: Deployment) -> Iterator[openai.OpenAI]:
     deployment.up(control=True)
-    with openai.OpenAI(base_url=f"{deployment.proxy.url}/v1", api_key="client", max_retries=0, timeout=90) as client:
+    with openai.OpenAI(
+        base_url=f"{deployment.proxy.url}/v1", api_key="client", max_retries=0, http_client=httpx.Client(**PLAIN)
+    ) as client:
         yield client
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.proxy.deployment import MODEL, Deployment, Fake
+from tests.proxy.deployment import MODEL, PLAIN, Deployment, Fake, keys_file
 from tests.proxy.rows import each
 
 pytestmark = pytest.mark.process
@@ -166,7 +165,7 @@ def test_every_process_finds_a_stored_response(monkeypatch: pytest.MonkeyPatch, 
     deployment.up(1, 2, processes=3)
     response = respond(deployment)
     for _ in range(12):
-        answer = httpx.get(f"{deployment.proxy.url}/v1/responses/{response['id']}", trust_env=False, timeout=90)
+        answer = httpx.get(f"{deployment.proxy.url}/v1/responses/{response['id']}", **PLAIN)
         assert answer.json()["output"] == response["output"]
 
 
@@ -208,9 +207,7 @@ def test_keys_figures_and_the_log_know_requests_for_stored_responses(
     monkeypatch: pytest.MonkeyPatch, deployment: Deployment, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
-    line = {"name": "team", "sha256": hashlib.sha256(b"secret").hexdigest(), "requests_per_minute": 2}
-    (tmp_path / "keys").write_text(json.dumps(line) + "\n")
-    deployment.up(auth={"keys_file": str(tmp_path / "keys")}, log="json")
+    deployment.up(auth=keys_file(tmp_path, ("team", "secret"), requests_per_minute=2), log="json")
     http, key = deployment.proxy.http, {"authorization": "Bearer secret"}
     assert http.get("/v1/responses/resp_1").status_code == 401
     assert [http.get("/v1/responses/resp_1", headers=key).status_code for _ in range(3)] == [404, 404, 429]

@@ -9,7 +9,6 @@ import pytest
 
 from tests.proxy.deployment import MODEL, Deployment
 from tests.proxy.test_contract import PROMPT, reference
-from tests.proxy.test_failures import error_of
 
 COMPLETIONS = "/v1/completions"
 BODY: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1000}
@@ -53,13 +52,6 @@ def test_leaving_before_decodes_scheduler_has_the_request_waits_until_it_has(dep
     decode.wait(aborted=1, running=0, waiting=0)
 
 
-def test_leaving_while_streaming_aborts_decode(deployment: Deployment) -> None:
-    deployment.up(push=True, decode={"hold": "token"})
-    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": True}) as connection:
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-    deployment.decodes[0].wait(aborted=1, running=0)
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_decode_that_fails_is_replaced_with_both_legs_anew(deployment: Deployment, stream: bool) -> None:
     """Under another request id: what the first attempt has left cannot meet the second."""
@@ -70,13 +62,6 @@ def test_a_decode_that_fails_is_replaced_with_both_legs_anew(deployment: Deploym
     assert [answer.status_code for answer in answers] == [200, 200]
     names = [request["headers"]["x-request-id"] for decode in deployment.decodes for request in decode.requests()]
     assert len(names) == len(set(names))
-
-
-def test_without_another_decode_its_failure_is_the_answer(deployment: Deployment) -> None:
-    deployment.up(push=True, decode={"kv_fails": 1})
-    answer = deployment.complete(PROMPT, stream=True)
-    assert answer.status_code == 500
-    assert error_of(answer)["type"] == "InternalServerError"
 
 
 @pytest.mark.parametrize("which", ["prefill", "decode"])
@@ -127,14 +112,3 @@ def test_a_prefill_that_dies_after_it_has_written_is_no_harm(deployment: Deploym
         deployment.decodes[0].script(hold="")
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
-
-
-def test_a_decode_that_dies_in_the_middle_of_a_stream_ends_it_with_an_error_event(deployment: Deployment) -> None:
-    deployment.up(push=True, decode={"hold": "token"})
-    with deployment.proxy.http.stream("POST", COMPLETIONS, json=BODY | {"stream": True}) as answer:
-        lines = answer.iter_lines()
-        next(lines)
-        deployment.decodes[0].end()
-        rest = [line for line in lines if line]
-    assert '"code": 502' in rest[-1]
-    assert "data: [DONE]" not in rest

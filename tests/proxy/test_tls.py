@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from pdserve.pd.http.places import PROBE_PLACES
 from pdserve.pd.serve.client_tls import _HANDSHAKES
-from tests.proxy.deployment import MODEL, Deployment, open_links
+from tests.proxy.deployment import MODEL, Deployment, open_links, over_socket
 from tests.proxy.raw import SECONDS, RawClient, post
 
 ANSWER = json.dumps({"choices": [{"index": 0, "text": "over TLS", "finish_reason": "length"}]}).encode()
@@ -151,7 +151,7 @@ def test_a_worker_that_an_admin_adds_is_reached_the_same_way(
     }
     socket = str(tmp_path / "admin.sock")
     deployment.up(0, 0, protocol="aggregated", workers=[], upstream_tls=settings, admin={"socket": socket})
-    with httpx.Client(transport=httpx.HTTPTransport(uds=socket), base_url="http://admin", timeout=90) as admin:
+    with over_socket(socket) as admin:
         assert admin.post("/workers", json=worker(engine)).status_code == 201
         while not admin.get("/workers").json()["workers"][0]["healthy"]:
             pass

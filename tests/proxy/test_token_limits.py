@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from pdserve.pd.telemetry.usage_counts import cached_in, of_answer
 from pdserve.pd.telemetry.usage_meter import Fingerprints, UsageMeter, last_in, metered
-from tests.proxy.deployment import MODEL, Deployment
+from tests.proxy.deployment import MODEL, Deployment, keys_file
 from tests.proxy.rows import each
 
 LIMITED, FREE = "a-limited-key", "a-free-key"
@@ -29,12 +28,8 @@ TEXT_BODY: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 7}
 @pytest.fixture
 def limited(deployment: Deployment, tmp_path: Path) -> Deployment:
     """1P1D and two keys: one with a limit of tokens, and one without."""
-    keys = [
-        {"name": "limited", "sha256": sha256(LIMITED.encode()).hexdigest(), "tokens_per_minute": 1_000_000},
-        {"name": "free", "sha256": sha256(FREE.encode()).hexdigest()},
-    ]
-    (tmp_path / "keys").write_text("".join(json.dumps(key) + "\n" for key in keys))
-    return deployment.up(auth={"keys_file": str(tmp_path / "keys")})
+    keys = ("limited", LIMITED), ("free", FREE)
+    return deployment.up(auth=keys_file(tmp_path, *keys, tokens_per_minute=1_000_000))
 
 
 def stream(deployment: Deployment, key: str, path: str, body: dict[str, Any]) -> bytes:
@@ -386,10 +381,7 @@ def test_other_bodies_stay_as_they_are(dialect: Any, body: bytes) -> None:
 def test_what_cannot_be_counted_is_refused_and_takes_nobodys_place(
     deployment: Deployment, tmp_path: Path, options: str
 ) -> None:
-    key = {"name": "team", "sha256": sha256(LIMITED.encode()).hexdigest()}
-    limits = {"max_requests": 1, "tokens_per_minute": 1_000_000}
-    (tmp_path / "keys").write_text(json.dumps(key | limits) + "\n")
-    deployment.up(auth={"keys_file": str(tmp_path / "keys")})
+    deployment.up(auth=keys_file(tmp_path, ("team", LIMITED), max_requests=1, tokens_per_minute=1_000_000))
     headers = {"authorization": f"Bearer {LIMITED}", "content-type": "application/json"}
     bad = f'{{"model": "{MODEL}", "prompt": "hi", "stream": true, "stream_options": {options}}}'
     for _ in range(2):
@@ -399,9 +391,7 @@ def test_what_cannot_be_counted_is_refused_and_takes_nobodys_place(
 
 
 def test_tokens_of_an_answer_count_for_the_limit(deployment: Deployment, tmp_path: Path) -> None:
-    key = {"name": "team", "sha256": sha256(LIMITED.encode()).hexdigest(), "tokens_per_minute": 60}
-    (tmp_path / "keys").write_text(json.dumps(key) + "\n")
-    deployment.up(auth={"keys_file": str(tmp_path / "keys")})
+    deployment.up(auth=keys_file(tmp_path, ("team", LIMITED), tokens_per_minute=60))
     headers = {"authorization": f"Bearer {LIMITED}"}
 
     def ask() -> httpx.Response:

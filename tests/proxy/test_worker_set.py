@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.proxy.deployment import MODEL, Deployment, Fake
+from tests.proxy.deployment import MODEL, PLAIN, Deployment, Fake
 
 pytestmark = pytest.mark.process
 
@@ -35,8 +34,7 @@ def tell(deployment: Deployment, *fakes: Fake, **states: str) -> None:
 
 def connected(deployment: Deployment) -> httpx.Client:
     """A client with connections of its own: the kernel gives them to one of the processes."""
-    verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used, and the system's takes long to load
-    return httpx.Client(base_url=deployment.proxy.url, trust_env=False, timeout=90, verify=verify)
+    return httpx.Client(base_url=deployment.proxy.url, **PLAIN)
 
 
 def workers(deployment: Deployment) -> dict[str, dict[str, Any]]:
