@@ -14,7 +14,7 @@ from tests.proxy.deployment import Child, Deployment
 from tests.proxy.nursery import Nursery
 from tests.proxy.raw import RawDeployment, raw_deployment
 
-PROXIES = {"deployment", "engines", "impatient", "pair", "proxy", "raw", "shared", "split", "tight"}
+PROXIES = {"deployment", "engines", "impatient", "pair", "proxy", "raw", "shared", "slow", "split", "strict", "tight"}
 """Fixtures with a proxy in a process of its own."""
 BY_HAND = {"raw_deployment", "Proxy"}
 """Names by which a test starts one itself."""

@@ -10,8 +10,8 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -237,6 +237,14 @@ class Proxy(Child):
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
+    @contextmanager
+    def begun(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[str]]:
+        """A stream whose first line was read; its other lines, without empty ones. Over a connection of its own."""
+        with httpx.stream("POST", self.url + path, json=body, headers=self.http.headers, **PLAIN) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            next(lines)
+            yield lines
+
     def open(self, path: str, body: dict[str, Any]) -> socket.socket:
         """Send a request without waiting for anything: a client that may leave by closing the socket."""
         data = json.dumps(body).encode()
@@ -325,23 +333,7 @@ class Deployment:
         return [*self.prefills, *self.decodes, *self.aggregated]
 
     def config(self, protocol: Protocol, **fields: Any) -> ProxyConfig:
-        values: dict[str, Any] = {
-            "host": "127.0.0.1",
-            "port": 0,
-            "served_name": MODEL,
-            "protocol": protocol,
-            "workers": [fake.config().model_dump() for fake in self.fakes],
-            "request_timeout_seconds": 60,
-            "connect_timeout_seconds": 5,
-            "drain_seconds": 20,
-            # Most tests are about what a failure says, and that at once (test_hold.py has the rest).
-            "on_empty_pool": "fail",
-            "max_body_bytes": 1_000_000,
-            # What engines have seen is counted.
-            "prewarm": False,
-            "allowed_hosts": ["proxy"],
-        }
-        return ProxyConfig.model_validate(values | fields)
+        return proxy_config(protocol, [fake.config().model_dump() for fake in self.fakes], **fields)
 
     def complete(self, prompt: object = "hello world", **more: Any) -> httpx.Response:
         return self.proxy.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 8} | more)
@@ -367,6 +359,25 @@ class Deployment:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self._stack.close()
+
+
+def proxy_config(protocol: Protocol, workers: Sequence[dict[str, Any]] = (), **fields: Any) -> ProxyConfig:
+    """Of a proxy on loopback that waits for its tests."""
+    values: dict[str, Any] = {
+        "port": 0,
+        "served_name": MODEL,
+        "protocol": protocol,
+        "workers": workers,
+        "request_timeout_seconds": 60,
+        "drain_seconds": 20,
+        # Most tests are about what a failure says, and that at once (test_hold.py has the rest).
+        "on_empty_pool": "fail",
+        "max_body_bytes": 1_000_000,
+        # What engines have seen is counted.
+        "prewarm": False,
+        "allowed_hosts": ["proxy"],
+    }
+    return ProxyConfig.model_validate(values | fields)
 
 
 def over_socket(path: Path | str, **headers: str) -> httpx.Client:

@@ -73,9 +73,7 @@ def judged_by_an_engine(shared: Deployment, path: str, body: dict[str, Any]) -> 
         ("echo", True),
     ],
 )
-def test_completions_fields_that_two_legs_cannot_answer_alike_go_to_one_engine(
-    shared: Deployment, field: str, value: object
-) -> None:
+def test_completions_fields_for_one_engine(shared: Deployment, field: str, value: object) -> None:
     judged_by_an_engine(shared, "/v1/completions", {"prompt": "hi", field: value})
 
 
@@ -90,9 +88,7 @@ def test_prompts_that_are_not_one_prompt_go_to_one_engine(shared: Deployment, pr
     "field, value",
     [("messages", None), ("messages", "hi"), ("n", 3), ("logprobs", 5), ("echo", True), ("prompt_logprobs", 1)],
 )
-def test_chat_fields_that_two_legs_cannot_answer_alike_go_to_one_engine(
-    shared: Deployment, field: str, value: object
-) -> None:
+def test_chat_fields_for_one_engine(shared: Deployment, field: str, value: object) -> None:
     judged_by_an_engine(shared, "/v1/chat/completions", CHAT | {field: value})
 
 
@@ -110,7 +106,7 @@ def test_smuggled_transfer_parameters_reach_no_engine(shared: Deployment, name: 
         assert fake.process.poll() is None
 
 
-def test_transfer_parameters_smuggled_as_extra_arguments_reach_no_engine(shared: Deployment) -> None:
+def test_transfer_parameters_in_vllm_xargs_reach_no_engine(shared: Deployment) -> None:
     """vLLM merges vllm_xargs into the mapping that carries kv_transfer_params."""
     extra = {"kv_transfer_params": "evil", "ec_transfer_params": "evil", "mine": 1}
     assert shared.complete("hi", vllm_xargs=extra).status_code == 200

@@ -61,9 +61,7 @@ def another_life(deployment: Deployment, of: Fake) -> Fake:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_requests_wait_for_a_role_that_nobody_has_and_are_answered_once_it_is_back(
-    deployment: Deployment, role: str
-) -> None:
+def test_requests_wait_for_a_role_that_nobody_has(deployment: Deployment, role: str) -> None:
     deployment.up(**HOLDS)
     for before, state in enumerate(("starting", "draining", "dead")):
         deployment.proxy.push(f"{role}-0", state)
@@ -156,7 +154,7 @@ def test_an_engine_that_fails_and_lives_is_not_waited_for(tmp_path: Path, answer
         assert raw.ask(post("/v1/completions", BODY)).status == status
 
 
-def test_requests_in_the_queue_of_a_pool_wait_on_when_its_last_engine_dies(deployment: Deployment) -> None:
+def test_queued_requests_wait_on_when_the_last_engine_dies(deployment: Deployment) -> None:
     limits = {"decode": {"max_requests": 1}}
     deployment.up(**HOLDS, admission=limits, decode={"hold": "first"})
     with ThreadPoolExecutor() as pool:
@@ -194,7 +192,7 @@ def test_a_proxy_that_ends_turns_away_who_waits(deployment: Deployment) -> None:
     assert deployment.proxy.process.wait() == 0
 
 
-def test_who_waits_in_a_process_that_makes_room_for_a_new_one_is_answered_by_it(deployment: Deployment) -> None:
+def test_who_waits_in_a_retiring_process_is_answered_by_it(deployment: Deployment) -> None:
     deployment.up(**HOLDS, hold_seconds=600, drain_seconds=600)
     deployment.proxy.push("decode-0", "dead")
     with asked(deployment) as answers:

@@ -198,7 +198,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event(raw: RawDeployment, rest:
     assert "127.0.0.1" not in answer.body.decode()
 
 
-def test_a_stream_that_breaks_before_prefill_has_answered_has_not_begun(tmp_path: Path) -> None:
+def test_a_stream_before_prefill_has_answered_has_not_begun(tmp_path: Path) -> None:
     """Decode's beginning is held back for a moment then: so its error has a status, and another decode could answer."""
     answered = threading.Event()
 
@@ -216,7 +216,7 @@ def test_a_stream_that_breaks_before_prefill_has_answered_has_not_begun(tmp_path
         assert (answer.status, answer.json()["error"]["code"]) == (502, 502)
 
 
-def test_a_stream_that_ends_without_its_last_event_ends_with_an_error_event(raw: RawDeployment) -> None:
+def test_a_stream_without_its_last_event_ends_with_an_error(raw: RawDeployment) -> None:
     raw.engine.script = sends(head(SSE), chunk(EVENT), b"0\r\n\r\n")
     *_, last = raw.ask(post(PATH, STREAM)).events()
     assert last["error"]["code"] == 502

@@ -13,8 +13,6 @@ import pytest
 from tests.proxy.deployment import MODEL, PLAIN, Deployment, Fake, keys_file
 from tests.proxy.rows import each
 
-pytestmark = pytest.mark.process
-
 INPUT: dict[str, Any] = {"model": MODEL, "input": "hello world", "max_output_tokens": 4}
 CHAT: list[dict[str, str]] = [{"role": "user", "content": "hello world"}]
 ROUND_ROBIN = {"prefill": {"kind": "round_robin"}, "decode": {"kind": "round_robin"}}
@@ -234,3 +232,40 @@ def test_an_api_that_the_engine_does_not_have_is_an_error_of_its_own(module_pair
     answer = module_pair.proxy.http.post("/v1/embeddings", json={"model": MODEL, "input": "x"})
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == "The engine does not offer this route for its model."
+
+
+# --- without the split each engine answers alone; what prefill/decode must refuse is possible here
+
+
+def test_lists_and_n_are_answered_by_one_engine(deployment: Deployment) -> None:
+    deployment.up(aggregated=1)
+    assert len(deployment.complete(["a", "b"], n=2).json()["choices"]) == 4
+
+
+def test_all_engines_are_used_and_transfer_parameters_stripped(deployment: Deployment) -> None:
+    deployment.up(aggregated=2)
+    for _ in range(4):
+        assert deployment.complete(kv_transfer_params={"do_remote_prefill": True}).status_code == 200
+    for fake in deployment.aggregated:
+        assert [request["body"].get("kv_transfer_params") for request in fake.requests()] == [None, None]
+
+
+def test_another_engine_takes_over_from_a_dead_one(deployment: Deployment) -> None:
+    deployment.up(aggregated=2)
+    deployment.aggregated[0].end()
+    assert [deployment.complete().status_code for _ in range(3)] == [200, 200, 200]
+
+
+def test_a_client_that_leaves_ends_its_request(deployment: Deployment) -> None:
+    deployment.up(aggregated=1)
+    (engine,) = deployment.aggregated
+    engine.script(hold="token")
+    with deployment.proxy.open("/v1/completions", {"model": MODEL, "prompt": "hi", "stream": True}):
+        engine.wait(running=1)
+    engine.wait(aborted=1, running=0)
+
+
+def test_streams_and_readiness(deployment: Deployment) -> None:
+    deployment.up(aggregated=1)
+    assert deployment.complete(stream=True).text.endswith("data: [DONE]\n\n")
+    assert deployment.proxy.http.get("/ready").json()["empty_pools"] == []

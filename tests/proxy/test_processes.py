@@ -73,7 +73,7 @@ def test_the_limits_of_a_key_and_of_a_pool_hold_over_all_processes(deployment: D
     assert deployment.decodes[0].state()["received"] == 4
 
 
-def test_no_more_transfers_are_open_at_a_prefill_than_it_has_senders_for(deployment: Deployment) -> None:
+def test_transfers_are_bounded_over_processes(deployment: Deployment) -> None:
     """Also not after a process has died: what it had taken is its successor's to give back."""
     deployment.up(processes=PROCESSES, prefill={"hold": "prefill"}, transfer_slots=4)
     prefill = deployment.prefills[0]
@@ -113,12 +113,10 @@ def test_worker_states_reach_every_process_also_one_that_is_new(deployment: Depl
 def test_they_end_together_and_a_stream_is_finished_first(deployment: Deployment) -> None:
     deployment.up(processes=PROCESSES, decode={"hold": "token"})
     body = BODY | {"stream": True, "max_tokens": 20}
-    with httpx.stream("POST", f"{deployment.proxy.url}/v1/completions", json=body, **PLAIN) as answer:
-        lines = answer.iter_lines()
-        next(lines)
+    with deployment.proxy.begun("/v1/completions", body) as lines:
         deployment.proxy.process.send_signal(signal.SIGTERM)
         deployment.decodes[0].script(hold="")
-        assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert [*lines][-1] == "data: [DONE]"
     assert deployment.proxy.process.wait() == 0
 
 
@@ -207,7 +205,7 @@ def test_members_die_with_their_parent(deployment: Deployment) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart that failed"])
-def test_a_process_begins_with_the_configuration_that_the_others_have_read_again(
+def test_a_new_process_has_the_configuration_read_again(
     deployment: Deployment, tmp_path: Path, restarted: bool
 ) -> None:
     """But for what a running proxy does not take from the file: there is no worker in it."""
@@ -235,7 +233,7 @@ def test_a_process_begins_with_the_configuration_that_the_others_have_read_again
 # --- one that hangs
 
 
-def test_a_process_that_hangs_is_replaced_and_what_waited_for_it_is_served(deployment: Deployment) -> None:
+def test_a_process_that_hangs_is_replaced(deployment: Deployment) -> None:
     deployment.up(processes=PROCESSES, moments={"pdserve.pd.processes.heartbeat.HUNG_SECONDS": 4.0})
     held = min(deployment.proxy.members)
     os.kill(held, signal.SIGSTOP)
@@ -291,9 +289,7 @@ def test_a_rolling_restart_refuses_and_breaks_nothing(deployment: Deployment, pr
     stream = BODY | {"stream": True, "max_tokens": 20}
     with ThreadPoolExecutor() as pool:
         knocking = [pool.submit(knock) for _ in range(2)]
-        with httpx.stream("POST", f"{proxy.url}/v1/completions", json=stream, **PLAIN) as answer:
-            lines = answer.iter_lines()
-            next(lines)
+        with proxy.begun("/v1/completions", stream) as lines:
             proxy.push_line(json.dumps({"restart": True}))
             for _ in range(processes):
                 proxy.until("serving on")
@@ -303,7 +299,7 @@ def test_a_rolling_restart_refuses_and_breaks_nothing(deployment: Deployment, pr
             new = pool.submit(ask, deployment)
             decode.wait(received=2)
             decode.script(hold="")
-            assert [line for line in lines if line][-1] == "data: [DONE]"
+            assert [*lines][-1] == "data: [DONE]"
         assert new.result().status_code == 200
         for _ in range(processes):
             proxy.until("the old proxy process . has ended")
@@ -324,7 +320,7 @@ def test_a_rolling_restart_reads_the_configuration_anew(deployment: Deployment) 
     assert ask(deployment).status_code == 413
 
 
-def test_a_proxy_that_could_not_start_does_not_replace_the_one_that_runs(deployment: Deployment) -> None:
+def test_a_proxy_that_could_not_start_replaces_none(deployment: Deployment) -> None:
     deployment.up()
     before = deployment.proxy.members
     (deployment.folder / "proxy.json").write_text("{}")
@@ -379,9 +375,7 @@ def test_an_old_process_that_dies_in_a_restart_that_fails_is_replaced(deployment
     assert fresh(deployment) == [200] * 20
 
 
-def test_after_a_restart_that_failed_processes_are_replaced_as_before_it(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_after_a_failed_restart_processes_are_as_before(deployment: Deployment, tmp_path: Path) -> None:
     """With the configuration that they had, although the file has another one, and within one limit with those that
     go on."""
     limit = {"decode": {"max_requests": 2, "queue_size": 0}}
@@ -408,7 +402,7 @@ def test_after_a_restart_that_failed_processes_are_replaced_as_before_it(
     assert not {hung, other} & deployment.proxy.members
 
 
-def test_a_configuration_that_changes_behind_its_check_does_not_end_the_proxy(deployment: Deployment) -> None:
+def test_a_configuration_changed_behind_its_check_ends_nothing(deployment: Deployment) -> None:
     deployment.up()
     before = deployment.proxy.members
     path = deployment.folder / "proxy.json"
@@ -472,9 +466,7 @@ def test_the_admins_address_goes_to_the_new_process(deployment: Deployment, tmp_
         assert admin.get("http://admin/workers").status_code == 200
 
 
-def test_without_its_admins_token_a_new_process_still_hears_of_its_workers(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_without_the_admins_token_a_process_hears_of_workers(deployment: Deployment, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("an-admin-token-of-32-characters!")
     admin = tmp_path / "admin.sock"

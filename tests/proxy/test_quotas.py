@@ -120,7 +120,7 @@ def test_tokens_beyond_the_estimate_count_when_they_were_used() -> None:
     assert refused(counts, who, 11).retry_after == 56
 
 
-def test_a_request_larger_than_the_limit_enters_when_nothing_else_is_counted() -> None:
+def test_a_request_larger_than_the_limit_enters_alone() -> None:
     clock = Clock()
     counts, who = quotas(clock), key(tokens_per_minute=100)
     counts.enter(who, 5000)
@@ -147,9 +147,7 @@ def test_counts_outlive_a_reload_that_changes_the_limits() -> None:
     refused(counts, key(tokens_per_minute=150))
 
 
-def test_several_processes_share_the_counts_and_a_successor_forgets_what_the_dead_one_had_in_flight(
-    tmp_path: Path,
-) -> None:
+def test_processes_share_the_counts(tmp_path: Path) -> None:
     path, clock = tmp_path / "numbers", Clock()
     path.touch()
 
@@ -212,9 +210,7 @@ BOTH_LIMITS = [
 @example(steps=BOTH_LIMITS, start=0.0)
 @settings(max_examples=settings().max_examples * 3, deadline=None)
 @given(steps=st.lists(STEP, max_size=80), start=st.floats(0, 5000, width=32))
-def test_no_minute_ever_has_more_than_the_limits_and_retry_after_is_kept(
-    steps: list[tuple[str, float, int]], start: float
-) -> None:
+def test_no_minute_has_more_than_the_limits(steps: list[tuple[str, float, int]], start: float) -> None:
     clock = Clock(start)
     counts, who = quotas(clock), key(max_requests=3, requests_per_minute=5, tokens_per_minute=100)
     running: list[tuple[Use, int]] = []

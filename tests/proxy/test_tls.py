@@ -223,9 +223,7 @@ def shown(deployment: Deployment) -> str:
     return str(name.value)
 
 
-def test_a_handshake_that_a_rolling_restart_finds_is_ended_and_its_request_is_served(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_a_handshake_outlives_a_rolling_restart(deployment: Deployment, tmp_path: Path) -> None:
     pair = made(tmp_path, "front")
     encrypted(deployment, pair)
     context = ssl.create_default_context(cafile=str(pair.certificate))
@@ -259,9 +257,7 @@ def test_a_handshake_that_a_rolling_restart_finds_is_ended_and_its_request_is_se
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
-def test_sighup_reads_the_certificate_again_and_keeps_the_old_one_if_it_must(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_sighup_reads_the_certificate_again(deployment: Deployment, tmp_path: Path) -> None:
     pair, other, third = made(tmp_path, "first"), made(tmp_path, "second"), made(tmp_path, "third")
     encrypted(deployment, pair)
     assert shown(deployment) == "first"

@@ -1,4 +1,6 @@
-"""Over NIXL a failure or a client that leaves keeps no blocks at prefill beyond what only the lease can free."""
+"""A failure, or a client that leaves at any moment, leaves no running request and no KV behind, beyond what only a
+lease can free.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def test_leaving_during_prefill_ends_it_and_decode_never_hears_of_it(deployment:
     assert deployment.decodes[0].state()["received"] == 0
 
 
-def test_a_prefill_that_answers_in_the_moment_its_client_leaves_keeps_nothing(deployment: Deployment) -> None:
+def test_an_answer_as_the_client_leaves_keeps_nothing(deployment: Deployment) -> None:
     deployment.up(nixl=True, prefill={"hold": "prefill"})
     prefill, decode = deployment.fakes
     with deployment.proxy.open(COMPLETIONS, BODY):
@@ -41,9 +43,7 @@ def test_a_prefill_that_answers_in_the_moment_its_client_leaves_keeps_nothing(de
     decode.wait(running=0, waiting=0)
 
 
-def test_an_answer_on_its_way_when_the_client_leaves_is_read_and_what_it_names_is_dropped(
-    deployment: Deployment,
-) -> None:
+def test_an_answer_on_its_way_is_read_and_dropped(deployment: Deployment) -> None:
     deployment.up(
         nixl=True, prefill={"hold": "answer"}, moments={"pdserve.pd.protocols.nixl.LAST_MOMENT_SECONDS": 60.0}
     )
@@ -59,9 +59,7 @@ def test_an_answer_on_its_way_when_the_client_leaves_is_read_and_what_it_names_i
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_leaving_before_decodes_scheduler_has_the_request_waits_until_it_has(
-    deployment: Deployment, stream: bool
-) -> None:
+def test_leaving_before_decodes_scheduler_has_it_waits(deployment: Deployment, stream: bool) -> None:
     """vLLM's HTTP layer drops a request whose client leaves that early, and nobody tells prefill."""
     moments = {"pdserve.pd.protocols.nixl.TAKEN_IN_SECONDS": 8.0}
     deployment.up(nixl=True, decode={"hold": "arrival", "token_seconds": 0.05}, moments=moments)
@@ -100,7 +98,7 @@ def test_leaving_while_streaming_aborts_decode(deployment: Deployment, split: di
     deployment.prefills[0].wait(running=0, waiting=0, held=int("push" in split))
 
 
-def test_parameters_that_are_too_old_are_not_used_and_prefill_is_asked_anew(deployment: Deployment) -> None:
+def test_parameters_that_are_too_old_are_not_used(deployment: Deployment) -> None:
     """After the lease the blocks hold another prompt: the fake gives wrong KV then, as vLLM does, without an error."""
     deployment.up(nixl=True, prefill={"hold": "prefill", "lease": LEASE}, kv_lease_seconds=LEASE)
     prefill, decode = deployment.fakes
@@ -136,7 +134,7 @@ def test_what_prefill_refuses_is_not_tried_again(deployment: Deployment, status:
     assert sum(fake.state()["received"] for fake in deployment.fakes) == 1
 
 
-def test_what_decode_refuses_is_not_tried_again_and_its_parameters_are_used_once(deployment: Deployment) -> None:
+def test_what_decode_refuses_is_not_tried_again(deployment: Deployment) -> None:
     """The refusal has told prefill: whoever used them again would pull blocks that are free."""
     deployment.up(1, 2, nixl=True, decode={"decode_status": 400})
     answer = deployment.complete(PROMPT)
@@ -198,15 +196,11 @@ def test_a_prefill_that_dies_while_it_computes_is_a_502(deployment: Deployment) 
 
 
 @EVERY_SPLIT
-def test_a_decode_that_dies_in_the_middle_of_a_stream_ends_it_with_an_error_event(
-    deployment: Deployment, split: dict[str, Any]
-) -> None:
+def test_a_decode_that_dies_ends_its_stream_with_an_error(deployment: Deployment, split: dict[str, Any]) -> None:
     deployment.up(**split, decode={"hold": "token"})
-    with deployment.proxy.http.stream("POST", COMPLETIONS, json=BODY | {"stream": True}) as answer:
-        lines = answer.iter_lines()
-        next(lines)
+    with deployment.proxy.begun(COMPLETIONS, BODY | {"stream": True}) as lines:
         deployment.decodes[0].end()
-        rest = [line for line in lines if line]
+        rest = [*lines]
     assert '"code": 502' in rest[-1]
     assert "data: [DONE]" not in rest
 
@@ -230,3 +224,196 @@ def loads(deployment: Deployment) -> list[tuple[int, int]]:
     """Requests and prompt tokens of each worker, as the proxy counts them."""
     workers = deployment.proxy.http.get("/workers").json()["workers"]
     return [(worker["in_flight"], worker["prompt_tokens"]) for worker in workers]
+
+
+# --- with both legs of a push at once, a failure or a client that leaves ends both, and leaves nothing behind
+
+
+def warmed(deployment: Deployment) -> None:
+    """The proxy knows where its prefills are, and their faults can be about requests of clients alone."""
+    for _ in deployment.prefills:
+        assert deployment.complete("warm").status_code == 200
+    for fake in deployment.fakes:
+        fake.wait(running=0, waiting=0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_during_prefill_ends_both_legs(deployment: Deployment, stream: bool) -> None:
+    moments = {"pdserve.pd.protocols.nixl_push.TAKEN_IN_SECONDS": 0.2}
+    deployment.up(push=True, moments=moments)
+    warmed(deployment)
+    prefill, decode = deployment.fakes
+    prefill.script(hold="prefill")
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
+        prefill.wait(waiting=1)
+        decode.wait(waiting=1)
+    prefill.wait(waiting=0, aborted=1)
+    # Aborted, or failed by prefill's word that it writes nothing, whichever was first.
+    decode.wait(waiting=0, running=0)
+
+
+def test_leaving_before_decodes_scheduler_has_a_push_waits(deployment: Deployment) -> None:
+    """vLLM's HTTP layer drops a request whose client leaves that early, and nobody would withdraw it."""
+    moments = {"pdserve.pd.protocols.nixl_push.TAKEN_IN_SECONDS": 60.0}
+    deployment.up(push=True, moments=moments)
+    warmed(deployment)
+    prefill, decode = deployment.fakes
+    decode.script(hold="arrival", token_seconds=0.05)
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": True}):
+        prefill.wait(held=2)
+    deployment.proxy.until("cancelled 499")
+    decode.script(hold="")
+    prefill.wait(held=1)
+    decode.wait(aborted=1, running=0, waiting=0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_decode_that_fails_is_pushed_to_no_more_and_replaced(deployment: Deployment, stream: bool) -> None:
+    """Under another request id: what the first attempt has left cannot meet the second."""
+    deployment.up(1, 2, push=True)
+    warmed(deployment)
+    deployment.decodes[0].script(kv_fails=1)
+    answers = [deployment.complete(PROMPT, stream=stream) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    names = [request["headers"]["x-request-id"] for decode in deployment.decodes for request in decode.requests()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("which", ["prefill", "decode"])
+def test_what_one_leg_refuses_is_refused_once_and_ends_the_other(deployment: Deployment, which: str) -> None:
+    deployment.up(push=True)
+    warmed(deployment)
+    prefill, decode = deployment.fakes
+    (prefill if which == "prefill" else decode).script(**{f"{which}_status": 400})
+    assert deployment.complete(PROMPT).status_code == 400
+    prefill.wait(waiting=0, running=0)
+    decode.wait(waiting=0, running=0)
+
+
+def test_a_prefill_that_dies_before_the_request_is_replaced(deployment: Deployment) -> None:
+    deployment.up(2, 1, push=True)
+    warmed(deployment)
+    deployment.prefills[0].end()
+    answers = [deployment.complete(PROMPT) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].json()["choices"][0]["text"] == reference(deployment.prefills[1])
+
+
+def test_a_pushing_prefill_that_dies_is_replaced(deployment: Deployment) -> None:
+    deployment.up(2, 1, push=True)
+    warmed(deployment)
+    for prefill in deployment.prefills:
+        prefill.script(hold="prefill")
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(deployment.complete, PROMPT)
+        while not (busy := [fake for fake in deployment.prefills if fake.state()["waiting"]]):
+            pass
+        deployment.decodes[0].wait(waiting=1)
+        busy[0].end()
+        (other,) = (fake for fake in deployment.prefills if fake is not busy[0])
+        other.script(hold="")
+        assert answer.result().status_code == 200
+    deployment.decodes[0].wait(waiting=0, running=0, aborted=1)
+
+
+def test_a_prefill_that_dies_after_it_has_written_is_no_harm(deployment: Deployment) -> None:
+    deployment.up(push=True)
+    warmed(deployment)
+    deployment.decodes[0].script(hold="token")
+    with deployment.proxy.begun(COMPLETIONS, BODY | {"stream": True, "max_tokens": 3}) as lines:
+        deployment.prefills[0].end()
+        deployment.decodes[0].script(hold="")
+        rest = [*lines]
+    assert rest[-1] == "data: [DONE]"
+
+
+# --- a client that leaves, at any moment, leaves no running request and no KV behind
+
+
+PATIENT = {"pdserve.pd.protocols.mooncake.DELIVER_SECONDS": 60.0}
+"""A proxy that lets prefill finish, and does not give up on it because this machine is slow."""
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_mooncakes_prefill_lets_it_finish(deployment: Deployment, stream: bool) -> None:
+    deployment.up(prefill={"hold": "prefill"}, decode={"hold": "first"}, moments=PATIENT)
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
+        prefill.wait(waiting=1)
+        decode.wait(waiting=1)
+    deployment.proxy.until("cancelled 499")
+    assert prefill.state()["aborted"] == decode.state()["aborted"] == 0
+    prefill.script(hold="")
+    decode.wait(aborted=1, running=0, waiting=0)
+    prefill.wait(finished=1, aborted=0, delivered=1)
+    deployment.idle()
+
+
+def test_leaving_while_waiting_for_a_slot_reaches_no_engine(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"}, transfer_slots=2)
+    with deployment.proxy.open(COMPLETIONS, BODY | {"max_tokens": 1}):
+        deployment.prefills[0].wait(waiting=1)
+        with deployment.proxy.open(COMPLETIONS, BODY):
+            pass
+        deployment.proxy.until("cancelled 499")
+        deployment.prefills[0].script(hold="")
+        deployment.decodes[0].wait(finished=1)
+    assert [fake.state()["received"] for fake in deployment.fakes] == [1, 1]
+
+
+def test_one_that_leaves_the_queue_costs_those_behind_it_nothing(deployment: Deployment) -> None:
+    """With coroutines compiled by mypyc the next one that waited got the exception of the one that had left."""
+    deployment.up(prefill={"hold": "prefill"}, admission={"prefill": {"max_requests": 1}})
+
+    def queued(count: int) -> None:
+        wanted = f'pdserve_proxy_queue_depth{{pool="prefill"}} {count}.0'
+        while wanted not in deployment.proxy.http.get("/metrics").text:
+            pass
+
+    body = BODY | {"max_tokens": 1}
+    with deployment.proxy.open(COMPLETIONS, body) as first:
+        deployment.prefills[0].wait(waiting=1)
+        for _ in range(3):
+            with deployment.proxy.open(COMPLETIONS, body):
+                queued(1)
+            deployment.proxy.until("cancelled 499")
+            queued(0)
+        with deployment.proxy.open(COMPLETIONS, body) as second, deployment.proxy.open(COMPLETIONS, body) as third:
+            queued(2)
+            deployment.prefills[0].script(hold="")
+            for client in (first, second, third):
+                assert client.recv(65536).startswith(b"HTTP/1.1 200")
+    deployment.idle()
+
+
+def test_clients_that_left_give_their_slots_back(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"}, transfer_slots=5)
+    connections = [deployment.proxy.open(COMPLETIONS, BODY) for _ in range(20)]
+    deployment.prefills[0].wait(waiting=4)
+    for connection in connections:
+        connection.close()
+    for _ in connections:
+        deployment.proxy.until("cancelled 499")
+    deployment.prefills[0].script(hold="")
+    assert deployment.complete().status_code == 200
+    deployment.idle()
+
+
+def test_leaving_and_then_a_dead_prefill_ends_decode_too(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"})
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open(COMPLETIONS, BODY):
+        prefill.wait(waiting=1)
+        decode.wait(waiting=1)
+    deployment.proxy.until("cancelled 499")
+    prefill.end()
+    decode.wait(aborted=1, waiting=0)
+    assert decode.state()["running"] == 0
+
+
+def test_a_request_that_turns_out_to_be_malformed_gives_its_slot_back(deployment: Deployment) -> None:
+    """What is inside vllm_xargs is only looked at when the legs' bodies are made."""
+    deployment.up(transfer_slots=2)
+    twice = '{"model":"tiny","prompt":"hi","vllm_xargs":{"a":1,"a":2}}'
+    assert deployment.proxy.http.post(COMPLETIONS, content=twice).status_code == 400
+    assert deployment.complete().status_code == 200
