@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import importlib
 import json
 import os
 import select
@@ -111,12 +112,13 @@ def program(argv: list[str]) -> str | None:
 
 def main() -> None:
     """Forks what it is told to; waits for those that have ended, whose exit code is then the answer."""
-    import pdserve.pd.serve.gateway
-    import pdserve.proxy
-    import tests.fakes.engine_process
-
-    assert pdserve.pd.serve.gateway
-    assert tests.fakes.engine_process
+    for module in (
+        "pdserve.proxy",
+        "pdserve.pd.serve.gateway",
+        "pdserve.pd.serve.member",
+        "tests.fakes.engine_process",
+    ):
+        importlib.import_module(module)
     channel = socket.socket(fileno=int(sys.argv[1]))
     gc.collect()
     gc.freeze()

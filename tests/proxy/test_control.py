@@ -410,7 +410,7 @@ def test_one_that_is_late_is_given_up(deployment: Deployment) -> None:
 
 def test_one_that_is_not_possible_or_of_somebody_else_is_refused(deployment: Deployment) -> None:
     deployment.up()
-    asked = [{"prefill": "decode-0"}, {"decode": "decode-7"}, {"tokens": 0}, {"seconds": "inf"}]
+    asked: list[dict[str, Any]] = [{"prefill": "decode-0"}, {"decode": "decode-7"}, {"tokens": 0}, {"seconds": "inf"}]
     assert [canary(deployment, what).status_code for what in asked] == [404, 404, 400, 400]
     strangers: list[dict[str, str]] = [{}, {"authorization": "Bearer other"}]
     assert [canary(deployment, headers=headers).status_code for headers in strangers] == [401, 401]

@@ -389,7 +389,12 @@ def test_a_worker_that_answers_others_is_not_left_alone(deployment: Deployment, 
 
 def test_a_crash_that_can_be_seen_coming_costs_one_engine_only(deployment: Deployment) -> None:
     deployment.up()
-    fields = [{"structured_outputs": "x"}, {"response_format": []}, {"logit_bias": 1}, {"stream_interval": 10**30}]
+    fields: list[dict[str, Any]] = [
+        {"structured_outputs": "x"},
+        {"response_format": []},
+        {"logit_bias": 1},
+        {"stream_interval": 10**30},
+    ]
     for field in fields:
         deployment.complete(**field)
     assert deployment.prefills[0].state()["poison_received"] == 0

@@ -173,7 +173,7 @@ def test_the_bounds_of_a_burden() -> None:
     settings = LoadSettings(slack_tokens=100, slack_requests=8, slack_ratio=1.5, max_kv_usage=0.9)
     idle = Worker("idle", requests=2)
     wrong = []
-    for role, requests, tokens, kv, least_kv, busy in (
+    cases: list[tuple[EngineRole, int, int, float, float, bool]] = [
         ("aggregated", 0, 110, 0.0, 0.0, False),
         ("aggregated", 0, 111, 0.0, 0.0, True),
         ("prefill", 99, 110, 1.0, 0.0, False),
@@ -184,7 +184,8 @@ def test_the_bounds_of_a_burden() -> None:
         ("decode", 0, 0, 0.9, 0.89, True),
         ("decode", 0, 0, 0.9, 0.9, False),
         ("decode", 0, 0, 0.89, 0.0, False),
-    ):
+    ]
+    for role, requests, tokens, kv, least_kv, busy in cases:
         idle.kv_usage = least_kv
         if Burden(role, settings, Random(1)).too_busy(Worker("w", requests, tokens, kv), idle, saved=10) != busy:
             wrong.append((role, requests, tokens, kv, least_kv))

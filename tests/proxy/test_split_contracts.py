@@ -1,4 +1,4 @@
-"""What the two legs of a request look like to vLLM's connectors beside Mooncake's (test_contract.py), and that KV really
+"""What the two legs of a request look like to the connectors beside Mooncake's (test_contract.py), and that KV really
 crosses: NixlConnector, MoRIIOConnector in READ mode, NixlPushConnector.
 """
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.proxy.deployment import REPOSITORY
+from tests.proxy.nursery import REPOSITORY
 
 pytestmark = pytest.mark.process
 
