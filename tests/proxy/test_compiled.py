@@ -27,6 +27,7 @@ def test_every_line_of_the_list_is_a_module(pattern: str) -> None:
     assert list(ROOT.glob(pattern))
 
 
+@pytest.mark.wheel
 def test_all_that_is_to_be_compiled_is_what_runs() -> None:
     for path in MODULES:
         file = importlib.import_module(path.removesuffix(".py").replace("/", ".")).__file__
@@ -37,6 +38,7 @@ def test_all_that_is_to_be_compiled_is_what_runs() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.wheel
 def test_the_version_says_which_one_it_is() -> None:
     argv = [sys.executable, "-m", "pdserve.cli.main", "--version"]
     assert f"proxy {EXPECTED}" in subprocess.run(argv, capture_output=True, text=True, check=True).stdout

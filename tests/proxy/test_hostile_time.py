@@ -170,6 +170,14 @@ def module_slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeploym
         yield slow
 
 
+@pytest.fixture
+def slow(module_slow: RawDeployment) -> Iterator[RawDeployment]:
+    """Its limits of time are those for clients that read slowly."""
+    module_slow.engine.seen.clear()
+    yield module_slow
+    module_slow.unharmed()
+
+
 def turn(slow: RawDeployment) -> None:
     """A moment by the proxy's own clock: it ends a connection that asks for nothing more, at the earliest after its
     limit, and looks twice a second."""

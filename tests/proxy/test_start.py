@@ -64,7 +64,7 @@ def test_one_that_is_no_mapping_and_a_missing_one_too(tmp_path: Path) -> None:
 
 
 def test_without_a_control_channel_all_workers_are_ready(deployment: Deployment) -> None:
-    deployment.up()
+    deployment.up(fresh=True)
     ready = deployment.proxy.http.get("/ready")
     assert (ready.status_code, ready.json()["ready"]) == (200, True)
 
@@ -72,7 +72,7 @@ def test_without_a_control_channel_all_workers_are_ready(deployment: Deployment)
 def test_no_proxy_of_the_environment_is_used(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    deployment.up()
+    deployment.up(fresh=True)
     assert deployment.complete().status_code == 200
 
 
@@ -118,7 +118,8 @@ REQUEST = post("/v1/completions", {"prompt": "hello world"})
 @pytest.fixture
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
     """The clients' own limits of time are far away."""
-    with raw_deployment(tmp_path_factory.mktemp("drain"), drain_seconds=60) as raw:
+    limits = {"header_seconds": 60, "body_idle_seconds": 60}
+    with raw_deployment(tmp_path_factory.mktemp("drain"), drain_seconds=60, limits=limits) as raw:
         yield raw
 
 
