@@ -10,7 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -333,7 +333,9 @@ class Deployment:
         return [*self.prefills, *self.decodes, *self.aggregated]
 
     def config(self, protocol: Protocol, **fields: Any) -> ProxyConfig:
-        return proxy_config(protocol, [fake.config().model_dump() for fake in self.fakes], **fields)
+        return proxy_config(
+            **{"protocol": protocol, "workers": [fake.config().model_dump() for fake in self.fakes]} | fields
+        )
 
     def complete(self, prompt: object = "hello world", **more: Any) -> httpx.Response:
         return self.proxy.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 8} | more)
@@ -361,13 +363,11 @@ class Deployment:
         self._stack.close()
 
 
-def proxy_config(protocol: Protocol, workers: Sequence[dict[str, Any]] = (), **fields: Any) -> ProxyConfig:
-    """Of a proxy on loopback that waits for its tests."""
+def proxy_config(**fields: Any) -> ProxyConfig:
+    """Of a proxy on loopback, `protocol` and `workers` among its fields."""
     values: dict[str, Any] = {
         "port": 0,
         "served_name": MODEL,
-        "protocol": protocol,
-        "workers": workers,
         "request_timeout_seconds": 60,
         "drain_seconds": 20,
         # Most tests are about what a failure says, and that at once (test_hold.py has the rest).

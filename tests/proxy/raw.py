@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pdserve.pd.config.proxy import Protocol
 from tests.proxy.deployment import KEY, Proxy, proxy_config
 
 SECONDS = 60.0
@@ -375,9 +374,9 @@ def raw_deployment(
         for role, engine in zip(roles, engines, strict=True)
     ]
     # Engines fail on purpose here: no breaker is to open because of that.
-    values = {"drain_seconds": 5, "max_body_bytes": 16_000_000, "breaker": {"failures": 1_000_000}}
-    protocol: Protocol = "mooncake" if split else "aggregated"
-    wanted = proxy_config(protocol, workers, **values | config)
+    values: dict[str, Any] = {"drain_seconds": 5, "max_body_bytes": 16_000_000, "breaker": {"failures": 1_000_000}}
+    values |= {"protocol": "mooncake" if split else "aggregated", "workers": workers}
+    wanted = proxy_config(**values | config)
     proxy = Proxy(folder / "raw.json", wanted, key=KEY, control=False, moments=moments)
     try:
         proxy.ready()

@@ -397,7 +397,7 @@ def test_a_crash_that_can_be_seen_coming_costs_one_engine_only(deployment: Deplo
     ]
     for field in fields:
         deployment.complete(**field)
-    assert deployment.prefills[0].state()["poison_received"] == 0
+    assert deployment.prefills[0].state()["received"] == 0
     body = {"model": "tiny", "prompt": "hello world", "max_tokens": 8}
     assert [request["body"] for request in deployment.decodes[0].requests()] == [body | field for field in fields]
 
@@ -417,7 +417,7 @@ def test_a_closed_connection_costs_no_answer(deployment: Deployment, stream: boo
     deployment.up(nixl=nixl, breaker=AT_ONCE, prefill={"stale": 1}, decode={"stale": 1})
     assert {deployment.complete(stream=stream).status_code for _ in range(6)} == {200}
     assert open_breakers(deployment) == []
-    assert [fake.state()["poison_received"] for fake in deployment.fakes] == [6, 6]
+    assert [fake.state()["received"] for fake in deployment.fakes] == [6, 6]
     deployment.idle()
 
 
@@ -472,7 +472,7 @@ def test_what_every_engine_would_refuse_reaches_none(deployment: Deployment) -> 
     ):
         answer = deployment.proxy.http.post(path, json={"model": "tiny"} | body)
         assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True), path
-    assert [fake.state()["poison_received"] for fake in deployment.fakes] == [0, 0]
+    assert [fake.state()["received"] for fake in deployment.fakes] == [0, 0]
 
 
 def test_an_unknown_model_is_asked_for_once_and_then_refused(deployment: Deployment) -> None:
@@ -487,7 +487,7 @@ def test_an_unknown_model_is_asked_for_once_and_then_refused(deployment: Deploym
         "param": "model",
         "code": 404,
     }
-    assert [fake.state()["poison_received"] for fake in deployment.fakes] == [1, 1]
+    assert [fake.state()["received"] for fake in deployment.fakes] == [1, 1]
 
     # One of megabytes is refused by its beginning.
     error = error_of(deployment.complete(model='\u00e9"' * 60_000))

@@ -107,7 +107,7 @@ def run(test: Callable[[Lab], Coroutine[Any, Any, None]]) -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         worker = {"name": "one", "role": "aggregated", "url": url}
-        config = proxy_config("aggregated", [worker], connect_timeout_seconds=60)
+        config = proxy_config(protocol="aggregated", workers=[worker], connect_timeout_seconds=60)
         registry = Registry(config, LoadBoard(shared_numbers.private(LoadBoard.cells(1))))
         lab = Lab(registry.workers["one"], received, served)
         await test(lab)

@@ -35,6 +35,7 @@ PATH = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": []}
 SSE = "text/event-stream; charset=utf-8"
 MEGABYTE = 1 << 20
+WORKER = {"name": "one", "role": "aggregated", "url": "http://127.0.0.1:1"}
 DONE = b"data: [DONE]\n\n"
 
 TEXT = st.text(max_size=20).map(lambda text: json.dumps({"choices": [{"delta": {"content": text}}]}).encode())
@@ -132,7 +133,7 @@ class NoHandler:
 
 async def relayed(pieces: Sequence[bytes], *, http10: bool = False, cached: int | None = None) -> Received:
     """Each piece is what one read from the engine gives; everything between the two wires is the proxy's own."""
-    config = proxy_config("aggregated", [{"name": "one", "role": "aggregated", "url": "http://127.0.0.1:1"}])
+    config = proxy_config(protocol="aggregated", workers=[WORKER])
     registry = Registry(config, LoadBoard(shared_numbers.private(LoadBoard.cells(1))))
     worker = registry.workers["one"]
     upstream, inside, outside = Upstream(worker.pool), Wire(), Wire()
