@@ -102,11 +102,10 @@ class Forked:
 
 
 def program(argv: list[str]) -> str | None:
-    """The code that a command line runs, where that can be forked."""
+    """The code that a command line runs, where that can be forked: not a proxy with other constants (`moments`), which
+    other modules have imported by then."""
     if argv[1:3] == ["-m", "pdserve.proxy"]:
         return PROXY
-    if argv[1] == "-c" and argv[2].startswith("import sys, pdserve.proxy\n"):
-        return argv[2]
     return ENGINE if argv[1] == "tests/fakes/engine.py" else None
 
 
@@ -154,7 +153,7 @@ def _become(argv: list[str], env: dict[str, str], stdin: int, stdout: int) -> No
         os.environ.clear()
         os.environ.update(env)
         sys.orig_argv[:] = argv
-        sys.argv[:] = argv[1:] if argv[1].endswith(".py") else ["-c", *argv[3:]]
+        sys.argv[:] = argv[1:] if argv[1].endswith(".py") else argv[2:]
         source = program(argv)
         assert source is not None
         exec(source, {"__name__": "__main__"})
