@@ -24,7 +24,7 @@ class Store:
 
     gate: Gate
     responses: dict[str, dict[str, Any]] = field(default_factory=dict)
-    enabled: bool = os.environ.get("VLLM_ENABLE_RESPONSES_API_STORE") == "1"
+    enabled: bool = field(default_factory=lambda: os.environ.get("VLLM_ENABLE_RESPONSES_API_STORE") == "1")
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def check(self, body: dict[str, Any]) -> None:

@@ -2,28 +2,59 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.proxy.deployment import Deployment
+from pdserve.system import procfs
+from tests.proxy.deployment import Child, Deployment
+from tests.proxy.nursery import Nursery
 from tests.proxy.raw import RawDeployment, raw_deployment
 
-PROXIES = {"deployment", "engines", "impatient", "pair", "proxy", "raw", "shared", "split", "tight"}
+PROXIES = {"deployment", "engines", "impatient", "pair", "proxy", "raw", "shared", "slow", "split", "strict", "tight"}
 """Fixtures with a proxy in a process of its own."""
+BY_HAND = {"raw_deployment", "Proxy"}
+"""Names by which a test starts one itself."""
 ON_BOTH_BUILDS = {"test_contract.py"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks those that take longest: scripts/test runs them on the build that users install. What passes there passes
-    on the source too, which lets more through; that it starts and serves there as well is shown by ON_BOTH_BUILDS."""
+    """Marks those that start a proxy: scripts/test runs them on the build that users install, and all others on the
+    source. What passes there passes on the source too, which lets more through; that it starts and serves there as well
+    is shown by ON_BOTH_BUILDS."""
     here = Path(__file__).parent
     for item in items:
-        starts_it = PROXIES & set(getattr(item, "fixturenames", ()))
-        if item.path.parent == here and starts_it and item.path.name not in ON_BOTH_BUILDS:
-            item.add_marker("wheel")
+        if item.path.parent != here or not isinstance(item, pytest.Function):
+            continue
+        names = item.fixturenames
+        if PROXIES & set(names) or BY_HAND & set(inspect.unwrap(item.function).__code__.co_names):
+            if "nursery" not in names:  # which parameters of one test share
+                # Made before what has function scope, so that it is there for longer.
+                first = names.index("_nothing_is_left")
+                names[first:first] = ["nursery", "_forks_have_ended"]
+            if item.path.name not in ON_BOTH_BUILDS or "PDSERVE_TEST_COMPILED" in os.environ:
+                item.add_marker("wheel")
+
+
+@pytest.fixture(scope="session")
+def nursery(_own_shared_memory: None, _own_cgroup: None, _own_network: None, _see_orphans: None) -> Iterator[Nursery]:
+    Child.nursery = Nursery()
+    yield Child.nursery
+    Child.nursery.close()
+    Child.nursery = None
+
+
+@pytest.fixture
+def _forks_have_ended(nursery: Nursery) -> Iterator[None]:
+    """To tests/conftest.py they belong to the nursery."""
+    before = procfs.descendants(nursery.pid)
+    yield
+    left = procfs.descendants(nursery.pid) - before
+    assert not left, "processes outlive the test: " + ", ".join(f"{pid} ({procfs.command(pid)})" for pid in left)
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,28 +22,40 @@ import httpx
 
 from pdserve.pd.config.proxy import Protocol, ProxyConfig, WorkerConfig
 from pdserve.system import procfs
+from tests.proxy.nursery import PIPE_BYTES, REPOSITORY, Forked, Nursery, program
 
-REPOSITORY = Path(__file__).parents[2]
 MODEL = "tiny"
 KEY = "engine-key"
+PLAIN: dict[str, Any] = {"trust_env": False, "timeout": 90, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
+"""Options of an HTTP client: it loads no certificates of the system, which takes longer than a proxy's start."""
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
 class Child:
     """A process whose log says when it is ready."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], *, stdin: int | None = subprocess.DEVNULL) -> None:
-        self.process = subprocess.Popen(
-            argv,
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **env},
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            # Most tests never read the log: a full pipe would stop the proxy in the middle of a module.
-            pipesize=1 << 20,
-            text=True,
-        )
+    nursery: Nursery | None = None
+    """Forks those that it can, where there is one (conftest.py)."""
+
+    def __init__(
+        self, argv: list[str], env: dict[str, str], *, stdin: int | None = subprocess.DEVNULL, fresh: bool = False
+    ) -> None:
+        """`fresh`: executed, and not forked."""
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **env}
+        self.process: subprocess.Popen[str] | Forked
+        if self.nursery is not None and not fresh and program(argv) is not None:
+            self.process = Forked(self.nursery, argv, env, stdin=stdin)
+        else:
+            self.process = subprocess.Popen(
+                argv,
+                cwd=REPOSITORY,
+                env=env,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pipesize=PIPE_BYTES,
+                text=True,
+            )
         self.log: list[str] = []
         self.port = 0
         self.url = ""
@@ -50,7 +64,7 @@ class Child:
     def listens(self, port: int) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=90)
+        self.http = httpx.Client(base_url=self.url, **PLAIN)
         # Bodies that a test has written itself, too.
         self.http.headers["content-type"] = "application/json"
 
@@ -165,7 +179,14 @@ class Proxy(Child):
     """
 
     def __init__(
-        self, path: Path, config: ProxyConfig, *, key: str, control: bool, moments: Mapping[str, float] | None = None
+        self,
+        path: Path,
+        config: ProxyConfig,
+        *,
+        key: str,
+        control: bool,
+        moments: Mapping[str, float] | None = None,
+        fresh: bool = False,
     ) -> None:
         path.write_text(config.model_dump_json())
         program = ["-m", "pdserve.proxy"] if not moments else ["-c", _patient(moments)]
@@ -174,6 +195,7 @@ class Proxy(Child):
             argv if control else [*argv, "--no-control"],
             {"PDSERVE_ENGINE_KEY": key},
             stdin=subprocess.PIPE if control else subprocess.DEVNULL,
+            fresh=fresh,
         )
 
     def end(self, signum: int = signal.SIGKILL) -> int:
@@ -214,6 +236,14 @@ class Proxy(Child):
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
+
+    @contextmanager
+    def begun(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[str]]:
+        """A stream whose first line was read; its other lines, without empty ones. Over a connection of its own."""
+        with httpx.stream("POST", self.url + path, json=body, headers=self.http.headers, **PLAIN) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            next(lines)
+            yield lines
 
     def open(self, path: str, body: dict[str, Any]) -> socket.socket:
         """Send a request without waiting for anything: a client that may leave by closing the socket."""
@@ -260,10 +290,11 @@ class Deployment:
         prefill: dict[str, object] | None = None,
         decode: dict[str, object] | None = None,
         moments: Mapping[str, float] | None = None,
+        fresh: bool = False,
         **config: Any,
     ) -> Self:
-        """Start engines and proxy. `prefill` and `decode`: options and faults of the engines; `moments`: as Proxy has
-        them; `config`: fields of ProxyConfig."""
+        """Start engines and proxy. `prefill` and `decode`: options and faults of the engines; `moments`, `fresh`: as
+        Proxy has them; `config`: fields of ProxyConfig."""
         if aggregated:
             prefills = decodes = 0
         connector = "NixlPushConnector" if push else "NixlConnector" if nixl else "MoRIIOConnector" if moriio else None
@@ -282,6 +313,7 @@ class Deployment:
             key=key,
             control=control,
             moments=moments,
+            fresh=fresh,
         )
         self._stack.callback(self.proxy.end)
         self.proxy.ready()
@@ -301,23 +333,9 @@ class Deployment:
         return [*self.prefills, *self.decodes, *self.aggregated]
 
     def config(self, protocol: Protocol, **fields: Any) -> ProxyConfig:
-        values: dict[str, Any] = {
-            "host": "127.0.0.1",
-            "port": 0,
-            "served_name": MODEL,
-            "protocol": protocol,
-            "workers": [fake.config().model_dump() for fake in self.fakes],
-            "request_timeout_seconds": 60,
-            "connect_timeout_seconds": 5,
-            "drain_seconds": 20,
-            # Most tests are about what a failure says, and that at once (test_hold.py has the rest).
-            "on_empty_pool": "fail",
-            "max_body_bytes": 1_000_000,
-            # What engines have seen is counted.
-            "prewarm": False,
-            "allowed_hosts": ["proxy"],
-        }
-        return ProxyConfig.model_validate(values | fields)
+        return proxy_config(
+            **{"protocol": protocol, "workers": [fake.config().model_dump() for fake in self.fakes]} | fields
+        )
 
     def complete(self, prompt: object = "hello world", **more: Any) -> httpx.Response:
         return self.proxy.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 8} | more)
@@ -343,6 +361,40 @@ class Deployment:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self._stack.close()
+
+
+def proxy_config(**fields: Any) -> ProxyConfig:
+    """Of a proxy on loopback, `protocol` and `workers` among its fields."""
+    values: dict[str, Any] = {
+        "port": 0,
+        "served_name": MODEL,
+        "request_timeout_seconds": 60,
+        "drain_seconds": 20,
+        # Most tests are about what a failure says, and that at once (test_hold.py has the rest).
+        "on_empty_pool": "fail",
+        "max_body_bytes": 1_000_000,
+        # What engines have seen is counted.
+        "prewarm": False,
+        "allowed_hosts": ["proxy"],
+    }
+    return ProxyConfig.model_validate(values | fields)
+
+
+def over_socket(path: Path | str, **headers: str) -> httpx.Client:
+    """A client of the admin on a unix socket."""
+    transport = httpx.HTTPTransport(uds=str(path), verify=PLAIN["verify"])
+    return httpx.Client(transport=transport, base_url="http://admin", headers=headers, timeout=90)
+
+
+def keys_file(folder: Path, *keys: tuple[str, str], **limits: int) -> dict[str, str]:
+    """The `auth` of a proxy with API keys, each with its name; the limits are those of the first."""
+    first: dict[str, Any] = dict(limits)
+    lines = []
+    for name, key in keys:
+        lines.append(json.dumps({"name": name, "sha256": sha256(key.encode()).hexdigest(), **first}) + "\n")
+        first = {}
+    (folder / "keys").write_text("".join(lines))
+    return {"keys_file": str(folder / "keys")}
 
 
 def open_links(pid: int) -> list[str]:

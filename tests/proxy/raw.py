@@ -15,8 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pdserve.pd.config.proxy import ProxyConfig
-from tests.proxy.deployment import KEY, MODEL, Proxy
+from tests.proxy.deployment import KEY, Proxy, proxy_config
 
 SECONDS = 60.0
 """Longer than anything here takes: a test that waits so long has failed."""
@@ -322,6 +321,17 @@ class RawDeployment:
         with self.client() as client:
             return client.send(request).response()
 
+    def hold(self) -> threading.Event:
+        """The engine answers once this is set."""
+        release = threading.Event()
+
+        def held(send: Send) -> None:
+            release.wait()
+            send(whole(ANSWER))
+
+        self.engine.script = held
+        return release
+
     def resident(self) -> int:
         """Bytes of memory that the proxy has."""
         return self.proxy.memory("VmRSS")
@@ -363,26 +373,11 @@ def raw_deployment(
         {"name": f"{role}-0", "role": role, "url": engine.url, "bootstrap_url": engine.url}
         for role, engine in zip(roles, engines, strict=True)
     ]
-    values: dict[str, Any] = {
-        "host": "127.0.0.1",
-        "port": 0,
-        "served_name": MODEL,
-        "protocol": "mooncake" if split else "aggregated",
-        "workers": workers,
-        "request_timeout_seconds": 60,
-        "connect_timeout_seconds": 5,
-        "drain_seconds": 5,
-        "on_empty_pool": "fail",
-        "max_body_bytes": 16_000_000,
-        # Engines fail on purpose here: no breaker is to open because of that.
-        "breaker": {"failures": 1_000_000},
-        # What engines hear is what a test has asked.
-        "prewarm": False,
-        "allowed_hosts": ["proxy"],
-    }
-    proxy = Proxy(
-        folder / "raw.json", ProxyConfig.model_validate(values | config), key=KEY, control=False, moments=moments
-    )
+    # Engines fail on purpose here: no breaker is to open because of that.
+    values: dict[str, Any] = {"drain_seconds": 5, "max_body_bytes": 16_000_000, "breaker": {"failures": 1_000_000}}
+    values |= {"protocol": "mooncake" if split else "aggregated", "workers": workers}
+    wanted = proxy_config(**values | config)
+    proxy = Proxy(folder / "raw.json", wanted, key=KEY, control=False, moments=moments)
     try:
         proxy.ready()
         yield RawDeployment(proxy, engines)

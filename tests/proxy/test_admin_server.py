@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.proxy.deployment import MODEL, Deployment, open_links
+from tests.proxy.deployment import MODEL, PLAIN, Deployment, open_links, over_socket
+from tests.proxy.rows import each
 
 TOKEN = "an-admin-token-of-32-characters!"
 CLIENT = "a-client-key"
@@ -39,10 +40,7 @@ def administered(deployment: Deployment, tmp_path: Path, interval_seconds: float
     )
     deployment.proxy.http.headers["authorization"] = f"Bearer {CLIENT}"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    transport = httpx.HTTPTransport(uds=str(path))
-    with httpx.Client(
-        transport=transport, base_url="http://admin", headers={"authorization": f"Bearer {TOKEN}"}, timeout=90
-    ) as client:
+    with over_socket(path, authorization=f"Bearer {TOKEN}") as client:
         yield client
 
 
@@ -73,21 +71,17 @@ def test_a_worker_is_added_and_serves_once_its_check_passes(admin: httpx.Client,
     assert deployment.decodes[0].state()["received"] == 0
 
 
-def test_a_removed_worker_is_gone_and_a_running_stream_of_another_goes_on(
-    admin: httpx.Client, deployment: Deployment
-) -> None:
+def test_a_removed_worker_is_gone_and_other_streams_go_on(admin: httpx.Client, deployment: Deployment) -> None:
     extra = deployment.engine("decode-9", "decode")
     admin.post("/workers", json={"name": "decode-9", "role": "decode", "url": extra.url})
     until_ready(admin, "decode-9")
     admin.post("/workers/decode-9/drain")
     deployment.decodes[0].script(hold="token")
     body = {"model": MODEL, "prompt": "hi", "max_tokens": 5, "stream": True}
-    with deployment.proxy.http.stream("POST", "/v1/completions", json=body) as answer:
-        lines = answer.iter_lines()
-        next(lines)
+    with deployment.proxy.begun("/v1/completions", body) as lines:
         assert names(admin.delete("/workers/decode-9")) == {"prefill-0", "decode-0"}
         deployment.decodes[0].script(hold="")
-        assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert [*lines][-1] == "data: [DONE]"
     assert admin.delete("/workers/decode-9").status_code == 404
 
 
@@ -117,8 +111,8 @@ def test_a_worker_is_not_what_another_one_of_its_name_was(admin: httpx.Client, d
     assert extra.state()["received"] == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
+@each(
+    "body, status",
     [
         ({"name": "decode-0", "role": "decode", "url": "http://127.0.0.1:1"}, 409),
         ({"name": "other", "role": "aggregated", "url": "http://127.0.0.1:1"}, 409),
@@ -132,7 +126,7 @@ def test_what_is_no_new_worker_is_refused(admin: httpx.Client, body: dict[str, A
     assert names(admin.get("/workers")) == {"prefill-0", "decode-0"}
 
 
-def test_a_prefill_of_mooncake_without_its_bootstrap_server_is_told_what_it_lacks(admin: httpx.Client) -> None:
+def test_a_prefill_without_its_bootstrap_server_is_refused(admin: httpx.Client) -> None:
     answer = admin.post("/workers", json={"name": "prefill-1", "role": "prefill", "url": "http://127.0.0.1:1"})
     assert answer.json()["error"]["message"] == "prefill-1 has no bootstrap_url, which Mooncake needs"
 
@@ -153,13 +147,9 @@ def port(deployment: Deployment) -> int:
     return port
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"origin": "https://evil.example"}, {"host": "evil.example"}, {"origin": "null"}],
-    ids=["a form of another site", "a name that leads here", "a sandboxed page"],
-)
+@each("headers", [{"origin": "https://evil.example"}, {"host": "evil.example"}, {"origin": "null"}])
 def test_a_page_of_another_site_is_no_admin(port: int, headers: dict[str, str]) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=90) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", **PLAIN) as client:
         assert client.get("/workers").status_code == 200
         worker = {"name": "theirs", "role": "decode", "url": "http://127.0.0.1:1"}
         answer = client.post("/workers", content=json.dumps(worker), headers=headers | {"content-type": "text/plain"})
@@ -167,13 +157,13 @@ def test_a_page_of_another_site_is_no_admin(port: int, headers: dict[str, str]) 
         assert names(client.get("/workers")) == {"prefill-0", "decode-0"}
 
 
-def test_who_only_connects_to_the_admin_takes_no_descriptors_from_clients(deployment: Deployment, port: int) -> None:
+def test_idle_connections_to_the_admin_are_few(deployment: Deployment, port: int) -> None:
     with ExitStack() as stack:
         for _ in range(200):
             half = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=90))
             half.sendall(b"GET /workers HT")
         # All of them have been accepted before this one.
-        assert httpx.get(f"http://127.0.0.1:{port}/workers", timeout=90).status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/workers", **PLAIN).status_code == 200
         (member,) = deployment.proxy.members
         sockets = [link for link in open_links(member) if link.startswith("socket:")]
         assert len(sockets) < 100
@@ -183,7 +173,7 @@ def test_only_the_admin_sees_the_names_of_keys_in_the_figures(admin: httpx.Clien
     assert deployment.complete().status_code == 200
     # With a client's key too: it is not to know the others.
     for headers in ({}, {"authorization": f"Bearer {CLIENT}"}):
-        page = httpx.get(f"{deployment.proxy.http.base_url}/metrics", headers=headers, timeout=90)
+        page = httpx.get(f"{deployment.proxy.http.base_url}/metrics", headers=headers, **PLAIN)
         assert page.status_code == 200
         assert "pdserve_proxy_requests_total{" in page.text
         assert "team" not in page.text
@@ -198,9 +188,7 @@ def test_keys_and_policies_are_read_again_while_a_stream_runs(
 ) -> None:
     deployment.decodes[0].script(hold="token")
     body = {"model": MODEL, "prompt": "hi", "max_tokens": 5, "stream": True}
-    with deployment.proxy.http.stream("POST", "/v1/completions", json=body) as answer:
-        lines = answer.iter_lines()
-        next(lines)
+    with deployment.proxy.begun("/v1/completions", body) as lines:
         (tmp_path / "keys").write_text(key_line("other", "another-key", max_requests=1))
         path = deployment.folder / "proxy.json"
         config = json.loads(path.read_text())
@@ -212,7 +200,7 @@ def test_keys_and_policies_are_read_again_while_a_stream_runs(
             deployment.proxy.process.send_signal(signal.SIGHUP)
             deployment.proxy.until("1 API keys from")
         deployment.decodes[0].script(hold="")
-        assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert [*lines][-1] == "data: [DONE]"
     assert deployment.complete().status_code == 401
     deployment.proxy.http.headers["authorization"] = "Bearer another-key"
     assert deployment.complete().status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,14 @@ from hypothesis import strategies as st
 
 from pdserve.pd.config.settings import PoolLimits
 from pdserve.pd.errors import ApiError
+from pdserve.pd.limits import admission
 from pdserve.pd.limits.admission import CELLS_PER_PROCESS, AdmissionGate, Ticket
 from pdserve.pd.processes import shared_numbers
 from pdserve.pd.relay.entrance import admit
 from pdserve.pd.serve.request_parser import priority_of
+from pdserve.pd.workers import load
+from pdserve.pd.workers.load import LoadBoard
+from pdserve.pd.workers.slots import Slots
 
 
 @dataclass
@@ -105,7 +110,7 @@ def test_each_freed_place_wakes_one_in_order() -> None:
     run(test)
 
 
-def test_the_better_priority_goes_first_and_a_newcomer_overtakes_only_worse_ones() -> None:
+def test_the_better_priority_goes_first() -> None:
     async def test() -> None:
         door = gate(max_requests=1)
         inside = await admit(door)
@@ -163,7 +168,7 @@ def test_a_full_queue_answers_429_with_a_time_and_openais_body() -> None:
     run(test)
 
 
-def test_a_better_priority_pushes_the_last_of_the_worst_out_of_a_full_queue() -> None:
+def test_a_better_priority_evicts_the_last_of_the_worst() -> None:
     async def test() -> None:
         door = gate(max_requests=1, queue_size=3)
         inside = await admit(door)
@@ -282,7 +287,7 @@ def test_an_idle_pool_takes_a_request_whatever_its_old_gauges_show() -> None:
     assert door.try_admit() is None
 
 
-def test_a_new_worker_lets_the_queue_in_and_the_last_one_that_goes_ends_it() -> None:
+def test_the_queue_follows_the_number_of_workers() -> None:
     async def test() -> None:
         pool = [Worker()]
         limits = PoolLimits(max_requests=1)
@@ -335,7 +340,7 @@ def test_retry_after_is_the_queue_at_its_pace() -> None:
     run(test)
 
 
-def test_several_processes_share_the_limit_and_a_successor_clears_what_the_dead_one_held(tmp_path: Path) -> None:
+def test_processes_share_the_limit_and_successors_clear(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     path.touch()
 
@@ -378,9 +383,7 @@ LIMITS = st.fixed_dictionaries(
 
 @settings(max_examples=settings().max_examples * 3, deadline=None)
 @given(limits=LIMITS, steps=STEPS)
-def test_whatever_happens_the_limits_hold_no_request_is_forgotten_and_order_is_kept(
-    limits: dict[str, Any], steps: list[Step]
-) -> None:
+def test_limits_hold_and_order_is_kept_whatever_happens(limits: dict[str, Any], steps: list[Step]) -> None:
     run(lambda: _story(limits, steps))
 
 
@@ -458,3 +461,338 @@ async def _story(limits: dict[str, Any], steps: list[Step]) -> None:
 )
 def test_a_priority_is_never_better_than_the_keys(asked: int | None, best: int, expected: int) -> None:
     assert priority_of(asked, best) == expected
+
+
+# --- the gates of one pool in several processes: one order over all of their queues
+
+
+Gates = Callable[..., AdmissionGate]
+
+
+@pytest.fixture
+def gate_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gates:
+    """Makes the gate_of of one of two processes. On a busy machine neither is taken for dead. Their order is exact."""
+    monkeypatch.setattr(admission, "HEARD_SECONDS", 60.0)
+    monkeypatch.setattr(admission, "APART_SECONDS", 0.0)
+    path = tmp_path / "numbers"
+    path.touch()
+
+    def make(process: int, *workers: Worker, **limits: Any) -> AdmissionGate:
+        numbers = shared_numbers.shared(path, CELLS_PER_PROCESS * 2, process=process, processes=2)
+        pool = list(workers) or [Worker()]
+        return AdmissionGate("decode", PoolLimits(**limits), lambda: pool, numbers, no_worker)
+
+    return make
+
+
+def run_soon(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_clients_of_one_process_do_not_shut_out_those_of_another(gate_of: Gates) -> None:
+    async def test() -> None:
+        served: Counter[int] = Counter()
+        enough = asyncio.Event()
+
+        async def client(door: AdmissionGate, process: int) -> None:
+            while not enough.is_set():
+                ticket = await admit(door)
+                await turns(2)
+                served[process] += 1
+                ticket.release()
+                if served.total() == 120:
+                    enough.set()
+
+        doors = [gate_of(process, max_requests=2) for process in range(2)]
+        tasks = [asyncio.create_task(client(door, process)) for process, door in enumerate(doors) for _ in range(6)]
+        await enough.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert min(served[0], served[1]) > served.total() / 4
+
+    run_soon(test)
+
+
+def test_all_that_wait_enter_by_priority_and_then_in_order_of_arrival(gate_of: Gates) -> None:
+    async def test() -> None:
+        doors = gate_of(0, max_requests=1), gate_of(1, max_requests=1)
+        inside = await admit(doors[0])
+        order: list[str] = []
+
+        async def enter(name: str, process: int, priority: int) -> None:
+            ticket = await admit(doors[process], priority)
+            order.append(name)
+            ticket.release()
+
+        tasks = []
+        arrivals = [("g", 0, 5), ("c", 0, 0), ("d", 1, 0), ("a", 1, -3), ("e", 1, 0), ("f", 0, 0), ("b", 0, -3)]
+        for arrival in arrivals:
+            tasks.append(asyncio.create_task(enter(*arrival)))
+            await turns()
+        inside.release()
+        await asyncio.gather(*tasks)
+        assert order == list("abcdefg")
+        assert [door.waiting for door in doors] == [0, 0]
+
+    run_soon(test)
+
+
+@pytest.mark.parametrize("apart", [3600.0, 0.0])
+def test_a_place_changes_the_process_only_after_a_while(
+    gate_of: Gates, monkeypatch: pytest.MonkeyPatch, apart: float
+) -> None:
+    """It is empty until the other one looks: in the exact order of a mixed queue most places would be."""
+    monkeypatch.setattr(admission, "APART_SECONDS", apart)
+
+    async def test() -> None:
+        doors = gate_of(0, max_requests=2), gate_of(1, max_requests=2)
+        inside = [await admit(door) for door in doors]
+        order: list[int] = []
+        half = asyncio.Event()
+
+        async def enter(process: int) -> None:
+            ticket = await admit(doors[process])
+            order.append(process)
+            if len(order) == 20:
+                half.set()
+            await turns()
+            ticket.release()
+
+        tasks = []
+        for _ in range(20):
+            for process in range(2):
+                tasks.append(asyncio.create_task(enter(process)))
+                await turns()
+        # The first process has most of the queue's turns in one go: of its places none waits for the second one.
+        inside[0].release()
+        await half.wait()
+        assert (1 in order) is (apart == 0)
+        inside[1].release()
+        await asyncio.gather(*tasks)
+        assert Counter(order) == {0: 20, 1: 20}
+
+    run_soon(test)
+
+
+def test_a_new_kv_figure_lets_in_as_many_over_processes(gate_of: Gates) -> None:
+    async def test() -> None:
+        workers = [Worker(0.5) for _ in range(4)]
+        first, second = (gate_of(process, *workers, max_kv_usage=0.9) for process in range(2))
+        inside = await admit(first)
+        waiting = []
+        for _ in range(4):
+            for door in (second, first):
+                waiting.append(door.enqueue().future)
+        first.refresh()
+        second.refresh()
+        await asyncio.gather(*waiting)
+        inside.release()
+
+    run_soon(test)
+
+
+def test_a_newcomer_overtakes_in_another_process_only_worse_priorities(gate_of: Gates) -> None:
+    async def test() -> None:
+        first, second = gate_of(0, max_prompt_tokens_in_flight=100), gate_of(1, max_prompt_tokens_in_flight=100)
+        inside = await admit(first, 0, 60)
+        large = queued(second, 0, 80)
+        await turns()
+        assert first.try_admit(0, 10) is None
+        better = first.try_admit(-1, 10)
+        assert better is not None
+        inside.release()
+        better.release()
+        assert (await large).tokens == 80
+
+    run_soon(test)
+
+
+def test_a_place_that_another_process_frees_is_seen_without_being_told(gate_of: Gates) -> None:
+    async def test() -> None:
+        first, second = gate_of(0, max_requests=1), gate_of(1, max_requests=1)
+        inside = await admit(first)
+        waiting = queued(second)
+        await turns()
+        inside.release()
+        await waiting
+
+    run_soon(test)
+
+
+def test_kv_use_lets_one_more_in_for_one_that_another_process_lets_out(gate_of: Gates) -> None:
+    """And not the whole queue: what they cost shows late."""
+
+    async def test() -> None:
+        worker = Worker(0.5)
+        first, second = gate_of(0, worker, max_kv_usage=0.9), gate_of(1, worker, max_kv_usage=0.9)
+        leaving, staying = await admit(first), await admit(first)
+        worker.kv_usage = 0.95
+        second.refresh()
+        waiting = [queued(second) for _ in range(3)]
+        await turns()
+        worker.kv_usage = 0.5
+        second.refresh()
+        await waiting[0]
+        leaving.release()
+        await waiting[1]
+        assert not waiting[2].done()
+        staying.release()
+        await waiting[2]
+
+    run_soon(test)
+
+
+def test_what_one_process_alone_takes_for_full_holds_up_no_other(gate_of: Gates) -> None:
+    """It has lost sight of a worker that the other one sees."""
+
+    async def test() -> None:
+        first, second = gate_of(0, max_requests=1), gate_of(1, Worker(), Worker(), max_requests=1)
+        inside = await admit(first)
+        waiting = queued(first)
+        await turns()
+        other = second.try_admit()
+        assert other is not None
+        assert not waiting.done()
+        other.release()
+        inside.release()
+        await waiting
+
+    run_soon(test)
+
+
+def test_a_process_that_has_died_or_hangs_is_waited_for_by_nobody(
+    gate_of: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = gate_of(1, max_requests=1)
+
+    async def test() -> None:
+        door = gate_of(0, max_requests=1)
+        inside = await admit(door)
+        # Its loop ends, and what waits there stays.
+        await asyncio.to_thread(asyncio.run, wait_in(hung))
+        inside.release()
+        assert door.try_admit() is None
+        monkeypatch.setattr(admission, "HEARD_SECONDS", 0.1)
+        await admit(door)
+
+    async def wait_in(door: AdmissionGate) -> None:
+        door.enqueue()
+
+    run_soon(test)
+
+
+def test_a_successor_clears_a_dead_process_place_in_the_order(gate_of: Gates) -> None:
+    async def test() -> None:
+        first, second = gate_of(0, max_requests=1), gate_of(1, max_requests=1)
+        inside = await admit(first)
+        second.enqueue()
+        inside.release()
+        assert first.try_admit() is None
+        gate_of(1, max_requests=1)
+        assert first.try_admit() is not None
+
+    run_soon(test)
+
+
+# --- places for transfers at one prefill: one count and one order over all processes of the proxy
+
+
+PROCESSES = 2
+Process = Callable[[int], Slots]
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Process:
+    """Makes the places of a prefill with two of them, as a process sees them."""
+    monkeypatch.setattr(load, "HEARD_SECONDS", 60.0)
+    monkeypatch.setattr(load, "APART_SECONDS", 0.0)
+    path = tmp_path / "numbers"
+    path.touch()
+
+    def made(index: int) -> Slots:
+        size = LoadBoard.cells(PROCESSES)
+        board = LoadBoard(shared_numbers.shared(path, size, process=index, processes=PROCESSES))
+        return Slots(board.worker("prefill-0"), 3)
+
+    return made
+
+
+class Waiting:
+    """A leg that takes its place as soon as it may."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.has_place = asyncio.Event()
+        self._poke = self._take  # one object: the queue knows it by that
+        slots.enqueue(self._poke)
+
+    def _take(self) -> None:
+        if self.slots.is_next(self._poke) and self.slots.take_turn():
+            self.slots.dequeue(self._poke)
+            self.has_place.set()
+
+
+async def full(first: Slots) -> None:
+    assert first.take()
+    assert first.take()
+
+
+def test_places_are_counted_over_all_processes(process: Process) -> None:
+    first, second = process(0), process(1)
+    assert [slots.take() for slots in (first, second, first, second)] == [True, True, False, False]
+    second.give()
+    assert (first.free, second.free) == (1, 1)
+
+
+def test_a_place_that_another_process_gives_back_is_found(process: Process) -> None:
+    async def test() -> None:
+        first, second = process(0), process(1)
+        await full(first)
+        waiting = Waiting(second)
+        first.give()
+        await waiting.has_place.wait()
+        assert first.free == 0
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_who_came_first_has_the_place_first_whichever_process_it_is_in(process: Process) -> None:
+    async def test() -> None:
+        first, second = process(0), process(1)
+        await full(first)
+        earlier, later = Waiting(second), Waiting(first)
+        first.give()
+        assert not first.take(), "nor does one that comes now"
+        await earlier.has_place.wait()
+        assert not later.has_place.is_set()
+        first.give()
+        await later.has_place.wait()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_process_that_hangs_is_waited_for_by_nobody(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        first, second = process(0), process(1)
+        await full(first)
+        await asyncio.to_thread(asyncio.run, wait_in(second))  # its loop ends, and looks no more
+        first.give()
+        assert not first.take()
+        monkeypatch.setattr(load, "HEARD_SECONDS", 0.0)
+        assert first.take()
+
+    async def wait_in(slots: Slots) -> None:
+        Waiting(slots)
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_successor_gives_back_what_a_dead_process_had_taken(process: Process) -> None:
+    first = process(0)
+    second = process(1)
+    assert second.take()
+    assert second.take()
+    assert first.free == 0
+    process(1)
+    assert first.free == 2

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.installed import compiled
+from tests.proxy.rows import each
 
 ROOT = Path(__file__).resolve().parents[2]
 HOOKS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
@@ -21,11 +22,12 @@ MODULES = [str(path.relative_to(ROOT)) for pattern in PATTERNS for path in sorte
 EXPECTED = "compiled" if os.environ.get("PDSERVE_TEST_COMPILED") else "interpreted"
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@each("pattern", PATTERNS)
 def test_every_line_of_the_list_is_a_module(pattern: str) -> None:
     assert list(ROOT.glob(pattern))
 
 
+@pytest.mark.wheel
 def test_all_that_is_to_be_compiled_is_what_runs() -> None:
     for path in MODULES:
         file = importlib.import_module(path.removesuffix(".py").replace("/", ".")).__file__
@@ -36,17 +38,18 @@ def test_all_that_is_to_be_compiled_is_what_runs() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.wheel
 def test_the_version_says_which_one_it_is() -> None:
     argv = [sys.executable, "-m", "pdserve.cli.main", "--version"]
     assert f"proxy {EXPECTED}" in subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("path", MODULES)
+@each("path", MODULES)
 def test_nothing_that_is_compiled_waits_while_it_handles_an_exception(path: str) -> None:
     assert waits_in_handlers((ROOT / path).read_text()) == []
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         "try: pass\n    except OSError: await other()",
@@ -64,7 +67,7 @@ def test_a_wait_in_a_handler_is_reported(body: str) -> None:
     assert waits_in_handlers(f"async def coroutine():\n    {body}") != []
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         "await other()",

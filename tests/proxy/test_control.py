@@ -1,14 +1,21 @@
-"""Worker states come from the launcher; the proxy believes it at once."""
+"""What the launcher tells a proxy that serves: states, workers that come and go, canaries."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.proxy.deployment import MODEL, Deployment
+from tests.proxy.deployment import KEY, MODEL, PLAIN, Deployment, Fake
 
 STREAM: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 1000, "stream": True}
 
@@ -32,14 +39,13 @@ def test_ready_needs_one_worker_of_each_role(deployment: Deployment) -> None:
     assert (answer.status_code, answer.json()["empty_pools"]) == (503, ["decode"])
 
 
-@pytest.mark.parametrize("state", ["starting", "draining", "dead"])
-def test_an_empty_pool_is_a_503_with_retry_after(deployment: Deployment, state: str) -> None:
+def test_an_empty_pool_is_a_503_with_retry_after(deployment: Deployment) -> None:
     deployment.up(control=True)
-    deployment.proxy.push("prefill-0", state)
-    answer = deployment.complete()
-    assert answer.status_code == 503
-    assert int(answer.headers["retry-after"]) > 0
-    assert answer.json()["error"]["message"] == f"No prefill worker is ready (1 {state})."
+    for state in ("starting", "draining", "dead"):
+        deployment.proxy.push("prefill-0", state)
+        answer = deployment.complete()
+        assert (answer.status_code, int(answer.headers["retry-after"]) > 0) == (503, True)
+        assert f"(1 {state})" in answer.json()["error"]["message"]
     assert deployment.decodes[0].state()["received"] == 0
 
 
@@ -80,11 +86,9 @@ def test_a_pushed_death_moves_waiting_requests_to_another_worker(deployment: Dep
 
 def test_a_pushed_death_of_decode_ends_its_streams_with_an_error_event(deployment: Deployment) -> None:
     deployment.up(control=True, decode={"hold": "token"})
-    with deployment.proxy.http.stream("POST", "/v1/completions", json=STREAM) as answer:
-        lines = answer.iter_lines()
-        next(lines)
+    with deployment.proxy.begun("/v1/completions", STREAM) as lines:
         deployment.proxy.push("decode-0", "dead")
-        events = [line for line in lines if line]
+        events = [*lines]
     assert json.loads(events[-1].removeprefix("data: "))["error"]["message"] == "decode-0 died"
 
 
@@ -116,12 +120,10 @@ def test_a_prefill_that_comes_back_is_asked_for_its_new_engine_id(deployment: De
     assert deployment.decodes[0].state()["received"] == 2, "no attempt went out with the old engine id"
 
 
-@pytest.mark.parametrize(
-    "line", ["", "no json", "[1]", '{"worker": "x", "state": "ready"}', '{"worker": ["a"], "state": 1}']
-)
-def test_a_line_that_makes_no_sense_is_skipped(deployment: Deployment, line: str) -> None:
+def test_a_line_that_makes_no_sense_is_skipped(deployment: Deployment) -> None:
     deployment.up(control=True)
-    deployment.proxy.push_line(line)
+    for line in ("", "no json", "[1]", '{"worker": "x", "state": "ready"}', '{"worker": ["a"], "state": 1}'):
+        deployment.proxy.push_line(line)
     deployment.proxy.push("decode-0", "ready")
     assert deployment.complete().status_code == 200
 
@@ -150,3 +152,266 @@ def test_workers_shows_state_and_legs_in_flight(deployment: Deployment) -> None:
         "served": 1,
     }
     deployment.idle()
+
+
+# --- the launcher names the workers of a proxy that serves: they come and go, and no request is lost by it
+
+
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 8}
+SHORT_STREAM = BODY | {"stream": True, "max_tokens": 20}
+PROCESSES = 3
+
+
+def tell(deployment: Deployment, *fakes: Fake, **states: str) -> None:
+    """All workers that there are; those are ready of which `states` has nothing. Returns when one process knows."""
+    known = {fake.name: states.get(fake.name.replace("-", "_"), "ready") for fake in fakes}
+    message = {"workers": [fake.config().model_dump() for fake in fakes], "states": known}
+    deployment.proxy.push_line(json.dumps(message))
+    deployment.proxy.until("control: the workers are")
+
+
+def connected(deployment: Deployment) -> httpx.Client:
+    """A client with connections of its own: the kernel gives them to one of the processes."""
+    return httpx.Client(base_url=deployment.proxy.url, **PLAIN)
+
+
+def workers(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    with connected(deployment) as client:
+        page = client.get("/workers").json()
+    return {worker["name"]: worker for worker in page["workers"]}
+
+
+def until(deployment: Deployment, name: str, **fields: object) -> None:
+    """Until a worker is as described; without a description, until it is gone."""
+    while (seen := workers(deployment).get(name)) is None or any(seen[key] != fields[key] for key in fields):
+        if not fields and seen is None:
+            return
+
+
+@contextmanager
+def clients(deployment: Deployment, count: int = 4) -> Iterator[Counter[int]]:
+    """So many, each on connections of its own, ask plain and in streams until the end of the block. What they got."""
+    over = threading.Event()
+    statuses: Counter[int] = Counter()
+
+    def ask(stream: bool) -> None:
+        while not over.is_set():
+            with connected(deployment) as client:
+                answer = client.post("/v1/completions", json=BODY | {"stream": stream})
+            whole = not stream or answer.text.rstrip().endswith("[DONE]")
+            statuses[answer.status_code if whole else 0] += 1
+
+    with ThreadPoolExecutor(count) as pool:
+        asking = [pool.submit(ask, bool(number % 2)) for number in range(count)]
+        try:
+            yield statuses
+        finally:
+            over.set()
+        for each in asking:
+            each.result()
+
+
+def more(statuses: Mapping[int, int], count: int = 12) -> None:
+    """Until so many further requests were answered."""
+    wanted = sum(statuses.values()) + count
+    while sum(statuses.values()) < wanted:
+        pass
+
+
+def test_one_that_comes_is_starting_and_used_once_it_is_ready(deployment: Deployment) -> None:
+    deployment.up(control=True)
+    new = deployment.engine("decode-1", "decode")
+    tell(deployment, *deployment.fakes, new, decode_1="starting")
+    assert workers(deployment)["decode-1"]["state"] == "starting"
+    assert {deployment.complete().status_code for _ in range(4)} == {200}
+    assert new.state()["received"] == 0
+    deployment.proxy.push("decode-1", "ready")
+    assert {deployment.complete().status_code for _ in range(4)} == {200}
+    assert new.state()["received"] > 0
+
+
+def test_one_that_goes_finishes_what_it_has_and_is_then_gone(deployment: Deployment) -> None:
+    deployment.up(1, 2, control=True, decode={"hold": "first"})
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(deployment.complete)
+        busy = deployment.asked(*deployment.decodes)
+        (other,) = (fake for fake in deployment.decodes if fake is not busy)
+        tell(deployment, *deployment.prefills, other)
+        other.script(hold="")
+        assert deployment.complete().status_code == 200
+        assert (workers(deployment)[busy.name]["state"], workers(deployment)[busy.name]["in_flight"]) == ("draining", 1)
+        busy.script(hold="")
+        assert answer.result().status_code == 200
+    until(deployment, busy.name)
+    assert deployment.complete().status_code == 200
+    assert (busy.state()["received"], other.state()["received"]) == (1, 2)
+
+
+def test_a_worker_at_another_address_replaces_the_old_one(deployment: Deployment) -> None:
+    deployment.up(control=True, decode={"hold": "token"})
+    (old,) = deployment.decodes
+    new = deployment.engine("decode-0", "decode")
+    with deployment.proxy.begun("/v1/completions", SHORT_STREAM) as lines:
+        tell(deployment, *deployment.prefills, new)
+        assert deployment.complete().status_code == 200
+        old.script(hold="")
+        assert [*lines][-1] == "data: [DONE]"
+    assert (old.state()["received"], new.state()["received"]) == (1, 1)
+    assert workers(deployment)["decode-0"]["in_flight"] == 0
+
+
+def test_the_same_again_changes_nothing(deployment: Deployment) -> None:
+    deployment.up(control=True)
+    assert deployment.complete().status_code == 200
+    served = workers(deployment)
+    tell(deployment, *deployment.fakes)
+    assert workers(deployment) == served
+    deployment.proxy.push_line(json.dumps({"add": deployment.decodes[0].config().model_dump()}))
+    deployment.proxy.push("decode-0", "ready")
+    assert workers(deployment) == served
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"role": "aggregated"}, {"role": "prefill", "bootstrap_url": None}, {"url": 1}, {"unknown": 1}],
+    ids=["no such role", "what its protocol needs is missing", "no address", "a field of another version"],
+)
+def test_a_set_with_one_that_cannot_be_used_changes_nothing(deployment: Deployment, wrong: dict[str, object]) -> None:
+    deployment.up(control=True)
+    known = [fake.config().model_dump() for fake in deployment.fakes]
+    new = known[1] | {"name": "decode-1"} | wrong
+    deployment.proxy.push_line(json.dumps({"workers": [*known, new], "states": {"decode-0": "dead"}}))
+    deployment.proxy.until("control: cannot use")
+    assert deployment.complete().status_code == 200
+    assert sorted(workers(deployment)) == ["decode-0", "prefill-0"]
+
+
+def test_workers_come_and_go_under_load(deployment: Deployment) -> None:
+    deployment.up(2, 2, control=True, processes=PROCESSES, on_empty_pool="wait")
+    prefill, decode = deployment.engine("prefill-2", "prefill"), deployment.engine("decode-2", "decode")
+    first, second = deployment.prefills, deployment.decodes
+    with clients(deployment) as statuses:
+        more(statuses)
+        tell(deployment, *deployment.fakes, prefill, decode, prefill_2="starting", decode_2="starting")
+        more(statuses)
+        for name in ("prefill-2", "decode-2"):
+            deployment.proxy.push(name, "ready")
+        tell(deployment, first[0], prefill, second[0], decode)
+        for gone in ("prefill-1", "decode-1"):
+            until(deployment, gone)
+        for gone_engine in (first[1], second[1]):
+            gone_engine.wait(running=0, waiting=0)
+            gone_engine.end()
+        more(statuses)
+        deployment.proxy.push_line(json.dumps({"restart": True}))
+        deployment.proxy.until_each(*(f"the old proxy process {number} has ended" for number in range(PROCESSES)))
+        assert sorted(workers(deployment)) == ["decode-0", "decode-2", "prefill-0", "prefill-2"]
+        more(statuses)
+        tell(deployment, prefill, decode)
+        more(statuses)
+    assert set(statuses) == {200}
+    victim = min(deployment.proxy.members)
+    os.kill(victim, signal.SIGKILL)
+    deployment.proxy.until("started anew")
+    deployment.proxy.until("serving on")
+    # Each of the processes has let go of those that have gone within half a second.
+    while any(sorted(workers(deployment)) != ["decode-2", "prefill-2"] for _ in range(4 * PROCESSES)):
+        pass
+    assert deployment.complete().status_code == 200
+    assert prefill.state()["received"] > 0
+    assert decode.state()["received"] > 0
+
+
+@pytest.mark.parametrize("protocol", ["nixl", "push", "mooncake"])
+def test_a_request_counts_at_prefill_until_decode_has_its_kv(deployment: Deployment, protocol: str) -> None:
+    """A prefill that is drained may be stopped once nothing counts there."""
+    deployment.up(control=True, nixl=protocol == "nixl", push=protocol == "push", decode={"hold": "arrival"})
+    prefill, decode = deployment.prefills[0], deployment.decodes[0]
+    with deployment.proxy.open("/v1/completions", SHORT_STREAM) as client:
+        prefill.wait(finished=2 if protocol == "push" else 1)  # the first one asked where it is
+        assert workers(deployment)["prefill-0"]["in_flight"] == 1
+        decode.script(hold="token")
+        until(deployment, "prefill-0", in_flight=0)
+        assert workers(deployment)["decode-0"]["in_flight"] == 1
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_what_processes_that_are_replaced_still_do_is_told(deployment: Deployment) -> None:
+    """Their successors do not know on which workers."""
+    deployment.up(control=True, decode={"hold": "token"})
+
+    def retiring() -> int:
+        return int(deployment.proxy.http.get("/workers").json()["retiring"])
+
+    assert retiring() == 0
+    with deployment.proxy.begun("/v1/completions", SHORT_STREAM) as lines:
+        deployment.proxy.push_line(json.dumps({"restart": True}))
+        deployment.proxy.until("draining")
+        while retiring() != 1:
+            pass
+        deployment.decodes[0].script(hold="")
+        assert [*lines][-1] == "data: [DONE]"
+    deployment.proxy.until("the old proxy process 0 has ended")
+    while retiring():
+        pass
+
+
+# --- a canary through a named pair, for who has the deployment's engine key
+
+
+OWNER = {"authorization": f"Bearer {KEY}"}
+
+
+def canary(deployment: Deployment, asked: Mapping[str, Any] = {}, headers: Mapping[str, str] = OWNER) -> httpx.Response:
+    pair = {"prefill": "prefill-0", "decode": "decode-0", "tokens": 40, "seconds": 60, **asked}
+    return deployment.proxy.http.post("/canary", params=pair, headers=headers)
+
+
+@pytest.mark.parametrize("protocol", ["mooncake", "nixl", "nixl-push"])
+def test_it_goes_to_its_pair_whatever_their_state_is(deployment: Deployment, protocol: str) -> None:
+    deployment.up(2, 2, control=True, nixl=protocol == "nixl", push=protocol == "nixl-push")
+    deployment.proxy.push("prefill-1", "starting")
+    deployment.proxy.push("decode-1", "draining")
+    assert canary(deployment, {"prefill": "prefill-1", "decode": "decode-1"}).status_code == 200
+    assert [decode.transferred() for decode in deployment.decodes] == [0, 40]
+    assert [prefill.state()["delivered"] for prefill in deployment.prefills] == [0, 1]
+    page = deployment.proxy.http.get("/metrics").text
+    assert not [line for line in page.splitlines() if line.startswith("pdserve_proxy_requests_total") and "/v1" in line]
+
+
+def test_a_prefill_that_starts_anew_is_asked_for_its_new_engine_id(deployment: Deployment) -> None:
+    """Its restart was asked for, so that nobody called it dead."""
+    deployment.up(control=True)
+    assert canary(deployment).status_code == 200
+    old = deployment.prefills[0]
+    deployment.proxy.push("prefill-0", "draining")
+    old.end()
+    deployment.proxy.push("prefill-0", "starting")
+    deployment.engine("prefill-0", "prefill", port=old.port, bootstrap=old.bootstrap)
+    assert canary(deployment).status_code == 200
+    assert deployment.decodes[0].state()["received"] == 2
+
+
+def test_a_failed_one_is_tried_nowhere_else(deployment: Deployment) -> None:
+    deployment.up(2, 2)
+    deployment.decodes[0].script(kv_fails=True)
+    answer = canary(deployment)
+    assert answer.status_code == 500
+    assert [fake.state()["received"] for fake in (deployment.prefills[1], deployment.decodes[0])] == [0, 1]
+
+
+def test_one_that_is_late_is_given_up(deployment: Deployment) -> None:
+    deployment.up()
+    deployment.prefills[0].script(hold="prefill")
+    assert canary(deployment, {"seconds": 0.2}).status_code == 504
+    deployment.prefills[0].script(hold="")
+    deployment.idle()
+
+
+def test_one_that_is_not_possible_or_of_somebody_else_is_refused(deployment: Deployment) -> None:
+    deployment.up()
+    asked: list[dict[str, Any]] = [{"prefill": "decode-0"}, {"decode": "decode-7"}, {"tokens": 0}, {"seconds": "inf"}]
+    assert [canary(deployment, what).status_code for what in asked] == [404, 404, 400, 400]
+    strangers: list[dict[str, str]] = [{}, {"authorization": "Bearer other"}]
+    assert [canary(deployment, headers=headers).status_code for headers in strangers] == [401, 401]
+    assert [fake.state()["received"] for fake in deployment.fakes] == [0, 0]

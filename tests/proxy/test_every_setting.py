@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import httpx
-import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -31,6 +30,7 @@ from pdserve.proxy import ListenSettings, listening
 from pdserve.recipe.sections.proxy import Proxy
 from tests.launch.deployment import free_ports
 from tests.plan.kit import aggregated, plan, recipe
+from tests.proxy.rows import each
 from tests.proxy.test_tls import made
 
 POOLS = ("prefill", "decode", "aggregated")
@@ -293,7 +293,7 @@ async def value_in_use(path: str, proxy: dict[str, Any]) -> Any:
             await gateway._admin.stop()
 
 
-@pytest.mark.parametrize("path", KEYS)
+@each("path", [*KEYS])
 def test_a_setting_is_found_where_it_is_used(path: str, tmp_path: Path) -> None:
     value = other(path, KEYS[path], tmp_path)
     if path == "admin.port":

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from pdserve.system import procfs
-from tests.proxy.deployment import KEY, Deployment, Fake
+from tests.proxy.deployment import KEY, PLAIN, Deployment, Fake
 
 TRANSFER = "xfer-1"
 
@@ -27,7 +27,7 @@ def prefill(fake: Fake, **more: Any) -> httpx.Response:
 
 def from_prefill(fake: Fake, **other: Any) -> dict[str, Any]:
     address = f"http://127.0.0.1:{fake.bootstrap}"
-    engine_id = httpx.get(f"{address}/query", trust_env=False).json()["0"]["engine_id"]
+    engine_id = httpx.get(f"{address}/query", **PLAIN).json()["0"]["engine_id"]
     params = {"do_remote_prefill": True, "transfer_id": TRANSFER, "remote_bootstrap_addr": address}
     return params | {"remote_engine_id": engine_id} | other
 
@@ -50,7 +50,7 @@ def test_decode_may_come_first(deployment: Deployment) -> None:
         assert answer.result().status_code == 200
 
 
-def test_kv_of_a_prefill_that_stops_is_kept_as_by_an_engine_with_our_patches(deployment: Deployment) -> None:
+def test_kv_of_a_prefill_that_stops_is_kept(deployment: Deployment) -> None:
     p = deployment.engine("p", "prefill", eos=1)
     prefill(p)
     assert p.state()["held"] == 1
@@ -62,7 +62,7 @@ def test_a_decode_that_asks_for_an_unknown_engine_fails(deployment: Deployment) 
     assert ask(d, from_prefill(p, remote_engine_id="old")).status_code == 500
 
 
-def test_a_decode_without_all_parameters_waits_for_ever_and_dies_of_the_abort(deployment: Deployment) -> None:
+def test_a_decode_without_all_parameters_dies_of_the_abort(deployment: Deployment) -> None:
     d = deployment.engine("d", "decode", exit_code=3)
     with pytest.raises(httpx.ReadTimeout):
         d.http.post(

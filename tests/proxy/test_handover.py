@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,12 @@ from pdserve.pd.limits.admission import CELLS_PER_PROCESS
 from pdserve.pd.limits.quotas import cells_needed
 from pdserve.pd.processes import handover, shared_numbers
 from pdserve.pd.processes.child import Configured
+from pdserve.pd.processes.control_lines import ControlLines
 from pdserve.pd.processes.handover import Inheritance, SharedFiles
+from pdserve.pd.processes.pauses import Pauses
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.proxy import _LAYOUT, shared_with
+from tests.proxy.rows import each
 
 OLDEST = {
     "generation": 3,
@@ -71,7 +75,7 @@ def test_an_older_program_gets_no_field_that_it_does_not_know(file: int, monkeyp
     assert json.loads(began["PDSERVE_PROXY_SHARED"])["numbers"] == file
 
 
-def test_who_changes_what_processes_share_changes_the_number_of_its_layout() -> None:
+def test_a_new_layout_of_shared_numbers_has_a_new_number() -> None:
     """Else processes of two programs that share a file count at the other one's places."""
     sizes = (CELLS_PER_PROCESS, LoadBoard.cells(2), cells_needed(2))
     assert (shared_numbers.LAYOUT, sizes) == (3, (6, 2816, 132096))
@@ -103,3 +107,149 @@ def test_after_one_without_shared_files_the_new_ones_stay() -> None:
     configured = Configured(b"new", shared=new)
     configured.go_back()
     assert (configured.text, configured.shared) == (b"new", new)
+
+
+# --- how long the place of a proxy's process stays empty after its end
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lived(pauses: Pauses, clock: Clock, seconds: float) -> float:
+    """The pause after a life of so many seconds; it is waited for."""
+    pauses.begun(0)
+    clock.now += seconds
+    pause = pauses.ended(0)
+    clock.now += pause
+    return pause
+
+
+def test_the_pause_doubles_with_each_short_life_and_has_a_limit() -> None:
+    clock = Clock()
+    pauses = Pauses(clock)
+    assert [lived(pauses, clock, 0.1) for _ in range(10)] == [0, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert [lived(pauses, clock, 0.1) for _ in range(1100)][-1] == 30
+
+
+def test_after_a_long_life_it_begins_anew() -> None:
+    clock = Clock()
+    pauses = Pauses(clock)
+    assert [lived(pauses, clock, seconds) for seconds in (1, 1, 1, 60, 1, 1)] == [0, 0.5, 1, 0, 0, 0.5]
+
+
+def test_a_place_is_due_when_its_pause_is_over_and_until_it_is_filled() -> None:
+    clock = Clock()
+    pauses = Pauses(clock)
+    assert (pauses.due(), pauses.left()) == ([], None)
+    for _ in range(2):
+        pauses.begun(3)
+        pauses.ended(3)
+    assert (pauses.due(), pauses.left()) == ([], 0.5)
+    clock.now += 0.75
+    assert (pauses.due(), pauses.left()) == ([3], 0)
+    pauses.begun(3)
+    assert (pauses.due(), pauses.left()) == ([], None)
+    pauses.ended(3)
+    pauses.forget()
+    assert (pauses.due(), pauses.left()) == ([], None)
+
+
+def test_one_that_an_earlier_program_had_started_has_lived_long() -> None:
+    pauses = Pauses(Clock())
+    assert pauses.ended(0) == 0
+
+
+# --- what a new process of the proxy hears of what came before it
+
+
+ADD: dict[str, Any] = {"add": {"name": "decode-3", "role": "decode", "url": "http://node:1"}}
+REMOVE: dict[str, Any] = {"remove": "decode-3"}
+
+
+def state(name: str, what: str) -> dict[str, Any]:
+    return {"worker": name, "state": what}
+
+
+def heard_again(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+    lines = ControlLines()
+    for message in messages:
+        assert lines.remember(json.dumps(message).encode()) == message
+    return [json.loads(line) for line in lines.again()]
+
+
+def test_only_the_last_state_of_a_worker_counts() -> None:
+    heard = heard_again(state("decode-0", "ready"), state("decode-1", "ready"), state("decode-0", "dead"))
+    assert heard == [state("decode-0", "dead"), state("decode-1", "ready")]
+
+
+def test_workers_come_and_go_in_their_order() -> None:
+    assert heard_again(state("decode-0", "ready"), ADD, state("decode-3", "draining"), {"reload": True}) == [
+        ADD,
+        state("decode-0", "ready"),
+        state("decode-3", "draining"),
+    ]
+
+
+@each("was", ["draining", "dead"])
+def test_a_new_worker_is_not_what_the_one_before_it_was(was: str) -> None:
+    assert heard_again(ADD, state("decode-3", was), REMOVE, ADD) == [ADD]
+    assert heard_again(state("decode-3", was), REMOVE, ADD) == [REMOVE, ADD]
+    assert heard_again(state("decode-3", was), ADD) == [ADD]
+
+
+def test_a_state_of_the_new_one_counts() -> None:
+    heard = heard_again(state("decode-3", "dead"), REMOVE, ADD, state("decode-3", "draining"))
+    assert heard == [REMOVE, ADD, state("decode-3", "draining")]
+
+
+@each("before, kept", [((), []), ((REMOVE,), [REMOVE])])
+def test_only_how_a_worker_ended_is_heard_again(before: tuple[dict[str, Any], ...], kept: list[dict[str, Any]]) -> None:
+    other = {"add": {"name": "decode-4", "role": "decode", "url": "http://node:2"}}
+    often = [ADD, REMOVE] * 1000
+    assert heard_again(*before, *often) == kept
+    assert heard_again(*before, *often, other, ADD) == [other, *kept, ADD]
+
+
+def test_a_line_of_all_workers_replaces_what_was_heard() -> None:
+    all_workers = {"workers": [{"name": "decode-0"}, {"name": "decode-1"}], "states": {"decode-0": "ready"}}
+    others = {"workers": [{"name": "decode-1"}], "states": {}}
+    assert heard_again(state("decode-0", "dead"), others, all_workers, state("decode-1", "ready")) == [
+        all_workers,
+        state("decode-1", "ready"),
+    ]
+
+
+def test_an_admins_worker_stays_and_a_removed_one_is_back() -> None:
+    all_workers = {"workers": [{"name": "decode-0"}], "states": {}}
+    draining = state("decode-3", "draining")
+    assert heard_again({"remove": "decode-0"}, ADD, draining, all_workers) == [all_workers, ADD, draining]
+    assert heard_again(ADD, draining, all_workers | {"workers": [ADD["add"]]}) == [
+        all_workers | {"workers": [ADD["add"]]}
+    ]
+
+
+def test_what_an_older_program_remembered_is_condensed() -> None:
+    lines = ControlLines()
+    lines.take_over([json.dumps(message).encode() for message in (ADD, REMOVE, ADD)], {"decode-3": b"a state"})
+    assert [json.loads(line) for line in lines.changes] == [ADD]
+    assert lines.again()[1:] == [b"a state"]
+
+
+@each("line", [b"", b"no json", b"[1]", b"\xff", b"1"])
+def test_what_is_no_message_is_not_heard_again(line: bytes) -> None:
+    lines = ControlLines()
+    assert lines.remember(line) == {}
+    assert lines.again() == []
+
+
+@each("line", [b'{"add": 1}', b'{"add": {}}', b'{"remove": ["a"]}', b'{"remove": null}'])
+def test_a_line_that_names_nobody_changes_nothing(line: bytes) -> None:
+    lines = ControlLines()
+    lines.remember(b'{"worker": "decode-0", "state": "ready"}')
+    lines.remember(line)
+    assert lines.again() == [b'{"worker": "decode-0", "state": "ready"}']

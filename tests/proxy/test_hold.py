@@ -61,21 +61,19 @@ def another_life(deployment: Deployment, of: Fake) -> Fake:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-@pytest.mark.parametrize("state", ["starting", "draining", "dead"])
-def test_requests_wait_for_a_role_that_nobody_has_and_are_answered_once_it_is_back(
-    deployment: Deployment, role: str, state: str
-) -> None:
+def test_requests_wait_for_a_role_that_nobody_has(deployment: Deployment, role: str) -> None:
     deployment.up(**HOLDS)
-    deployment.proxy.push(f"{role}-0", state)
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(deployment.complete)
-        held(deployment, 1, role)
-        assert deployment.proxy.http.get("/ready").json()["held"][role]["requests"] == 1
-        assert [fake.state()["received"] for fake in deployment.fakes] == [0, 0]
-        deployment.proxy.push(f"{role}-0", "ready")
-        assert answer.result().status_code == 200
-    assert figure(deployment, "held_requests", role) == figure(deployment, "held_oldest_seconds", role) == 0
-    assert figure(deployment, "held_requests_ended_total", role) == 1
+    for before, state in enumerate(("starting", "draining", "dead")):
+        deployment.proxy.push(f"{role}-0", state)
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(deployment.complete)
+            held(deployment, 1, role)
+            assert deployment.proxy.http.get("/ready").json()["held"][role]["requests"] == 1
+            assert [fake.state()["received"] for fake in deployment.fakes] == [before, before]
+            deployment.proxy.push(f"{role}-0", "ready")
+            assert answer.result().status_code == 200
+        assert figure(deployment, "held_requests", role) == figure(deployment, "held_oldest_seconds", role) == 0
+        assert figure(deployment, "held_requests_ended_total", role) == before + 1
 
 
 def test_they_are_answered_in_the_order_in_which_they_came(deployment: Deployment) -> None:
@@ -156,7 +154,7 @@ def test_an_engine_that_fails_and_lives_is_not_waited_for(tmp_path: Path, answer
         assert raw.ask(post("/v1/completions", BODY)).status == status
 
 
-def test_requests_in_the_queue_of_a_pool_wait_on_when_its_last_engine_dies(deployment: Deployment) -> None:
+def test_queued_requests_wait_on_when_the_last_engine_dies(deployment: Deployment) -> None:
     limits = {"decode": {"max_requests": 1}}
     deployment.up(**HOLDS, admission=limits, decode={"hold": "first"})
     with ThreadPoolExecutor() as pool:
@@ -194,7 +192,7 @@ def test_a_proxy_that_ends_turns_away_who_waits(deployment: Deployment) -> None:
     assert deployment.proxy.process.wait() == 0
 
 
-def test_who_waits_in_a_process_that_makes_room_for_a_new_one_is_answered_by_it(deployment: Deployment) -> None:
+def test_who_waits_in_a_retiring_process_is_answered_by_it(deployment: Deployment) -> None:
     deployment.up(**HOLDS, hold_seconds=600, drain_seconds=600)
     deployment.proxy.push("decode-0", "dead")
     with asked(deployment) as answers:

@@ -28,6 +28,7 @@ from tests.proxy.raw import (
     sends,
     whole,
 )
+from tests.proxy.rows import each
 
 pytestmark = pytest.mark.process
 
@@ -110,8 +111,8 @@ def clear_error(answer: Response) -> dict[str, Any]:
     return error
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("script", GARBAGE.values(), ids=GARBAGE.keys())
+@each("stream", [False, True])
+@each("script", GARBAGE)
 def test_what_is_no_answer_is_a_clear_error(raw: RawDeployment, script: Script, stream: bool) -> None:
     raw.engine.script = script
     answer = raw.ask(post(PATH, {"prompt": "hi", "stream": stream}))
@@ -120,9 +121,10 @@ def test_what_is_no_answer_is_a_clear_error(raw: RawDeployment, script: Script, 
     raw.engine.wait_left()
 
 
-@pytest.mark.parametrize("script", GARBAGE.values(), ids=GARBAGE.keys())
+@each("script", GARBAGE)
 def test_a_prefill_without_an_answer_is_a_clear_error(script: Script, split: RawDeployment) -> None:
     prefill, decode = split.engines
+    prefill.seen.clear()
     prefill.script = script
 
     def waits_for_kv(_: Send) -> None:
@@ -174,7 +176,7 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("rest", CUTS.values(), ids=CUTS.keys())
+@each("rest", CUTS)
 def test_a_stream_that_breaks_ends_with_an_error_event(raw: RawDeployment, rest: bytes) -> None:
     begun = threading.Event()
 
@@ -196,7 +198,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event(raw: RawDeployment, rest:
     assert "127.0.0.1" not in answer.body.decode()
 
 
-def test_a_stream_that_breaks_before_prefill_has_answered_has_not_begun(tmp_path: Path) -> None:
+def test_a_stream_before_prefill_has_answered_has_not_begun(tmp_path: Path) -> None:
     """Decode's beginning is held back for a moment then: so its error has a status, and another decode could answer."""
     answered = threading.Event()
 
@@ -214,7 +216,7 @@ def test_a_stream_that_breaks_before_prefill_has_answered_has_not_begun(tmp_path
         assert (answer.status, answer.json()["error"]["code"]) == (502, 502)
 
 
-def test_a_stream_that_ends_without_its_last_event_ends_with_an_error_event(raw: RawDeployment) -> None:
+def test_a_stream_without_its_last_event_ends_with_an_error(raw: RawDeployment) -> None:
     raw.engine.script = sends(head(SSE), chunk(EVENT), b"0\r\n\r\n")
     *_, last = raw.ask(post(PATH, STREAM)).events()
     assert last["error"]["code"] == 502
@@ -259,7 +261,7 @@ def test_an_endless_event_in_a_stream_does_not_grow_our_memory(raw: RawDeploymen
     assert raw.resident() - before < 32 << 20
 
 
-@pytest.mark.parametrize("piece", [b"data: " + b"x" * 65_536, b": still here\n\n" * 4000], ids=["event", "comments"])
+@each("piece", [b"data: " + b"x" * 65_536, b": still here\n\n" * 4000])
 def test_a_stream_without_an_event_does_not_grow_our_memory(raw: RawDeployment, piece: bytes) -> None:
     before = raw.resident()
     raw.engine.script = forever(head(SSE), chunk(piece))

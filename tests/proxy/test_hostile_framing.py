@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
-
-import pytest
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 
 from tests.proxy.hostile import BODY, HEAD, MEGABYTE, PATH
-from tests.proxy.raw import (
-    ANSWER,
-    RawDeployment,
-    chunk,
-    post,
-)
-
-pytestmark = pytest.mark.process
+from tests.proxy.raw import ANSWER, RawDeployment, chunk, post, raw_deployment
+from tests.proxy.rows import each
 
 SMUGGLED = {
     "length and chunked": HEAD + b"content-length: 16\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -60,10 +56,8 @@ SMUGGLED = {
 }
 
 
-@pytest.mark.parametrize("request_bytes", SMUGGLED.values(), ids=SMUGGLED.keys())
-def test_a_request_that_two_readers_could_read_differently_is_a_400_and_the_end(
-    raw: RawDeployment, request_bytes: bytes
-) -> None:
+@each("request_bytes", SMUGGLED)
+def test_an_ambiguous_request_is_a_400_and_the_end(raw: RawDeployment, request_bytes: bytes) -> None:
     with raw.client() as client:
         answer = client.send(request_bytes).response()
         assert (answer.status, answer.json()["error"]["code"], answer.headers["connection"]) == (400, 400, "close")
@@ -79,7 +73,7 @@ def test_a_request_hidden_behind_a_refused_one_is_never_read(raw: RawDeployment)
     assert raw.engine.seen == []
 
 
-@pytest.mark.parametrize(
+@each(
     "beginning",
     [
         b"POST /",
@@ -88,7 +82,6 @@ def test_a_request_hidden_behind_a_refused_one_is_never_read(raw: RawDeployment)
         HEAD + b"transfer-encoding: chunked\r\n\r\n10;",
         HEAD + b"transfer-encoding: chunked\r\n\r\n10\r\n" + BODY + b"\r\n0\r\nx-trailer: ",
     ],
-    ids=["target", "name of a header", "value of a header", "extension of a chunk", "value of a trailer"],
 )
 def test_something_that_never_ends_is_a_431_soon(raw: RawDeployment, beginning: bytes) -> None:
     with raw.client() as client:
@@ -98,7 +91,7 @@ def test_something_that_never_ends_is_a_431_soon(raw: RawDeployment, beginning: 
     assert raw.engine.seen == []
 
 
-@pytest.mark.parametrize("before", [b"", b"transfer-encoding: chunked\r\n\r\n10\r\n" + BODY + b"\r\n0\r\n"])
+@each("before", [b"", b"transfer-encoding: chunked\r\n\r\n10\r\n" + BODY + b"\r\n0\r\n"])
 def test_ten_thousand_headers_are_a_431(raw: RawDeployment, before: bytes) -> None:
     headers = b"".join(b"x-%d: %d\r\n" % (index, index) for index in range(10_000))
     with raw.client() as client:
@@ -107,7 +100,7 @@ def test_ten_thousand_headers_are_a_431(raw: RawDeployment, before: bytes) -> No
         assert client.response().status == 431
 
 
-def test_thousands_of_offered_upgrades_at_once_are_answered_one_after_the_other(raw: RawDeployment) -> None:
+def test_thousands_of_offered_upgrades_are_answered(raw: RawDeployment) -> None:
     request = post(PATH, b"{", "connection: Upgrade", "upgrade: h2c")
     count = 3000
     with raw.client() as client:
@@ -137,10 +130,11 @@ def test_requests_before_a_broken_one_are_answered(raw: RawDeployment) -> None:
     assert [json.loads(seen.body)["prompt"] for seen in raw.engine.seen] == ["a", "b"]
 
 
-@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
-@pytest.mark.parametrize("pause", [0, 100, -3], ids=["at once", "in the head", "in the body"])
+@each("protocol", ["h2c", "websocket"])
+@each("pause", [0, 100, -3])
 def test_an_offered_upgrade_is_not_taken_and_the_request_counts(raw: RawDeployment, protocol: str, pause: int) -> None:
     """Java's client offers h2c with its first request."""
+    raw.engine.seen.clear()
     request = post(PATH, BODY, "connection: Upgrade", f"upgrade: {protocol}")
     with raw.client() as client:
         for _ in range(2):
@@ -157,14 +151,14 @@ def test_an_offered_upgrade_does_not_lift_a_limit(raw: RawDeployment) -> None:
         assert client.response().status == 413
 
 
-@pytest.mark.parametrize("method", [b"CONNECT proxy:443", b"TRACE /", b"DELETE /v1/completions"])
+@each("method", [b"CONNECT proxy:443", b"TRACE /", b"DELETE /v1/completions"])
 def test_methods_of_others_are_refused(raw: RawDeployment, method: bytes) -> None:
     with raw.client() as client:
         assert client.send(method + b" HTTP/1.1\r\nhost: proxy\r\n\r\n").response().status in (404, 405)
     assert raw.engine.seen == []
 
 
-@pytest.mark.parametrize(
+@each(
     "target",
     ["ftp://proxy/v1/completions", "//v1/completions", "/v1/../v1/completions", "/v1/completions/", "http://proxy"],
 )
@@ -211,3 +205,70 @@ def test_headers_behind_the_body_count_for_nothing(raw: RawDeployment) -> None:
         answer = client.response()
     assert (answer.status, answer.headers["x-request-id"] == "evil") == (200, False)
     assert "evil" not in str(raw.engine.seen[0].headers)
+
+
+# --- bodies so long that most of one goes past the request parser (http.connection): where they end, and what follows
+
+
+LONG = json.dumps({"prompt": "".join(f"line {number}\n" for number in range(60_000))}).encode()
+CUTS: dict[str, Callable[[int], list[int]]] = {
+    "at once": lambda size: [],
+    "head apart": lambda size: [200],
+    "little of the body first": lambda size: [1000],
+    "small pieces": lambda size: list(range(1000, 61_000, 3000)),
+    "all but the last byte": lambda size: [size - 1],
+    "the beginning of the next one with its end": lambda size: [size - 1, size + 30],
+}
+"""Where two requests, of which the first has that size, are cut."""
+
+
+@each("cuts", CUTS)
+@each("headers", [(), ("connection: Upgrade", "upgrade: h2c")])
+def test_it_arrives_whole_and_the_next_request_begins_behind_it(
+    raw: RawDeployment, cuts: Callable[[int], list[int]], headers: tuple[str, ...]
+) -> None:
+    raw.engine.seen.clear()
+    first, next_one = post(PATH, LONG, *headers), post(PATH, BODY)
+    both, places = first + next_one, cuts(len(first))
+    with raw.client() as client:
+        client.send(*(both[begin:end] for begin, end in pairwise([0, *places, len(both)])))
+        assert [client.response().body for _ in range(2)] == [ANSWER, ANSWER]
+        assert client.send(next_one).response().status == 200
+    assert [seen.body for seen in raw.engine.seen] == [LONG, BODY, BODY]
+
+
+def test_behind_the_last_request_of_a_connection_nothing_is_read(raw: RawDeployment) -> None:
+    with raw.client() as client:
+        client.send(post(PATH, LONG, "connection: close") + post(PATH, BODY))
+        answer = client.response()
+        assert (answer.body, answer.headers["connection"]) == (ANSWER, "close")
+        assert client.ended() == b""
+    assert [seen.body for seen in raw.engine.seen] == [LONG]
+
+
+def test_what_is_no_request_behind_it_ends_the_connection(raw: RawDeployment) -> None:
+    with raw.client() as client:
+        client.send(post(PATH, LONG) + b"\x00\x00\r\n\r\n")
+        assert client.response().body == ANSWER
+        assert client.ended() == b""
+    assert [seen.body for seen in raw.engine.seen] == [LONG]
+
+
+def test_two_in_a_row_are_two(raw: RawDeployment) -> None:
+    other = LONG.replace(b"line", b"LINE")
+    with raw.client() as client:
+        client.send(post(PATH, LONG) + post(PATH, other))
+        assert [client.response().body for _ in range(2)] == [ANSWER, ANSWER]
+    assert [seen.body for seen in raw.engine.seen] == [LONG, other]
+
+
+def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
+    """What its requests held of the memory for bodies is there for others."""
+    request = post(PATH, LONG)
+    with raw_deployment(tmp_path, limits={"max_buffered_bytes": 4 * len(LONG)}) as raw:
+        for _ in range(20):
+            with raw.client() as client:
+                client.send(request[:-1]).socket.shutdown(socket.SHUT_WR)
+                assert client.ended() == b""
+        assert raw.ask(request).body == ANSWER
+        assert [seen.body for seen in raw.engine.seen] == [LONG]

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.proxy.hostile import BODY, EVENT, HEAD, MEGABYTE, PATH, STREAM_HEAD
-from tests.proxy.raw import (
-    ANSWER,
-    CutError,
-    RawDeployment,
-    Send,
-    chunk,
-    post,
-    raw_deployment,
-    sends,
-    whole,
-)
-
-pytestmark = pytest.mark.process
+from tests.proxy.raw import ANSWER, RawClient, RawDeployment, Send, chunk, post, raw_deployment, sends, whole
 
 
 @pytest.fixture(scope="module")
@@ -40,32 +29,21 @@ def impatient(module_impatient: RawDeployment) -> Iterator[RawDeployment]:
     module_impatient.unharmed()
 
 
-@pytest.mark.parametrize(
-    "beginning",
-    [b"POST /v1/comp", HEAD, HEAD + b"content-length: 16\r\n\r\n", HEAD + b"content-length: 16\r\n\r\n" + BODY[:5]],
-    ids=["request line", "headers", "no body", "half a body"],
-)
-def test_a_request_that_stops_arriving_is_a_408(impatient: RawDeployment, beginning: bytes) -> None:
-    with impatient.client() as client:
-        answer = client.send(beginning).response()
-        assert (answer.status, answer.json()["error"]["code"]) == (408, 408)
-        assert client.ended() == b""
+STOPS = (b"POST /v1/comp", HEAD, HEAD + b"content-length: 16\r\n\r\n", HEAD + b"content-length: 16\r\n\r\n" + BODY[:5])
 
 
-@pytest.mark.parametrize(
-    "beginning", [b"", b"\r\n\r\n", post(PATH, BODY)], ids=["nothing", "blank lines", "one request"]
-)
-def test_a_connection_without_a_request_is_closed(impatient: RawDeployment, beginning: bytes) -> None:
-    with impatient.client() as client:
-        client.send(beginning)
-        if beginning.startswith(b"POST"):
-            assert client.response().body == ANSWER
-        assert client.ended() == b""
+def test_what_stops_arriving_is_a_408(impatient: RawDeployment) -> None:
+    with ExitStack() as stack:
+        stopping = [stack.enter_context(impatient.client()).send(beginning) for beginning in STOPS]
+        silent = [stack.enter_context(impatient.client()).send(nothing) for nothing in (b"", b"\r\n\r\n")]
+        served = stack.enter_context(impatient.client()).send(post(PATH, BODY))
+        assert served.response().body == ANSWER
+        answers = [client.response() for client in stopping]
+        assert [(answer.status, answer.json()["error"]["code"]) for answer in answers] == [(408, 408)] * len(STOPS)
+        assert {client.ended() for client in (*stopping, *silent, served)} == {b""}
 
 
-def test_a_second_request_that_stops_arriving_behind_the_first_is_not_waited_for_longer(
-    impatient: RawDeployment,
-) -> None:
+def test_a_second_request_that_stops_arriving_is_a_408(impatient: RawDeployment) -> None:
     with impatient.client() as client:
         client.send(post(PATH, BODY) + HEAD)
         assert client.response().body == ANSWER
@@ -92,20 +70,7 @@ def test_a_large_answer_does_not_make_a_connection_immortal(impatient: RawDeploy
         assert client.ended() == b""
 
 
-def test_a_client_that_does_not_read_its_answer_loses_its_connection_and_its_engine(impatient: RawDeployment) -> None:
-    def endless(send: Send) -> None:
-        send(STREAM_HEAD)
-        while True:
-            send(chunk(EVENT * 1000))
-
-    impatient.engine.script = endless
-    with impatient.client(receive_buffer=4096) as client:
-        client.send(post(PATH, BODY))
-        impatient.engine.wait(lambda engine: len(engine.seen) == 1)
-        impatient.engine.wait_left()
-
-
-def test_requests_of_a_client_that_reads_nothing_are_not_answered_into_our_memory(raw: RawDeployment) -> None:
+def test_a_client_that_reads_nothing_fills_no_memory(raw: RawDeployment) -> None:
     """Each reply is small, so no reply of its own is ever too much: together they would be."""
     before = raw.resident()
     with raw.client(receive_buffer=4096) as client:
@@ -138,14 +103,8 @@ def test_a_request_behind_one_that_takes_long_does_not_end_that(
         assert client.response().status == 200
 
 
-def test_a_client_that_is_not_read_and_resets_its_connection_is_noticed_at_once(raw: RawDeployment) -> None:
-    release = threading.Event()
-
-    def held(send: Send) -> None:
-        release.wait()
-        send(whole(ANSWER))
-
-    raw.engine.script = held
+def test_a_reset_is_noticed_while_nothing_is_read(raw: RawDeployment) -> None:
+    release = raw.hold()
     client = raw.client().send(post(PATH, BODY) * 20)
     raw.engine.wait(lambda engine: len(engine.seen) == 1)
     client.reset()
@@ -179,13 +138,7 @@ def test_clients_that_vanish_at_any_moment_leave_nothing_behind(raw: RawDeployme
 def test_clients_that_vanish_from_a_queue_leave_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> None:
     limits: dict[str, Any] = {"admission": {"aggregated": {"max_requests": 1, "queue_size": 100}}}
     with raw_deployment(tmp_path_factory.mktemp("queue"), **limits) as raw:
-        release = threading.Event()
-
-        def held(send: Send) -> None:
-            release.wait()
-            send(whole(ANSWER))
-
-        raw.engine.script = held
+        release = raw.hold()
         with raw.client() as first:
             first.send(post(PATH, BODY))
             raw.engine.wait(lambda engine: len(engine.seen) == 1)
@@ -200,11 +153,103 @@ def test_clients_that_vanish_from_a_queue_leave_nothing_behind(tmp_path_factory:
         raw.unharmed()
 
 
-def test_a_cut_script_is_a_cut_connection(raw: RawDeployment) -> None:
-    """The control for what the other module says of engines: without an answer there is a 502."""
+# --- clients that are behind with their answers: who reads on is served, who does not loses the connection
 
-    def cut(_: Send) -> None:
-        raise CutError
 
-    raw.engine.script = cut
-    assert raw.ask(post(PATH, BODY)).status == 502
+PAUSE = 2.0
+"""The longest of a client."""
+LIMITS = {"body_idle_seconds": PAUSE, "keep_alive_seconds": 0.1}
+TURN_BYTES = 32_768
+TURNS = 10
+"""Each takes about a quarter of a pause: together they are longer than two."""
+
+
+@pytest.fixture(scope="module")
+def module_slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
+    with raw_deployment(tmp_path_factory.mktemp("slow"), limits=LIMITS) as slow:
+        yield slow
+
+
+@pytest.fixture
+def slow(module_slow: RawDeployment) -> Iterator[RawDeployment]:
+    """Its limits of time are those for clients that read slowly."""
+    module_slow.engine.seen.clear()
+    yield module_slow
+    module_slow.unharmed()
+
+
+def turn(slow: RawDeployment) -> None:
+    """A moment by the proxy's own clock: it ends a connection that asks for nothing more, at the earliest after its
+    limit, and looks twice a second."""
+    with slow.client() as other:
+        other.send(b"GET /ping HTTP/1.1\r\nhost: proxy\r\n\r\n").response()
+        other.ended()
+
+
+def read(client: RawClient, count: int) -> int:
+    """So many bytes, or those before the end."""
+    got = 0
+    while got < count and (data := client.socket.recv(count - got)):
+        got += len(data)
+    return got
+
+
+def test_a_client_that_reads_slowly_and_steadily_gets_its_whole_answer(slow: RawDeployment) -> None:
+    """It is behind by megabytes all the time: more than the kernel's buffers and ours take."""
+    body = b'"' + b"x" * (16 * MEGABYTE) + b'"'
+    slow.engine.script = sends(whole(body))
+    with slow.client(receive_buffer=4096) as client:
+        client.send(post(PATH, BODY, "connection: close"))
+        for _ in range(TURNS):
+            assert read(client, TURN_BYTES) == TURN_BYTES
+            turn(slow)
+        rest = client.ended()
+    assert rest.endswith(b"\r\n0\r\n\r\n")
+    assert len(rest) > len(body) - TURNS * TURN_BYTES
+
+
+def test_bytes_behind_the_last_request_cost_no_answer(tmp_path: Path) -> None:
+    """The client reads nothing for a while when the answer is complete here. How much of it the kernel has then depends
+    on the kernel: so there are answers of several sizes."""
+    sizes = range(5 * MEGABYTE // 2, 7 * MEGABYTE // 2, MEGABYTE // 8)
+    with raw_deployment(tmp_path, limits={"keep_alive_seconds": 0.1}) as slow, ExitStack() as clients:
+        waiting: list[RawClient] = []
+        for size in sizes:
+            slow.engine.script = sends(whole(b'"' + b"x" * size + b'"'))
+            client = clients.enter_context(slow.client(receive_buffer=4096))
+            client.send(post(PATH, BODY, "connection: close") + b"x")
+            waiting.append(client)
+            slow.engine.wait(lambda engine: len(engine.seen) == len(waiting))
+        for _ in range(TURNS):
+            turn(slow)
+        answers = [client.response() for client in waiting]
+    assert [(answer.complete, len(answer.body)) for answer in answers] == [(True, size + 2) for size in sizes]
+
+
+def endless(send: Send) -> None:
+    send(STREAM_HEAD)
+    while True:
+        send(chunk(EVENT * 1000))
+
+
+def test_a_client_that_stops_to_read_loses_its_connection(slow: RawDeployment) -> None:
+    slow.engine.script = endless
+    with slow.client(receive_buffer=4096) as client:
+        client.send(post(PATH, BODY))
+        for _ in range(TURNS):
+            assert read(client, TURN_BYTES) == TURN_BYTES
+            turn(slow)
+        slow.engine.wait_left()
+
+
+def test_a_client_that_never_catches_up_loses_them_too(tmp_path: Path) -> None:
+    """Or a few bytes now and then would hold a request of an engine for ever."""
+    with raw_deployment(tmp_path, limits=LIMITS | {"body_seconds": 4.0}) as slow:
+        slow.engine.script = endless
+        with slow.client(receive_buffer=4096) as client:
+            client.send(post(PATH, BODY))
+            slow.engine.wait(lambda engine: engine.busy == 1)
+            while slow.engine.busy:
+                turn(slow)
+                read(client, 4096)
+        slow.unharmed()

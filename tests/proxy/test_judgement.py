@@ -16,7 +16,9 @@ import pytest
 
 from pdserve.pd.workers.judgement import Fault, Judgement
 from tests.proxy.candidates import POLICIES, everywhere
-from tests.proxy.deployment import Deployment, Fake
+from tests.proxy.deployment import KEY, Deployment, Fake
+from tests.proxy.rows import each
+from tests.proxy.test_failures import error_of
 
 FAULTS: dict[str, dict[str, dict[str, object]]] = {
     "500": {"prefill": {"prefill_status": 500}, "decode": {"decode_status": 500}},
@@ -112,11 +114,13 @@ def named(fake: Fake) -> list[str]:
 
 
 ROUTING = [*((policy, False) for policy in POLICIES), ("least_loaded", True)]
+FAILS = ("500", "503", "reset", "hang")
 CASES = [
-    (pool, fault, (1, 8)[(number + number // 4) % 2], *ROUTING[number % len(ROUTING)])
-    for number, (pool, fault) in enumerate(itertools.product(POOLS, ("500", "503", "reset", "hang")))
+    (pool, FAILS[(number + turn) % 4], (1, 8)[turn], *ROUTING[(4 * turn + number) % len(ROUTING)])
+    for turn in range(2)
+    for number, pool in enumerate(POOLS)
 ]
-"""Each pool with each fault; and each policy, also with sessions, with some of them, one at a time and eight."""
+"""Each pool with two faults, each fault with two pools, one at a time and eight; each policy, also with sessions."""
 
 
 @pytest.mark.parametrize(("pool", "fault", "at_once", "policy", "affinity"), CASES)
@@ -138,7 +142,7 @@ def judged(*faults: Fault, failures: int = 5) -> Judgement:
     return judgement
 
 
-@pytest.mark.parametrize("faults", [("unreachable",), ("unavailable",), ("lost",), ("silent",), ("failed", "failed")])
+@each("faults", [("unreachable",), ("unavailable",), ("lost",), ("silent",), ("failed", "failed")])
 def test_these_make_a_worker_doubtful_until_it_answers(faults: tuple[Fault, ...]) -> None:
     judgement = judged(*faults)
     assert judgement.doubtful
@@ -155,7 +159,7 @@ def test_one_canary_is_with_a_worker_at_a_time() -> None:
     assert [judgement.is_due(now) for now in (102, 103)] == [False, True]
 
 
-def test_who_has_answered_a_canary_only_is_doubtful_again_at_its_next_failure() -> None:
+def test_after_a_canary_the_next_failure_is_doubted() -> None:
     judgement = judged("failed", "failed")
     judgement.canary_begins(101)
     judgement.answered(102)
@@ -191,8 +195,10 @@ POISON: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("poison", POISON)
-@pytest.mark.parametrize(("prefills", "decodes"), [(1, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize(
+    ("prefills", "decodes", "poison"),
+    [(1, 1, "500"), (2, 2, "500"), (1, 3, "500"), (1, 3, "400"), (2, 2, "no such model")],
+)
 def test_poison_costs_no_innocent_request(
     engines: Deployment, tmp_path: Path, prefills: int, decodes: int, poison: str
 ) -> None:
@@ -270,7 +276,7 @@ def received(fakes: list[Fake]) -> int:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("nixl", [False, True], ids=["mooncake", "nixl"])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_an_engine_that_hangs_is_left_and_the_kv_of_the_left_request_is_not_kept(
+def test_an_engine_that_hangs_is_left_and_keeps_no_kv(
     deployment: Deployment, role: str, nixl: bool, stream: bool
 ) -> None:
     deployment.up(2, 2, nixl=nixl, moments=MOMENTS, health=HEALTH)
@@ -319,3 +325,178 @@ def test_an_engine_that_computes_for_long_is_not_left(engines: Deployment, tmp_p
             for fake in pool:
                 fake.script(prefill_seconds=0, token_seconds=0)
         assert received(pool) == before + 4
+
+
+# --- a request that crashes engines costs its own client an error, and the others nothing: no worker leaves routing,
+
+
+ROUND_ROBIN = {"prefill": {"kind": "round_robin"}, "decode": {"kind": "round_robin"}}
+POISONOUS = {"poisonous": True}
+AT_ONCE = {"failures": 1, "open_seconds": 600}
+"""A breaker that opens at the first failure and does not close."""
+
+
+def open_breakers(deployment: Deployment) -> list[str]:
+    listed = deployment.proxy.http.get("/workers").json()["workers"]
+    return [worker["name"] for worker in listed if worker["breaker"] != "closed"]
+
+
+def poisoned(fakes: list[Fake]) -> list[Fake]:
+    for fake in fakes:
+        fake.script(poison="poisonous")
+    return fakes
+
+
+def poison_received(fakes: list[Fake]) -> int:
+    return sum("poisonous" in request["body"] for fake in fakes for request in fake.requests())
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_lone_worker_is_not_left_alone_for_answers_that_it_gave(deployment: Deployment, role: str) -> None:
+    deployment.up(breaker=AT_ONCE)
+    poisoned(deployment.prefills if role == "prefill" else deployment.decodes)
+    for _ in range(5):
+        assert deployment.complete(**POISONOUS).status_code == 500
+        assert deployment.complete().status_code == 200
+    assert open_breakers(deployment) == []
+    deployment.idle()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_what_fails_on_two_workers_blames_none(deployment: Deployment, role: str) -> None:
+    deployment.up(3, 3, routing=ROUND_ROBIN, breaker=AT_ONCE)
+    fakes = poisoned(deployment.prefills if role == "prefill" else deployment.decodes)
+    for times in range(1, 4):
+        answer = deployment.complete(**POISONOUS)
+        assert (answer.status_code, error_of(answer)["message"]) == (500, "'str' object has no attribute 'get'")
+        assert poison_received(fakes) == 2 * times
+    assert open_breakers(deployment) == []
+    assert {deployment.complete().status_code for _ in range(6)} == {200}
+    deployment.idle()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_worker_that_answers_others_is_not_left_alone(deployment: Deployment, role: str) -> None:
+    """Only one of two fails with it, and the other one answers it: it is to blame, and of use all the same."""
+    deployment.up(2, 2, routing=ROUND_ROBIN, breaker=AT_ONCE)
+    fakes = deployment.prefills if role == "prefill" else deployment.decodes
+    poisoned(fakes[:1])
+    assert {deployment.complete().status_code for _ in range(4)} == {200}
+    assert {deployment.complete(**POISONOUS).status_code for _ in range(6)} == {200}
+    assert poison_received(fakes[:1]) > 1
+    assert open_breakers(deployment) == []
+
+
+def test_a_crash_that_can_be_seen_coming_costs_one_engine_only(deployment: Deployment) -> None:
+    deployment.up()
+    fields: list[dict[str, Any]] = [
+        {"structured_outputs": "x"},
+        {"response_format": []},
+        {"logit_bias": 1},
+        {"stream_interval": 10**30},
+    ]
+    for field in fields:
+        deployment.complete(**field)
+    assert deployment.prefills[0].state()["received"] == 0
+    body = {"model": "tiny", "prompt": "hello world", "max_tokens": 8}
+    assert [request["body"] for request in deployment.decodes[0].requests()] == [body | field for field in fields]
+
+
+def test_a_worker_that_answers_no_request_is_left_alone(deployment: Deployment) -> None:
+    deployment.up(2, 2, routing=ROUND_ROBIN, breaker=AT_ONCE)
+    deployment.decodes[0].script(decode_status=500)
+    assert {deployment.complete().status_code for _ in range(6)} == {200}
+    assert open_breakers(deployment) == ["decode-0"]
+    assert [request["path"] for request in deployment.decodes[0].requests()] == ["/v1/completions"]
+
+
+@pytest.mark.parametrize("nixl", [False, True], ids=["mooncake", "nixl"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_closed_connection_costs_no_answer(deployment: Deployment, stream: bool, nixl: bool) -> None:
+    """There is one worker of each role: nobody else could answer."""
+    deployment.up(nixl=nixl, breaker=AT_ONCE, prefill={"stale": 1}, decode={"stale": 1})
+    assert {deployment.complete(stream=stream).status_code for _ in range(6)} == {200}
+    assert open_breakers(deployment) == []
+    assert [fake.state()["received"] for fake in deployment.fakes] == [6, 6]
+    deployment.idle()
+
+
+def test_a_wrong_key_that_is_forwarded_is_its_clients_401(deployment: Deployment) -> None:
+    deployment.up(breaker=AT_ONCE, auth={"client_authorization": "forward"})
+    body = {"prompt": "hello", "max_tokens": 2}
+
+    def ask(key: str) -> Any:
+        return deployment.proxy.http.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+
+    for _ in range(3):
+        answer = ask("not the key")
+        assert (answer.status_code, error_of(answer)["type"]) == (401, "UnauthorizedError")
+        assert ask(KEY).status_code == 200
+    assert open_breakers(deployment) == []
+
+
+# --- what is refused holds nothing
+
+
+def test_what_decodes_http_layer_alone_refuses_leaves_no_kv_at_prefill(deployment: Deployment) -> None:
+    """Prefill's leg has no stop words: it computes a prompt that nobody will ask for. Of itself decode says nothing."""
+    deployment.up()
+    for _ in range(3):
+        assert deployment.complete(stop=["a"] * 5).status_code == 400
+    deployment.idle()
+    assert deployment.complete().status_code == 200
+
+
+def test_a_prefill_that_computes_on_is_left_when_decode_refuses(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"})
+    assert deployment.complete(stop=["a"] * 5).status_code == 400
+    deployment.prefills[0].wait(aborted=1, waiting=0, held=0)
+
+
+# --- what can be known is refused before any leg
+
+
+def served(deployment: Deployment) -> None:
+    """The proxy knows what its engines serve."""
+    for _ in deployment.fakes:
+        deployment.proxy.until(r"(prefill|decode)-0 serves tiny")
+
+
+def test_what_every_engine_would_refuse_reaches_none(deployment: Deployment) -> None:
+    deployment.up()
+    served(deployment)
+    for path, body, message in (
+        ("/v1/chat/completions", {"messages": []}, "empty conversation"),
+        ("/v1/messages", {"messages": [], "max_tokens": 3}, "empty conversation"),
+        ("/v1/completions", {"prompt": [7] * 100_001}, "contains 100001 input tokens"),
+    ):
+        answer = deployment.proxy.http.post(path, json={"model": "tiny"} | body)
+        assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True), path
+    assert [fake.state()["received"] for fake in deployment.fakes] == [0, 0]
+
+
+def test_an_unknown_model_is_asked_for_once_and_then_refused(deployment: Deployment) -> None:
+    """Once, because an engine may have loaded an adapter since."""
+    deployment.up(moments={"pdserve.pd.workers.catalog.ASK_AGAIN_SECONDS": 600})
+    served(deployment)
+    answers = [deployment.complete(model="other") for _ in range(3)]
+    assert {answer.status_code for answer in answers} == {404}
+    assert error_of(answers[-1]) == {
+        "message": "The model `other` does not exist. Valid aliases: tiny.",
+        "type": "NotFoundError",
+        "param": "model",
+        "code": 404,
+    }
+    assert [fake.state()["received"] for fake in deployment.fakes] == [1, 1]
+
+    # One of megabytes is refused by its beginning.
+    error = error_of(deployment.complete(model='\u00e9"' * 60_000))
+    assert (error["code"], error["type"]) == (404, "NotFoundError")
+    assert error["message"].startswith('The model `\u00e9\\"')
+    assert len(error["message"]) < 600
+
+
+def test_a_request_that_names_no_model_is_served(deployment: Deployment) -> None:
+    deployment.up()
+    served(deployment)
+    assert [deployment.complete([7] * 9, model=model).status_code for model in (None, "", "tiny")] == [200] * 3

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import os
 import resource
 import signal
 import sys
+import threading
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,8 +20,12 @@ from typer.testing import CliRunner
 from pdserve.cli import new_key
 from pdserve.cli.commands import app
 from pdserve.errors import RecipeError
+from pdserve.pd import file_reads
 from pdserve.pd.errors import ApiError
+from pdserve.pd.file_reads import FileReads, read_regular
 from pdserve.pd.limits import keys
+from tests.proxy.deployment import MODEL, Deployment, keys_file
+from tests.proxy.rows import each
 
 
 def line(name: str, key: str, **more: Any) -> str:
@@ -48,8 +54,8 @@ def test_a_key_is_known_by_its_hash_with_what_it_may_do(tmp_path: Path) -> None:
     assert known.identify(None, b"key-b").name == "b"
 
 
-@pytest.mark.parametrize(
-    ("authorization", "x_api_key"),
+@each(
+    "authorization, x_api_key",
     [
         (None, None),
         (b"", None),
@@ -98,8 +104,8 @@ def test_every_lookup_compares_once_in_constant_time(tmp_path: Path, monkeypatch
         assert {len(side) for side in compared[0]} == {32}
 
 
-@pytest.mark.parametrize(
-    ("text", "number", "what"),
+@each(
+    "text, number, what",
     [
         ("{", 1, "not an API key"),
         ("[]", 1, "not an API key"),
@@ -132,9 +138,7 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
         keys.KeyFile(tmp_path / "keys.jsonl")
 
 
-def test_a_changed_file_counts_at_once_and_a_broken_one_leaves_the_old_keys_in_force(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_changed_file_counts_and_a_broken_one_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = file_of(tmp_path, line("a", "key-a"))
     file = keys.KeyFile(path)
     unchanged = file.current
@@ -158,7 +162,7 @@ def test_a_changed_file_counts_at_once_and_a_broken_one_leaves_the_old_keys_in_f
     assert (file.current.names, file.failed) == (("b", "c"), 2)
 
 
-def test_a_file_replaced_within_one_tick_of_the_clock_is_seen_and_an_order_reads_it_in_any_case(tmp_path: Path) -> None:
+def test_a_file_replaced_within_a_tick_is_seen(tmp_path: Path) -> None:
     path = file_of(tmp_path, line("a", "key-a"))
     file = keys.KeyFile(path)
     before = path.stat()
@@ -203,7 +207,7 @@ def test_new_key_without_a_file_prints_the_line(tmp_path: Path) -> None:
     assert keys.KeyFile(path).current.identify(b"Bearer " + result.stdout.strip().encode()).name == "team-a"
 
 
-@pytest.mark.parametrize(("name", "what"), [("a b", "name"), ("known", "already"), ("", "name")])
+@each("name, what", [("a b", "name"), ("known", "already"), ("", "name")])
 def test_new_key_refuses_a_name_that_cannot_be(tmp_path: Path, name: str, what: str) -> None:
     path = file_of(tmp_path, line("known", "k"))
     before = path.read_text()
@@ -218,7 +222,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Path("/dev/full").open("w"))  # noqa: SIM115  (of the test)
 
 
-@pytest.mark.parametrize("before", [None, "", line("known", "k")])
+@each("before", [None, "", line("known", "k")])
 def test_a_key_that_cannot_be_printed_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:
@@ -267,9 +271,94 @@ def test_a_key_for_which_there_is_no_room_is_not_printed(
     assert path.read_text() == before
 
 
-def test_a_file_of_keys_that_cannot_be_written_is_named_before_a_key_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_written_prints_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RecipeError, match="the key cannot be saved"):
         new_key.run("a", tmp_path / "nowhere" / "keys.jsonl", **LIMITLESS)
     assert capsys.readouterr().out == ""
+
+
+# --- a key's best priority binds the proxy's queue and the engines' own
+
+
+KEY, BEST = "a-client-key", 5
+
+
+@pytest.fixture
+def keyed(deployment: Deployment, tmp_path: Path) -> Deployment:
+    deployment.up(auth=keys_file(tmp_path, ("team", KEY), priority=BEST))
+    deployment.proxy.http.headers["authorization"] = f"Bearer {KEY}"
+    return deployment
+
+
+def test_a_body_cannot_ask_for_more(keyed: Deployment) -> None:
+    for asked in (-3, 5, 9, "high"):
+        assert keyed.complete(priority=asked).status_code == 200
+    for fake in keyed.fakes:
+        assert [request["body"]["priority"] for request in fake.requests()] == [BEST, 5, 9, BEST]
+
+
+@each("asked, sent", [("-3", None), ("9", "9"), ("high", None)])
+def test_nor_can_a_header(keyed: Deployment, asked: str, sent: str | None) -> None:
+    body = {"model": MODEL, "prompt": "hi"}
+    assert keyed.proxy.http.post("/v1/completions", json=body, headers={"x-vllm-priority": asked}).status_code == 200
+    for fake in keyed.fakes:
+        assert fake.requests()[-1]["headers"].get("x-vllm-priority") == sent
+
+
+# --- files that the proxy reads again while it serves: none of them may hold up a request
+
+
+KEY = "a-client-key"
+
+
+def test_only_a_regular_file_of_a_reasonable_size_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, pipe, folder = tmp_path / "file", tmp_path / "pipe", tmp_path
+    file.write_bytes(b"content")
+    os.mkfifo(pipe)
+    assert read_regular(file) == b"content"
+    for path in (pipe, folder, Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_regular(path)
+    monkeypatch.setattr(file_reads, "_MOST_BYTES", 6)
+    with pytest.raises(OSError, match="larger"):
+        read_regular(file)
+
+
+def test_a_read_that_hangs_is_left_and_the_next_one_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_reads, "READ_SECONDS", 0.05)
+    answers = threading.Event()
+
+    async def test() -> None:
+        reads = FileReads()
+        with pytest.raises(TimeoutError):
+            await reads.run(answers.wait)
+        with pytest.raises(TimeoutError):
+            await reads.run(lambda: "too early")
+        answers.set()
+        monkeypatch.setattr(file_reads, "READ_SECONDS", 60.0)
+        assert await reads.run(lambda: "in time") == "in time"
+
+    try:
+        asyncio.run(test())
+    finally:
+        answers.set()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("instead", ["a pipe", "a device", "a folder"])
+def test_what_is_no_file_leaves_the_old_keys_in_force(deployment: Deployment, tmp_path: Path, instead: str) -> None:
+    keys, other = tmp_path / "keys", tmp_path / "other"
+    deployment.up(auth=keys_file(tmp_path, ("team", KEY)))
+    if instead == "a pipe":
+        os.mkfifo(other)
+    elif instead == "a device":
+        other.symlink_to("/dev/zero")
+    else:
+        keys.unlink()
+        other.mkdir()
+    other.replace(keys)
+    deployment.proxy.until("the API keys stay as they were: .*not a regular file")
+    deployment.proxy.process.send_signal(signal.SIGHUP)
+    deployment.proxy.until("the API keys stay as they were: .*not a regular file")
+    deployment.proxy.http.headers["authorization"] = f"Bearer {KEY}"
+    assert deployment.complete().status_code == 200

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import string
+import subprocess
+import sys
 import tracemalloc
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,7 +17,9 @@ from hypothesis import strategies as st
 from pdserve.pd.errors import ApiError
 from pdserve.pd.requests.body import EASY_BYTES, FEW_BYTES, Body, members_at_once
 from pdserve.pd.requests.dialects import COMPLETIONS
+from pdserve.pd.requests.long_value import LONG_BYTES, members_around_long
 from pdserve.pd.requests.scan import MAX_BRACKETS, MAX_DEPTH, MAX_MEMBERS, Scan
+from tests.proxy.rows import each
 
 TRANSFER = b'{"transfer_id": "ours"}'
 SLICE = 4096
@@ -56,7 +62,7 @@ def test_steps_find_the_end_of_any_value_at_any_border(value: Any, size: int) ->
     assert json.loads(bytes(body.members["b"])) == value
 
 
-@pytest.mark.parametrize(
+@each(
     "raw",
     [
         b"",
@@ -79,7 +85,6 @@ def test_steps_find_the_end_of_any_value_at_any_border(value: Any, size: int) ->
         b'{"a": ' + b"[" * 1_000_000,
         b'{"a": [' + b"[]," * MAX_BRACKETS + b"1]}",
     ],
-    ids=lambda raw: repr(raw[:24]),
 )
 def test_steps_refuse_what_is_no_object_that_an_engine_may_get(raw: bytes) -> None:
     with pytest.raises(ApiError) as refused:
@@ -87,7 +92,7 @@ def test_steps_refuse_what_is_no_object_that_an_engine_may_get(raw: bytes) -> No
     assert refused.value.status == 400
 
 
-@pytest.mark.parametrize("read", [Body, scanned])
+@each("read", [Body, scanned])
 def test_an_object_of_very_many_members_is_refused(read: Any) -> None:
     def members(count: int) -> bytes:
         return json.dumps({str(index): index for index in range(count)}).encode()
@@ -142,9 +147,9 @@ def test_a_member_inside_of_another_one_is_not_taken_for_it() -> None:
     assert list(scanned(raw).members) == ["documents", "messages", "user"]
 
 
-@pytest.mark.parametrize("name", [b"a" * 1_000_000, b"\\n" * 500_000, b"\\u0041" * 160_000])
-@pytest.mark.parametrize("colon", [b":", b" :"])
-def test_a_very_long_name_is_refused_before_anything_is_compared_with_it(name: bytes, colon: bytes) -> None:
+@each("name", [b"a" * 1_000_000, b"\\n" * 500_000, b"\\u0041" * 160_000])
+@each("colon", [b":", b" :"])
+def test_a_very_long_name_is_refused(name: bytes, colon: bytes) -> None:
     raw = b'{"prompt": "hi", "%b"%b1}' % (name, colon)
     with pytest.raises(ApiError, match="a name of"):
         Body(raw, members=members_at_once(raw))
@@ -167,7 +172,7 @@ def test_a_conversation_of_a_megabyte_is_read_at_once() -> None:
     assert Body(raw, members=members).length("tools") == len(bytes(values["tools"]))
 
 
-@pytest.mark.parametrize(
+@each(
     "raw",
     [
         b"{" + b",".join(b'"%d":1' % number for number in range(100_000)) + b"}",
@@ -175,14 +180,13 @@ def test_a_conversation_of_a_megabyte_is_read_at_once() -> None:
         b'{"x": {"prompt": "%b"}, "prompt": "%b"}' % (b"x" * 9000, b"x" * 9000),
         b'{"prompt": "' + b"x" * EASY_BYTES + b'"}',
     ],
-    ids=["many", "twice", "inside", "large"],
 )
 def test_what_takes_long_or_is_not_sure_is_read_in_steps(raw: bytes) -> None:
     assert members_at_once(raw) is None
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
+@each(
+    "raw, message",
     [
         (b"[%b]" % (b"1," * 9000 + b"1"), "must be a JSON object"),
         (b'{"prompt": "%b' % (b"x" * 20_000), "not valid JSON"),
@@ -198,9 +202,9 @@ def test_what_is_read_at_once_is_refused_as_in_steps(raw: bytes, message: str) -
     assert refused.value.status == 400
 
 
-@pytest.mark.parametrize("prompt", [b"[" + b"1," * 2_000_000 + b"1]", b'["' + b"x" * 4_000_000 + b'"]'])
-@pytest.mark.parametrize("name", ["prompt", "stop"])
-def test_what_is_looked_at_in_a_large_body_takes_a_small_part_of_its_memory(name: str, prompt: bytes) -> None:
+@each("prompt", [b"[" + b"1," * 2_000_000 + b"1]", b'["' + b"x" * 4_000_000 + b'"]'])
+@each("name", ["prompt", "stop"])
+def test_looking_at_a_large_body_takes_little_memory(name: str, prompt: bytes) -> None:
     """And it is split, for it is one prompt; another large field is an engine's to judge."""
     raw = b'{"%b": %b, "max_tokens": 4}' % (name.encode(), prompt)
     tracemalloc.start()
@@ -216,8 +220,8 @@ def test_what_is_looked_at_in_a_large_body_takes_a_small_part_of_its_memory(name
     assert peak < len(raw) // 4
 
 
-@pytest.mark.parametrize(
-    ("prompt", "single"),
+@each(
+    "prompt, single",
     [
         ('"a"', True),
         ("[]", False),
@@ -252,3 +256,230 @@ def test_a_member_is_replaced_in_every_leg_and_nothing_else_changes(members: dic
     assert json.loads(bytes(COMPLETIONS.whole_body(body))) == {**members, "priority": 7}
     leg = json.loads(bytes(COMPLETIONS.decode_body(body, TRANSFER)))
     assert leg == {**members, "priority": 7, "kv_transfer_params": {"transfer_id": "ours"}}
+
+
+# --- a body that one long value makes large: what is found around that value is what reading all of it finds
+
+
+LONG = 'He said "no" \\ and wrote:\n\t{"messages": [1, 2], "stream": true}, ' * 800
+"""Of what a text may have that looks like members."""
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": LONG}]
+LONGER_CHAT = [*CHAT, {"role": "user", "content": LONG * 4}]
+BASE64 = string.ascii_letters + string.digits + "+/"
+WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None
+from pdserve.pd.requests.long_value import members_around_long
+assert members_around_long(b'{"prompt":"%b"}' % (b"a" * 50_000)) is None
+"""
+
+
+def members(body: Body) -> list[tuple[str, bytes, int, int, int]]:
+    """Each with its value and its places, in order."""
+    return [(span.name, bytes(body.members[span.name]), span.start, span.value, span.end) for span in body._spans]
+
+
+def same(raw: bytes) -> bool:
+    """Whether members were found around a long value; then they must be those that msgspec reads."""
+    around = members_around_long(raw)
+    if around is None:
+        return False
+    assert members(Body(raw, members=around)) == members(Body(raw))
+    return True
+
+
+@each(
+    "body",
+    [
+        {"messages": CHAT},
+        {"model": "m", "messages": CHAT},
+        {"messages": CHAT, "max_tokens": 64},
+        {"model": "m", "messages": LONGER_CHAT, "user": "u"},
+        {"messages": CHAT * 15, "stream": False},
+        {"model": "m", "messages": CHAT, "stream": True, "stop": ['"messages"', "}"], "user": "next, {"},
+        {"tools": [{"name": "a", "parameters": {"b": {}}}], "messages": CHAT, "seed": 1},
+        {"messages": CHAT, "tools": [{"name": "a", "parameters": {"messages": {}}}], "stream": False},
+        {"model": "m", "prompt": LONG, "n": 1},
+        {"prompt": list(range(9000)), "model": "m"},
+        {"model": "m", "input": [LONG, LONG[:100]]},
+        {"model": "m", "prompt": LONG + "ä", "ä": 1},
+    ],
+)
+@each("indent", [None, 2])
+@each("separators", [(",", ":"), (", ", ": "), (" , ", " : ")])
+@each("ascii_only", [True, False])
+def test_what_clients_send(
+    body: dict[str, Any], indent: int | None, separators: tuple[str, str], ascii_only: bool
+) -> None:
+    raw = json.dumps(body, indent=indent, separators=separators, ensure_ascii=ascii_only).encode()
+    assert same(raw) or (ascii_only and "ä" in body), "a name that is written with an escape is not looked for"
+
+
+def test_a_value_that_is_less_than_half_of_a_body_is_left_to_msgspec() -> None:
+    """What is beside it would be read twice."""
+    assert same(b'{"prompt":"%b","user":"%b"}' % (b"a" * 60_000, b"b" * 50_000))
+    assert not same(b'{"prompt":"%b","user":"%b"}' % (b"a" * 60_000, b"b" * 70_000))
+
+
+def test_a_few_blanks_may_be_around_all() -> None:
+    assert same(b'{ "prompt" :\n"%b"\t, \r\n "model" : "m" }\n' % (b"a" * LONG_BYTES))
+    assert not same(b'{"prompt":"%b"%b,"model":"m"}' % (b"a" * LONG_BYTES, b" " * 100)), "many are not looked at"
+
+
+@each(
+    "raw",
+    [
+        '{"messages":0,"x":{"messages":LONG,"x":5}}',
+        '{"y":{"messages":LONG,"x":5},"messages":0,"x":1}',
+        '{"y":{"messages":LONG},"messages":0,"x":{"x":5}}',
+        '{"y":{"messages":LONG},"messages":0,"x":{"a":1,"x":5}}',
+        '{"y":[{"messages":LONG,"x":5}],"messages":0,"x":[{"a":1,"x":5}]}',
+        '{"messages":LONG,"x":"a","y":["x",{"x":1},[1,"x"]]}',
+        '{"messages":LONG,"x":1,"user":"x"}',
+        '{"messages":LONG,"x":1,"user":",\\"x\\":2}"}',
+        '{"user":"\\"messages\\":0","messages":LONG,"x":1}',
+        '{"user":"messages","messages":LONG,"x":1}',
+        '{"messages":LONG,"prompt":LONG}',
+        '{"prompt":LONG,"messages":1}',
+        '{"mess\\u0061ges":LONG,"messages":1,"x":2}',
+        '{"messages":LONG,"\\u0078":1}',
+        '{"messages":LONG}',
+        '{"y":{"messages":LONG,"f":1},"messages":0,"\\u0066":2}',
+        '{"mess\\u0061ges":0,"f":1,"o":{"messages":LONG,"f":5}}',
+        '{"x\\"messages":LONG,"g":1,"h":2,"messages":0,"g\\":1,\\"h":3}',
+        '{"messages":LONG,",":",,"}',
+    ],
+)
+def test_names_that_come_elsewhere_too_are_not_taken_for_the_members(raw: str) -> None:
+    for long in (
+        f'"{"a" * LONG_BYTES}"',
+        f'["{"a" * LONG_BYTES}",{{"x":1}},"x"]',
+        '[{"x":[]},' + "1," * (LONG_BYTES // 2) + "2]",
+    ):
+        same(raw.replace("LONG", long).encode())
+
+
+SMALL = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.sampled_from(["", "x", "messages", '"', "\\", ',"x":', "}", "ä"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("xyz"), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = st.sampled_from(["messages", "prompt", "input", "x", "y", "z", 'a"b', "ä", "model"])
+
+
+@given(
+    before=st.dictionaries(NAMES, SMALL, max_size=4),
+    behind=st.dictionaries(NAMES, SMALL, max_size=4),
+    name=st.sampled_from(["messages", "prompt", "input", "x"]),
+    inside=st.lists(SMALL, max_size=3),
+    blank=st.sampled_from(["", " ", "\n"]),
+)
+def test_any_object_is_read_as_msgspec_reads_it(
+    before: dict[str, Any], behind: dict[str, Any], name: str, inside: list[Any], blank: str
+) -> None:
+    object_ = before | {name: [inside, "a" * LONG_BYTES, inside]}
+    object_ |= {key: value for key, value in behind.items() if key != name}
+    same(json.dumps(object_, separators=("," + blank, ":" + blank)).encode())
+
+
+@given(seed=st.integers(0, 10**6))
+def test_what_is_not_valid_is_never_read(seed: int) -> None:
+    """A byte more, less or another one, anywhere."""
+    chance = Random(seed)
+    messages = chance.choice((CHAT, LONGER_CHAT))
+    raw = bytearray(json.dumps({"model": "m", "messages": messages, "stream": True, "user": "u"}).encode())
+    near = [*range(40), *range(len(raw) - 60, len(raw)), *(chance.randrange(len(raw)) for _ in range(40))]
+    at = chance.choice(near)
+    byte = chance.choice(b'"\\{}[],: \n\x00\x80\xc3a1')
+    match chance.randrange(3):
+        case 0:
+            raw[at] = byte
+        case 1:
+            raw.insert(at, byte)
+        case _:
+            del raw[at]
+    data = bytes(raw)
+    try:
+        read = members(Body(data))
+    except ApiError:
+        # Of what msgspec refuses nothing is found, or the body that is made of it is refused.
+        around = members_around_long(data)
+        if around is not None:
+            with pytest.raises(ApiError):
+                Body(data, members=around)
+        return
+    around = members_around_long(data)
+    if around is not None:
+        assert members(Body(data, members=around)) == read
+
+
+@each(
+    "raw",
+    [
+        '{"prompt":"LONG","prompt":"LONG"}',
+        '{"prompt":"LONG","n":1,"n":2}',
+        '{"prompt":"LONG","n":1,"\\u006e":2}',
+        '{"n":1,"prompt":"LONG","n":2}',
+        '{"prompt":"LONG","n":1}}',
+        '{"prompt":"LONG","n":1',
+        '{"prompt":"LONG\x01","n":1}',
+        '{"prompt":"LONG\\q","n":1}',
+        '{"prompt":"LONG,"n":1}',
+        '["prompt","LONG"]',
+        '"LONG"',
+    ],
+)
+def test_what_engines_refuse_is_left_to_msgspec(raw: str) -> None:
+    assert members_around_long(raw.replace("LONG", "a" * LONG_BYTES).encode()) is None
+
+
+@each("value", ["1" + "0" * 40, "1e999"])
+def test_what_only_simdjson_refuses_is_read_all_the_same(value: str) -> None:
+    raw = f'{{"prompt":"{"a" * LONG_BYTES}","n":{value}}}'.encode()
+    assert members_around_long(raw) is None
+    assert Body(raw).raw_value("n") == value.encode()
+
+
+@each("number", ["1.234567890123456789e-305", "1." + "1" * 700 + "e290", "12345678901234567890.5"])
+@each("beside", ["", '"' + "a" * 60_000 + '",'])
+@each("size", [LONG_BYTES, 500_000])
+def test_long_numbers_are_left_to_msgspec(number: str, beside: str, size: int) -> None:
+    """simdjson would hold up all other requests: 130 kB of the first take it 90 ms."""
+    raw = f'{{"prompt":[{beside}{",".join([number] * (1 + size // len(number)))}],"n":1}}'.encode()
+    assert LONG_BYTES < len(raw) < EASY_BYTES
+    taken = sum(bool(members_around_long(raw)) for _ in range(20))
+    assert taken <= 2, "where it looks is drawn each time: one of hundreds may get through"
+
+
+@each("size", [LONG_BYTES, 500_000])
+@each(
+    "piece", ["1717171717123 GET /page 200 0.003271\\n", "".join(Random(1).choices(BASE64, k=1000)), "123,45.6,-7e9,"]
+)
+def test_text_with_numbers_and_images_are_not(piece: str, size: int) -> None:
+    raw = f'{{"prompt":"{piece * (1 + size // len(piece))}","n":1}}'.encode()
+    assert all(same(raw) for _ in range(20)), "where it looks is drawn each time"
+
+
+def test_text_that_is_not_utf_8_is_left_to_msgspec() -> None:
+    raw = b'{"prompt":"%b\xff","n":1}' % (b"a" * LONG_BYTES)
+    assert members_around_long(raw) is None
+    with pytest.raises(ApiError, match="not valid JSON"):
+        Body(raw)
+
+
+def test_many_members_and_brackets_are_left_to_others() -> None:
+    many = b",".join(b'"n%d":1' % number for number in range(100))
+    assert members_around_long(b'{"prompt":"%b",%b}' % (b"a" * LONG_BYTES, many)) is None
+    assert members_around_long(b'{"prompt":%b%b}' % (b"[" * LONG_BYTES, b"]" * LONG_BYTES)) is None
+    assert members_around_long(b'{"prompt":"%b"}' % (b"a" * EASY_BYTES)) is None
+    assert same(b'{"prompt":"%b"}' % (b"a" * LONG_BYTES)), "what was refused before leaves nothing behind"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("missing", ["simdjson", "csimdjson"])
+def test_without_simdjson_or_its_library_nothing_is_found(missing: str) -> None:
+    """In a process of its own: what a process has found missing it does not look for again."""
+    subprocess.run([sys.executable, "-c", WITHOUT, missing], check=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
+from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.pd.processes import shared_numbers
 from pdserve.pd.protocols.engine_ids import EngineIds
 from pdserve.pd.protocols.mooncake import MooncakeProtocol
@@ -20,6 +20,7 @@ from pdserve.pd.workers.engines import Engines
 from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.registry import Registry, Worker
+from tests.proxy.deployment import proxy_config
 
 
 class Prefill:
@@ -71,20 +72,8 @@ def config(at: Prefill) -> WorkerConfig:
 
 
 def registry_of(*workers: WorkerConfig) -> Registry:
-    proxy = ProxyConfig.model_validate(
-        {
-            "host": "127.0.0.1",
-            "port": 0,
-            "served_name": "tiny",
-            "protocol": "nixl-push",
-            "workers": [worker.model_dump() for worker in workers],
-            "request_timeout_seconds": 60,
-            "connect_timeout_seconds": 5,
-            "drain_seconds": 5,
-            "max_body_bytes": 1 << 20,
-        }
-    )
-    return Registry(proxy, LoadBoard(shared_numbers.private(LoadBoard.cells(2))))
+    config = proxy_config(protocol="nixl-push", workers=[worker.model_dump() for worker in workers])
+    return Registry(config, LoadBoard(shared_numbers.private(LoadBoard.cells(2))))
 
 
 def ready(registry: Registry) -> Worker:
@@ -133,7 +122,7 @@ def test_who_has_asked_first_may_leave() -> None:
     asyncio.run(ask())
 
 
-def test_all_that_wait_hear_that_it_has_failed_and_the_next_one_asks_again() -> None:
+def test_all_that_wait_hear_of_a_failure() -> None:
     async def ask() -> None:
         async with prefill("one") as one:
             worker, known = ready(registry_of(config(one))), addresses()
@@ -147,7 +136,7 @@ def test_all_that_wait_hear_that_it_has_failed_and_the_next_one_asks_again() -> 
     asyncio.run(ask())
 
 
-def test_a_refusal_is_no_fault_of_the_client_whose_request_waits_for_it() -> None:
+def test_a_refusal_is_no_fault_of_the_client() -> None:
     """A 4xx would go to the client as it is, and no other prefill would be tried."""
 
     async def ask() -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.http.upstream import UpstreamConnection
 from pdserve.pd.processes import shared_numbers
 from pdserve.pd.relay.leg import UNREAD_SECONDS, Leg, never
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.registry import Registry, Worker
+from tests.proxy.deployment import proxy_config
 from tests.proxy.raw import ANSWER, CutError, RawEngine, Send, post, raw_deployment, whole
 from tests.proxy.test_relay_bytes import Wire
 
@@ -26,9 +26,7 @@ REQUEST = post("/v1/completions", {"prompt": "hello world"})
 
 @pytest.mark.process
 @pytest.mark.parametrize("protocol", ["nixl", "mooncake"])
-def test_what_an_engine_has_had_for_a_while_is_not_sent_again_and_prefill_is_asked_anew(
-    tmp_path: Path, protocol: str
-) -> None:
+def test_what_an_engine_may_have_read_is_not_sent_again(tmp_path: Path, protocol: str) -> None:
     """Decode may have taken the KV, and its blocks may hold other prompts by now."""
     prefill, *decodes = engines = [RawEngine() for _ in range(3)]
     roles = ("prefill", "decode", "decode")
@@ -107,25 +105,9 @@ def run(test: Callable[[Lab], Coroutine[Any, Any, None]]) -> None:
 
     async def main() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        config = ProxyConfig.model_validate(
-            {
-                "host": "127.0.0.1",
-                "port": 0,
-                "served_name": "tiny",
-                "protocol": "aggregated",
-                "workers": [
-                    {
-                        "name": "one",
-                        "role": "aggregated",
-                        "url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",
-                    }
-                ],
-                "request_timeout_seconds": 60,
-                "connect_timeout_seconds": 60,
-                "drain_seconds": 5,
-                "max_body_bytes": 1000,
-            }
-        )
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        worker = {"name": "one", "role": "aggregated", "url": url}
+        config = proxy_config(protocol="aggregated", workers=[worker], connect_timeout_seconds=60)
         registry = Registry(config, LoadBoard(shared_numbers.private(LoadBoard.cells(1))))
         lab = Lab(registry.workers["one"], received, served)
         await test(lab)
@@ -165,7 +147,7 @@ def test_what_must_not_be_used_any_more_is_not_sent_again() -> None:
     run(test)
 
 
-def test_what_must_not_be_used_any_more_once_the_new_connection_is_there_is_not_sent_over_it() -> None:
+def test_what_is_too_old_on_connection_is_not_sent() -> None:
     async def test(lab: Lab) -> None:
         told = asyncio.Event()
         leg = Leg(lab.worker, b"head", b"body", told.set, usable_until=lab.worker.pool.now())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,9 +13,8 @@ from typing import Any
 import pytest
 
 from pdserve.pd.http.places import PLACE, PROBE_PLACE, PROBE_PLACES, Places
-from tests.proxy.raw import ANSWER, RawClient, RawDeployment, Send, post, raw_deployment, whole
-
-pytestmark = pytest.mark.process
+from tests.proxy.deployment import KEY, Child, Deployment
+from tests.proxy.raw import ANSWER, RawClient, RawDeployment, RawEngine, Send, post, raw_deployment, whole
 
 MOST = 24
 GREEDY, OTHER = "127.0.0.2", "127.0.0.3"
@@ -30,7 +31,7 @@ def raw(tmp_path: Path) -> Iterator[RawDeployment]:
 
 
 @pytest.mark.parametrize("sent", [b"", HALF, BODY_TO_COME], ids=["nothing", "half a head", "a head and no body"])
-def test_connections_without_a_whole_request_make_room_for_a_new_client(raw: RawDeployment, sent: bytes) -> None:
+def test_connections_without_a_request_make_room(raw: RawDeployment, sent: bytes) -> None:
     with ExitStack() as stack:
         for _ in range(4 * MOST):
             stack.enter_context(raw.client(address=GREEDY)).send(sent)
@@ -62,7 +63,7 @@ def test_who_has_asked_before_outlives_who_never_did(raw: RawDeployment) -> None
         assert used.send(REQUEST).response().status == 200
 
 
-def test_when_all_are_being_answered_probes_are_still_and_others_get_503(raw: RawDeployment) -> None:
+def test_when_all_are_busy_probes_are_answered_and_others_get_503(raw: RawDeployment) -> None:
     go_on = threading.Event()
 
     def held(send: Send) -> None:
@@ -117,3 +118,49 @@ def ask_until_served(raw: RawDeployment) -> bool:
         with RawClient(raw.proxy.port) as client:
             if client.send(REQUEST).response().status == 200:
                 return True
+
+
+# --- a proxy whose files are few: clients that do nothing take none from the connections to engines
+
+
+FILES = 256
+
+
+@pytest.fixture
+def engine() -> Iterator[RawEngine]:
+    engine = RawEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def proxy(tmp_path: Path, engine: RawEngine) -> Iterator[Child]:
+    with Deployment(tmp_path) as deployment:
+        worker = {"name": "aggregated-0", "role": "aggregated", "url": engine.url}
+        config = deployment.config("aggregated", workers=[worker])
+    file = tmp_path / "proxy.json"
+    file.write_text(config.model_dump_json())
+    program = [sys.executable, "-m", "pdserve.proxy", "--config", str(file), "--no-control"]
+    proxy = Child(["sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", *program], {"PDSERVE_ENGINE_KEY": KEY})
+    try:
+        proxy.listens(int(proxy.until(r"serving on http://127.0.0.1:(\d+)")[1]))
+        yield proxy
+    finally:
+        proxy.end(signal.SIGTERM)
+
+
+def test_idle_clients_up_to_the_limit_leave_requests_their_engines(proxy: Child, engine: RawEngine) -> None:
+    (lowered,) = [line for line in proxy.log if "max_connections is" in line]
+    assert "not 8192" in lowered
+    active = [RawClient(proxy.port) for _ in range(12)]
+    for client in active:
+        assert client.send(REQUEST).response().status == 200
+    idle = [RawClient(proxy.port) for _ in range(2 * FILES)]
+    answers = [client.send(REQUEST).response() for client in active]
+    assert [(answer.status, answer.body) for answer in answers] == [(200, ANSWER)] * 12
+    for client in (*active, *idle):
+        client.close()
+    while True:
+        with RawClient(proxy.port) as client:
+            if client.send(REQUEST).response().status == 200:
+                break

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pdserve.pd.errors import ApiError
-from pdserve.pd.http.incoming import Budget
-from pdserve.pd.requests.body import Body
+from pdserve.pd.http.incoming import Budget, Request
+from pdserve.pd.http.reply import HttpReply, ReplyConnection
+from pdserve.pd.requests.body import EASY_BYTES, Body
 from pdserve.pd.requests.dialects import BY_PATH, CHAT, COMPLETIONS
+from pdserve.pd.requests.request import ClientRequest
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.telemetry.usage_meter import Fingerprints, metered
-from tests.proxy.deployment import Deployment
-from tests.proxy.raw import RawClient, raw_deployment
+from tests.proxy.deployment import MODEL, Deployment
+from tests.proxy.hostile import EVENT, MEGABYTE, PATH, STREAM_HEAD
+from tests.proxy.raw import SECONDS, RawClient, RawDeployment, Send, chunk, post, raw_deployment
+from tests.proxy.rows import each
 
 MIB = 1 << 20
 
@@ -86,3 +94,144 @@ def test_many_who_ask_for_the_models_ask_an_engine_once(tmp_path: Path) -> None:
             client.close()
         asked = [seen for seen in raw.engine.seen[before:] if seen.line.startswith("GET /v1/models")]
         assert len(asked) < 20
+
+
+# --- a stream that has begun keeps nothing of its request: nothing is sent again, and others need the room
+
+
+STREAMS = 40
+LIMITS: dict[str, Any] = {"limits": {"max_buffered_bytes": 4 * MEGABYTE}, "max_body_bytes": MEGABYTE}
+"""Room for three of the requests below at once."""
+WAYS: dict[str, dict[str, Any]] = {
+    "mooncake": {},
+    "nixl": {"nixl": True},
+    "nixl-push": {"push": True},
+    "moriio": {"moriio": True},
+    "one engine": {"aggregated": 1},
+}
+
+
+class NoConnection(ReplyConnection):
+    """Of a client that nothing is sent to."""
+
+    congested = False
+
+    def send(self, data: bytes) -> None:
+        pass
+
+    def replied(self, reply: HttpReply) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+def large(**members: object) -> dict[str, object]:
+    """A request that is nearly as large as one may be, most of it in what engines do not read."""
+    return {"model": MODEL, "prompt": "hello", "stream": True, "max_tokens": 2, "pad": "x" * 900_000} | members
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_its_room_in_memory_is_free_for_others(deployment: Deployment, way: dict[str, Any]) -> None:
+    deployment.up(**way, **LIMITS)
+    proxy, answers = deployment.proxy, deployment.fakes[-1]
+    answers.script(hold="token")
+    with ExitStack() as stack:
+
+        def begin(count: int) -> list[RawClient]:
+            streams = [stack.enter_context(RawClient(proxy.port)) for _ in range(count)]
+            for stream in streams:
+                stream.send(post(PATH, large()))
+                assert stream.until(b"data: ").startswith(b"HTTP/1.1 200 ")
+            return streams
+
+        streams = begin(4)
+        before = proxy.memory("VmRSS")
+        streams += begin(STREAMS)
+        assert proxy.memory("VmRSS") - before < STREAMS * MEGABYTE / 3
+        answers.script(hold="")
+        for stream in streams:
+            stream.until(b"data: [DONE]\n\n")
+    answers.wait(running=0, waiting=0)
+
+
+def test_while_its_engine_may_still_fail_it_is_kept(tmp_path: Path) -> None:
+    """The control for the test above: a fourth request has no room while three wait for their first event."""
+    release, begun = threading.Event(), threading.Semaphore(0)
+
+    def held(send: Send) -> None:
+        send(STREAM_HEAD)
+        begun.release()
+        release.wait()
+        send(chunk(EVENT) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    with raw_deployment(tmp_path, **LIMITS) as raw, ExitStack() as stack:
+        raw.engine.script = held
+        for _ in range(3):
+            stack.enter_context(raw.client()).send(post(PATH, large()))
+            assert begun.acquire(timeout=SECONDS)
+        assert raw.ask(post(PATH, large())).status == 503
+        release.set()
+        raw.engine.wait_left()
+
+
+def test_the_log_still_has_its_id_and_its_times(raw: RawDeployment) -> None:
+    raw.engine.script = lambda send: send(STREAM_HEAD + chunk(EVENT) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+    with raw.client() as client:
+        client.send(post(PATH, large(), "x-request-id: begun-stream-1"))
+        assert client.response().headers["x-request-id"] == "begun-stream-1"
+    raw.proxy.until(r"ok 200 /v1/completions id=begun-stream-1 .*ttft_ms=\d")
+
+
+def test_one_that_is_read_in_steps_is_dropped_too(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def held(send: Send) -> None:
+        send(STREAM_HEAD + chunk(EVENT))
+        release.wait()
+        send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    with raw_deployment(tmp_path) as raw, ExitStack() as stack:
+        raw.engine.script = held
+
+        def begin(count: int) -> None:
+            for _ in range(count):
+                client = stack.enter_context(raw.client())
+                client.send(post(PATH, large(prompt="a" * 2 * EASY_BYTES)))
+                client.until(EVENT)
+
+        begin(4)
+        before = raw.resident()
+        begin(20)
+        assert raw.resident() - before < 20 * EASY_BYTES
+        release.set()
+        raw.engine.wait_left()
+
+
+def test_nothing_that_is_as_large_as_its_prompt_is_left() -> None:
+    budget = Budget(MEGABYTE)
+    incoming = Request("127.0.0.1", budget, tls=False)
+    incoming.headers, incoming.target = [(b"x-request-id", b"r-1")], PATH.encode()
+    body = Body(b'{"prompt":"%b"}' % (b"a" * 1000))
+    assert incoming.take(body.raw)
+    ask = RoutingRequest(body.raw, 10, 1010, tokens=[1] * 64, estimate=250)
+    assert ask.prompt_chain(64) is not None
+    assert ask.token_chain(16) is not None
+    request = ClientRequest(COMPLETIONS, body, b"/", "r-1", b"x: y\r\n", ask, incoming=incoming)
+    copy = request.copy()
+    request.drop_content()
+    assert (request.body.raw, request.headers, budget.held) == (b"{}", b"", 0)
+    assert (ask.prompt, ask.tokens, ask.prompt_blocks, ask.chains, ask.estimate) == (b"", None, None, {}, 250)
+    assert (incoming.parts, incoming.headers, incoming.path) == ([], [], PATH.encode())
+    assert (copy.body, copy.headers, copy.request_id) == (body, b"x: y\r\n", "r-1")
+
+
+@each("end", ["end", "cut", "lost"])
+def test_a_reply_that_has_ended_in_any_way_keeps_nobody(end: str) -> None:
+    """Who answers has the request, and would be kept by its own reply until the collector comes."""
+    reply = HttpReply(NoConnection(), keep_alive=True, head_only=False, http10=False)
+    calls: list[str] = []
+    reply.on_gone, reply.on_pressure = (lambda: calls.append("gone")), (lambda _: calls.append("pressure"))
+    getattr(reply, end)()
+    assert [getattr(reply, name) for name in ("on_gone", "on_pressure")] == [None, None]
+    assert calls == (["gone"] if end == "lost" else [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.proxy.deployment import MODEL, Deployment, Fake
-
-pytestmark = pytest.mark.process
+from tests.proxy.deployment import MODEL, PLAIN, Deployment, Fake, keys_file
+from tests.proxy.rows import each
 
 INPUT: dict[str, Any] = {"model": MODEL, "input": "hello world", "max_output_tokens": 4}
 CHAT: list[dict[str, str]] = [{"role": "user", "content": "hello world"}]
@@ -56,8 +54,8 @@ def test_a_batch_of_chats_goes_to_one_engine(module_pair: Deployment) -> None:
     assert module_pair.prefills[0].requests() == []
 
 
-@pytest.mark.parametrize("asked", [{"messages": CHAT}, {"prompt": "hello world"}])
-@pytest.mark.parametrize("stream", [False, True])
+@each("asked", [{"messages": CHAT}, {"prompt": "hello world"}])
+@each("stream", [False, True])
 def test_sagemakers_invocations_are_chats_or_completions(
     module_pair: Deployment, asked: dict[str, Any], stream: bool
 ) -> None:
@@ -76,8 +74,8 @@ def test_generative_scoring_is_passed_on(module_pair: Deployment) -> None:
     assert [item["index"] for item in answer.json()["data"]] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
+@each(
+    "path, body",
     [
         ("/v1/chat/completions/batch", {"messages": [CHAT]}),
         ("/invocations", {"messages": CHAT}),
@@ -165,7 +163,7 @@ def test_every_process_finds_a_stored_response(monkeypatch: pytest.MonkeyPatch, 
     deployment.up(1, 2, processes=3)
     response = respond(deployment)
     for _ in range(12):
-        answer = httpx.get(f"{deployment.proxy.url}/v1/responses/{response['id']}", trust_env=False, timeout=90)
+        answer = httpx.get(f"{deployment.proxy.url}/v1/responses/{response['id']}", **PLAIN)
         assert answer.json()["output"] == response["output"]
 
 
@@ -190,13 +188,13 @@ def test_that_an_engine_does_not_answer_is_no_404(deployment: Deployment) -> Non
     assert deployment.proxy.http.get("/v1/responses/resp_1").status_code == 503
 
 
-@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@each("method", ["POST", "DELETE"])
 def test_a_stored_response_has_its_methods_only(module_pair: Deployment, method: str) -> None:
     assert module_pair.proxy.http.request(method, "/v1/responses/resp_1").status_code == 405
     assert module_pair.proxy.http.get("/v1/responses/resp_1/cancel").status_code == 405
 
 
-@pytest.mark.parametrize("name", ["..%2f..%2freset_prefix_cache", "a.b", "a%20b", "x" * 257, "a/input_items"])
+@each("name", ["..%2f..%2freset_prefix_cache", "a.b", "a%20b", "x" * 257, "a/input_items"])
 def test_only_an_id_is_passed_on(module_pair: Deployment, name: str) -> None:
     answer = module_pair.proxy.http.get(f"/v1/responses/{name}")
     assert answer.status_code == 404
@@ -207,9 +205,7 @@ def test_keys_figures_and_the_log_know_requests_for_stored_responses(
     monkeypatch: pytest.MonkeyPatch, deployment: Deployment, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
-    line = {"name": "team", "sha256": hashlib.sha256(b"secret").hexdigest(), "requests_per_minute": 2}
-    (tmp_path / "keys").write_text(json.dumps(line) + "\n")
-    deployment.up(auth={"keys_file": str(tmp_path / "keys")}, log="json")
+    deployment.up(auth=keys_file(tmp_path, ("team", "secret"), requests_per_minute=2), log="json")
     http, key = deployment.proxy.http, {"authorization": "Bearer secret"}
     assert http.get("/v1/responses/resp_1").status_code == 401
     assert [http.get("/v1/responses/resp_1", headers=key).status_code for _ in range(3)] == [404, 404, 429]
@@ -224,7 +220,7 @@ def test_keys_figures_and_the_log_know_requests_for_stored_responses(
 # --- what is not passed on
 
 
-@pytest.mark.parametrize("path", ["/reset_prefix_cache", "/sleep", "/collective_rpc", "/v1/load_lora_adapter", "/x"])
+@each("path", ["/reset_prefix_cache", "/sleep", "/collective_rpc", "/v1/load_lora_adapter", "/x"])
 def test_other_routes_of_an_engine_are_out_of_reach(module_pair: Deployment, path: str) -> None:
     answer = module_pair.proxy.http.post(path, json={})
     assert answer.status_code == 404
@@ -236,3 +232,40 @@ def test_an_api_that_the_engine_does_not_have_is_an_error_of_its_own(module_pair
     answer = module_pair.proxy.http.post("/v1/embeddings", json={"model": MODEL, "input": "x"})
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == "The engine does not offer this route for its model."
+
+
+# --- without the split each engine answers alone; what prefill/decode must refuse is possible here
+
+
+def test_lists_and_n_are_answered_by_one_engine(deployment: Deployment) -> None:
+    deployment.up(aggregated=1)
+    assert len(deployment.complete(["a", "b"], n=2).json()["choices"]) == 4
+
+
+def test_all_engines_are_used_and_transfer_parameters_stripped(deployment: Deployment) -> None:
+    deployment.up(aggregated=2)
+    for _ in range(4):
+        assert deployment.complete(kv_transfer_params={"do_remote_prefill": True}).status_code == 200
+    for fake in deployment.aggregated:
+        assert [request["body"].get("kv_transfer_params") for request in fake.requests()] == [None, None]
+
+
+def test_another_engine_takes_over_from_a_dead_one(deployment: Deployment) -> None:
+    deployment.up(aggregated=2)
+    deployment.aggregated[0].end()
+    assert [deployment.complete().status_code for _ in range(3)] == [200, 200, 200]
+
+
+def test_a_client_that_leaves_ends_its_request(deployment: Deployment) -> None:
+    deployment.up(aggregated=1)
+    (engine,) = deployment.aggregated
+    engine.script(hold="token")
+    with deployment.proxy.open("/v1/completions", {"model": MODEL, "prompt": "hi", "stream": True}):
+        engine.wait(running=1)
+    engine.wait(aborted=1, running=0)
+
+
+def test_streams_and_readiness(deployment: Deployment) -> None:
+    deployment.up(aggregated=1)
+    assert deployment.complete(stream=True).text.endswith("data: [DONE]\n\n")
+    assert deployment.proxy.http.get("/ready").json()["empty_pools"] == []

@@ -8,7 +8,6 @@ import signal
 import threading
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import httpx
 import pytest
 
 from pdserve.system import procfs
-from tests.proxy.deployment import MODEL, Deployment, Proxy
+from tests.proxy.deployment import MODEL, PLAIN, Deployment, Proxy, keys_file, over_socket
 
 pytestmark = pytest.mark.process
 
@@ -26,7 +25,7 @@ PROCESSES = 3
 
 def ask(deployment: Deployment, **headers: str) -> httpx.Response:
     """Over a connection of its own: the kernel gives it to one of the processes."""
-    return httpx.post(f"{deployment.proxy.url}/v1/completions", json=BODY, headers=headers, trust_env=False, timeout=90)
+    return httpx.post(f"{deployment.proxy.url}/v1/completions", json=BODY, headers=headers, **PLAIN)
 
 
 def together(deployment: Deployment, count: int, **headers: str) -> list[httpx.Response]:
@@ -39,7 +38,7 @@ def test_all_processes_serve_and_count_on_one_page(deployment: Deployment) -> No
     assert len(deployment.proxy.members) == PROCESSES
     assert {answer.status_code for answer in together(deployment, 24)} == {200}
     wanted = 'pdserve_proxy_requests_total{path="/v1/completions",status="200"} 24.0'
-    while wanted not in httpx.get(f"{deployment.proxy.url}/metrics", trust_env=False, timeout=90).text:
+    while wanted not in httpx.get(f"{deployment.proxy.url}/metrics", **PLAIN).text:
         pass  # each process writes its page twice a second
 
 
@@ -62,9 +61,8 @@ def test_least_loaded_sees_the_load_of_all_processes(deployment: Deployment) -> 
 
 def test_the_limits_of_a_key_and_of_a_pool_hold_over_all_processes(deployment: Deployment, tmp_path: Path) -> None:
     key = "a-client-key"
-    line = {"name": "team", "sha256": sha256(key.encode()).hexdigest(), "max_requests": 4}
-    (tmp_path / "keys").write_text(json.dumps(line) + "\n")
-    deployment.up(processes=PROCESSES, decode={"hold": "first"}, auth={"keys_file": str(tmp_path / "keys")})
+    auth = keys_file(tmp_path, ("team", key), max_requests=4)
+    deployment.up(processes=PROCESSES, decode={"hold": "first"}, auth=auth)
     with ThreadPoolExecutor(20) as pool:
         answers = [pool.submit(ask, deployment, authorization=f"Bearer {key}") for _ in range(20)]
         deployment.decodes[0].wait(running=4)
@@ -75,7 +73,7 @@ def test_the_limits_of_a_key_and_of_a_pool_hold_over_all_processes(deployment: D
     assert deployment.decodes[0].state()["received"] == 4
 
 
-def test_no_more_transfers_are_open_at_a_prefill_than_it_has_senders_for(deployment: Deployment) -> None:
+def test_transfers_are_bounded_over_processes(deployment: Deployment) -> None:
     """Also not after a process has died: what it had taken is its successor's to give back."""
     deployment.up(processes=PROCESSES, prefill={"hold": "prefill"}, transfer_slots=4)
     prefill = deployment.prefills[0]
@@ -84,7 +82,7 @@ def test_no_more_transfers_are_open_at_a_prefill_than_it_has_senders_for(deploym
         answers = [pool.submit(ask, deployment) for _ in range(24)]
         prefill.wait(waiting=3)
         wanted = 'pdserve_proxy_pool_requests{pool="prefill"} 24.0'
-        while wanted not in httpx.get(f"{deployment.proxy.url}/metrics", trust_env=False, timeout=90).text:
+        while wanted not in httpx.get(f"{deployment.proxy.url}/metrics", **PLAIN).text:
             pass
         return answers
 
@@ -115,14 +113,10 @@ def test_worker_states_reach_every_process_also_one_that_is_new(deployment: Depl
 def test_they_end_together_and_a_stream_is_finished_first(deployment: Deployment) -> None:
     deployment.up(processes=PROCESSES, decode={"hold": "token"})
     body = BODY | {"stream": True, "max_tokens": 20}
-    with httpx.stream(
-        "POST", f"{deployment.proxy.url}/v1/completions", json=body, trust_env=False, timeout=90
-    ) as answer:
-        lines = answer.iter_lines()
-        next(lines)
+    with deployment.proxy.begun("/v1/completions", body) as lines:
         deployment.proxy.process.send_signal(signal.SIGTERM)
         deployment.decodes[0].script(hold="")
-        assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert [*lines][-1] == "data: [DONE]"
     assert deployment.proxy.process.wait() == 0
 
 
@@ -139,7 +133,7 @@ def test_a_process_that_is_told_to_end_costs_no_request(deployment: Deployment, 
 
     def keep_asking() -> None:
         body = BODY | {"max_tokens": 1}
-        with httpx.Client(trust_env=False, timeout=90) as client:
+        with httpx.Client(**PLAIN) as client:
             while not over.is_set():
                 try:
                     answered[client.post(f"{proxy.url}/v1/completions", json=body).status_code] += 1
@@ -149,7 +143,7 @@ def test_a_process_that_is_told_to_end_costs_no_request(deployment: Deployment, 
     def stream() -> list[str]:
         body = BODY | {"stream": True, "max_tokens": 20}
         url = f"{proxy.url}/v1/completions"
-        with httpx.stream("POST", url, json=body, trust_env=False, timeout=90) as answer:
+        with httpx.stream("POST", url, json=body, **PLAIN) as answer:
             begun.release()
             return [line for line in answer.iter_lines() if line]
 
@@ -178,7 +172,7 @@ def test_a_process_that_is_told_to_end_costs_no_request(deployment: Deployment, 
     assert len(proxy.members) == processes
     deployment.idle()
     nothing = 'pdserve_proxy_in_flight{role="decode",worker="decode-0"} 0.0'
-    while nothing not in httpx.get(f"{proxy.url}/metrics", trust_env=False, timeout=90).text:
+    while nothing not in httpx.get(f"{proxy.url}/metrics", **PLAIN).text:
         pass  # each process writes its page twice a second
 
 
@@ -211,7 +205,7 @@ def test_members_die_with_their_parent(deployment: Deployment) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart that failed"])
-def test_a_process_begins_with_the_configuration_that_the_others_have_read_again(
+def test_a_new_process_has_the_configuration_read_again(
     deployment: Deployment, tmp_path: Path, restarted: bool
 ) -> None:
     """But for what a running proxy does not take from the file: there is no worker in it."""
@@ -231,7 +225,7 @@ def test_a_process_begins_with_the_configuration_that_the_others_have_read_again
         proxy.until("serving on")
     assert {answer.status_code for answer in together(deployment, 8)} == {200}
     decided = 'routing_decisions_total{policy="power_of_two",role="decode"'
-    while decided not in (page := httpx.get(f"{proxy.url}/metrics", trust_env=False, timeout=90).text):
+    while decided not in (page := httpx.get(f"{proxy.url}/metrics", **PLAIN).text):
         pass  # each process writes its page twice a second
     assert 'policy="round_robin",role="decode"' not in page
 
@@ -239,7 +233,7 @@ def test_a_process_begins_with_the_configuration_that_the_others_have_read_again
 # --- one that hangs
 
 
-def test_a_process_that_hangs_is_replaced_and_what_waited_for_it_is_served(deployment: Deployment) -> None:
+def test_a_process_that_hangs_is_replaced(deployment: Deployment) -> None:
     deployment.up(processes=PROCESSES, moments={"pdserve.pd.processes.heartbeat.HUNG_SECONDS": 4.0})
     held = min(deployment.proxy.members)
     os.kill(held, signal.SIGSTOP)
@@ -287,7 +281,7 @@ def test_a_rolling_restart_refuses_and_breaks_nothing(deployment: Deployment, pr
     def knock() -> None:
         while not running.is_set():
             try:
-                answer = httpx.get(f"{proxy.url}/health", trust_env=False, timeout=90)
+                answer = httpx.get(f"{proxy.url}/health", **PLAIN)
                 assert answer.status_code == 200
             except (httpx.HTTPError, AssertionError) as error:
                 refused.append(error)
@@ -295,9 +289,7 @@ def test_a_rolling_restart_refuses_and_breaks_nothing(deployment: Deployment, pr
     stream = BODY | {"stream": True, "max_tokens": 20}
     with ThreadPoolExecutor() as pool:
         knocking = [pool.submit(knock) for _ in range(2)]
-        with httpx.stream("POST", f"{proxy.url}/v1/completions", json=stream, trust_env=False, timeout=90) as answer:
-            lines = answer.iter_lines()
-            next(lines)
+        with proxy.begun("/v1/completions", stream) as lines:
             proxy.push_line(json.dumps({"restart": True}))
             for _ in range(processes):
                 proxy.until("serving on")
@@ -307,7 +299,7 @@ def test_a_rolling_restart_refuses_and_breaks_nothing(deployment: Deployment, pr
             new = pool.submit(ask, deployment)
             decode.wait(received=2)
             decode.script(hold="")
-            assert [line for line in lines if line][-1] == "data: [DONE]"
+            assert [*lines][-1] == "data: [DONE]"
         assert new.result().status_code == 200
         for _ in range(processes):
             proxy.until("the old proxy process . has ended")
@@ -316,7 +308,7 @@ def test_a_rolling_restart_refuses_and_breaks_nothing(deployment: Deployment, pr
     assert refused == []
     assert len(proxy.members) == processes
     assert not proxy.members & before
-    assert httpx.get(f"{proxy.url}/health", trust_env=False).json()["generation"] == 2
+    assert httpx.get(f"{proxy.url}/health", **PLAIN).json()["generation"] == 2
 
 
 def test_a_rolling_restart_reads_the_configuration_anew(deployment: Deployment) -> None:
@@ -328,7 +320,7 @@ def test_a_rolling_restart_reads_the_configuration_anew(deployment: Deployment) 
     assert ask(deployment).status_code == 413
 
 
-def test_a_proxy_that_could_not_start_does_not_replace_the_one_that_runs(deployment: Deployment) -> None:
+def test_a_proxy_that_could_not_start_replaces_none(deployment: Deployment) -> None:
     deployment.up()
     before = deployment.proxy.members
     (deployment.folder / "proxy.json").write_text("{}")
@@ -369,7 +361,7 @@ def not_restarted(deployment: Deployment, tmp_path: Path, kill: int | None = Non
 
 def fresh(deployment: Deployment, count: int = 20) -> list[int]:
     """What so many clients get, each over a connection of its own."""
-    return [httpx.get(f"{deployment.proxy.url}/health", trust_env=False, timeout=90).status_code for _ in range(count)]
+    return [httpx.get(f"{deployment.proxy.url}/health", **PLAIN).status_code for _ in range(count)]
 
 
 def test_an_old_process_that_dies_in_a_restart_that_fails_is_replaced(deployment: Deployment, tmp_path: Path) -> None:
@@ -383,9 +375,7 @@ def test_an_old_process_that_dies_in_a_restart_that_fails_is_replaced(deployment
     assert fresh(deployment) == [200] * 20
 
 
-def test_after_a_restart_that_failed_processes_are_replaced_as_before_it(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_after_a_failed_restart_processes_are_as_before(deployment: Deployment, tmp_path: Path) -> None:
     """With the configuration that they had, although the file has another one, and within one limit with those that
     go on."""
     limit = {"decode": {"max_requests": 2, "queue_size": 0}}
@@ -404,7 +394,7 @@ def test_after_a_restart_that_failed_processes_are_replaced_as_before_it(
         decode.script(hold="")
         assert Counter(answer.result().status_code for answer in answers) == {429: 18, 200: 2}
     counted = 'pdserve_proxy_requests_total{path="/v1/completions",status="429"} 18.0'
-    while counted not in httpx.get(f"{deployment.proxy.url}/metrics", trust_env=False, timeout=90).text:
+    while counted not in httpx.get(f"{deployment.proxy.url}/metrics", **PLAIN).text:
         pass  # each process writes its page twice a second
     os.kill(other, signal.SIGKILL)
     deployment.proxy.until("serving on")
@@ -412,7 +402,7 @@ def test_after_a_restart_that_failed_processes_are_replaced_as_before_it(
     assert not {hung, other} & deployment.proxy.members
 
 
-def test_a_configuration_that_changes_behind_its_check_does_not_end_the_proxy(deployment: Deployment) -> None:
+def test_a_configuration_changed_behind_its_check_ends_nothing(deployment: Deployment) -> None:
     deployment.up()
     before = deployment.proxy.members
     path = deployment.folder / "proxy.json"
@@ -472,13 +462,11 @@ def test_the_admins_address_goes_to_the_new_process(deployment: Deployment, tmp_
     deployment.up(admin={"socket": path})
     deployment.proxy.process.send_signal(signal.SIGUSR2)
     deployment.proxy.until("the admin of this process is open")
-    with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=90) as admin:
+    with over_socket(path) as admin:
         assert admin.get("http://admin/workers").status_code == 200
 
 
-def test_without_its_admins_token_a_new_process_still_hears_of_its_workers(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_without_the_admins_token_a_process_hears_of_workers(deployment: Deployment, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("an-admin-token-of-32-characters!")
     admin = tmp_path / "admin.sock"
@@ -496,5 +484,5 @@ def test_without_its_admins_token_a_new_process_still_hears_of_its_workers(
     token.write_text("an-admin-token-of-32-characters!")
     deployment.proxy.process.send_signal(signal.SIGUSR2)
     deployment.proxy.until("the admin of this process is open")
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(admin)), timeout=90) as client:
+    with over_socket(admin) as client:
         assert client.get("http://admin/workers").status_code == 401

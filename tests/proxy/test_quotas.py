@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.limits.api_keys import ApiKey
-from pdserve.pd.limits.quotas import WINDOW_SECONDS, Quotas, Use, cells_needed
+from pdserve.pd.limits.cells import OwnCells
+from pdserve.pd.limits.quotas import _RATE_CELLS, WINDOW_SECONDS, Quotas, Use, _Rate, cells_needed
 from pdserve.pd.processes import shared_numbers
 
 
@@ -119,7 +120,7 @@ def test_tokens_beyond_the_estimate_count_when_they_were_used() -> None:
     assert refused(counts, who, 11).retry_after == 56
 
 
-def test_a_request_larger_than_the_limit_enters_when_nothing_else_is_counted() -> None:
+def test_a_request_larger_than_the_limit_enters_alone() -> None:
     clock = Clock()
     counts, who = quotas(clock), key(tokens_per_minute=100)
     counts.enter(who, 5000)
@@ -146,9 +147,7 @@ def test_counts_outlive_a_reload_that_changes_the_limits() -> None:
     refused(counts, key(tokens_per_minute=150))
 
 
-def test_several_processes_share_the_counts_and_a_successor_forgets_what_the_dead_one_had_in_flight(
-    tmp_path: Path,
-) -> None:
+def test_processes_share_the_counts(tmp_path: Path) -> None:
     path, clock = tmp_path / "numbers", Clock()
     path.touch()
 
@@ -172,6 +171,30 @@ def test_several_processes_share_the_counts_and_a_successor_forgets_what_the_dea
     assert successor.in_flight("a") == 0
 
 
+AGES = st.integers(0, 70) | st.sampled_from([59, 60, 61, 62])
+
+
+@given(st.lists(st.tuples(AGES, st.integers(1, 9), AGES, st.integers(0, 20)), max_size=20))
+def test_a_rate_is_a_naive_count(steps: list[tuple[int, int, int, int]]) -> None:
+    """Counted, given back however late (or more than there was), and when there is room again."""
+    rate, second = _Rate(OwnCells(_RATE_CELLS), 0), 1000
+    counted: dict[int, int] = {}
+
+    def total(now: int) -> int:
+        return sum(amount for at, amount in counted.items() if now - at <= WINDOW_SECONDS)
+
+    for pause, amount, age, wanted in steps:
+        second += pause
+        assert rate.total(second) == total(second)
+        rate.add(amount, second)
+        counted[second] = counted.get(second, 0) + amount
+        rate.add(-wanted, second - age)
+        if (at := second - age) in counted and age <= WINDOW_SECONDS:
+            counted[at] -= min(wanted, counted[at])
+        assert rate.total(second) == total(second)
+        assert rate.free_in(wanted, second) == next(wait for wait in range(1, 62) if total(second + wait) <= wanted)
+
+
 STEP = st.tuples(
     st.sampled_from(["enter", "enter", "end", "wait", "obey"]), st.floats(0, 40, width=32), st.integers(1, 60)
 )
@@ -187,9 +210,7 @@ BOTH_LIMITS = [
 @example(steps=BOTH_LIMITS, start=0.0)
 @settings(max_examples=settings().max_examples * 3, deadline=None)
 @given(steps=st.lists(STEP, max_size=80), start=st.floats(0, 5000, width=32))
-def test_no_minute_ever_has_more_than_the_limits_and_retry_after_is_kept(
-    steps: list[tuple[str, float, int]], start: float
-) -> None:
+def test_no_minute_has_more_than_the_limits(steps: list[tuple[str, float, int]], start: float) -> None:
     clock = Clock(start)
     counts, who = quotas(clock), key(max_requests=3, requests_per_minute=5, tokens_per_minute=100)
     running: list[tuple[Use, int]] = []

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.connection import Connection
 from pdserve.pd.http.front import ClientLimits, Front, Request
@@ -29,12 +28,14 @@ from pdserve.pd.relay.leg import Leg, never
 from pdserve.pd.requests.dialects import CHAT, MESSAGES
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.registry import Registry
+from tests.proxy.deployment import proxy_config
 from tests.proxy.raw import RawDeployment, Send, chunk, head, post, raw_deployment, sends, whole
 
 PATH = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": []}
 SSE = "text/event-stream; charset=utf-8"
 MEGABYTE = 1 << 20
+WORKER = {"name": "one", "role": "aggregated", "url": "http://127.0.0.1:1"}
 DONE = b"data: [DONE]\n\n"
 
 TEXT = st.text(max_size=20).map(lambda text: json.dumps({"choices": [{"delta": {"content": text}}]}).encode())
@@ -132,19 +133,7 @@ class NoHandler:
 
 async def relayed(pieces: Sequence[bytes], *, http10: bool = False, cached: int | None = None) -> Received:
     """Each piece is what one read from the engine gives; everything between the two wires is the proxy's own."""
-    config = ProxyConfig.model_validate(
-        {
-            "host": "127.0.0.1",
-            "port": 0,
-            "served_name": "tiny",
-            "protocol": "aggregated",
-            "workers": [{"name": "one", "role": "aggregated", "url": "http://127.0.0.1:1"}],
-            "request_timeout_seconds": 60,
-            "connect_timeout_seconds": 5,
-            "drain_seconds": 5,
-            "max_body_bytes": MEGABYTE,
-        }
-    )
+    config = proxy_config(protocol="aggregated", workers=[WORKER])
     registry = Registry(config, LoadBoard(shared_numbers.private(LoadBoard.cells(1))))
     worker = registry.workers["one"]
     upstream, inside, outside = Upstream(worker.pool), Wire(), Wire()
@@ -217,9 +206,7 @@ def test_only_the_number_of_cached_tokens_changes(
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**7), st.integers(0, 10**7), st.lists(st.integers(0, 700), max_size=8), st.integers(0, 600))
-def test_only_the_number_of_cached_tokens_changes_in_an_answer_that_is_too_long_to_hold(
-    reported: int, cached: int, from_end: list[int], more: int
-) -> None:
+def test_only_cached_tokens_change_in_a_long_answer(reported: int, cached: int, from_end: list[int], more: int) -> None:
     def body(tokens: int) -> bytes:
         return usage(tokens)[:-1] + b', "more": "' + b"x" * more + b'", "long": "' + b"x" * MEGABYTE + b'"}'
 
@@ -238,13 +225,6 @@ def test_only_the_number_of_cached_tokens_changes_in_an_answer_that_is_too_long_
 def module_raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
     with raw_deployment(tmp_path_factory.mktemp("raw")) as raw:
         yield raw
-
-
-@pytest.fixture
-def raw(module_raw: RawDeployment) -> Iterator[RawDeployment]:
-    module_raw.engine.seen.clear()
-    yield module_raw
-    module_raw.unharmed()
 
 
 @pytest.mark.process

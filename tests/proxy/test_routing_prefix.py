@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from random import Random
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.pd.config.routing import LoadSettings
 from pdserve.pd.config.routing import PrefixAwareSettings as PrefixSettings
+from pdserve.pd.routing import block_hash
 from pdserve.pd.routing.ask import RoutingRequest
+from pdserve.pd.routing.block_hash import SECRET, digest_without_xxhash
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.burden import Burden
-from pdserve.pd.routing.chain import FINE_BYTES, Chain, GrowingChain
+from pdserve.pd.routing.chain import FINE_BYTES, ROOT, Chain, GrowingChain
 from pdserve.pd.routing.policies.prefix_aware import PrefixAware
 from pdserve.pd.routing.recent_blocks import RecentBlocks
 from pdserve.roles import EngineRole
 from tests.proxy.candidates import Worker, everywhere, workers
+from tests.proxy.deployment import Deployment
+from tests.proxy.rows import each
 
 ROLES: list[EngineRole] = ["prefill", "decode", "aggregated"]
 
@@ -31,7 +40,7 @@ def prefix_aware(role: EngineRole = "prefill", **settings: float) -> PrefixAware
     return PrefixAware(burden, PrefixSettings(**settings))  # type: ignore[arg-type]  # each is an int or a float
 
 
-@pytest.mark.parametrize("role", ROLES)
+@each("role", ROLES)
 def test_a_conversation_stays_where_it_began(role: EngineRole) -> None:
     policy = make(everywhere("prefix_aware"), role, Random(1))
     pool = workers(4)
@@ -241,9 +250,7 @@ lengths = st.integers(0, 20_000) | st.integers(0, 300)
 
 
 @given(seed=st.integers(0, 9), sent=lengths, more=lengths, size=st.integers(1, 300))
-def test_what_goes_on_is_known_to_hold_all_that_was_sent_to_the_size_of_a_block(
-    seed: int, sent: int, more: int, size: int
-) -> None:
+def test_what_goes_on_is_known_to_the_size_of_a_block(seed: int, sent: int, more: int, size: int) -> None:
     data = Random(seed).randbytes(sent + more)
     known = frozenset(GrowingChain(data[:sent], size).names)
     assert GrowingChain(data, size).held(known) == sent // size * size
@@ -272,7 +279,7 @@ def test_a_long_prompt_has_few_blocks() -> None:
     assert [len(GrowingChain(data[:length], 256).names) for length in (1024, 100_000, 1_000_000)] == [4, 54, 81]
 
 
-def test_of_two_long_conversations_with_one_beginning_each_is_known_to_its_end() -> None:
+def test_two_long_conversations_are_known_to_their_ends() -> None:
     policy, (first, other) = prefix_aware(), workers(2)
     shared = Random(1).randbytes(50_000)
     prompts = [shared + Random(seed).randbytes(30_000 + seed) for seed in (2, 3)]
@@ -291,3 +298,96 @@ def test_a_long_conversation_is_known_to_its_end() -> None:
     longer = ask(prompt + b"and more" * 1000)
     assert 1_000_000 - 4096 < 4 * policy.matched(worker, longer) <= 1_000_000
     assert policy.blocks < 500
+
+
+# --- how a block of a prompt gets its name, with xxhash and without
+
+
+Digest = Callable[[bytes, int, int, int], int]
+
+SMALL = b"You are a helpful assistant."
+LARGE = SMALL * 100
+
+
+def digest(data: bytes, begin: int, end: int, before: int) -> int:
+    return block_hash.digest(data, memoryview(data), begin, end, before)
+
+
+DIGESTS = each("name_of", [digest, digest_without_xxhash])
+TEXTS = each("text", [SMALL, LARGE])
+WITHOUT = """
+import sys
+sys.modules["xxhash"] = None
+from pdserve.pd.routing.block_hash import digest, digest_without_xxhash
+from pdserve.pd.routing.chain import GrowingChain
+text = b"You are a helpful assistant." * 100
+assert digest(text, memoryview(text), 7, 2000, 3) == digest_without_xxhash(text, 7, 2000, 3)
+assert len(GrowingChain(text, 256).names) == 10
+"""
+
+
+@TEXTS
+def test_xxhash_is_taken_where_it_is_installed(text: bytes) -> None:
+    assert digest(text, 0, len(text), SECRET) == xxhash.xxh3_64_intdigest(text, SECRET)
+
+
+@pytest.mark.process
+def test_without_it_python_hashes() -> None:
+    """In a process of its own: what a module has at its beginning stays, where it is compiled."""
+    subprocess.run([sys.executable, "-c", WITHOUT], check=True)
+
+
+@TEXTS
+def test_pythons_own_hash_is_that_of_the_bytes_and_of_what_is_before(text: bytes) -> None:
+    assert digest_without_xxhash(text, 0, len(text), SECRET) == hash((SECRET, text))
+
+
+@DIGESTS
+@TEXTS
+def test_the_name_is_that_of_the_bytes_wherever_they_are(text: bytes, name_of: Digest) -> None:
+    assert name_of(b"{" + text + b"}", 1, 1 + len(text), SECRET) == name_of(text, 0, len(text), SECRET)
+
+
+@DIGESTS
+@TEXTS
+def test_it_depends_on_each_byte_and_on_what_is_before(text: bytes, name_of: Digest) -> None:
+    name = name_of(text, 0, len(text), SECRET)
+    assert name != name_of(text[:-1] + b"!", 0, len(text), SECRET)
+    assert name != name_of(text, 0, len(text), name)
+
+
+def test_the_names_of_a_prompt_begin_with_the_secret() -> None:
+    assert GrowingChain(LARGE, 256).names[0] == digest(LARGE, 0, 256, SECRET) != digest(LARGE, 0, 256, ROOT)
+
+
+# --- a prompt with another cache_salt is another prompt to prefix-aware routing: engines share no KV between them
+
+
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 40
+LONG = "s" * 5000
+
+
+def reasons(deployment: Deployment) -> Mapping[str, int]:
+    """Why prefills were chosen, and how often."""
+    page = deployment.proxy.http.get("/metrics").text
+    line = r'^pdserve_proxy_routing_decisions_total\{(?=[^}]*role="prefill")[^}]*why="(\w+)"[^}]*\} (\d+)'
+    return {why: int(float(count)) for why, count in re.findall(line, page, re.MULTILINE)}
+
+
+def test_only_the_same_prompt_with_the_same_salt_matches(deployment: Deployment) -> None:
+    deployment.up(prefills=2, routing={"prefill": {"kind": "prefix_aware"}})
+    seen: list[str] = []
+    for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": LONG + "1"}, {"cache_salt": LONG + "2"}):
+        for _ in range(2):
+            before = reasons(deployment)
+            assert deployment.complete(PROMPT, **salt).status_code == 200
+            now = reasons(deployment)
+            seen += [why for why, count in now.items() if count > before.get(why, 0)]
+    assert seen == ["no_match", "match"] * 5
+
+
+def test_what_is_no_text_is_no_salt(deployment: Deployment) -> None:
+    deployment.up(prefills=2, routing={"prefill": {"kind": "prefix_aware"}})
+    for salt in ({}, {"cache_salt": None}):
+        assert deployment.complete(PROMPT, **salt).status_code == 200
+    assert reasons(deployment) == {"no_match": 1, "match": 1}

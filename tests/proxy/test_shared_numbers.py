@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.processes import shared_numbers
-
-pytestmark = pytest.mark.process
+from pdserve.pd.processes.shared_numbers import Numbers
+from pdserve.pd.workers.load import MAX_WORKERS, LoadBoard
+from pdserve.pd.workers.registry import Registry
 
 COUNT = """
 import sys
@@ -80,6 +83,7 @@ def together(code: str, path: Path) -> list[str]:
     return outputs
 
 
+@pytest.mark.process
 def test_under_the_lock_no_change_of_another_process_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     path.touch()
@@ -87,14 +91,16 @@ def test_under_the_lock_no_change_of_another_process_is_lost(tmp_path: Path) -> 
     assert shared_numbers.shared(path, 4, process=0, processes=3).take(1)[0] == 150_000
 
 
-def test_a_gates_limits_hold_over_processes_that_enter_at_the_same_time(tmp_path: Path) -> None:
+@pytest.mark.process
+def test_a_gates_limits_hold_over_processes(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     path.touch()
     refused = together(ENTER, path)
     assert any(int(count) for count in refused), "the limit was never reached"
 
 
-def test_a_pool_is_not_taken_for_idle_while_tokens_of_one_that_leaves_still_count(tmp_path: Path) -> None:
+@pytest.mark.process
+def test_tokens_are_given_back_before_the_request(tmp_path: Path) -> None:
     """An idle pool takes any prompt, so who leaves must give its tokens back first."""
     path = tmp_path / "numbers"
     path.touch()
@@ -108,3 +114,102 @@ def test_numbers_are_taken_in_order_and_not_twice() -> None:
     assert list(numbers.cells) == [0, 7, 8, 0, 0]
     with pytest.raises(ValueError, match="6 shared numbers are wanted, there are 5"):
         numbers.take(1)
+
+
+# --- the load of each worker over all processes of the proxy, while workers come and go
+
+
+PROCESSES = 2
+
+
+def numbers(folder: Path, process: int) -> Numbers:
+    path = folder / "numbers"
+    path.touch()
+    return shared_numbers.shared(path, LoadBoard.cells(PROCESSES), process=process, processes=PROCESSES)
+
+
+def test_workers_that_were_removed_make_room_for_others(tmp_path: Path) -> None:
+    """More names in a life than there may be workers at once."""
+    ours, theirs = (LoadBoard(numbers(tmp_path, process)) for process in range(PROCESSES))
+    for number in range(3 * MAX_WORKERS):
+        name = f"decode-{number}"
+        one, other = ours.worker(name), theirs.worker(name)
+        one.add_request(1)
+        other.add_request(2)
+        assert (one.requests, other.requests) == (3, 3), "both count on one row"
+        one.add_request(-1)
+        other.add_request(-2)
+        if number >= MAX_WORKERS - 1:
+            for board in (ours, theirs):
+                board.remove(f"decode-{number - MAX_WORKERS + 1}")
+
+
+def test_a_late_process_counts_on_the_same_rows(tmp_path: Path) -> None:
+    ours = LoadBoard(numbers(tmp_path, 0))
+    for name in ("decode-0", "decode-1", "decode-2"):
+        ours.worker(name).add_request(1)
+    ours.remove("decode-1")
+    ours.worker("decode-3").add_request(5)
+    successor = LoadBoard(numbers(tmp_path, 1))
+    assert [successor.worker(name).requests for name in ("decode-3", "decode-0", "decode-2")] == [5, 1, 1]
+
+
+def test_what_runs_to_a_removed_worker_is_nobodys_load(tmp_path: Path) -> None:
+    board = LoadBoard(numbers(tmp_path, 0))
+    for number in range(MAX_WORKERS):
+        board.worker(f"decode-{number}")
+    gone = board.worker("decode-7")
+    gone.add_request(1)
+    gone.add_prompt_tokens(100)
+    board.remove("decode-7")
+    new = board.worker("new")
+    gone.add_request(-1)
+    gone.add_prompt_tokens(-100)
+    assert (new.requests, new.prompt_tokens) == (0, 0)
+
+
+def test_a_row_is_reused_as_late_as_possible(tmp_path: Path) -> None:
+    board = LoadBoard(numbers(tmp_path, 0))
+    gone = board.worker("decode-0")
+    gone.add_request(1)
+    board.remove("decode-0")
+    assert [board.worker(f"new-{number}").requests for number in range(MAX_WORKERS - 1)] == [0] * (MAX_WORKERS - 1)
+
+
+def test_more_workers_at_once_are_refused_and_leave_no_trace(tmp_path: Path) -> None:
+    board = LoadBoard(numbers(tmp_path, 0))
+    for number in range(MAX_WORKERS):
+        board.worker(f"decode-{number}")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"more than {MAX_WORKERS} workers"):
+            board.worker("one more")
+    board.remove("decode-3")
+    board.worker("one more").add_request(1)
+    assert board.worker("one more").requests == 1
+
+
+def test_a_registry_takes_new_workers_for_ever(tmp_path: Path) -> None:
+    config = ProxyConfig(port=0, served_name="tiny", protocol="nixl", workers=(), processes=PROCESSES)
+
+    async def come_and_go() -> None:
+        registry = Registry(config, LoadBoard(numbers(tmp_path, 0)))
+        for number in range(MAX_WORKERS + 1):
+            registry.add(WorkerConfig(name=f"decode-{number}", role="decode", url="http://127.0.0.1:1"))
+            registry.remove(f"decode-{number}")
+
+    asyncio.run(come_and_go())
+
+
+def test_a_worker_that_cannot_be_made_takes_no_row(tmp_path: Path) -> None:
+    """Only the process whose admin was asked knows of it."""
+    config = ProxyConfig(port=0, served_name="tiny", protocol="nixl", workers=(), processes=PROCESSES)
+
+    async def refused() -> None:
+        registry = Registry(config, LoadBoard(numbers(tmp_path, 0)))
+        with pytest.raises(ValueError, match="label"):
+            registry.add(WorkerConfig(name="bad", role="decode", url=f"http://{'ü' * 80}:1"))
+        ours = registry.add(WorkerConfig(name="decode-0", role="decode", url="http://127.0.0.1:1"))
+        ours.load.add_request(1)
+        assert LoadBoard(numbers(tmp_path, 1)).worker("decode-0").requests == 1
+
+    asyncio.run(refused())

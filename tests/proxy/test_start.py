@@ -1,10 +1,12 @@
-"""How the proxy starts, and what it refuses to start with."""
+"""How the proxy starts, what it refuses to start with, and how it ends."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from pdserve.proxy import load_config
 from tests.proxy.deployment import Deployment
+from tests.proxy.raw import ANSWER, RawDeployment, post, raw_deployment
 
 CONFIG: dict[str, Any] = {
     "host": "127.0.0.1",
@@ -61,7 +64,7 @@ def test_one_that_is_no_mapping_and_a_missing_one_too(tmp_path: Path) -> None:
 
 
 def test_without_a_control_channel_all_workers_are_ready(deployment: Deployment) -> None:
-    deployment.up()
+    deployment.up(fresh=True)
     ready = deployment.proxy.http.get("/ready")
     assert (ready.status_code, ready.json()["ready"]) == (200, True)
 
@@ -69,7 +72,7 @@ def test_without_a_control_channel_all_workers_are_ready(deployment: Deployment)
 def test_no_proxy_of_the_environment_is_used(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    deployment.up()
+    deployment.up(fresh=True)
     assert deployment.complete().status_code == 200
 
 
@@ -104,3 +107,53 @@ def test_so_the_parent_reads_what_it_needs_of_the_configuration_itself(
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     whole = load_config(path)
     assert json.loads(done.stdout) == [whole.host, whole.port, whole.processes, False]
+
+
+# --- a process that ends, or leaves its place to a successor, answers what clients have begun to ask
+
+
+REQUEST = post("/v1/completions", {"prompt": "hello world"})
+
+
+@pytest.fixture
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
+    """The clients' own limits of time are far away."""
+    limits = {"header_seconds": 60, "body_idle_seconds": 60}
+    with raw_deployment(tmp_path_factory.mktemp("drain"), drain_seconds=60, limits=limits) as raw:
+        yield raw
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2], ids=["end", "rolling restart"])
+@pytest.mark.parametrize("end", [-10, 30], ids=["half a body", "half a head"])
+def test_a_request_that_is_arriving_when_the_drain_begins_is_answered(
+    raw: RawDeployment, signum: signal.Signals, end: int
+) -> None:
+    with raw.client() as client, raw.client() as idle:
+        client.send(REQUEST[:end])
+        # It came later, and is answered: so the proxy has what came before.
+        assert idle.send(REQUEST).response().status == 200
+        raw.proxy.process.send_signal(signum)
+        # The drain has begun: connections without a request are closed.
+        assert idle.ended() == b""
+        answer = client.send(REQUEST[end:]).response()
+        assert (answer.status, answer.body) == (200, ANSWER)
+        assert client.ended() == b""
+    if signum == signal.SIGTERM:
+        assert raw.proxy.process.wait() == 0
+    else:
+        raw.proxy.until("the old proxy process 0 has ended")
+        assert raw.ask(REQUEST).status == 200
+
+
+def test_what_stops_arriving_does_not_hold_up_the_end(tmp_path_factory: pytest.TempPathFactory) -> None:
+    limits = {"header_seconds": 1.5, "body_idle_seconds": 1.5}
+    with (
+        raw_deployment(tmp_path_factory.mktemp("drain"), drain_seconds=600, limits=limits) as raw,
+        raw.client() as client,
+        raw.client() as idle,
+    ):
+        client.send(REQUEST[:-10])
+        assert idle.send(REQUEST).response().status == 200
+        raw.proxy.process.terminate()
+        assert client.response().status == 408
+        assert raw.proxy.process.wait() == 0

@@ -8,15 +8,26 @@ import sys
 
 import pytest
 
-from tests.proxy.deployment import REPOSITORY
+from tests.proxy.nursery import REPOSITORY
 
 pytestmark = pytest.mark.process
 
 
-SIGNALLED = """
-import os, signal, sys
-from pdserve.pd.processes import supervisor
+SCRIPTS = """
+import ctypes, itertools, os, signal, sys, time
+from pdserve.pd.processes import handover, heartbeat, pauses, supervisor
 from pdserve.pd.processes.child import Configured
+from pdserve.pd.processes.handover import Heir, Inheritance
+from pdserve.pd.processes.heartbeat import Beats
+"""
+
+
+def ran(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", SCRIPTS + script, *arguments]
+    return subprocess.run(argv, check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True)
+
+
+SIGNALLED = """
 
 moment, parent, real, calls = sys.argv[1], os.getpid(), getattr(os, sys.argv[1]), []
 
@@ -44,9 +55,6 @@ sys.exit(supervisor.Processes(3, member, None, Configured(b"")).run())
 """
 
 SIGNALLED_LAST = """
-import os, signal, sys
-from pdserve.pd.processes import supervisor
-from pdserve.pd.processes.child import Configured
 
 wait = os.waitpid
 
@@ -63,10 +71,6 @@ sys.exit(over.run())
 
 
 JUDGED = """
-import itertools, os, signal, sys, time
-from pdserve.pd.processes import heartbeat, pauses, supervisor
-from pdserve.pd.processes.child import Configured
-from pdserve.pd.processes.heartbeat import Beats
 
 how, parent, forks, fork, clock = sys.argv[1], os.getpid(), [], os.fork, itertools.count(0, 10)
 
@@ -116,9 +120,6 @@ print(code, len(forks))
 """
 
 TOLD_TO_END = """
-import os, signal, sys
-from pdserve.pd.processes import supervisor
-from pdserve.pd.processes.child import Configured
 
 parent, fork, forks, said = os.getpid(), os.fork, [], open(os.dup(1), "w", buffering=1)
 
@@ -143,10 +144,6 @@ sys.exit(supervisor.Processes(1, member, None, Configured(b"")).run())
 """
 
 GIVEN_UP = """
-import ctypes, os, signal, sys
-from pdserve.pd.processes import supervisor
-from pdserve.pd.processes.child import Configured
-from pdserve.pd.processes.handover import Heir, Inheritance
 
 parent, read, (ends, end) = os.getpid(), supervisor.Processes._read_child, os.pipe()
 signal.pthread_sigmask(signal.SIG_BLOCK, {*supervisor.SIGNALS, signal.SIGCHLD})
@@ -181,9 +178,6 @@ sys.exit(processes.run())
 """
 
 HANDED = """
-import os, signal, sys
-from pdserve.pd.processes import handover, supervisor
-from pdserve.pd.processes.child import Configured
 
 parent, made = os.getpid(), os.memfd_create
 
@@ -213,13 +207,13 @@ processes.run()
 @pytest.mark.parametrize("moment", ["pipe", "fork", "waitpid"])
 def test_a_signal_at_any_moment_ends_all(moment: str) -> None:
     """Just before a member is there, just after, and when one that has ended is no longer its PID's owner."""
-    ended = subprocess.run([sys.executable, "-c", SIGNALLED, moment], check=False, timeout=90, cwd=REPOSITORY)
+    ended = ran(SIGNALLED, moment)
     assert ended.returncode == 0
 
 
 def test_a_signal_after_all_have_ended_goes_to_no_process() -> None:
     """The process that tries whether a new program could start is waited for last; then its PID is not its own."""
-    ended = subprocess.run([sys.executable, "-c", SIGNALLED_LAST], check=False, timeout=90, cwd=REPOSITORY)
+    ended = ran(SIGNALLED_LAST)
     assert ended.returncode == 0
 
 
@@ -232,23 +226,14 @@ def test_a_signal_after_all_have_ended_goes_to_no_process() -> None:
         pytest.param("hangs", "0 2", id="one that does not serve for minutes is started anew"),
     ],
 )
-def test_whether_a_process_has_served_decides_what_its_silence_and_its_end_mean(how: str, end: str) -> None:
+def test_whether_it_has_served_decides_what_its_end_means(how: str, end: str) -> None:
     """`end`: the exit code of all, and how many were started."""
-    ended = subprocess.run(
-        [sys.executable, "-c", JUDGED, how], check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True
-    )
+    ended = ran(JUDGED, how)
     assert ended.stdout.strip() == end, ended.stderr
 
 
-def test_one_that_serves_and_ends_again_and_again_is_started_anew_after_longer_and_longer_pauses() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", JUDGED, "ends again"],
-        check=False,
-        timeout=90,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
+def test_pauses_grow_with_each_short_life() -> None:
+    ended = ran(JUDGED, "ends again")
     assert ended.stdout.strip() == "0 4", ended.stderr
     first, second, third = (line for line in ended.stderr.splitlines() if "started anew" in line)
     assert first.endswith("started anew")
@@ -256,26 +241,20 @@ def test_one_that_serves_and_ends_again_and_again_is_started_anew_after_longer_a
     assert "started anew in 0.02 s" in third
 
 
-def test_a_restart_that_is_given_up_lets_new_processes_end_the_streams_that_they_have_begun() -> None:
+def test_a_given_up_restart_lets_streams_end() -> None:
     """One of two does not start; the other one serves already, and is retired as an old one would be."""
-    given_up = subprocess.run(
-        [sys.executable, "-c", GIVEN_UP], check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True
-    )
+    given_up = ran(GIVEN_UP)
     assert given_up.stdout.strip() == "SIGUSR2", given_up.stderr
     assert "the proxy that ran serves on" in given_up.stderr
 
 
 def test_one_that_is_told_to_end_is_retired_once_a_successor_serves() -> None:
     """One that does not start is no successor, and ends nothing. What ends all is no SIGTERM for each of them."""
-    ended = subprocess.run(
-        [sys.executable, "-c", TOLD_TO_END], check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True
-    )
+    ended = ran(TOLD_TO_END)
     assert ended.stdout.split("\n") == ["1 SIGUSR2", "3 SIGINT", ""], ended.stderr
     assert ended.returncode == 0
 
 
-def test_a_stop_that_comes_while_a_new_program_takes_over_is_heard_by_that() -> None:
-    handed = subprocess.run(
-        [sys.executable, "-c", HANDED], check=False, timeout=90, cwd=REPOSITORY, capture_output=True, text=True
-    )
+def test_a_stop_during_a_takeover_is_heard() -> None:
+    handed = ran(HANDED)
     assert handed.stdout.strip() == "True", handed.stderr

@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from pdserve.pd.http.places import PROBE_PLACES
 from pdserve.pd.serve.client_tls import _HANDSHAKES
-from tests.proxy.deployment import MODEL, Deployment, open_links
+from tests.proxy.deployment import MODEL, Deployment, open_links, over_socket
 from tests.proxy.raw import SECONDS, RawClient, post
 
 ANSWER = json.dumps({"choices": [{"index": 0, "text": "over TLS", "finish_reason": "length"}]}).encode()
@@ -151,7 +151,7 @@ def test_a_worker_that_an_admin_adds_is_reached_the_same_way(
     }
     socket = str(tmp_path / "admin.sock")
     deployment.up(0, 0, protocol="aggregated", workers=[], upstream_tls=settings, admin={"socket": socket})
-    with httpx.Client(transport=httpx.HTTPTransport(uds=socket), base_url="http://admin", timeout=90) as admin:
+    with over_socket(socket) as admin:
         assert admin.post("/workers", json=worker(engine)).status_code == 201
         while not admin.get("/workers").json()["workers"][0]["healthy"]:
             pass
@@ -223,9 +223,7 @@ def shown(deployment: Deployment) -> str:
     return str(name.value)
 
 
-def test_a_handshake_that_a_rolling_restart_finds_is_ended_and_its_request_is_served(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_a_handshake_outlives_a_rolling_restart(deployment: Deployment, tmp_path: Path) -> None:
     pair = made(tmp_path, "front")
     encrypted(deployment, pair)
     context = ssl.create_default_context(cafile=str(pair.certificate))
@@ -259,9 +257,7 @@ def test_a_handshake_that_a_rolling_restart_finds_is_ended_and_its_request_is_se
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
-def test_sighup_reads_the_certificate_again_and_keeps_the_old_one_if_it_must(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_sighup_reads_the_certificate_again(deployment: Deployment, tmp_path: Path) -> None:
     pair, other, third = made(tmp_path, "first"), made(tmp_path, "second"), made(tmp_path, "third")
     encrypted(deployment, pair)
     assert shown(deployment) == "first"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from pdserve.pd.telemetry.usage_counts import cached_in, of_answer
 from pdserve.pd.telemetry.usage_meter import Fingerprints, UsageMeter, last_in, metered
-from tests.proxy.deployment import MODEL, Deployment
+from tests.proxy.deployment import MODEL, Deployment, keys_file
+from tests.proxy.rows import each
 
 LIMITED, FREE = "a-limited-key", "a-free-key"
 USAGE, CONTINUOUS = {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}
@@ -28,12 +28,8 @@ TEXT_BODY: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 7}
 @pytest.fixture
 def limited(deployment: Deployment, tmp_path: Path) -> Deployment:
     """1P1D and two keys: one with a limit of tokens, and one without."""
-    keys = [
-        {"name": "limited", "sha256": sha256(LIMITED.encode()).hexdigest(), "tokens_per_minute": 1_000_000},
-        {"name": "free", "sha256": sha256(FREE.encode()).hexdigest()},
-    ]
-    (tmp_path / "keys").write_text("".join(json.dumps(key) + "\n" for key in keys))
-    return deployment.up(auth={"keys_file": str(tmp_path / "keys")})
+    keys = ("limited", LIMITED), ("free", FREE)
+    return deployment.up(auth=keys_file(tmp_path, *keys, tokens_per_minute=1_000_000))
 
 
 def stream(deployment: Deployment, key: str, path: str, body: dict[str, Any]) -> bytes:
@@ -46,7 +42,7 @@ def stream(deployment: Deployment, key: str, path: str, body: dict[str, Any]) ->
 @pytest.mark.parametrize("options", [None, {}, USAGE, CONTINUOUS, {"continuous_usage_stats": True}])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT_BODY), ("/v1/completions", TEXT_BODY)])
-def test_the_client_gets_the_bytes_that_it_would_have_got_and_all_is_counted(
+def test_the_client_gets_the_same_bytes_and_all_is_counted(
     limited: Deployment, path: str, body: dict[str, Any], n: int, options: dict[str, Any] | None
 ) -> None:
     whole = {**body, "stream": True, "n": n, **({} if options is None else {"stream_options": options})}
@@ -99,7 +95,7 @@ def to_client(index: int, text: bytes, finish: bytes = b"null") -> bytes:
     return EVENT % (index, text, finish, b"" if finish == b"null" else NAMED)
 
 
-def test_last_events_wait_for_the_name_of_the_engine_in_order_and_only_once() -> None:
+def test_last_events_wait_for_the_name_of_the_engine() -> None:
     prints = Fingerprints()
     sent = [
         (0, b"a", 3, b"null"),
@@ -153,7 +149,7 @@ ECHO = b'"tools":[{"parameters":{"x":{},"usage":{"input_tokens":%s,"output_token
 TOO_LARGE = b"9" * 400
 
 
-@pytest.mark.parametrize(("prompt", "answer"), [(b"0", b"0"), (b"-1000000", b"-5"), (TOO_LARGE, TOO_LARGE)])
+@each("prompt, answer", [(b"0", b"0"), (b"-1000000", b"-5"), (TOO_LARGE, TOO_LARGE)])
 def test_what_a_client_has_written_into_an_answer_is_not_its_usage(prompt: bytes, answer: bytes) -> None:
     own = b'"usage":{"input_tokens":500,"output_tokens":40,"output_tokens_details":{"reasoning_tokens":3}}'
     whole = b'{"id":"r",' + own + b"," + ECHO % (prompt, answer) + b"}"
@@ -164,8 +160,8 @@ def test_what_a_client_has_written_into_an_answer_is_not_its_usage(prompt: bytes
     assert (meter.prompt, meter.answer) == (500, 40)
 
 
-@pytest.mark.parametrize(
-    ("usage", "cached"),
+@each(
+    "usage, cached",
     [
         (b'{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}', 4),
         (b'{"input_tokens":9,"input_tokens_details":{"cached_tokens":4}}', 4),
@@ -180,7 +176,7 @@ def test_cached_tokens_are_those_of_the_engines_usage(usage: bytes, cached: int 
     assert cached_in(b'{"id":"r",' + tools + b',"usage":' + usage + b"}") == cached
 
 
-@pytest.mark.parametrize(
+@each(
     "answer",
     [
         b'{"choices":[5]}',
@@ -200,12 +196,12 @@ def test_a_prefill_whose_answer_cannot_be_read_has_failed(answer: bytes) -> None
     assert bad_end(answer) == "an unreadable answer"
 
 
-@pytest.mark.parametrize(("reason", "end"), [(b'"abort"', "abort"), (b'"error"', "error"), (b'"stop"', None)])
+@each("reason, end", [(b'"abort"', "abort"), (b'"error"', "error"), (b'"stop"', None)])
 def test_a_prefill_that_was_aborted_has_failed(reason: bytes, end: str | None) -> None:
     assert bad_end(b'{"choices":[{"finish_reason":' + reason + b"}]}") == end
 
 
-@pytest.mark.parametrize(
+@each(
     "echoed",
     [
         {"user": "usage"},
@@ -215,9 +211,8 @@ def test_a_prefill_that_was_aborted_has_failed(reason: bytes, end: str | None) -
         {"tools": [{"parameters": {"a": 1, "usage": {"input_tokens": 1, "output_tokens": 1 << 52}}}]},
         {"metadata": {"type": "message_start"}, "user": "usage"},
     ],
-    ids=json.dumps,
 )
-@pytest.mark.parametrize("padding", [0, 5000])
+@each("padding", [0, 5000])
 def test_whatever_an_event_repeats_of_a_request_its_own_usage_counts(echoed: dict[str, Any], padding: int) -> None:
     """As vLLM orders them: tools before the usage, the user behind it; of any length, with a limit of tokens or not."""
     response = {
@@ -238,7 +233,7 @@ def test_whatever_an_event_repeats_of_a_request_its_own_usage_counts(echoed: dic
     assert last_in(b'"instructions": "' + last, stream=True) == (50_000, 700), "of one that was cut"
 
 
-@pytest.mark.parametrize("text", ["a", " token", "x" * 63, "\\n", ""])
+@each("text", ["a", " token", "x" * 63, "\\n", ""])
 def test_an_event_with_a_usage_is_never_taken_for_one_more_text(text: str) -> None:
     """Whatever its length: most events are not looked at beyond their end, as they are like the one before them."""
     of_text = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n'
@@ -293,14 +288,14 @@ def test_who_leaves_before_the_end_pays_for_its_prompt() -> None:
     assert (meter.prompt, meter.answer) == (50_000, 3)
 
 
-def test_a_number_that_a_client_has_written_into_an_answer_ends_no_error() -> None:
+def test_a_huge_echoed_number_ends_no_error() -> None:
     event = RESPONSES.error_event(
         ApiError(504, "late"), b'"sequence_number": 7, "tools": "sequence_number": ' + b"9" * 4300
     )
     assert json.loads(event.partition(b"data: ")[2])["sequence_number"] == 8
 
 
-@pytest.mark.parametrize(
+@each(
     "answer",
     [
         b'{"choices":[{"text":"stop","finish_reason":"abort"}]}',
@@ -312,7 +307,7 @@ def test_a_token_of_a_prefill_is_not_its_end(answer: bytes) -> None:
     assert bad_end(answer) is not None
 
 
-@pytest.mark.parametrize("count", [b"-1", TOO_LARGE, b"1.5", b'"7"'])
+@each("count", [b"-1", TOO_LARGE, b"1.5", b'"7"'])
 def test_what_is_no_number_of_tokens_is_none(count: bytes) -> None:
     answer = b'{"usage":{"prompt_tokens":%s,"completion_tokens":3}}' % count
     assert of_answer(answer) == (None, None)
@@ -336,7 +331,7 @@ def test_of_an_answer_in_parts_the_largest_usage_counts() -> None:
     assert (meter.prompt, meter.answer) == (500, 40)
 
 
-def test_usage_is_found_wherever_it_stands_in_an_answer_that_is_no_stream() -> None:
+def test_usage_is_found_wherever_it_stands() -> None:
     answer = b'{"choices":[{"text":"hi"}]' + COUNT % (12, 7) + b',"prompt_token_ids":[' + b"1," * 5000 + b"1]}"
     whole, pieces = UsageMeter(Fingerprints()), UsageMeter(Fingerprints())
     whole.part(answer)
@@ -345,8 +340,8 @@ def test_usage_is_found_wherever_it_stands_in_an_answer_that_is_no_stream() -> N
     assert (whole.prompt, whole.answer) == (pieces.prompt, pieces.answer) == (5, 7)
 
 
-@pytest.mark.parametrize(
-    ("options", "sent"),
+@each(
+    "options, sent",
     [
         ("", {"include_usage": True, "continuous_usage_stats": True}),
         (',"stream_options":null', {"include_usage": True, "continuous_usage_stats": True}),
@@ -356,15 +351,15 @@ def test_usage_is_found_wherever_it_stands_in_an_answer_that_is_no_stream() -> N
         ),
     ],
 )
-@pytest.mark.parametrize("stream", ["true", "1", '"on"'])
+@each("stream", ["true", "1", '"on"'])
 def test_decode_is_asked_to_count_and_other_options_stay(options: str, sent: dict[str, Any], stream: str) -> None:
     body, _ = metered(CHAT, Body(f'{{"messages":[],"stream":{stream}{options}}}'.encode()), Fingerprints())
     assert body.get("stream_options") == sent
     assert body.raw_value("stream") == stream.encode()
 
 
-@pytest.mark.parametrize(
-    ("dialect", "body"),
+@each(
+    "dialect, body",
     [
         (CHAT, b'{"stream":false}'),
         (CHAT, b'{"stream":"what"}'),
@@ -386,10 +381,7 @@ def test_other_bodies_stay_as_they_are(dialect: Any, body: bytes) -> None:
 def test_what_cannot_be_counted_is_refused_and_takes_nobodys_place(
     deployment: Deployment, tmp_path: Path, options: str
 ) -> None:
-    key = {"name": "team", "sha256": sha256(LIMITED.encode()).hexdigest()}
-    limits = {"max_requests": 1, "tokens_per_minute": 1_000_000}
-    (tmp_path / "keys").write_text(json.dumps(key | limits) + "\n")
-    deployment.up(auth={"keys_file": str(tmp_path / "keys")})
+    deployment.up(auth=keys_file(tmp_path, ("team", LIMITED), max_requests=1, tokens_per_minute=1_000_000))
     headers = {"authorization": f"Bearer {LIMITED}", "content-type": "application/json"}
     bad = f'{{"model": "{MODEL}", "prompt": "hi", "stream": true, "stream_options": {options}}}'
     for _ in range(2):
@@ -399,9 +391,7 @@ def test_what_cannot_be_counted_is_refused_and_takes_nobodys_place(
 
 
 def test_tokens_of_an_answer_count_for_the_limit(deployment: Deployment, tmp_path: Path) -> None:
-    key = {"name": "team", "sha256": sha256(LIMITED.encode()).hexdigest(), "tokens_per_minute": 60}
-    (tmp_path / "keys").write_text(json.dumps(key) + "\n")
-    deployment.up(auth={"keys_file": str(tmp_path / "keys")})
+    deployment.up(auth=keys_file(tmp_path, ("team", LIMITED), tokens_per_minute=60))
     headers = {"authorization": f"Bearer {LIMITED}"}
 
     def ask() -> httpx.Response:

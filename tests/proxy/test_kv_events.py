@@ -1,19 +1,32 @@
-"""The index of KV caches equals what the engines hold, as far as their events tell it."""
+"""KV events: their bytes, their numbers, and the index of what engines hold."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import make
+from pdserve.pd.routing.kv_feed import Feed, Step
 from pdserve.pd.routing.kv_index import KvIndex
-from pdserve.pd.routing.kv_wire import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, Event
+from pdserve.pd.routing.kv_sources import Source, sources_from, sources_of
+from pdserve.pd.routing.kv_wire import (
+    AllBlocksCleared,
+    BadEventsError,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    decode,
+)
 from pdserve.pd.routing.policies.kv_events import KvEvents
 from tests.proxy.candidates import Worker, everywhere, workers
+from tests.proxy.rows import each
 
 BLOCK = 2
 
@@ -86,7 +99,7 @@ def test_the_block_size_is_the_event_s() -> None:
     assert held([stored((1, 2, 3, 4), block=4)], 1, 2, 3, 4, 5, 6, 7, 8) == 4
 
 
-@pytest.mark.parametrize("hashes", [[7, 2**64 - 1], [b"seven", b"eight"]])
+@each("hashes", [[7, 2**64 - 1], [b"seven", b"eight"]])
 def test_hashes_are_bytes_or_integers(hashes: list[BlockHash]) -> None:
     first = BlockStored([hashes[0]], None, [1, 2], BLOCK)
     second = BlockStored([hashes[1]], hashes[0], [3, 4], BLOCK)
@@ -108,7 +121,7 @@ UNNAMEABLE: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("why", UNNAMEABLE)
+@each("why", [*UNNAMEABLE])
 def test_what_token_ids_do_not_name_never_matches(why: str) -> None:
     event = stored((1, 2, 3, 4, 5, 6))
     for field, value in UNNAMEABLE[why].items():
@@ -127,7 +140,7 @@ def test_blocks_before_an_image_match() -> None:
     assert held([event], 1, 2, 3, 4, 5, 6) == 2
 
 
-@pytest.mark.parametrize("medium", ["CPU", "cpu", "STORAGE"])
+@each("medium", ["CPU", "cpu", "STORAGE"])
 def test_only_the_gpu_counts(medium: str) -> None:
     offloaded = stored((1, 2, 3, 4))
     offloaded.medium = medium
@@ -149,7 +162,7 @@ def test_of_several_groups_the_one_that_holds_least_decides() -> None:
     assert held([stored((1, 2, 3, 4, 5, 6)), wide], 1, 2, 3, 4, 5, 6) == 4
 
 
-@pytest.mark.parametrize("kind", ["sliding_window", "mamba", "chunked_local_attention"])
+@each("kind", ["sliding_window", "mamba", "chunked_local_attention"])
 def test_groups_that_need_no_whole_prefix_do_not_count(kind: str) -> None:
     window = stored((1, 2))
     window.group_idx, window.kv_cache_spec_kind = 1, kind
@@ -173,7 +186,7 @@ def test_ranks_and_workers_are_apart() -> None:
     assert index.matched("b", ask(5, 6)) == {0: 2}
 
 
-@pytest.mark.parametrize("tokens", [None, [-1, 2], [2**40, 1], ["x", "y"]])
+@each("tokens", [None, [-1, 2], [2**40, 1], ["x", "y"]])
 def test_without_token_ids_nothing_matches(tokens: list[int] | None) -> None:
     index = KvIndex(1000)
     index.apply("w", 0, [stored((1, 2))])
@@ -298,3 +311,253 @@ def test_the_policy_knows_the_best_rank() -> None:
     assert policy.rank(worker, ask(9, 9, 9)) is None
     policy.forget("worker-0")
     assert policy.rank(worker, ask(1, 2, 3, 4)) is None
+
+
+# --- the numbers of batches: each is applied exactly once and in order, or what is known is forgotten
+
+
+def test_in_order() -> None:
+    feed = Feed()
+    assert [feed.live(number) for number in range(3)] == [Step.APPLY] * 3
+    assert feed.expected == 3
+
+
+def test_a_gap_that_a_replay_fills() -> None:
+    feed = Feed()
+    feed.live(0)
+    assert feed.live(3) is Step.GAP
+    assert [feed.replayed(number) for number in (1, 2, 3, 4)] == [Step.APPLY] * 4
+    assert [feed.live(number) for number in (3, 4, 5)] == [Step.SKIP, Step.SKIP, Step.APPLY]
+
+
+def test_a_gap_that_is_never_filled() -> None:
+    feed = Feed()
+    feed.live(0)
+    assert feed.live(3) is Step.GAP
+    assert feed.live(3) is Step.GAP, "asking changes nothing"
+    feed.jump(3, live=True)
+    assert feed.live(4) is Step.APPLY
+
+
+def test_a_replay_that_begins_too_late() -> None:
+    feed = Feed()
+    assert feed.live(9) is Step.GAP
+    assert feed.replayed(5) is Step.GAP
+    feed.jump(5, live=False)
+    assert [feed.replayed(number) for number in (4, 6, 7, 8, 9)] == [Step.SKIP] + [Step.APPLY] * 4
+    assert feed.live(9) is Step.SKIP
+
+
+@each("first", [0, 1])
+def test_an_engine_that_began_anew(first: int) -> None:
+    feed = Feed()
+    for number in range(3):
+        feed.live(number)
+    assert feed.live(first) is Step.RESTART
+    assert feed.live(first) is (Step.APPLY if first == 0 else Step.GAP)
+
+
+@given(lost=st.sets(st.integers(0, 30)), kept=st.integers(0, 31))
+def test_nothing_is_applied_twice_or_after_something_that_is_missing(lost: set[int], kept: int) -> None:
+    """A publisher of 31 batches whose replay has the last `kept` of those so far."""
+    feed = Feed()
+    known: list[int] = []
+    for number in range(31):
+        if number in lost:
+            continue
+        step = feed.live(number)
+        if step is Step.GAP:
+            for old in range(max(feed.expected, number + 1 - kept), number + 1):
+                again = feed.replayed(old)
+                if again is Step.GAP:
+                    known.clear()
+                    feed.jump(old, live=False)
+                if again is not Step.SKIP:
+                    known.append(old)
+            step = feed.live(number)
+        if step is Step.GAP:
+            known.clear()
+            feed.jump(number, live=True)
+        if step in (Step.GAP, Step.APPLY):
+            known.append(number)
+        assert known == list(range(known[0], number + 1))
+
+
+def test_sources_as_an_engine_reports_them() -> None:
+    """The answer of GET /kv_event_sources."""
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "buffer_steps": 10_000, "topic": "kv"}
+    answer = {
+        "0": {**config, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://0.0.0.0:6557"},
+        "1": {**config, "endpoint": "tcp://10.1.2.3:41234", "replay_endpoint": None},
+        "2": {**config, "endpoint": "ipc:///tmp/events", "replay_endpoint": None},
+    }
+    assert sources_from(answer, "node-7") == (
+        Source(0, "tcp://node-7:5557", "tcp://node-7:6557", "kv"),
+        Source(1, "tcp://10.1.2.3:41234", None, "kv"),
+        Source(2, "ipc:///tmp/events", None, "kv"),
+    )
+    assert sources_from({}, "node-7") == ()
+    assert sources_from({"0": {"publisher": "null", "endpoint": "tcp://*:5557"}}, "node-7") == ()
+
+
+def test_sources_as_the_engine_was_configured() -> None:
+    assert sources_of("tcp://*:5557", "tcp://*:6557", "", "::1", ranks=2) == (
+        Source(0, "tcp://[::1]:5557", "tcp://[::1]:6557"),
+        Source(1, "tcp://[::1]:5558", "tcp://[::1]:6558"),
+    )
+
+
+@each(
+    "answer",
+    [
+        [],
+        {"0": "tcp://*:5557"},
+        {"0": {"endpoint": None}},
+        {"0": {"endpoint": "tcp://*:0"}},
+        {"0": {"endpoint": "tcp://*"}},
+        {"0": {"endpoint": "udp://*:5557"}},
+        {"0": {"endpoint": "tcp://*:99999"}},
+        {"zero": {"endpoint": "tcp://*:5557"}},
+    ],
+)
+def test_an_answer_that_makes_no_sense(answer: object) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        sources_from(answer, "node-7")
+
+
+# --- kV events as vLLM encodes them: recorded bytes of several versions, and the classes of the one that is installed
+
+
+# Encoded with the classes in vllm/distributed/kv_events.py of each version: two blocks stored of which the second has
+# a cache_salt, one removed, all cleared; by data parallel rank 3.
+RECORDED = {
+    "0.21.0": (
+        "93cb3ff8000000000000939aab426c6f636b53746f72656492c4080101010101010101c4080202020202020202c0940b0c0d"
+        "0e02c0a3475055c092c091a473616c740094ac426c6f636b52656d6f76656491c4080101010101010101a34750550091b041"
+        "6c6c426c6f636b73436c656172656403"
+    ),
+    "0.22.1": (
+        "93cb3ff8000000000000939cab426c6f636b53746f72656492c4080101010101010101c4080202020202020202c0940b0c0d"
+        "0e02c0a3475055c092c091a473616c7400ae66756c6c5f617474656e74696f6ec094ac426c6f636b52656d6f76656491c408"
+        "0101010101010101a34750550091b0416c6c426c6f636b73436c656172656403"
+    ),
+    "0.24.0": (
+        "93cb3ff8000000000000938ba474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392c4080101010101"
+        "010101c4080202020202020202b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f696473940b0c0d0eaa626c"
+        "6f636b5f73697a6502a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b6579"
+        "7392c091a473616c74a967726f75705f69647800b26b765f63616368655f737065635f6b696e64ae66756c6c5f617474656e"
+        "74696f6e84a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391c4080101010101010101a66d65"
+        "6469756da3475055a967726f75705f6964780081a474797065b0416c6c426c6f636b73436c656172656403"
+    ),
+    "0.33.0": (
+        "93cb3ff800000000000093de000ea474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392c408010101"
+        "0101010101c4080202020202020202b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f696473940b0c0d0eaa"
+        "626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b"
+        "65797392c091a473616c74a967726f75705f69647800b26b765f63616368655f737065635f6b696e64ae66756c6c5f617474"
+        "656e74696f6ea86c6f63616c697479a54c4f43414caa73657373696f6e5f6964a173b36c6f6f6b61686561645f746f6b656e"
+        "5f69647391910184a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391c4080101010101010101"
+        "a66d656469756da3475055a967726f75705f6964780081a474797065b0416c6c426c6f636b73436c656172656403"
+    ),
+}
+
+
+@each("version", [*RECORDED])
+def test_recorded_bytes(version: str) -> None:
+    batch = decode(bytes.fromhex(RECORDED[version]))
+    stored, removed, cleared = batch.events
+    assert (batch.rank, batch.unknown) == (3, 0)
+    assert isinstance(stored, BlockStored)
+    assert stored.block_hashes == [b"\1" * 8, b"\2" * 8]
+    assert stored.parent_block_hash is None
+    assert (stored.token_ids, stored.block_size) == ([11, 12, 13, 14], 2)
+    assert (stored.lora_id, stored.lora_name, stored.medium, stored.group_idx) == (None, None, "GPU", 0)
+    assert stored.extra_keys == [None, ["salt"]]
+    assert stored.kv_cache_spec_kind == (None if version == "0.21.0" else "full_attention")
+    assert stored.lookahead_token_ids == ([[1]] if version == "0.33.0" else None)
+    assert isinstance(removed, BlockRemoved)
+    assert (removed.block_hashes, removed.medium, removed.group_idx) == ([b"\1" * 8], "GPU", 0)
+    assert isinstance(cleared, AllBlocksCleared)
+
+
+@pytest.mark.real
+def test_the_installed_vllm_encodes_what_is_read_here() -> None:
+    events = pytest.importorskip("vllm.distributed.kv_events", reason="NOT CHECKED against vLLM: it is not installed")
+    stored = events.BlockStored(
+        block_hashes=[b"a" * 32, 2**64 - 1],
+        parent_block_hash=b"p" * 32,
+        token_ids=list(range(32)),
+        block_size=16,
+        lora_id=None,
+        medium="GPU",
+        lora_name=None,
+        extra_keys=[None, (("image", 3), "salt")],
+        group_idx=1,
+        kv_cache_spec_kind="mla_attention",
+        session_id="s",
+    )
+    removed = events.BlockRemoved(block_hashes=[b"a" * 32], medium="CPU", group_idx=1)
+    sent = events.KVEventBatch(ts=1.0, events=[stored, removed, events.AllBlocksCleared()], data_parallel_rank=1)
+    batch = decode(msgspec.msgpack.encode(sent))
+    assert batch.rank == 1
+    for event, original in zip(batch.events, sent.events, strict=True):
+        assert type(event).__mro__[1].__name__ == type(original).__name__
+        for field in event.__struct_fields__:
+            value = getattr(original, field, None)
+            assert getattr(event, field) == msgspec.msgpack.decode(msgspec.msgpack.encode(value)), field
+
+
+@pytest.mark.real
+def test_the_installed_vllm_has_no_event_that_is_unknown_here() -> None:
+    events = pytest.importorskip("vllm.distributed.kv_events", reason="NOT CHECKED against vLLM: it is not installed")
+    assert {kind.__name__ for kind in events.KVCacheEvent.__subclasses__()} == {
+        "BlockStored",
+        "BlockRemoved",
+        "AllBlocksCleared",
+    }
+
+
+def test_a_batch_without_a_rank() -> None:
+    assert decode(msgspec.msgpack.encode([1.0, []])).rank is None
+
+
+def test_a_batch_as_a_map() -> None:
+    batch = decode(msgspec.msgpack.encode({"ts": 1.0, "events": [["AllBlocksCleared"]], "data_parallel_rank": 2}))
+    assert batch.rank == 2
+    assert isinstance(batch.events[0], AllBlocksCleared)
+
+
+@each("event", [["BlocksMoved", 1], {"type": "BlocksMoved", "to": 1}])
+def test_an_event_of_an_unknown_type_is_left_out(event: object) -> None:
+    batch = decode(msgspec.msgpack.encode([1.0, [event, ["AllBlocksCleared"]], 0]))
+    assert (len(batch.events), batch.unknown) == (1, 1)
+
+
+def test_fields_that_later_versions_add_are_ignored() -> None:
+    removed = {"type": "BlockRemoved", "block_hashes": [b"a"], "medium": "GPU", "colour": "blue"}
+    appended = ["BlockRemoved", [b"a"], "GPU", 0, "LOCAL", None, "blue"]
+    batch = decode(msgspec.msgpack.encode([1.0, [removed, appended], 0, "blue"]))
+    assert [type(event).__mro__[1] for event in batch.events] == [BlockRemoved, BlockRemoved]
+
+
+@each(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode([1.0, [["BlockRemoved", "not a list", None]], 0]),
+        msgspec.msgpack.encode([1.0, [{"type": "BlockStored", "block_hashes": [b"a"]}], 0]),
+        msgspec.msgpack.encode([1.0, [{"type": 3}], 0]),
+        msgspec.msgpack.encode([1.0, [[]], 0]),
+        msgspec.msgpack.encode([1.0, [7], 0]),
+        msgspec.msgpack.encode({"events": 3}),
+    ],
+)
+def test_what_cannot_be_read_is_an_error(payload: bytes) -> None:
+    with pytest.raises(BadEventsError):
+        decode(payload)
+
+
+@given(payload=st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(payload: bytes) -> None:
+    with suppress(BadEventsError):
+        assert isinstance(decode(payload).events, list)

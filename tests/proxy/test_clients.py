@@ -1,0 +1,228 @@
+"""The official clients, OpenAI's and Anthropic's, are served as by vLLM itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+import anthropic
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from tests.proxy.deployment import MODEL, Deployment
+
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say something"}]
+
+
+@pytest.fixture
+def client(deployment: Deployment) -> Iterator[openai.OpenAI]:
+    deployment.up(control=True)
+    with openai.OpenAI(base_url=f"{deployment.proxy.url}/v1", api_key="client", max_retries=0, timeout=90) as client:
+        yield client
+
+
+def test_streamed_chat_equals_plain_chat(client: openai.OpenAI) -> None:
+    plain = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=20)
+    with client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=20, stream=True) as stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text == plain.choices[0].message.content
+    assert len(text) == 20
+
+
+def test_usage_comes_with_the_stream_when_asked_for(client: openai.OpenAI) -> None:
+    options = {"include_usage": True}
+    with client.chat.completions.create(
+        model=MODEL,
+        messages=MESSAGES,
+        max_tokens=3,
+        stream=True,
+        stream_options=options,  # type: ignore[call-overload]
+    ) as stream:
+        usage = [chunk.usage for chunk in stream if chunk.usage]
+    assert [chunk.completion_tokens for chunk in usage] == [3]
+    assert usage[0].prompt_tokens_details.cached_tokens == 0
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    plain = client.completions.create(model=MODEL, prompt="Once upon", max_tokens=5)
+    with client.completions.create(model=MODEL, prompt="Once upon", max_tokens=5, stream=True) as stream:
+        assert "".join(chunk.choices[0].text for chunk in stream) == plain.choices[0].text
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def test_models_are_known_before_any_engine_is_ready(client: openai.OpenAI, deployment: Deployment) -> None:
+    for fake in deployment.fakes:
+        deployment.proxy.push(fake.name, "starting")
+    assert [(model.id, model.owned_by) for model in client.models.list()] == [(MODEL, "pdserve")]
+
+
+def test_errors_have_the_clients_types(client: openai.OpenAI, deployment: Deployment) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=MODEL, prompt="a", max_tokens=10**6)
+    assert "maximum context length" in refused.value.message
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="a")
+    deployment.proxy.push("decode-0", "dead")
+    with pytest.raises(openai.InternalServerError) as unavailable:
+        client.completions.create(model=MODEL, prompt="a")
+    assert unavailable.value.status_code == 503
+
+
+def test_a_stream_that_breaks_raises(client: openai.OpenAI, deployment: Deployment) -> None:
+    deployment.decodes[0].script(drop_after=2)
+    with (
+        client.completions.create(model=MODEL, prompt="a", max_tokens=9, stream=True) as stream,
+        pytest.raises(openai.APIError, match="closed the connection"),
+    ):
+        for _ in stream:
+            pass
+
+
+# --- anthropic's official client on /v1/messages, and OpenAI's on /v1/responses, are served as by vLLM itself
+
+
+QUESTION = "Say something about foxes and dogs"
+
+
+@pytest.fixture
+def claude(client: openai.OpenAI, deployment: Deployment) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=deployment.proxy.url, api_key="client", max_retries=0, timeout=90) as claude:
+        yield claude
+
+
+def message(claude: anthropic.Anthropic, **more: Any) -> anthropic.types.Message:
+    messages: list[anthropic.types.MessageParam] = [{"role": "user", "content": QUESTION}]
+    return cast(anthropic.types.Message, claude.messages.create(model=MODEL, max_tokens=20, messages=messages, **more))
+
+
+def text_of(answer: anthropic.types.Message) -> str:
+    (block,) = answer.content
+    assert block.type == "text"
+    return block.text
+
+
+def test_a_streamed_message_equals_a_plain_one(claude: anthropic.Anthropic, deployment: Deployment) -> None:
+    plain = message(claude, system="Be brief")
+    with claude.messages.stream(
+        model=MODEL, max_tokens=20, system="Be brief", messages=[{"role": "user", "content": QUESTION}]
+    ) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert (len(text), text_of(final)) == (20, text)
+    assert text == text_of(plain)
+    assert (plain.stop_reason, final.stop_reason) == ("max_tokens", "max_tokens")
+    assert deployment.decodes[0].transferred() > 0
+
+
+def test_both_legs_of_a_message_see_the_same_prompt(claude: anthropic.Anthropic, deployment: Deployment) -> None:
+    message(claude, system="Be brief", stop_sequences=["x"])
+    prefill, decode = deployment.prefills[0].body(), deployment.decodes[0].body()
+    assert prefill["system"] == decode["system"] == "Be brief"
+    assert (prefill["max_tokens"], prefill["stream"]) == (1, False)
+    assert "stop_sequences" not in prefill
+    deployment.idle()
+
+
+def test_input_tokens_are_what_prefill_computed_and_cached(claude: anthropic.Anthropic) -> None:
+    first, second = message(claude).usage, message(claude).usage
+    assert first.cache_read_input_tokens == 0
+    prompt = first.input_tokens
+    cached = second.cache_read_input_tokens
+    assert cached is not None
+    assert cached > 0
+    assert second.input_tokens + cached == prompt
+
+
+def test_the_proxy_counts_cached_tokens_of_a_message_as_prompt(
+    claude: anthropic.Anthropic, deployment: Deployment
+) -> None:
+    def counted() -> int:
+        text = deployment.proxy.http.get("/metrics").text
+        return int(float(text.split("\npdserve_proxy_prompt_tokens_total ")[1].split("\n")[0]))
+
+    before = counted()
+    usage = message(claude).usage
+    assert counted() - before == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_a_refused_message_has_anthropics_type(claude: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        claude.messages.create(model=MODEL, max_tokens=10**6, messages=[{"role": "user", "content": "a"}])
+    assert isinstance(refused.value.body, dict)
+    assert refused.value.body["type"] == "error"
+    assert refused.value.body["error"]["type"] == "invalid_request_error"
+    assert "maximum context length" in refused.value.body["error"]["message"]
+    with pytest.raises(anthropic.NotFoundError):
+        claude.messages.create(model="other", max_tokens=1, messages=[{"role": "user", "content": "a"}])
+
+
+def test_a_message_stream_that_breaks_raises(claude: anthropic.Anthropic, deployment: Deployment) -> None:
+    deployment.decodes[0].script(drop_after=2)
+    with (
+        claude.messages.stream(model=MODEL, max_tokens=9, messages=[{"role": "user", "content": "a"}]) as stream,
+        pytest.raises(anthropic.APIStatusError, match="closed the connection"),
+    ):
+        stream.until_done()
+
+
+def test_a_message_stream_without_its_kv_has_a_status(claude: anthropic.Anthropic, deployment: Deployment) -> None:
+    deployment.decodes[0].script(kv_fails=1)
+    with (
+        pytest.raises(anthropic.InternalServerError),
+        claude.messages.stream(model=MODEL, max_tokens=9, messages=[{"role": "user", "content": "a"}]) as stream,
+    ):
+        stream.until_done()
+
+
+def test_a_streamed_response_equals_a_plain_one(client: openai.OpenAI, deployment: Deployment) -> None:
+    plain = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=20)
+    kinds, text = [], ""
+    with client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=20, stream=True) as stream:
+        for event in stream:
+            kinds.append(event.type)
+            text += event.delta if event.type == "response.output_text.delta" else ""
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    assert (text, len(text)) == (plain.output_text, 20)
+    assert deployment.decodes[0].transferred() > 0
+
+
+def test_cached_tokens_of_a_response_are_those_of_prefill(client: openai.OpenAI) -> None:
+    cached = []
+    for _ in range(2):
+        usage = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=2).usage
+        assert usage is not None
+        cached.append(usage.input_tokens_details.cached_tokens)
+    assert cached[0] == 0
+    assert 0 < cached[1] < len(QUESTION) + 20
+
+
+def test_a_streamed_response_has_a_status_until_its_kv_is_known(client: openai.OpenAI, deployment: Deployment) -> None:
+    """vLLM sends response.created at once, whatever becomes of the prefill."""
+    deployment.prefills[0].script(hold="prefill")
+    body = {"model": MODEL, "input": QUESTION, "max_output_tokens": 4, "stream": True}
+    with deployment.proxy.open("/v1/responses", body) as connection:
+        deployment.decodes[0].wait(waiting=1)
+        deployment.prefills[0].wait(waiting=1)
+        deployment.prefills[0].end()
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 502 ")
+
+
+def test_a_response_stream_that_breaks_ends_with_an_error_event(client: openai.OpenAI, deployment: Deployment) -> None:
+    deployment.decodes[0].script(drop_after=2)
+    body = {"model": MODEL, "input": QUESTION, "max_output_tokens": 9, "stream": True}
+    with deployment.proxy.http.stream("POST", "/v1/responses", json=body) as answer:
+        *_, before, name, data = [line for line in answer.iter_lines() if line]
+    assert name == "event: error"
+    event = json.loads(data.removeprefix("data: "))
+    assert event["sequence_number"] == json.loads(before.removeprefix("data: "))["sequence_number"] + 1
+    assert (event["type"], event["code"]) == ("error", "BadGatewayError")
+    assert "closed the connection" in event["message"]
+    with client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=9, stream=True) as stream:
+        *_, last = stream
+    assert last.type == "error"

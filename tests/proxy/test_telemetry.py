@@ -1,0 +1,400 @@
+"""The page of metrics, the log of requests, and spans."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import itertools
+import json
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+from prometheus_client.parser import text_string_to_metric_families
+
+from pdserve.errors import RecipeError
+from pdserve.pd.config.settings import LogFormat, OtelSettings
+from pdserve.pd.serve.page_limit import FRESH_A_SECOND, PageLimit
+from pdserve.pd.telemetry.metrics import Histogram, Metrics
+from pdserve.pd.telemetry.metrics_page import COUNTERS, GAUGES, STAGES
+from pdserve.pd.telemetry.request_line import RequestLine
+from pdserve.pd.telemetry.request_log import RequestLog
+from pdserve.pd.telemetry.spans import NoSpans, OtelSpans, StageTime, open_spans, parse
+from tests.proxy.rows import each
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(page: bytes) -> Samples:
+    """By name and labels, as Prometheus reads them."""
+    by_labels: Samples = {}
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            place = (sample.name, tuple(sorted(sample.labels.items())))
+            assert place not in by_labels, f"{place} is there twice"
+            by_labels[place] = sample.value
+    return by_labels
+
+
+def test_every_metric_is_named_after_the_proxy_and_explained() -> None:
+    families = list(text_string_to_metric_families(Metrics().page().decode()))
+    assert {f.name for f in families} == {
+        *(f"pdserve_proxy_{stage}_seconds" for stage in STAGES),
+        *(f"pdserve_proxy_{name}" for name in (*COUNTERS, *GAUGES)),
+    }
+    assert all(len(family.documentation) > 8 for family in families)
+
+
+def test_a_histogram_counts_up_to_and_including_its_bounds() -> None:
+    metrics = Metrics()
+    for seconds in (0.0, 0.001, 0.0011, 600.0, 601.0):
+        metrics.ttft.observe(seconds)
+    values = samples(metrics.page())
+    name = "pdserve_proxy_ttft_seconds"
+    assert values[f"{name}_bucket", (("le", "0.001"),)] == 2
+    assert values[f"{name}_bucket", (("le", "0.0025"),)] == 3
+    assert values[f"{name}_bucket", (("le", "600.0"),)] == 4
+    assert values[f"{name}_bucket", (("le", "+Inf"),)] == 5
+    assert values[f"{name}_count", ()] == 5
+    assert values[f"{name}_sum", ()] == pytest.approx(1201.0021)
+
+
+@given(st.lists(st.floats(0, 1000)))
+def test_every_observation_is_in_one_bucket(values: list[float]) -> None:
+    histogram = Histogram((0.1, 1, 10))
+    for value in values:
+        histogram.observe(value)
+    bounds = (-1.0, 0.1, 1, 10, float("inf"))
+    expected = [sum(low < value <= high for value in values) for low, high in itertools.pairwise(bounds)]
+    assert histogram.counts == expected
+
+
+def test_counters_have_their_labels() -> None:
+    metrics = Metrics()
+    metrics.count("failovers", ("prefill", "refused"))
+    metrics.count("failovers", ("prefill", "refused"))
+    metrics.count("failovers", ("decode", "status"))
+    metrics.count("completion_tokens", (), 37)
+    values = samples(metrics.page())
+    assert values["pdserve_proxy_failovers_total", (("reason", "refused"), ("role", "prefill"))] == 2
+    assert values["pdserve_proxy_failovers_total", (("reason", "status"), ("role", "decode"))] == 1
+    assert values["pdserve_proxy_completion_tokens_total", ()] == 37
+    assert values["pdserve_proxy_unauthorized_total", ()] == 0
+
+
+def test_a_counter_that_does_not_exist_is_a_mistake() -> None:
+    with pytest.raises(KeyError):
+        Metrics().count("failover")
+
+
+def test_gauges_are_read_when_the_page_is_made() -> None:
+    metrics = Metrics()
+    depth = 3.0
+    metrics.read_gauges_from(lambda: [("queue_depth", ("decode",), depth)])
+    assert samples(metrics.page())["pdserve_proxy_queue_depth", (("pool", "decode"),)] == 3
+    depth = 0.0
+    assert samples(metrics.page())["pdserve_proxy_queue_depth", (("pool", "decode"),)] == 0
+
+
+def test_several_processes_are_added_up_and_what_they_share_is_not() -> None:
+    processes = [Metrics() for _ in range(3)]
+    for number, metrics in enumerate(processes):
+        metrics.itl.observe(0.003)
+        metrics.e2e.observe(number)
+        metrics.count("requests", ("/v1/completions", "200"), number)
+        metrics.read_gauges_from(
+            lambda: [("queue_depth", ("decode",), 2), ("in_flight", ("decode", "decode-0"), 7), ("connections", (), 4)]
+        )
+    values = samples(processes[0].page([other.snapshot() for other in processes[1:]]))
+    assert values["pdserve_proxy_itl_seconds_count", ()] == 3
+    assert values["pdserve_proxy_e2e_seconds_sum", ()] == 3
+    assert values["pdserve_proxy_requests_total", (("path", "/v1/completions"), ("status", "200"))] == 3
+    assert values["pdserve_proxy_queue_depth", (("pool", "decode"),)] == 6
+    assert values["pdserve_proxy_connections", ()] == 12
+    assert values["pdserve_proxy_in_flight", (("role", "decode"), ("worker", "decode-0"))] == 7
+
+
+def test_a_page_counts_nothing_twice_when_it_is_asked_for_twice() -> None:
+    asked, other = Metrics(), Metrics()
+    other.count("unauthorized")
+    other.queue.observe(1)
+    snapshot = other.snapshot()
+    assert asked.page([snapshot]) == asked.page([snapshot])
+
+
+def test_what_is_no_snapshot_is_refused() -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        Metrics().page([b"{}"])
+
+
+def test_the_page_is_made_only_so_often_whoever_asks() -> None:
+    made, now = itertools.count(), [100.2]
+    limit = PageLimit(lambda: b"%d" % next(made), lambda: now[0])
+    pages = [limit.page() for _ in range(10 * FRESH_A_SECOND)]
+    assert pages[:FRESH_A_SECOND] == [b"%d" % number for number in range(FRESH_A_SECOND)]
+    assert set(pages[FRESH_A_SECOND:]) == {pages[FRESH_A_SECOND - 1]}
+    now[0] = 101.0
+    assert limit.page() == b"%d" % FRESH_A_SECOND
+
+
+# --- one line a request, readable by people or machines, whatever clients put into it
+
+
+NOON = datetime(2026, 5, 4, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def written(form: LogFormat, *lines: RequestLine) -> bytes:
+    async def log() -> bytes:
+        out: list[bytes] = []
+        requests = RequestLog(out.append, form, now=NOON.timestamp)
+        for line in lines:
+            requests.add(line)
+        requests.flush()
+        return b"".join(out)
+
+    return asyncio.run(log())
+
+
+def line(**more: Any) -> RequestLine:
+    values: dict[str, Any] = {"request_id": "r-1", "path": "/v1/completions", "status": 200, "outcome": "ok"}
+    return RequestLine(**values | more)
+
+
+FULL: dict[str, Any] = {
+    "key": "team-a",
+    "model": "tiny",
+    "decision": "disaggregated",
+    "prefill": "prefill-1",
+    "decode": "decode-0",
+    "attempts": 1,
+    "stream": True,
+    "prompt_tokens": 12,
+    "cached_tokens": 0,
+    "ttft_ms": 12.5,
+    "chunks": 3,
+}
+
+
+def test_json_has_what_is_known_and_nothing_else() -> None:
+    assert json.loads(written("json", line(**FULL))) == {
+        "request_id": "r-1",
+        "path": "/v1/completions",
+        "status": 200,
+        "outcome": "ok",
+        "time": "2026-05-04T12:00:00.123Z",
+        **FULL,
+    }
+
+
+def test_text_is_the_same_for_people() -> None:
+    assert written("text", line(**FULL)).decode() == (
+        "2026-05-04T12:00:00.123Z ok 200 /v1/completions id=r-1 key=team-a model=tiny decision=disaggregated "
+        "prefill=prefill-1 decode=decode-0 attempts=1 stream=true prompt_tokens=12 cached_tokens=0 ttft_ms=12.5 "
+        "chunks=3\n"
+    )
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@given(model=st.text(max_size=40), error=st.text(max_size=40), request_id=st.text(max_size=40))
+def test_no_client_can_write_a_second_line_or_another_field(
+    form: LogFormat, model: str, error: str, request_id: str
+) -> None:
+    out = written(form, line(model=model, error=error, request_id=request_id, path="/v1/x y=1"))
+    assert out.count(b"\n") == 1
+    assert out.endswith(b"\n")
+    assert not set(out[:-1]) & {*range(32)}
+    if form == "json":
+        entry = json.loads(out)
+        assert entry.get("model", "") == model
+        assert entry.get("error", "") == error
+        assert entry["path"] == "/v1/x y=1"
+    else:
+        assert b' 200 "/v1/x y=1" id=' in out
+        # Nothing that a terminal could take for a command either.
+        assert all(32 <= byte < 127 for byte in out[:-1])
+
+
+def test_what_clients_choose_cannot_fill_the_disk() -> None:
+    assert len(written("json", line(model="m" * 1_000_000, error="e" * 1_000_000))) < 1000
+
+
+def test_lines_are_written_together_and_none_waits_for_ever() -> None:
+    async def log() -> None:
+        out: list[bytes] = []
+        done = asyncio.Event()
+
+        def write(lines: bytes) -> None:
+            out.append(lines)
+            done.set()
+
+        requests = RequestLog(write, "json")
+        requests.add(line())
+        requests.add(line())
+        assert out == []
+        await asyncio.wait_for(done.wait(), 60)
+        assert [block.count(b"\n") for block in out] == [2]
+        for _ in range(1000):
+            requests.add(line())
+        assert len(out) > 1, "many lines do not wait for the timer"
+        requests.flush()
+        requests.flush()
+        assert sum(block.count(b"\n") for block in out) == 1002
+
+    asyncio.run(log())
+
+
+@each("seconds, expected", [(0.25, 250.0), (0.0123456, 12.35), (0.0, 0.0), (-1.0, 0.0)])
+def test_times_are_milliseconds_with_two_digits(seconds: float, expected: float) -> None:
+    assert Histogram((1,)).timed(seconds) == expected
+
+
+@each("seconds, expected", [(0.0, "00.000"), (59.9999, "59.999"), (1.0005, "01.000")])
+def test_the_time_of_day_is_cut_not_rounded_up(seconds: float, expected: str) -> None:
+    out: list[bytes] = []
+
+    async def log() -> None:
+        requests = RequestLog(out.append, "json", now=lambda: seconds)
+        requests.add(line())
+        requests.flush()
+
+    asyncio.run(log())
+    assert json.loads(out[0])["time"] == f"1970-01-01T00:00:{expected}Z"
+
+
+# --- spans: in the client's trace, the engines below ours, and nothing of it where nobody asked
+
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
+TIMES = (StageTime("queue", 10.0, 10.5), StageTime("prefill", 10.5, 11.0))
+
+
+class Traced:
+    def __init__(self, sample_ratio: float = 1.0) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.spans = OtelSpans(SimpleSpanProcessor(self.exporter), sample_ratio, "tiny")
+
+    def request(self, traceparent: str | None, **more: Any) -> list[ReadableSpan]:
+        """Spans of one request from second 10 to 12."""
+        trace = self.spans.begin(traceparent)
+        self.spans.end(trace, 10.0, 12.0, TIMES, {"pdserve.key": "team-a", "http.status": 200}, **more)
+        return list(self.exporter.get_finished_spans())
+
+
+def ids(span: ReadableSpan) -> SpanContext:
+    assert isinstance(span.context, SpanContext)
+    return span.context
+
+
+def test_a_request_and_its_stages_are_in_the_clients_trace() -> None:
+    whole, queue, prefill = Traced().request(SAMPLED)
+    assert (whole.name, queue.name, prefill.name) == ("request", "queue", "prefill")
+    assert {f"{ids(span).trace_id:032x}" for span in (whole, queue, prefill)} == {TRACE}
+    assert len({ids(span).span_id for span in (whole, queue, prefill)}) == 3
+    assert whole.parent is not None
+    assert f"{whole.parent.span_id:016x}" == PARENT
+    for stage in (queue, prefill):
+        assert stage.parent is not None
+        assert stage.parent.span_id == ids(whole).span_id
+    assert whole.kind is SpanKind.SERVER
+    assert whole.attributes == {"pdserve.key": "team-a", "http.status": 200}
+    assert whole.resource.attributes["service.name"] == "tiny"
+
+
+def test_times_are_those_of_the_request() -> None:
+    whole, queue, prefill = Traced().request(None)
+    assert whole.start_time is not None
+    spans = [(span.start_time or 0, span.end_time or 0) for span in (whole, queue, prefill)]
+    offsets = [
+        (round((began - whole.start_time) / 1e9, 3), round((ended - whole.start_time) / 1e9, 3))
+        for began, ended in spans
+    ]
+    assert offsets == [(0, 2), (0, 0.5), (0.5, 1)]
+
+
+def test_engines_get_our_span_as_their_parent() -> None:
+    traced = Traced()
+    trace = traced.spans.begin(SAMPLED)
+    assert re.fullmatch(rf"00-{TRACE}-[0-9a-f]{{16}}-01", trace.traceparent)
+    assert PARENT not in trace.traceparent
+    traced.spans.end(trace, 1.0, 2.0, (), {})
+    assert f"{ids(traced.exporter.get_finished_spans()[0]).span_id:016x}" in trace.traceparent
+
+
+def test_a_failure_is_in_its_span() -> None:
+    whole, *_ = Traced().request(SAMPLED, failed="no worker")
+    assert (whole.status.status_code, whole.status.description) == (StatusCode.ERROR, "no worker")
+
+
+def test_a_client_that_does_not_sample_gets_no_spans() -> None:
+    traced = Traced()
+    assert traced.request(UNSAMPLED) == []
+    assert re.fullmatch(rf"00-{TRACE}-[0-9a-f]{{16}}-00", traced.spans.begin(UNSAMPLED).traceparent)
+
+
+@each("ratio, spans", [(0.0, 0), (1.0, 3)])
+def test_the_ratio_decides_about_requests_without_a_trace(ratio: float, spans: int) -> None:
+    assert len(Traced(ratio).request(None)) == spans
+    assert len(Traced(ratio).request(SAMPLED)) == 3
+
+
+@each(
+    "text",
+    [
+        "",
+        "00",
+        f"00-{TRACE}-{PARENT}",
+        f"00-{TRACE}-{PARENT}-01-more",
+        f"ff-{TRACE}-{PARENT}-01",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-01\r\nx: y",
+    ],
+)
+def test_what_is_no_traceparent_starts_a_trace_of_its_own(text: str) -> None:
+    assert parse(text) is None
+    assert TRACE not in Traced().spans.begin(text).trace_id
+
+
+def test_a_later_version_of_traceparent_is_understood() -> None:
+    assert parse(f"01-{TRACE}-{PARENT}-03-more") == (TRACE, PARENT, True)
+
+
+@pytest.mark.process
+def test_without_the_setting_nothing_happens_and_nothing_is_imported() -> None:
+    spans = open_spans(None, "tiny")
+    assert isinstance(spans, NoSpans)
+    assert spans.begin(SAMPLED) is None
+    spans.close()
+    code = (
+        "import sys; from pdserve.pd.telemetry.spans import open_spans; open_spans(None, 'x');"
+        "sys.exit(any(m.startswith('opentelemetry') for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_setting_without_the_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *args: Any, **more: Any) -> ModuleType:
+        if name.startswith("opentelemetry.exporter"):
+            raise ImportError(f"No module named {name!r}")
+        return real(name, *args, **more)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(RecipeError) as refused:
+        open_spans(OtelSettings(endpoint="http://h:4318/v1/traces"), "tiny")
+    assert refused.value.todo is not None
+    assert "pdserve[otel]" in refused.value.todo
