@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ import pytest
 Test = Callable[..., None]
 
 
-def each_row(names: str, table: Iterable[Any]) -> Callable[[Test], Test]:
-    """Takes what `pytest.mark.parametrize` takes, and makes one test: for rows that are quick and need no fixture of
-    their own. A row has a folder of its own below `tmp_path`, and what it patches is undone after it."""
+def each_row(names: str, table: Iterable[Any] | Mapping[str, Any]) -> Callable[[Test], Test]:
+    """Take what `pytest.mark.parametrize` takes, and make one test: for rows that are quick and need no fixture of
+    their own. A row has a folder of its own below `tmp_path`, and what it patches is undone after it. The keys of a
+    mapping are for the reader."""
     wanted = [name.strip() for name in names.split(",")]
-    values = [row if len(wanted) > 1 else (row,) for row in table]
+    rows = table.values() if isinstance(table, Mapping) else table
+    values = [row if len(wanted) > 1 else (row,) for row in rows]
     assert values, f"no row of {names}"
 
     def decorated(test: Test) -> Test:

@@ -19,7 +19,7 @@ from pdserve.pd.config.settings import AdminSettings
 from pdserve.pd.limits import keys
 from pdserve.pd.serve import admin
 from pdserve.pd.serve.admin_server import AdminServer
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 TOKEN = "correct-horse-battery"
 NEW = {"name": "decode-9", "role": "decode", "url": "http://10.0.0.9:8200"}
@@ -70,8 +70,10 @@ CALLS = [
 ]
 
 
-@each("method, path", CALLS)
-@each("header", [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN])
+@each_row("method, path", CALLS)
+@each_row(
+    "header", [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN]
+)
 def test_without_the_token_nothing_is_shown_and_nothing_is_done(method: str, path: str, header: str | None) -> None:
     there = Admin(header=header)
     answer = there.http.request(method, path, json=NEW)
@@ -106,7 +108,7 @@ def test_a_prefill_brings_its_bootstrap_server() -> None:
     assert (there.pool.added[0].url, there.pool.added[0].bootstrap_url) == ("http://h:1", "http://[::1]:8998")
 
 
-@each("method, path", [("POST", "/workers/nobody/drain"), ("DELETE", "/workers/nobody")])
+@each_row("method, path", [("POST", "/workers/nobody/drain"), ("DELETE", "/workers/nobody")])
 def test_a_worker_that_does_not_exist_is_404(method: str, path: str) -> None:
     answer = Admin().http.request(method, path)
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, "There is no worker nobody.")
@@ -117,7 +119,7 @@ def test_a_name_that_is_taken_is_409() -> None:
     assert (answer.status_code, answer.json()["error"]["message"]) == (409, "there is a worker decode-0 already")
 
 
-@each(
+@each_row(
     "change",
     [
         {"role": "router"},
@@ -145,7 +147,7 @@ def test_what_is_no_worker_is_400_and_not_added(change: dict[str, Any]) -> None:
     assert there.pool.added == []
 
 
-@each("body", [b"", b"{", b"[]", b"null", b"\xff"])
+@each_row("body", [b"", b"{", b"[]", b"null", b"\xff"])
 def test_a_body_that_is_no_json_object_is_400(body: bytes) -> None:
     assert Admin().http.post("/workers", content=body).status_code == 400
 
@@ -162,7 +164,7 @@ def test_the_token_of_a_file(tmp_path: Path) -> None:
     assert keys.read_token(path) == TOKEN
 
 
-@each("content, what", [(b"", "fewer than 16"), (b"short\n", "fewer than 16"), (b"\xff", "UTF-8")])
+@each_row("content, what", [(b"", "fewer than 16"), (b"short\n", "fewer than 16"), (b"\xff", "UTF-8")])
 def test_a_token_that_protects_nothing_is_refused(tmp_path: Path, content: bytes, what: str) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)

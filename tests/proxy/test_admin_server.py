@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.proxy.deployment import MODEL, PLAIN, Deployment, open_links, over_socket
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 TOKEN = "an-admin-token-of-32-characters!"
 CLIENT = "a-client-key"
@@ -111,7 +111,7 @@ def test_a_worker_is_not_what_another_one_of_its_name_was(admin: httpx.Client, d
     assert extra.state()["received"] == 1
 
 
-@each(
+@each_row(
     "body, status",
     [
         ({"name": "decode-0", "role": "decode", "url": "http://127.0.0.1:1"}, 409),
@@ -147,7 +147,7 @@ def port(deployment: Deployment) -> int:
     return port
 
 
-@each("headers", [{"origin": "https://evil.example"}, {"host": "evil.example"}, {"origin": "null"}])
+@each_row("headers", [{"origin": "https://evil.example"}, {"host": "evil.example"}, {"origin": "null"}])
 def test_a_page_of_another_site_is_no_admin(port: int, headers: dict[str, str]) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", **PLAIN) as client:
         assert client.get("/workers").status_code == 200

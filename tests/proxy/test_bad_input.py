@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.proxy.deployment import KEY, MODEL, Deployment
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 pytestmark = pytest.mark.process
 
@@ -44,7 +44,7 @@ def judged_by_an_engine(shared: Deployment, path: str, body: dict[str, Any]) -> 
     return answer
 
 
-@each(
+@each_row(
     "field, value",
     [
         ("n", 2),
@@ -77,14 +77,14 @@ def test_completions_fields_for_one_engine(shared: Deployment, field: str, value
     judged_by_an_engine(shared, "/v1/completions", {"prompt": "hi", field: value})
 
 
-@each("prompt", [["a", "b"], [[1], [2]], [1, "a"], [], None, 5, {"a": 1}])
+@each_row("prompt", [["a", "b"], [[1], [2]], [1, "a"], [], None, 5, {"a": 1}])
 def test_prompts_that_are_not_one_prompt_go_to_one_engine(shared: Deployment, prompt: object) -> None:
     answer = judged_by_an_engine(shared, "/v1/completions", {"prompt": prompt})
     if isinstance(prompt, list) and len(prompt) == 2 and prompt != [1, "a"]:
         assert len(answer.json()["choices"]) == 2
 
 
-@each(
+@each_row(
     "field, value",
     [("messages", None), ("messages", "hi"), ("n", 3), ("logprobs", 5), ("echo", True), ("prompt_logprobs", 1)],
 )
@@ -92,7 +92,7 @@ def test_chat_fields_for_one_engine(shared: Deployment, field: str, value: objec
     judged_by_an_engine(shared, "/v1/chat/completions", CHAT | {field: value})
 
 
-@each("name", ["kv_transfer_params", r"\u006bv_transfer_params", "ec_transfer_params"])
+@each_row("name", ["kv_transfer_params", r"\u006bv_transfer_params", "ec_transfer_params"])
 def test_smuggled_transfer_parameters_reach_no_engine(shared: Deployment, name: str) -> None:
     """Sent on, these kill a producer's EngineCore."""
     body = (
@@ -114,7 +114,7 @@ def test_transfer_parameters_in_vllm_xargs_reach_no_engine(shared: Deployment) -
         assert fake.requests()[-1]["body"]["vllm_xargs"] == {"mine": 1}
 
 
-@each("request_id", ["", "a b", "é", "x" * 300])
+@each_row("request_id", ["", "a b", "é", "x" * 300])
 def test_a_request_id_that_could_do_harm_is_replaced(shared: Deployment, request_id: str) -> None:
     headers = [(b"x-request-id", request_id.encode("latin-1"))]
     answer = shared.proxy.http.post("/v1/completions", json={"prompt": "hi"}, headers=headers)

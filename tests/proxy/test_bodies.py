@@ -16,7 +16,7 @@ from pdserve.pd.requests import member_spans
 from pdserve.pd.requests.body import Body, decode
 from pdserve.pd.requests.dialects import CHAT, COMPLETIONS, DIALECTS, INTERNAL, NOT_FOR_PREFILL, Dialect
 from pdserve.pd.requests.member_spans import quoted_name, spans_of
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -170,7 +170,7 @@ def test_every_body_can_be_judged(body: dict[str, Any], dialect: Dialect) -> Non
         assert field in body or field in ("messages", "prompt")
 
 
-@each("raw", [b"NaN", b"[1", b"[" * 100_000 + b"]" * 100_000])
+@each_row("raw", [b"NaN", b"[1", b"[" * 100_000 + b"]" * 100_000])
 def test_a_value_that_is_no_json_is_a_400(raw: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         decode(raw)
@@ -228,7 +228,7 @@ def test_any_object_with_a_large_value(
 X = "x" * FILL
 
 
-@each(
+@each_row(
     "raw",
     [
         f'{{"a": 1, "large": "", "large": "{X}", "b": 2}}',
@@ -249,7 +249,7 @@ def test_a_name_that_comes_twice_is_refused(raw: str) -> None:
     assert judged_right(raw.replace('"large"', '"lange"', 1).replace('"a"', '"e"', 1).encode())
 
 
-@each("place, fill", [(0, 9), (8, 9), (0, FILL), (8, FILL)])
+@each_row("place, fill", [(0, 9), (8, 9), (0, FILL), (8, FILL)])
 def test_shorter_separators_do_not_make_up_for_a_name_that_comes_twice(place: int, fill: int) -> None:
     """Its second coming is as long as the blanks that are missing behind the commas."""
     members = [f'"{name}": 1' for name in "abcdefg"]

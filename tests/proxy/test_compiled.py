@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.installed import compiled
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 ROOT = Path(__file__).resolve().parents[2]
 HOOKS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
@@ -22,7 +22,7 @@ MODULES = [str(path.relative_to(ROOT)) for pattern in PATTERNS for path in sorte
 EXPECTED = "compiled" if os.environ.get("PDSERVE_TEST_COMPILED") else "interpreted"
 
 
-@each("pattern", PATTERNS)
+@each_row("pattern", PATTERNS)
 def test_every_line_of_the_list_is_a_module(pattern: str) -> None:
     assert list(ROOT.glob(pattern))
 
@@ -44,12 +44,12 @@ def test_the_version_says_which_one_it_is() -> None:
     assert f"proxy {EXPECTED}" in subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
-@each("path", MODULES)
+@each_row("path", MODULES)
 def test_nothing_that_is_compiled_waits_while_it_handles_an_exception(path: str) -> None:
     assert waits_in_handlers((ROOT / path).read_text()) == []
 
 
-@each(
+@each_row(
     "body",
     [
         "try: pass\n    except OSError: await other()",
@@ -67,7 +67,7 @@ def test_a_wait_in_a_handler_is_reported(body: str) -> None:
     assert waits_in_handlers(f"async def coroutine():\n    {body}") != []
 
 
-@each(
+@each_row(
     "body",
     [
         "await other()",

@@ -30,8 +30,8 @@ from pdserve.proxy import ListenSettings, listening
 from pdserve.recipe.sections.proxy import Proxy
 from tests.launch.deployment import free_ports
 from tests.plan.kit import aggregated, plan, recipe
-from tests.proxy.rows import each
 from tests.proxy.test_tls import made
+from tests.tables import each_row
 
 POOLS = ("prefill", "decode", "aggregated")
 
@@ -293,7 +293,7 @@ async def value_in_use(path: str, proxy: dict[str, Any]) -> Any:
             await gateway._admin.stop()
 
 
-@each("path", [*KEYS])
+@each_row("path", [*KEYS])
 def test_a_setting_is_found_where_it_is_used(path: str, tmp_path: Path) -> None:
     value = other(path, KEYS[path], tmp_path)
     if path == "admin.port":

@@ -19,7 +19,7 @@ from pdserve.pd.processes.handover import Inheritance, SharedFiles
 from pdserve.pd.processes.pauses import Pauses
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.proxy import _LAYOUT, shared_with
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 OLDEST = {
     "generation": 3,
@@ -195,7 +195,7 @@ def test_workers_come_and_go_in_their_order() -> None:
     ]
 
 
-@each("was", ["draining", "dead"])
+@each_row("was", ["draining", "dead"])
 def test_a_new_worker_is_not_what_the_one_before_it_was(was: str) -> None:
     assert heard_again(ADD, state("decode-3", was), REMOVE, ADD) == [ADD]
     assert heard_again(state("decode-3", was), REMOVE, ADD) == [REMOVE, ADD]
@@ -207,7 +207,7 @@ def test_a_state_of_the_new_one_counts() -> None:
     assert heard == [REMOVE, ADD, state("decode-3", "draining")]
 
 
-@each("before, kept", [((), []), ((REMOVE,), [REMOVE])])
+@each_row("before, kept", [((), []), ((REMOVE,), [REMOVE])])
 def test_only_how_a_worker_ended_is_heard_again(before: tuple[dict[str, Any], ...], kept: list[dict[str, Any]]) -> None:
     other = {"add": {"name": "decode-4", "role": "decode", "url": "http://node:2"}}
     often = [ADD, REMOVE] * 1000
@@ -240,14 +240,14 @@ def test_what_an_older_program_remembered_is_condensed() -> None:
     assert lines.again()[1:] == [b"a state"]
 
 
-@each("line", [b"", b"no json", b"[1]", b"\xff", b"1"])
+@each_row("line", [b"", b"no json", b"[1]", b"\xff", b"1"])
 def test_what_is_no_message_is_not_heard_again(line: bytes) -> None:
     lines = ControlLines()
     assert lines.remember(line) == {}
     assert lines.again() == []
 
 
-@each("line", [b'{"add": 1}', b'{"add": {}}', b'{"remove": ["a"]}', b'{"remove": null}'])
+@each_row("line", [b'{"add": 1}', b'{"add": {}}', b'{"remove": ["a"]}', b'{"remove": null}'])
 def test_a_line_that_names_nobody_changes_nothing(line: bytes) -> None:
     lines = ControlLines()
     lines.remember(b'{"worker": "decode-0", "state": "ready"}')

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pdserve.pd.config.serving import Serving
 from pdserve.pd.config.settings import OWN_HEADERS
 from tests.proxy.raw import RawDeployment, Send, post, raw_deployment, whole
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 COMPLETIONS = "/v1/completions"
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
@@ -43,13 +43,13 @@ def test_headers_that_are_named_reach_engines_beside_the_usual_ones(raw: RawDepl
     assert not {"x-other", "cookie"} & got.keys()
 
 
-@each("name", [*sorted(OWN_HEADERS), "Content-Length", "x y", "x:y", ""])
+@each_row("name", [*sorted(OWN_HEADERS), "Content-Length", "x y", "x:y", ""])
 def test_a_header_that_is_the_proxys_own_cannot_be_named(name: str) -> None:
     with pytest.raises(ValidationError):
         Serving(forward_headers=[name])
 
 
-@each(
+@each_row(
     "path, given, headers, expected",
     [
         (COMPLETIONS, "body-id", (), "body-id"),

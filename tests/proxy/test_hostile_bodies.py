@@ -19,7 +19,7 @@ from tests.proxy.raw import (
     post,
     raw_deployment,
 )
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 pytestmark = pytest.mark.process
 
@@ -38,7 +38,7 @@ def test_a_chunked_body_is_refused_once_it_is_too_large(raw: RawDeployment) -> N
     assert raw.engine.seen == []
 
 
-@each(
+@each_row(
     "request_line, status",
     [
         ("POST /health", 405),
@@ -121,7 +121,7 @@ def test_requests_that_never_end_leave_the_budget_free(tight: RawDeployment) -> 
         assert time.monotonic() < deadline
 
 
-@each("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
+@each_row("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
 def test_another_content_type_is_refused_in_vllms_words(raw: RawDeployment, content_type: str) -> None:
     answer = raw.ask(post(PATH, BODY, f"content-type: {content_type}"))
     assert (answer.status, answer.json()["error"]) == (
@@ -136,12 +136,12 @@ def test_another_content_type_is_refused_in_vllms_words(raw: RawDeployment, cont
     assert raw.engine.seen == []
 
 
-@each("content_type", ["application/json; charset=utf-8", "Application/JSON", "application/json;"])
+@each_row("content_type", ["application/json; charset=utf-8", "Application/JSON", "application/json;"])
 def test_json_is_json_however_it_is_called(raw: RawDeployment, content_type: str) -> None:
     assert raw.ask(post(PATH, BODY, f"content-type: {content_type}")).status == 200
 
 
-@each("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+@each_row("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
 def test_engines_get_utf_8_whatever_the_client_has_sent(raw: RawDeployment, encoding: str) -> None:
     text = '{"prompt": "hé 😀"}'
     assert raw.ask(post(PATH, text.encode(encoding))).status == 200
@@ -192,8 +192,8 @@ BROKEN: dict[str, bytes] = {
 }
 
 
-@each("path", [PATH, "/v1/chat/completions", "/v1/responses", "/v1/messages"])
-@each("body", BROKEN)
+@each_row("path", [PATH, "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@each_row("body", BROKEN)
 def test_a_body_that_is_no_json_object_is_a_400_in_the_apis_own_shape(
     raw: RawDeployment, path: str, body: bytes
 ) -> None:

@@ -28,7 +28,7 @@ from tests.proxy.raw import (
     sends,
     whole,
 )
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 pytestmark = pytest.mark.process
 
@@ -111,8 +111,8 @@ def clear_error(answer: Response) -> dict[str, Any]:
     return error
 
 
-@each("stream", [False, True])
-@each("script", GARBAGE)
+@each_row("stream", [False, True])
+@each_row("script", GARBAGE)
 def test_what_is_no_answer_is_a_clear_error(raw: RawDeployment, script: Script, stream: bool) -> None:
     raw.engine.script = script
     answer = raw.ask(post(PATH, {"prompt": "hi", "stream": stream}))
@@ -121,7 +121,7 @@ def test_what_is_no_answer_is_a_clear_error(raw: RawDeployment, script: Script, 
     raw.engine.wait_left()
 
 
-@each("script", GARBAGE)
+@each_row("script", GARBAGE)
 def test_a_prefill_without_an_answer_is_a_clear_error(script: Script, split: RawDeployment) -> None:
     prefill, decode = split.engines
     prefill.seen.clear()
@@ -176,7 +176,7 @@ CUTS = {
 }
 
 
-@each("rest", CUTS)
+@each_row("rest", CUTS)
 def test_a_stream_that_breaks_ends_with_an_error_event(raw: RawDeployment, rest: bytes) -> None:
     begun = threading.Event()
 
@@ -261,7 +261,7 @@ def test_an_endless_event_in_a_stream_does_not_grow_our_memory(raw: RawDeploymen
     assert raw.resident() - before < 32 << 20
 
 
-@each("piece", [b"data: " + b"x" * 65_536, b": still here\n\n" * 4000])
+@each_row("piece", [b"data: " + b"x" * 65_536, b": still here\n\n" * 4000])
 def test_a_stream_without_an_event_does_not_grow_our_memory(raw: RawDeployment, piece: bytes) -> None:
     before = raw.resident()
     raw.engine.script = forever(head(SSE), chunk(piece))

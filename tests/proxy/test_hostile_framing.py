@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.proxy.hostile import BODY, HEAD, MEGABYTE, PATH
 from tests.proxy.raw import ANSWER, RawDeployment, chunk, post, raw_deployment
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 SMUGGLED = {
     "length and chunked": HEAD + b"content-length: 16\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -56,7 +56,7 @@ SMUGGLED = {
 }
 
 
-@each("request_bytes", SMUGGLED)
+@each_row("request_bytes", SMUGGLED)
 def test_an_ambiguous_request_is_a_400_and_the_end(raw: RawDeployment, request_bytes: bytes) -> None:
     with raw.client() as client:
         answer = client.send(request_bytes).response()
@@ -73,7 +73,7 @@ def test_a_request_hidden_behind_a_refused_one_is_never_read(raw: RawDeployment)
     assert raw.engine.seen == []
 
 
-@each(
+@each_row(
     "beginning",
     [
         b"POST /",
@@ -91,7 +91,7 @@ def test_something_that_never_ends_is_a_431_soon(raw: RawDeployment, beginning: 
     assert raw.engine.seen == []
 
 
-@each("before", [b"", b"transfer-encoding: chunked\r\n\r\n10\r\n" + BODY + b"\r\n0\r\n"])
+@each_row("before", [b"", b"transfer-encoding: chunked\r\n\r\n10\r\n" + BODY + b"\r\n0\r\n"])
 def test_ten_thousand_headers_are_a_431(raw: RawDeployment, before: bytes) -> None:
     headers = b"".join(b"x-%d: %d\r\n" % (index, index) for index in range(10_000))
     with raw.client() as client:
@@ -130,8 +130,8 @@ def test_requests_before_a_broken_one_are_answered(raw: RawDeployment) -> None:
     assert [json.loads(seen.body)["prompt"] for seen in raw.engine.seen] == ["a", "b"]
 
 
-@each("protocol", ["h2c", "websocket"])
-@each("pause", [0, 100, -3])
+@each_row("protocol", ["h2c", "websocket"])
+@each_row("pause", [0, 100, -3])
 def test_an_offered_upgrade_is_not_taken_and_the_request_counts(raw: RawDeployment, protocol: str, pause: int) -> None:
     """Java's client offers h2c with its first request."""
     raw.engine.seen.clear()
@@ -151,14 +151,14 @@ def test_an_offered_upgrade_does_not_lift_a_limit(raw: RawDeployment) -> None:
         assert client.response().status == 413
 
 
-@each("method", [b"CONNECT proxy:443", b"TRACE /", b"DELETE /v1/completions"])
+@each_row("method", [b"CONNECT proxy:443", b"TRACE /", b"DELETE /v1/completions"])
 def test_methods_of_others_are_refused(raw: RawDeployment, method: bytes) -> None:
     with raw.client() as client:
         assert client.send(method + b" HTTP/1.1\r\nhost: proxy\r\n\r\n").response().status in (404, 405)
     assert raw.engine.seen == []
 
 
-@each(
+@each_row(
     "target",
     ["ftp://proxy/v1/completions", "//v1/completions", "/v1/../v1/completions", "/v1/completions/", "http://proxy"],
 )
@@ -222,8 +222,8 @@ CUTS: dict[str, Callable[[int], list[int]]] = {
 """Where two requests, of which the first has that size, are cut."""
 
 
-@each("cuts", CUTS)
-@each("headers", [(), ("connection: Upgrade", "upgrade: h2c")])
+@each_row("cuts", CUTS)
+@each_row("headers", [(), ("connection: Upgrade", "upgrade: h2c")])
 def test_it_arrives_whole_and_the_next_request_begins_behind_it(
     raw: RawDeployment, cuts: Callable[[int], list[int]], headers: tuple[str, ...]
 ) -> None:

@@ -17,8 +17,8 @@ import pytest
 from pdserve.pd.workers.judgement import Fault, Judgement
 from tests.proxy.candidates import POLICIES, everywhere
 from tests.proxy.deployment import KEY, Deployment, Fake
-from tests.proxy.rows import each
 from tests.proxy.test_failures import error_of
+from tests.tables import each_row
 
 FAULTS: dict[str, dict[str, dict[str, object]]] = {
     "500": {"prefill": {"prefill_status": 500}, "decode": {"decode_status": 500}},
@@ -142,7 +142,7 @@ def judged(*faults: Fault, failures: int = 5) -> Judgement:
     return judgement
 
 
-@each("faults", [("unreachable",), ("unavailable",), ("lost",), ("silent",), ("failed", "failed")])
+@each_row("faults", [("unreachable",), ("unavailable",), ("lost",), ("silent",), ("failed", "failed")])
 def test_these_make_a_worker_doubtful_until_it_answers(faults: tuple[Fault, ...]) -> None:
     judgement = judged(*faults)
     assert judgement.doubtful

@@ -25,7 +25,7 @@ from pdserve.pd.errors import ApiError
 from pdserve.pd.file_reads import FileReads, read_regular
 from pdserve.pd.limits import keys
 from tests.proxy.deployment import MODEL, Deployment, keys_file
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 
 def line(name: str, key: str, **more: Any) -> str:
@@ -54,7 +54,7 @@ def test_a_key_is_known_by_its_hash_with_what_it_may_do(tmp_path: Path) -> None:
     assert known.identify(None, b"key-b").name == "b"
 
 
-@each(
+@each_row(
     "authorization, x_api_key",
     [
         (None, None),
@@ -104,7 +104,7 @@ def test_every_lookup_compares_once_in_constant_time(tmp_path: Path, monkeypatch
         assert {len(side) for side in compared[0]} == {32}
 
 
-@each(
+@each_row(
     "text, number, what",
     [
         ("{", 1, "not an API key"),
@@ -207,7 +207,7 @@ def test_new_key_without_a_file_prints_the_line(tmp_path: Path) -> None:
     assert keys.KeyFile(path).current.identify(b"Bearer " + result.stdout.strip().encode()).name == "team-a"
 
 
-@each("name, what", [("a b", "name"), ("known", "already"), ("", "name")])
+@each_row("name, what", [("a b", "name"), ("known", "already"), ("", "name")])
 def test_new_key_refuses_a_name_that_cannot_be(tmp_path: Path, name: str, what: str) -> None:
     path = file_of(tmp_path, line("known", "k"))
     before = path.read_text()
@@ -222,7 +222,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Path("/dev/full").open("w"))  # noqa: SIM115  (of the test)
 
 
-@each("before", [None, "", line("known", "k")])
+@each_row("before", [None, "", line("known", "k")])
 def test_a_key_that_cannot_be_printed_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:
@@ -297,7 +297,7 @@ def test_a_body_cannot_ask_for_more(keyed: Deployment) -> None:
         assert [request["body"]["priority"] for request in fake.requests()] == [BEST, 5, 9, BEST]
 
 
-@each("asked, sent", [("-3", None), ("9", "9"), ("high", None)])
+@each_row("asked, sent", [("-3", None), ("9", "9"), ("high", None)])
 def test_nor_can_a_header(keyed: Deployment, asked: str, sent: str | None) -> None:
     body = {"model": MODEL, "prompt": "hi"}
     assert keyed.proxy.http.post("/v1/completions", json=body, headers={"x-vllm-priority": asked}).status_code == 200

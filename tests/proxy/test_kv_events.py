@@ -26,7 +26,7 @@ from pdserve.pd.routing.kv_wire import (
 )
 from pdserve.pd.routing.policies.kv_events import KvEvents
 from tests.proxy.candidates import Worker, everywhere, workers
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 BLOCK = 2
 
@@ -99,7 +99,7 @@ def test_the_block_size_is_the_event_s() -> None:
     assert held([stored((1, 2, 3, 4), block=4)], 1, 2, 3, 4, 5, 6, 7, 8) == 4
 
 
-@each("hashes", [[7, 2**64 - 1], [b"seven", b"eight"]])
+@each_row("hashes", [[7, 2**64 - 1], [b"seven", b"eight"]])
 def test_hashes_are_bytes_or_integers(hashes: list[BlockHash]) -> None:
     first = BlockStored([hashes[0]], None, [1, 2], BLOCK)
     second = BlockStored([hashes[1]], hashes[0], [3, 4], BLOCK)
@@ -121,7 +121,7 @@ UNNAMEABLE: dict[str, dict[str, object]] = {
 }
 
 
-@each("why", [*UNNAMEABLE])
+@each_row("why", [*UNNAMEABLE])
 def test_what_token_ids_do_not_name_never_matches(why: str) -> None:
     event = stored((1, 2, 3, 4, 5, 6))
     for field, value in UNNAMEABLE[why].items():
@@ -140,7 +140,7 @@ def test_blocks_before_an_image_match() -> None:
     assert held([event], 1, 2, 3, 4, 5, 6) == 2
 
 
-@each("medium", ["CPU", "cpu", "STORAGE"])
+@each_row("medium", ["CPU", "cpu", "STORAGE"])
 def test_only_the_gpu_counts(medium: str) -> None:
     offloaded = stored((1, 2, 3, 4))
     offloaded.medium = medium
@@ -162,7 +162,7 @@ def test_of_several_groups_the_one_that_holds_least_decides() -> None:
     assert held([stored((1, 2, 3, 4, 5, 6)), wide], 1, 2, 3, 4, 5, 6) == 4
 
 
-@each("kind", ["sliding_window", "mamba", "chunked_local_attention"])
+@each_row("kind", ["sliding_window", "mamba", "chunked_local_attention"])
 def test_groups_that_need_no_whole_prefix_do_not_count(kind: str) -> None:
     window = stored((1, 2))
     window.group_idx, window.kv_cache_spec_kind = 1, kind
@@ -186,7 +186,7 @@ def test_ranks_and_workers_are_apart() -> None:
     assert index.matched("b", ask(5, 6)) == {0: 2}
 
 
-@each("tokens", [None, [-1, 2], [2**40, 1], ["x", "y"]])
+@each_row("tokens", [None, [-1, 2], [2**40, 1], ["x", "y"]])
 def test_without_token_ids_nothing_matches(tokens: list[int] | None) -> None:
     index = KvIndex(1000)
     index.apply("w", 0, [stored((1, 2))])
@@ -348,7 +348,7 @@ def test_a_replay_that_begins_too_late() -> None:
     assert feed.live(9) is Step.SKIP
 
 
-@each("first", [0, 1])
+@each_row("first", [0, 1])
 def test_an_engine_that_began_anew(first: int) -> None:
     feed = Feed()
     for number in range(3):
@@ -407,7 +407,7 @@ def test_sources_as_the_engine_was_configured() -> None:
     )
 
 
-@each(
+@each_row(
     "answer",
     [
         [],
@@ -461,7 +461,7 @@ RECORDED = {
 }
 
 
-@each("version", [*RECORDED])
+@each_row("version", [*RECORDED])
 def test_recorded_bytes(version: str) -> None:
     batch = decode(bytes.fromhex(RECORDED[version]))
     stored, removed, cleared = batch.events
@@ -526,7 +526,7 @@ def test_a_batch_as_a_map() -> None:
     assert isinstance(batch.events[0], AllBlocksCleared)
 
 
-@each("event", [["BlocksMoved", 1], {"type": "BlocksMoved", "to": 1}])
+@each_row("event", [["BlocksMoved", 1], {"type": "BlocksMoved", "to": 1}])
 def test_an_event_of_an_unknown_type_is_left_out(event: object) -> None:
     batch = decode(msgspec.msgpack.encode([1.0, [event, ["AllBlocksCleared"]], 0]))
     assert (len(batch.events), batch.unknown) == (1, 1)
@@ -539,7 +539,7 @@ def test_fields_that_later_versions_add_are_ignored() -> None:
     assert [type(event).__mro__[1] for event in batch.events] == [BlockRemoved, BlockRemoved]
 
 
-@each(
+@each_row(
     "payload",
     [
         b"",

@@ -19,7 +19,7 @@ from pdserve.pd.requests.body import EASY_BYTES, FEW_BYTES, Body, members_at_onc
 from pdserve.pd.requests.dialects import COMPLETIONS
 from pdserve.pd.requests.long_value import LONG_BYTES, members_around_long
 from pdserve.pd.requests.scan import MAX_BRACKETS, MAX_DEPTH, MAX_MEMBERS, Scan
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 TRANSFER = b'{"transfer_id": "ours"}'
 SLICE = 4096
@@ -62,7 +62,7 @@ def test_steps_find_the_end_of_any_value_at_any_border(value: Any, size: int) ->
     assert json.loads(bytes(body.members["b"])) == value
 
 
-@each(
+@each_row(
     "raw",
     [
         b"",
@@ -92,7 +92,7 @@ def test_steps_refuse_what_is_no_object_that_an_engine_may_get(raw: bytes) -> No
     assert refused.value.status == 400
 
 
-@each("read", [Body, scanned])
+@each_row("read", [Body, scanned])
 def test_an_object_of_very_many_members_is_refused(read: Any) -> None:
     def members(count: int) -> bytes:
         return json.dumps({str(index): index for index in range(count)}).encode()
@@ -147,8 +147,8 @@ def test_a_member_inside_of_another_one_is_not_taken_for_it() -> None:
     assert list(scanned(raw).members) == ["documents", "messages", "user"]
 
 
-@each("name", [b"a" * 1_000_000, b"\\n" * 500_000, b"\\u0041" * 160_000])
-@each("colon", [b":", b" :"])
+@each_row("name", [b"a" * 1_000_000, b"\\n" * 500_000, b"\\u0041" * 160_000])
+@each_row("colon", [b":", b" :"])
 def test_a_very_long_name_is_refused(name: bytes, colon: bytes) -> None:
     raw = b'{"prompt": "hi", "%b"%b1}' % (name, colon)
     with pytest.raises(ApiError, match="a name of"):
@@ -172,7 +172,7 @@ def test_a_conversation_of_a_megabyte_is_read_at_once() -> None:
     assert Body(raw, members=members).length("tools") == len(bytes(values["tools"]))
 
 
-@each(
+@each_row(
     "raw",
     [
         b"{" + b",".join(b'"%d":1' % number for number in range(100_000)) + b"}",
@@ -185,7 +185,7 @@ def test_what_takes_long_or_is_not_sure_is_read_in_steps(raw: bytes) -> None:
     assert members_at_once(raw) is None
 
 
-@each(
+@each_row(
     "raw, message",
     [
         (b"[%b]" % (b"1," * 9000 + b"1"), "must be a JSON object"),
@@ -202,8 +202,8 @@ def test_what_is_read_at_once_is_refused_as_in_steps(raw: bytes, message: str) -
     assert refused.value.status == 400
 
 
-@each("prompt", [b"[" + b"1," * 2_000_000 + b"1]", b'["' + b"x" * 4_000_000 + b'"]'])
-@each("name", ["prompt", "stop"])
+@each_row("prompt", [b"[" + b"1," * 2_000_000 + b"1]", b'["' + b"x" * 4_000_000 + b'"]'])
+@each_row("name", ["prompt", "stop"])
 def test_looking_at_a_large_body_takes_little_memory(name: str, prompt: bytes) -> None:
     """And it is split, for it is one prompt; another large field is an engine's to judge."""
     raw = b'{"%b": %b, "max_tokens": 4}' % (name.encode(), prompt)
@@ -220,7 +220,7 @@ def test_looking_at_a_large_body_takes_little_memory(name: str, prompt: bytes) -
     assert peak < len(raw) // 4
 
 
-@each(
+@each_row(
     "prompt, single",
     [
         ('"a"', True),
@@ -288,7 +288,7 @@ def same(raw: bytes) -> bool:
     return True
 
 
-@each(
+@each_row(
     "body",
     [
         {"messages": CHAT},
@@ -305,9 +305,9 @@ def same(raw: bytes) -> bool:
         {"model": "m", "prompt": LONG + "ä", "ä": 1},
     ],
 )
-@each("indent", [None, 2])
-@each("separators", [(",", ":"), (", ", ": "), (" , ", " : ")])
-@each("ascii_only", [True, False])
+@each_row("indent", [None, 2])
+@each_row("separators", [(",", ":"), (", ", ": "), (" , ", " : ")])
+@each_row("ascii_only", [True, False])
 def test_what_clients_send(
     body: dict[str, Any], indent: int | None, separators: tuple[str, str], ascii_only: bool
 ) -> None:
@@ -326,7 +326,7 @@ def test_a_few_blanks_may_be_around_all() -> None:
     assert not same(b'{"prompt":"%b"%b,"model":"m"}' % (b"a" * LONG_BYTES, b" " * 100)), "many are not looked at"
 
 
-@each(
+@each_row(
     "raw",
     [
         '{"messages":0,"x":{"messages":LONG,"x":5}}',
@@ -416,7 +416,7 @@ def test_what_is_not_valid_is_never_read(seed: int) -> None:
         assert members(Body(data, members=around)) == read
 
 
-@each(
+@each_row(
     "raw",
     [
         '{"prompt":"LONG","prompt":"LONG"}',
@@ -436,16 +436,16 @@ def test_what_engines_refuse_is_left_to_msgspec(raw: str) -> None:
     assert members_around_long(raw.replace("LONG", "a" * LONG_BYTES).encode()) is None
 
 
-@each("value", ["1" + "0" * 40, "1e999"])
+@each_row("value", ["1" + "0" * 40, "1e999"])
 def test_what_only_simdjson_refuses_is_read_all_the_same(value: str) -> None:
     raw = f'{{"prompt":"{"a" * LONG_BYTES}","n":{value}}}'.encode()
     assert members_around_long(raw) is None
     assert Body(raw).raw_value("n") == value.encode()
 
 
-@each("number", ["1.234567890123456789e-305", "1." + "1" * 700 + "e290", "12345678901234567890.5"])
-@each("beside", ["", '"' + "a" * 60_000 + '",'])
-@each("size", [LONG_BYTES, 500_000])
+@each_row("number", ["1.234567890123456789e-305", "1." + "1" * 700 + "e290", "12345678901234567890.5"])
+@each_row("beside", ["", '"' + "a" * 60_000 + '",'])
+@each_row("size", [LONG_BYTES, 500_000])
 def test_long_numbers_are_left_to_msgspec(number: str, beside: str, size: int) -> None:
     """simdjson would hold up all other requests: 130 kB of the first take it 90 ms."""
     raw = f'{{"prompt":[{beside}{",".join([number] * (1 + size // len(number)))}],"n":1}}'.encode()
@@ -454,8 +454,8 @@ def test_long_numbers_are_left_to_msgspec(number: str, beside: str, size: int) -
     assert taken <= 2, "where it looks is drawn each time: one of hundreds may get through"
 
 
-@each("size", [LONG_BYTES, 500_000])
-@each(
+@each_row("size", [LONG_BYTES, 500_000])
+@each_row(
     "piece", ["1717171717123 GET /page 200 0.003271\\n", "".join(Random(1).choices(BASE64, k=1000)), "123,45.6,-7e9,"]
 )
 def test_text_with_numbers_and_images_are_not(piece: str, size: int) -> None:

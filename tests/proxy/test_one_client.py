@@ -22,7 +22,7 @@ from pdserve.pd.telemetry.usage_meter import Fingerprints, metered
 from tests.proxy.deployment import MODEL, Deployment
 from tests.proxy.hostile import EVENT, MEGABYTE, PATH, STREAM_HEAD
 from tests.proxy.raw import SECONDS, RawClient, RawDeployment, Send, chunk, post, raw_deployment
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 MIB = 1 << 20
 
@@ -226,7 +226,7 @@ def test_nothing_that_is_as_large_as_its_prompt_is_left() -> None:
     assert (copy.body, copy.headers, copy.request_id) == (body, b"x: y\r\n", "r-1")
 
 
-@each("end", ["end", "cut", "lost"])
+@each_row("end", ["end", "cut", "lost"])
 def test_a_reply_that_has_ended_in_any_way_keeps_nobody(end: str) -> None:
     """Who answers has the request, and would be kept by its own reply until the collector comes."""
     reply = HttpReply(NoConnection(), keep_alive=True, head_only=False, http10=False)

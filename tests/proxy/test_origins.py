@@ -18,7 +18,7 @@ from pdserve.pd.http.incoming import Budget, Request
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
 from tests.proxy.deployment import keys_file
 from tests.proxy.raw import RawDeployment, Response, chunk, head, post, raw_deployment, sends
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 CONFIG: dict[str, Any] = {"port": 8000, "served_name": "tiny", "protocol": "aggregated", "workers": []}
 BODY = b'{"prompt": "hi"}'
@@ -28,7 +28,7 @@ def hosts(**config: Any) -> AllowedHosts | None:
     return AllowedHosts.of(ProxyConfig.model_validate(CONFIG | config))
 
 
-@each(
+@each_row(
     "config, enforced",
     [
         ({}, True),
@@ -45,7 +45,7 @@ def test_names_matter_without_keys_on_loopback_and_where_a_list_exists(config: d
     assert (hosts(**config) is not None) == enforced
 
 
-@each(
+@each_row(
     "host, allowed",
     [
         ("localhost", True),
@@ -74,7 +74,7 @@ def test_a_host_is_loopbacks_or_a_listed_one(host: str, allowed: bool) -> None:
         assert (known.refusal(host.encode(), None) is None) == allowed
 
 
-@each(
+@each_row(
     "origin, allowed",
     [
         (None, True),
@@ -105,7 +105,7 @@ def ask_as(strict: RawDeployment, *headers: str) -> tuple[int, str]:
 
 
 @pytest.mark.process
-@each("headers", [["host: evil.example"], ["host: localhost", "origin: http://evil.example"]])
+@each_row("headers", [["host: evil.example"], ["host: localhost", "origin: http://evil.example"]])
 def test_a_strange_page_gets_403(strict: RawDeployment, headers: list[str]) -> None:
     status, message = ask_as(strict, *headers)
     assert (status, "proxy.allowed_hosts" in message, "evil.example" in message) == (403, True, True)
@@ -113,7 +113,7 @@ def test_a_strange_page_gets_403(strict: RawDeployment, headers: list[str]) -> N
 
 
 @pytest.mark.process
-@each(
+@each_row(
     "url, host, status",
     [
         ("http://localhost:9/v1/completions", "evil.example", 200),
@@ -158,7 +158,7 @@ def told(settings: dict[str, Any], origin: str | None) -> dict[bytes, bytes]:
     return dict(Cors(CorsSettings.model_validate(settings)).headers(request))
 
 
-@each(
+@each_row(
     "settings, origin, allowed, varies",
     [
         ({"origins": [PAGE]}, PAGE, PAGE, True),
@@ -182,7 +182,7 @@ def test_an_answer_names_the_origin_that_may_read_it(
     assert (headers.get(b"access-control-allow-credentials") == b"true") == credentials
 
 
-@each("origin", ["chat.example", "https://chat.example/", "https://chat example", ""])
+@each_row("origin", ["chat.example", "https://chat.example/", "https://chat example", ""])
 def test_what_no_browser_sends_as_an_origin_is_refused(origin: str) -> None:
     with pytest.raises(ValidationError):
         CorsSettings(origins=[origin])
@@ -201,7 +201,7 @@ def preflight(raw: RawDeployment, origin: str = PAGE, path: str = COMPLETIONS) -
     return raw.ask("\r\n".join([*lines, "access-control-request-headers: authorization, x-mine", "", ""]).encode())
 
 
-@each("path", [COMPLETIONS, "/v1/models", "/v1/responses/resp_1/cancel"])
+@each_row("path", [COMPLETIONS, "/v1/models", "/v1/responses/resp_1/cancel"])
 def test_a_browser_that_asks_first_is_told_what_the_page_may_send(raw: RawDeployment, path: str) -> None:
     answer = preflight(raw, path=path)
     assert (answer.status, answer.body, answer.headers[ALLOWED]) == (204, b"", PAGE)
@@ -217,7 +217,7 @@ def test_a_page_that_is_not_named_gets_nothing(raw: RawDeployment) -> None:
     assert raw.engine.seen == []
 
 
-@each("asked", ["whole", "stream", "an error", "a page", "no JSON", "a bad head"])
+@each_row("asked", ["whole", "stream", "an error", "a page", "no JSON", "a bad head"])
 def test_a_page_can_read_every_answer(raw: RawDeployment, asked: str) -> None:
     origin = f"origin: {PAGE}"
     if asked == "stream":

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.proxy.deployment import MODEL, PLAIN, Deployment, Fake, keys_file
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 INPUT: dict[str, Any] = {"model": MODEL, "input": "hello world", "max_output_tokens": 4}
 CHAT: list[dict[str, str]] = [{"role": "user", "content": "hello world"}]
@@ -54,8 +54,8 @@ def test_a_batch_of_chats_goes_to_one_engine(module_pair: Deployment) -> None:
     assert module_pair.prefills[0].requests() == []
 
 
-@each("asked", [{"messages": CHAT}, {"prompt": "hello world"}])
-@each("stream", [False, True])
+@each_row("asked", [{"messages": CHAT}, {"prompt": "hello world"}])
+@each_row("stream", [False, True])
 def test_sagemakers_invocations_are_chats_or_completions(
     module_pair: Deployment, asked: dict[str, Any], stream: bool
 ) -> None:
@@ -74,7 +74,7 @@ def test_generative_scoring_is_passed_on(module_pair: Deployment) -> None:
     assert [item["index"] for item in answer.json()["data"]] == [0, 1]
 
 
-@each(
+@each_row(
     "path, body",
     [
         ("/v1/chat/completions/batch", {"messages": [CHAT]}),
@@ -188,13 +188,13 @@ def test_that_an_engine_does_not_answer_is_no_404(deployment: Deployment) -> Non
     assert deployment.proxy.http.get("/v1/responses/resp_1").status_code == 503
 
 
-@each("method", ["POST", "DELETE"])
+@each_row("method", ["POST", "DELETE"])
 def test_a_stored_response_has_its_methods_only(module_pair: Deployment, method: str) -> None:
     assert module_pair.proxy.http.request(method, "/v1/responses/resp_1").status_code == 405
     assert module_pair.proxy.http.get("/v1/responses/resp_1/cancel").status_code == 405
 
 
-@each("name", ["..%2f..%2freset_prefix_cache", "a.b", "a%20b", "x" * 257, "a/input_items"])
+@each_row("name", ["..%2f..%2freset_prefix_cache", "a.b", "a%20b", "x" * 257, "a/input_items"])
 def test_only_an_id_is_passed_on(module_pair: Deployment, name: str) -> None:
     answer = module_pair.proxy.http.get(f"/v1/responses/{name}")
     assert answer.status_code == 404
@@ -220,7 +220,7 @@ def test_keys_figures_and_the_log_know_requests_for_stored_responses(
 # --- what is not passed on
 
 
-@each("path", ["/reset_prefix_cache", "/sleep", "/collective_rpc", "/v1/load_lora_adapter", "/x"])
+@each_row("path", ["/reset_prefix_cache", "/sleep", "/collective_rpc", "/v1/load_lora_adapter", "/x"])
 def test_other_routes_of_an_engine_are_out_of_reach(module_pair: Deployment, path: str) -> None:
     answer = module_pair.proxy.http.post(path, json={})
     assert answer.status_code == 404

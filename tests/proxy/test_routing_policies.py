@@ -21,7 +21,7 @@ from pdserve.pd.routing.conditional import WAY_WHYS, decide
 from pdserve.pd.routing.policy import Policy
 from pdserve.roles import EngineRole
 from tests.proxy.candidates import POLICIES, PolicyName, Worker, everywhere, workers
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 ROLES: list[EngineRole] = ["prefill", "decode", "aggregated"]
 ASK = RoutingRequest(prompt=b'[{"role":"user","content":"hello"}]', tokens=[1, 2, 3], estimate=3)
@@ -31,8 +31,8 @@ loads = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9_000), st.floats(
 )
 
 
-@each("policy", POLICIES)
-@each("affinity", [False, True])
+@each_row("policy", POLICIES)
+@each_row("affinity", [False, True])
 @given(candidates=loads, role=st.sampled_from(ROLES), session=st.none() | st.text(), seed=st.integers(0, 99))
 def test_a_choice_is_a_candidate_with_a_known_reason(
     policy: PolicyName, affinity: bool, candidates: list[Worker], role: EngineRole, session: str | None, seed: int
@@ -49,17 +49,17 @@ def test_a_choice_is_a_candidate_with_a_known_reason(
         assert made.matched(choice.worker, ask) == 0
 
 
-@each("policy", POLICIES)
-@each("role", ROLES)
-@each("count", [1, 2, 3, 8])
+@each_row("policy", POLICIES)
+@each_row("role", ROLES)
+@each_row("count", [1, 2, 3, 8])
 def test_at_rest_every_candidate_is_chosen_in_time(policy: PolicyName, role: EngineRole, count: int) -> None:
     made = make(everywhere(policy), role, Random(1))
     pool = workers(count)
     assert {made.choose(pool, ASK).worker.name for _ in range(40 * count)} == {worker.name for worker in pool}
 
 
-@each("policy", POLICIES)
-@each("prefills, decodes", [(1, 1), (2, 2), (4, 2), (2, 4), (3, 3), (4, 4), (6, 4)])
+@each_row("policy", POLICIES)
+@each_row("prefills, decodes", [(1, 1), (2, 2), (4, 2), (2, 4), (3, 3), (4, 4), (6, 4)])
 def test_at_rest_every_pair_has_its_turn(policy: PolicyName, prefills: int, decodes: int) -> None:
     """Two pools in step only ever form the pairs (0, 0) and (1, 1)."""
     random = Random(7)
@@ -70,7 +70,7 @@ def test_at_rest_every_pair_has_its_turn(policy: PolicyName, prefills: int, deco
     assert set(pairs) == {(p.name, d.name) for p, d in product(ps, ds)}
 
 
-@each("role", ROLES)
+@each_row("role", ROLES)
 @given(count=st.integers(1, 8), rounds=st.integers(1, 20))
 def test_round_robin_gives_each_worker_one_turn_a_round(role: EngineRole, count: int, rounds: int) -> None:
     made = make(everywhere("round_robin"), role, Random(count))
@@ -84,7 +84,7 @@ def test_round_robin_of_prefill_keeps_one_order() -> None:
     assert [made.choose(workers(3), ASK).worker.name[-1] for _ in range(7)] == list("0120120")
 
 
-@each("role", ROLES)
+@each_row("role", ROLES)
 def test_who_was_away_does_not_get_the_turns_that_it_missed(role: EngineRole) -> None:
     made = make(everywhere("round_robin"), role, Random(3))
     pool = workers(3)
@@ -117,7 +117,7 @@ def test_decode_with_a_fuller_cache_gets_fewer_streams() -> None:
     assert make(everywhere("least_loaded"), "decode").choose([full, empty], ASK).worker is empty
 
 
-@each("role", ROLES)
+@each_row("role", ROLES)
 def test_a_burst_is_split_evenly(role: EngineRole) -> None:
     """24 requests over two workers are 12 and 12, not 13 and 11."""
     made = make(everywhere("least_loaded"), role, Random(5))
@@ -149,8 +149,8 @@ def test_power_of_two_is_not_least_loaded() -> None:
     assert set(turns) == {f"w{index}" for index in range(7)}
 
 
-@each("policy", POLICIES)
-@each("affinity", [False, True])
+@each_row("policy", POLICIES)
+@each_row("affinity", [False, True])
 def test_a_policy_is_called_what_the_recipe_calls_it(policy: PolicyName, affinity: bool) -> None:
     made = make(everywhere(policy, affinity=affinity), "decode")
     assert made.name == policy
@@ -294,7 +294,7 @@ def limits(min_prompt: int, max_missing: int) -> ConditionalSettings:
     return ConditionalSettings(min_prompt_tokens=min_prompt or None, max_missing_tokens=max_missing or None)
 
 
-@each(
+@each_row(
     "estimate, held, min_prompt, max_missing, way, why",
     [
         (10, 0, 0, 0, "disaggregate", "off"),

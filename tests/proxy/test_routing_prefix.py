@@ -26,7 +26,7 @@ from pdserve.pd.routing.recent_blocks import RecentBlocks
 from pdserve.roles import EngineRole
 from tests.proxy.candidates import Worker, everywhere, workers
 from tests.proxy.deployment import Deployment
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 ROLES: list[EngineRole] = ["prefill", "decode", "aggregated"]
 
@@ -40,7 +40,7 @@ def prefix_aware(role: EngineRole = "prefill", **settings: float) -> PrefixAware
     return PrefixAware(burden, PrefixSettings(**settings))  # type: ignore[arg-type]  # each is an int or a float
 
 
-@each("role", ROLES)
+@each_row("role", ROLES)
 def test_a_conversation_stays_where_it_began(role: EngineRole) -> None:
     policy = make(everywhere("prefix_aware"), role, Random(1))
     pool = workers(4)
@@ -313,8 +313,8 @@ def digest(data: bytes, begin: int, end: int, before: int) -> int:
     return block_hash.digest(data, memoryview(data), begin, end, before)
 
 
-DIGESTS = each("name_of", [digest, digest_without_xxhash])
-TEXTS = each("text", [SMALL, LARGE])
+DIGESTS = each_row("name_of", [digest, digest_without_xxhash])
+TEXTS = each_row("text", [SMALL, LARGE])
 WITHOUT = """
 import sys
 sys.modules["xxhash"] = None

@@ -31,7 +31,7 @@ from pdserve.pd.telemetry.metrics_page import COUNTERS, GAUGES, STAGES
 from pdserve.pd.telemetry.request_line import RequestLine
 from pdserve.pd.telemetry.request_log import RequestLog
 from pdserve.pd.telemetry.spans import NoSpans, OtelSpans, StageTime, open_spans, parse
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -254,12 +254,12 @@ def test_lines_are_written_together_and_none_waits_for_ever() -> None:
     asyncio.run(log())
 
 
-@each("seconds, expected", [(0.25, 250.0), (0.0123456, 12.35), (0.0, 0.0), (-1.0, 0.0)])
+@each_row("seconds, expected", [(0.25, 250.0), (0.0123456, 12.35), (0.0, 0.0), (-1.0, 0.0)])
 def test_times_are_milliseconds_with_two_digits(seconds: float, expected: float) -> None:
     assert Histogram((1,)).timed(seconds) == expected
 
 
-@each("seconds, expected", [(0.0, "00.000"), (59.9999, "59.999"), (1.0005, "01.000")])
+@each_row("seconds, expected", [(0.0, "00.000"), (59.9999, "59.999"), (1.0005, "01.000")])
 def test_the_time_of_day_is_cut_not_rounded_up(seconds: float, expected: str) -> None:
     out: list[bytes] = []
 
@@ -343,13 +343,13 @@ def test_a_client_that_does_not_sample_gets_no_spans() -> None:
     assert re.fullmatch(rf"00-{TRACE}-[0-9a-f]{{16}}-00", traced.spans.begin(UNSAMPLED).traceparent)
 
 
-@each("ratio, spans", [(0.0, 0), (1.0, 3)])
+@each_row("ratio, spans", [(0.0, 0), (1.0, 3)])
 def test_the_ratio_decides_about_requests_without_a_trace(ratio: float, spans: int) -> None:
     assert len(Traced(ratio).request(None)) == spans
     assert len(Traced(ratio).request(SAMPLED)) == 3
 
 
-@each(
+@each_row(
     "text",
     [
         "",

@@ -16,7 +16,7 @@ from pdserve.pd.requests.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from pdserve.pd.telemetry.usage_counts import cached_in, of_answer
 from pdserve.pd.telemetry.usage_meter import Fingerprints, UsageMeter, last_in, metered
 from tests.proxy.deployment import MODEL, Deployment, keys_file
-from tests.proxy.rows import each
+from tests.tables import each_row
 
 LIMITED, FREE = "a-limited-key", "a-free-key"
 USAGE, CONTINUOUS = {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}
@@ -149,7 +149,7 @@ ECHO = b'"tools":[{"parameters":{"x":{},"usage":{"input_tokens":%s,"output_token
 TOO_LARGE = b"9" * 400
 
 
-@each("prompt, answer", [(b"0", b"0"), (b"-1000000", b"-5"), (TOO_LARGE, TOO_LARGE)])
+@each_row("prompt, answer", [(b"0", b"0"), (b"-1000000", b"-5"), (TOO_LARGE, TOO_LARGE)])
 def test_what_a_client_has_written_into_an_answer_is_not_its_usage(prompt: bytes, answer: bytes) -> None:
     own = b'"usage":{"input_tokens":500,"output_tokens":40,"output_tokens_details":{"reasoning_tokens":3}}'
     whole = b'{"id":"r",' + own + b"," + ECHO % (prompt, answer) + b"}"
@@ -160,7 +160,7 @@ def test_what_a_client_has_written_into_an_answer_is_not_its_usage(prompt: bytes
     assert (meter.prompt, meter.answer) == (500, 40)
 
 
-@each(
+@each_row(
     "usage, cached",
     [
         (b'{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}', 4),
@@ -176,7 +176,7 @@ def test_cached_tokens_are_those_of_the_engines_usage(usage: bytes, cached: int 
     assert cached_in(b'{"id":"r",' + tools + b',"usage":' + usage + b"}") == cached
 
 
-@each(
+@each_row(
     "answer",
     [
         b'{"choices":[5]}',
@@ -196,12 +196,12 @@ def test_a_prefill_whose_answer_cannot_be_read_has_failed(answer: bytes) -> None
     assert bad_end(answer) == "an unreadable answer"
 
 
-@each("reason, end", [(b'"abort"', "abort"), (b'"error"', "error"), (b'"stop"', None)])
+@each_row("reason, end", [(b'"abort"', "abort"), (b'"error"', "error"), (b'"stop"', None)])
 def test_a_prefill_that_was_aborted_has_failed(reason: bytes, end: str | None) -> None:
     assert bad_end(b'{"choices":[{"finish_reason":' + reason + b"}]}") == end
 
 
-@each(
+@each_row(
     "echoed",
     [
         {"user": "usage"},
@@ -212,7 +212,7 @@ def test_a_prefill_that_was_aborted_has_failed(reason: bytes, end: str | None) -
         {"metadata": {"type": "message_start"}, "user": "usage"},
     ],
 )
-@each("padding", [0, 5000])
+@each_row("padding", [0, 5000])
 def test_whatever_an_event_repeats_of_a_request_its_own_usage_counts(echoed: dict[str, Any], padding: int) -> None:
     """As vLLM orders them: tools before the usage, the user behind it; of any length, with a limit of tokens or not."""
     response = {
@@ -233,7 +233,7 @@ def test_whatever_an_event_repeats_of_a_request_its_own_usage_counts(echoed: dic
     assert last_in(b'"instructions": "' + last, stream=True) == (50_000, 700), "of one that was cut"
 
 
-@each("text", ["a", " token", "x" * 63, "\\n", ""])
+@each_row("text", ["a", " token", "x" * 63, "\\n", ""])
 def test_an_event_with_a_usage_is_never_taken_for_one_more_text(text: str) -> None:
     """Whatever its length: most events are not looked at beyond their end, as they are like the one before them."""
     of_text = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n'
@@ -295,7 +295,7 @@ def test_a_huge_echoed_number_ends_no_error() -> None:
     assert json.loads(event.partition(b"data: ")[2])["sequence_number"] == 8
 
 
-@each(
+@each_row(
     "answer",
     [
         b'{"choices":[{"text":"stop","finish_reason":"abort"}]}',
@@ -307,7 +307,7 @@ def test_a_token_of_a_prefill_is_not_its_end(answer: bytes) -> None:
     assert bad_end(answer) is not None
 
 
-@each("count", [b"-1", TOO_LARGE, b"1.5", b'"7"'])
+@each_row("count", [b"-1", TOO_LARGE, b"1.5", b'"7"'])
 def test_what_is_no_number_of_tokens_is_none(count: bytes) -> None:
     answer = b'{"usage":{"prompt_tokens":%s,"completion_tokens":3}}' % count
     assert of_answer(answer) == (None, None)
@@ -340,7 +340,7 @@ def test_usage_is_found_wherever_it_stands() -> None:
     assert (whole.prompt, whole.answer) == (pieces.prompt, pieces.answer) == (5, 7)
 
 
-@each(
+@each_row(
     "options, sent",
     [
         ("", {"include_usage": True, "continuous_usage_stats": True}),
@@ -351,14 +351,14 @@ def test_usage_is_found_wherever_it_stands() -> None:
         ),
     ],
 )
-@each("stream", ["true", "1", '"on"'])
+@each_row("stream", ["true", "1", '"on"'])
 def test_decode_is_asked_to_count_and_other_options_stay(options: str, sent: dict[str, Any], stream: str) -> None:
     body, _ = metered(CHAT, Body(f'{{"messages":[],"stream":{stream}{options}}}'.encode()), Fingerprints())
     assert body.get("stream_options") == sent
     assert body.raw_value("stream") == stream.encode()
 
 
-@each(
+@each_row(
     "dialect, body",
     [
         (CHAT, b'{"stream":false}'),
