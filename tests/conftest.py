@@ -22,6 +22,7 @@ from pdserve.system.shared_memory import existing
 from tests import own_cgroup, own_memory, own_network
 from tests.launch.deployment import DELAYS, Deployment
 from tests.launch.post_mortem import post_mortem
+from tests.nursery import Nursery
 
 _CGROUP_SECONDS = 30.0
 _ENDING_SECONDS = 30.0
@@ -81,6 +82,13 @@ def _see_orphans() -> None:
     adopt_orphans()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _end_nursery(_own_shared_memory: None, _own_cgroup: None, _own_network: None, _see_orphans: None) -> Iterator[None]:
+    """Before the namespaces and the cgroup of the tests are left."""
+    yield
+    Nursery.close_shared()
+
+
 @pytest.fixture
 def made_before() -> None:
     """What the tests of a module share and a test may have to make anew: such a module has another one of this name."""
@@ -95,9 +103,9 @@ def _nothing_is_left(request: pytest.FixtureRequest, made_before: None) -> Itera
     before, segments, cgroups = _descendants(), own_memory.segments(), own_cgroup.made_inside()
     yield
     _reap_zombies(before)
-    if left := _descendants() - before:
+    if left := _descendants() - before - Nursery.pids():
         # What a longer-lived fixture's process starts belongs to that fixture.
-        left = _without_ending(left - procfs.family(before))
+        left = _without_ending(left - procfs.family(before - Nursery.pids()))
     assert not left, "processes outlive the test: " + ", ".join(f"{pid} ({procfs.command(pid)})" for pid in left)
     # What a longer-lived fixture's process has mapped belongs to that fixture.
     if new := own_memory.segments() - segments:

@@ -87,7 +87,19 @@ def test_only_its_own_segment_fails_a_test(stranger: Path, tmp_path: Path, befor
     tests = tmp_path / "test_inside.py"
     tests.write_text(TESTS.format(count=str(stranger)))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-q", str(tests)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "tests.conftest",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:randomly",
+            "-q",
+            str(tests),
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

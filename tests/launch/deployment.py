@@ -25,6 +25,7 @@ from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
 from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
+from tests.nursery import Forked, Nursery
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENGINE = [sys.executable, str(REPOSITORY / "tests/fakes/engine.py")]
@@ -115,16 +116,22 @@ class Command:
     """One running `pdserve` command. Its lines are read as they come, so that a test waits for facts, not for time."""
 
     def __init__(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> None:
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "pdserve.cli.main", *map(str, arguments)],
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        argv = [sys.executable, "-m", "pdserve.cli.main", *map(str, arguments)]
+        environ = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        self.popen: subprocess.Popen[str] | Forked
+        if Nursery.shared().forks(argv, environ):
+            self.popen = Forked(Nursery.shared(), argv, environ, stdin=None, session=True)
+        else:
+            self.popen = subprocess.Popen(
+                argv,
+                cwd=REPOSITORY,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._seen: list[str] = []
         self._leaving = False

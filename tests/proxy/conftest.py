@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.system import procfs
-from tests.proxy.deployment import Child, Deployment
-from tests.proxy.nursery import Nursery
+from tests.proxy.deployment import Deployment
 from tests.proxy.raw import RawDeployment, raw_deployment
 
 PROXIES = {"deployment", "engines", "impatient", "pair", "proxy", "raw", "shared", "slow", "split", "strict", "tight"}
@@ -30,31 +28,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent != here or not isinstance(item, pytest.Function):
             continue
-        names = item.fixturenames
-        if PROXIES & set(names) or BY_HAND & set(inspect.unwrap(item.function).__code__.co_names):
-            if "nursery" not in names:  # which parameters of one test share
-                # Made before what has function scope, so that it is there for longer.
-                first = names.index("_nothing_is_left")
-                names[first:first] = ["nursery", "_forks_have_ended"]
-            if item.path.name not in ON_BOTH_BUILDS or "PDSERVE_TEST_COMPILED" in os.environ:
-                item.add_marker("wheel")
-
-
-@pytest.fixture(scope="session")
-def nursery(_own_shared_memory: None, _own_cgroup: None, _own_network: None, _see_orphans: None) -> Iterator[Nursery]:
-    Child.nursery = Nursery()
-    yield Child.nursery
-    Child.nursery.close()
-    Child.nursery = None
-
-
-@pytest.fixture
-def _forks_have_ended(nursery: Nursery) -> Iterator[None]:
-    """To tests/conftest.py they belong to the nursery."""
-    before = procfs.descendants(nursery.pid)
-    yield
-    left = procfs.descendants(nursery.pid) - before
-    assert not left, "processes outlive the test: " + ", ".join(f"{pid} ({procfs.command(pid)})" for pid in left)
+        names = {*item.fixturenames, *inspect.unwrap(item.function).__code__.co_names}
+        both = item.path.name in ON_BOTH_BUILDS and "PDSERVE_TEST_COMPILED" not in os.environ
+        if (PROXIES | BY_HAND) & names and not both:
+            item.add_marker("wheel")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import httpx
 
 from pdserve.pd.config.proxy import Protocol, ProxyConfig, WorkerConfig
 from pdserve.system import procfs
-from tests.proxy.nursery import PIPE_BYTES, REPOSITORY, Forked, Nursery, program
+from tests.nursery import PIPE_BYTES, REPOSITORY, Forked, Nursery
 
 MODEL = "tiny"
 KEY = "engine-key"
@@ -34,17 +34,14 @@ KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 class Child:
     """A process whose log says when it is ready."""
 
-    nursery: Nursery | None = None
-    """Forks those that it can, where there is one (conftest.py)."""
-
     def __init__(
         self, argv: list[str], env: dict[str, str], *, stdin: int | None = subprocess.DEVNULL, fresh: bool = False
     ) -> None:
         """`fresh`: executed, and not forked."""
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **env}
         self.process: subprocess.Popen[str] | Forked
-        if self.nursery is not None and not fresh and program(argv) is not None:
-            self.process = Forked(self.nursery, argv, env, stdin=stdin)
+        if not fresh and Nursery.shared().forks(argv, env):
+            self.process = Forked(Nursery.shared(), argv, env, stdin=stdin)
         else:
             self.process = subprocess.Popen(
                 argv,

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.proxy.nursery import REPOSITORY
+from tests.nursery import REPOSITORY
 
 pytestmark = pytest.mark.process
 

@@ -1,7 +1,8 @@
-"""Proxies and fake engines that start in milliseconds: forks of a process that has imported what they need.
+"""Programs that start in milliseconds: forks of a process that has imported what they need.
 
-Each is what the same command line starts, but for that. The tests of the start itself, and every program that a rolling
-restart executes, are the real thing (`Proxy(fresh=True)`).
+The proxy, fake engines, and the commands that users type. Each is what the same command line starts, but for that. The
+tests of a start itself, what a command starts in turn, and every program that a rolling restart executes, are the real
+thing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import select
@@ -21,24 +23,55 @@ import traceback
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[1]
 PIPE_BYTES = 1 << 20
 """Most tests never read the log: a full pipe would stop the proxy in the middle of a module."""
 PROXY = "import sys, pdserve.proxy\nsys.exit(pdserve.proxy.main())"
 ENGINE = "import tests.fakes.engine_process\ntests.fakes.engine_process.main()"
+COMMAND = "import pdserve.cli.main\npdserve.cli.main.main()"
+_READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TERM", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "TYPER", "_TYPER")
+"""Beginnings of variables that an interpreter, or a module while it is imported, reads: a fork cannot have others."""
 
 
 class Nursery:
-    """The parent of all that is forked."""
+    """The parent of all that is forked in one process of tests."""
+
+    _shared: Nursery | None = None
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
+        self._environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
         with theirs:
-            command = [sys.executable, "-u", "-m", "tests.proxy.nursery", str(theirs.fileno())]
-            environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-            self._process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, pass_fds=[theirs.fileno()])
+            command = [sys.executable, "-u", "-m", "tests.nursery", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, cwd=REPOSITORY, env=self._environment, pass_fds=[theirs.fileno()])
         self.pid = self._process.pid
+
+    @classmethod
+    def shared(cls) -> Nursery:
+        """Return the one of this process, which is there from its first use on."""
+        if cls._shared is None:
+            cls._shared = cls()
+        return cls._shared
+
+    @classmethod
+    def pids(cls) -> set[int]:
+        """Return the process of the shared one, if it is there."""
+        return set() if cls._shared is None else {cls._shared.pid}
+
+    @classmethod
+    def close_shared(cls) -> None:
+        if cls._shared is not None:
+            cls._shared.close()
+            cls._shared = None
+
+    def forks(self, argv: list[str], env: dict[str, str]) -> bool:
+        """Return whether a command line with this environment can be forked."""
+        if program(argv) is None:
+            return False
+        asked = {"PYTHONPATH": str(REPOSITORY), **env}
+        names = {name for name in (*asked, *self._environment) if name.startswith(_READ_AT_START)}
+        return all(asked.get(name) == self._environment.get(name) for name in names)
 
     def tell(self, order: dict[str, Any], descriptors: tuple[int, ...] = ()) -> int:
         with self._lock:
@@ -54,9 +87,11 @@ class Nursery:
 
 
 class Forked:
-    """As much of subprocess.Popen as tests of the proxy need."""
+    """As much of subprocess.Popen as tests need. `session`: it begins one, as `start_new_session` does."""
 
-    def __init__(self, nursery: Nursery, argv: list[str], env: dict[str, str], *, stdin: int | None) -> None:
+    def __init__(
+        self, nursery: Nursery, argv: list[str], env: dict[str, str], *, stdin: int | None, session: bool = False
+    ) -> None:
         self._nursery = nursery
         self.returncode: int | None = None
         self.stdin: IO[str] | None = None
@@ -69,7 +104,7 @@ class Forked:
         else:
             source = os.open(os.devnull, os.O_RDONLY)
         try:
-            self.pid = nursery.tell({"argv": argv, "env": env}, (source, theirs))
+            self.pid = nursery.tell({"argv": argv, "env": env, "session": session}, (source, theirs))
         finally:
             os.close(source)
             os.close(theirs)
@@ -106,6 +141,8 @@ def program(argv: list[str]) -> str | None:
     other modules have imported by then."""
     if argv[1:3] == ["-m", "pdserve.proxy"]:
         return PROXY
+    if argv[1:3] == ["-m", "pdserve.cli.main"]:
+        return COMMAND
     return ENGINE if argv[1] == "tests/fakes/engine.py" else None
 
 
@@ -134,7 +171,7 @@ def main() -> None:
             answer = os.fork()
             if answer == 0:
                 channel.detach()
-                _become(order["argv"], order["env"], *descriptors)
+                _become(order["argv"], order["env"], *descriptors, session=order["session"])
             children.add(answer)
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -143,13 +180,18 @@ def main() -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def _become(argv: list[str], env: dict[str, str], stdin: int, stdout: int) -> NoReturn:
+def _become(argv: list[str], env: dict[str, str], stdin: int, stdout: int, *, session: bool) -> NoReturn:
     code: Any = 1
     try:
+        if session:
+            os.setsid()
         os.dup2(stdin, 0)
         os.dup2(stdout, 1)
         os.dup2(stdout, 2)
         os.closerange(3, 64)
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            raw = io.FileIO(number, "wb", closefd=False)
+            setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", write_through=True))
         os.environ.clear()
         os.environ.update(env)
         sys.orig_argv[:] = argv
