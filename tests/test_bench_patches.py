@@ -6,7 +6,7 @@ import pytest
 
 from tests.upstream.run import INSTALLED_VLLM, probe
 
-pytestmark = pytest.mark.upstream
+pytestmark = [pytest.mark.upstream, pytest.mark.full]
 
 
 def test_every_scenario_runs_patched_and_unpatched() -> None:

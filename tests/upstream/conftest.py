@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,19 +11,17 @@ import pytest
 
 from tests.upstream.run import INSTALLED_LMCACHE, LANDING, preloaders
 from tests.upstream.sources import SourcesError
-from tests.upstream.workers import versions
 
 _NOT_TESTED = "NOT TESTED: "
+_VERSION = re.compile(r"(?<![\d.])\d+\.\d+\.\d+(?![\d.])")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`full`: what is about a version that is neither the oldest nor the newest supported one, nor installed."""
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and set(versions(item.nodeid)) - {
-            *LANDING,
-            INSTALLED_LMCACHE,
-        }:
+        versions = set(_VERSION.findall(item.nodeid.partition("::")[2]))
+        if item.path.is_relative_to(Path(__file__).parent) and versions - {*LANDING, INSTALLED_LMCACHE}:
             item.add_marker("full")
 
 

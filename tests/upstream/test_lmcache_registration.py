@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pdserve.patches.lmcache import identity, registration
 from tests.upstream.run import IN_RELEASE, INSTALLED_VLLM, on
 
@@ -256,6 +258,7 @@ def kills(number: int, heartbeat: float, down: float, *, patched: bool = True) -
     return results
 
 
+@pytest.mark.full
 @on(INSTALLED_VLLM)
 def test_upstream_stays_unknown_to_a_server_that_is_back_before_it_was_missed() -> None:
     """What it stored is gone, in silence."""
@@ -271,6 +274,7 @@ def test_with_the_patches_a_worker_is_registered_within_a_heartbeat_whatever_it_
     assert [life for life in lives if life["registered"] is None or life["registered"] > HEARTBEAT_SECONDS + 2] == []
 
 
+@pytest.mark.full
 @on(INSTALLED_VLLM)
 def test_and_by_a_server_that_is_back_after_several_heartbeats() -> None:
     lives = kills(2, 2.0, 6.0)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock as unittest_mock
 
+import pytest
+
 from pdserve.connectors.selection_lookups import LookupKeeper
 from pdserve.patches import effects
 from tests.upstream.run import IN_RELEASE, INSTALLED_VLLM, VLLM_VERSIONS, all_hold, on
@@ -138,6 +140,7 @@ def test_below_our_multiconnector_lmcache_keeps_no_lock_and_loads_what_it_has_fo
     )
 
 
+@pytest.mark.full  # whether the server answers before it is stopped is a matter of the machine's load
 @on(INSTALLED_VLLM)
 def test_no_read_lock_is_left_on_a_real_server() -> None:
     """Four chunks a prompt. Without the keeper they stay locked; after an abort with upstream the job stays too."""
