@@ -29,6 +29,8 @@ PIPE_BYTES = 1 << 20
 PROXY = "import sys, pdserve.proxy\nsys.exit(pdserve.proxy.main())"
 ENGINE = "import tests.fakes.engine_process\ntests.fakes.engine_process.main()"
 COMMAND = "import pdserve.cli.main\npdserve.cli.main.main()"
+_OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
+"""What ignores them has children that ignore them."""
 _READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TERM", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "TYPER", "_TYPER")
 """Beginnings of variables that an interpreter, or a module while it is imported, reads: a fork cannot have others."""
 
@@ -104,7 +106,9 @@ class Forked:
         else:
             source = os.open(os.devnull, os.O_RDONLY)
         try:
-            self.pid = nursery.tell({"argv": argv, "env": env, "session": session}, (source, theirs))
+            ignored = [int(signum) for signum in _OF_TERMINALS if signal.getsignal(signum) is signal.SIG_IGN]
+            order = {"argv": argv, "env": env, "session": session, "ignored": ignored}
+            self.pid = nursery.tell(order, (source, theirs))
         finally:
             os.close(source)
             os.close(theirs)
@@ -171,7 +175,7 @@ def main() -> None:
             answer = os.fork()
             if answer == 0:
                 channel.detach()
-                _become(order["argv"], order["env"], *descriptors, session=order["session"])
+                _become(order, *descriptors)
             children.add(answer)
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -180,11 +184,14 @@ def main() -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def _become(argv: list[str], env: dict[str, str], stdin: int, stdout: int, *, session: bool) -> NoReturn:
+def _become(order: dict[str, Any], stdin: int, stdout: int) -> NoReturn:
     code: Any = 1
+    argv = order["argv"]
     try:
-        if session:
+        if order["session"]:
             os.setsid()
+        for signum in order["ignored"]:
+            signal.signal(signum, signal.SIG_IGN)
         os.dup2(stdin, 0)
         os.dup2(stdout, 1)
         os.dup2(stdout, 2)
@@ -193,7 +200,7 @@ def _become(argv: list[str], env: dict[str, str], stdin: int, stdout: int, *, se
             raw = io.FileIO(number, "wb", closefd=False)
             setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", write_through=True))
         os.environ.clear()
-        os.environ.update(env)
+        os.environ.update(order["env"])
         sys.orig_argv[:] = argv
         sys.argv[:] = argv[1:] if argv[1].endswith(".py") else argv[2:]
         source = program(argv)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,11 @@ import pytest
 Test = Callable[..., None]
 
 
-def each_row(names: str, table: Iterable[Any] | Mapping[str, Any]) -> Callable[[Test], Test]:
+def each_row(names: str, table: Iterable[Any]) -> Callable[[Test], Test]:
     """Take what `pytest.mark.parametrize` takes, and make one test: for rows that are quick and need no fixture of
-    their own. A row has a folder of its own below `tmp_path`, and what it patches is undone after it. The keys of a
-    mapping are for the reader."""
+    their own. A row has a folder of its own below `tmp_path`, and what it patches is undone after it."""
     wanted = [name.strip() for name in names.split(",")]
-    rows = table.values() if isinstance(table, Mapping) else table
-    values = [row if len(wanted) > 1 else (row,) for row in rows]
+    values = [row if len(wanted) > 1 else (row,) for row in table]
     assert values, f"no row of {names}"
 
     def decorated(test: Test) -> Test:

@@ -193,7 +193,7 @@ BROKEN: dict[str, bytes] = {
 
 
 @each_row("path", [PATH, "/v1/chat/completions", "/v1/responses", "/v1/messages"])
-@each_row("body", BROKEN)
+@each_row("body", BROKEN.values())
 def test_a_body_that_is_no_json_object_is_a_400_in_the_apis_own_shape(
     raw: RawDeployment, path: str, body: bytes
 ) -> None:

@@ -112,7 +112,7 @@ def clear_error(answer: Response) -> dict[str, Any]:
 
 
 @each_row("stream", [False, True])
-@each_row("script", GARBAGE)
+@each_row("script", GARBAGE.values())
 def test_what_is_no_answer_is_a_clear_error(raw: RawDeployment, script: Script, stream: bool) -> None:
     raw.engine.script = script
     answer = raw.ask(post(PATH, {"prompt": "hi", "stream": stream}))
@@ -121,7 +121,7 @@ def test_what_is_no_answer_is_a_clear_error(raw: RawDeployment, script: Script, 
     raw.engine.wait_left()
 
 
-@each_row("script", GARBAGE)
+@each_row("script", GARBAGE.values())
 def test_a_prefill_without_an_answer_is_a_clear_error(script: Script, split: RawDeployment) -> None:
     prefill, decode = split.engines
     prefill.seen.clear()
@@ -176,7 +176,7 @@ CUTS = {
 }
 
 
-@each_row("rest", CUTS)
+@each_row("rest", CUTS.values())
 def test_a_stream_that_breaks_ends_with_an_error_event(raw: RawDeployment, rest: bytes) -> None:
     begun = threading.Event()
 

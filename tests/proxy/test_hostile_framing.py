@@ -56,7 +56,7 @@ SMUGGLED = {
 }
 
 
-@each_row("request_bytes", SMUGGLED)
+@each_row("request_bytes", SMUGGLED.values())
 def test_an_ambiguous_request_is_a_400_and_the_end(raw: RawDeployment, request_bytes: bytes) -> None:
     with raw.client() as client:
         answer = client.send(request_bytes).response()
@@ -222,7 +222,7 @@ CUTS: dict[str, Callable[[int], list[int]]] = {
 """Where two requests, of which the first has that size, are cut."""
 
 
-@each_row("cuts", CUTS)
+@each_row("cuts", CUTS.values())
 @each_row("headers", [(), ("connection: Upgrade", "upgrade: h2c")])
 def test_it_arrives_whole_and_the_next_request_begins_behind_it(
     raw: RawDeployment, cuts: Callable[[int], list[int]], headers: tuple[str, ...]
