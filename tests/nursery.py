@@ -159,6 +159,8 @@ def main() -> None:
         "tests.fakes.engine_process",
     ):
         importlib.import_module(module)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the first test had begun with
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     channel = socket.socket(fileno=int(sys.argv[1]))
     gc.collect()
     gc.freeze()
