@@ -31,7 +31,10 @@ ON_THE_MACHINE = ("real", "upstream", "cluster", "container")
 """Markers of tests that need the machine's own network."""
 
 # How long an example takes says something about the machine, and nothing about what is tested.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_EXAMPLES = 100 if os.environ.get("PDSERVE_TEST_FULL") else 30
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=_EXAMPLES
+)
 settings.load_profile("any machine")
 
 

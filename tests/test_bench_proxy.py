@@ -23,6 +23,7 @@ def sample(number: int, system: str, figures: dict[str, float], *, foreign: floa
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_every_kind_of_load_passes_through_a_relay(tmp_path: Path) -> None:
     scenarios = ("requests", "ttft-prefill", "streams-64-paced", "body-1MB")
     command = [sys.executable, "-m", "benchmarks.proxy", "--size", "smoke", "--systems", "direct,toy"]

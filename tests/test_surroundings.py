@@ -42,6 +42,7 @@ def test_without_a_home_the_error_names_the_variable_to_set() -> None:
 
 
 @pytest.mark.parametrize("variable", ["PDSERVE_HOME", "XDG_STATE_HOME"])
+@pytest.mark.full
 def test_a_relative_home_in_a_folder_that_was_removed_is_an_error_with_its_fix(tmp_path: Path, variable: str) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -54,6 +55,7 @@ def test_a_relative_home_in_a_folder_that_was_removed_is_an_error_with_its_fix(t
 
 
 @pytest.mark.parametrize("room", [0, 1, 60, 100])
+@pytest.mark.full
 def test_a_key_for_which_the_disk_has_no_room_leaves_the_file_as_it_was(tmp_path: Path, room: int) -> None:
     """`room`: bytes; a new line has more."""
     file = tmp_path / "keys"
@@ -91,6 +93,7 @@ main()
 
 @as_root
 @pytest.mark.parametrize("files", [11, 12, 13, 14])
+@pytest.mark.full
 def test_an_up_on_a_full_disk_is_an_error_each_time(tmp_path: Path, pdserve_home: Path, files: int) -> None:
     """What finds no room differs: the place of the key, the lock, the state, the log of the agent."""
     pdserve_home.mkdir()
@@ -104,6 +107,7 @@ def test_an_up_on_a_full_disk_is_an_error_each_time(tmp_path: Path, pdserve_home
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_names_of_folders_move_no_terminal(tmp_path: Path, pdserve_home: Path) -> None:
     name = "fake\x1b]52;c;aGk=\x07"
     RunDir.create(pdserve_home, name, "r1").point_current()
@@ -113,6 +117,7 @@ def test_names_of_folders_move_no_terminal(tmp_path: Path, pdserve_home: Path) -
     assert json.loads(pdserve("list", "--json")[1])[0]["name"] == name
 
 
+@pytest.mark.full
 def test_logs_of_two_agents_have_two_labels(pdserve_home: Path) -> None:
     run = RunDir.create(pdserve_home, "fake", "r1")
     run.point_current()
@@ -127,6 +132,7 @@ def test_logs_of_two_agents_have_two_labels(pdserve_home: Path) -> None:
     assert (code, "one of: agent@a, agent@b, proxy" in output) == (8, True)
 
 
+@pytest.mark.full
 def test_a_locale_without_utf_8_serves(tmp_path: Path, pdserve_home: Path) -> None:
     """The commands of the README, with text in the recipe that ASCII does not have."""
     (tmp_path / "größe").mkdir()
@@ -164,6 +170,7 @@ while True:
 """
 
 
+@pytest.mark.full
 def test_a_ledger_that_two_write_at_once_is_never_torn(tmp_path: Path) -> None:
     """The launcher that clears up, and a `down` beside it; and one of the two has no room for all of it."""
     file = tmp_path / "shm@n.json"

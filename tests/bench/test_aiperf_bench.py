@@ -56,6 +56,7 @@ def test_a_trace_keeps_its_sessions_and_both_its_hits(serving: Deployment, pytho
     assert log.count("/v1/chat/completions") >= 15
 
 
+@pytest.mark.full
 def test_the_same_trace_again_is_as_cold_as_before(serving: Deployment, python: str) -> None:
     trace = ("--trace", "agentic-tiny", "--sessions", "2", "--repeats", "2", "--warmup", "5")
     code, result, output = bench(python, *trace)
@@ -64,6 +65,7 @@ def test_the_same_trace_again_is_as_cold_as_before(serving: Deployment, python: 
     assert first == pytest.approx(second, rel=0.1)
 
 
+@pytest.mark.full
 def test_fixed_lengths_are_measured_as_with_the_other_client(serving: Deployment, python: str) -> None:
     code, result, output = bench(python, "--input-tokens", "600", "--output-tokens", "4", "--requests", "6")
     assert (code, reasons(result)) == (0, set()), output
@@ -73,6 +75,7 @@ def test_fixed_lengths_are_measured_as_with_the_other_client(serving: Deployment
 
 
 @pytest.mark.parametrize(("fault", "expected"), [("die", {"client", "completed"}), ("wrong-length", {"output-length"})])
+@pytest.mark.full
 def test_a_client_that_fails_or_asks_something_else_makes_it_invalid(
     serving: Deployment, python: str, monkeypatch: pytest.MonkeyPatch, fault: str, expected: set[str]
 ) -> None:
@@ -82,6 +85,7 @@ def test_a_client_that_fails_or_asks_something_else_makes_it_invalid(
     assert "TokenizerError" in output or fault != "die"
 
 
+@pytest.mark.full
 def test_a_term_ends_it(serving: Deployment, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("FAKE_AIPERF", "hang")
@@ -92,6 +96,7 @@ def test_a_term_ends_it(serving: Deployment, python: str, tmp_path: Path, monkey
     assert not list(tmp_path.glob("pdserve-*"))
 
 
+@pytest.mark.full
 def test_the_table_has_the_hit_in_theory(serving: Deployment, python: str) -> None:
     code, output = pdserve("bench", "--python", python, *FEW, "--trace", "agentic-tiny", "--sessions", "2")
     assert code == 0, output
@@ -106,6 +111,7 @@ def test_a_bad_trace_is_refused_before_anything_is_sent(serving: Deployment, pyt
     assert "bad.jsonl:1" in output
 
 
+@pytest.mark.full
 def test_the_session_of_each_request_reaches_the_proxy(serving: Deployment, python: str) -> None:
     code, _, output = bench(python, "--trace", "agentic-tiny", "--sessions", "2", "--session-header", "X-Session-ID")
     assert code == 0, output

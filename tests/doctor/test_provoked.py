@@ -164,6 +164,7 @@ def test_a_start_that_fails_has_the_cause_of_the_log(home: Path, tmp_path: Path)
     assert "greater than the derived max_model_len" in diagnosis.evidence[1].text
 
 
+@pytest.mark.full
 def test_a_process_that_is_late_gets_the_line_with_more_time(home: Path, tmp_path: Path) -> None:
     late = recipe(tmp_path, "late", decode__env={"FAKE_NEVER_READY": "1"}, timeouts__engine_seconds=15)
     code, _ = pdserve("up", late)
@@ -177,6 +178,7 @@ def test_a_process_that_is_late_gets_the_line_with_more_time(home: Path, tmp_pat
 # --- nothing is wrong
 
 
+@pytest.mark.full
 def test_a_run_without_a_fault_has_none_alive_and_afterwards(home: Path, tmp_path: Path) -> None:
     with up(recipe(tmp_path, "well"), home, name="well") as deployment:
         deployment.command.expect("serving fake at")

@@ -231,6 +231,7 @@ def parsed(parser: InstalledParser, name: str) -> ParsedLine:
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_the_list_has_the_names_of_the_tested_version(installed: InstalledParser) -> None:
     assert installed.version.startswith(TESTED["vllm"])
     assert installed.names == LISTED.whole
@@ -240,6 +241,7 @@ def test_the_list_has_the_names_of_the_tested_version(installed: InstalledParser
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_the_installed_parser_resolves_names_and_keys(installed: InstalledParser) -> None:
     assert parsed(installed, "beginning").flags == {
         "max-num-seqs": ["4"],
@@ -254,6 +256,7 @@ def test_the_installed_parser_resolves_names_and_keys(installed: InstalledParser
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_the_installed_parser_names_what_it_refuses_and_reads_on(installed: InstalledParser) -> None:
     refused = parsed(installed, "refused")
     assert refused.flags["seed"] == ["3"]
@@ -276,6 +279,7 @@ def test_the_installed_parser_names_what_it_refuses_and_reads_on(installed: Inst
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_no_file_is_opened_for_a_line(installed: InstalledParser) -> None:
     why = "its parser would read that file, so this line was not given to it"
     assert parsed(installed, "config") == line(refused={"config": why})
@@ -283,6 +287,7 @@ def test_no_file_is_opened_for_a_line(installed: InstalledParser) -> None:
     assert "this" not in parsed(installed, "code").refused
 
 
+@pytest.mark.full
 def test_the_verb_asks_the_installed_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Answers(answer(line(flags={"max-num-seqs": ["4"]}, refused={"gone-flag": "it has no such flag"})))
     monkeypatch.setattr(vllm_parser, "ask_installed", ask)

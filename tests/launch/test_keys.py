@@ -38,6 +38,7 @@ def test_an_up_that_finds_another_launcher_leaves_none(
     assert keys() == []
 
 
+@pytest.mark.full
 def test_output_of_a_detached_launcher_from_before_its_history_is_shown_here(
     tmp_path: Path, pdserve_home: Path
 ) -> None:
@@ -128,6 +129,7 @@ def struck(function: str, signum: str, file: Path, *options: str, late: bool = F
 
 @pytest.mark.parametrize("options", [(), ("--detach",)], ids=["foreground", "detached"])
 @pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.full
 def test_an_up_that_is_interrupted_before_its_launcher_runs_leaves_none(
     tmp_path: Path, pdserve_home: Path, signum: str, options: tuple[str, ...]
 ) -> None:
@@ -138,6 +140,7 @@ def test_an_up_that_is_interrupted_before_its_launcher_runs_leaves_none(
 
 @pytest.mark.parametrize(("function", "late"), [("start_detached", True), ("follow", False)], ids=["begun", "followed"])
 @pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM"])
+@pytest.mark.full
 def test_neither_does_one_whose_launcher_is_still_importing(
     tmp_path: Path, pdserve_home: Path, signum: str, function: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +165,7 @@ main.main()
 """
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_as_it_clears_up_leaves_nothing_either(
     tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def test_it_is_ready_before_the_engines_start_and_ends_after_them(tmp_path: Path
         assert_nothing_left(deployment)
 
 
+@pytest.mark.full
 def test_it_is_ready_again_only_once_its_engines_have_given_it_memory(tmp_path: Path, pdserve_home: Path) -> None:
     with with_pool(tmp_path, pdserve_home, "1048576") as (deployment, pool):
         pool.write_text("0")
@@ -74,6 +75,7 @@ def test_it_is_ready_again_only_once_its_engines_have_given_it_memory(tmp_path: 
         deployment.command.expect("deployment is ready")
 
 
+@pytest.mark.full
 def test_one_that_dies_while_it_has_no_memory_is_restarted_again(tmp_path: Path, pdserve_home: Path) -> None:
     with with_pool(tmp_path, pdserve_home, "1048576") as (deployment, pool):
         pool.write_text("0")
@@ -86,6 +88,7 @@ def test_one_that_dies_while_it_has_no_memory_is_restarted_again(tmp_path: Path,
         assert [event["mounted"] for event in deployment.events("pool")][-1] is True
 
 
+@pytest.mark.full
 def test_one_whose_figures_cannot_be_read_is_ready(tmp_path: Path, pdserve_home: Path) -> None:
     with with_pool(tmp_path, pdserve_home, "<html>") as (deployment, _):
         deployment.send_signal(NAME, signal.SIGKILL)
@@ -93,6 +96,7 @@ def test_one_whose_figures_cannot_be_read_is_ready(tmp_path: Path, pdserve_home:
         deployment.command.expect("deployment is ready")
 
 
+@pytest.mark.full
 def test_a_restart_that_was_asked_for_ends_once_it_has_memory(tmp_path: Path, pdserve_home: Path) -> None:
     with up(with_store(tmp_path), pdserve_home) as deployment:
         serving(deployment)
@@ -110,6 +114,7 @@ def test_it_is_restarted_on_its_ports_and_its_engines_serve_on(tmp_path: Path, p
         assert [event["routing"] for event in deployment.events("route") if event["name"] == "prefill-0"] == ["ready"]
 
 
+@pytest.mark.full
 def test_its_death_may_end_the_deployment(tmp_path: Path, pdserve_home: Path) -> None:
     with up(with_store(tmp_path, on_death="fail"), pdserve_home) as deployment:
         serving(deployment).send_signal(NAME, signal.SIGKILL)

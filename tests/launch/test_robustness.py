@@ -169,6 +169,7 @@ def test_where_neither_stream_takes_anything_nothing_is_raised(tmp_path: Path, m
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_up_on_a_full_disk_below_stdout_serves_and_says_so(tmp_path: Path, pdserve_home: Path) -> None:
     argv = [sys.executable, "-m", "pdserve.cli.main", "up", str(recipe(tmp_path)), "--detach"]
     with Path("/dev/full").open("w") as full:
@@ -182,6 +183,7 @@ def test_up_on_a_full_disk_below_stdout_serves_and_says_so(tmp_path: Path, pdser
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_an_up_that_fails_on_a_full_disk_below_stdout_ends_with_its_own_error(
     tmp_path: Path, pdserve_home: Path
 ) -> None:
@@ -214,6 +216,7 @@ def test_in_the_foreground_a_kept_failure_names_its_log(tmp_path: Path, pdserve_
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_detached_a_kept_failure_is_reported_once(tmp_path: Path, pdserve_home: Path) -> None:
     dies = {"FAKE_DIE_AT": "load", "FAKE_LAST_LINES": "the very last words"}
     code, output = pdserve("up", recipe(tmp_path, decode__env=dies), "--detach", "--keep-on-failure")
@@ -348,6 +351,7 @@ def fill(pipe: int) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_a_deployment_is_supervised_when_its_output_is_open_and_nobody_reads_it(
     tmp_path: Path, pdserve_home: Path
 ) -> None:

@@ -28,6 +28,7 @@ def test_a_death_during_the_proofs_is_named_beside_the_proof_that_failed(tmp_pat
     assert_nothing_left(deployment)
 
 
+@pytest.mark.full
 def test_a_failure_without_a_death_has_no_such_line(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, decode__env={"FAKE_WRONG_KV": "1"}), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")

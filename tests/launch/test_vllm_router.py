@@ -115,6 +115,7 @@ def test_a_router_that_was_killed_comes_back(router: Deployment) -> None:
     assert router.post("/v1/completions", BODY)[0] == 200
 
 
+@pytest.mark.full
 def test_after_a_restarted_prefill_it_is_restarted_and_knows_the_new_engine_id(router: Deployment) -> None:
     before = router.id_of("proxy")
     assert pdserve("restart", "prefill-0") == (0, "prefill-0 is ready")
@@ -122,12 +123,14 @@ def test_after_a_restarted_prefill_it_is_restarted_and_knows_the_new_engine_id(r
     assert router.post("/v1/completions", BODY)[0] == 200
 
 
+@pytest.mark.full
 def test_a_restarted_decode_is_found_by_its_url(router: Deployment) -> None:
     before = router.id_of("proxy")
     assert pdserve("restart", "decode-0") == (0, "decode-0 is ready")
     assert router.id_of("proxy") == before
 
 
+@pytest.mark.full
 def test_after_a_prefill_that_up_has_started_it_is_restarted_too(tmp_path: Path, pdserve_home: Path) -> None:
     """It serves by the other one until then."""
     file = behind_router(tmp_path, prefill__instances=2)
@@ -145,6 +148,7 @@ def test_after_a_prefill_that_up_has_started_it_is_restarted_too(tmp_path: Path,
         assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
 
 
+@pytest.mark.full
 def test_an_engine_that_dies_is_no_fault_of_the_router(tmp_path: Path, pdserve_home: Path) -> None:
     with up(behind_router(tmp_path, decode__instances=2), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
@@ -159,6 +163,7 @@ def test_an_engine_that_dies_is_no_fault_of_the_router(tmp_path: Path, pdserve_h
         assert pdserve("status")[0] == 5
 
 
+@pytest.mark.full
 def test_beside_a_dead_engine_it_is_left_as_it_is(tmp_path: Path, pdserve_home: Path) -> None:
     """It would wait for that engine, and end."""
     with up(behind_router(tmp_path, decode__instances=2), pdserve_home) as deployment:
@@ -175,6 +180,7 @@ def test_beside_a_dead_engine_it_is_left_as_it_is(tmp_path: Path, pdserve_home: 
         assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
 
 
+@pytest.mark.full
 def test_over_nixl_too(tmp_path: Path, pdserve_home: Path) -> None:
     with up(behind_router(tmp_path, NIXL), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")

@@ -80,12 +80,14 @@ def test_a_network_that_no_node_has_is_a_line_of_the_cluster_file(here: Path) ->
     assert "  | b has no interface nowhere0\n" in text
 
 
+@pytest.mark.full
 def test_so_is_one_beside_another_of_the_recipe(here: Path) -> None:
     file = recipe(here, network__cidr="10.0.0.0/8")
     text = refused(here, "network: {cidr: 203.0.113.0/24}", "hosts: [{name: a}]", file=file)
     assert f"error: {here}/cluster.yaml:2: network.cidr: a has no address in 203.0.113.0/24" in text
 
 
+@pytest.mark.full
 def test_a_network_of_the_recipe_is_a_line_of_the_recipe(here: Path) -> None:
     file = recipe(here, network__cidr="203.0.113.0/24")
     line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "cidr: 203" in text)
@@ -93,6 +95,7 @@ def test_a_network_of_the_recipe_is_a_line_of_the_recipe(here: Path) -> None:
     assert f"error: {file}:{line}: network.cidr: a has no address in 203.0.113.0/24" in output
 
 
+@pytest.mark.full
 def test_it_is_so_beside_a_cluster_file_with_null(here: Path) -> None:
     file = recipe(here, network__cidr="203.0.113.0/24")
     text = refused(here, "network: null", "hosts: [{name: a}]", file=file)
@@ -109,6 +112,7 @@ def test_the_host_with_a_wrong_address_is_named_with_its_line_and_what_it_has(he
 
 
 @pytest.mark.skipif(not OWN, reason="no address besides loopback here")
+@pytest.mark.full
 def test_so_are_several_hosts_with_wrong_addresses(here: Path) -> None:
     text = refused(here, "hosts:", "- name: a", "  address: 203.0.113.8", "- name: b", f"  address: {FOREIGN_ADDRESS}")
     assert f"error: {here}/cluster.yaml:2: hosts: 2 hosts do not have their address\n" in text
@@ -116,11 +120,13 @@ def test_so_are_several_hosts_with_wrong_addresses(here: Path) -> None:
     assert f"  | {here}/cluster.yaml:6: hosts.1.address: b does not have the address {FOREIGN_ADDRESS}\n" in text
 
 
+@pytest.mark.full
 def test_excluded_hosts_do_not_move_the_line(here: Path) -> None:
     text = refused(here, "exclude_nodes: [a]", "hosts:", "- name: a", "- name: b", f"  address: {FOREIGN_ADDRESS}")
     assert f"{here}/cluster.yaml:6: hosts.1.address: b does not have" in text
 
 
+@pytest.mark.full
 def test_all_hosts_that_do_not_answer_are_named_each_with_its_cause(here: Path) -> None:
     text = refused(here, "hosts: [{name: refuses}, {name: a}, {name: unknown}]")
     assert "error: 2 of 3 nodes cannot be looked at: refuses, unknown\n" in text
@@ -143,6 +149,7 @@ def test_a_host_that_hangs_does_not_hide_one_that_refuses(here: Path) -> None:
     assert time.monotonic() - began < 60, "far from the two minutes that a start may take"
 
 
+@pytest.mark.full
 def test_one_host_that_does_not_answer_is_the_error_itself(here: Path) -> None:
     text = refused(here, "hosts: [{name: a}, {name: refuses}]")
     assert "error: probe@refuses: nothing can be started on refuses\n" in text
@@ -168,6 +175,7 @@ def unseen(run_dir: Path, *machines: Candidate) -> PreflightError:
     return raised.value
 
 
+@pytest.mark.full
 def test_probes_are_ended_when_a_later_one_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
@@ -182,6 +190,7 @@ def test_probes_are_ended_when_a_later_one_cannot_be_started(tmp_path: Path, mon
     assert [process.returncode for process in started] == [0]
 
 
+@pytest.mark.full
 def test_a_larger_server_is_measured_against_what_the_one_that_runs_gives_back(tmp_path: Path) -> None:
     small, huge = (preflight_kit.here(kit.with_lmcache(l1_size_gb=size)) for size in (2, 900_000))
     RunDir(tmp_path).plan.write_text(small.model_dump_json())
@@ -200,6 +209,7 @@ def test_a_larger_server_is_measured_against_what_the_one_that_runs_gives_back(t
     assert "(2.0 GiB of what is replaced counted as free)" in memory.need
 
 
+@pytest.mark.full
 def test_the_log_of_an_earlier_probe_is_not_taken_for_that_of_this_one(tmp_path: Path) -> None:
     def evidence_of(script: str) -> tuple[str, ...]:
         return unseen(tmp_path, Candidate("a", Local(), "a", command=("sh", "-c", script))).evidence
@@ -210,12 +220,14 @@ def test_the_log_of_an_earlier_probe_is_not_taken_for_that_of_this_one(tmp_path:
     assert (tmp_path / "logs" / "probe@a.log").read_text() == "refused\nunknown\n", "the log keeps all of it"
 
 
+@pytest.mark.full
 def test_a_log_that_cannot_be_written_is_not_blamed_on_the_program(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "probe@a.log"
     log.mkdir(parents=True)
     assert unseen(tmp_path, Candidate("a", Local(), "a")).what == f"{log} cannot be written: Is a directory"
 
 
+@pytest.mark.full
 def test_a_cluster_file_that_is_right_is_none_of_this(here: Path) -> None:
     cluster = here / "cluster.yaml"
     cluster.write_text("schema: 1\nhosts: [{name: a, address: 127.0.0.1}]\n")

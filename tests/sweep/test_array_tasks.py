@@ -76,6 +76,7 @@ def test_tasks_beside_each_other_leave_a_whole_sweep(tmp_path: Path, pdserve_hom
         assert_nothing_left(Deployment(None, pdserve_home, own_name(deployment)))
 
 
+@pytest.mark.full
 def test_a_stopped_task_stops_its_deployment(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     file = side_by_side(tmp_path)
     first, _ = ids(file)
@@ -100,6 +101,7 @@ def test_a_stopped_task_stops_its_deployment(tmp_path: Path, pdserve_home: Path,
     assert done in records_in(folder.path).values(), "what is whole is not measured again"
 
 
+@pytest.mark.full
 def test_an_array_is_followed(tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`sbatch` stands for Slurm: it runs the tasks beside each other, and scontrol says that they ended."""
     file = side_by_side(tmp_path)

@@ -214,6 +214,7 @@ def test_a_point_does_not_find_what_the_one_before_has_stored(tmp_path: Path, pd
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_a_full_cache_is_invalid(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +233,7 @@ def test_a_full_cache_is_invalid(
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_an_lmcache_that_nothing_empties_is_started_anew(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     """Which only the server itself shows: the plan had one start."""
     file = sweep_file(tmp_path)
@@ -247,6 +249,7 @@ def test_an_lmcache_that_nothing_empties_is_started_anew(tmp_path: Path, pdserve
 
 @pytest.mark.process
 @pytest.mark.parametrize("restarts", [True, False])
+@pytest.mark.full
 def test_leaked_locks_cost_a_start(tmp_path: Path, pdserve_home: Path, python: str, restarts: bool) -> None:
     file = sweep_file(tmp_path, restart_to_empty_caches=restarts)
     store_in_lmcache(tmp_path, FAKE_LMCACHE_LEAKS="3")
@@ -261,6 +264,7 @@ def test_leaked_locks_cost_a_start(tmp_path: Path, pdserve_home: Path, python: s
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_without_the_endpoint_each_point_has_a_start(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     file = sweep_file(tmp_path)
     recipe(tmp_path, lmcache=None, prefill__connector={"kind": "mooncake", "protocol": "tcp"})

@@ -61,6 +61,7 @@ def measured_recipes(home: Path) -> list[str]:
     ]
 
 
+@pytest.mark.full
 def test_another_plan_is_not_the_sweeps_own(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     sweep_file(tmp_path)
     replace = ("up", tmp_path / "fake.yaml", "--replace", "--set", "proxy.drain_seconds=9")
@@ -88,6 +89,7 @@ def test_anothers_deployment_is_left_alone(tmp_path: Path, pdserve_home: Path, p
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
+@pytest.mark.full
 def test_an_edit_leaves_it_alone(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +118,7 @@ def test_an_edit_leaves_it_alone(
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
+@pytest.mark.full
 def test_a_killed_sweep_goes_on(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +140,7 @@ def test_a_killed_sweep_goes_on(
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
+@pytest.mark.full
 def test_a_hangup_stops_it(tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NEVER_READY", "1")
     command = Command("sweep", "--python", python, sweep_file(tmp_path))

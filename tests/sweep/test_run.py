@@ -120,6 +120,7 @@ def test_each_recipe_is_started_once(tmp_path: Path, pdserve_home: Path, python:
     assert "to run: 0 points" in output
 
 
+@pytest.mark.full
 def test_other_code_or_no_result_is_measured_once_more(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     file = sweep_file(tmp_path)
     assert pdserve("sweep", "--python", python, file)[0] == 0
@@ -157,6 +158,7 @@ def test_a_failed_start_is_invalid_and_the_next_run(tmp_path: Path, pdserve_home
     assert running(pdserve_home, "fake") is None
 
 
+@pytest.mark.full
 def test_a_history_has_its_death(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +179,7 @@ def test_a_history_has_its_death(
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
+@pytest.mark.full
 def test_a_start_that_failed_names_its_run(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     base = sweep_file(tmp_path, concurrency=[1])
     recipe_file = tmp_path / "fake.yaml"
@@ -192,6 +195,7 @@ def test_a_start_that_failed_names_its_run(tmp_path: Path, pdserve_home: Path, p
     assert "died" in {event["event"] for event in events}
 
 
+@pytest.mark.full
 def test_an_invalid_one_is_over(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +227,7 @@ def test_a_killed_one_goes_on(tmp_path: Path, pdserve_home: Path, python: str, m
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
+@pytest.mark.full
 def test_ctrl_c_stops_it(tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CLIENT", "hang")
     command = Command("sweep", "--python", python, sweep_file(tmp_path))
@@ -233,6 +238,7 @@ def test_ctrl_c_stops_it(tmp_path: Path, pdserve_home: Path, python: str, monkey
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
+@pytest.mark.full
 def test_a_ctrl_c_in_del_stops_it(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +251,7 @@ def test_a_ctrl_c_in_del_stops_it(
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
+@pytest.mark.full
 def test_a_late_ctrl_c_stops_it(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +267,7 @@ def test_a_late_ctrl_c_stops_it(
     [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGHUP, True)],
     ids=["client just started, INT", "client just started, TERM", "loop just closed, HUP"],
 )
+@pytest.mark.full
 def test_a_stop_while_a_point_is_measured_ends_its_client_and_the_deployment(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, late: bool
 ) -> None:
@@ -301,6 +309,7 @@ def test_a_trace_without_its_client(tmp_path: Path, pdserve_home: Path, monkeypa
     assert not (pdserve_home / "fake").exists()
 
 
+@pytest.mark.full
 def test_a_trace_is_a_workload(
     tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +332,7 @@ def test_a_trace_is_a_workload(
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
+@pytest.mark.full
 def test_one_that_had_come_up_is_tried_once_more(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     """Here each point has a start of its own, and the second start fails."""
     file = sweep_file(tmp_path, concurrency=[1, 2, 3])
