@@ -76,8 +76,17 @@ def start(tmp_path: Path, code: str, *args: str, control_stdin: bool = False) ->
 
 def test_a_child_keeps_to_its_cpus(tmp_path: Path) -> None:
     [first, *_] = sorted(os.sched_getaffinity(0))
+    # They are given to it once it runs.
+    program = f"""
+import os, threading, time
+end = time.monotonic() + 60
+while os.sched_getaffinity(0) != {{{first}}} and time.monotonic() < end:
+    time.sleep(0.01)
+thread = threading.Thread(target=lambda: print(os.sched_getaffinity(threading.get_native_id())))
+thread.start()
+"""
     child = spawn(
-        [sys.executable, "-c", "import os, threading; print(os.sched_getaffinity(threading.get_native_id()))"],
+        [sys.executable, "-c", program],
         env={},
         log=tmp_path / "child.log",
         marker="test/child",
