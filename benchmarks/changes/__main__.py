@@ -72,13 +72,28 @@ class Seen:
 
 
 class Load:
-    """Four clients that never stop. `phase` gets what they see."""
+    """Four clients that never stop, and what they see."""
 
     def __init__(self, url: str) -> None:
         """`url`: of the proxy."""
         self._url = f"{url}/v1/completions"
         self._expected: dict[int, str] = {}
-        self.phase = Seen()
+        self.phases = [Seen()]
+
+    @property
+    def phase(self) -> Seen:
+        """What counts requests that begin now. One that waits counts where it began, also when that is over."""
+        return self.phases[-1]
+
+    def begin_phase(self) -> Seen:
+        """Count what begins from now on apart."""
+        self.phases.append(Seen())
+        return self.phase
+
+    def total(self) -> dict[str, int]:
+        """Return the counts of all phases."""
+        counts = sum((seen.outcomes for seen in self.phases), Counter[str]())
+        return {"requests": counts.total(), **{kind: counts[kind] for kind in ("failed", "cut", "unequal")}}
 
     async def run(self) -> None:
         """Send requests until cancelled."""
@@ -217,7 +232,8 @@ async def _changes(deployment: Deployment, load: Load) -> list[dict[str, Any]]:
     ]
     rows = []
     for title, step in steps:
-        load.phase, began = Seen(), time.monotonic()
+        load.begin_phase()
+        began = time.monotonic()
         await step()
         rows.append({"step": title, "seconds": round(time.monotonic() - began, 1), **load.phase.summary()})
         print(json.dumps(rows[-1]), flush=True)
@@ -228,19 +244,18 @@ async def _kills(deployment: Deployment, load: Load, kills: int) -> list[dict[st
     rows = []
     for index in range(kills):
         name, core = f"{('prefill', 'decode')[index % 2]}-{index // 4 % 2}", index // 2 % 2 == 1
-        load.phase, began = Seen(), time.monotonic()
+        dying, began = load.begin_phase(), time.monotonic()
         restarts = deployment.state()["processes"][name]["restarts"]
         deployment.kill(name, core=core)
         while deployment.state()["processes"][name]["restarts"] == restarts:  # noqa: ASYNC110 (as above)
             await asyncio.sleep(0.1)
         await deployment.until_ready()
-        seconds, dying = round(time.monotonic() - began, 1), load.phase
-        load.phase = Seen()
+        seconds = round(time.monotonic() - began, 1)
+        after = load.begin_phase()
         await asyncio.sleep(5)  # in which what waited for the engine is answered, and counts as it was asked
-        after = load.phase.summary()
         rows.append({"step": f"kill {name} {'EngineCore' if core else 'API server'}", "seconds": seconds})
         rows[-1].update(dying.summary())
-        rows[-1]["failed_after_ready"] = after["failed"] + after["cut"] + after["unequal"]
+        rows[-1]["failed_after_ready"] = after.outcomes.total() - after.outcomes["ok"]
         print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -279,7 +294,8 @@ async def _interruptions(deployment: Deployment, load: Load, times: int) -> list
 async def _interrupt(
     deployment: Deployment, load: Load, now: Target, target: Target, how: str, delay: float, draw: random.Random
 ) -> dict[str, Any]:
-    load.phase, began, old = Seen(), time.monotonic(), deployment.plan()
+    load.begin_phase()
+    began, old = time.monotonic(), deployment.plan()
     command = await deployment.begin(*target.words(deployment))
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(command.wait(), delay)
@@ -338,7 +354,7 @@ async def _measure(what: str, connector: str, times: int, instances: int, home: 
         load = Load(deployment.url)
         clients = asyncio.create_task(load.run())
         await asyncio.sleep(STEADY_SECONDS)
-        load.phase = Seen()
+        load.begin_phase()
         await asyncio.sleep(STEADY_SECONDS)
         steady = load.phase.summary()
         print(json.dumps({"step": "steady", **steady}), flush=True)
@@ -351,8 +367,7 @@ async def _measure(what: str, connector: str, times: int, instances: int, home: 
             await clients
     finally:
         await deployment.pdserve("down", NAME, check=False)
-    totals = {kind: sum(row[kind] for row in rows) for kind in ("requests", "failed", "cut", "unequal")}
-    return {"what": what, "connector": connector, "steady": steady, "steps": rows, "total": totals}
+    return {"what": what, "connector": connector, "steady": steady, "steps": rows, "total": load.total()}
 
 
 def main() -> None:
