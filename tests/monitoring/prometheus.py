@@ -12,7 +12,7 @@ import httpx
 from tests.cluster.packages import CACHE, PackageSet, unpacked
 
 _PACKAGE = PackageSet(("prometheus",), programs=("bin/prometheus", "bin/promtool"))
-_SECONDS = 60
+_SECONDS = 600
 
 
 def program(name: str) -> str:
