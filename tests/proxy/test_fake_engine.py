@@ -106,6 +106,8 @@ def test_it_dies_as_configured_with_its_last_words(deployment: Deployment, at: s
 
 def test_its_child_outlives_it_and_ignores_term(deployment: Deployment) -> None:
     fake = deployment.engine("x", "aggregated", child=1)
+    if not any("EngineCore started" in line for line in fake.log):
+        fake.until("EngineCore started")  # it ignores the signal from then on
     (child,) = procfs.descendants(fake.process.pid)
     try:
         fake.end(signal.SIGKILL)
