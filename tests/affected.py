@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERYWHERE = ROOT / "tests" / "conftest.py"
-"""What its fixtures need, each test would depend on: only a change of itself counts."""
+"""Each test would depend on what its fixtures need: only a change of itself counts."""
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+([\w.]+))", re.MULTILINE
 )
@@ -67,14 +67,16 @@ def _is_quick_test(path: Path) -> bool:
 
 
 def _changed() -> list[Path]:
-    main = next((name for name in ("origin/main", "main") if _git("rev-parse", "--verify", "--quiet", name)), "HEAD")
-    [base] = _git("merge-base", "HEAD", main) or ["HEAD"]
+    known = _git("for-each-ref", "--format=%(refname:short)")
+    main = next((name for name in ("origin/main", "main") if name in known), "HEAD")
+    [base] = _git("merge-base", "HEAD", main)
     names = [*_git("diff", "--name-only", base), *_git("ls-files", "--others", "--exclude-standard")]
     return [ROOT / name for name in dict.fromkeys(names)]
 
 
 def _git(*words: str) -> list[str]:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+    """Return the lines that git prints. Raises CalledProcessError: what has changed is not known then."""
+    return subprocess.run(["git", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
 
 
 def _users(path: Path, modules: Mapping[Path, str]) -> list[Path]:

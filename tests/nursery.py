@@ -156,6 +156,8 @@ def main() -> None:
         "pdserve.proxy",
         "pdserve.pd.serve.gateway",
         "pdserve.pd.serve.member",
+        "pdserve.cli.commands",
+        "pdserve.operations.up",
         "tests.fakes.engine_process",
     ):
         importlib.import_module(module)

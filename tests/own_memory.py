@@ -1,4 +1,7 @@
-"""Shared memory of the tests of this process alone: whatever else runs on the machine makes and leaves some too."""
+"""Shared memory of the tests of this process alone: whatever else runs on the machine makes and leaves some too.
+
+Ours: no plugin of pytest knows of shared memory.
+"""
 
 from __future__ import annotations
 

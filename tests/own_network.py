@@ -1,4 +1,7 @@
-"""A network of this process alone: ports, abstract sockets and addresses that no other program of the machine uses."""
+"""A network of this process alone: ports, abstract sockets and addresses that no other program of the machine uses.
+
+Ours: pytest-socket forbids sockets, and knows no namespaces.
+"""
 
 from __future__ import annotations
 

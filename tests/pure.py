@@ -1,7 +1,7 @@
 """A pytest plugin, loaded by `scripts/test --quick`: what is not marked `process` starts no process.
 
 A test that does fails, and the failure names the marker: so the quick tests stay quick, and the marker stays true.
-Properties are tried on fewer examples.
+Properties are tried on fewer examples. Ours: pytest-socket and its kind watch sockets, not processes.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def each_row(names: str, table: Iterable[Any]) -> Callable[[Test], Test]:
             with pytest.MonkeyPatch.context() as patched:
                 try:
                     test(**row, **_of_one_row(fixtures, number, patched))
-                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001
+                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 (the other rows run too)
                     error.add_note(f"in row {number}: {row}")
                     return error
             return None

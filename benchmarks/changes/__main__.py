@@ -82,7 +82,7 @@ class Load:
 
     @property
     def phase(self) -> Seen:
-        """What counts requests that begin now. One that waits counts where it began, also when that is over."""
+        """Return the counts of requests that begin now; one that waits counts where it began."""
         return self.phases[-1]
 
     def begin_phase(self) -> Seen:
@@ -262,7 +262,7 @@ async def _kills(deployment: Deployment, load: Load, kills: int) -> list[dict[st
 
 @dataclass(frozen=True)
 class Target:
-    """What the deployment is changed to."""
+    """Describes what the deployment is changed to."""
 
     prefills: int = 2
     decodes: int = 2
@@ -321,11 +321,11 @@ async def _interrupt(
     await asyncio.wait_for(deployment.until_ready(), 300)
     new = deployment.plan()
     names = {*old, *new, *between}
-    strange = [name for name in names if between.get(name) not in (old.get(name), new.get(name))]
-    strange += [name for name, argv in running.items() if argv and not _is_of(argv, old.get(name), new.get(name))]
+    unplanned = [name for name in names if between.get(name) not in (old.get(name), new.get(name))]
+    unplanned += [name for name, argv in running.items() if argv and not _is_of(argv, old.get(name), new.get(name))]
     changed = {name for name in names if old.get(name) != new.get(name)}
     left = sorted(name for name in changed if between.get(name) != new.get(name))
-    if again.returncode or strange:
+    if again.returncode or unplanned:
         print(out.decode(), said.decode(), json.dumps(status), sep="\n", file=sys.stderr, flush=True)
     return {
         "step": f"{how} {'(after its end) ' if finished else ''}{killed}".strip(),
@@ -335,7 +335,7 @@ async def _interrupt(
         "phase": status.get("phase"),
         "says": status.get("change"),
         "left": left,
-        "strange": strange,
+        "unplanned": unplanned,
         "up": ends,
         "seconds": round(time.monotonic() - began, 1),
         **load.phase.summary(),
@@ -343,7 +343,7 @@ async def _interrupt(
 
 
 def _is_of(argv: list[str], *planned: dict[str, Any] | None) -> bool:
-    """Whether a process runs by one of these plans: its command line ends as the planned one does."""
+    """Return whether a process runs by one of these plans: its command line ends as the planned one does."""
     return any(each is not None and argv[-len(each["argv"]) + 1 :] == each["argv"][1:] for each in planned)
 
 

@@ -81,7 +81,7 @@ def all_hold(*cases: Callable[[], None]) -> None:
     for case in cases:
         try:
             case()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 (whatever upstream raises: the other cases run all the same)
             failed.append(error)
             error.add_note(f"in {case.__name__}: {case.__doc__}")
     if failed:
