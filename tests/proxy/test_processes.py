@@ -235,6 +235,8 @@ def test_a_new_process_has_the_configuration_read_again(
 
 def test_a_process_that_hangs_is_replaced(deployment: Deployment) -> None:
     deployment.up(processes=PROCESSES, moments={"pdserve.pd.processes.heartbeat.HUNG_SECONDS": 4.0})
+    for _ in range(PROCESSES - 1):
+        deployment.proxy.until("serving on")  # one that does not serve yet has more time
     held = min(deployment.proxy.members)
     os.kill(held, signal.SIGSTOP)
     # Each over a connection of its own: some of them are the held one's.

@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+TOLD = b'{"told": true}'
+"""The line behind those that a new member hears at its start: now it knows what its siblings know, and may serve."""
+
 
 class ControlLines:
     """The last line that names all workers, if there was one; which workers came and went, as far as that differs from

@@ -27,7 +27,7 @@ from typing import Any
 
 from pdserve.pd.processes import handover, heartbeat
 from pdserve.pd.processes.child import Configured, MemberProcess
-from pdserve.pd.processes.control_lines import ControlLines
+from pdserve.pd.processes.control_lines import TOLD, ControlLines
 from pdserve.pd.processes.handover import Inheritance
 from pdserve.pd.processes.heartbeat import Beats, Vigil
 from pdserve.pd.processes.pauses import Pauses
@@ -251,6 +251,7 @@ class Processes:
             self._write(child, line)
         if retiring := self._retiring():
             self._write(child, line_of({"retiring": retiring}).rstrip())
+        self._write(child, TOLD)
 
     def _adopt(self, child: MemberProcess) -> None:
         os.set_blocking(child.control, False)

@@ -7,7 +7,8 @@ The second names all workers of the deployment: those that the proxy lacks come,
 request any more and go once their last one is over, one that is another under its name takes its place; what is as it
 was stays. Between the processes of one proxy an admin's orders travel the same way: {"add": {...}},
 {"remove": "decode-3"}, {"reload": true}; and what a rolling restart of them needs: {"admin": "free"},
-{"not_restarted": "why"}, {"retiring": 2}, the number of processes that end what they have begun.
+{"not_restarted": "why"}, {"retiring": 2}, the number of processes that end what they have begun. Behind {"told": true}
+a new process knows what its siblings know.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pdserve.errors import PdserveError
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
+from pdserve.pd.processes.control_lines import TOLD
 from pdserve.pd.workers.registry import STATES, Registry, WorkerState
 
 log = logging.getLogger("pdserve.proxy")
@@ -108,8 +110,9 @@ def _open_admin(gateway: Controlled) -> None:
         )
 
 
-async def listen(gateway: Controlled, source: IO[bytes] | IO[str]) -> None:
-    """Read a pipe until its end. The end means nothing: the proxy serves on, its owner stops it."""
+async def listen(gateway: Controlled, source: IO[bytes] | IO[str], told: asyncio.Event) -> None:
+    """Read a pipe until its end. The end means nothing: the proxy serves on, its owner stops it. `told` is set once
+    the lines of the start have been heard."""
     reader = asyncio.StreamReader(limit=_LONGEST_LINE)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
@@ -120,7 +123,9 @@ async def listen(gateway: Controlled, source: IO[bytes] | IO[str]) -> None:
             except ValueError:
                 log.warning("control: skipped a line that is too long")
                 continue
-            if line:
+            if line.rstrip() == TOLD:
+                told.set()
+            elif line:
                 apply(gateway, line)
     finally:
         transport.close()

@@ -152,7 +152,7 @@ class MemberContext:
     numbers: Numbers
     sock: socket.socket
     """The listening socket, which the parent has too."""
-    control: IO[bytes] | None
+    control: IO[bytes]
     """Where control lines come from."""
     with_states: bool
     """Worker states are among them; else all workers are ready from the start."""
@@ -184,7 +184,8 @@ async def run(path: Path, config: ProxyConfig, key: str | None, place: MemberCon
     place.beats.keep(place.numbers.process, asyncio.get_running_loop())
     if not place.with_states:
         gateway.registry.set_all_ready()
-    listener = None if place.control is None else asyncio.ensure_future(control.listen(gateway, place.control))
+    told = asyncio.Event()
+    listener = asyncio.ensure_future(control.listen(gateway, place.control, told))
     headers = None if gateway.cors is None else gateway.cors.headers
     front = Front(gateway, server.front_limits(config), WITHOUT_KEY, headers)
     gateway.metrics.read_gauges_from(lambda: [("connections", (), len(front.connections))])
@@ -194,12 +195,12 @@ async def run(path: Path, config: ProxyConfig, key: str | None, place: MemberCon
             front,
             gateway,
             place.sock,
+            told,
             serving=lambda: place.notify({"serving": True}),
             leaving=lambda: place.notify({"leaving": True}),
         ).run()
     finally:
-        if listener is not None:
-            listener.cancel()
+        listener.cancel()
 
 
 def serve(path: Path, config: ProxyConfig, key: str | None, place: MemberContext) -> int:

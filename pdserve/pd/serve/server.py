@@ -98,11 +98,13 @@ class ProxyServer:
         front: Front,
         served: ServedGateway,
         sock: socket.socket,
+        told: asyncio.Event,
         serving: Callable[[], None],
         leaving: Callable[[], None],
     ) -> None:
-        """`serving`: called when connections are accepted. `leaving`: asks for a successor."""
-        self._serving, self._ask_for_successor = serving, leaving
+        """`told`: set once this process knows the workers' states, before which it would refuse what its siblings
+        serve. `serving`: called when connections are accepted. `leaving`: asks for a successor."""
+        self._told, self._serving, self._ask_for_successor = told, serving, leaving
         self._asked = False
         self._leaving = asyncio.Event()
         self._config, self._front, self._served, self._sock = config, front, served, sock
@@ -118,6 +120,7 @@ class ProxyServer:
         loop.add_signal_handler(signal.SIGHUP, self._served.begin_reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._served.begin()
+        await self._told.wait()
         server = await self._listen()
         sweeper = loop.create_task(self._sweep())
         host, port = self._sock.getsockname()[:2]
