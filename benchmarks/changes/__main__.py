@@ -273,8 +273,8 @@ class Target:
         return deployment.words(self.prefills, self.decodes, "--replace", max_num_seqs=self.sequences)
 
 
-async def _interruptions(deployment: Deployment, load: Load, times: int) -> list[dict[str, Any]]:
-    rows, draw, now = [], random.Random(35), Target()  # noqa: S311 (when to interrupt)
+async def _interruptions(deployment: Deployment, load: Load, times: int, seed: int) -> list[dict[str, Any]]:
+    rows, draw, now = [], random.Random(seed), Target()  # noqa: S311 (when to interrupt)
     await deployment.pdserve(*now.words(deployment))
     for index in range(times):
         base = Target(sequences=now.sequences)
@@ -318,6 +318,8 @@ async def _interrupt(
         again = await deployment.begin(*target.words(deployment))
         said, _ = await again.communicate()
         ends.append(again.returncode)
+    if again.returncode:
+        print(out.decode(), said.decode(), json.dumps(status), sep="\n", file=sys.stderr, flush=True)
     await asyncio.wait_for(deployment.until_ready(), 300)
     new = deployment.plan()
     names = {*old, *new, *between}
@@ -325,8 +327,6 @@ async def _interrupt(
     unplanned += [name for name, argv in running.items() if argv and not _is_of(argv, old.get(name), new.get(name))]
     changed = {name for name in names if old.get(name) != new.get(name)}
     left = sorted(name for name in changed if between.get(name) != new.get(name))
-    if again.returncode or unplanned:
-        print(out.decode(), said.decode(), json.dumps(status), sep="\n", file=sys.stderr, flush=True)
     return {
         "step": f"{how} {'(after its end) ' if finished else ''}{killed}".strip(),
         "change": f"{now} -> {target}".replace("Target", ""),
@@ -347,9 +347,9 @@ def _is_of(argv: list[str], *planned: dict[str, Any] | None) -> bool:
     return any(each is not None and argv[-len(each["argv"]) + 1 :] == each["argv"][1:] for each in planned)
 
 
-async def _measure(what: str, connector: str, times: int, instances: int, home: Path) -> dict[str, Any]:
-    deployment = Deployment(connector, home)
-    await deployment.up(instances, instances)
+async def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    deployment = Deployment(options.connector, options.home)
+    await deployment.up(options.instances, options.instances)
     try:
         load = Load(deployment.url)
         clients = asyncio.create_task(load.run())
@@ -358,16 +358,18 @@ async def _measure(what: str, connector: str, times: int, instances: int, home: 
         await asyncio.sleep(STEADY_SECONDS)
         steady = load.phase.summary()
         print(json.dumps({"step": "steady", **steady}), flush=True)
-        if what == "changes":
+        if options.what == "changes":
             rows = await _changes(deployment, load)
+        elif options.what == "kills":
+            rows = await _kills(deployment, load, options.times)
         else:
-            rows = await (_kills if what == "kills" else _interruptions)(deployment, load, times)
+            rows = await _interruptions(deployment, load, options.times, options.seed)
         clients.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await clients
     finally:
         await deployment.pdserve("down", NAME, check=False)
-    return {"what": what, "connector": connector, "steady": steady, "steps": rows, "total": load.total()}
+    return {"steady": steady, "steps": rows, "total": load.total()}
 
 
 def main() -> None:
@@ -376,11 +378,11 @@ def main() -> None:
     parser.add_argument("what", choices=("changes", "kills", "interruptions"))
     parser.add_argument("--connector", choices=("mooncake", "nixl"), default="mooncake")
     parser.add_argument("--times", type=int, default=20, help="kills, or interruptions")
+    parser.add_argument("--seed", type=int, default=35, help="of the moments of interruptions")
     parser.add_argument("--instances", type=int, default=2, help="of each role at the start")
     parser.add_argument("--home", type=Path, default=REPOSITORY / ".cache" / "changes")
     options = parser.parse_args()
-    result = asyncio.run(_measure(options.what, options.connector, options.times, options.instances, options.home))
-    print(json.dumps(result["total"]))
+    print(json.dumps(asyncio.run(_measure(options))["total"]))
 
 
 if __name__ == "__main__":
