@@ -45,7 +45,7 @@ def down(name: str | None, report: Report) -> None:
     cleared = _clear_containers(run, state, report)
     if living(state, run):
         report(f"{state.name}: its launcher is gone; clearing up what it left")
-        asyncio.run(_clear(state, run, report))
+        asyncio.run(clear_up(state, run, report))
         if left := living(state, run):
             raise StateError(
                 f"some processes of {state.name} cannot be stopped",
@@ -175,8 +175,9 @@ def _at_the_latest(run: RunDir) -> str:
         return ""
 
 
-async def _clear(state: DeploymentState, run: RunDir, report: Report) -> None:
-    """Supervisors that still live are doing it already; what they do not do in time is done here."""
+async def clear_up(state: DeploymentState, run: RunDir, report: Report) -> None:
+    """Stop what a launcher that is gone has left here. Supervisors that still live are doing it already; what they do
+    not do in time is done here."""
     here = [node for node in state.nodes.values() if is_here(node.hostname, node.place)]
     waits = (process_end(supervisor) for node in here for supervisor in (node.agent, node.guard) if supervisor.alive())
     async with none_held(state, lambda line: report(f"{state.name}: {line}")):

@@ -17,6 +17,7 @@ from pdserve.launch.launch_record import record_run
 from pdserve.operations.apply import apply, check_place
 from pdserve.operations.client_command import ClientCommand
 from pdserve.operations.current_run import running
+from pdserve.operations.down import clear_up
 from pdserve.operations.launcher_process import end_launcher, follow, run_here, start_detached
 from pdserve.operations.look import Looked, look, look_once
 from pdserve.operations.plan_recipe import Planned, plan_for
@@ -78,7 +79,7 @@ def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOption
         seen.raise_failed()
         apply(run, seen, show, replace=options.replace)
         return
-    check_no_orphans(root, name)
+    check_no_orphans(root, name, show.note)
     run = RunDir(root / name / new_run_id())
     with contextlib.ExitStack() as unless_started:
         unless_started.callback(discard, run)
@@ -124,9 +125,11 @@ def recorded_recipe(root: Path) -> Path:
     return find(root, None).recipe
 
 
-def check_no_orphans(root: Path, name: str) -> None:
-    """Raises StateError when another launcher holds the lock, which a detached one could write to its log only; or
-    when processes of the last run, whose supervisors are all dead, still hold devices, memory and ports."""
+def check_no_orphans(root: Path, name: str, report: Report) -> None:
+    """Wait until the supervisors of the last run, whose launcher is gone, have stopped what it left.
+
+    Raises StateError when another launcher holds the lock, which a detached one could write to its log only; or when
+    processes of the last run still hold devices, memory and ports, and no supervisor of it was there to stop them."""
     check_no_launcher(root, name)
     try:
         run = find(root, name)
@@ -135,12 +138,13 @@ def check_no_orphans(root: Path, name: str) -> None:
         return
     _check_no_containers(run, state)
     if supervised(state):
-        return
+        report(f"{name}: the launcher of its last run is gone; waiting until its agents have stopped what it left")
+        asyncio.run(clear_up(state, run, report))
     if left := living(state, run):
         raise StateError(
             f"{len(left)} process(es) of the last run of {name} still live",
             where=str(run.path),
-            cause="launcher, agent and guard were all killed at once",
+            cause="launcher, agent and guard were all killed at once, or the processes cannot be stopped",
             todo=f"pdserve down {name}",
             evidence=tuple(left),
         )

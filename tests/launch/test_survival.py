@@ -276,6 +276,18 @@ def test_down_lets_an_agent_go_on_whose_launcher_is_gone(tmp_path: Path, pdserve
         assert_nothing_left(deployment)
 
 
+def test_up_waits_for_what_the_agents_of_a_lost_launcher_stop(tmp_path: Path, pdserve_home: Path) -> None:
+    """They have the ports until then."""
+    file = recipe(tmp_path, prefill__env={"FAKE_IGNORE_TERM": "1"}, timeouts__stop_seconds=5)
+    with up(file, pdserve_home) as deployment:
+        serving(deployment).send_signal("launcher", signal.SIGKILL)
+        deployment.command.finish()
+        assert deployment.id_of("prefill-0").alive()
+        with up(file, pdserve_home) as again:
+            serving(again)
+            assert "waiting until its agents have stopped what it left" in again.command.output
+
+
 @pytest.mark.parametrize("victims", [("guard", "agent"), ("launcher", "guard", "agent")], ids="+".join)
 def test_when_every_supervisor_is_killed_at_once(tmp_path: Path, pdserve_home: Path, victims: tuple[str, ...]) -> None:
     """Nobody is left to clear up, but the launcher, or the next `down`, has the record."""
