@@ -8,7 +8,6 @@
     ├── VerifyError                      6    a proof failed: the deployment runs but does not do what it should
     │   └── NotProvenError               7    nothing is wrong, but a proof could not be carried out here
     ├── InvalidBenchError                9    a benchmark was made, and its figures do not count
-    ├── DiagnosedError                  10    `pdserve doctor` sees why a run failed, or is slow
     ├── SourceDifferenceError           11    a recipe has less, or other, than the file that it comes from
     ├── InvalidSweepError               12    a sweep was made, and some of its points do not count
     ├── CommandError                   126    the command of `pdserve run` cannot be executed; 127: there is none
@@ -18,7 +17,7 @@
     └── AgentProtocolError               4    an agent sent a line that the launcher cannot read
 
 Each says what failed, where, the likely cause and what to do next. Exit code 1 is left to bugs
-(a traceback), 130 to Ctrl-C.
+(a traceback), 10 to `pdserve doctor` where it sees a cause, 130 to Ctrl-C.
 """
 
 from __future__ import annotations
@@ -101,12 +100,6 @@ class NotProvenError(VerifyError):
     """No proof failed, but at least one could not be carried out on this deployment."""
 
     exit_code = 7
-
-
-class DiagnosedError(PdserveError):
-    """`pdserve doctor` sees a cause: its exit code, the causes themselves are its output."""
-
-    exit_code = 10
 
 
 class ReportedError(PdserveError):

@@ -40,7 +40,6 @@ def _keys(folder: Path) -> dict[str, Any]:
                     "sha256": sha256(key.encode()).hexdigest(),
                     "max_requests": 100_000,
                     "requests_per_minute": 100_000_000,
-                    "tokens_per_minute": 10**12,
                 }
             )
         )

@@ -23,7 +23,6 @@ def run(
     *,
     max_requests: int | None,
     requests_per_minute: int | None,
-    tokens_per_minute: int | None,
     priority: int,
 ) -> None:
     """Print a new key, and its line or, with `file`, add the line to it.
@@ -35,7 +34,6 @@ def run(
         name,
         max_requests=max_requests,
         requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
         priority=priority or None,
     )
     if file is None:

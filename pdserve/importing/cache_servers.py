@@ -25,7 +25,6 @@ _LMCACHE: Mapping[str, tuple[str, ...]] = {
     "supported-transfer-mode": ("transfer_mode",),
     "worker-reap-timeout-seconds": ("worker_reap_seconds",),
     "shm-name": ("shm_name",),
-    "lookup-hash-log-dir": ("lookup_log",),
 }
 """Flags of its server -> keys of the lmcache section."""
 _L2 = "l2-adapter"

@@ -82,7 +82,7 @@ class GrowingLog:
 
 def read_from(file: Path, offset: int, limit: int = -1) -> bytes | None:
     """What stands in a log from a byte on, nothing where there is no log; None: it ends before that byte, because it
-    was cut (log_rotation.py), and the rest stands in `earlier(file)` from there on, or where `lost_of(file)` points."""
+    was cut (logs/rotation.py): the rest stands in `earlier(file)` from there on, or where `lost_of(file)` points."""
     try:
         # A pipe without a writer must not block its reader.
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:

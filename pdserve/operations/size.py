@@ -9,44 +9,24 @@ from pdserve.bench.result import MODEL_FILES
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.models import files
 from pdserve.models.unknown import UnknownModelError
-from pdserve.operations.estimates.aisimulate import estimated
-from pdserve.operations.lookups.replay import hit_rates
 from pdserve.operations.plan_recipe import Planned, located, model_files, model_folder, plan_for
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.sizes import of_crossings
 from pdserve.recipe import effective
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.sizing.given import Given
-from pdserve.sizing.hit_rates import crossings_of
 from pdserve.sizing.rows import rows
 from pdserve.sizing.whole import Sizing, size_recipe
 
 _BOUNDS = ("weights of", "memory for KV", "blocks of", "requests of", "tokens", "KV of a token and rank")
 
 
-def size(
-    loaded: LoadedRecipe,
-    given: Given,
-    *,
-    online: bool = False,
-    lookup_log: Path | None = None,
-    aisimulate: str | None = None,
-) -> tuple[Sizing, Planned]:
-    """`online`: a model that is not here is asked for at the hub, without its weights. `lookup_log`: of an LMCache
-    server, replayed for the hit rates of its L1. `aisimulate`: the device whose rates it estimates. Raises RecipeError,
-    and PreflightError where the model, or what replays the log or estimates rates, is not to be had or not known."""
+def size(loaded: LoadedRecipe, given: Given, *, online: bool = False) -> tuple[Sizing, Planned]:
+    """Compute what a recipe takes and holds. `online`: a model that is not here is asked for at the hub, without its
+    weights. Raises RecipeError, and PreflightError where the model is not to be had or not known."""
     planned = plan_for(loaded, None, run_dir="RUN_DIR", run_id="RUN_ID", online=online)
     with located(loaded):
-        if aisimulate is not None:
-            _sized(planned, given)  # what cannot be computed is an error before another program runs for minutes
-            config, path = planned.model_config, os.environ.get("PATH")
-            given = estimated(loaded.recipe, planned.plan, config, aisimulate, given, path=path)
-        sizing = _sized(planned, given)
-        if lookup_log is not None:
-            rates = hit_rates(loaded.recipe, planned.plan, sizing.l1, lookup_log)
-            crossed = [*sizing.crossings, *(crossing for each in rates for crossing in crossings_of(each))]
-            sizing = sizing.model_copy(update={"hit_rates": rates, "crossings": tuple(crossed)})
-        return sizing, planned
+        return _sized(planned, given), planned
 
 
 def find_crossings(planned: Planned) -> list[Finding]:

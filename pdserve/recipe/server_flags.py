@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,12 +52,6 @@ def _staged(adapter: Mapping[str, Any], staging: str) -> dict[str, Any]:
     return {"relative_tmp_dir": f".staging-{staging}", **adapter}
 
 
-def _lookup_log(line: ServerLine) -> str | None:
-    """Two servers that write to one folder open the same file: its name is the second of the first lookup."""
-    folder = line.section.lookup_log
-    return None if folder is None else posixpath.join(folder, line.staging)
-
-
 SERVER_FLAGS: dict[str, OwnedFlag[ServerLine]] = {
     "instance-id": OwnedFlag("pdserve knows its own server from a stale one by it", lambda line: line.instance_id),
     "host": OwnedFlag("the server listens on loopback of its node", lambda line: LOOPBACK),
@@ -89,7 +82,6 @@ SERVER_FLAGS: dict[str, OwnedFlag[ServerLine]] = {
         "set lmcache.worker_reap_seconds", lambda line: number(line.section.worker_reap_seconds)
     ),
     "shm-name": OwnedFlag("set lmcache.shm_name", lambda line: line.section.shm_name),
-    "lookup-hash-log-dir": OwnedFlag("set lmcache.lookup_log", _lookup_log),
     "l2-adapter": OwnedFlag(
         "set lmcache.l2",
         lambda line: Each(tuple(json.dumps(_staged(adapter, line.staging)) for adapter in line.section.l2)),

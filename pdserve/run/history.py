@@ -1,6 +1,6 @@
 """The history of a run, one JSON object a line: events.jsonl, and what was before it in events.jsonl.1.
 
-It has one writer, who opens it for each line: a full one is renamed, not copied as a log is (log_rotation.py), which
+It has one writer, who opens it for each line: a full one is renamed, not copied as a log is (logs/rotation.py), which
 needs no room on a full disk. The first line of the next one has how much was before it, so that a reader with an offset
 from the beginning of the history finds its place, however late it comes.
 """

@@ -85,5 +85,3 @@ class DeploymentState(BaseModel):
     """Of the last `up` on it that changed something: under way, or where it stopped; empty: it is done."""
     started_at: float
     ready_at: float | None = None
-    orchestration_seconds: float | None = None
-    """`up` minus what the engines, LMCache and the canary took: our own share."""

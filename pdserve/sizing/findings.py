@@ -165,8 +165,7 @@ def _ratio(balance: Balance | None) -> Iterator[Crossing]:
         severity="warning",
         where=f"{full}.instances",
         what=f"prefill can do {balance.prefill:.3g} requests a second and decode {balance.decode:.3g}: "
-        f"{balance.starved} is used to {1 / ratio:.0%}"
-        + (f" ({balance.rates_from})" if balance.rates_from is not None else ""),
+        f"{balance.starved} is used to {1 / ratio:.0%}",
         todo=f"give {full} {ratio:.2g} times its instances, or {balance.starved} fewer",
     )
 

@@ -24,8 +24,6 @@ class Given(Frozen):
     """Prompt tokens a second of one prefill instance."""
     decode_rate: float | None = None
     """Tokens a second of one decode instance."""
-    rates_from: str | None = None
-    """Who estimated the rates; None: they were measured, or are the user's."""
     queue_seconds: float | None = None
     """The longest that a request waits between LMCache's lookup and its load."""
 

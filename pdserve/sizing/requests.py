@@ -28,12 +28,6 @@ class Balance(Frozen):
 
     prefill: float
     decode: float
-    prefill_rate: float
-    """Prompt tokens a second of one instance."""
-    decode_rate: float
-    """Tokens a second of one instance."""
-    rates_from: str | None
-    """Who estimated the rates."""
 
     @property
     def starved(self) -> str | None:
@@ -77,10 +71,4 @@ def balance(prefill: RoleSize, decode: RoleSize, given: Given) -> Balance | None
     prompt, output, filled, written = given.prompt_tokens, given.output_tokens, given.prefill_rate, given.decode_rate
     if prompt is None or output is None or filled is None or written is None:
         return None
-    return Balance(
-        prefill=prefill.instances * filled / prompt,
-        decode=decode.instances * written / output,
-        prefill_rate=filled,
-        decode_rate=written,
-        rates_from=given.rates_from,
-    )
+    return Balance(prefill=prefill.instances * filled / prompt, decode=decode.instances * written / output)

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 
 from pdserve.sizing.engines import RoleSize
 from pdserve.sizing.given import GIB, Span
-from pdserve.sizing.hit_rates import NEAR, HitRates
 from pdserve.sizing.lmcache import L1Size
 from pdserve.sizing.whole import Sizing
 
-_LEAST_SHOWN = 0.001
-"""Hit rate: below it lie the many sizes that are too small for anything."""
 _MIB, _KIB = 1 << 20, 1 << 10
 _UNKNOWN = "not known"
 
@@ -25,8 +22,6 @@ def rows(sizing: Sizing) -> Iterator[tuple[str, str, str]]:
         yield from ((str(role.role), label, value) for label, value in _role(role))
     for server in sizing.l1:
         yield from ((f"L1 of {server.role}", label, value) for label, value in _l1(server))
-    for log in sizing.hit_rates:
-        yield from ((f"hit rate, {log.server}", label, value) for label, value in _hit_rates(log))
     if (moved := sizing.transfer) is not None:
         copies = f", {moved.copies} copies" if moved.copies > 1 else ""
         yield "transfer", f"KV of {moved.prompt_tokens} tokens", f"{_size(moved.request_bytes)}{copies}"
@@ -35,10 +30,6 @@ def rows(sizing: Sizing) -> Iterator[tuple[str, str, str]]:
     if (rates := sizing.balance) is not None:
         yield "balance", "prefill", f"{rates.prefill:.3g} requests a second"
         yield "balance", "decode", f"{rates.decode:.3g} requests a second"
-        yield "balance", "rate of a prefill", f"{rates.prefill_rate:,.0f} prompt tokens a second"
-        yield "balance", "rate of a decode", f"{rates.decode_rate:,.0f} tokens a second"
-        if rates.rates_from is not None:
-            yield "balance", "rates from", rates.rates_from
     if (start := sizing.start) is not None:
         read = (
             "at a speed that is not given (--disk)" if start.read_seconds is None else f"in {start.read_seconds:.0f} s"
@@ -83,21 +74,6 @@ def _l1(server: L1Size) -> Iterator[tuple[str, str]]:
         yield "to register", f"{server.pinned_gib:.0f} GiB, about {server.registration_seconds:.0f} s at a second a GiB"
     if server.shm_gib:
         yield "in /dev/shm", f"{server.shm_gib:g} GiB"
-
-
-def _hit_rates(log: HitRates) -> Iterator[tuple[str, str]]:
-    yield "source", log.source
-    yield "log", f"{log.requests:,} lookups, {log.tokens:,} tokens, {log.chunks:,} different chunks"
-    for row in log.sizes:
-        if row.rate.high >= _LEAST_SHOWN or row == log.now:
-            yield f"{row.l1_gib:.3g} GiB", _span(row.rate, ".1%") + (" (this recipe)" if row == log.now else "")
-    yield "with room for all", f"{log.best:.1%}"
-    if log.enough_gib is None:
-        yield "smallest that is enough", "none: nothing comes twice"
-    else:
-        yield "smallest that is enough", f"lmcache.l1_size_gb: {log.enough_gib:g}, at least {NEAR:.0%} of the best"
-    for text in log.notes:
-        yield "note", text
 
 
 def _span(span: Span, style: str) -> str:

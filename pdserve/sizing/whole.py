@@ -14,7 +14,6 @@ from pdserve.roles import EngineRole
 from pdserve.sizing.engines import RoleSize, Sized, size_role
 from pdserve.sizing.findings import Crossing, crossings
 from pdserve.sizing.given import Given, Span
-from pdserve.sizing.hit_rates import HitRates
 from pdserve.sizing.lmcache import L1Size, l1_sizes
 from pdserve.sizing.requests import Balance, RequestTransfer, balance, transfer
 
@@ -39,8 +38,6 @@ class Sizing(Frozen):
     architecture: str
     roles: tuple[RoleSize, ...]
     l1: tuple[L1Size, ...]
-    hit_rates: tuple[HitRates, ...] = ()
-    """Of L1 by its size, for each server whose log of lookups was given."""
     transfer: RequestTransfer | None
     balance: Balance | None
     start: StartTime | None

@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def provide(options: Options) -> Revision:
-    """Everything of the model that vLLM needs, in the cache folder. Raises Failed."""
+    """Everything of the model that vLLM needs, in the cache folder. Raises DownloadError."""
     # Bars of many threads would fill the log; progress is reported below.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
@@ -137,7 +137,7 @@ class Repository(NamedTuple):
         return {file: self.sizes[file] for file in light(self.sizes)}
 
     def wanted(self, folder: CacheFolder, load_format: str) -> dict[str, int]:
-        """All files that vLLM needs, once the small ones are there. Raises Failed where there is nothing to load."""
+        """All files that vLLM needs, once the small ones are there. Raises DownloadError: there is nothing to load."""
         with _index_read():
             weights = wanted(self.sizes, load_format, folder.snapshot(self.commit))
         if absent := sorted({*weights} - {*self.sizes}):
@@ -333,7 +333,7 @@ def _plain(text: str) -> str:
 
 
 def report(text: str) -> None:
-    """A line of the log that log_progress.py shows."""
+    """Write a line to the log, which `up` shows as progress (logs/progress.py)."""
     print(f"weights: {text}", flush=True)
 
 

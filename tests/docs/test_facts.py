@@ -13,6 +13,7 @@ from typing import get_args
 from pydantic import BaseModel
 
 from pdserve import errors
+from pdserve.cli.diagnose.doctor import CAUSE_SEEN
 from pdserve.logs.known_causes import RULES
 from pdserve.logs.symptoms import SYMPTOMS
 from pdserve.patches.registry import REGISTRY
@@ -131,7 +132,7 @@ def test_exit_codes_are_those_of_the_error_tree() -> None:
     del raised["ReportedError"]  # shown again with the code that it had at first
     assert documented == raised
     by_signal = {128 + signum for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
-    assert {int(row[0]) for row in rows} == {0, errors.PdserveError.exit_code, *by_signal, *raised.values()}
+    assert {int(row[0]) for row in rows} == {0, errors.PdserveError.exit_code, CAUSE_SEEN, *by_signal, *raised.values()}
 
 
 def _subclasses(error: type[errors.PdserveError]) -> Iterator[type[errors.PdserveError]]:

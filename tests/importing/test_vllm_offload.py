@@ -249,7 +249,7 @@ def test_storage_behind_l1_is_carried_over() -> None:
     beside = taxonomy("""--l2-adapter '{"type": "fs", "base_path": "/mnt/kv"}'""", "--lookup-hash-log-dir /var/log/kv")
     draft = imported(MODEL, "models/org/small.yaml", ImportChoice(kv_offload="lmcache"), beside)
     assert draft.document["lmcache"]["l2"] == [{"type": "fs", "base_path": "/mnt/kv"}]
-    assert draft.document["lmcache"]["lookup_log"] == "/var/log/kv"
+    assert draft.document["lmcache"]["extra_args"]["lookup-hash-log-dir"] == "/var/log/kv"
     assert draft.losses() == []
 
 

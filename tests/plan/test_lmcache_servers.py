@@ -63,20 +63,6 @@ def test_adapters_and_further_flags_are_data() -> None:
     assert argv[-3:] == ("--session-ttl-seconds", "60", "--no-isolated-ipc")
 
 
-def test_each_server_logs_lookups_in_a_folder_of_its_own() -> None:
-    """The file's name is a second: two servers in one folder would open the same one."""
-    section = with_lmcache(per="tp-rank", transfer_mode="lmcache_driven", lookup_log="/var/log/lookups")
-    built = plan(recipe(on_gpus(2, 1), section), *hosts(8))
-    argvs = [process for process in built.processes if process.role == "lmcache"]
-    folders = [value_of(argv, "--lookup-hash-log-dir") for argv in argvs]
-    assert len(folders) == len(set(folders)) == 2
-    assert all(folder.startswith("/var/log/lookups/test-lmcache-") for folder in folders)
-
-
-def test_nothing_is_logged_without_the_key() -> None:
-    assert "--lookup-hash-log-dir" not in plan(recipe(with_lmcache())).process("lmcache-0").argv
-
-
 def test_servers_that_share_a_folder_of_l2_stage_apart_unless_the_recipe_sets_where() -> None:
     """lmcache#4991: two that write one key into one unfinished file leave a cut one under the final name."""
 

@@ -78,7 +78,7 @@ def test_an_older_program_gets_no_field_that_it_does_not_know(file: int, monkeyp
 def test_a_new_layout_of_shared_numbers_has_a_new_number() -> None:
     """Else processes of two programs that share a file count at the other one's places."""
     sizes = (CELLS_PER_PROCESS, LoadBoard.cells(2), cells_needed(2))
-    assert (shared_numbers.LAYOUT, sizes) == (3, (6, 2816, 132096))
+    assert (shared_numbers.LAYOUT, sizes) == (4, (6, 2816, 67584))
 
 
 def test_shared_files_are_taken_over_and_stay_in_this_process(file: int, monkeypatch: pytest.MonkeyPatch) -> None:

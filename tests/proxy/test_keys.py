@@ -43,13 +43,13 @@ def test_a_key_is_known_by_its_hash_with_what_it_may_do(tmp_path: Path) -> None:
         tmp_path,
         "# ours",
         "",
-        line("a", "key-a", max_requests=2, requests_per_minute=3, tokens_per_minute=4, priority=-5),
+        line("a", "key-a", max_requests=2, requests_per_minute=3, priority=-5),
         line("b", "key-b"),
     )
     known = keys.KeyFile(path).current
     first = known.identify(b"Bearer key-a")
     assert (first.name, first.max_requests, first.requests_per_minute) == ("a", 2, 3)
-    assert (first.tokens_per_minute, first.priority, first.limited) == (4, -5, True)
+    assert (first.priority, first.limited) == (-5, True)
     assert (known.identify(b"bearer  key-b").name, known.identify(b"Bearer key-b").limited) == ("b", False)
     assert known.identify(None, b"key-b").name == "b"
 
@@ -178,9 +178,7 @@ def test_a_file_replaced_within_a_tick_is_seen(tmp_path: Path) -> None:
     assert file.current.names == ("d",)
 
 
-LIMITLESS: dict[str, Any] = {
-    "max_requests": None, "requests_per_minute": None, "tokens_per_minute": None, "priority": 0
-}  # fmt: skip
+LIMITLESS: dict[str, Any] = {"max_requests": None, "requests_per_minute": None, "priority": 0}
 
 
 def discarded(stream: TextIO) -> None:
@@ -288,6 +286,14 @@ def keyed(deployment: Deployment, tmp_path: Path) -> Deployment:
     deployment.up(auth=keys_file(tmp_path, ("team", KEY), priority=BEST))
     deployment.proxy.http.headers["authorization"] = f"Bearer {KEY}"
     return deployment
+
+
+def test_a_request_that_an_engine_refuses_keeps_no_place_of_its_key(deployment: Deployment, tmp_path: Path) -> None:
+    deployment.up(auth=keys_file(tmp_path, ("team", KEY), max_requests=1))
+    deployment.proxy.http.headers["authorization"] = f"Bearer {KEY}"
+    for _ in range(2):
+        assert deployment.complete(stop=["a"] * 5).status_code == 400
+    assert deployment.complete().status_code == 200
 
 
 def test_a_body_cannot_ask_for_more(keyed: Deployment) -> None:

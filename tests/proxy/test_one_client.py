@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from pdserve.pd.errors import ApiError
 from pdserve.pd.http.incoming import Budget, Request
 from pdserve.pd.http.reply import HttpReply, ReplyConnection
 from pdserve.pd.requests.body import EASY_BYTES, Body
 from pdserve.pd.requests.dialects import BY_PATH, CHAT, COMPLETIONS
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.routing.ask import RoutingRequest
-from pdserve.pd.telemetry.usage_meter import Fingerprints, metered
 from tests.proxy.deployment import MODEL, Deployment
 from tests.proxy.hostile import EVENT, MEGABYTE, PATH, STREAM_HEAD
 from tests.proxy.raw import SECONDS, RawClient, RawDeployment, Send, chunk, post, raw_deployment
@@ -51,23 +49,7 @@ def test_a_request_of_thousands_of_headers_is_refused(tmp_path: Path) -> None:
         assert client.send(head).response().status == 431
 
 
-def test_a_member_that_should_be_small_is_not_decoded_when_it_is_large() -> None:
-    large = b'{"stream":true,"stream_options":{%b}}' % b",".join(b'"%d":1,"%d":1' % (n, n) for n in range(200_000))
-    body = Body(large)
-    same, _ = metered(BY_PATH[b"/v1/responses"], body, Fingerprints())
-    assert same is body
-    with pytest.raises(ApiError, match="longer than 1024 bytes"):
-        metered(COMPLETIONS, body, Fingerprints())
-
-
-def test_the_meter_does_not_read_a_body_anew() -> None:
-    body = Body(b'{"stream":true,"prompt":"%b"}' % (b"x" * MIB))
-    asked, _ = metered(COMPLETIONS, body, Fingerprints())
-    assert asked.raw is body.raw
-    assert Body(bytes(asked.payload)).get("stream_options") == {"include_usage": True, "continuous_usage_stats": True}
-
-
-def test_a_quota_counts_what_an_engine_computes_whatever_the_path() -> None:
+def test_the_prompt_that_counts_is_what_an_engine_computes_whatever_the_path() -> None:
     body = Body(b'{"messages":[],"tools":[{"description":"%b"}]}' % (b"word " * 1000))
     (_, begin, end), (_, first, last) = BY_PATH[b"/invocations"].prompt(body), CHAT.prompt(body)
     assert end - begin >= last - first > 5000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.pd.errors import ApiError
@@ -31,9 +31,9 @@ def key(name: str = "a", **limits: int) -> ApiKey:
     return ApiKey(name, bytes(32), **limits)
 
 
-def refused(counts: Quotas, who: ApiKey, estimate: int = 1) -> ApiError:
+def refused(counts: Quotas, who: ApiKey) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        counts.enter(who, estimate)
+        counts.enter(who)
     assert caught.value.status == 429
     return caught.value
 
@@ -41,110 +41,60 @@ def refused(counts: Quotas, who: ApiKey, estimate: int = 1) -> ApiError:
 def test_a_key_without_limits_is_not_counted() -> None:
     counts = quotas(Clock())
     for _ in range(100):
-        counts.enter(key(), 1_000_000).end(5)
+        counts.enter(key()).end()
     assert counts.in_flight("a") == 0
 
 
 def test_requests_at_once() -> None:
     counts = quotas(Clock())
-    first = counts.enter(key(max_requests=2), 1)
-    counts.enter(key(max_requests=2), 1)
+    first = counts.enter(key(max_requests=2))
+    counts.enter(key(max_requests=2))
     error = refused(counts, key(max_requests=2))
     assert error.message == "The limit of this API key is 2 requests at once."
     assert error.headers() == {"retry-after": "1"}
     assert counts.in_flight("a") == 2
-    counts.enter(key("b", max_requests=2), 1)
-    first.end(None)
-    first.end(None)
+    counts.enter(key("b", max_requests=2))
+    first.end()
+    first.end()
     assert counts.in_flight("a") == 1
-    counts.enter(key(max_requests=2), 1)
+    counts.enter(key(max_requests=2))
     assert counts.rejected == {("a", "max_requests"): 1}
 
 
 def test_requests_a_minute_and_exactly_when_the_next_one_may_come() -> None:
     clock = Clock(1000.25)
     counts, who = quotas(clock), key(requests_per_minute=2)
-    counts.enter(who, 1).end(1)
+    counts.enter(who).end()
     clock.now = 1010.75
-    counts.enter(who, 1).end(1)
+    counts.enter(who).end()
     clock.now = 1030.5
     wait = refused(counts, who).retry_after
     assert wait == 31
     clock.now = 1030.5 + wait - 1
     refused(counts, who)
     clock.now = 1030.5 + wait
-    counts.enter(who, 1)
+    counts.enter(who)
     assert refused(counts, who).retry_after == 10
 
 
-def test_tokens_are_counted_by_estimate_and_then_as_they_were() -> None:
-    clock = Clock()
-    counts, who = quotas(clock), key(tokens_per_minute=100)
-    cheap = counts.enter(who, 80)
-    refused(counts, who, 21)
-    cheap.end(30)
-    dear = counts.enter(who, 70)
-    dear.end(500)
-    error = refused(counts, who, 1)
-    assert error.message == "The limit of this API key is 100 tokens a minute."
-    assert error.retry_after == 61
-    clock.now += 61
-    counts.enter(who, 100)
-
-
-def test_an_end_without_a_figure_leaves_the_estimate() -> None:
-    counts, who = quotas(Clock()), key(tokens_per_minute=100)
-    counts.enter(who, 80).end(None)
-    refused(counts, who, 21)
-    counts.enter(who, 20)
-
-
-def test_what_is_given_back_late_is_not_given_back_twice() -> None:
-    clock = Clock()
-    counts, who = quotas(clock), key(tokens_per_minute=100)
-    long = counts.enter(who, 100)
-    clock.now += 100
-    counts.enter(who, 60)
-    long.end(10)
-    refused(counts, who, 41)
-    counts.enter(who, 40)
-
-
-def test_tokens_beyond_the_estimate_count_when_they_were_used() -> None:
-    clock = Clock()
-    counts, who = quotas(clock), key(tokens_per_minute=100)
-    use = counts.enter(who, 10)
-    clock.now += 59
-    use.end(100)
-    clock.now += 5
-    assert refused(counts, who, 11).retry_after == 56
-
-
-def test_a_request_larger_than_the_limit_enters_alone() -> None:
-    clock = Clock()
-    counts, who = quotas(clock), key(tokens_per_minute=100)
-    counts.enter(who, 5000)
-    wait = refused(counts, who, 5000).retry_after
-    clock.now += wait
-    counts.enter(who, 5000)
-
-
 def test_a_refusal_counts_nothing() -> None:
-    counts, who = quotas(Clock()), key(tokens_per_minute=100, requests_per_minute=3, max_requests=3)
-    counts.enter(who, 90)
+    counts, who = quotas(Clock()), key(requests_per_minute=3, max_requests=2)
+    first = counts.enter(who)
+    counts.enter(who)
     for _ in range(10):
-        refused(counts, who, 50)
-    counts.enter(who, 10)
+        refused(counts, who)
     assert counts.in_flight("a") == 2
+    first.end()
+    counts.enter(who)
+    assert refused(counts, key(requests_per_minute=3)).retry_after == 61
 
 
 def test_counts_outlive_a_reload_that_changes_the_limits() -> None:
     counts = quotas(Clock())
     for _ in range(3):
-        counts.enter(key(max_requests=10), 50)
+        counts.enter(key(max_requests=10))
     refused(counts, key(max_requests=3))
     refused(counts, key(requests_per_minute=3))
-    refused(counts, key(tokens_per_minute=150))
 
 
 def test_processes_share_the_counts(tmp_path: Path) -> None:
@@ -157,13 +107,13 @@ def test_processes_share_the_counts(tmp_path: Path) -> None:
     first, second = process(0), process(1)
     who = key(max_requests=2, requests_per_minute=3)
     # Seen in another order by the other process: rows go by name.
-    second.enter(key("other", max_requests=1), 1)
-    use = first.enter(who, 1)
-    second.enter(who, 1)
+    second.enter(key("other", max_requests=1))
+    use = first.enter(who)
+    second.enter(who)
     refused(first, who)
     refused(second, who)
-    use.end(None)
-    second.enter(who, 1)
+    use.end()
+    second.enter(who)
     assert refused(first, who).message == "The limit of this API key is 2 requests at once."
     assert (first.in_flight("a"), second.in_flight("a")) == (2, 2)
     successor = process(1)
@@ -171,26 +121,20 @@ def test_processes_share_the_counts(tmp_path: Path) -> None:
     assert successor.in_flight("a") == 0
 
 
-AGES = st.integers(0, 70) | st.sampled_from([59, 60, 61, 62])
-
-
-@given(st.lists(st.tuples(AGES, st.integers(1, 9), AGES, st.integers(0, 20)), max_size=20))
-def test_a_rate_is_a_naive_count(steps: list[tuple[int, int, int, int]]) -> None:
-    """Counted, given back however late (or more than there was), and when there is room again."""
+@given(st.lists(st.tuples(st.integers(0, 70) | st.sampled_from([59, 60, 61, 62]), st.integers(0, 20)), max_size=40))
+def test_a_rate_is_a_naive_count(steps: list[tuple[int, int]]) -> None:
+    """Counted, and when there is room again."""
     rate, second = _Rate(OwnCells(_RATE_CELLS), 0), 1000
-    counted: dict[int, int] = {}
+    counted: list[int] = []
 
     def total(now: int) -> int:
-        return sum(amount for at, amount in counted.items() if now - at <= WINDOW_SECONDS)
+        return sum(now - at <= WINDOW_SECONDS for at in counted)
 
-    for pause, amount, age, wanted in steps:
+    for pause, wanted in steps:
         second += pause
         assert rate.total(second) == total(second)
-        rate.add(amount, second)
-        counted[second] = counted.get(second, 0) + amount
-        rate.add(-wanted, second - age)
-        if (at := second - age) in counted and age <= WINDOW_SECONDS:
-            counted[at] -= min(wanted, counted[at])
+        rate.add_one(second)
+        counted.append(second)
         assert rate.total(second) == total(second)
         assert rate.free_in(wanted, second) == next(wait for wait in range(1, 62) if total(second + wait) <= wanted)
 
@@ -200,48 +144,35 @@ STEP = st.tuples(
 )
 
 
-BOTH_LIMITS = [
-    *(("enter", 0.0, 1), ("enter", 0.0, 1), ("enter", 0.0, 1), ("end", 0.0, 1), ("wait", 1.0, 1)),
-    *(("enter", 0.0, 1), ("end", 0.0, 1), ("enter", 0.0, 49), ("end", 0.0, 1), ("enter", 0.0, 51), ("obey", 0.0, 1)),
-]
-"""The last one is a request too many, and has too many tokens for a second longer."""
-
-
-@example(steps=BOTH_LIMITS, start=0.0)
 @settings(max_examples=settings().max_examples * 3, deadline=None)
 @given(steps=st.lists(STEP, max_size=80), start=st.floats(0, 5000, width=32))
 def test_no_minute_has_more_than_the_limits(steps: list[tuple[str, float, int]], start: float) -> None:
     clock = Clock(start)
-    counts, who = quotas(clock), key(max_requests=3, requests_per_minute=5, tokens_per_minute=100)
-    running: list[tuple[Use, int]] = []
-    entered: list[tuple[float, int]] = []
-    promised: tuple[float, int] | None = None
-    for what, pause, amount in steps:
+    counts, who = quotas(clock), key(max_requests=3, requests_per_minute=5)
+    running: list[Use] = []
+    entered: list[float] = []
+    promised: float | None = None
+    for what, pause, which in steps:
         if what == "wait":
             clock.now += pause
         elif what == "end" and running:
-            use, estimate = running.pop(amount % len(running))
-            use.end(estimate)
+            running.pop(which % len(running)).end()
         elif what == "obey" and promised is not None:
-            until, estimate = promised
-            clock.now = max(clock.now, until)
+            clock.now = max(clock.now, promised)
             while running:
-                use, counted = running.pop()
-                use.end(counted)
-            counts.enter(who, estimate).end(estimate)
-            entered.append((clock.now, estimate))
+                running.pop().end()
+            counts.enter(who).end()
+            entered.append(clock.now)
             promised = None
         elif what == "enter":
             try:
-                running.append((counts.enter(who, amount), amount))
+                running.append(counts.enter(who))
             except ApiError as error:
                 if len(running) < 3:
-                    promised = (clock.now + error.retry_after, amount)
+                    promised = clock.now + error.retry_after
             else:
-                entered.append((clock.now, amount))
+                entered.append(clock.now)
                 promised = None
         assert counts.in_flight("a") == len(running) <= 3
-    for began, _ in entered:
-        minute = [tokens for at, tokens in entered if began <= at < began + WINDOW_SECONDS]
-        assert len(minute) <= 5
-        assert sum(minute) <= 100
+    for began in entered:
+        assert sum(began <= at < began + WINDOW_SECONDS for at in entered) <= 5

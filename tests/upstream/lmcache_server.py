@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,12 +99,12 @@ class Server:
 
 
 @contextmanager
-def server(*, more: Sequence[str] = (), **how: Any) -> Iterator[Server]:
+def server(**how: Any) -> Iterator[Server]:
     """On free ports of the loopback; keywords of Server.argv."""
     started = Server(*_free_ports())
     with tempfile.TemporaryFile() as log:
         started.process = process = subprocess.Popen(
-            [sys.executable, "-m", "lmcache.v1.multiprocess.http_server", *started.argv(**how), *more],
+            [sys.executable, "-m", "lmcache.v1.multiprocess.http_server", *started.argv(**how)],
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"},

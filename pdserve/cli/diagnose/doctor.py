@@ -17,13 +17,15 @@ from pdserve.doctor.diagnosis import Diagnosis
 from pdserve.doctor.read_run import find_run, known_secrets, read_logs, read_run, unset_secrets
 from pdserve.doctor.records import RunRecords
 from pdserve.doctor.rules import diagnose
-from pdserve.errors import DiagnosedError
 from pdserve.printable import printable
 from pdserve.run.directory import home
 
+CAUSE_SEEN = 10
+"""The exit code where there is a cause; the causes themselves are the output."""
+
 
 def run(target: str | None, *, as_json: bool, bundle: Path | None) -> None:
-    """Exit 0 where no cause is seen; DiagnosedError's code where there is one."""
+    """Print what is seen, and write the bundle. Exit 0 where no cause is seen, CAUSE_SEEN where there is one."""
     run_dir = find_run(target, home(os.environ))
     records = read_run(run_dir)
     diagnoses = diagnose(records, read_logs(run_dir, records))
@@ -49,7 +51,7 @@ def run(target: str | None, *, as_json: bool, bundle: Path | None) -> None:
             err=True,
         )
     if diagnoses:
-        raise typer.Exit(DiagnosedError.exit_code)
+        raise typer.Exit(CAUSE_SEEN)
 
 
 def _document(records: RunRecords, diagnoses: list[Diagnosis]) -> dict[str, object]:

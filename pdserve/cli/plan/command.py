@@ -27,13 +27,9 @@ def run(
     *,
     as_json: bool,
     online: bool,
-    lookup_log: Path | None,
-    aisimulate: str | None,
 ) -> None:
     """Prints the numbers, then the edges that are crossed. Exit 2 when one of them is an error."""
-    sizing, planned = size(
-        load(recipe, set_, unset), given, online=online, lookup_log=lookup_log, aisimulate=aisimulate
-    )
+    sizing, planned = size(load(recipe, set_, unset), given, online=online)
     for warning in dict.fromkeys([*planned.loaded.warnings, *planned.plan.warnings]):
         typer.echo(f"warning: {warning}", err=True)
     if as_json:

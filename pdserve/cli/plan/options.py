@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,21 +22,4 @@ PrefillRate = Annotated[
     float | None, _option("prefill-rate", "TOKENS", "Prompt tokens a second, one prefill instance.")
 ]
 DecodeRate = Annotated[float | None, _option("decode-rate", "TOKENS", "Tokens a second of one decode instance.")]
-Aisimulate = Annotated[
-    str | None,
-    typer.Option(
-        "--aisimulate",
-        metavar="DEVICE",
-        help="Rates that are not given are those that AISimulate, where it is installed, estimates for a device of "
-        "NVIDIA: h100_sxm, h200_sxm, b200_sxm, gb200, ...",
-    ),
-]
 QueueSeconds = Annotated[float | None, _option("queue-seconds", "SECONDS", "The longest wait in an engine's queue.")]
-LookupLog = Annotated[
-    Path | None,
-    typer.Option(
-        "--lookup-log",
-        metavar="PATH",
-        help="Log of an LMCache server's lookups (lmcache.lookup_log): hit rates by the size of L1.",
-    ),
-]

@@ -28,9 +28,6 @@ def new_key(
     ] = None,
     max_requests: Annotated[int | None, typer.Option("--max-requests", min=1, help="Requests in flight.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option("--requests-per-minute", min=1, help="Requests.")] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option("--tokens-per-minute", min=1, help="Prompt and answer tokens.")
-    ] = None,
     priority: Annotated[int, typer.Option("--priority", help="The best its requests can get; 0 unless given.")] = 0,
 ) -> None:
     """Make an API key for the proxy: print it, once, and add its hash to the file of keys.
@@ -44,7 +41,6 @@ def new_key(
         file,
         max_requests=max_requests,
         requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
         priority=priority,
     )
 

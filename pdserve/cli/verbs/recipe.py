@@ -46,9 +46,7 @@ def plan(
     output_tokens: options.OutputTokens = None,
     prefill_rate: options.PrefillRate = None,
     decode_rate: options.DecodeRate = None,
-    aisimulate: options.Aisimulate = None,
     queue_seconds: options.QueueSeconds = None,
-    lookup_log: options.LookupLog = None,
     set_: SetOption = None,
     unset: UnsetOption = None,
 ) -> None:
@@ -71,16 +69,7 @@ def plan(
         decode_rate=decode_rate,
         queue_seconds=queue_seconds,
     )
-    run(
-        recipe,
-        set_ or [],
-        unset or [],
-        given,
-        as_json=json_,
-        online=online,
-        lookup_log=lookup_log,
-        aisimulate=aisimulate,
-    )
+    run(recipe, set_ or [], unset or [], given, as_json=json_, online=online)
 
 
 @verbs.command()

@@ -9,8 +9,8 @@ from pdserve.importing.tracked_tree import TrackedTree, whole
 
 _SLURM = {"time_limit": "time", "account": "account", "partition": "partition"}
 _DIRECTIVES = ("time", "account", "partition", "qos", "reservation", "constraint")
-_DEPENDENCIES = "vllm-container-deps.sh"
 _FILE_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
+_DEPENDENCIES = "vllm-container-deps.sh"
 """A script of srt-slurm's own (c88ef731, configs/patches): numactl for numa-bind, msgpack for Dynamo, and a patch of
 vLLM for numa-bind (vllm#41098, merged in April 2026, thus in all that pdserve supports)."""
 _NUMACTL = (["apt-get", "-y", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "numactl"])

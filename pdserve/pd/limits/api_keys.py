@@ -14,7 +14,7 @@ _BEARER: Final = b"bearer "
 class ApiKey:
     """What is known of a client's key. The key itself is nowhere."""
 
-    __slots__ = ("digest", "limited", "max_requests", "name", "priority", "requests_per_minute", "tokens_per_minute")
+    __slots__ = ("digest", "limited", "max_requests", "name", "priority", "requests_per_minute")
 
     def __init__(
         self,
@@ -22,7 +22,6 @@ class ApiKey:
         digest: bytes,
         max_requests: int | None = None,
         requests_per_minute: int | None = None,
-        tokens_per_minute: int | None = None,
         priority: int = 0,
     ) -> None:
         self.name = name
@@ -30,12 +29,10 @@ class ApiKey:
         self.max_requests = max_requests
         """In flight at once."""
         self.requests_per_minute = requests_per_minute
-        self.tokens_per_minute = tokens_per_minute
-        """Prompt and answer together."""
         self.priority = priority
         """The best priority that its requests can get, and the one that they have by default; the smaller the sooner.
         """
-        self.limited = max_requests is not None or requests_per_minute is not None or tokens_per_minute is not None
+        self.limited = max_requests is not None or requests_per_minute is not None
         """There is something to count."""
 
 

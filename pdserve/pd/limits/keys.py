@@ -2,10 +2,9 @@
 
 One JSON object a line; empty lines and lines that begin with # are skipped:
 
-    {"name": "team-a", "sha256": "9f86d081...", "max_requests": 8, "requests_per_minute": 60,
-     "tokens_per_minute": 100000, "priority": 0}
+    {"name": "team-a", "sha256": "9f86d081...", "max_requests": 8, "requests_per_minute": 60, "priority": 0}
 
-(on one line). `name` and `sha256` are required; a limit that is missing does not exist. `sha256` is that of the whole
+`name` and `sha256` are required; a limit that is missing does not exist. `sha256` is that of the whole
 key as the client sends it. A plain hash is enough because keys are random, 256 bits of `pdserve new-key`: there is
 nothing to guess from it.
 """
@@ -41,7 +40,6 @@ class KeyLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-fA-F]{64}$")]
     max_requests: _Positive | None = None
     requests_per_minute: _Positive | None = None
-    tokens_per_minute: _Positive | None = None
     priority: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] = 0
 
 
@@ -153,6 +151,5 @@ def _api_key(line: KeyLine) -> ApiKey:
         digest=bytes.fromhex(line.sha256),
         max_requests=line.max_requests,
         requests_per_minute=line.requests_per_minute,
-        tokens_per_minute=line.tokens_per_minute,
         priority=line.priority,
     )

@@ -1,9 +1,7 @@
-"""What one API key may use: requests at once, requests a minute, tokens a minute.
+"""What one API key may use: requests at once, and requests a minute.
 
-The two rates are counts over the last 60 seconds, kept for each second, so that no 60 seconds ever have more than the
-limit. What has been counted leaves after 60 to 61 seconds, and that is what Retry-After says. Tokens are counted when a
-request enters, by estimate, and corrected by what the engine reports at its end. A request that alone is larger than a
-limit may enter when nothing else has been counted, since it could not enter at any other time.
+The rate is a count over the last 60 seconds, kept for each second, so that no 60 seconds ever have more than the limit.
+What has been counted leaves after 60 to 61 seconds, and that is what Retry-After says.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ WINDOW_SECONDS: Final = 60
 _SECONDS: Final = WINDOW_SECONDS + 1
 """Counts kept: the running second and those that are not yet 60 s old at its end."""
 _RATE_CELLS: Final = _SECONDS + 2
-_IN_FLIGHT: Final = 1 + 2 * _RATE_CELLS
+_IN_FLIGHT: Final = 1 + _RATE_CELLS
 """The first place of the requests in flight, in the row of a key."""
 MAX_KEYS: Final = 1024
 """Keys that can have limits of their own where several processes share the counts; further ones share the last row."""
 
-Limit = Literal["max_requests", "requests_per_minute", "tokens_per_minute"]
+Limit = Literal["max_requests", "requests_per_minute"]
 
 
 def cells_needed(processes: int) -> int:
@@ -56,17 +54,10 @@ class _Rate:
             self._advance(second)
         return self._cells.get(self._total)
 
-    def add(self, amount: float, second: int) -> None:
-        """Count `amount` in that second, after `total`. What is no longer counted is not changed."""
-        cells = self._cells
-        place = self._first + second % _SECONDS
-        if amount >= 0:
-            cells.add(place, amount)
-            cells.add(self._total, amount)
-        elif cells.get(self._last) - second < _SECONDS:
-            less = min(-amount, cells.get(place))
-            cells.add(place, -less)
-            cells.add(self._total, -less)
+    def add_one(self, second: int) -> None:
+        """Count one in that second, after `total`."""
+        self._cells.add(self._first + second % _SECONDS, 1.0)
+        self._cells.add(self._total, 1.0)
 
     def _advance(self, second: int) -> None:
         cells, first = self._cells, self._first
@@ -93,13 +84,12 @@ class _Rate:
 
 
 class _Row:
-    """The counts of one key: its mark, two rates, and the requests in flight of each process."""
+    """The counts of one key: its mark, its rate, and the requests in flight of each process."""
 
-    __slots__ = ("_cells", "_own", "requests", "tokens")
+    __slots__ = ("_cells", "_own", "requests")
 
     def __init__(self, cells: Cells, process: int) -> None:
         self.requests = _Rate(cells, 1)
-        self.tokens = _Rate(cells, 1 + _RATE_CELLS)
         self._cells = cells
         self._own = _IN_FLIGHT + process
 
@@ -109,29 +99,27 @@ class _Row:
         return self._cells.total(_IN_FLIGHT, 1)
 
     def add_request(self, count: int) -> None:
-        """To what this process has in flight."""
+        """Add to what this process has in flight. Needs no lock: only this process changes that number."""
         self._cells.add(self._own, float(count))
 
 
 class Use:
     """What one request has taken, until `end`."""
 
-    __slots__ = ("_estimate", "_quotas", "_row", "_second")
+    __slots__ = ("_row",)
 
-    def __init__(self, quotas: Quotas | None, row: _Row | None, estimate: int, second: int) -> None:
-        self._quotas, self._row = quotas, row
-        self._estimate = estimate
-        self._second = second
+    def __init__(self, row: _Row | None) -> None:
+        """`row` None: nothing is counted."""
+        self._row = row
 
-    def end(self, prompt: int | None, answer: int = 0) -> None:
-        """The request is over and has used so many tokens. `prompt` None: the estimate stands for it. A second time
-        does nothing."""
-        quotas, self._quotas = self._quotas, None
-        if quotas is not None and self._row is not None:
-            quotas._end(self._row, answer + (0 if prompt is None else prompt - self._estimate), self._second)
+    def end(self) -> None:
+        """Count the request as over. A second time does nothing."""
+        row, self._row = self._row, None
+        if row is not None:
+            row.add_request(-1)
 
 
-_UNLIMITED: Final = Use(None, None, 0, 0)
+_UNLIMITED: Final = Use(None)
 
 
 class Quotas:
@@ -150,9 +138,8 @@ class Quotas:
             # What a process of this index that died had in flight.
             self._cells[(index + 1) * self._row_cells - numbers.processes + numbers.process] = 0
 
-    def enter(self, key: ApiKey, estimate: int) -> Use:
-        """Count a request of about so many tokens. ApiError 429 with Retry-After when a limit is reached: then nothing
-        is counted."""
+    def enter(self, key: ApiKey) -> Use:
+        """Count a request. ApiError 429 with Retry-After when a limit is reached: then nothing is counted."""
         if not key.limited:
             return _UNLIMITED
         row = self._rows.get(key.name)
@@ -163,50 +150,23 @@ class Quotas:
         with self._numbers.lock:
             if key.max_requests is not None and row.in_flight >= key.max_requests:
                 raise self._refusal(key, "max_requests", f"{key.max_requests} requests at once", 1)
-            requests, tokens = row.requests.total(second), row.tokens.total(second)
-            most = key.requests_per_minute
-            too_often = most is not None and 0 < requests > most - 1
-            most = key.tokens_per_minute
-            too_much = most is not None and 0 < tokens > most - estimate
-            if too_often or too_much:
-                raise self._too_many(key, row, estimate, now, too_often=too_often, too_much=too_much)
+            requests, most = row.requests.total(second), key.requests_per_minute
+            if most is not None and requests >= most:
+                wait = math.ceil(row.requests.free_in(most - 1, second) - (now - second))
+                raise self._refusal(key, "requests_per_minute", f"{most} requests a minute", wait)
             # Counted also where there is no limit now: a reload can bring one.
-            row.requests.add(1, second)
-            row.tokens.add(estimate, second)
+            row.requests.add_one(second)
             row.add_request(1)
-        return Use(self, row, estimate, second)
+        return Use(row)
 
     def in_flight(self, name: str) -> int:
         """Requests of a key, over all processes."""
         row = self._rows.get(name)
         return int(row.in_flight) if row is not None else 0
 
-    def _too_many(
-        self, key: ApiKey, row: _Row, estimate: int, now: float, *, too_often: bool, too_much: bool
-    ) -> ApiError:
-        """Speaks of the limit that is in the way for longer, or the time that it gives would not be enough."""
-        second = int(now)
-        waits: list[tuple[int, Limit, int]] = []
-        if too_often and (most := key.requests_per_minute) is not None:
-            waits.append((row.requests.free_in(most - 1, second), "requests_per_minute", most))
-        if too_much and (most := key.tokens_per_minute) is not None:
-            waits.append((row.tokens.free_in(max(most - estimate, 0), second), "tokens_per_minute", most))
-        seconds, limit, most = max(waits, key=lambda wait: wait[0])
-        what = f"{most} {limit.removesuffix('_per_minute')} a minute"
-        return self._refusal(key, limit, what, math.ceil(seconds - (now - second)))
-
     def _refusal(self, key: ApiKey, limit: Limit, what: str, seconds: int) -> ApiError:
         self.rejected[key.name, limit] = self.rejected.get((key.name, limit), 0) + 1
         return ApiError(429, f"The limit of this API key is {what}.", retry_after=max(seconds, 1))
-
-    def _end(self, row: _Row, correction: int, second: int) -> None:
-        with self._numbers.lock:
-            row.add_request(-1)
-            if correction:
-                now = int(self._clock())
-                row.tokens.total(now)
-                # What was used beyond the estimate was used now; what was not used was counted then.
-                row.tokens.add(correction, now if correction > 0 else second)
 
     def _find_row(self, name: str) -> _Row:
         """The row that has the name's hash, or the first free one."""

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
-LAYOUT = 3
+LAYOUT = 4
 """Of the numbers that the modules of the proxy take. Raise it when one of them takes more, fewer or others: processes
 of two programs may share a file only where each finds the same in it."""
 LOOK_SECONDS = 0.01

@@ -19,7 +19,6 @@ from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.telemetry.cached_tokens import HINT, USAGE, safe_length, with_cached_tokens
 from pdserve.pd.telemetry.metrics import Histogram
 from pdserve.pd.telemetry.usage_counts import of_answer
-from pdserve.pd.telemetry.usage_meter import UsageMeter
 from pdserve.pd.workers.wakeable import Wakeable
 
 _END_BYTES: Final = 256
@@ -49,7 +48,6 @@ class Client(Receiver):
         "first_byte",
         "interruption",
         "last_byte",
-        "meter",
         "on_answer",
         "relayed_bytes",
         "reply",
@@ -74,8 +72,6 @@ class Client(Receiver):
         """Called when an answer begins to be relayed."""
         self.counted: tuple[int | None, int | None] | None = None
         """Tokens of prompt and answer, as an answer that came as a whole reports them."""
-        self.meter: UsageMeter | None = None
-        """Counts what it is given, for a key with a limit of tokens."""
         self.deadline = math.inf
         """time.monotonic() at which it is interrupted; looked at every now and then."""
         self.stream = False
@@ -114,8 +110,6 @@ class Client(Receiver):
         """Sends a leg's answer on, as it comes, from what has come already. The request is not sent again from here on.
         Poked when it has ended."""
         self._leg = leg
-        if self.meter is not None:
-            self.meter.worker = leg.worker.name
         answer = leg.answer
         assert answer is not None
         if self.on_answer is not None:
@@ -157,25 +151,22 @@ class Client(Receiver):
                 self._pending, data = data[end:], self._with_cached_tokens(data[:end])
             self._write_part(data)
             return
-        meter = self.meter
-        if meter is None or self._mid_event or not meter.took(data):
-            if data.endswith(event_stream.END):
+        if data.endswith(event_stream.END):
+            self._mid_event = False
+        else:
+            end = event_stream.whole_events(data)
+            if end:
                 self._mid_event = False
-            else:
-                end = event_stream.whole_events(data)
-                if end:
-                    self._mid_event = False
-                elif len(data) > _MAX_PENDING:
-                    self._mid_event = True
-                    # The end of the event may be split.
-                    end = len(data) - len(event_stream.LONGEST_END)
-                self._pending, data = data[end:], data[:end]
-                if not data:
-                    return
-            if meter is not None or self.cached_tokens is not None:
-                data = self._put_right(data)
-                if not data:
-                    return
+            elif len(data) > _MAX_PENDING:
+                self._mid_event = True
+                # The end of the event may be split.
+                end = len(data) - len(event_stream.LONGEST_END)
+            self._pending, data = data[end:], data[:end]
+            if not data:
+                return
+        # rfind takes a third of the time of `in` for so short a text.
+        if self.cached_tokens is not None and (self._mid_event or data.rfind(USAGE) >= 0):
+            data = self._with_cached_tokens(data)
         self._before, self._tail = self._tail, data
         self._count(data)
         self.reply.write(data)
@@ -185,8 +176,6 @@ class Client(Receiver):
         if self._pending:
             pending, self._pending = self._with_cached_tokens(self._pending), b""
             self._write_part(pending)
-        if self.meter is not None:
-            self._write_part(self.meter.rest())
         done = self.dialect.end_of_stream
         if self.stream and done is not None and done not in self._tail[-_END_BYTES:]:
             self.interrupt(ApiError(502, f"{self._name()} ended its answer early"))
@@ -214,8 +203,7 @@ class Client(Receiver):
             self.reply.start(error.status, headers, len(body))
             self.reply.end(body)
         elif self.stream and not self._mid_event:
-            held = self.meter.rest() if self.meter is not None else b""
-            self.reply.end(held + self.dialect.error_event(error, self._tail))
+            self.reply.end(self.dialect.error_event(error, self._tail))
         else:
             # Half of a JSON document or of an event cannot be completed: the client must see that it is cut.
             self.reply.cut()
@@ -236,23 +224,12 @@ class Client(Receiver):
         self.chunks += 1
         self.relayed_bytes += len(data)
 
-    def _put_right(self, data: bytes) -> bytes:
-        """What the client gets of whole events, or of a part of a very large one."""
-        # rfind takes a third of the time of `in` for so short a text.
-        if data.rfind(USAGE) < 0 and not self._mid_event:
-            return data if self.meter is None else self.meter.without_usage(data)
-        if self.meter is not None:
-            data = self.meter.events(data)
-        return self._with_cached_tokens(data)
-
     def _with_cached_tokens(self, data: bytes) -> bytes:
         if self.cached_tokens is None or HINT not in data:
             return data
         return with_cached_tokens(data, self.cached_tokens)
 
     def _write_part(self, data: bytes) -> None:
-        if self.meter is not None and not self.stream:
-            self.meter.part(data)
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
         if data:
             self._count(data)

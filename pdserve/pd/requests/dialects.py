@@ -313,7 +313,7 @@ WHOLE: Final = tuple(
     _Whole(
         name,
         path,
-        # What vLLM computes on, whatever the API: a quota counts it.
+        # What vLLM computes on, whatever the API: admission counts it.
         prompt_fields=(*CHAT.prompt_fields, "system", "instructions", "input", "prompt", "text_1", "query", "items"),
         prefill_fields={},
         end_of_stream=b"data: [DONE]" if name == "invocations" else None,

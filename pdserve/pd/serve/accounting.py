@@ -1,20 +1,25 @@
-"""What is kept of a request when it is over: figures, a line in the log, a span, and what its key has used."""
+"""What is kept of a request when it is over: figures, a line in the log, a span."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from pdserve.pd.errors import ApiError, ClientGoneError
-from pdserve.pd.limits.quotas import Use
+from pdserve.pd.http import event_stream
 from pdserve.pd.relay.client import Client
 from pdserve.pd.requests.request import ClientRequest
+from pdserve.pd.telemetry.cached_tokens import USAGE
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.request_line import Outcome, RequestLine
 from pdserve.pd.telemetry.request_log import RequestLog
 from pdserve.pd.telemetry.spans import Spans, StageTime, Trace
-from pdserve.pd.telemetry.usage_meter import last_in
+from pdserve.pd.telemetry.usage_counts import of_event, of_value
 
 _CLIENT_LEFT: Final = 499
+_USAGE: Final = re.compile(rb', ?"usage" ?: ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_WINDOW: Final = 8192
+"""Bytes at the end of an answer in which a usage is looked for that belongs to no whole event."""
 _Times = tuple[float | None, float | None, float | None, float | None, float | None]
 """In the queue, of prefill, of the KV transfer, to the first token, in all: milliseconds; None: not known."""
 _UNKNOWN: Final[_Times] = (None, None, None, None, None)
@@ -35,7 +40,6 @@ class Accounting:
         *,
         now: float,
         key: str = "",
-        use: Use | None = None,
         trace: Trace | None = None,
     ) -> None:
         """`reason`: why it was no success. `request`: None when its body could not be read. `now`: time.monotonic()."""
@@ -69,8 +73,6 @@ class Accounting:
         if request is not None and trace is not None:
             self._span(trace, line, request, client, now)
         self._counted(line, request, reason)
-        if use is not None:
-            use.end(prompt, completion or 0)
         self.log.add(line)
 
     def _timed(self, request: ClientRequest, client: Client, now: float) -> _Times:
@@ -163,7 +165,22 @@ def _usage(client: Client) -> tuple[int | None, int | None]:
     """Tokens of prompt and answer, as the engine reports them at the end of its answer; None: it has not."""
     if client.counted is not None:
         return client.counted
-    if client.meter is not None:
-        return client.meter.prompt, client.meter.answer
-    counts: tuple[int | None, int | None] = last_in(client.last_words, stream=client.stream)
-    return counts
+    return read_last_usage(client.last_words, stream=client.stream)
+
+
+def read_last_usage(words: bytes, *, stream: bool) -> tuple[int | None, int | None]:
+    """Return the tokens of prompt and answer that the end of an answer reports; None: it does not.
+
+    Of an event or an answer of which only the end is left, the last `usage` counts: the engine's stands behind what it
+    repeats of a request. In a JSON text quotes inside a string have a backslash, so that nothing here ever matches what
+    a model has written.
+    """
+    at = len(words) if stream else 0
+    while (at := words.rfind(USAGE, 0, at)) >= 0:
+        begin, end = words.rfind(event_stream.END, 0, at), words.find(event_stream.END, at)
+        prompt, answer = of_event(words[max(0, begin) : end if end >= 0 else len(words)])
+        if prompt is not None or answer is not None:
+            return prompt, answer
+        at = max(0, begin)
+    last = [of_value(match[1]) for match in _USAGE.finditer(words[-_WINDOW:])][-1:]
+    return last[0] if last else (None, None)

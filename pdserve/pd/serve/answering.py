@@ -134,7 +134,7 @@ class Answering:
                 body = None
             client.asked = asked
             if request.key is not None:
-                use = self._intake.count(request.key, asked, client)
+                use = self._intake.count(request.key)
             if self._pools.needs_tokens and not stored and request.body_bytes <= _TOKENS_OF_BYTES:
                 await self._find_tokens(asked, client)
             if stored or self._stored.continues(asked):
@@ -151,16 +151,13 @@ class Answering:
             ended = True
         finally:
             self._over(request, reply, ended, client.request_id)
+            if use is not None:
+                use.end()
             self.clients.discard(client)
             client.asked = None
-            if ended:
+            if ended:  # otherwise it is `_broken`'s to count
                 key = request.key.name if request.key is not None else ""
-                self._accounting.over(
-                    asked, client, dialect.path, reason, now=monotonic(), key=key, use=use, trace=trace
-                )
-            elif use is not None:
-                # The rest is `_broken`'s to count.
-                use.end(None)
+                self._accounting.over(asked, client, dialect.path, reason, now=monotonic(), key=key, trace=trace)
 
     async def _find_tokens(self, asked: ClientRequest, client: Client) -> None:
         """For policies that look at exact tokens. Of a request that gets 429 at once no engine is asked."""

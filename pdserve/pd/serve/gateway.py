@@ -45,7 +45,6 @@ from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.metrics_page import Labels
 from pdserve.pd.telemetry.request_log import RequestLog
 from pdserve.pd.telemetry.spans import open_spans
-from pdserve.pd.telemetry.usage_meter import Fingerprints
 from pdserve.pd.workers.catalog import Catalog
 from pdserve.pd.workers.engines import Engines, upstream_tls
 from pdserve.pd.workers.health_checks import HealthChecks
@@ -99,8 +98,6 @@ class Gateway:
         self.metrics = Metrics()
         self.log = RequestLog(write_stderr, config.log)
         self.quotas = Quotas(numbers) if self.keys is not None else None
-        self._fingerprints = Fingerprints()
-        self.registry.on_ready(lambda worker: self._fingerprints.forget(worker.name))
         self._spans = open_spans(config.otel, config.served_name)
         self._loop = asyncio.get_running_loop()
         self._entrance = Entrance(config, self.registry, numbers)
@@ -120,7 +117,6 @@ class Gateway:
             served,
             self._parser,
             self.metrics,
-            self._fingerprints,
             self.cors,
         )
         self.tls = None if config.tls is None else ClientTls(config.tls)

@@ -14,7 +14,6 @@ from pdserve.pd.limits.allowed_hosts import AllowedHosts
 from pdserve.pd.limits.api_keys import ApiKey
 from pdserve.pd.limits.keys import KeyFile
 from pdserve.pd.limits.quotas import Quotas, Use
-from pdserve.pd.relay.client import Client
 from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.dialects import BY_PATH, CANCEL, Dialect
 from pdserve.pd.requests.request import ClientRequest
@@ -23,7 +22,6 @@ from pdserve.pd.serve.request_parser import RequestParser
 from pdserve.pd.serve.stored_responses import stored_at
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.spans import Trace
-from pdserve.pd.telemetry.usage_meter import Fingerprints, metered
 
 WITHOUT_KEY: Final = frozenset((b"/health", b"/ready", b"/ping", b"/metrics"))
 """For probes and Prometheus, which have no key of a client."""
@@ -42,14 +40,12 @@ class Intake:
         served: ServedModels,
         parser: RequestParser,
         metrics: Metrics,
-        fingerprints: Fingerprints,
         cors: Cors | None,
     ) -> None:
         """`hosts` None: any is allowed. `keys` and `quotas` None: no key is asked for. `cors` None: no web page of
         another origin is named."""
         self._hosts, self._keys, self._quotas, self._cors = hosts, keys, quotas, cors
         self._served, self._parser, self._metrics = served, parser, metrics
-        self._fingerprints = fingerprints
 
     def refuse(self, request: Request) -> ApiError | None:
         """Why a request is not answered, as far as its head shows it. Its key is known afterwards."""
@@ -91,12 +87,6 @@ class Intake:
         asked.model = model
         return asked
 
-    def count(self, key: ApiKey, asked: ClientRequest, client: Client) -> Use | None:
-        """Against the limits of its key; ApiError 429: it has reached one."""
-        if self._quotas is None:
-            return None
-        if key.tokens_per_minute is not None:
-            # Before it is counted: it may find what makes the request none, and then nothing would end its use.
-            asked.body, client.meter = metered(asked.dialect, asked.body, self._fingerprints)
-        use: Use = self._quotas.enter(key, asked.ask.estimate)
-        return use
+    def count(self, key: ApiKey) -> Use | None:
+        """Count a request against the limits of its key; ApiError 429: it has reached one."""
+        return None if self._quotas is None else self._quotas.enter(key)

@@ -6,7 +6,7 @@ Only the engine's own `usage` counts, which stands at the top of an answer or an
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
@@ -37,25 +37,7 @@ class _Answer(msgspec.Struct):
     usage: UsageFields | None = None
 
 
-class _Choice(msgspec.Struct):
-    index: int | None = None
-
-
-class EventUsage(NamedTuple):
-    """The usage that one event reports. None: not reported."""
-
-    prompt: int | None
-    answer: int | None
-    choice: int | None = None
-    """Of this choice alone are the tokens of the answer."""
-    first: bool = False
-    """It begins an answer of Messages: the tokens of its answer are not all."""
-
-
 class _Event(msgspec.Struct):
-    type: str | None = None
-    choices: list[_Choice] | None = None
-    """Of Chat and Completions."""
     usage: UsageFields | None = None
     response: _Answer | None = None
     """Of Responses."""
@@ -84,7 +66,6 @@ _WHOLE = msgspec.json.Decoder(_Answer)
 _EVENT = msgspec.json.Decoder(_Event)
 _CACHED = msgspec.json.Decoder(_CachedAnswer)
 _NOTHING = (None, None)
-_NO_USAGE = EventUsage(None, None)
 
 
 def of_value(usage: bytes) -> tuple[int | None, int | None]:
@@ -117,16 +98,12 @@ def cached_in(answer: bytes) -> int | None:
     return usage.cache_read_input_tokens if details is None else details.cached_tokens
 
 
-def of_event(event: bytes) -> EventUsage | None:
-    """The same of one event of a stream; None: this is not a whole one."""
+def of_event(event: bytes) -> tuple[int | None, int | None]:
+    """Tokens of prompt and answer that one event of a stream reports; None: it does not, or is not a whole one."""
     try:
         decoded = _EVENT.decode(event[max(0, event.find(b"{")) :])
     except (msgspec.MsgspecError, RecursionError):
-        return None
+        return _NOTHING
     inner = decoded.response if decoded.response is not None else decoded.message
     counts = decoded.usage if decoded.usage is not None or inner is None else inner.usage
-    if counts is None:
-        return _NO_USAGE
-    prompt, answer = counts.tokens()
-    choice = decoded.choices[0].index if decoded.choices else None
-    return EventUsage(prompt, answer, choice, first=decoded.type == "message_start")
+    return _NOTHING if counts is None else counts.tokens()

@@ -4,7 +4,7 @@ vLLM gives layers of one kind (full attention, a sliding window, recurrent state
 each, and their blocks may span different numbers of tokens. LMCache stores a chunk over all groups at once, so a chunk
 must consist of whole blocks of each. The rules are those of lmcache 0.5.6 (get_vllm_scheduler_block_size,
 validate_mamba_step_alignment, validate_kv_cache_groups, GetStoreMetadata) and of vllm 0.32 (offloading/config.py);
-tests/upstream/test_hybrid_planning.py compares.
+tests/upstream/test_hybrid_groups.py compares.
 """
 
 from __future__ import annotations

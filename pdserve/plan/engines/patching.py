@@ -86,7 +86,7 @@ def select_patches(recipe: Recipe, role: Role, connector: AnyConnector | None, v
 
 
 def runs_in_server(patch: Patch) -> bool:
-    """Whether it is one for LMCache's server alone, of which engines know nothing (server_patching.py)."""
+    """Whether it is one for LMCache's server alone, of which engines know nothing (plan/lmcache/patching.py)."""
     return patch.runs_in == ("lmcache-server",)
 
 

@@ -76,12 +76,6 @@ class Lmcache(Strict):
         description="L2 adapters, one mapping each (type: fs, resp, ...), passed as JSON. Of fs and fs_native each "
         "server keeps its unfinished files in a folder of its own (relative_tmp_dir), unless the mapping names one.",
     )
-    lookup_log: str | None = Field(
-        default=None,
-        pattern="^/",
-        description="Folder, absolute, on each node: every server logs the hashes of what is looked up in a folder of "
-        "its own in it, which `pdserve plan` reads (--lookup-log). 100 files of 100 MiB a server at most, no text.",
-    )
     mq_timeout_seconds: Seconds = Field(
         default=60,
         description="lmcache.mp.mq_timeout. LMCache's 300 s freezes an engine for minutes when the server dies. On "

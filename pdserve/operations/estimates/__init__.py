@@ -1,1 +1,0 @@
-"""Other tools that estimate what pdserve does not measure."""
