@@ -1,4 +1,4 @@
-"""An archive of a run for an issue: its records and the ends of its logs, without secrets.
+"""An archive of a run for an issue: its records, and the ends of its logs on request, without secrets.
 
 Only files that pdserve or its processes write there are taken, by name. Links, pipes and other users' files are not.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.doctor.redaction import REMOVED, redacted
+from pdserve.doctor.redaction import REMOVED, redacted, redacted_json
 from pdserve.errors import StateError
 from pdserve.logs.lines import read_from
 from pdserve.run.directory import RunDir
@@ -30,12 +30,11 @@ _PATTERNS = (
     "agent@*.json",
     "shm@*.json",
     "mooncake-store-*.json",
-    "logs/*.log",
-    "logs/*.log.[0-9]*",
     "diagnostics/*.txt",
     "patches/*/*.json",
 )
 """Not: key-folder and inbox/, which are between processes of the run, and whatever else lies there."""
+_LOGS = ("logs/*.log", "logs/*.log.[0-9]*")
 _CONTENTS = "CONTENTS.txt"
 BEGINNING_BYTES, END_BYTES = 256 << 10, 2 << 20
 """Of a file that is longer. All of them are in memory at once, because the list comes first."""
@@ -58,16 +57,15 @@ class Member:
         return f"{len(self.data):>10} {self.name}" + (f" ({', '.join(notes)})" if notes else "")
 
 
-def members(run: RunDir, known: Iterable[str]) -> list[Member]:
+def members(run: RunDir, known: Iterable[str], *, logs: bool) -> list[Member]:
     """All that the archive will hold, in its order. `known`: secrets of the run by their value."""
     secrets = tuple(known)
-    return [_member(run, file, secrets) for file in _files(run)]
+    return [_member(run, file, secrets) for file in _files(run, (*_PATTERNS, *(_LOGS if logs else ())))]
 
 
 def made(name: str, text: str, known: Iterable[str]) -> Member:
     """A file that is not in the run directory."""
-    clean = redacted(text, tuple(known))
-    return Member(name, clean.encode(), clean.count(REMOVED) - text.count(REMOVED))
+    return _redacted(name, text, tuple(known), cut=False)
 
 
 def contents(files: Iterable[Member]) -> str:
@@ -108,8 +106,8 @@ def _unwritable(target: Path, error: OSError) -> StateError:
     )
 
 
-def _files(run: RunDir) -> Iterator[Path]:
-    for pattern in _PATTERNS:
+def _files(run: RunDir, patterns: Iterable[str]) -> Iterator[Path]:
+    for pattern in patterns:
         yield from (file for file in sorted(run.path.glob(pattern)) if _is_ours(file, run.path))
 
 
@@ -127,9 +125,23 @@ def _member(run: RunDir, file: Path, known: tuple[str, ...]) -> Member:
     size = file.stat().st_size
     whole = size <= BEGINNING_BYTES + END_BYTES
     data = (read_from(file, 0) or b"") if whole else _ends(file, size)
-    text = data.decode(errors="replace")
-    clean = redacted(text, known)
-    return Member(str(file.relative_to(run.path)), clean.encode(), clean.count(REMOVED), cut=not whole)
+    return _redacted(str(file.relative_to(run.path)), data.decode(errors="replace"), known, cut=not whole)
+
+
+def _redacted(name: str, text: str, known: tuple[str, ...], *, cut: bool) -> Member:
+    """JSON stays JSON: a document, or each line of events.jsonl and of the part before it."""
+    if ".jsonl" in name:
+        clean = "\n".join(_redacted_json(line, known) for line in text.split("\n"))
+    else:
+        clean = _redacted_json(text, known) if name.endswith(".json") else redacted(text, known)
+    return Member(name, clean.encode(), max(clean.count(REMOVED) - text.count(REMOVED), 0), cut)
+
+
+def _redacted_json(text: str, known: tuple[str, ...]) -> str:
+    try:
+        return redacted_json(text, known)
+    except ValueError:
+        return redacted(text, known)  # torn, or the line that says how much is left out
 
 
 def _ends(file: Path, size: int) -> bytes:

@@ -1,85 +1,171 @@
-"""Takes secrets out of a text before it leaves the machine: by their form, by the name beside them, and by their value.
+"""Takes secrets out of a text before it leaves the machine: those known by value, and the forms of a table.
 
-What has none of these (a password in a sentence) stays: the list that comes before a bundle is for people to read.
+What has no form of the table (a password in a sentence) stays: a bundle is for its user to read before it is sent.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import string
 from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
-from pdserve.doctor.secret_values import without_values
-from pdserve.recipe.load import show
+from pdserve.recipe.load.show import KEY_MARKS, secret_name
 
 REMOVED = "[removed]"
-_SHORTEST_VALUE = 8
-"""A known secret that is shorter stands in too many places that are none."""
-_COLOUR = re.compile(r"(?:\x1b|(?<!\\)\\u001[bB])\[[0-9;:?]{0,40}[A-Za-z]")
-"""As it is, and as JSON has it. It may stand between a name and its value."""
-_PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----")
-_PEM = re.compile(rf"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:{_PEM_END.pattern}|\Z)", re.DOTALL)
-_BASE64 = frozenset(string.ascii_letters + string.digits + "+/=")
-_LONGEST_LINE = 128
-_SHORTEST_LINE = 16
-"""Of what stands behind something else; a shorter one may be a word."""
-_CURL = re.compile(
-    r"(?P<head>\bcurl\b[^\r\n]{0,512}?(?<![\w-])(?:-[A-Za-z]{0,8}[uU]|--user|--proxy-user)"
-    r"(?:[ \t]*=?|\\{0,15}[\"'],?[ \t]*)(?P<quote>\\{0,15}[\"'])?[^\s:\"'\\]{1,128}:)(?!\[removed\])"
-    r"(?(quote)(?:(?!(?P=quote))[^\r\n]){1,256}|[^\s\"'\\]+)"
+_NAME = r"-{0,2}[A-Za-z_][\w-]{0,63}"
+"""It has a limit: a word of a million letters must not be gone through from each of them."""
+_QUOTE = r"\\{0,7}[\"']"
+"""With its backslashes, where it stands in a text of JSON."""
+_PLAIN = r"\[{0,2}\[removed\]|(?:null|none|None|true|false|True|False)(?:[\s,;)\]}\"'\\]|\Z)"
+_ANY = (
+    rf"(?!{_PLAIN})[bBrRuU]{{0,2}}"
+    r"(?:\"((?:\\.|[^\"\\\r\n])+)|'((?:\\.|''|[^'\\\r\n])+)|(\\{1,7}[\"'])((?:(?!(?<!\\)\3)(?:\\.|[^\\\"\r\n]))+)"
+    r"|((?:(?<==)|(?![\[({]))[^\s\"'\\](?:[^\s\"'\\]|[\"'](?=[^\s,:;)\]}\"'\\]))*(?:(?<=\[removed\])|(?<![,;)\]}]))))"
 )
-"""`curl -u USER:PASSWORD`, as a line or as a list of words."""
-_JWT = re.compile(r"(?:(?<![\w.-])|(?<=\\[nrt]))eyJ[\w-]{8,}+\.eyJ[\w-]{4,}+\.[\w-]*+")
-_URL_TOKEN = re.compile(r"\b(?P<scheme>https?://)[\w.~%+-]{16,}+(?=@[\w\[])")
-"""In place of a user and a password; a shorter one may be a user's name."""
-_SCHEME = re.compile(r"\b(?P<scheme>Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+"""A value in quotes to the quote that ends it, else to the next space, or to a quote that ends something."""
+_KEY = r"[A-Za-z0-9_-]+"
+_PEM_END = r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kind of secret. What `value` matches right after `head` is removed, or the last group of it, if there is one.
+    Where `head` has a `name`, that has to be the name of a secret."""
+
+    kind: str
+    head: str
+    value: str
+    example: str
+
+
+FORMS = (
+    Form(
+        "PEM private key",
+        r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----",
+        rf"(?s:.*?)(?={_PEM_END}|\Z)",
+        "-----BEGIN PRIVATE KEY-----\nc3dvcmRmaXNo",
+    ),
+    Form(
+        "end of a PEM private key",
+        rf"(?m:^)(?=(?:[A-Za-z0-9+/=]{{1,80}}\r?\n){{1,80}}{_PEM_END})",
+        rf"(?s:.*?)(?={_PEM_END})",
+        "c3dvcmRmaXNo\n-----END PRIVATE KEY-----",
+    ),
+    Form(
+        "header",
+        rf"(?i)(?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie)(?:{_QUOTE})?[ \t]*[:=][ \t]*(?:b?{_QUOTE})?",
+        rf"(?!{_PLAIN}|[\[({{])[^\"'\\\r\n]+",
+        "Authorization: Token swordfish",
+    ),
+    Form(
+        "flag",
+        rf"(?<!-)(?P<name>--[A-Za-z][\w-]{{0,62}})(?:=|[ \t]+|{_QUOTE},?[ \t]+)(?!{_QUOTE}--|--)",
+        _ANY,
+        "--hf-token swordfish",
+    ),
+    Form(
+        "list",
+        rf"(?<![\w-])(?!keys?\b)(?P<name>{_NAME})(?:{_QUOTE})?[ \t]*[=:][ \t]*[\[(](?=b?{_QUOTE})",
+        r"[^\])\r\n]+",
+        "Namespace(api_key=['swordfish', 'b'], port=1)",
+    ),
+    Form(
+        "name and value",
+        rf"(?<![\w-])(?P<name>{_NAME})(?:{_QUOTE})?[ \t]*[=:][ \t]*",
+        _ANY,
+        "HF_TOKEN=swordfish",
+    ),
+    Form(
+        "pair",
+        rf"\(b?{_QUOTE}(?P<name>{_NAME}){_QUOTE},[ \t]*(?=b?{_QUOTE})",
+        _ANY,
+        "[(b'x-api-key', b'swordfish')]",
+    ),
+    Form("bearer", r"(?i)\b(?:bearer|basic)[ \t]+", r"[A-Za-z0-9._~+/=-]{8,}", "sent Bearer swordfish1234"),
+    Form(
+        "URL with a password",
+        r"://",
+        r"(?:[^/\s:\"]*:[^/\s\"]+|[\w.~%+-]{16,})(?=@)",
+        "redis://bob:swordfish@host:6379",
+    ),
+    Form("JSON web token", r"(?<![\w.-])eyJ", r"[\w-]{8,}\.eyJ[\w-]{4,}\.[\w-]+", "eyJhbGciOiJI.eyJzdWIi.dozjgNry"),
+    Form("Hugging Face token", KEY_MARKS["Hugging Face"], _KEY, "hf_" + "a" * 30),
+    Form("OpenAI-style key", KEY_MARKS["OpenAI and its like"], _KEY, "sk-" + "a1" * 20),
+    Form("AWS access key", KEY_MARKS["AWS"], _KEY, "AKIA" + "C" * 16),
+    Form("GitHub token", KEY_MARKS["GitHub"], _KEY, "ghp_" + "b" * 36),
+    Form("GitLab token", KEY_MARKS["GitLab"], _KEY, "glpat-" + "b" * 20),
+    Form("Slack token", KEY_MARKS["Slack"], _KEY, "xoxb-" + "1" * 20),
+    Form("key of pdserve's proxy", KEY_MARKS["pdserve's proxy"], _KEY, "pds-" + "d" * 20),
+)
+"""In the order in which they are looked for."""
+_PATTERNS = [(re.compile(form.head), re.compile(form.value)) for form in FORMS]
+_COLOUR = re.compile(r"\x1b\[[0-9;:?]{0,40}[A-Za-z]")
+"""It may stand between a name and its value."""
+_OTHER_NAMES = re.compile(r"(?:.*[-_])?(?:sig|signature|auth)|(?:proxy-)?authorization|(?:set-)?cookie", re.IGNORECASE)
+"""Of secrets in logs; as keys of a recipe they are none."""
+_SHORT = 8
+"""A known secret that is shorter is removed only where it stands as a word."""
 
 
 def redacted(text: str, known: Collection[str] = ()) -> str:
-    """`known`: secrets of this run by their value. A JSON document stays valid. Colours go too."""
+    """Return the text without colours and with REMOVED in place of each secret. `known`: secrets by their value."""
     text = _COLOUR.sub("", text)
-    for form in sorted(_forms(known), key=len, reverse=True):
-        text = text.replace(form, REMOVED)
-    text = _without_ends_of_keys(_PEM.sub(REMOVED, text))
-    text = _CURL.sub(lambda match: f"{match['head']}{REMOVED}", text)
-    text = _JWT.sub(REMOVED, text)
-    text = show.without_secrets(_SCHEME.sub(lambda match: f"{match['scheme']} {REMOVED}", text), REMOVED)
-    text = _URL_TOKEN.sub(lambda match: f"{match['scheme']}{REMOVED}", text)
-    return without_values(text, REMOVED)
+    as_json = {json.dumps(each, ensure_ascii=ascii_only)[1:-1] for each in known for ascii_only in (True, False)}
+    for secret in sorted({*known, *as_json} - {""}, key=len, reverse=True):
+        pattern = re.escape(secret)
+        text = re.sub(rf"(?<!\w){pattern}(?!\w)" if len(secret) < _SHORT else pattern, REMOVED, text)
+    for head, value in _PATTERNS:
+        text = _without(text, head, value)
+    return text
 
 
-def _without_ends_of_keys(text: str) -> str:
-    """Without private keys whose first lines are in a part that was left out."""
+def redacted_json(text: str, known: Collection[str] = ()) -> str:
+    """Return the JSON document with REMOVED for each value of a secret's name, and `redacted` texts elsewhere.
+
+    Raises ValueError where it is not JSON.
+    """
+
+    def clean(data: Any, *, secret: bool = False) -> Any:
+        match data:
+            case dict():
+                return {redacted(key, known): clean(value, secret=_is_secret(key)) for key, value in data.items()}
+            case list():
+                flags = [isinstance(each, str) and each.startswith("--") and _is_secret(each) for each in data]
+                before = [False, *flags]
+                return [clean(each, secret=secret or flag) for flag, each in zip(before, data, strict=False)]
+            case bool() | None | "":
+                return data
+            case _ if secret:
+                return REMOVED
+            case str():
+                return redacted(data, known)
+        return data
+
+    try:
+        return json.dumps(clean(json.loads(text)), indent=2 if "\n" in text.strip() else None)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def _without(text: str, head: re.Pattern[str], value: re.Pattern[str]) -> str:
+    """Values are matched only behind the name of a secret, so that all is linear in the length of the text."""
     parts, at = [], 0
-    for end in _PEM_END.finditer(text):
-        begin = end.start()
-        while (line := _line_before(text, begin, at)) is not None:
-            begin = line
-        parts += [text[at:begin], REMOVED]
-        at = end.end()
+    while (found := head.search(text, at)) is not None:
+        start = end = found.end()
+        named = found.groupdict().get("name")
+        if (named is None or _is_secret(named)) and (match := value.match(text, end)) is not None:
+            start, end = match.span(match.lastindex or 0)
+            parts += [text[at:start], REMOVED]
+        else:
+            end = max(found.start() + 1, found.end("name") if named else end)
+            parts.append(text[at:end])
+        at = end
     return "".join((*parts, text[at:]))
 
 
-def _line_before(text: str, end: int, floor: int) -> int | None:
-    """Where the line of base64 before `end` begins, which ends with a line feed or with that of JSON; None: there is
-    none."""
-    escaped = text.startswith("\\n", end - 2, end)
-    last = end - 2 if escaped else end - 1
-    if last <= floor or not (escaped or text[last] == "\n"):
-        return None
-    first = last
-    while first > floor and last - first <= _LONGEST_LINE and text[first - 1] in _BASE64:
-        first -= 1
-    if first > floor and text[first] == "n" and text[first - 1] == "\\":
-        first += 1  # of the line feed before it
-    is_word = first > floor and text[first - 1] in " \t" and last - first < _SHORTEST_LINE
-    return None if is_word or first == last else first
-
-
-def _forms(known: Collection[str]) -> set[str]:
-    """As they are, and as JSON has them, within JSON too."""
-    forms = {each for each in known if len(each) >= _SHORTEST_VALUE}
-    for _ in range(2):
-        forms |= {json.dumps(each, ensure_ascii=ascii_only)[1:-1] for each in forms for ascii_only in (True, False)}
-    return forms
+@lru_cache(maxsize=4096)
+def _is_secret(name: str) -> bool:
+    return secret_name(name) or _OTHER_NAMES.fullmatch(name) is not None

@@ -24,8 +24,11 @@ CAUSE_SEEN = 10
 """The exit code where there is a cause; the causes themselves are the output."""
 
 
-def run(target: str | None, *, as_json: bool, bundle: Path | None) -> None:
-    """Print what is seen, and write the bundle. Exit 0 where no cause is seen, CAUSE_SEEN where there is one."""
+def run(target: str | None, *, as_json: bool, bundle: Path | None, logs: bool = False) -> None:
+    """Print what is seen, and write the bundle. Exit 0 where no cause is seen, CAUSE_SEEN where there is one. Raises
+    BadParameter."""
+    if logs and bundle is None:
+        raise typer.BadParameter("--logs adds the logs to an archive: give --bundle FILE too")
     run_dir = find_run(target, home(os.environ))
     records = read_run(run_dir)
     diagnoses = diagnose(records, read_logs(run_dir, records))
@@ -36,18 +39,19 @@ def run(target: str | None, *, as_json: bool, bundle: Path | None) -> None:
         _show(records, diagnoses)
     if bundle is not None:
         secrets = known_secrets(run_dir, records, os.environ)
-        files = [made("doctor.json", document, secrets), *members(run_dir, secrets)]
+        files = [made("doctor.json", document, secrets), *members(run_dir, secrets, logs=logs)]
         # To stderr: stdout may be a JSON document.
         for name in unset_secrets(records, os.environ):
             typer.echo(
-                f"warning: {name} is not set here: its value cannot be recognised in the logs, and is removed only "
+                f"warning: {name} is not set here: its value cannot be recognised, and is removed only "
                 f"where its name or its form shows it; export {name} as for `up`, and run this command again",
                 err=True,
             )
         typer.echo(f"\n{bundle} will hold:\n{printable(contents(files))}", err=True)
         write(bundle, run_dir.run_id, files)
         typer.echo(
-            f"{bundle} is written; read it before you send it: it names hosts and paths, and engines log prompts",
+            f"{bundle} is written; read it before you send it: it names hosts and paths, and "
+            + ("engines log prompts" if logs else "has no logs (--logs adds them)"),
             err=True,
         )
     if diagnoses:

@@ -124,6 +124,9 @@ def doctor(
         Path | None,
         typer.Option("--bundle", metavar="FILE", help="Also write an archive for an issue, without secrets (.tar.gz)."),
     ] = None,
+    logs: Annotated[
+        bool, typer.Option("--logs", help="With --bundle: the ends of the logs too; engines log prompts.")
+    ] = False,
 ) -> None:
     """Why a run failed, or is slow: causes with their evidence and fix. Changes nothing. Exit 10 when there are any.
 
@@ -132,4 +135,4 @@ def doctor(
     """
     from pdserve.cli.diagnose.doctor import run
 
-    run(target, as_json=json_, bundle=bundle)
+    run(target, as_json=json_, bundle=bundle, logs=logs)

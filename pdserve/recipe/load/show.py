@@ -21,10 +21,23 @@ _ABBREVIATED = re.compile(
     r"(?:[A-Z0-9]+_)+PASS|(?:(?!old)[a-z0-9]+_)+pwd|(?:(?!OLD)[A-Z0-9]+_)+PWD|(?:db|user|smtp|redis)_pass"
 )
 """Not PWD and OLDPWD, which are folders, nor a fusion_pass."""
-_TOKEN = re.compile(
-    r"(?<![A-Za-z0-9])(?:(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|pds-)[A-Za-z0-9_-]{20,}|(AKIA)[A-Z0-9]{16}\b)"
-)
-"""Of Hugging Face, OpenAI and its like, GitHub, GitLab, Slack, pdserve's own proxy; an access key of AWS."""
+KEY_MARKS = {
+    owner: rf"(?<![A-Za-z0-9])(?:{mark})(?={rest})"
+    for rest, marks in {
+        r"[A-Za-z0-9_-]{20}": {
+            "Hugging Face": "hf_",
+            "OpenAI and its like": "sk-",
+            "GitHub": "gh[pousr]_|github_pat_",
+            "GitLab": "glpat-",
+            "Slack": "xox[abprs]-",
+            "pdserve's proxy": "pds-",
+        },
+        r"[A-Z0-9]{16}\b": {"AWS": "AKIA"},
+    }.items()
+    for owner, mark in marks.items()
+}
+"""Whose key or token it is -> the mark that it begins with."""
+_KEY_MARK = re.compile("|".join(KEY_MARKS.values()))
 _CREDENTIALS_IN_URL = re.compile(r"://[^/\s:\"]*:[^/\s\"]+@")
 """Without a user name too, as Redis has it. A password may have an @ that is not escaped: the last one ends it."""
 
@@ -51,13 +64,8 @@ def secret_value(value: object) -> bool:
 
 def token(value: str) -> str | None:
     """The mark of a key or token whose form shows whose it is: hf_, sk-, ghp_, ..."""
-    match = _TOKEN.search(value)
-    return None if match is None else match.group(1) or match.group(2)
-
-
-def without_secrets(text: str, instead: str) -> str:
-    """The text with `instead` in place of keys of a known form and of the credentials in URLs."""
-    return _TOKEN.sub(instead, _CREDENTIALS_IN_URL.sub(f"://{instead}@", text))
+    match = _KEY_MARK.search(value)
+    return None if match is None else match.group()
 
 
 def looks_secret(text: str) -> bool:
