@@ -63,6 +63,11 @@ CASES: list[tuple[str, Options, str]] = [
         "prefill.connector: NixlPushConnector: NIXL push is not supported: it ran on no device here",
     ),
     (
+        CPU,
+        ("prefill.connector={kind: nixl-push}", "lmcache=null"),
+        'no connector is called "nixl-push"; there are mooncake, nixl, moriio, lmcache-mp, mooncake-store',
+    ),
+    (
         GPU,
         (
             "prefill.connector={kind: raw, config: {kv_connector: MoRIIOConnector, kv_role: kv_producer}}",
