@@ -58,7 +58,7 @@ def config(at: Prefill) -> WorkerConfig:
 
 
 def registry_of(*workers: WorkerConfig) -> Registry:
-    config = proxy_config(workers=[worker.model_dump() for worker in workers])
+    config = proxy_config(protocol="mooncake", workers=[worker.model_dump() for worker in workers])
     return Registry(config, LoadBoard(shared_numbers.private(LoadBoard.cells(2))))
 
 
