@@ -36,7 +36,6 @@ _OFFLOADING = {
 _COUNTS = ("blocks_per_chunk", "store_threshold")
 _SERVER_TIMEOUTS = {"lmcache.mp.mq_timeout": "mq_timeout_seconds", "lmcache.mp.heartbeat_interval": "heartbeat_seconds"}
 """Of LMCache's clients -> keys of the lmcache section."""
-_PUSH_KEYS = {"backends", "kv_lease_duration", "push_registration_timeout"}
 _WITHOUT_MEANING = {"enable_offload": False, "enable_cross_layers_blocks": False}
 """Their value is vLLM's default."""
 _MORIIO_KEPT = ("backend", "qp_per_transfer", "post_batch_size", "num_workers")
@@ -126,16 +125,6 @@ def _leaf(config: Config) -> dict[str, Any] | None:
                 backends=extra.get("backends"),
                 lease_seconds=extra.get("kv_lease_duration"),
             )
-        case "NixlPushConnector":
-            if others - {"kv_buffer_device"} or extra.keys() - _PUSH_KEYS:
-                return None
-            return _filled(
-                "nixl-push",
-                buffer_device=config.get("kv_buffer_device"),
-                backends=extra.get("backends"),
-                lease_seconds=extra.get("kv_lease_duration"),
-                registration_seconds=extra.get("push_registration_timeout"),
-            )
         case "MooncakeConnector":
             if others or extra.keys() - {"mooncake_protocol", "num_workers", "device_name"}:
                 return None
@@ -214,8 +203,6 @@ def acceptances(section: Mapping[str, Any]) -> Iterator[Path]:
     """The keys of a role's connector that only its user may write: what it can do to KV is to be accepted by name."""
     if section.get("kind") == "moriio":
         yield ("accept_unsafe_aborts",)
-    if section.get("kind") == "nixl-push":
-        yield ("accept_open_cases",)
     for index, child in enumerate(section.get("of", ())):
         yield from (("of", index, *key) for key in acceptances(child))
 

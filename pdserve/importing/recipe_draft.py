@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ from pdserve.importing import connectors, parallelism
 from pdserve.importing.launch import Draft, EngineLaunch, Launch, Note, Sourced
 from pdserve.importing.parallelism import counted
 from pdserve.importing.tracked_tree import whole
+from pdserve.recipe.connectors.refused import NIXL_PUSH, REFUSED
 from pdserve.recipe.flags import where_instead
 from pdserve.recipe.load.corrections import as_name
 from pdserve.recipe.load.environment import escape
@@ -164,6 +166,7 @@ class _Writer:
             elif role == "aggregated" and at.value.get("kv_connector") == "NixlConnector":
                 self.note(at, "an aggregated engine moves KV to no other engine", "replaced")
                 del configs[role]
+        self._check_supported(configs)
         lacking = [role for role in roles if role in ("prefill", "decode") and role not in configs]
         if lacking:
             raise RecipeError(
@@ -193,6 +196,17 @@ class _Writer:
         if attached and "l1_size_gb" in self.launch.lmcache:
             self.put(("lmcache", "on"), [configs[role].of(role) for role in attached])
         self._store_users(configs)
+
+    def _check_supported(self, configs: Mapping[EngineRole, Sourced]) -> None:
+        """Raise RecipeError, one for all roles, where an engine has a connector that no recipe can have."""
+        users = [role for role, at in configs.items() if NIXL_PUSH in connectors.classes(at.value)]
+        if users:
+            raise RecipeError(
+                REFUSED[NIXL_PUSH].why,
+                where=f"{self.launch.file}:{configs[users[0]].line}",
+                cause=f"{NIXL_PUSH} in the --kv-transfer-config of {' and '.join(users)}",
+                todo="use kind: nixl (pull): write NixlConnector for it in the file, and import again",
+            )
 
     def _without_timeouts(self, at: Sourced) -> Sourced:
         """The mapping of a role, whose timeouts of LMCache's clients become keys of the section: those of all roles."""

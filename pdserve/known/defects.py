@@ -97,15 +97,6 @@ HANG_ON_ROCM = Defect(
 
 DEFECTS: tuple[Defect, ...] = (
     Defect(
-        {"vllm": "<0.32"},
-        frozenset({"NixlPushConnector"}),
-        "NIXL's push mode loses blocks of decode and writes after its leases, and the patch nixl-push knows vllm 0.32 "
-        "and newer only",
-        "vllm#46283, vllm#48633",
-        "use vllm >= 0.32, or connector kind nixl",
-        refuse=True,
-    ),
-    Defect(
         {"vllm": "<0.26"},
         frozenset({"MultiConnector"}),
         "MultiConnector gives a child that did not win the load empty blocks: its second child stores nothing",

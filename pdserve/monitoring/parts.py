@@ -11,7 +11,7 @@ Part = Literal["proxy", "engines", "disaggregated", "mooncake", "nixl", "lmcache
 
 _CONNECTORS: dict[Part, frozenset[str]] = {
     "mooncake": frozenset({"MooncakeConnector"}),
-    "nixl": frozenset({"NixlConnector", "NixlPushConnector"}),
+    "nixl": frozenset({"NixlConnector"}),
 }
 """vLLM's classes."""
 

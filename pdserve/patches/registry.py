@@ -31,7 +31,7 @@ from pdserve.patches.mooncake import (
 )
 from pdserve.patches.moriio import unread_prompts
 from pdserve.patches.multiconnector import prom_metrics, selection
-from pdserve.patches.nixl import abandoned_kv, failed_groups, push
+from pdserve.patches.nixl import abandoned_kv, failed_groups
 from pdserve.patches.offloading import foreign_blocks
 from pdserve.patches.patch import Deployment, Patch
 from pdserve.patches.scheduler import (
@@ -66,7 +66,6 @@ REGISTRY: tuple[Patch, ...] = (
     failed_groups.PATCH,
     unread_prompts.PATCH,
     foreign_blocks.PATCH,
-    push.PATCH,
     identity.PATCH,
     demand_pinned.PATCH,
     final_capacity.PATCH,

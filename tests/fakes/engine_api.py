@@ -27,7 +27,6 @@ from tests.fakes.engine_model import EOS, PrefixCache, extend, logprob, next_tok
 from tests.fakes.engine_moriio import MoriioProducer, read
 from tests.fakes.engine_nixl import NixlProducer, pull
 from tests.fakes.engine_openai import ApiError, Job, Token, parse
-from tests.fakes.engine_push import PushProducer, written
 from tests.fakes.engine_script import Gate, Script, die
 from tests.fakes.engine_store import Store
 from tests.fakes.microhttp import Request, Responder, get_json
@@ -42,7 +41,7 @@ class Engine:
     args: Namespace
     script: Script
     connectors: Connectors
-    producer: Producer | NixlProducer | PushProducer | None
+    producer: Producer | NixlProducer | None
     gate: Gate = field(default_factory=Gate)
     running: int = 0
     waiting: int = 0
@@ -191,7 +190,7 @@ class Engine:
                 self.store.check(body)
             shape.check(self.args.served_model_name, self.args.max_model_len)
         except ApiError:
-            if params.get("do_remote_prefill") and "remote_engine_id" in params and not self.connectors.push:
+            if params.get("do_remote_prefill") and "remote_engine_id" in params:
                 await self._pulled(params, release=True)
             raise
         # Until here a client that leaves is not noticed by any scheduler.
@@ -220,8 +219,6 @@ class Engine:
             self.finished += 1
         except asyncio.CancelledError:
             self.aborted += 1
-            if isinstance(self.producer, PushProducer) and params.get("do_remote_decode"):
-                self.producer.aborted(job.id)
             if params.get("do_remote_prefill") and "remote_engine_id" not in params and "transfer_id" in params:
                 die(self.script, "KeyError: 'remote_engine_id'")
             raise
@@ -346,10 +343,7 @@ class Engine:
         if self.connectors.mooncake and not needed <= params.keys():
             await asyncio.Event().wait()  # upstream parks it in WAITING_FOR_REMOTE_KVS for ever
         try:
-            if self.connectors.push:
-                state = bytes.fromhex(await written(params, job.id))
-            else:
-                state = bytes.fromhex(await self._pulled(params))
+            state = bytes.fromhex(await self._pulled(params))
             if self.script.kv_fails:
                 raise KvLoadError("scripted failure")
             return state
@@ -370,8 +364,6 @@ class Engine:
         if isinstance(self.producer, MoriioProducer):
             if not self.script.keeps_nothing and job.finish_reason == "length":
                 job.transfer = self.producer.keep_for(params["transfer_id"], kv)
-        elif isinstance(self.producer, PushProducer):
-            job.transfer = self.producer.keep(rank, kv, job.id)
         elif isinstance(self.producer, NixlProducer):
             if not self.script.keeps_nothing:
                 job.transfer = self.producer.keep(rank, kv)

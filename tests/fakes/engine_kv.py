@@ -35,8 +35,6 @@ class Connectors:
     mooncake: bool = False
     nixl: bool = False
     moriio: bool = False
-    push: bool = False
-    """NIXL, but prefill writes."""
     lease: float = 30
     """NIXL: how long prefill keeps KV that nobody pulls."""
     external: bool = False
@@ -47,7 +45,7 @@ class Connectors:
     @property
     def moves(self) -> bool:
         """Whether KV comes from prefill."""
-        return self.mooncake or self.nixl or self.moriio or self.push
+        return self.mooncake or self.nixl or self.moriio
 
     @classmethod
     def parse(cls, config: str | None) -> Connectors:
@@ -58,14 +56,12 @@ class Connectors:
         by_name = {child["kv_connector"]: child for child in children}
         mooncake, nixl = by_name.get("MooncakeConnector"), by_name.get("NixlConnector")
         moriio = by_name.get("MoRIIOConnector")
-        push = by_name.get("NixlPushConnector")
-        transfer = mooncake or nixl or moriio or push or {}
+        transfer = mooncake or nixl or moriio or {}
         return cls(
             role=transfer.get("kv_role", "none"),
             mooncake=mooncake is not None,
             nixl=nixl is not None,
             moriio=moriio is not None,
-            push=push is not None,
             lease=transfer.get("kv_connector_extra_config", {}).get("kv_lease_duration", 30),
             external=any(name.startswith("LMCache") or name in _CACHES for name in by_name),
             store="MooncakeStoreConnector" in by_name,

@@ -19,7 +19,6 @@ from tests.fakes.engine_api import Engine
 from tests.fakes.engine_kv import Connectors, Producer
 from tests.fakes.engine_moriio import MoriioProducer
 from tests.fakes.engine_nixl import NixlProducer
-from tests.fakes.engine_push import PushProducer
 from tests.fakes.engine_script import Script, die
 from tests.fakes.microhttp import serve
 
@@ -123,13 +122,11 @@ async def load(script: Script) -> None:
         await asyncio.Event().wait()
 
 
-def producer(ranks: int, connectors: Connectors) -> Producer | NixlProducer | PushProducer | None:
+def producer(ranks: int, connectors: Connectors) -> Producer | NixlProducer | None:
     if connectors.role not in ("kv_producer", "kv_both"):
         return None
     if connectors.moriio:
         return MoriioProducer(ranks, connectors.lease)
-    if connectors.push:
-        return PushProducer(ranks, connectors.lease)
     return NixlProducer(ranks, connectors.lease) if connectors.nixl else Producer(ranks)
 
 
@@ -145,7 +142,7 @@ async def run(args: argparse.Namespace, script: Script) -> None:
     connectors = Connectors.parse(args.kv_transfer_config)
     engine = Engine(args, script, connectors, producer(args.data_parallel_size, connectors))
     async with contextlib.AsyncExitStack() as servers:
-        if isinstance(engine.producer, NixlProducer | PushProducer):
+        if isinstance(engine.producer, NixlProducer):
             port = int(os.environ.get("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600"))
             side = await servers.enter_async_context(await serve("127.0.0.1", port, engine.producer.handle))
             engine.producer.port = side.sockets[0].getsockname()[1]

@@ -121,17 +121,29 @@ def test_prefill_and_decode_are_told_apart_by_their_connectors() -> None:
     assert "a second server" in asked(line % "kv_both" + line % "kv_both")
 
 
-def test_a_push_is_carried_over_and_has_to_be_accepted_by_its_user() -> None:
-    extra = '"kv_connector_extra_config":{"kv_lease_duration":60,"push_registration_timeout":900}'
-    line = 'vllm serve m --kv-transfer-config \'{"kv_connector":"NixlPushConnector","kv_role":"%s",' + extra + "}' &\n"
-    draft = read(line % "kv_producer" + line % "kv_consumer")
-    for role in ("prefill", "decode"):
-        assert draft.document[role]["connector"] == {
-            "kind": "nixl-push",
-            "lease_seconds": 60,
-            "registration_seconds": 900,
-        }
-    assert any("until you add accept_open_cases: true" in why for why in notes(draft, "confirm").values())
+def test_nixl_push_is_refused_once_with_the_reason() -> None:
+    line = 'vllm serve m --kv-transfer-config \'{"kv_connector":"NixlPushConnector","kv_role":"%s"}\' &\n'
+    with pytest.raises(RecipeError) as caught:
+        read(line % "kv_producer" + line % "kv_consumer")
+    assert caught.value.what.startswith("NIXL push is not supported: it ran on no device here")
+    assert caught.value.cause == "NixlPushConnector in the --kv-transfer-config of prefill and decode"
+    assert caught.value.where == "serve_b200.sh:1"
+    assert "use kind: nixl (pull)" in str(caught.value.todo)
+
+
+@each_row(
+    "extra",
+    [
+        '{"push_registration_timeout":900}',
+        '{"unknown_key":1}',
+        '{"connectors":[{"kv_connector":"NixlPushConnector"},{"kv_connector":"LMCacheMPConnector"}]}',
+    ],
+)
+def test_nixl_push_is_refused_in_a_mapping_that_no_section_makes_and_in_a_multi(extra: str) -> None:
+    name = "MultiConnector" if "connectors" in extra else "NixlPushConnector"
+    mapping = f'{{"kv_connector":"{name}","kv_role":"%s","kv_connector_extra_config":{extra}}}'
+    line = f"vllm serve m --kv-transfer-config '{mapping}' &\n"
+    assert "NIXL push is not supported" in asked(line % "kv_producer" + line % "kv_consumer")
 
 
 def test_a_secret_of_the_script_is_named_only() -> None:

@@ -25,6 +25,14 @@ BENCH = "benchmark: {type: sa-bench, isl: 1024, osl: 64, concurrencies: [4, 8], 
 PLAIN = SCHEMA_1.replace("benchmark:\n  type: sa-bench\n  isl: 1024\n", BENCH)
 BASE = f"base:\n{textwrap.indent(PLAIN, '  ')}"
 OVERRIDE = "override_small:\n  backend: {vllm_config: {decode: {max-num-seqs: 8}}}\n"
+ON_MI355X = {
+    "gpu_type: gb200": "gpu_type: mi355x",
+    "gpus_per_node: 4": "gpus_per_node: 8",
+    "gpus_per_prefill: 4": "gpus_per_prefill: 8",
+    "decode_nodes: 4": "decode_nodes: 2",
+    "data-parallel-size: 4": "data-parallel-size: 1",
+    "tensor-parallel-size: 1": "tensor-parallel-size: 8",
+}
 ZIP = """\
 zip_override_seqs:
   backend:
@@ -189,24 +197,32 @@ def test_a_load_that_is_no_number_is_named(written: str, bad: str) -> None:
 
 def test_a_connector_that_its_user_has_to_accept_is_a_sweep_too(tmp_path: Path) -> None:
     """As in the import of a single recipe: it is written without the acceptance, which is the user's."""
-    text = PLAIN.replace("NixlConnector", "NixlPushConnector").replace("data-parallel-size: 4", "data-parallel-size: 1")
-    text = text.replace("tensor-parallel-size: 1", "tensor-parallel-size: 8").replace(
-        "gpus_per_prefill: 4", "gpus_per_prefill: 8"
-    )
-    text = text.replace("prefill_nodes: 1", "prefill_nodes: 2")
+    text = PLAIN.replace("NixlConnector", "MoRIIOConnector")
+    for before, after in ON_MI355X.items():
+        text = text.replace(before, after)
     seqs = text.replace("max-num-seqs: 64", 'max-num-seqs: "{seqs}"')
     found = made(tmp_path, seqs + "sweep: {seqs: [4, 8]}\n")
     assert len(found.draft.deployments) == 2
-    assert yaml.safe_load(found.recipe)["prefill"]["connector"] == {"kind": "nixl-push"}
+    assert yaml.safe_load(found.recipe)["prefill"]["connector"] == {"kind": "moriio"}
     with pytest.raises(RecipeError) as refused:
         resolve(load_sweep(tmp_path / "sweep.yaml"), {})
-    assert "set accept_open_cases: true" in refused.value.render()
+    assert "write `accept_unsafe_aborts: true`" in refused.value.render()
     nixl = """{kv-transfer-config: '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'}"""
     pull = f"override_pull:\n  backend: {{vllm_config: {{prefill: {nixl}, decode: {nixl}}}}}\n"
     kinds = f"base:\n{textwrap.indent(text, '  ')}{OVERRIDE}{pull}"
     other = tmp_path / "other"
     other.mkdir()
-    assert made(other, kinds).draft.document["zip"]["prefill.connector"] == [{"kind": "nixl-push"}, {"kind": "nixl"}]
+    assert made(other, kinds).draft.document["zip"]["prefill.connector"] == [{"kind": "moriio"}, {"kind": "nixl"}]
+
+
+def test_a_variant_with_nixl_push_is_no_point_and_alone_it_is_refused(tmp_path: Path) -> None:
+    push = """{kv-transfer-config: '{"kv_connector": "NixlPushConnector", "kv_role": "kv_both"}'}"""
+    variant = f"override_push:\n  backend: {{vllm_config: {{prefill: {push}, decode: {push}}}}}\n"
+    found = made(tmp_path, BASE + OVERRIDE + variant)
+    assert [name for name, _ in found.draft.deployments] == ["override_small"]
+    assert [line(note) for note in found.draft.losses() if "NIXL push is not supported" in note.why]
+    with pytest.raises(RecipeError, match="NIXL push is not supported"):
+        draft(BASE + variant)
 
 
 @each_row("out, sweep", [("x.yaml", "x.yaml"), ("r.yaml", "nowhere/s.yaml"), ("nowhere/r.yaml", "s.yaml")])

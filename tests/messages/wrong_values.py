@@ -76,11 +76,6 @@ SHORT = (
     over("a connector as the key", "decode:\n  connector:\n    mooncake: {protocol: rdma}\n"),
     over("a connector with type", "decode: {connector: {type: mooncake}}\n"),
     over("a connector without kind", "decode: {connector: {protocol: rdma}}\n"),
-    over(
-        "a connector that corrupts KV",
-        "decode: {connector: {kind: nixl-push}}\n",
-        fact="decode.connector: nixl-push was not run on a device",
-    ),
     over("a slip in a connector", "decode: {connector: {kind: moncake}}\n"),
     over("a routing policy by its name", "proxy: {routing: {prefill: least_loaded}}\n"),
     whole("a model by its id", GOOD.replace(GOOD[GOOD.index("model:") : GOOD.index("prefill:")], "model: org/model\n")),

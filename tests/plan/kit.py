@@ -16,7 +16,6 @@ MOONCAKE: dict[str, Any] = {"kind": "mooncake", "protocol": "tcp"}
 LMCACHE: dict[str, Any] = {"kind": "lmcache-mp"}
 MULTI: dict[str, Any] = {"kind": "multi", "of": [MOONCAKE, LMCACHE]}
 NIXL: dict[str, Any] = {"kind": "nixl"}
-NIXL_PUSH: dict[str, Any] = {"kind": "nixl-push", "accept_open_cases": True}
 
 
 def recipe(*changes: dict[str, Any]) -> Recipe:

@@ -21,7 +21,7 @@ from pdserve.plan.process import Process
 from pdserve.recipe.vllm_variables import READ_IN_OTHER_PLACES, VARIABLES
 from pdserve.roles import ENGINE_ROLES
 from tests.plan.golden import RECIPES, ROOT, shipped_plan
-from tests.plan.kit import NIXL, NIXL_PUSH, aggregated, hosts, on_gpus, plan, recipe, value_of, with_lmcache
+from tests.plan.kit import NIXL, aggregated, hosts, on_gpus, plan, recipe, value_of, with_lmcache
 
 pytestmark = pytest.mark.real
 
@@ -55,7 +55,6 @@ def plans() -> dict[str, Plan]:
         "shm": plan(recipe(with_lmcache(shm_name="pool", max_workers=2))),
         "aggregated": plan(recipe(aggregated())),
         "moriio": plan(recipe(on_gpus(4, 4, "rocm"), MORIIO), *hosts(8)),
-        "nixl-push": plan(recipe({"prefill": {"connector": NIXL_PUSH}, "decode": {"connector": NIXL_PUSH}})),
         "offloading": plan(recipe(offloading(store_threshold=2, eviction="arc"))),
     }
 
@@ -200,7 +199,6 @@ def test_every_key_of_a_connector_is_read_by_its_code(answer: dict[str, Any]) ->
         "MooncakeConnector": [],
         "NixlConnector": [],
         "MoRIIOConnector": [],
-        "NixlPushConnector": [],
         "LMCacheMPConnector": [],
         "MooncakeStoreConnector": [],
         "OffloadingConnector": [],

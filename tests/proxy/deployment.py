@@ -283,7 +283,6 @@ class Deployment:
         key: str = KEY,
         nixl: bool = False,
         moriio: bool = False,
-        push: bool = False,
         prefill: dict[str, object] | None = None,
         decode: dict[str, object] | None = None,
         moments: Mapping[str, float] | None = None,
@@ -294,7 +293,7 @@ class Deployment:
         Proxy has them; `config`: fields of ProxyConfig."""
         if aggregated:
             prefills = decodes = 0
-        connector = "NixlPushConnector" if push else "NixlConnector" if nixl else "MoRIIOConnector" if moriio else None
+        connector = "NixlConnector" if nixl else "MoRIIOConnector" if moriio else None
         shared = {} if connector is None else {"connector": connector}
         for i in range(prefills):
             self.prefills.append(self.engine(f"prefill-{i}", "prefill", ranks=ranks, **shared, **(prefill or {})))
@@ -302,7 +301,7 @@ class Deployment:
             self.decodes.append(self.engine(f"decode-{i}", "decode", **shared, **(decode or {})))
         for i in range(aggregated):
             self.aggregated.append(self.engine(f"aggregated-{i}", "aggregated"))
-        split: Protocol = "nixl-push" if push else "nixl" if nixl else "moriio" if moriio else "mooncake"
+        split: Protocol = "nixl" if nixl else "moriio" if moriio else "mooncake"
         protocol: Protocol = "aggregated" if aggregated else split
         self.proxy = Proxy(
             self.folder / "proxy.json",

@@ -322,13 +322,13 @@ def test_workers_come_and_go_under_load(deployment: Deployment) -> None:
     assert decode.state()["received"] > 0
 
 
-@pytest.mark.parametrize("protocol", ["nixl", "push", "mooncake"])
+@pytest.mark.parametrize("protocol", ["nixl", "mooncake"])
 def test_a_request_counts_at_prefill_until_decode_has_its_kv(deployment: Deployment, protocol: str) -> None:
     """A prefill that is drained may be stopped once nothing counts there."""
-    deployment.up(control=True, nixl=protocol == "nixl", push=protocol == "push", decode={"hold": "arrival"})
+    deployment.up(control=True, nixl=protocol == "nixl", decode={"hold": "arrival"})
     prefill, decode = deployment.prefills[0], deployment.decodes[0]
     with deployment.proxy.open("/v1/completions", SHORT_STREAM) as client:
-        prefill.wait(finished=2 if protocol == "push" else 1)  # the first one asked where it is
+        prefill.wait(finished=1)
         assert workers(deployment)["prefill-0"]["in_flight"] == 1
         decode.script(hold="token")
         until(deployment, "prefill-0", in_flight=0)
@@ -367,9 +367,9 @@ def canary(deployment: Deployment, asked: Mapping[str, Any] = {}, headers: Mappi
     return deployment.proxy.http.post("/canary", params=pair, headers=headers)
 
 
-@pytest.mark.parametrize("protocol", ["mooncake", "nixl", "nixl-push"])
+@pytest.mark.parametrize("protocol", ["mooncake", "nixl"])
 def test_it_goes_to_its_pair_whatever_their_state_is(deployment: Deployment, protocol: str) -> None:
-    deployment.up(2, 2, control=True, nixl=protocol == "nixl", push=protocol == "nixl-push")
+    deployment.up(2, 2, control=True, nixl=protocol == "nixl")
     deployment.proxy.push("prefill-1", "starting")
     deployment.proxy.push("decode-1", "draining")
     assert canary(deployment, {"prefill": "prefill-1", "decode": "decode-1"}).status_code == 200

@@ -206,9 +206,7 @@ def test_a_stream_before_prefill_has_answered_has_not_begun(tmp_path: Path) -> N
         answered.wait(SECONDS)
         raise CutError
 
-    with raw_deployment(
-        tmp_path, split=True, moments={"pdserve.pd.protocols.both_legs.ANSWER_SECONDS": SECONDS}
-    ) as raw:
+    with raw_deployment(tmp_path, split=True, moments={"pdserve.pd.protocols.mooncake.ANSWER_SECONDS": SECONDS}) as raw:
         raw.engines[0].script = silent
         raw.engine.script = sends(head(SSE), chunk(EVENT), cut=True)
         answer = raw.ask(post(PATH, STREAM))

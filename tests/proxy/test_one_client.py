@@ -87,7 +87,6 @@ LIMITS: dict[str, Any] = {"limits": {"max_buffered_bytes": 4 * MEGABYTE}, "max_b
 WAYS: dict[str, dict[str, Any]] = {
     "mooncake": {},
     "nixl": {"nixl": True},
-    "nixl-push": {"push": True},
     "moriio": {"moriio": True},
     "one engine": {"aggregated": 1},
 }

@@ -1,5 +1,5 @@
 """What the two legs of a request look like to the connectors beside Mooncake's (test_contract.py), and that KV really
-crosses: NixlConnector, MoRIIOConnector in READ mode, NixlPushConnector.
+crosses: NixlConnector, and MoRIIOConnector in READ mode.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from tests.proxy.test_contract import reference
 PROMPT = "The quick brown fox jumps over the lazy dog"
 
 
-SPLITS: dict[str, dict[str, Any]] = {"nixl": {"nixl": True}, "moriio": {"moriio": True}, "nixl-push": {"push": True}}
-PULLS = {name: way for name, way in SPLITS.items() if name != "nixl-push"}
+SPLITS: dict[str, dict[str, Any]] = {"nixl": {"nixl": True}, "moriio": {"moriio": True}}
 
 
 @pytest.mark.parametrize("way", SPLITS.values(), ids=SPLITS)
@@ -30,7 +29,7 @@ def test_answers_as_one_engine_alone_and_decode_computes_nothing(deployment: Dep
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["text"] == reference(deployment.prefills[0], prompt=PROMPT)
     assert deployment.decodes[0].transferred() == len(PROMPT)
-    deployment.prefills[0].wait(delivered=1, held=int("push" in way))  # of the token by which it was found
+    deployment.prefills[0].wait(delivered=1, held=0)
 
 
 @pytest.mark.parametrize("way", SPLITS.values(), ids=SPLITS)
@@ -41,7 +40,7 @@ def test_a_client_cannot_name_a_remote(deployment: Deployment, way: dict[str, An
     assert not ["192.0.2.1" in request["raw"] for fake in deployment.fakes for request in fake.requests()].count(True)
 
 
-@pytest.mark.parametrize("way", PULLS.values(), ids=PULLS)
+@pytest.mark.parametrize("way", SPLITS.values(), ids=SPLITS)
 def test_decode_gets_the_parameters_byte_for_byte(deployment: Deployment, way: dict[str, Any]) -> None:
     """The fake writes a number as 10.0, or 1.0: whoever reads it and writes it anew may not."""
     deployment.up(**way)
@@ -52,7 +51,7 @@ def test_decode_gets_the_parameters_byte_for_byte(deployment: Deployment, way: d
     assert ('"remote_num_tokens": 10.0' if "nixl" in way else '"tp_size": 1.0') in params
 
 
-@pytest.mark.parametrize("way", PULLS.values(), ids=PULLS)
+@pytest.mark.parametrize("way", SPLITS.values(), ids=SPLITS)
 def test_decode_is_asked_only_after_prefill_has_answered(deployment: Deployment, way: dict[str, Any]) -> None:
     deployment.up(**way, prefill={"hold": "prefill"})
     prefill, decode = deployment.fakes
@@ -64,7 +63,7 @@ def test_decode_is_asked_only_after_prefill_has_answered(deployment: Deployment,
         decode.wait(finished=1)
 
 
-@pytest.mark.parametrize("way", PULLS.values(), ids=PULLS)
+@pytest.mark.parametrize("way", SPLITS.values(), ids=SPLITS)
 def test_where_prefill_keeps_nothing_decode_computes_the_prompt(deployment: Deployment, way: dict[str, Any]) -> None:
     """MoRI-IO keeps what ended by length alone."""
     deployment.up(**way, prefill={"keeps_nothing": 1} if "nixl" in way else {"eos": 2})
@@ -236,92 +235,3 @@ def test_a_long_id_in_a_body_is_refused(moriio: Deployment) -> None:
     scan = Scan(raw)
     assert scan.step()
     assert chosen_ids.in_body(SimpleNamespace(body=Body(raw, scan))) == ""  # type: ignore[arg-type]
-
-
-# --- what the two legs of a request look like to vLLM's NixlPushConnector, and that KV really crosses
-
-
-@pytest.fixture
-def push(deployment: Deployment) -> Deployment:
-    """One prefill, one decode."""
-    return deployment.up(push=True)
-
-
-def legs(deployment: Deployment) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Prefill's and decode's requests, without those by which the proxy learns where prefill is."""
-    asked = [request for request in deployment.prefills[0].requests() if request["body"].get("prompt") != [1]]
-    return list(zip(asked, deployment.decodes[0].requests(), strict=True))
-
-
-def test_both_legs_have_one_unforeseeable_request_id(push: Deployment) -> None:
-    """Prefill finds decode's blocks by it. Two clients that choose the same id must not meet there."""
-    for _ in range(2):
-        push.proxy.http.post(
-            "/v1/completions",
-            json={"model": MODEL, "prompt": PROMPT, "max_tokens": 2},
-            headers={"x-request-id": "the-same"},
-        )
-    pairs = [tuple(leg["headers"]["x-request-id"] for leg in pair) for pair in legs(push)]
-    assert all(first == second for first, second in pairs)
-    ids = [first for first, _ in pairs]
-    assert len(set(ids)) == 2
-    assert all(name.startswith("the-same.") and len(name) == len("the-same.") + 32 for name in ids)
-
-
-def test_the_id_has_no_comma_which_parts_the_ids_of_a_heartbeat(push: Deployment) -> None:
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}
-    assert push.proxy.http.post("/v1/completions", json=body, headers={"x-request-id": "a,b"}).status_code == 200
-    ((first, second),) = legs(push)
-    assert first["headers"]["x-request-id"] == second["headers"]["x-request-id"]
-    assert first["headers"]["x-request-id"].startswith("a_b.")
-
-
-def test_decode_is_told_where_prefill_is(push: Deployment) -> None:
-    push.complete(PROMPT)
-    ((first, second),) = legs(push)
-    assert first["body"]["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
-    params = second["body"]["kv_transfer_params"]
-    assert params.pop("remote_engine_id").endswith("_dp0")
-    assert params.pop("remote_port") > 0
-    assert params == {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        "remote_request_id": "",
-        "remote_host": "127.0.0.1",
-        "tp_size": 1,
-        "pp_size": 1,
-    }
-
-
-def test_decode_has_the_request_while_prefill_computes(deployment: Deployment) -> None:
-    deployment.up(push=True)
-    prefill, decode = deployment.fakes
-    assert deployment.complete(PROMPT).status_code == 200
-    prefill.script(hold="prefill")
-    with deployment.proxy.open("/v1/completions", {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}):
-        prefill.wait(waiting=1)
-        decode.wait(waiting=1)
-        prefill.script(hold="")
-        decode.wait(finished=2)
-
-
-def test_a_prefill_is_asked_where_it_is_once_for_each_rank(deployment: Deployment) -> None:
-    deployment.up(push=True, ranks=3)
-    for _ in range(6):
-        assert deployment.complete(PROMPT).status_code == 200
-    asked = deployment.prefills[0].requests()
-    learning = [request["headers"]["x-data-parallel-rank"] for request in asked if request["body"]["prompt"] == [1]]
-    # A request that comes before the answers that were asked for at the start waits for these.
-    assert learning == ["0", "1", "2"]
-    ids = [
-        request["body"]["kv_transfer_params"]["remote_engine_id"][-4:] for request in deployment.decodes[0].requests()
-    ]
-    assert ids == ["_dp0", "_dp1", "_dp2"] * 2
-
-
-def test_the_responses_api_goes_to_one_engine(push: Deployment) -> None:
-    """vLLM makes up the ids of its requests: prefill could not find decode's blocks."""
-    answer = push.proxy.http.post("/v1/responses", json={"model": MODEL, "input": PROMPT, "max_output_tokens": 3})
-    assert answer.status_code == 200
-    (request,) = push.decodes[0].requests()
-    assert "kv_transfer_params" not in request["body"]

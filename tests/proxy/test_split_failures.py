@@ -72,7 +72,7 @@ def test_leaving_before_decodes_scheduler_has_it_waits(deployment: Deployment, s
     decode.wait(aborted=1, running=0, waiting=0)
 
 
-SPLITS: dict[str, dict[str, Any]] = {"mooncake": {}, "nixl": {"nixl": True}, "nixl-push": {"push": True}}
+SPLITS: dict[str, dict[str, Any]] = {"mooncake": {}, "nixl": {"nixl": True}}
 EVERY_SPLIT = pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS.keys())
 
 
@@ -85,8 +85,7 @@ def test_leaving_before_the_first_token_aborts_decode(
     with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
         deployment.decodes[0].wait(running=1)
     deployment.decodes[0].wait(aborted=1, running=0)
-    # Not that of the token by which the proxy learns where a prefill that pushes is.
-    deployment.prefills[0].wait(running=0, waiting=0, held=int("push" in split))
+    deployment.prefills[0].wait(running=0, waiting=0, held=0)
 
 
 @EVERY_SPLIT
@@ -95,7 +94,7 @@ def test_leaving_while_streaming_aborts_decode(deployment: Deployment, split: di
     with deployment.proxy.open(COMPLETIONS, BODY | {"stream": True}) as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
     deployment.decodes[0].wait(aborted=1, running=0)
-    deployment.prefills[0].wait(running=0, waiting=0, held=int("push" in split))
+    deployment.prefills[0].wait(running=0, waiting=0, held=0)
 
 
 def test_parameters_that_are_too_old_are_not_used(deployment: Deployment) -> None:
@@ -224,107 +223,6 @@ def loads(deployment: Deployment) -> list[tuple[int, int]]:
     """Requests and prompt tokens of each worker, as the proxy counts them."""
     workers = deployment.proxy.http.get("/workers").json()["workers"]
     return [(worker["in_flight"], worker["prompt_tokens"]) for worker in workers]
-
-
-# --- with both legs of a push at once, a failure or a client that leaves ends both, and leaves nothing behind
-
-
-def warmed(deployment: Deployment) -> None:
-    """The proxy knows where its prefills are, and their faults can be about requests of clients alone."""
-    for _ in deployment.prefills:
-        assert deployment.complete("warm").status_code == 200
-    for fake in deployment.fakes:
-        fake.wait(running=0, waiting=0)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_leaving_during_prefill_ends_both_legs(deployment: Deployment, stream: bool) -> None:
-    moments = {"pdserve.pd.protocols.nixl_push.TAKEN_IN_SECONDS": 0.2}
-    deployment.up(push=True, moments=moments)
-    warmed(deployment)
-    prefill, decode = deployment.fakes
-    prefill.script(hold="prefill")
-    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
-        prefill.wait(waiting=1)
-        decode.wait(waiting=1)
-    prefill.wait(waiting=0, aborted=1)
-    # Aborted, or failed by prefill's word that it writes nothing, whichever was first.
-    decode.wait(waiting=0, running=0)
-
-
-def test_leaving_before_decodes_scheduler_has_a_push_waits(deployment: Deployment) -> None:
-    """vLLM's HTTP layer drops a request whose client leaves that early, and nobody would withdraw it."""
-    moments = {"pdserve.pd.protocols.nixl_push.TAKEN_IN_SECONDS": 60.0}
-    deployment.up(push=True, moments=moments)
-    warmed(deployment)
-    prefill, decode = deployment.fakes
-    decode.script(hold="arrival", token_seconds=0.05)
-    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": True}):
-        prefill.wait(held=2)
-    deployment.proxy.until("cancelled 499")
-    decode.script(hold="")
-    prefill.wait(held=1)
-    decode.wait(aborted=1, running=0, waiting=0)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_decode_that_fails_is_pushed_to_no_more_and_replaced(deployment: Deployment, stream: bool) -> None:
-    """Under another request id: what the first attempt has left cannot meet the second."""
-    deployment.up(1, 2, push=True)
-    warmed(deployment)
-    deployment.decodes[0].script(kv_fails=1)
-    answers = [deployment.complete(PROMPT, stream=stream) for _ in range(2)]
-    assert [answer.status_code for answer in answers] == [200, 200]
-    names = [request["headers"]["x-request-id"] for decode in deployment.decodes for request in decode.requests()]
-    assert len(names) == len(set(names))
-
-
-@pytest.mark.parametrize("which", ["prefill", "decode"])
-def test_what_one_leg_refuses_is_refused_once_and_ends_the_other(deployment: Deployment, which: str) -> None:
-    deployment.up(push=True)
-    warmed(deployment)
-    prefill, decode = deployment.fakes
-    (prefill if which == "prefill" else decode).script(**{f"{which}_status": 400})
-    assert deployment.complete(PROMPT).status_code == 400
-    prefill.wait(waiting=0, running=0)
-    decode.wait(waiting=0, running=0)
-
-
-def test_a_prefill_that_dies_before_the_request_is_replaced(deployment: Deployment) -> None:
-    deployment.up(2, 1, push=True)
-    warmed(deployment)
-    deployment.prefills[0].end()
-    answers = [deployment.complete(PROMPT) for _ in range(2)]
-    assert [answer.status_code for answer in answers] == [200, 200]
-    assert answers[0].json()["choices"][0]["text"] == reference(deployment.prefills[1])
-
-
-def test_a_pushing_prefill_that_dies_is_replaced(deployment: Deployment) -> None:
-    deployment.up(2, 1, push=True)
-    warmed(deployment)
-    for prefill in deployment.prefills:
-        prefill.script(hold="prefill")
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(deployment.complete, PROMPT)
-        while not (busy := [fake for fake in deployment.prefills if fake.state()["waiting"]]):
-            pass
-        deployment.decodes[0].wait(waiting=1)
-        busy[0].end()
-        (other,) = (fake for fake in deployment.prefills if fake is not busy[0])
-        other.script(hold="")
-        assert answer.result().status_code == 200
-    deployment.decodes[0].wait(waiting=0, running=0, aborted=1)
-
-
-def test_a_prefill_that_dies_after_it_has_written_is_no_harm(deployment: Deployment) -> None:
-    deployment.up(push=True)
-    warmed(deployment)
-    deployment.decodes[0].script(hold="token")
-    with deployment.proxy.begun(COMPLETIONS, BODY | {"stream": True, "max_tokens": 3}) as lines:
-        deployment.prefills[0].end()
-        deployment.decodes[0].script(hold="")
-        rest = [*lines]
-    assert rest[-1] == "data: [DONE]"
 
 
 # --- a client that leaves, at any moment, leaves no running request and no KV behind

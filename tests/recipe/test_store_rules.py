@@ -60,7 +60,12 @@ CASES: list[tuple[str, Options, str]] = [
             "decode.connector={kind: raw, config: {kv_connector: NixlPushConnector}}",
             "lmcache=null",
         ),
-        "nor that the sizes of prefill and decode fit",
+        "prefill.connector: NixlPushConnector: NIXL push is not supported: it ran on no device here",
+    ),
+    (
+        CPU,
+        ("prefill.connector={kind: nixl-push}", "lmcache=null"),
+        'no connector is called "nixl-push"; there are mooncake, nixl, moriio, lmcache-mp, mooncake-store',
     ),
     (
         GPU,

@@ -9,8 +9,8 @@ lost after that are handled by lost_answers.py, which sends an abort for them.
 
 The lease is ended the way it ends by itself: the connector's metadata carries the request once more, with a time that
 has passed, and each worker gives it back. Until then it is the worker's, whatever else holds it (MultiConnector counts
-its children). NIXL's push mode is left alone, as decode may be written to; so is prefill context parallelism, where
-some ranks report a request as often as the metadata names it.
+its children). Prefill context parallelism is left alone: some ranks report a request as often as the metadata names
+it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pdserve.pd.config.defaults import PROCESSES
 from pdserve.pd.config.serving import Serving
 from pdserve.roles import EngineRole
 
-Protocol = Literal["mooncake", "nixl", "nixl-push", "moriio", "aggregated"]
+Protocol = Literal["mooncake", "nixl", "moriio", "aggregated"]
 
 
 class FrozenConfig(BaseModel):

@@ -23,7 +23,6 @@ from pdserve.pd.protocols.background import Background
 from pdserve.pd.protocols.mooncake import MooncakeProtocol
 from pdserve.pd.protocols.moriio import MoriioProtocol
 from pdserve.pd.protocols.nixl import NixlProtocol
-from pdserve.pd.protocols.nixl_push import UNSPLIT, NixlPushProtocol
 from pdserve.pd.protocols.single_engine import SingleEngine
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.entrance import Entrance
@@ -76,8 +75,6 @@ class Dispatcher:
         field = request.dialect.needs_single_engine(request.body)
         if field is not None:
             return self._on_single_engine(self._whole_role(), f"field:{field}", request, client)
-        if self._protocol == "nixl-push" and request.dialect.name in UNSPLIT:
-            return self._on_single_engine(self._whole_role(), f"api:{request.dialect.name}", request, client)
         empty = self._registry.empty_pools()
         if len(empty) == 1 and self._config.on_empty_pool == "aggregate":
             role: EngineRole = "prefill" if empty[0] == "decode" else "decode"
@@ -257,8 +254,6 @@ def _protocol(config: ProxyConfig, registry: Registry, engines: Engines) -> Spli
     match config.protocol:
         case "nixl":
             return NixlProtocol(registry, engines, config.kv_lease_seconds)
-        case "nixl-push":
-            return NixlPushProtocol(registry, engines, config.served_name)
         case "moriio":
             return MoriioProtocol(registry, engines, config.request_timeout_seconds)
         case "mooncake" | "aggregated":

@@ -21,14 +21,14 @@ import logging
 from typing import Final
 
 from pdserve.pd.errors import ApiError, ClientGoneError
-from pdserve.pd.protocols import both_legs
+from pdserve.pd.protocols import prefill_leg
 from pdserve.pd.protocols.background import Background, settle
 from pdserve.pd.protocols.engine_ids import EngineIds
 from pdserve.pd.protocols.mooncake_legs import Legs, send
 from pdserve.pd.protocols.transfer import Transfer
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.leg import Leg, never
-from pdserve.pd.relay.waiting import Watch
+from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch
 from pdserve.pd.requests.body import encode
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
@@ -45,6 +45,8 @@ without a word to prefill."""
 REFUSED_SECONDS: Final = 0.25
 """How long prefill may take to answer once decode has failed: most of what one refuses the other refuses too, and then
 holds nothing."""
+ANSWER_SECONDS: Final = 0.5
+"""How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
 _WITHDRAW_SECONDS: Final = 5.0
 """How long a decode may take to refuse."""
 _WITHDRAW_PATH: Final = b"/v1/completions"
@@ -81,7 +83,7 @@ class MooncakeProtocol:
                     prefill.slots.give()
             failed: WorkerFailedError | None = None
             try:
-                await both_legs.first_event(legs, watch)
+                await _first_event(legs, watch)
             except WorkerFailedError as failure:
                 failed = failure
             except (ApiError, ClientGoneError, asyncio.CancelledError):
@@ -96,7 +98,7 @@ class MooncakeProtocol:
                     # Its traceback has this frame, and with it the body of the request.
                     failed = None
             request.stages.decoding = legs.decode.first_byte
-            await both_legs.relay(legs, client, watch, self.background)
+            await _relay(legs, client, watch, self.background)
         finally:
             watch.end()
 
@@ -207,3 +209,67 @@ async def wait_for_slot(prefill: Worker, watch: Watch) -> None:
                 return
     finally:
         slots.dequeue(poke)
+
+
+# --- the two legs: until decode's answer begins, and from there to its end
+
+
+async def _first_event(legs: Legs, watch: Watch) -> None:
+    """Until decode's answer begins, and prefill's is there; a failure of prefill until then ends the wait at once."""
+    prefill, decode = legs.prefill, legs.decode
+    await watch.until(lambda: decode.settled or (prefill.complete and not prefill_leg.ended_well(prefill)))
+    if not decode.settled:
+        prefill_leg.check(prefill)
+        await watch.until(lambda: decode.settled)
+    _unbroken(decode)
+    watch.forget(prefill.worker)
+    if not prefill.complete:
+        # Its cached tokens are wanted; it comes before decode's first token but for a race.
+        await _prefill_answered(legs, watch)
+
+
+async def _relay(legs: Legs, client: Client, watch: Watch, background: Background) -> None:
+    """Decode's answer, to its end."""
+    try:
+        client.cached_tokens = prefill_leg.take_cached_tokens(legs.prefill)
+        legs.prefill.drop_request()
+        if legs.prefill.complete:
+            # Decode has its KV: a prefill that is drained need not wait for the rest of the answer.
+            legs.prefill.close()
+        client.relay(legs.decode)
+        if not client.ended:
+            await watch.until(lambda: client.ended)
+    except WorkerFailedError as failure:
+        raise failure.error from failure
+    finally:
+        legs.decode.close()
+        if not legs.prefill.complete:
+            background.start(_finish(legs.prefill))
+
+
+async def _prefill_answered(legs: Legs, watch: Watch) -> None:
+    """Waits a moment for that. Nothing of decode's answer has reached the client: should it break now, another may
+    still give one."""
+    prefill, decode = legs.prefill, legs.decode
+    loop = asyncio.get_running_loop()
+    late = loop.time() + ANSWER_SECONDS
+    timer = loop.call_at(late + EARLY_SECONDS, watch.poke)
+    try:
+        await watch.until(lambda: prefill.complete or decode.failure is not None or loop.time() >= late)
+    finally:
+        timer.cancel()
+    _unbroken(decode)
+
+
+async def _finish(leg: Leg) -> None:
+    await settle((leg,), lambda: leg.complete)
+    leg.close()
+
+
+def _unbroken(decode: Leg) -> None:
+    """WorkerFailedError after a failure. One in the middle of an answer is as good as one before it, while nothing of
+    that has reached the client."""
+    failure = decode.failure
+    if failure is not None:
+        retry = failure.retry or decode.answer is not None
+        raise WorkerFailedError(decode.worker, failure.error, retry=retry, fault=failure.fault)

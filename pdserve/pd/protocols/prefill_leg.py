@@ -26,13 +26,11 @@ def send(
     body: Payload,
     *,
     rank_header: bytes,
-    headers: bytes | None = None,
     poke: Callable[[], None],
     on_complete: Callable[[], None] = never,
 ) -> Leg:
-    """Sends it, with the request's own header lines or others. Its prompt counts as load of the worker until it is
-    complete; then `on_complete` is called too. Once the prompt is computed, the request's place in the prefill pool is
-    free."""
+    """Sends it. Its prompt counts as load of the worker until it is complete; then `on_complete` is called too. Once
+    the prompt is computed, the request's place in the prefill pool is free."""
     tokens, attempt = request.ask.estimate, request.attempts
     prefill.load.add_prompt_tokens(tokens)
 
@@ -45,8 +43,7 @@ def send(
             if request.prefill_ticket is not None:
                 request.prefill_ticket.release()
 
-    own = request.headers if headers is None else headers
-    head = engines.post(prefill, request.dialect.path.encode(), own + rank_header, body)
+    head = engines.post(prefill, request.dialect.path.encode(), request.headers + rank_header, body)
     leg = Leg(prefill, head, body, poke, complete)
     return leg
 

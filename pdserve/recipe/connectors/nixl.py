@@ -1,10 +1,8 @@
-"""NIXL: decode pulls KV from prefill, or prefill pushes it."""
+"""NIXL: decode pulls KV from prefill."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -39,18 +37,18 @@ _SIDE_CHANNEL = ConnectorPort(
 )
 
 
-def _trial(config: Mapping[str, Any], *, pulled: bool) -> TrialTransfer | None:
+def _trial(config: Mapping[str, Any]) -> TrialTransfer | None:
     """Only UCX is tried."""
     extra = config.get("kv_connector_extra_config")
     backends = extra.get("backends", ["UCX"]) if isinstance(extra, Mapping) else ["UCX"]
     if backends != ["UCX"]:
         return None
     on_host = config.get("kv_buffer_device") == "cpu"
-    return TrialTransfer(engine="nixl", pulled=pulled, host_buffer=on_host, ports=_SIDE_CHANNEL.purpose)
+    return TrialTransfer(engine="nixl", pulled=True, host_buffer=on_host, ports=_SIDE_CHANNEL.purpose)
 
 
 # UCX takes the network devices that it finds: nothing is asked of RDMA devices.
-_PULL = ConnectorKind(
+_NIXL = ConnectorKind(
     class_name="NixlConnector",
     package="nixl",
     protocol="nixl",
@@ -61,14 +59,14 @@ _PULL = ConnectorKind(
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "it is the address of the engine's node",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "set ports.nixl",
     },
-    trial=partial(_trial, pulled=True),
+    trial=_trial,
 )
 
 
 class NixlSection(LeafSection):
     """Decode pulls KV from prefill through NIXL."""
 
-    ABOUT: ClassVar[ConnectorKind] = _PULL
+    ABOUT: ClassVar[ConnectorKind] = _NIXL
 
     kind: Literal["nixl"] = Field(default="nixl", description="NIXL, decode pulls.")
     backends: list[str] = Field(default=["UCX"], description="NIXL backends in order of preference.")
@@ -88,48 +86,3 @@ class NixlSection(LeafSection):
 
     def proxy_settings(self) -> dict[str, Any]:
         return {"kv_lease_seconds": self.lease_seconds}
-
-
-class NixlPushSection(NixlSection):
-    """Prefill pushes KV to decode through NIXL. Both legs of a request are sent at once."""
-
-    # Both shake hands with the other: decode registers its blocks, and prefill needs decode's memory to write there.
-    ABOUT: ClassVar[ConnectorKind] = replace(
-        _PULL,
-        class_name="NixlPushConnector",
-        protocol="nixl-push",
-        experimental=True,
-        trial=partial(_trial, pulled=False),
-        ports=(replace(_SIDE_CHANNEL, reached_by={"prefill": ("decode",), "decode": ("prefill",)}),),
-    )
-
-    kind: Literal["nixl-push"] = Field(  # type: ignore[assignment]
-        default="nixl-push", description="NIXL, prefill pushes."
-    )
-    registration_seconds: Count = Field(
-        default=480,
-        description=(
-            "How long decode waits for the KV of a prompt, in prefill's queue too, before that counts as a "
-            "load that has failed (`kv_load_failure_policy`)."
-        ),
-    )
-    accept_open_cases: bool = Field(
-        default=False, description="Must be true: pushes have open cases (docs/limits.md) and were not run on a device."
-    )
-
-    def config(self, context: Context) -> Config:
-        """The lease is as long as with pulls: decode's heartbeats extend it (patch nixl-push)."""
-        config = super().config(context)
-        config["kv_connector_extra_config"]["push_registration_timeout"] = self.registration_seconds
-        return config
-
-    def doubts(self, platform: str) -> tuple[tuple[str, str], ...]:
-        return ((f"nixl-push {OPEN_CASES}", "use kind: nixl unless you have measured that pushes gain something"),)
-
-
-OPEN_CASES = (
-    "was not run on a device, and two cases are open: decode gives blocks back 30 s after prefill's engine is gone, "
-    "and a worker of it that still writes after that would corrupt KV; blocks of a prefill that hangs, or of a WRITE "
-    "whose end NIXL never reports, stay in use until the engine restarts"
-)
-"""What is left with the patch nixl-push (patches/nixl/push_decode.py)."""

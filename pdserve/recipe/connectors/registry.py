@@ -13,22 +13,13 @@ from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
 from pdserve.recipe.connectors.mooncake import MooncakePorts, MooncakeSection
 from pdserve.recipe.connectors.mooncake_store import MooncakeStoreSection
 from pdserve.recipe.connectors.moriio import MoriioPorts, MoriioSection
-from pdserve.recipe.connectors.nixl import NixlPorts, NixlPushSection, NixlSection
+from pdserve.recipe.connectors.nixl import NixlPorts, NixlSection
 from pdserve.recipe.connectors.offloading import OffloadingSection
 
-AnyLeaf = (
-    MooncakeSection
-    | NixlSection
-    | NixlPushSection
-    | MoriioSection
-    | LmcacheMpSection
-    | MooncakeStoreSection
-    | OffloadingSection
-)
+AnyLeaf = MooncakeSection | NixlSection | MoriioSection | LmcacheMpSection | MooncakeStoreSection | OffloadingSection
 SECTIONS: tuple[type[AnyLeaf], ...] = (
     MooncakeSection,
     NixlSection,
-    NixlPushSection,
     MoriioSection,
     LmcacheMpSection,
     MooncakeStoreSection,

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from pdserve.recipe.connectors.refused import by_kind
 from pdserve.recipe.flags import ENGINE_FLAGS, known_flags, where_instead
 from pdserve.recipe.load import misplaced, show
 from pdserve.recipe.load.corrections import Wrong, correction, lacking_kind
@@ -97,9 +96,6 @@ def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Pr
         what = f"no {_union(path)} is called {show.value(given)}; there are {_list(known)}"
         raw = "for another connector of vLLM: `kind: raw`, with its mapping as `config`" if "raw" in known else None
         kind_path = (*path, "kind")
-        if raw and (refused := by_kind(str(given))) is not None:
-            name, reason = refused
-            return Problem(kind_path, f"vLLM's {name} is refused: {reason.why}", reason.todo)
         if guess or raw:
             return Problem(kind_path, what, f"did you mean {guess}?" if guess else raw)
         usual = "least_loaded" if "least_loaded" in known else known[0]

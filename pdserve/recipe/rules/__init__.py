@@ -46,7 +46,6 @@ _RULES = (
     connectors.tensor_parallel,
     layouts.pipeline_parallel,
     layouts.block_sizes,
-    connectors.pushes,
     connectors.duplicates,
     connectors.raw_children,
     connectors.refused,

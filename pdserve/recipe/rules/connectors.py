@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.connectors.nixl import OPEN_CASES, NixlPushSection
 from pdserve.recipe.connectors.refused import REFUSED
 from pdserve.recipe.connectors.registry import (
     MultiSection,
@@ -18,7 +17,6 @@ from pdserve.recipe.effective import args_of, roles, sections, transfer_of, tran
 from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules.engines import flag_path
-from pdserve.recipe.sections.vllm_router import KIND as VLLM_ROUTER
 from pdserve.recipe.vllm_int import vllm_int
 
 _MULTI = "{kind: multi, of: [{kind: mooncake}, {kind: lmcache-mp}]}"
@@ -137,47 +135,6 @@ def tensor_parallel(recipe: Recipe) -> Iterator[Problem]:
         f"write {fits} for {smaller}, or {larger} for both",
         also=(("prefill", "parallel", "tp"),),
     )
-
-
-_NOT_WITH_PUSHES = {"pp": "pipeline stages", "pcp": "prefill context parallelism"}
-
-
-def pushes(recipe: Recipe) -> Iterator[Problem]:
-    """What holds for `nixl-push` alone.
-
-    The patch nixl-push rests on one worker of prefill writing to one of decode: with other sizes vLLM 0.32 has a rank
-    write where it was not asked to (`_xfer_blocks_for_req` in kv_connector/v1/nixl/push_worker.py).
-    """
-    pushing = [
-        (name, role, leaf)
-        for name, role, connector in roles(recipe)
-        for leaf in sections(connector)
-        if isinstance(leaf, NixlPushSection)
-    ]
-    for name, role, leaf in pushing:
-        path: Path = (name, "connector")
-        if not leaf.accept_open_cases:
-            yield Problem(
-                path,
-                f"nixl-push {OPEN_CASES}",
-                "set accept_open_cases: true if you can live with that, or use kind: nixl, where decode pulls",
-            )
-        for key, what in _NOT_WITH_PUSHES.items():
-            if getattr(role.parallel, key) > 1:
-                where = (name, "parallel", key)
-                yield Problem(where, f"nixl-push does not go with {what}", "use kind: nixl", also=(path,))
-    sizes = {role.parallel.tp for _, role, _ in pushing}
-    if len(sizes) > 1:
-        yield Problem(
-            ("decode", "parallel", "tp"),
-            "nixl-push needs the same tensor parallel size on prefill and decode",
-            "use the same size, or kind: nixl",
-            also=(("prefill", "parallel", "tp"),),
-        )
-    if pushing and recipe.proxy.kind == VLLM_ROUTER:
-        yield Problem(
-            ("proxy", "kind"), "vllm-router cannot send both legs of a push", "write kind: pdserve, or use kind: nixl"
-        )
 
 
 def duplicates(recipe: Recipe) -> Iterator[Problem]:
