@@ -24,7 +24,7 @@ from pdserve.observe.status import StatusView
 from pdserve.observe.watch import DeploymentWatch, Frame
 from pdserve.printable import printable
 from pdserve.run.directory import home
-from pdserve.system.stop_signals import interruptible
+from pdserve.system.stop_signals import held_back, interruptible
 
 _EVENTS = 8
 """Shown below the tables."""
@@ -44,8 +44,8 @@ def run(name: str | None, *, as_json: bool, interval: float) -> None:
     if sys.stdout.isatty() and not as_json:
         interruptible()
         live = Live(render(watch.look()), auto_refresh=False, screen=True)
-        try:  # not `with`: what comes while it takes the screen must give it back
-            with contextlib.suppress(OSError):  # a terminal that is closed takes nothing
+        try:  # not `with`: a screen that is half taken is not given back
+            with held_back(), contextlib.suppress(OSError):  # a terminal that is closed takes nothing
                 live.start(refresh=True)
             while sys.stdout.isatty():
                 time.sleep(interval)
