@@ -86,9 +86,7 @@ def launched(run: RunDir, *command: str) -> subprocess.Popen[str]:
     gone = ProcessId(pid=4_194_000, start_ticks=1)
     here, place = socket.gethostname(), procfs.place()
     # Its agent and guard have left by themselves, as they do when a launcher's pipe closes.
-    agent = AgentRecord(
-        guard=gone, hostname=here, place=place, cgroup=None, line=(1 << 62) + 12345, above=(), over=True
-    )
+    agent = AgentRecord(guard=gone, hostname=here, place=place, cgroup=None, over=True)
     (run.path / "agent@n-4194000.json").write_text(agent.model_dump_json())
     node = NodeState(agent=gone, guard=gone, hostname=here, place=place)
     state = DeploymentState(

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -74,6 +73,23 @@ def test_a_session_that_began_after_the_death_is_a_strangers(member: tuple[int, 
     assert members(state(session, began - 60), run) == set()
     assert members(state(session, began + 60), run) == {pid}
     assert [str(pid) in line for line in living(state(session, began + 60), run)] == [True]
+
+
+def test_a_leader_that_nobody_has_waited_for_still_has_its_session(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, "fake", "run-1")
+    leader = subprocess.Popen([sys.executable, "-c", LEFT], start_new_session=True, stdout=subprocess.PIPE)
+    assert leader.stdout is not None
+    pid = int(leader.stdout.readline())
+    asyncio.run(pid_end(leader.pid))
+    identity = procfs.identify(leader.pid)
+    assert identity is not None
+    assert not identity.alive()
+    recorded = state(leader.pid, 1.0)
+    recorded.processes["d"].id = identity
+    assert members(recorded, run) == {pid}
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)  # orphans become children of this process (tests/conftest.py)
+    leader.communicate()
 
 
 def test_no_record_makes_pid_1_the_caller_or_what_is_above_it_a_member(tmp_path: Path) -> None:
@@ -180,18 +196,17 @@ CARRIES = """
 import os, sys
 os.setsid()
 if os.fork():
-    sys.argv[1] == "orphan" or os.wait()
     os._exit(0)
 code = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
-os.execve(sys.executable, [sys.executable, "-c", code], dict([sys.argv[2].split("=")]))
+os.execve(sys.executable, [sys.executable, "-c", code], dict([sys.argv[1].split("=")]))
 """
-"""A child with a name in its environment, and its parent, which leads its session and lives on or not."""
+"""An orphan with a name in its environment; who led its session has ended."""
 
 
 @contextmanager
-def carrier(name: str, kind: Literal["orphan", "of a shell"] = "orphan") -> Iterator[int]:
+def carrier(name: str) -> Iterator[int]:
     """Its PID."""
-    parent = subprocess.Popen([sys.executable, "-c", CARRIES, kind, f"{MARKER}={name}"], env={}, stdout=subprocess.PIPE)
+    parent = subprocess.Popen([sys.executable, "-c", CARRIES, f"{MARKER}={name}"], env={}, stdout=subprocess.PIPE)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     try:
@@ -199,17 +214,14 @@ def carrier(name: str, kind: Literal["orphan", "of a shell"] = "orphan") -> Iter
     finally:
         os.kill(pid, signal.SIGKILL)
         parent.communicate()
-        if kind == "orphan":
-            os.waitpid(pid, 0)  # orphans become children of this process (tests/conftest.py)
+        os.waitpid(pid, 0)  # orphans become children of this process (tests/conftest.py)
 
 
 def all_killed(token: str = TOKEN) -> DeploymentState:
-    """A run that began a moment ago, of which a process was to start; then all supervisors were killed."""
+    """A run of which a process was to start; then all supervisors were killed."""
     deployment = state(GONE.pid, None)
     deployment.token = token
     deployment.processes["d"].phase, deployment.processes["d"].id = "starting", None
-    now = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
-    deployment.nodes["n"].guard = ProcessId(pid=GONE.pid, start_ticks=int(now))
     return deployment
 
 
@@ -232,26 +244,14 @@ def test_a_process_without_a_pid_is_found_by_its_name(tmp_path: Path, token: str
         assert members(deployment, run) == ({pid} if ours else set())
 
 
-@pytest.mark.parametrize("shell", ["before", "after"])
-def test_a_name_that_was_copied_in_a_shell_makes_no_process_ours(tmp_path: Path, shell: str) -> None:
-    """The shell is older than the run, or it is younger and none of ours."""
+def test_of_a_guard_that_has_left_by_itself_nothing_is_left(tmp_path: Path) -> None:
+    """Who carries the name then has a copy of it."""
     run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
-    with carrier(marker("run-1", TOKEN, "d.1"), "of a shell"):
-        assert members(deployment if shell == "after" else all_killed(), run) == set()
-
-
-def test_an_orphan_can_only_have_fallen_to_those_that_were_above_its_guard(tmp_path: Path) -> None:
-    """Its parent is older than the run, as a daemon that starts what its users ask for."""
-    run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
-    node = deployment.nodes["n"]
-    record = AgentRecord(guard=node.guard, hostname=node.hostname, place=None, cgroup=None)
-    file = run.path / "agent@n-1.json"
+    record = AgentRecord(guard=GONE, hostname=socket.gethostname(), place=None, cgroup=None)
     with carrier(marker("run-1", TOKEN, "d.1")) as pid:
-        for above, ours in ((procfs.identities([1]), set()), (procfs.identities([os.getpid()]), {pid})):
-            file.write_text(record.model_copy(update={"above": tuple(above)}).model_dump_json())
+        for over, ours in ((False, {pid}), (True, set())):
+            (run.path / "agent@n-1.json").write_text(record.model_copy(update={"over": over}).model_dump_json())
             assert members(deployment, run) == ours
-        file.write_text(record.model_copy(update={"over": True}).model_dump_json())
-        assert members(deployment, run) == set(), "its guard had nothing left to stop"
 
 
 @pytest.mark.parametrize("removed", [False, True], ids=["there", "removed"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -28,10 +27,6 @@ def run(process: str | None, name: str | None, *, follow: bool, lines: int) -> N
     # One that is asked for needs no name before its lines; of those that are followed there may soon be two.
     prefix = len(files) > 1 or (follow and process is None)
     offsets = {file: _print_tail(label if prefix else "", file, lines) for file, label in files.items()}
-    if follow:
-        # Ends by the signal itself: an exception that Python raises while it tears an iterator down is swallowed, and
-        # one Ctrl-C in many thousand would be lost.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     while follow:
         for file, label in _files(run_dir, process).items():
             offsets[file] = _print_from(label if prefix else "", file, offsets.get(file, 0))

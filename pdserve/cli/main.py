@@ -1,7 +1,7 @@
 """The entry of the `pdserve` command: the one place where an error or a Ctrl-C becomes text and an exit code.
 
-It imports little before `main` has taken care of Ctrl-C: the rest takes a good part of a second, and a Ctrl-C in an
-import would print where that was. Before the first line of this file the interpreter itself is what prints it.
+It imports little before `main` runs: the rest takes a good part of a second, and a Ctrl-C in one of these imports would
+print a traceback.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import errno
 import io
 import os
-import signal
 import sys
 from typing import TextIO
 
@@ -21,31 +20,22 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 def main() -> None:
     """Console entry."""
-    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not below nohup or a script's `&`
-    if interruptible:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has been begun: the signal itself is the end
     try:
-        code = _main(interruptible=interruptible)
+        code = _main()
     except KeyboardInterrupt:
         code = _CTRL_C_EXIT
-    if interruptible and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as once its work is done
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the interpreter's own end too
     sys.exit(code)
 
 
-def _main(*, interruptible: bool) -> int | str | None:
+def _main() -> int | str | None:
     from pdserve.cli.commands import ReaderLeft
     from pdserve.system import utf8
-    from pdserve.system.lost_interrupts import repeat_lost_interrupts
 
     _open_closed_streams()
     utf8.ensure()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what the locale has no character for is shown as its number
             stream.reconfigure(errors="backslashreplace")
-    repeat_lost_interrupts()
-    if interruptible:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code = _run()
         sys.stdout.flush()
@@ -126,12 +116,6 @@ def _run() -> int | str | None:
         _print_error(f"error: {error.render()}")
         return error.exit_code
     except KeyboardInterrupt:
-        return _CTRL_C_EXIT
-    except RuntimeError as error:
-        # Python 3.11 makes one of whatever is raised in a `__set_name__`: a Ctrl-C while a verb's classes are made. And
-        # threading's locks raise one ("release unlocked lock") where a Ctrl-C came before they were taken.
-        if not isinstance(error.__context__, KeyboardInterrupt):
-            raise
         return _CTRL_C_EXIT
     except SystemExit as done:
         return done.code

@@ -55,7 +55,7 @@ from pdserve.reach.protocol import (
     decode_order,
 )
 from pdserve.reach.slurm_variables import without_slurm
-from pdserve.system import cgroup, lineage, procfs, utf8
+from pdserve.system import cgroup, procfs, utf8
 from pdserve.system.inotify import NewNames
 from pdserve.system.markers import marker
 from pdserve.system.pipe_writer import PipeWriter
@@ -85,13 +85,12 @@ class Agent:
         run_id: str,
         ledger: ShmLedger,
         cgroups: cgroup.Made,
-        line: int | None,
         lease: float | None = None,
         pulse: float | None = None,
         term_seconds: float | None = None,
     ) -> None:
-        """`cgroups`: where those of the processes are made. `line`: the guard's number (lineage.py). `lease`, `pulse`:
-        seconds; None on the launcher's own machine."""
+        """`cgroups`: where those of the processes are made. `lease`, `pulse`: seconds; None on the launcher's own
+        machine."""
         self._node = node
         self._lease = lease
         self._pulse = pulse
@@ -104,7 +103,6 @@ class Agent:
         self._run_id = run_id
         self._ledger = ledger
         self._cgroups = cgroups
-        self._line = line
         self._lives = itertools.count(1)
         self._processes: dict[str, Supervised] = {}
         self._young_until = -math.inf
@@ -134,7 +132,6 @@ class Agent:
                 place=procfs.place(),
                 cgroup=None if made is None else made.id,
                 no_cgroup=why_not,
-                line=self._line,
             )
         )
         self._heard = loop.time()
@@ -274,8 +271,6 @@ class Agent:
 
     def _all_below(self) -> set[int]:
         below = procfs.descendants(os.getpid())
-        if self._line is not None:
-            below |= lineage.descendants(self._line) - {os.getpid(), self._guard}
         self._ledger.record(below)
         return below
 
@@ -317,18 +312,9 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def guard(
-    agent_pid: int,
-    run_dir: Path,
-    node: str,
-    *,
-    strangers: Mapping[str, int],
-    made: cgroup.Cgroup | None,
-    line: int | None,
-) -> int:
+def guard(agent_pid: int, run_dir: Path, node: str, *, strangers: Mapping[str, int], made: cgroup.Cgroup | None) -> int:
     """Waits for the agent and finishes its work if it was killed. Returns the exit code for the pipe's owner.
-    `made`: the cgroup in which the agent's processes have theirs; it is removed with all that is in it. `line`: our
-    number (lineage.py)."""
+    `made`: the cgroup in which the agent's processes have theirs; it is removed with all that is in it."""
     # Stopping is the agent's work, and then ours; a guard that leaves early would orphan what it guards.
     pass_on(agent_pid, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     status = _end_of(agent_pid)
@@ -343,8 +329,6 @@ def guard(
     def members() -> set[int]:
         reap_adopted(())
         inside = set() if made is None else made.members()
-        if line is not None:
-            inside |= lineage.descendants(line)
         pids = procfs.family({os.getpid()} | inside) - {os.getpid()}
         ledger.record(pids)
         return pids
@@ -353,7 +337,7 @@ def guard(
     asyncio.run(stop_family(members, orphan_grace=_GUARD_GRACE_SECONDS, cgroups=cgroups))
     ledger.remove_orphans()
     if not members():
-        agent_record.note(run_dir, node, made, line, over=True)
+        agent_record.note(run_dir, node, made, over=True)
     return os.waitstatus_to_exitcode(status) and 1
 
 
@@ -400,21 +384,20 @@ def main() -> int:
     ShmLedger(kept, strangers=strangers).save()
     adopt_orphans()
     cgroups = cgroup.make(f"{cgroup.prefix(options.run_id)}{options.node}-{os.getpid()}", os.environ)
-    line = lineage.begin()
-    agent_record.note(options.run_dir, options.node, cgroups.cgroup, line)
+    agent_record.note(options.run_dir, options.node, cgroups.cgroup)
     guard_pid = os.getpid()
     if child := os.fork():
-        return guard(child, options.run_dir, options.node, strangers=strangers, made=cgroups.cgroup, line=line)
+        return guard(child, options.run_dir, options.node, strangers=strangers, made=cgroups.cgroup)
     die_with_parent(signal.SIGTERM)
     if os.getppid() != guard_pid:  # it was gone before we asked to hear of that
         return 1
     adopt_orphans()
     ledger = ShmLedger(kept, strangers=strangers)
-    asyncio.run(serve(options, ledger, cgroups, line))
+    asyncio.run(serve(options, ledger, cgroups))
     return 0
 
 
-async def serve(options: argparse.Namespace, ledger: ShmLedger, cgroups: cgroup.Made, line: int | None) -> None:
+async def serve(options: argparse.Namespace, ledger: ShmLedger, cgroups: cgroup.Made) -> None:
     """The agent's whole life, in its event loop."""
     agent = Agent(
         node=options.node,
@@ -422,7 +405,6 @@ async def serve(options: argparse.Namespace, ledger: ShmLedger, cgroups: cgroup.
         run_id=options.run_id,
         ledger=ledger,
         cgroups=cgroups,
-        line=line,
         lease=options.lease,
         pulse=options.pulse,
         term_seconds=options.term_seconds,

@@ -31,11 +31,6 @@ class AgentRecord(BaseModel):
     hostname: str
     place: Place | None
     cgroup: CgroupId | None
-    line: int | None = None
-    """The number of the guard and of all below it (lineage.py)."""
-    above: tuple[ProcessId, ...] | None = None
-    """All who were above the guard when it began: orphans of what it has started can fall to them, once it is dead.
-    None: not recorded."""
     over: bool = False
     """Its guard has left by itself, which it does when nothing lives that it would have to stop."""
 
@@ -46,12 +41,11 @@ class AgentRecord(BaseModel):
 
     def shows_all(self) -> bool:
         """Whether the kernel shows every process of it here: nothing that it has started gets away from a guard that
-        lives, nor out of a cgroup, and none loses its number. A cgroup that was removed was empty."""
-        by_kernel = self.line is not None or (self.cgroup is not None and cgroup.is_known(self.cgroup))
-        return self.over or self.guard.alive() or by_kernel
+        lives, nor out of a cgroup. A cgroup that was removed was empty."""
+        return self.over or self.guard.alive() or (self.cgroup is not None and cgroup.is_known(self.cgroup))
 
 
-def note(run_dir: Path, node: str, made: Cgroup | None, line: int | None, *, over: bool = False) -> None:
+def note(run_dir: Path, node: str, made: Cgroup | None, *, over: bool = False) -> None:
     """For the guard. One that cannot be written is missed only after the launcher was killed too."""
     guard = procfs.identify(os.getpid())
     assert guard is not None
@@ -60,8 +54,6 @@ def note(run_dir: Path, node: str, made: Cgroup | None, line: int | None, *, ove
         hostname=socket.gethostname(),
         place=procfs.place(),
         cgroup=None if made is None else made.id,
-        line=line,
-        above=tuple(procfs.above(guard.pid)),
         over=over,
     )
     with contextlib.suppress(OSError):

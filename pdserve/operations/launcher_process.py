@@ -31,7 +31,7 @@ from pdserve.system import procfs
 from pdserve.system.markers import new_token
 from pdserve.system.process import Child, send, spawn
 from pdserve.system.queued_output import queued_output
-from pdserve.system.stop_signals import hear_stops, held_back, ignore_stops, interruptible, stop_signals
+from pdserve.system.stop_signals import hear_stops, held_back, interruptible, stop_signals
 
 OnEvent = Callable[[dict[str, Any]], None]
 _FOLLOW_SECONDS = 0.1
@@ -137,40 +137,29 @@ def end_launcher(launcher: Child) -> None:
 def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, goes_on: bool = False) -> None:
     """Shows the history of a detached launcher until the deployment is up. Raises ReportedError or StartError when it
     is not (with 130 if that was asked for elsewhere). `goes_on`: the caller has more to do, and hears itself
-    a closed terminal and a stop that comes once it serves."""
+    a closed terminal."""
     if signal.SIGHUP in stop_signals() and not goes_on:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a launcher of its own outlives the terminal
     offset = 0
     failure: ReportedError | None = None
     stopped = False
 
-    def serves(event: dict[str, Any]) -> None:
-        if not goes_on:
-            ignore_stops()
-        on_event(event)
-
     while True:
         ended = launcher.poll()
         state = _state_of(run)  # before the events: what it knows they hold, unless a full disk has swallowed it
         events, offset = run.read_events(offset)
         for event in events:
-            if event["event"] == "up":
-                serves(event)
-                return
             on_event(event)
+            if event["event"] == "up":
+                return
             if event["event"] == "failed":
                 failure = ReportedError(event["error"], event["exit_code"])
                 if keep:
                     raise failure
             stopped = stopped or (event["event"] == "down" and event["phase"] == "stopped")
         if ended is None and state is not None and state.ready_at is not None:
-            serves(
-                {
-                    "at": time.time(),
-                    "event": "note",
-                    "text": f"{state.name} is ready; its history lacks that (full disk?)",
-                }
-            )
+            text = f"{state.name} is ready; its history lacks that (full disk?)"
+            on_event({"at": time.time(), "event": "note", "text": text})
             return
         if ended is None and keep and state is not None and state.phase == "failed":
             raise failure or StartError(state.note, where=str(run.path), todo=f"pdserve status {state.name}")
@@ -178,8 +167,8 @@ def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool, goes_
             if failure is None and (stopped or ended.code == _STOPPED_EXIT):
                 raise ReportedError(_asked_to_stop(run).render(), _STOPPED_EXIT)
             log = run.logs / "launcher.log"
-            text = tuple(split(end_of(log, _SHOWN_BYTES))[-_SHOWN_LINES:])
-            raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}", evidence=text)
+            last = tuple(split(end_of(log, _SHOWN_BYTES))[-_SHOWN_LINES:])
+            raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}", evidence=last)
         time.sleep(_FOLLOW_SECONDS)
 
 

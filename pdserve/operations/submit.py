@@ -16,7 +16,7 @@ from pdserve.plan.nodes.reach import Srun
 from pdserve.reach.slurm_job import Job, cancel, look, submit
 from pdserve.run.directory import RunDir, home, lives
 from pdserve.run.inbox import Down, ask
-from pdserve.system.stop_signals import held_back, ignore_stops
+from pdserve.system.stop_signals import held_back
 
 _POLL_SECONDS = 1.0
 _SOON_SECONDS = 0.1
@@ -98,7 +98,6 @@ class _Following:
                 self._end(job)
                 return
             if self._detach and (endpoint := self._endpoint()) is not None:
-                ignore_stops()
                 self._show_until(endpoint, job)
                 self._print(f"next: pdserve status {self._name} | pdserve logs -f | pdserve down {self._name}\n")
                 return

@@ -60,7 +60,7 @@ class UpOptions:
     caller ends."""
     goes_on: bool = False
     """With `detach`: the caller has more to do. A terminal that is closed during the start stops it (else the launcher
-    serves on), and a stop that comes once it serves is heard (else it comes too late, and does nothing)."""
+    serves on)."""
 
 
 def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOptions) -> None:

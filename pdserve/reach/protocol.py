@@ -101,8 +101,6 @@ class Hello(Message):
     place: Place | None = None
     cgroup: CgroupId | None = None
     no_cgroup: str = ""
-    line: int | None = None
-    """The number of the guard and of all below it (lineage.py)."""
 
 
 class Started(Message):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from pdserve.node import agent_record
@@ -17,10 +17,10 @@ from pdserve.node.agent_record import AgentRecord
 from pdserve.node.ledger_file import ledger_file
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
-from pdserve.system import cgroup, lineage, markers, procfs
+from pdserve.system import cgroup, markers, procfs
 from pdserve.system.host import is_here, is_named_here
 from pdserve.system.process import send, stop_family
-from pdserve.system.procfs import ProcessId, Relations
+from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger
 
 COMMAND = "the command"
@@ -53,8 +53,7 @@ def recorded(state: DeploymentState) -> dict[str, ProcessId]:
 
 def members(state: DeploymentState, run: RunDir) -> set[int]:
     """Live PIDs on this machine that belong to a run: recorded processes, their families, who is in a cgroup of the
-    run or has the number of one of its guards (lineage.py), and, where there is neither, who carries a name of it in
-    its environment.
+    run, and, where neither a guard nor a cgroup shows all of it, who carries its token in the environment.
 
     A session whose leader is dead may be a stranger's: the kernel gives a number again once it is free. Its
     members are ours if they began before the leader died, or, where that was not seen, before the run was last
@@ -62,11 +61,10 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
     the record has.
     """
     inside = {pid for group in _cgroups(state, run) for pid in group.members()}
-    lines = {agent.line for agent in _agents(state, run) if agent.here and agent.line is not None}
-    inside |= {pid for line in lines for pid in lineage.descendants(line)}
     seen = procfs.relations()
     known = recorded(state)
-    roots = {identity.pid for identity in known.values() if identity.alive()}
+    # One that has ended and was not waited for, as where a container's PID 1 waits for nobody, still has its session.
+    roots = {identity.pid for identity in known.values() if procfs.identify(identity.pid) == identity}
     heard = _last_heard_of(run)
     for name, identity in known.items():
         # Session 1, as 0, is that of what every process descends from.
@@ -83,37 +81,25 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
     never = procfs.ancestry(os.getpid(), seen)
     family = procfs.family((roots | inside) - never, seen=seen)
     # Also without a recorded PID: its launcher may have ended before it wrote it.
-    return (family | procfs.family(_named(state, run, family, seen) - never, seen=seen)) - never
+    return (family | procfs.family(_named(state, run) - never, seen=seen)) - never
 
 
-def _named(state: DeploymentState, run: RunDir, family: set[int], seen: Mapping[int, Relations]) -> set[int]:
-    """Who carries a name of the run and may have been started by it. Where a guard lives, or its processes have numbers
-    or cgroups, all that was is known without it (`family`), and of a guard that has left by itself nothing is: another
-    name was copied."""
+def _named(state: DeploymentState, run: RunDir) -> set[int]:
+    """Return the live PIDs that carry the token of the run. None where a guard lives, or its processes have cgroups:
+    all that the run has started is known without it, and of a guard that has left by itself nothing is left. Another
+    process with the token has a copied environment."""
     agents = _agents(state, run)
     here = [agent for agent in agents if agent.here]
     beside = [agent for agent in agents if not agent.here and is_named_here(agent.hostname)]
     if here and not beside and all(agent.shows_all() for agent in here):
         return set()
-    named = markers.holders(run.run_id, state.token, state.processes) - family
-    if not here:
-        return named
-    since = min(agent.guard.start_ticks for agent in here)
-    known = [agent.above for agent in here if agent.above is not None]
-    above = (
-        {ancestor.pid for each in known for ancestor in each if ancestor.alive()} if len(known) == len(here) else None
-    )
-    return {
-        pid
-        for pid in named
-        if not markers.born_outside(pid, seen=seen, since=since, above=above, named=named, ours=family)
-    }
+    return markers.holders(run.run_id, state.token, state.processes)
 
 
 def _agents(state: DeploymentState, run: RunDir) -> list[AgentRecord]:
     """All that the run has had, as far as they are recorded by themselves or by the launcher."""
     reported = [
-        AgentRecord(guard=node.guard, hostname=node.hostname, place=node.place, cgroup=node.cgroup, line=node.line)
+        AgentRecord(guard=node.guard, hostname=node.hostname, place=node.place, cgroup=node.cgroup)
         for node in state.nodes.values()
     ]
     own = agent_record.records(run.path)

@@ -54,8 +54,6 @@ class NodeState(BaseModel):
     """In which each of its processes has one of its own."""
     no_cgroup: str = ""
     """Why there is none."""
-    line: int | None = None
-    """The number of the guard and of all below it (lineage.py)."""
     lost: str = ""
     """Why the launcher no longer hears it; empty while it does."""
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from pdserve.system import lineage, procfs
+from pdserve.system import procfs
 from pdserve.system.cgroup import Cgroup
 from pdserve.system.markers import MARKER
 from pdserve.system.pipe_writer import Newest
@@ -63,13 +63,9 @@ class Exit:
 class Child:
     """A process that we started and its whole family."""
 
-    def __init__(
-        self, popen: subprocess.Popen[bytes], marker: str, birth: int | None = None, cgroup: Cgroup | None = None
-    ) -> None:
-        """`birth`: the number with which it was born (lineage.py); None: `marker`, the name in its environment, has to
-        do."""
+    def __init__(self, popen: subprocess.Popen[bytes], marker: str, cgroup: Cgroup | None = None) -> None:
+        """`marker`: the name that it carries in its environment (markers.py)."""
         self._popen = popen
-        self._birth = birth
         self._cgroup = cgroup
         self._control: Newest | None = None
         self._marker = f"{MARKER}={marker}".encode()
@@ -80,6 +76,8 @@ class Child:
         self.started = time.monotonic()
         self._reaped: int | None = None
         """Clock ticks since boot; from then on its PID may be another process's."""
+        self._adopted: set[ProcessId] = set()
+        """Our children since their parent, one of the tree, has ended."""
 
     @property
     def pid(self) -> int:
@@ -92,8 +90,8 @@ class Child:
 
     def family(self) -> set[int]:
         """Live PIDs of the tree, orphaned members included, until nothing of it is left. Those that have left their
-        session too are known among our own descendants by the number of their birth: the owner of a child has adopted
-        orphans."""
+        session too are known among our own descendants by the name in their environment: the owner of a child has
+        adopted orphans. One that has neither session nor name is known by the cgroup alone."""
         roots = set() if self._cgroup is None else self._cgroup.members()
         if self._reaped is None:
             roots.add(self.pid)
@@ -105,16 +103,23 @@ class Child:
         return procfs.family(roots, within=os.getpid(), ours=self._is_ours)
 
     def _is_ours(self, pid: int) -> bool:
-        if self._birth is not None:
-            return lineage.numbers(pid).birth == self._birth
         return self._marker in procfs.environment(pid)
 
     def collect_adopted(self) -> None:
         """Of the tree, those that have ended as our own children: an owner that has adopted orphans would keep them. No
         other child, as an agent's `reap_adopted` would: a launcher has children that others wait for."""
-        for pid in procfs.children() - {self.pid}:
-            if self._is_ours(pid):
-                os.waitpid(pid, os.WNOHANG)
+        children = procfs.identities(procfs.children() - {self.pid})
+        # One that has ended shows no environment any more.
+        self._adopted = {child for child in children if child in self._adopted or self._has_left(child.pid)}
+        for child in self._adopted:
+            os.waitpid(child.pid, os.WNOHANG)
+
+    def _has_left(self, child: int) -> bool:
+        """Whether a child of ours was started by the tree."""
+        try:
+            return os.getsid(child) == self.pid or self._is_ours(child)
+        except ProcessLookupError:
+            return False
 
     def poll(self) -> Exit | None:
         """How the root ended; None while it runs."""
@@ -311,7 +316,7 @@ def spawn(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     inside = contextlib.nullcontext() if cgroup is None else cgroup.born_here()
-    with log.open("ab") as sink, inside, lineage.born_here() as birth:
+    with log.open("ab") as sink, inside:
         popen = subprocess.Popen(
             list(argv),
             env={**env, MARKER: marker},
@@ -324,15 +329,13 @@ def spawn(
     if cpus is not None and cpus != os.sched_getaffinity(0):
         # Its first thread is the only one yet; what it starts inherits.
         os.sched_setaffinity(popen.pid, cpus)
-    return Child(popen, marker, birth, cgroup)
+    return Child(popen, marker, cgroup)
 
 
 def spawn_attached(argv: Sequence[str], *, env: Mapping[str, str], marker: str) -> Child:
     """Starts a program in a session of its own, with our stdin, stdout and stderr. Raises OSError when it cannot be
     executed."""
-    with lineage.born_here() as birth:
-        popen = subprocess.Popen(list(argv), env={**env, MARKER: marker}, start_new_session=True)
-    return Child(popen, marker, birth)
+    return Child(subprocess.Popen(list(argv), env={**env, MARKER: marker}, start_new_session=True), marker)
 
 
 def spawn_piped(argv: Sequence[str], *, env: Mapping[str, str], stderr: Path) -> subprocess.Popen[bytes]:

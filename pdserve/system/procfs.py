@@ -178,13 +178,6 @@ def grown(members: set[int], seen: Mapping[int, Relations]) -> set[int]:
     return members
 
 
-def above(pid: int) -> Iterator[ProcessId]:
-    """The parent of a process, its parent, and so on, as far as this PID namespace goes."""
-    while (stat := _stat(pid)) is not None and (parent := identify(int(stat[_STAT_PPID]))) is not None:
-        yield parent
-        pid = parent.pid
-
-
 def in_session(number: int) -> set[int]:
     """Live PIDs of the session of that number, whether or not its leader lives."""
     return {pid for pid, relation in relations().items() if relation.session == number}

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,13 @@ import pytest
 
 from pdserve.errors import ReportedError, StartError
 from pdserve.operations import launcher_process
-from pdserve.operations.launcher_process import end_launcher, follow
+from pdserve.operations.launcher_process import follow
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
 from pdserve.system.process import Child, send, spawn
-from tests.cluster.waiting import wait_until
 from tests.plan import kit
 
 pytestmark = pytest.mark.process
-
-LIMIT = 60.0
 
 
 @pytest.fixture
@@ -124,44 +120,3 @@ def test_a_closed_terminal_ends_who_looks_on_unless_it_has_more_to_do(
     handlers = []
     follow(run, launcher, lambda _: handlers.append(signal.getsignal(signal.SIGHUP)), keep=False, goes_on=goes_on)
     assert handlers == 2 * [signal.default_int_handler if goes_on else signal.SIG_DFL]
-    assert signal.getsignal(signal.SIGINT) == (signal.default_int_handler if goes_on else signal.SIG_IGN)
-
-
-ENDS_AT_A_CTRL_C = """
-import pathlib, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-signal.signal(signal.SIGTERM, lambda *_: pathlib.Path(sys.argv[1]).touch())
-pathlib.Path(sys.argv[2]).touch()
-while True:
-    signal.pause()
-"""
-
-
-def waits_in_its_loop(thread: int) -> bool:
-    """By its system call: epoll_wait or epoll_pwait, of x86-64 or arm64."""
-    return Path(f"/proc/self/task/{thread}/syscall").read_text().split()[0] in ("232", "281", "22")
-
-
-def test_a_ctrl_c_that_interrupts_no_call_reaches_a_launcher_that_is_waited_for(run: RunDir, tmp_path: Path) -> None:
-    """It came just before the wait, or, as here, to another thread."""
-    begun, asked, log, me = tmp_path / "begun", tmp_path / "asked", run.logs / "launcher.log", threading.get_native_id()
-    argv = [sys.executable, "-S", "-c", ENDS_AT_A_CTRL_C, str(asked), str(begun)]
-    launcher = spawn(argv, env=os.environ, log=log, marker="run-1/launcher", control_stdin=False)
-    wait_until("it has begun", begun.exists, LIMIT)
-
-    def a_ctrl_c() -> None:
-        wait_until("it was asked to stop, and is waited for", lambda: asked.exists() and waits_in_its_loop(me), LIMIT)
-        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-
-    def give_up() -> None:
-        send(launcher.identity, signal.SIGKILL)
-
-    presser, limit = threading.Thread(target=a_ctrl_c), threading.Timer(LIMIT, give_up)
-    presser.start()
-    limit.start()
-    end_launcher(launcher)
-    limit.cancel()
-    presser.join()
-    ended = launcher.poll()
-    assert ended is not None
-    assert ended.code == -signal.SIGINT

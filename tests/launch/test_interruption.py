@@ -31,64 +31,6 @@ sys.argv = ["pdserve", "list"]
 from pdserve.cli.main import main
 main()
 """
-STRUCK_IN_A_CLASS = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-class Attribute:
-    def __set_name__(self, owner, name):
-        os.kill(os.getpid(), signal.SIGINT)
-class Strike:
-    def find_spec(self, name, path=None, target=None):
-        if name == "pdserve.run.retention":
-            type("Owner", (), {"attribute": Attribute()})
-sys.meta_path.insert(0, Strike())
-sys.argv = ["pdserve", "list"]
-from pdserve.cli.main import main
-main()
-"""
-STRUCK_AS_A_LOCK_IS_TAKEN = """
-import os, signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)
-class Struck(threading.Condition):
-    def _release_save(self):
-        super()._release_save()
-        os.kill(os.getpid(), signal.SIGINT)
-class Strike:
-    def find_spec(self, name, path=None, target=None):
-        if name == "pdserve.run.retention":
-            condition = Struck(threading.Lock())
-            with condition:
-                condition.wait()
-sys.meta_path.insert(0, Strike())
-sys.argv = ["pdserve", "list"]
-from pdserve.cli.main import main
-main()
-"""
-STRUCK_AT_THE_END = """
-import atexit, os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-atexit.register(os.kill, os.getpid(), signal.SIGINT)
-sys.argv = ["pdserve", "--version"]
-from pdserve.cli.main import main
-main()
-"""
-
-STRUCK_IN_A_DESTRUCTOR = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-class Struck:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGINT)
-class Strike:
-    def find_spec(self, name, path=None, target=None):
-        if name == "pdserve.run.retention":
-            Struck()
-            signal.pause()  # until a signal comes
-sys.meta_path.insert(0, Strike())
-sys.argv = ["pdserve", "list"]
-from pdserve.cli.main import main
-main()
-"""
 
 
 def ended(script: str) -> tuple[bool, str]:
@@ -101,22 +43,6 @@ def ended(script: str) -> tuple[bool, str]:
 @pytest.mark.parametrize("module", ["typer", "pdserve.errors", "pdserve.cli.listing", "pdserve.run.retention"])
 def test_a_command_that_still_imports_ends_without_a_word(pdserve_home: Path, module: str) -> None:
     assert ended(STRUCK_IN_AN_IMPORT.format(module=module)) == (True, "")
-
-
-def test_so_does_one_that_makes_its_classes(pdserve_home: Path) -> None:
-    assert ended(STRUCK_IN_A_CLASS) == (True, "")
-
-
-def test_so_does_one_that_frees_an_object(pdserve_home: Path) -> None:
-    assert ended(STRUCK_IN_A_DESTRUCTOR) == (True, "")
-
-
-def test_so_does_one_that_takes_a_lock(pdserve_home: Path) -> None:
-    assert ended(STRUCK_AS_A_LOCK_IS_TAKEN) == (True, "")
-
-
-def test_so_does_one_that_has_done_its_work(pdserve_home: Path) -> None:
-    assert ended(STRUCK_AT_THE_END) == (True, "")
 
 
 @pytest.mark.parametrize(("function", "late"), [("look", True), ("record_run", True), ("run_here", False)])
@@ -157,27 +83,6 @@ def test_so_does_a_detached_launcher(tmp_path: Path, pdserve_home: Path, monkeyp
     assert deployment.state().phase == "stopped"
     assert (deployment.run.logs / "launcher.log").read_text() == ""
     assert keys() == []
-
-
-AT_THE_END = """
-import atexit, os
-if "--detach" in sys.orig_argv:
-    atexit.register(os.kill, os.getpid(), signal.SIGINT)
-"""
-
-
-def test_a_ctrl_c_once_a_detached_deployment_serves_comes_too_late(
-    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The exit code is that of what it has said: it serves."""
-    followed = ("pdserve/operations/launcher_process.py", "follow")
-    script = at_a_call("--detach", followed, late=True)
-    strike(tmp_path / "site", f"import signal\n{script}{AT_THE_END}", monkeypatch)
-    command = Command("up", recipe(tmp_path), "--detach")
-    assert command.finish() == 0, command.output
-    assert "serving fake at" in command.output
-    assert Deployment(command, pdserve_home).state().phase == "ready"
-    assert pdserve("down") == (0, "fake: stopped")
 
 
 @contextmanager

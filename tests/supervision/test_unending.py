@@ -30,7 +30,7 @@ class Recording(Agent):
 
     def __init__(self, folder: Path) -> None:
         ledger = ShmLedger(folder / "shm.json", strangers=existing())
-        super().__init__(node="here", run_dir=folder, run_id="run-1", ledger=ledger, cgroups=Made(None), line=None)
+        super().__init__(node="here", run_dir=folder, run_id="run-1", ledger=ledger, cgroups=Made(None))
         self.said: list[object] = []
 
     def _emit(self, event: object) -> None:

@@ -30,7 +30,7 @@ def test_news_that_the_next_makes_worthless_do_not_wait_for_a_launcher_that_does
             with monkeypatch.context() as context:
                 context.setattr(sys, "stdout", stdout)
                 ledger = ShmLedger(tmp_path / "shm.json", strangers=existing())
-                agent = Agent(node="a", run_dir=tmp_path, run_id="r", ledger=ledger, cgroups=Made(None), line=None)
+                agent = Agent(node="a", run_dir=tmp_path, run_id="r", ledger=ledger, cgroups=Made(None))
             agent._emit(Progress(name="prefill-0", text="x" * 2 * MEGABYTE))
             waiting = agent._writer.waiting
             for _ in range(1000):

@@ -23,15 +23,6 @@ from tests.strikes import at_a_call, strike
 
 pytestmark = pytest.mark.process
 
-STRUCK_IN_A_DESTRUCTOR = """
-import os, signal, subprocess
-freed = subprocess.Popen.__del__
-def struck(popen, *rest):
-    if "pdserve.operations.launcher_process" in popen.args:
-        os.kill(os.getpid(), signal.SIGINT)
-    freed(popen, *rest)
-subprocess.Popen.__del__ = struck
-"""
 CLIENT_JUST_STARTED = ("pdserve/bench/sampling.py", "proxy_pids")
 LOOP_CLOSES = ("asyncio/base_events.py", "close")
 WORK = {"input_tokens": 300, "output_tokens": 2, "repeats": 1, "warmup": 0}
@@ -234,19 +225,6 @@ def test_ctrl_c_stops_it(tmp_path: Path, pdserve_home: Path, python: str, monkey
     command.expect("serving fake")
     command.interrupt()
     assert command.finish() == 130, command.output
-    assert not records(pdserve_home)
-    assert_nothing_left(Deployment(None, pdserve_home))
-
-
-@pytest.mark.full
-def test_a_ctrl_c_in_del_stops_it(
-    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strike(tmp_path / "site", STRUCK_IN_A_DESTRUCTOR, monkeypatch)
-    monkeypatch.setenv("FAKE_CLIENT", "hang")
-    code, output = pdserve("sweep", "--python", python, sweep_file(tmp_path))
-    assert code == 130, output
-    assert "serving fake" in output
     assert not records(pdserve_home)
     assert_nothing_left(Deployment(None, pdserve_home))
 

@@ -100,12 +100,10 @@ def _cgroups(view: StatusView) -> Iterator[str]:
     if with_cgroup:
         yield f"cgroups: on {', '.join(with_cgroup)} each process has one of its own, and whatever is in it is stopped"
     for name, node in view.state.nodes.items():
-        if node.no_cgroup and node.line is not None:
-            yield f"no cgroups on {name} ({node.no_cgroup}): what its processes start is known by an inherited number"
-        elif node.no_cgroup:
+        if node.no_cgroup:
             yield (
-                f"no cgroups on {name} ({node.no_cgroup}), and RLIMIT_RTTIME is low: a daemon that leaves its session "
-                "and empties its environment outlives a KILL of launcher, guard and agent"
+                f"no cgroups on {name} ({node.no_cgroup}): a daemon that leaves its session and empties its "
+                "environment ends with the deployment, not with its process, and outlives a KILL of agent and guard"
             )
 
 

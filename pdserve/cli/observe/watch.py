@@ -44,7 +44,7 @@ def run(name: str | None, *, as_json: bool, interval: float) -> None:
     if sys.stdout.isatty() and not as_json:
         interruptible()
         live = Live(render(watch.look()), auto_refresh=False, screen=True)
-        try:  # not `with`: what comes while it takes the screen, or gives it back, would leave half of that undone
+        try:  # not `with`: a screen that is half taken is not given back
             with held_back(), contextlib.suppress(OSError):  # a terminal that is closed takes nothing
                 live.start(refresh=True)
             while sys.stdout.isatty():
@@ -54,7 +54,7 @@ def run(name: str | None, *, as_json: bool, interval: float) -> None:
                     live.update(shown, refresh=True)
             raise KeyboardInterrupt  # closed, and no HUP came: it was not the terminal of this session
         finally:
-            with held_back(), contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
                 live.stop()
     while True:
         frame = watch.look()
