@@ -221,7 +221,6 @@ class Launcher:
     def _account(self, processes: tuple[Process, ...], canary: float) -> None:
         seconds = shares(processes, self._state.processes, total=time.monotonic() - self._began, canary=canary)
         self._state.ready_at = time.time()
-        self._state.orchestration_seconds = seconds["orchestration_seconds"]
         self._fleet.record("up", endpoint=self._state.endpoint, **seconds)
 
     # Serve ---------------------------------------------------------------------------------------------------------

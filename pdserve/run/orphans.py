@@ -95,7 +95,7 @@ def _named(state: DeploymentState, run: RunDir, family: set[int], seen: Mapping[
     beside = [agent for agent in agents if not agent.here and is_named_here(agent.hostname)]
     if here and not beside and all(agent.shows_all() for agent in here):
         return set()
-    named = markers.holders(run.run_id, state.token, state.processes) - family
+    named = markers.holders(run.run_id, state.token) - family
     if not here:
         return named
     since = min(agent.guard.start_ticks for agent in here)

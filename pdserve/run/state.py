@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from pdserve.plan.frozen import SCHEMA, SchemaVersion
 from pdserve.roles import ProcessRole
 from pdserve.system.cgroup import CgroupId
 from pdserve.system.procfs import Place, ProcessId
@@ -49,7 +50,7 @@ class NodeState(BaseModel):
     hostname: str
     """Of the machine on which both of them and its processes are."""
     place: Place | None = None
-    """Where their PIDs count; None: an older version has recorded it, or it was not to be read."""
+    """Where their PIDs count; None: it was not to be read."""
     cgroup: CgroupId | None = None
     """In which each of its processes has one of its own."""
     no_cgroup: str = ""
@@ -65,6 +66,7 @@ class DeploymentState(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    schema_version: SchemaVersion = SCHEMA
     name: str
     run_id: str
     phase: Phase = "starting"
@@ -73,10 +75,9 @@ class DeploymentState(BaseModel):
     """Where the PID of the launcher counts; None: as for a node."""
     launcher: ProcessId
     token: str = ""
-    """In the names of its processes (markers.py); empty: an older version has started it."""
+    """In the names of its processes (markers.py)."""
     command: ProcessId | None = None
-    """Of `pdserve run`, once it was started: a process of the launcher's machine. None: also where an older version has
-    started it."""
+    """Of `pdserve run`, once it was started: a process of the launcher's machine."""
     nodes: dict[str, NodeState] = {}
     processes: dict[str, ProcessState] = {}
     endpoint: str = ""
@@ -85,5 +86,3 @@ class DeploymentState(BaseModel):
     """Of the last `up` on it that changed something: under way, or where it stopped; empty: it is done."""
     started_at: float
     ready_at: float | None = None
-    orchestration_seconds: float | None = None
-    """`up` minus what the engines, LMCache and the canary took: our own share."""

@@ -7,7 +7,7 @@ from typing import get_args
 
 from pdserve.installed.versions import KNOWN
 from pdserve.patches.patch import Behaviour, Patch
-from pdserve.patches.registry import REGISTRY, RETIRED
+from pdserve.patches.registry import REGISTRY
 from tests.docs.behaviours import BEHAVIOURS, Outcome
 
 _HEAD = """\
@@ -57,7 +57,7 @@ The names of deleted patches stay valid in recipes and in the plans of running d
 def page() -> str:
     """The whole page."""
     return "\n".join(
-        [_HEAD, *_overview(), *_retired(), *(line for patch in REGISTRY for line in _patch(patch)), *_behaviours()]
+        [_HEAD, *_overview(), *_versions(), *(line for patch in REGISTRY for line in _patch(patch)), *_behaviours()]
     )
 
 
@@ -68,12 +68,8 @@ def _overview() -> Iterator[str]:
     yield ""
 
 
-def _retired() -> Iterator[str]:
+def _versions() -> Iterator[str]:
     yield _VERSIONS.format(**KNOWN)
-    yield "| deleted patch | why |\n|---|---|"
-    for name, why in RETIRED.items():
-        yield f"| {name} | {why} |"
-    yield ""
 
 
 def _kind(patch: Patch) -> str:
