@@ -235,7 +235,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pdserve.proxy", description="Prefill/decode proxy for vLLM.")
     parser.add_argument("--config", type=Path, required=True, help="ProxyConfig as JSON")
     parser.add_argument("--no-control", action="store_true", help="all workers are ready from the start")
-    parser.add_argument(handover.CHECK, type=int, metavar="FORMAT", help="only check whether it could take over a proxy")
+    parser.add_argument(
+        handover.CHECK, type=int, metavar="FORMAT", help="only check whether it could take over a proxy"
+    )
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     log.info("pdserve %s, %s", __version__, compiled.how())

@@ -82,7 +82,8 @@ REGISTRY: tuple[Patch, ...] = (
 def select(requested: Literal["auto"] | Sequence[str], deployment: Deployment) -> tuple[str, ...]:
     """Names of the patches to apply, in the registry's order.
 
-    auto: those that the deployment needs. A list: exactly those; an unknown name is a RecipeError. A version that is not known counts as one that needs the patch.
+    auto: those that the deployment needs. A list: exactly those; an unknown name is a RecipeError. A version that is
+    not known counts as one that needs the patch.
     """
     if requested == "auto":
         return tuple(patch.name for patch in REGISTRY if patch.needed(deployment))

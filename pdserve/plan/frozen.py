@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 SchemaVersion = Literal[1]
-"""Type of `schema_version` in every record: plan, state, results, sweeps. One number for all of them: it rises when any of
-them changes, and a record of another number is refused (run/stored_model.py)."""
+"""Type of `schema_version` in every record: plan, state, results, sweeps. One number for all of them: it rises when any
+of them changes, and a record of another number is refused (run/stored_model.py)."""
 SCHEMA: SchemaVersion = 1
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.workload import Load, Workload, usual_requests
-from pdserve.plan.frozen import Frozen
 from pdserve.recipe.load import yaml12
 from pdserve.sweep.file import Sweep
 

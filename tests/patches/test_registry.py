@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.patches.judgement import verdicts
 from pdserve.patches.patch import Deployment, in_range, may_be
 from pdserve.patches.registry import REGISTRY, find, select
 from pdserve.plan.model import Versions

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from pdserve.plan.process import PlannedConnector, PortRange, Process
+from pdserve.plan.process import PlannedConnector, PortRange
 from pdserve.recipe.connectors.registry import KINDS
 from pdserve.recipe.connectors.trial import TrialTransfer
 from pdserve.roles import ProcessRole

@@ -23,6 +23,7 @@ from pdserve.pd.workers.load import LoadBoard
 from pdserve.proxy import _LAYOUT, main, shared_with
 from tests.tables import each_row
 
+
 @pytest.fixture
 def file() -> Iterator[int]:
     file = os.memfd_create("shared")

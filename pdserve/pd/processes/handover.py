@@ -14,8 +14,8 @@ from collections.abc import Collection
 from typing import NamedTuple, NoReturn
 
 CHECK = "--check"
-"""The proxy's option that only checks whether it could take over what is handed over in this FORMAT: used before there is
-no way back."""
+"""The proxy's option that only checks whether it could take over what is handed over in a FORMAT: used before there
+is no way back."""
 _VARIABLE = "PDSERVE_PROXY_SUCCESSION"
 FORMAT = 1
 """Of what is handed over; raise it with any change of it. A program of another number is not handed anything: its check
