@@ -49,8 +49,6 @@ Patches are for vllm `{vllm}` and lmcache `{lmcache}`: what the shipped recipes 
 images and wheels are in use (published runs had vLLM 0.21 to 0.24 and LMCache 0.5.1 to 0.5.3), but `requires` refuses
 them; their known defects are in [versions.md](versions.md). A recipe without `requires` gets a warning, and patches
 meet unknown code there, with the consequences above.
-
-The names of deleted patches stay valid in recipes and in the plans of running deployments. They do nothing.
 """
 
 

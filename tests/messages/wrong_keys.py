@@ -10,8 +10,6 @@ UNKNOWN = (
     over("a hyphen for an underscore", "lmcache: {l1-size-gb: 64}\n"),
     over("a key that nothing resembles", "verify: {xyzzy: 1}\n", fact="verify.xyzzy: unknown key"),
     over("a null key that does not exist", "prefill: {instnaces: null}\n"),
-    over("replicas of a role", "prefill: {replicas: 2}\n"),
-    over("gpus of a role", "prefill: {gpus: [0, 1, 2, 3]}\n"),
     over("tp of a role", "decode: {tp: 4}\n", fact="decode.tp: unknown key"),
     over(
         "a flag of vLLM as a key",
@@ -23,9 +21,6 @@ UNKNOWN = (
         "decode: {tensor_parallel_size: 4}\n",
         fact="decode.tensor_parallel_size: unknown key",
     ),
-    over("the port of the proxy in its section", "proxy: {port: 30000}\n"),
-    over("the port of a role in its section", "prefill: {port: 8110}\n"),
-    over("a port at the top", "port: 30000\n"),
     over("a host at the top", "host: 0.0.0.0\n"),
     over("the size of L1 at the top", "l1_size_gb: 64\n"),
     over("restarts of a role at the top", "restart: {policy: never}\n", fact="restart: unknown key"),
@@ -35,9 +30,6 @@ UNKNOWN = (
         "decode: {connector: {kind: mooncake, backends: [UCX]}}\n",
         fact="decode.connector.backends: unknown key",
     ),
-    over("a policy at the proxy", "proxy: {policy: least_loaded}\n"),
-    over("a name of a served model", "model: {served_model_name: x}\n"),
-    option("the port of the proxy on the command line", "--set", "proxy.port=30000"),
     option("a slip on the command line", "--set", "prefil.instances=2"),
     option("no value on the command line", "--set", "ports.proxy", fact="--set ports.proxy has no value"),
     option(

@@ -110,7 +110,6 @@ CLUSTERS = (
     cluster("a slip in hosts", "schema: 1\nhost:\n  - name: gpu1\n"),
     cluster("a host twice", HOSTS + "  - name: gpu1\n", fact="hosts.2.name: gpu1 is there twice (hosts.0.name"),
     cluster("a host without a name", "schema: 1\nhosts:\n  - address: 10.1.0.11\n"),
-    cluster("devices as a range", 'schema: 1\nhosts:\n  - {name: gpu1, devices: "0-3"}\n'),
     cluster("seconds with a unit", HOSTS + "ssh: {connect_seconds: 10s}\n"),
     cluster("a key of a recipe in a cluster file", HOSTS + "ports: {proxy: 8001}\n", fact="ports: unknown key"),
 )

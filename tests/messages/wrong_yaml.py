@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from tests.messages.kit import GOOD, VALIDATE, Case, over, whole
+from tests.messages.kit import GOOD, Case, over, whole
 
 SYNTAX = (
     over("a colon in a value", "description: Kimi: two nodes\n"),
-    over("a comment behind a colon in a value", "description: a: b # see the wiki\n"),
     over(
         "a line indented below a value",
         "mode: disaggregated\n  patches: auto\n",
         fact="not YAML: this line is indented",
     ),
-    over("no space after a colon", "decode:\n  instances:2\n  parallel: {tp: 4}\n"),
     over("no colon", "mode disaggregated\npatches: auto\n", fact="not YAML: no colon in this"),
     over("a tab behind a colon", "mode:\t@x\n", fact="a tab before the value"),
     over(
@@ -20,14 +18,8 @@ SYNTAX = (
         "decode:\n  instances: 1\n   parallel: {tp: 4}\n",
         fact="not YAML: this line is indented",
     ),
-    over(
-        "a key less indented than its neighbours",
-        "decode:\n    instances: 1\n  parallel: {tp: 4}\n",
-        fact="not YAML: this line begins in",
-    ),
     whole("a first line that is indented", " schema: 1\nname: x\n", fact="not YAML: this line does not"),
     over("a list item among keys", "decode:\n  instances: 1\n- parallel\n", fact="not YAML: a list item (-)"),
-    over("an item on the line of its key", "exclude_nodes: - gpu7\n"),
     over(
         "a bracket that is not closed", "prefill:\n  devices: [0, 1, 2, 3\ndecode: {}\n", fact="not YAML: the [ of this"
     ),
@@ -37,36 +29,21 @@ SYNTAX = (
         fact="not YAML: the quote of this",
     ),
     over("text behind a quote", 'description: "two" nodes\n', fact="not YAML: text after the closing"),
-    over("a backslash in double quotes", 'description: "C:\\models"\n', fact="not YAML: a backslash in double"),
     over("a value that begins with @", "description: @home\n"),
-    over("a value that begins with %", "description: %x\n"),
     over("a value that begins with >", "requires: \n  vllm: >=0.26\n"),
-    over("a star that is not quoted", "proxy:\n  allowed_hosts: [*]\n", fact="not YAML: a value that begins"),
     over("an alias of nothing", "description: *bold\n"),
 )
-SURPRISES = (
-    over("a hexadecimal number that is none", "proxy: {workers: 0x}\n"),
-    over("no in a list of texts", "exclude_nodes: [no, 7]\n"),
-)
+SURPRISES = (over("no in a list of texts", "exclude_nodes: [no, 7]\n"),)
 INVISIBLE = (
     over(
         "a no-break space in the indentation",
         "decode:\n\u00a0\u00a0instances: 1\n",
         fact="\\u00a0\\u00a0instances: the key has U+00A0 (NO-BREAK",
     ),
-    over(
-        "a no-break space behind a colon",
-        "decode:\n  instances:\u00a01\n  parallel: {tp: 4}\n",
-        fact="not YAML: U+00A0 (NO-BREAK SPACE) at",
-    ),
     over("a no-break space behind a value", "mode: disaggregated\u00a0\n"),
     over("a zero-width space in a value", "mode: dis\u200baggregated\n"),
     over("a zero-width space in a key", "mo\u200bde: disaggregated\n", fact="mo\\u200bde: the key has U+200B (ZERO"),
-    over(
-        "a byte-order mark within a file", "\ufeffmode: disaggregated\n", fact="\\ufeffmode: the key has U+FEFF (ZERO"
-    ),
     over("a no-break space in quotes", 'mode: "disaggregated\u00a0"\n'),
-    Case("a no-break space on the command line", argv=(*VALIDATE, "--set", "prefill.instances=1\u00a0")),
     whole("a NUL byte", b"schema: 1\nname: a\0b\n", fact="not YAML: U+0000 at column 8"),
     whole("an escape character", GOOD.replace("name: good", "name: \x1b[1mgood"), fact="not YAML: U+001B at column 7"),
     whole("UTF-16", ("\ufeff" + GOOD).encode("utf-16-le"), fact="the file is UTF-16, not UTF-8"),
