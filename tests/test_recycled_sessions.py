@@ -95,7 +95,7 @@ def test_a_record_with_a_pid_that_is_none_is_refused(tmp_path: Path, pid: int) -
     written = json.loads(state(GONE.pid, 1.0).model_dump_json())
     written["processes"]["d"]["id"]["pid"] = pid
     run.write(run.state, json.dumps(written))
-    with pytest.raises(StateError, match="this is no "):
+    with pytest.raises(StateError, match=r"this state\.json is damaged"):
         run.read_state()
 
 

@@ -49,22 +49,29 @@ UNKNOWN = (
         "brackets that are not closed on the command line",
         "--set",
         "prefill.devices=[0,1",
-        fact="--set prefill.devices=[0,1: not YAML: the [",
+        fact="--set prefill.devices=[0,1: not YAML: while parsing a flow seque",
     ),
 )
 MISSING = (
     whole("no schema", GOOD.replace("schema: 1\n", "")),
-    whole("no name", GOOD.replace("name: good\n", "")),
-    whole("no platform", GOOD.replace("platform: cuda\n", "")),
-    whole("no model", CPU.replace("model: {path: model, served_name: model}\n", "").replace("cpu", "cuda")),
-    whole("no served name", GOOD.replace("  served_name: model\n", "")),
-    over("lmcache without a size", "lmcache: {l1_size_gb: null, chunk_size: 256}\n"),
-    over("a secret without a name", "engine: {env: {HF_TOKEN: {}}}\n"),
+    whole("no name", GOOD.replace("name: good\n", ""), fact="name: missing"),
+    whole("no platform", GOOD.replace("platform: cuda\n", ""), fact="platform: missing"),
+    whole(
+        "no model",
+        CPU.replace("model: {path: model, served_name: model}\n", "").replace("cpu", "cuda"),
+        fact="model: missing",
+    ),
+    whole("no served name", GOOD.replace("  served_name: model\n", ""), fact="model.served_name: missing"),
+    over(
+        "lmcache without a size", "lmcache: {l1_size_gb: null, chunk_size: 256}\n", fact="lmcache.l1_size_gb: missing"
+    ),
+    over("a secret without a name", "engine: {env: {HF_TOKEN: {}}}\n", fact="engine.env.HF_TOKEN.secret: missing"),
     over(
         "a raw connector without its mapping",
         "prefill: {connector: {kind: raw}}\ndecode: {connector: {kind: raw}}\nlmcache: null\n",
+        fact="prefill.connector.config: missing",
     ),
-    over("tls without a key", "proxy: {tls: {certificate: server.crt}}\n"),
+    over("tls without a key", "proxy: {tls: {certificate: server.crt}}\n", fact="proxy.tls.key: missing"),
 )
 FLAGS = (
     over(
@@ -73,7 +80,13 @@ FLAGS = (
         fact="engine.args.no-enable-prefix-caching: a flag is turned off",
     ),
 )
-SECRETS = (over("a secret's value for its name", "engine: {env: {HF_TOKEN: {secret: hf-abc.def}}}\n"),)
+SECRETS = (
+    over(
+        "a secret's value for its name",
+        "engine: {env: {HF_TOKEN: {secret: hf-abc.def}}}\n",
+        fact="engine.env.HF_TOKEN.secret: expected the name of an environment",
+    ),
+)
 REFERENCES = (
     over(
         "a variable that is not set",
@@ -84,7 +97,7 @@ REFERENCES = (
         "a reference without quotes in braces",
         "decode: {instances: ${DECODES}}\n",
         DECODES="2",
-        fact="not YAML: expected ',' or '}'",
+        fact="not YAML: while parsing a flow mapping expected ',' or '}', but",
     ),
 )
 KINDS: tuple[tuple[Case, ...], ...] = (UNKNOWN, MISSING, FLAGS, SECRETS, REFERENCES)

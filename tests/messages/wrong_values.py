@@ -42,8 +42,16 @@ RANGES = (
     ),
     over("a port above the last one", "ports: {proxy: 80000}\n"),
     over("port 0", "ports: {decode: 0}\n"),
-    over("a size of nothing", "lmcache: {l1_size_gb: 0}\n"),
-    over("a size beyond every node", "lmcache: {l1_size_gb: 1.0e+300}\n"),
+    over(
+        "a size of nothing",
+        "lmcache: {l1_size_gb: 0}\n",
+        fact="lmcache.l1_size_gb: expected more than 0 and at most 1e+06, got",
+    ),
+    over(
+        "a size beyond every node",
+        "lmcache: {l1_size_gb: 1.0e+300}\n",
+        fact="lmcache.l1_size_gb: expected more than 0 and at most 1e+06, got",
+    ),
     over("a timeout of nothing", "timeouts: {engine_seconds: 0}\n"),
     over("a negative timeout", "timeouts: {stop_seconds: -1}\n"),
     over("infinity", "timeouts: {engine_seconds: .inf}\n"),
@@ -61,14 +69,26 @@ SHORT = (
     ),
     over("a slip in a connector", "decode: {connector: {kind: moncake}}\n"),
     over("a routing policy by its name", "proxy: {routing: {prefill: least_loaded}}\n"),
-    whole("a model by its id", GOOD.replace(GOOD[GOOD.index("model:") : GOOD.index("prefill:")], "model: org/model\n")),
-    over("flags as text", "engine:\n  args: --max-model-len 4096 --enforce-eager\n"),
+    whole(
+        "a model by its id",
+        GOOD.replace(GOOD[GOOD.index("model:") : GOOD.index("prefill:")], "model: org/model\n"),
+        fact='model: expected a mapping, got "org/model"',
+    ),
+    over(
+        "flags as text",
+        "engine:\n  args: --max-model-len 4096 --enforce-eager\n",
+        fact='engine.args: expected a mapping, got "--max-model-len 4096 --enf',
+    ),
 )
 LISTS = (
-    over("a range of devices", 'prefill: {devices: "0-3"}\n'),
-    over("one role for a list", "lmcache: {on: prefill}\n"),
-    over("an empty list", "lmcache: {on: []}\n"),
-    over("a command as text", "engine: {command: numactl --interleave=all vllm serve}\n"),
+    over("a range of devices", 'prefill: {devices: "0-3"}\n', fact='prefill.devices: expected a list, got "0-3"'),
+    over("one role for a list", "lmcache: {on: prefill}\n", fact='lmcache.on: expected a list, got "prefill"'),
+    over("an empty list", "lmcache: {on: []}\n", fact="lmcache.on: expected a list of at least 1, got an empty one"),
+    over(
+        "a command as text",
+        "engine: {command: numactl --interleave=all vllm serve}\n",
+        fact='engine.command: expected a list, got "numactl --interleave=all v',
+    ),
     Case("a connector by its name on the command line", argv=(*VALIDATE, "--set", "decode.connector=mooncake")),
 )
 KINDS: tuple[tuple[Case, ...], ...] = (TYPES, UNITS, RANGES, SHORT, LISTS)

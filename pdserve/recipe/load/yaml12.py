@@ -118,6 +118,8 @@ def not_yaml(error: yaml.YAMLError, text: str, name: str) -> RecipeError:
         problem = f"found U+{ord(text[position]):04X}, a control character" if text else str(error)
     elif mark is not None:
         line, column = mark.line, mark.column
+        began = getattr(error, "context_mark", None)
+        problem += f" (begun in line {began.line + 1})" if began is not None and began.line != line else ""
     else:
         return RecipeError(f"not YAML: {problem or error}", where=name)
     lines = _LINES.split(text)
@@ -125,8 +127,8 @@ def not_yaml(error: yaml.YAMLError, text: str, name: str) -> RecipeError:
     return RecipeError(
         f"not YAML: {problem}, at column {column + 1}",
         where=name if name.startswith("--") else f"{name}:{line + 1}",
-        todo="write `key: value` or `- item`, indented with spaces; close brackets and quotes; text with a colon, "
-        "a # or a special character in front needs quotes",
+        todo="a line is key: value or - item, indented with spaces; brackets and quotes are closed; text with a colon "
+        "in it, or a special character in front, needs quotes",
         evidence=(show.escaped(shown.rstrip())[:160],) if shown.strip() and not show.looks_secret(shown) else (),
     )
 
