@@ -111,7 +111,7 @@ def test_an_option_without_a_key_has_an_example_that_can_be_typed(tmp_path: Path
 @each_row("option, what", [
     ("prefill.instances={", "while parsing a flow node"),
     ("prefill.devices=[0,1", "while parsing a flow sequence"),
-    ("description=@team", "while scanning for the next token found character '@' that cannot start any token, at column 1"),
+    ("description=@team", "while scanning for the next token found character '@'"),
 ])  # fmt: skip
 def test_a_value_that_is_no_yaml_is_refused_with_the_option(tmp_path: Path, option: str, what: str) -> None:
     text = refused(tmp_path, CPU, option)
