@@ -210,6 +210,18 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
     return processes.run()
 
 
+def check(path: Path, handover_format: int) -> None:
+    """Raises RecipeError where the configuration cannot be used, StartError where the proxy that runs hands over in
+    another format."""
+    if handover_format != handover.FORMAT:
+        raise StartError(
+            "the running proxy was started by another version of pdserve",
+            cause=f"it hands over in format {handover_format}, and this version takes format {handover.FORMAT}",
+            todo="take the deployment down with that version, and start it with this one",
+        )
+    load_config(path)
+
+
 def stdin_is_control() -> bool:
     """A launcher talks through a pipe or a socket; a terminal, a file or nothing at all is standalone use."""
     try:
@@ -223,13 +235,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pdserve.proxy", description="Prefill/decode proxy for vLLM.")
     parser.add_argument("--config", type=Path, required=True, help="ProxyConfig as JSON")
     parser.add_argument("--no-control", action="store_true", help="all workers are ready from the start")
-    parser.add_argument(handover.CHECK, action="store_true", help="only check whether it could start")
+    parser.add_argument(
+        handover.CHECK, type=int, metavar="FORMAT", help="only check whether it could take over a proxy"
+    )
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     log.info("pdserve %s, %s", __version__, compiled.how())
     try:
-        if args.check:
-            load_config(args.config)
+        if args.check is not None:
+            check(args.config, args.check)
             return 0
         with_control = not args.no_control and stdin_is_control()
         key = os.environ.get(ENGINE_KEY)

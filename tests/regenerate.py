@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 
 import tests.docs.regenerate
-import tests.messages.table
 import tests.plan.regenerate
 from pdserve.cli.schema import cluster_schema
 from pdserve.recipe.schema import schema_text
@@ -19,14 +18,13 @@ SCHEMAS = Path(__file__).parents[1] / "schema"
 
 
 def main() -> None:
-    """The JSON Schemas, the generated pages of docs/, tests/golden, slurm/disagg.sh, tests/sweep/array.sbatch,
-    and tests/messages/golden."""
+    """The JSON Schemas, the generated pages of docs/, tests/golden, slurm/disagg.sh and
+    tests/sweep/array.sbatch."""
     (SCHEMAS / "recipe.schema.json").write_text(schema_text())
     (SCHEMAS / "cluster.schema.json").write_text(json.dumps(cluster_schema(), indent=2) + "\n")
     tests.docs.regenerate.main()
     tests.plan.regenerate.main()
     array_golden.FILE.write_text(array_golden.array_script())
-    tests.messages.table.main()
 
 
 if __name__ == "__main__":

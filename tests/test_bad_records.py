@@ -66,16 +66,6 @@ def test_a_line_that_cannot_be_read_hides_no_other(run: RunDir, bad: bytes) -> N
     assert "unreadable" in report(StateError("it failed"), "fake", None, events)
 
 
-@pytest.mark.parametrize(
-    ("former", "now"), [("said", "note"), ("untold", "not_reached"), ("told_to_end", "signal_received")]
-)
-def test_a_history_of_an_earlier_version_is_read_under_the_names_of_today(run: RunDir, former: str, now: str) -> None:
-    run.append_event(former, said="what it was")
-    [event] = run.read_events()[0]
-    assert (event["event"], event["text"]) == (now, "what it was")
-    assert "said" not in event
-
-
 def test_half_a_line_does_not_take_the_next_one_with_it(run: RunDir) -> None:
     run.append_event("one")
     with run.events.open("ab") as file:

@@ -102,7 +102,7 @@ def test_a_strangers_cgroup_is_left_alone(tmp_path: Path) -> None:
     assert recorded(identity, "run-1") is None
     ours.unlink()
     stranger = write(ours, {"cgroup.procs": 1, "cgroup.kill": ""})
-    group = Cgroup(CgroupId(path=str(ours), device=identity.device, inode=identity.inode))
+    group = Cgroup(CgroupId(path=str(ours), device=identity.device, inode=identity.inode, parent=identity.parent))
     group.kill()
     assert group.members() == set()
     assert group.remove(), "ours is gone"

@@ -149,11 +149,6 @@ def test_what_the_command_leaves_to_the_launcher_is_collected_when_it_has_ended(
         launcher.wait()
 
 
-def test_the_record_of_an_older_version_has_no_command() -> None:
-    old = '{"name": "test", "run_id": "1", "host": "here", "launcher": {"pid": 7, "start_ticks": 7}, "started_at": 0}'
-    assert DeploymentState.model_validate_json(old).command is None
-
-
 def test_without_a_run_there_is_no_exit_code() -> None:
     with pytest.raises(KeyboardInterrupt):
         command().exit_code()

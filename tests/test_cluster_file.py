@@ -144,11 +144,11 @@ def test_all_errors_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_missing_file_is_reported_with_a_similar_existing_one(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     load(tmp_path, TWO)
     with pytest.raises(RecipeError, match="does not exist") as caught:
         load_cluster(tmp_path / "clusters.yaml", environ={})
-    assert caught.value.todo == f"did you mean {tmp_path / 'cluster.yaml'}?"
+    assert caught.value.todo == "correct the path"
 
 
 def test_names_alone_are_enough(tmp_path: Path) -> None:

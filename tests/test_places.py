@@ -135,7 +135,7 @@ def test_a_machine_that_was_renamed_is_still_this_one(tmp_path: Path, engine: su
     assert engine.wait(60) == -signal.SIGTERM
 
 
-def test_an_older_record_is_known_by_its_hostname(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
+def test_a_record_without_a_place_is_known_by_its_hostname(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
     assert seen(record(tmp_path / "here", engine, None)) == {engine.pid}
     assert seen(record(tmp_path / "there", engine, None, hostname="elsewhere")) == set()
 

@@ -258,8 +258,7 @@ def _differences(a: Provenance, b: Provenance) -> list[Difference]:
         for name in names
         if ours.get(name) != theirs.get(name)
     ]
-    # Older results do not name it.
-    if a.tokenizer is not None and b.tokenizer is not None and a.tokenizer != b.tokenizer:
+    if a.tokenizer != b.tokenizer:
         differences.append(Difference(what="tokenizer of the client", a=a.tokenizer, b=b.tokenizer))
     return differences
 

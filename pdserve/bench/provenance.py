@@ -71,6 +71,7 @@ def circumstances_here(
         run_id="",
         began=0.0,
         client="",
+        tokenizer="",
         versions={**versions, _CLIENT: own_pdserve()},
         hardware=hardware,
         recipe="",

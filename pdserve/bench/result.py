@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from pdserve.bench.evidence import CpuUse
 from pdserve.bench.figures import Figures
@@ -12,7 +11,7 @@ from pdserve.bench.snapshot import DeploymentSnapshot
 from pdserve.bench.traces.trace import TraceFacts
 from pdserve.bench.validity import BenchVerdict
 from pdserve.bench.workload import Load, Workload
-from pdserve.plan.frozen import Frozen
+from pdserve.plan.frozen import SCHEMA, Frozen, SchemaVersion
 
 MODEL_FILES = "model files"
 """In `planned`: which model lay where the recipe names it (pdserve.models.identity)."""
@@ -26,8 +25,8 @@ class Provenance(Frozen):
     began: float
     """Wall-clock seconds."""
     client: str
-    tokenizer: str | None = None
-    """Of the client: a folder, or a name at Hugging Face. None: older than this field."""
+    tokenizer: str
+    """Of the client: a folder, or a name at Hugging Face."""
     versions: Mapping[str, str | None]
     """pdserve and its commit, Python, kernel and every engine package, as the run has recorded them at its start."""
     hardware: Mapping[str, str]
@@ -102,7 +101,7 @@ class Measurement(Frozen):
 class BenchResult(Frozen):
     """result.json"""
 
-    schema_version: Literal[1] = 1
+    schema_version: SchemaVersion = SCHEMA
     provenance: Provenance
     workload: Workload
     trace: TraceFacts | None = None

@@ -32,7 +32,8 @@ def read_result(root: Path, which: str) -> BenchResult:
         raise StateError(
             "this result cannot be read", where=str(file), cause=error.strerror or str(error), todo=_known(root)
         ) from None
-    return read_model(BenchResult, data, file, todo=", or measure again: pdserve bench")
+    todo = "measure again: pdserve bench"
+    return read_model(BenchResult, data, file, other_version=todo, damaged=todo)
 
 
 def result_file(root: Path, which: str) -> Path:

@@ -82,10 +82,10 @@ def _lived_again(records: RunRecords, event: Event) -> bool:
 
 def _explained(event: Event, log: LogFacts | None, code: int | None, role: str, *, again: bool) -> Hint | None:
     """By the log, which has what was logged after the report too, or by the report where another life goes on in the
-    log. Histories of before have no cause."""
+    log."""
     cause, todo = text(event, "cause"), text(event, "todo")
     noted = Hint(cause, todo) if cause and todo else None
-    if again and "cause" in event:
+    if again:
         return noted
     return explain(() if log is None else log.tail, exit_code=code, role=role) or noted
 

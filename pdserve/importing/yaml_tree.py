@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.load import syntax
+from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.problems import Path
 from pdserve.recipe.load.yaml12 import MAX_DEPTH, MAX_NODES
 
@@ -62,13 +62,13 @@ def read(text: str, file: str) -> Tree:
     try:
         loader = yaml.SafeLoader(text)
     except yaml.YAMLError as error:  # a character that YAML forbids
-        raise syntax.explain(error, text, file) from None
+        raise yaml12.not_yaml(error, text, file) from None
     try:
         node = loader.get_single_node()
         walk = _Walk(loader, file)
         data = None if node is None else walk.value(node, (), 0)
     except yaml.YAMLError as error:
-        raise syntax.explain(error, text, file) from None
+        raise yaml12.not_yaml(error, text, file) from None
     finally:
         loader.dispose()
     if not isinstance(data, dict):

@@ -229,7 +229,7 @@ class RollingChange:
         if "proxy" not in self._starting:
             return
         before, after = self._fleet.plan.process("proxy"), self._new.process("proxy")
-        if after.runs_as(before.model_copy(update={"files": after.files})) and await roll(self._fleet, after):
+        if after == before.model_copy(update={"files": after.files}) and await roll(self._fleet, after):
             self._adopt("proxy")
         else:
             await self._replace("proxy")

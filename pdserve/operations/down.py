@@ -168,7 +168,7 @@ def _others(run: RunDir, state: DeploymentState, report: Report, *, cleared: Col
 
 
 def _at_the_latest(run: RunDir) -> str:
-    """Nothing where the plan is not to be read: one of another version."""
+    """Nothing where the plan is not to be read."""
     try:
         return f", at the latest {run.read_plan().timeouts.agent_lease_seconds:g} s after it"
     except (StateError, NotOursError):

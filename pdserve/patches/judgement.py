@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from pdserve.installed.distributions import installed
 from pdserve.patches.here import judge_here, of_installed
-from pdserve.patches.registry import RETIRED, find
+from pdserve.patches.registry import find
 from pdserve.patches.releases import same_code
 from pdserve.patches.verdict import Verdict
 
@@ -26,7 +26,7 @@ RELEASES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 
 def verdicts(names: Iterable[str]) -> Mapping[str, Verdict]:
     """As engines of this environment will judge these patches. Raises RecipeError for a name that it does not know."""
-    return {name: Verdict("not-needed", RETIRED[name]) if name in RETIRED else judge_here(find(name)) for name in names}
+    return {name: judge_here(find(name)) for name in names}
 
 
 def main() -> int:

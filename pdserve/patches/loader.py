@@ -10,7 +10,7 @@ from pdserve.patches.fingerprint import Fingerprint, of_loaded
 from pdserve.patches.here import of_installed, versions_here
 from pdserve.patches.patch import Patch
 from pdserve.patches.record import Publisher, Standing, begin, process_kind, process_name
-from pdserve.patches.registry import RETIRED, find
+from pdserve.patches.registry import find
 from pdserve.patches.verdict import Verdict, decide, judge, way_out
 
 
@@ -21,7 +21,7 @@ def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: st
     (`decide`); the others are left out then, with a warning.
     """
     given = [name for name in dict.fromkeys(name.strip() for name in names) if name]
-    patches = [find(name) for name in given if name not in RETIRED]
+    patches = [find(name) for name in given]
     allowed = {name.strip() for name in allow_unknown if name.strip()}
     versions = versions_here()
     verdicts = [(patch, _judge(patch, versions)) for patch in patches]
@@ -29,8 +29,6 @@ def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: st
         if decide(patch, verdict, allowed) == "refused":
             raise _refusal(patch, verdict)
     standing = begin()
-    # The plan of a running deployment can be older than this pdserve.
-    standing.not_needed.update({name: RETIRED[name] for name in given if name in RETIRED})
     for patch, verdict in verdicts:
         _take(patch, verdict, allowed, standing)
     Publisher(standing, folder).start()

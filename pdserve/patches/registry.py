@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Literal
 
@@ -77,25 +77,17 @@ REGISTRY: tuple[Patch, ...] = (
 )
 """In the order in which they are applied."""
 
-RETIRED: Mapping[str, str] = {
-    "multiconnector-loser-blocks": "vllm 0.26 gives every child the blocks of a request",
-    "admission-gate": "vllm 0.23 reserves the blocks that loads in flight need",
-    "lmcache-block-copy": "lmcache 0.4.7 copies blocks without kernels",
-}
-"""Patches that no supported version needs -> why. Recipes and running deployments may still name them."""
-
 
 def select(requested: Literal["auto"] | Sequence[str], deployment: Deployment) -> tuple[str, ...]:
     """Names of the patches to apply, in the registry's order.
 
-    auto: those that the deployment needs. A list: exactly those, without the retired ones; an unknown name is a
-    RecipeError. A version that is not known counts as one that needs the patch.
+    auto: those that the deployment needs. A list: exactly those; an unknown name is a RecipeError. A version that is
+    not known counts as one that needs the patch.
     """
     if requested == "auto":
         return tuple(patch.name for patch in REGISTRY if patch.needed(deployment))
     for name in requested:
-        if name not in RETIRED:
-            find(name)
+        find(name)
     return tuple(patch.name for patch in REGISTRY if patch.name in requested)
 
 

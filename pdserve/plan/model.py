@@ -12,6 +12,7 @@ from pydantic import Field
 
 from pdserve.installed.versions import Versions as Versions
 from pdserve.pd.config.proxy import ProxyConfig
+from pdserve.plan.frozen import SCHEMA, SchemaVersion
 from pdserve.plan.frozen import Frozen as Frozen
 from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.reach import Local
@@ -55,7 +56,7 @@ class Exposure(Frozen):
 class Plan(Frozen):
     """Everything that `up` will do, decided before it starts."""
 
-    schema_version: Literal[1] = 1
+    schema_version: SchemaVersion = SCHEMA
     name: str
     run_dir: str = "."
     """The run directory: `log` and `files` of the processes are relative to it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -186,14 +186,3 @@ class Process(Frozen):
         """The RDMA devices that its connectors use, none when they may choose; None: it moves KV without RDMA."""
         used = [connector.rdma_devices for connector in self.connectors if connector.rdma_devices is not None]
         return tuple(dict.fromkeys(name for names in used for name in names)) if used else None
-
-    def runs_as(self, other: Process) -> bool:
-        """Whether both would run alike: the same command, environment, node and limits. What only describes the
-        process does not count: an older version did not record it, and nothing is to be restarted for it."""
-        return self.model_copy(update=_UNDESCRIBED) == other.model_copy(update=_UNDESCRIBED)
-
-
-_UNDESCRIBED: dict[str, Any] = {
-    name: Process.model_fields[name].default
-    for name in ("connectors", "packages", "libraries", "port_ranges", "host_bytes", "shm_bytes", "reached_by")
-}

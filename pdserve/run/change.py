@@ -67,7 +67,7 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
 def runs_on(running: Process, new: Process) -> bool:
     """Whether a process that runs need not be started again to be the new one. The proxy's configuration names its
     workers, but while it runs the launcher tells it which there are (`Fleet.adopt`)."""
-    return _as_started(new).runs_as(_as_started(running))
+    return _as_started(new) == _as_started(running)
 
 
 def _as_started(process: Process) -> Process:

@@ -324,7 +324,7 @@ def _contents(file: Path) -> bytes:
 
 def _read(file: Path, model: type[ModelT]) -> ModelT:
     try:
-        return read_model(model, _contents(file), file, todo=f"; after an edit by hand, {_anew(file)}")
+        return read_model(model, _contents(file), file, other_version="take it down with that one", damaged=_anew(file))
     except FileNotFoundError:
         raise StateError(f"this run has no {file.name}", where=str(file.parent), todo="start it: pdserve up") from None
     except OSError as error:

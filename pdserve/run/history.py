@@ -29,9 +29,6 @@ _LAST_TIME = 1 << 36
 """Seconds: no clock of ours is in the year 4147."""
 _SHOWN_BYTES = 200
 """Of a line that cannot be read."""
-_FORMER_KINDS = {"said": "note", "untold": "not_reached", "told_to_end": "signal_received"}
-_FORMER_TEXT = "said"
-"""Names in histories of earlier versions, which keep runs for weeks (retention)."""
 
 
 def append(file: Path, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +94,5 @@ def _event(line: bytes, at: float) -> dict[str, Any]:
     if isinstance(event, dict) and isinstance(event.get("event"), str):
         time_of = event.get("at")
         if isinstance(time_of, int | float) and 0 <= time_of < _LAST_TIME:  # NaN is not
-            event["event"] = _FORMER_KINDS.get(event["event"], event["event"])
-            if _FORMER_TEXT in event:
-                event["text"] = event.pop(_FORMER_TEXT)
             return event
     return {"at": at, "event": "unreadable", "text": line[:_SHOWN_BYTES].decode(errors="replace")}

@@ -149,10 +149,10 @@ def take(run: RunDir) -> list[tuple[str, Request]]:
             taken.append((file.stem, _REQUESTS.validate_json(content)))
         except ValidationError as error:
             unreadable = StateError(
-                "the launcher cannot read the request",
+                "the launcher cannot read the request: it is of another version of pdserve",
                 where=str(run.path),
-                cause=f"it was started by another version of pdserve ({error.error_count()} fields differ)",
-                todo="use that version for this deployment; or pdserve down, then pdserve up",
+                cause=f"{error.error_count()} fields differ",
+                todo="take the deployment down with the version that started it",
             )
             # What else was taken is in no other place any more: it must not be lost with this answer.
             with contextlib.suppress(OSError):

@@ -93,7 +93,7 @@ def _named(state: DeploymentState, run: RunDir) -> set[int]:
     beside = [agent for agent in agents if not agent.here and is_named_here(agent.hostname)]
     if here and not beside and all(agent.shows_all() for agent in here):
         return set()
-    return markers.holders(run.run_id, state.token, state.processes)
+    return markers.holders(run.run_id, state.token)
 
 
 def _agents(state: DeploymentState, run: RunDir) -> list[AgentRecord]:

@@ -15,8 +15,7 @@ from pathlib import Path
 from pdserve.logs import rotation
 from pdserve.recipe.sections.logs import Logs
 
-_PATTERNS = ("launcher.log", "agent@*.log", "probe@*.log", "scout@*.log")
-"""The last one of an earlier version."""
+_PATTERNS = ("launcher.log", "agent@*.log", "probe@*.log")
 _LOOK_SECONDS = 2.0
 _AGAIN_SECONDS = 60.0
 _MIB = 1 << 20

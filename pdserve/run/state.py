@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from pdserve.plan.frozen import SCHEMA, SchemaVersion
 from pdserve.roles import ProcessRole
 from pdserve.system.cgroup import CgroupId
 from pdserve.system.procfs import Place, ProcessId
@@ -49,7 +50,7 @@ class NodeState(BaseModel):
     hostname: str
     """Of the machine on which both of them and its processes are."""
     place: Place | None = None
-    """Where their PIDs count; None: an older version has recorded it, or it was not to be read."""
+    """Where their PIDs count; None: it was not to be read."""
     cgroup: CgroupId | None = None
     """In which each of its processes has one of its own."""
     no_cgroup: str = ""
@@ -63,6 +64,7 @@ class DeploymentState(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    schema_version: SchemaVersion = SCHEMA
     name: str
     run_id: str
     phase: Phase = "starting"
@@ -71,10 +73,9 @@ class DeploymentState(BaseModel):
     """Where the PID of the launcher counts; None: as for a node."""
     launcher: ProcessId
     token: str = ""
-    """In the names of its processes (markers.py); empty: an older version has started it."""
+    """In the names of its processes (markers.py)."""
     command: ProcessId | None = None
-    """Of `pdserve run`, once it was started: a process of the launcher's machine. None: also where an older version has
-    started it."""
+    """Of `pdserve run`, once it was started: a process of the launcher's machine."""
     nodes: dict[str, NodeState] = {}
     processes: dict[str, ProcessState] = {}
     endpoint: str = ""

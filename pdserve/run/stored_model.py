@@ -1,4 +1,4 @@
-"""Reads a file that some version of pdserve has written."""
+"""Reads the records that pdserve leaves, and refuses those of another version."""
 
 from __future__ import annotations
 
@@ -6,21 +6,48 @@ from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from pdserve.errors import StateError
+from pdserve.plan.frozen import SCHEMA
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def read_model(model: type[ModelT], data: bytes, file: Path, *, todo: str) -> ModelT:
-    """`data`: what is in the file. Raises StateError when it is no such model of this version; `todo` is its end."""
+def read_model(model: type[ModelT], data: bytes, file: Path, *, other_version: str, damaged: str) -> ModelT:
+    """Return the record that is in `data`, the contents of `file`.
+
+    Args:
+        model: The record's type, which has a `schema_version`.
+        other_version: What to do where the record has another number than SCHEMA.
+        damaged: What to do where it has this number and is no such record: it was cut off, or edited by hand.
+
+    Raises:
+        StateError: The record cannot be used.
+    """
     try:
-        return model.model_validate_json(data)
+        record = model.model_validate_json(data)
+        problem = ""
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
+        problem = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    else:
+        if "schema_version" in record.model_fields_set:
+            return record
+    if (number := _number(data)) != SCHEMA:
         raise StateError(
-            f"this is no {file.name} of this version of pdserve",
+            f"this {file.name} was written by another version of pdserve",
             where=str(file),
-            cause=": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"]))),
-            todo=f"use the version that wrote it{todo}",
-        ) from None
+            cause=f"its schema_version is {number}, and this version reads {SCHEMA}",
+            todo=other_version,
+        )
+    raise StateError(f"this {file.name} is damaged", where=str(file), cause=problem, todo=damaged)
+
+
+def _number(data: bytes) -> object:
+    """The record's schema number; SCHEMA for what is no JSON object, which no version has written."""
+    try:
+        record = from_json(data)
+    except ValueError:
+        return SCHEMA
+    return record.get("schema_version", "not there") if isinstance(record, dict) else SCHEMA

@@ -13,18 +13,12 @@ from typing import Any
 
 from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.workload import Load, Workload, usual_requests
-from pdserve.plan.frozen import Frozen
 from pdserve.recipe.load import yaml12
 from pdserve.sweep.file import Sweep
 
 Settings = tuple[tuple[str, str], ...]
 """Keys of a recipe and their values, as `--set KEY=VALUE` takes them."""
 _DIGITS = 12
-_LATER = {
-    *("trace", "trace_digest", "trace_block", "sessions", "client", "session_header"),
-    *("seconds", "grace_seconds"),
-}
-"""Keys that came later. A point that does not use them keeps its id."""
 
 
 def combinations(sweep: Sweep) -> tuple[Settings, ...]:
@@ -64,14 +58,14 @@ class Point:
         about = {
             "recipe": self.deployment.digest,
             "workload": self._work(),
-            "load": self.load.model_dump(mode="json", exclude=_LATER & _unset(self.load)),
+            "load": self.load.model_dump(mode="json"),
         }
         name = re.sub(r"[^a-z0-9.]+", "-", self.load.title.lower())
         return f"{name}-{_digest(about)}"
 
     def _work(self) -> dict[str, Any]:
         """A trace by its name and digest: where it stands does not matter."""
-        work = self.workload.model_dump(mode="json", exclude=_LATER & _unset(self.workload))
+        work = self.workload.model_dump(mode="json")
         return work | ({"trace": Path(self.workload.trace).name} if self.workload.trace is not None else {})
 
     @property
@@ -120,10 +114,6 @@ def _loads(sweep: Sweep, trace: RequestTrace | None) -> Iterator[Load]:
             seconds=sweep.seconds,
             grace_seconds=sweep.grace_seconds,
         )
-
-
-def _unset(model: Frozen) -> set[str]:
-    return {name for name in type(model).model_fields if getattr(model, name) is None}
 
 
 def _digest(data: Any) -> str:

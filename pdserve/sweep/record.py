@@ -22,7 +22,7 @@ from pdserve.bench.stored import RESULT
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import MAKE_ROOM, StateError
-from pdserve.plan.frozen import Frozen
+from pdserve.plan.frozen import SCHEMA, Frozen, SchemaVersion
 from pdserve.run.directory import RunDir
 from pdserve.run.stored_model import read_model
 from pdserve.sweep.points import Point, Settings
@@ -35,7 +35,7 @@ _FOLDER, _STARTS = "sweep", "starts"
 class PointRecord(Frozen):
     """point.json: of a point that is over."""
 
-    schema_version: Literal[1] = 1
+    schema_version: SchemaVersion = SCHEMA
     id: str
     settings: Settings
     workload: Workload
@@ -102,7 +102,8 @@ def read_point(file: Path) -> PointRecord:
         data = file.read_bytes()
     except OSError as error:
         raise StateError("this point cannot be read", where=str(file), cause=error.strerror or str(error)) from None
-    return read_model(PointRecord, data, file, todo=f", or remove {file.parent} to measure the point again")
+    todo = f"remove {file.parent} to measure the point again"
+    return read_model(PointRecord, data, file, other_version=todo, damaged=todo)
 
 
 def records_in(folder: Path) -> Mapping[Path, PointRecord]:

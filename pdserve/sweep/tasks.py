@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 
 from pdserve.errors import MAKE_ROOM, PdserveError, StateError
-from pdserve.plan.frozen import Frozen
-from pdserve.run.stored_model import read_model
+from pdserve.plan.frozen import SCHEMA, Frozen, SchemaVersion
+from pdserve.run.stored_model import ModelT, read_model
 from pdserve.sweep.record import SweepFolder
 
 _TASKS, _ARRAYS = "tasks", "arrays"
@@ -33,6 +33,7 @@ _NAME_LOCK = "sweep.lock"
 class TaskRecord(Frozen):
     """Of a process that runs the points of one deployment."""
 
+    schema_version: SchemaVersion = SCHEMA
     deployment: str
     """Its id: the digest of its recipe."""
     host: str
@@ -58,6 +59,7 @@ class TaskRecord(Frozen):
 class ArrayRecord(Frozen):
     """Of an array that was submitted."""
 
+    schema_version: SchemaVersion = SCHEMA
     job: str
     deployments: tuple[str, ...]
     """Ids; the place of each is the number of its task."""
@@ -186,7 +188,7 @@ def _taken(folder: SweepFolder, deployment: str, file: Path) -> StateError:
 def task_of(folder: SweepFolder, deployment: str) -> TaskRecord | None:
     """The last one that ran this deployment. Raises StateError for a record that cannot be read."""
     file = folder.path / _TASKS / f"{deployment}.json"
-    return read_model(TaskRecord, file.read_bytes(), file, todo=", or remove it") if file.exists() else None
+    return _read(TaskRecord, file) if file.exists() else None
 
 
 def write_array(folder: SweepFolder, record: ArrayRecord) -> None:
@@ -197,8 +199,12 @@ def write_array(folder: SweepFolder, record: ArrayRecord) -> None:
 def arrays_of(folder: SweepFolder) -> list[ArrayRecord]:
     """All that were submitted, the oldest first. Raises StateError."""
     files = sorted((folder.path / _ARRAYS).glob("*.json"))
-    records = [read_model(ArrayRecord, file.read_bytes(), file, todo=", or remove it") for file in files]
+    records = [_read(ArrayRecord, file) for file in files]
     return sorted(records, key=lambda record: record.submitted)
+
+
+def _read(model: type[ModelT], file: Path) -> ModelT:
+    return read_model(model, file.read_bytes(), file, other_version="remove it", damaged="remove it")
 
 
 def _write(file: Path, record: Frozen) -> None:

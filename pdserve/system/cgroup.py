@@ -42,8 +42,8 @@ class CgroupId(BaseModel):
     path: str
     device: int
     inode: int
-    parent: int | None = None
-    """Inode of the one in which it is, by which it can be known that it was removed. None: an older version."""
+    parent: int
+    """Inode of the one in which it is, by which it can be known that it was removed."""
 
 
 class Cgroup:

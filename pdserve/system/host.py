@@ -36,7 +36,8 @@ def local_node(platform: str) -> Node:
 
 
 def is_here(hostname: str, recorded: Place | None) -> bool:
-    """Whether PIDs of that place mean the same here. Without one (of an older version) the hostname decides."""
+    """Whether PIDs of that place mean the same here. Without one, where it was not to be
+    read, the hostname decides."""
     ours = place()
     return is_named_here(hostname) if recorded is None or ours is None else recorded == ours
 

@@ -14,7 +14,6 @@ cgroups show what a run has started; else it counts as one of the run.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
 
 from pdserve.system import procfs
 
@@ -32,11 +31,7 @@ def marker(run_id: str, token: str, life: str) -> str:
     return f"{run_id}/{token}/{life}"
 
 
-def holders(run_id: str, token: str, names: Collection[str]) -> set[int]:
-    """Live PIDs that carry a name of the run, in one reading. `token` empty: of an older version, whose names were
-    `<run id>/<process>`; `names` are its processes."""
-    if token:
-        begin = marker(run_id, token, "").encode()
-        return {pid for pid, value in procfs.environment_values(MARKER).items() if value.startswith(begin)}
-    exact = {f"{run_id}/{name}".encode() for name in names}
-    return {pid for pid, value in procfs.environment_values(MARKER).items() if value in exact}
+def holders(run_id: str, token: str) -> set[int]:
+    """Return the live PIDs that carry a name of the run, in one reading."""
+    begin = marker(run_id, token, "").encode()
+    return {pid for pid, value in procfs.environment_values(MARKER).items() if value.startswith(begin)}

@@ -7,7 +7,7 @@ from typing import get_args
 
 from pdserve.installed.versions import KNOWN
 from pdserve.patches.patch import Behaviour, Patch
-from pdserve.patches.registry import REGISTRY, RETIRED
+from pdserve.patches.registry import REGISTRY
 from tests.docs.behaviours import BEHAVIOURS, Outcome
 
 _HEAD = """\
@@ -49,15 +49,13 @@ Patches are for vllm `{vllm}` and lmcache `{lmcache}`: what the shipped recipes 
 images and wheels are in use (published runs had vLLM 0.21 to 0.24 and LMCache 0.5.1 to 0.5.3), but `requires` refuses
 them; their known defects are in [versions.md](versions.md). A recipe without `requires` gets a warning, and patches
 meet unknown code there, with the consequences above.
-
-The names of deleted patches stay valid in recipes and in the plans of running deployments. They do nothing.
 """
 
 
 def page() -> str:
     """The whole page."""
     return "\n".join(
-        [_HEAD, *_overview(), *_retired(), *(line for patch in REGISTRY for line in _patch(patch)), *_behaviours()]
+        [_HEAD, *_overview(), *_versions(), *(line for patch in REGISTRY for line in _patch(patch)), *_behaviours()]
     )
 
 
@@ -68,12 +66,8 @@ def _overview() -> Iterator[str]:
     yield ""
 
 
-def _retired() -> Iterator[str]:
+def _versions() -> Iterator[str]:
     yield _VERSIONS.format(**KNOWN)
-    yield "| deleted patch | why |\n|---|---|"
-    for name, why in RETIRED.items():
-        yield f"| {name} | {why} |"
-    yield ""
 
 
 def _kind(patch: Patch) -> str:

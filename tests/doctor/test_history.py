@@ -107,11 +107,6 @@ def test_the_last_life_is_explained_by_all_that_it_has_logged(tmp_path: Path) ->
     assert "the engine core failed" in only(run_dir(tmp_path / "b", events=[death], logs={"decode-0": ["x"]})).cause
 
 
-def test_a_history_without_causes_is_read_as_before(tmp_path: Path) -> None:
-    run = run_dir(tmp_path, events=[died("decode-0", 1), *NEXT_LIFE], logs={"decode-0": [OF_THE_NEXT_LIFE]})
-    assert "/data/of-a-client.png" in only(run).cause
-
-
 def test_no_file_is_named_for_a_late_process_that_left_none(tmp_path: Path) -> None:
     late = {"event": "late", "name": "decode-0", "seconds": 30.0, "last_answer": "none", "diagnostics": None}
     assert only(run_dir(tmp_path, events=[late])).todo == "a slow host needs more time"

@@ -198,7 +198,7 @@ def test_devices_that_the_flags_do_not_use_are_a_loss() -> None:
 @each_row("old, new, what", [
     ("type: vllm", "type: sglang", "the engine is sglang"),
     ("name: Small", "schema: 3\nname: Small", "schema 3"),
-    (SCHEMA_1, "just text", "no mapping"), (SCHEMA_1, "a: [1", "is not closed"),
+    (SCHEMA_1, "just text", "no mapping"), (SCHEMA_1, "a: [1", "not YAML: while parsing a flow sequence"),
     (SCHEMA_1, "a: &x [*x]", "nested too deeply"),
     (SCHEMA_1, "services: {}", "no launch"),
 ])  # fmt: skip

@@ -242,7 +242,7 @@ def test_a_folder_that_cannot_be_made_is_named_and_nothing_starts(
     assert "Traceback" not in output
 
 
-DAMAGED = {"empty": b"", "garbage": b"\xff\x00{", "another version": b'{"name": "fake", "written_by": 99}'}
+DAMAGED = {"empty": b"", "garbage": b"\xff\x00{", "edited": b'{"schema_version": 1, "name": "fake"}'}
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
@@ -251,9 +251,26 @@ def test_a_damaged_record_is_named(tmp_path: Path, file: str, content: bytes) ->
     run = recorded(tmp_path)
     (run.path / file).write_bytes(content)
     read = run.read_state if file == "state.json" else run.read_plan
-    with pytest.raises(StateError, match=f"no {file} of this version") as raised:
+    with pytest.raises(StateError, match=f"this {file} is damaged") as raised:
         read()
     assert raised.value.where == str(run.path / file)
+
+
+@pytest.mark.parametrize("number", [None, 0, 2, "1"])
+@pytest.mark.parametrize("file", ["state.json", "plan.json"])
+def test_a_record_of_another_version_is_refused_whatever_else_is_in_it(
+    tmp_path: Path, file: str, number: object
+) -> None:
+    run = recorded(tmp_path)
+    record = json.loads((run.path / file).read_text()) | {"schema_version": number, "of_that_version": 1}
+    if number is None:
+        del record["schema_version"], record["of_that_version"]
+    (run.path / file).write_text(json.dumps(record))
+    read = run.read_state if file == "state.json" else run.read_plan
+    with pytest.raises(StateError, match=f"this {file} was written by another version of pdserve") as raised:
+        read()
+    assert raised.value.where == str(run.path / file)
+    assert raised.value.todo == "take it down with that one"
 
 
 @pytest.mark.process

@@ -10,8 +10,6 @@ UNKNOWN = (
     over("a hyphen for an underscore", "lmcache: {l1-size-gb: 64}\n"),
     over("a key that nothing resembles", "verify: {xyzzy: 1}\n", fact="verify.xyzzy: unknown key"),
     over("a null key that does not exist", "prefill: {instnaces: null}\n"),
-    over("replicas of a role", "prefill: {replicas: 2}\n"),
-    over("gpus of a role", "prefill: {gpus: [0, 1, 2, 3]}\n"),
     over("tp of a role", "decode: {tp: 4}\n", fact="decode.tp: unknown key"),
     over(
         "a flag of vLLM as a key",
@@ -23,9 +21,6 @@ UNKNOWN = (
         "decode: {tensor_parallel_size: 4}\n",
         fact="decode.tensor_parallel_size: unknown key",
     ),
-    over("the port of the proxy in its section", "proxy: {port: 30000}\n"),
-    over("the port of a role in its section", "prefill: {port: 8110}\n"),
-    over("a port at the top", "port: 30000\n"),
     over("a host at the top", "host: 0.0.0.0\n"),
     over("the size of L1 at the top", "l1_size_gb: 64\n"),
     over("restarts of a role at the top", "restart: {policy: never}\n", fact="restart: unknown key"),
@@ -35,9 +30,6 @@ UNKNOWN = (
         "decode: {connector: {kind: mooncake, backends: [UCX]}}\n",
         fact="decode.connector.backends: unknown key",
     ),
-    over("a policy at the proxy", "proxy: {policy: least_loaded}\n"),
-    over("a name of a served model", "model: {served_model_name: x}\n"),
-    option("the port of the proxy on the command line", "--set", "proxy.port=30000"),
     option("a slip on the command line", "--set", "prefil.instances=2"),
     option("no value on the command line", "--set", "ports.proxy", fact="--set ports.proxy has no value"),
     option(
@@ -57,22 +49,29 @@ UNKNOWN = (
         "brackets that are not closed on the command line",
         "--set",
         "prefill.devices=[0,1",
-        fact="--set prefill.devices=[0,1: not YAML: the [",
+        fact="--set prefill.devices=[0,1: not YAML: while parsing a flow seque",
     ),
 )
 MISSING = (
     whole("no schema", GOOD.replace("schema: 1\n", "")),
-    whole("no name", GOOD.replace("name: good\n", "")),
-    whole("no platform", GOOD.replace("platform: cuda\n", "")),
-    whole("no model", CPU.replace("model: {path: model, served_name: model}\n", "").replace("cpu", "cuda")),
-    whole("no served name", GOOD.replace("  served_name: model\n", "")),
-    over("lmcache without a size", "lmcache: {l1_size_gb: null, chunk_size: 256}\n"),
-    over("a secret without a name", "engine: {env: {HF_TOKEN: {}}}\n"),
+    whole("no name", GOOD.replace("name: good\n", ""), fact="name: missing"),
+    whole("no platform", GOOD.replace("platform: cuda\n", ""), fact="platform: missing"),
+    whole(
+        "no model",
+        CPU.replace("model: {path: model, served_name: model}\n", "").replace("cpu", "cuda"),
+        fact="model: missing",
+    ),
+    whole("no served name", GOOD.replace("  served_name: model\n", ""), fact="model.served_name: missing"),
+    over(
+        "lmcache without a size", "lmcache: {l1_size_gb: null, chunk_size: 256}\n", fact="lmcache.l1_size_gb: missing"
+    ),
+    over("a secret without a name", "engine: {env: {HF_TOKEN: {}}}\n", fact="engine.env.HF_TOKEN.secret: missing"),
     over(
         "a raw connector without its mapping",
         "prefill: {connector: {kind: raw}}\ndecode: {connector: {kind: raw}}\nlmcache: null\n",
+        fact="prefill.connector.config: missing",
     ),
-    over("tls without a key", "proxy: {tls: {certificate: server.crt}}\n"),
+    over("tls without a key", "proxy: {tls: {certificate: server.crt}}\n", fact="proxy.tls.key: missing"),
 )
 FLAGS = (
     over(
@@ -81,7 +80,13 @@ FLAGS = (
         fact="engine.args.no-enable-prefix-caching: a flag is turned off",
     ),
 )
-SECRETS = (over("a secret's value for its name", "engine: {env: {HF_TOKEN: {secret: hf-abc.def}}}\n"),)
+SECRETS = (
+    over(
+        "a secret's value for its name",
+        "engine: {env: {HF_TOKEN: {secret: hf-abc.def}}}\n",
+        fact="engine.env.HF_TOKEN.secret: expected the name of an environment",
+    ),
+)
 REFERENCES = (
     over(
         "a variable that is not set",
@@ -92,7 +97,7 @@ REFERENCES = (
         "a reference without quotes in braces",
         "decode: {instances: ${DECODES}}\n",
         DECODES="2",
-        fact="not YAML: expected ',' or '}'",
+        fact="not YAML: while parsing a flow mapping expected ',' or '}', but",
     ),
 )
 KINDS: tuple[tuple[Case, ...], ...] = (UNKNOWN, MISSING, FLAGS, SECRETS, REFERENCES)

@@ -105,12 +105,11 @@ COMMANDS = (
     Case("a dry run that removes nothing", argv=("list", "--dry-run"), fact="--dry-run belongs to --prune"),
 )
 CLUSTERS = (
-    cluster("hosts as names", "schema: 1\nhosts: [gpu1, gpu2]\n"),
-    cluster("hosts as one text", "schema: 1\nhosts: gpu1\n"),
+    cluster("hosts as names", "schema: 1\nhosts: [gpu1, gpu2]\n", fact='hosts.0: expected a mapping, got "gpu1"'),
+    cluster("hosts as one text", "schema: 1\nhosts: gpu1\n", fact='hosts: expected a list, got "gpu1"'),
     cluster("a slip in hosts", "schema: 1\nhost:\n  - name: gpu1\n"),
     cluster("a host twice", HOSTS + "  - name: gpu1\n", fact="hosts.2.name: gpu1 is there twice (hosts.0.name"),
-    cluster("a host without a name", "schema: 1\nhosts:\n  - address: 10.1.0.11\n"),
-    cluster("devices as a range", 'schema: 1\nhosts:\n  - {name: gpu1, devices: "0-3"}\n'),
+    cluster("a host without a name", "schema: 1\nhosts:\n  - address: 10.1.0.11\n", fact="hosts.0.name: missing"),
     cluster("seconds with a unit", HOSTS + "ssh: {connect_seconds: 10s}\n"),
     cluster("a key of a recipe in a cluster file", HOSTS + "ports: {proxy: 8001}\n", fact="ports: unknown key"),
 )

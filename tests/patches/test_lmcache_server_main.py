@@ -16,7 +16,6 @@ import pytest
 from pdserve.errors import StartError
 from pdserve.patches.lmcache.demand_pinned import step_bytes
 from pdserve.patches.process_records import read_records
-from pdserve.patches.registry import RETIRED
 
 MAIN = "pdserve.patches.lmcache_server_main"
 ROOT = Path(__file__).parents[2]
@@ -107,7 +106,7 @@ def test_the_real_server_runs_with_the_patches_and_reports_them(tmp_path: Path) 
     """On a CPU it pins nothing, so they have nothing to do; that they are active is what is proven here."""
     env = {
         **os.environ,
-        "PDSERVE_PATCHES": "lmcache-demand-pinned,lmcache-final-capacity,lmcache-block-copy",
+        "PDSERVE_PATCHES": "lmcache-demand-pinned,lmcache-final-capacity",
         "PDSERVE_PATCH_RECORD": str(tmp_path / "patches"),
         "LMCACHE_TRACK_USAGE": "false",
     }
@@ -123,7 +122,6 @@ def test_the_real_server_runs_with_the_patches_and_reports_them(tmp_path: Path) 
         server.wait(30)
     assert (record.kind, record.pid) == ("lmcache-server", server.pid)
     assert record.active == ("lmcache-demand-pinned", "lmcache-final-capacity")
-    assert record.not_needed == {"lmcache-block-copy": RETIRED["lmcache-block-copy"]}
     assert status["storage_manager"]["l1_manager"]["memory_total_bytes"] == 1 << 30
 
 

@@ -56,18 +56,6 @@ def test_exactly_the_named_patches_are_applied_once_and_reported_once() -> None:
     assert done.stderr.count("pdserve patches active: mooncake-cpu-device (pid ") == 1
 
 
-def test_a_patch_that_is_gone_is_not_needed_so_a_plan_of_an_older_pdserve_still_starts(tmp_path: Path) -> None:
-    named = "admission-gate,mooncake-cpu-device"
-    done = run(STAND_IN, PDSERVE_PATCHES=named, PDSERVE_PATCH_RECORD=str(tmp_path))
-    assert done.stdout.splitlines()[0] == "['mooncake-cpu-device']"
-    (record,) = read_records_of_any_process(tmp_path)
-    assert record["not_needed"] == {"admission-gate": "vllm 0.23 reserves the blocks that loads in flight need"}
-
-
-def read_records_of_any_process(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(path.read_text()) for path in folder.glob("*.json")]
-
-
 def test_a_record_is_left_for_each_process(tmp_path: Path) -> None:
     folder = tmp_path / "patches"
     names = ["mooncake-cpu-device", "multiconnector-prom-metrics"]

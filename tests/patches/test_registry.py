@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.patches.judgement import verdicts
 from pdserve.patches.patch import Deployment, in_range, may_be
-from pdserve.patches.registry import REGISTRY, RETIRED, find, select
+from pdserve.patches.registry import REGISTRY, find, select
 from pdserve.plan.model import Versions
 
 PATH = frozenset({"MultiConnector", "MooncakeConnector", "LMCacheMPConnector"})
@@ -124,17 +123,6 @@ def test_a_list_keeps_the_order_of_the_registry_and_names_each_once() -> None:
     names = [patch.name for patch in REGISTRY]
     chosen = select([*reversed(names), *names], deployment())
     assert chosen == tuple(names)
-
-
-def test_a_list_of_an_older_recipe_may_name_patches_that_are_gone() -> None:
-    assert not RETIRED.keys() & {patch.name for patch in REGISTRY}
-    assert select([*RETIRED, "mooncake-cpu-device"], deployment()) == ("mooncake-cpu-device",)
-
-
-def test_a_patch_that_is_gone_is_judged_as_one_that_is_not_needed() -> None:
-    assert {name: verdict.outcome for name, verdict in verdicts(RETIRED).items()} == dict.fromkeys(
-        RETIRED, "not-needed"
-    )
 
 
 def test_an_unknown_name_is_a_recipe_error_with_a_suggestion() -> None:

@@ -1,32 +1,19 @@
-"""What a plan's process says of itself, and plans that an older version has written."""
+"""What a plan's process says of itself."""
 
 from __future__ import annotations
 
-import json
 from typing import Any, get_args
 
 import pytest
 
-from pdserve.plan.model import Plan
-from pdserve.plan.process import PlannedConnector, PortRange, Process
+from pdserve.plan.process import PlannedConnector, PortRange
 from pdserve.recipe.connectors.registry import KINDS
 from pdserve.recipe.connectors.trial import TrialTransfer
 from pdserve.roles import ProcessRole
 from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
 from tests.plan.test_mooncake_store import alone
 
-DESCRIPTION = ("connectors", "packages", "libraries", "port_ranges", "reached_by")
 RDMA = {"kind": "mooncake", "protocol": "rdma", "device_name": "a, b"}
-
-
-def as_older(built: Plan) -> Plan:
-    """As a version wrote it that did not describe processes."""
-    data: dict[str, Any] = json.loads(built.model_dump_json())
-    del data["revision"]
-    for process in data["processes"]:
-        for name in DESCRIPTION:
-            del process[name]
-    return Plan.model_validate_json(json.dumps(data))
 
 
 def both(connector: dict[str, Any]) -> dict[str, Any]:
@@ -101,19 +88,6 @@ def test_every_role_answers_to_one_predicate() -> None:
             process.is_setup,
         ]
         assert answers.count(True) == 1, process.name
-
-
-def test_a_plan_of_an_older_version_is_read_and_nothing_is_restarted_for_it() -> None:
-    built = plan(recipe(with_lmcache()))
-    older = as_older(built)
-    assert older != built
-    assert all(new.runs_as(older.process(new.name)) for new in built.processes)
-
-
-@pytest.mark.parametrize("change", [{"argv": ("other",)}, {"node": "x"}, {"ports": {"http": 1}}, {"stop_seconds": 1.0}])
-def test_another_command_node_port_or_limit_is_another_process(change: dict[str, Any]) -> None:
-    process: Process = plan(recipe()).process("prefill-0")
-    assert not process.runs_as(process.model_copy(update=change))
 
 
 def test_every_registered_connector_can_be_planned_for() -> None:

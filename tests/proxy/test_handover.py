@@ -1,4 +1,4 @@
-"""What a new program takes over from the one before it, which may be older."""
+"""What a new program takes over from the one before it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,22 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pdserve.errors import StartError
 from pdserve.pd.limits.admission import CELLS_PER_PROCESS
 from pdserve.pd.limits.quotas import cells_needed
 from pdserve.pd.processes import handover, shared_numbers
 from pdserve.pd.processes.child import Configured
 from pdserve.pd.processes.control_lines import ControlLines
-from pdserve.pd.processes.handover import Inheritance, SharedFiles
+from pdserve.pd.processes.handover import Heir, Inheritance, SharedFiles
 from pdserve.pd.processes.pauses import Pauses
 from pdserve.pd.workers.load import LoadBoard
-from pdserve.proxy import _LAYOUT, shared_with
+from pdserve.proxy import _LAYOUT, main, shared_with
 from tests.tables import each_row
-
-OLDEST = {
-    "generation": 3,
-    "sockets": [],
-    "children": [],
-    "told": ['{"remove": "decode-3"}'],
-    "states": {},
-    "partial": "",
-    "stdin_ended": False,
-}
 
 
 @pytest.fixture
@@ -39,40 +31,36 @@ def file() -> Iterator[int]:
     os.close(file)
 
 
-def taken(
-    fields: dict[str, object], monkeypatch: pytest.MonkeyPatch, shared: dict[str, object] | None = None
-) -> Inheritance:
-    file = os.memfd_create("succession")  # `taken` closes it
-    os.write(file, json.dumps(fields).encode())
-    os.lseek(file, 0, os.SEEK_SET)
-    monkeypatch.setenv("PDSERVE_PROXY_SUCCESSION", str(file))
-    if shared is not None:
-        monkeypatch.setenv("PDSERVE_PROXY_SHARED", json.dumps(shared))
-    inheritance = handover.taken()
-    assert inheritance is not None
-    return inheritance
-
-
-def test_what_an_older_program_does_not_hand_over_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    inherited = taken(OLDEST, monkeypatch)
-    assert (inherited.generation, inherited.told) == (3, OLDEST["told"])
-    assert (inherited.config, inherited.shared, shared_with(inherited)) == ("", None, None)
-
-
-def test_what_only_a_newer_program_knows_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert taken(OLDEST | {"of_tomorrow": 1}, monkeypatch).generation == 3
-
-
-def test_an_older_program_gets_no_field_that_it_does_not_know(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would end with its first look at it, and with it all processes and streams."""
+def handed_over(inheritance: Inheritance, monkeypatch: pytest.MonkeyPatch) -> Inheritance | None:
+    """What the new program takes of it."""
     began: dict[str, str] = {}
     monkeypatch.setattr(os, "execve", lambda _, __, environ: began.update(environ))
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
-    known = Inheritance(3, [], [], [], {}, "", False, "", SharedFiles(file, [file], _LAYOUT))
-    handover.hand_over(known, ())
-    with os.fdopen(int(began["PDSERVE_PROXY_SUCCESSION"])) as source:
-        assert json.load(source).keys() == OLDEST.keys() | {"config"}
-    assert json.loads(began["PDSERVE_PROXY_SHARED"])["numbers"] == file
+    handover.hand_over(inheritance, ())
+    monkeypatch.setenv("PDSERVE_PROXY_SUCCESSION", began["PDSERVE_PROXY_SUCCESSION"])
+    return handover.taken()
+
+
+def inheritance(shared: SharedFiles | None = None, beats: int | None = None) -> Inheritance:
+    heir = Heir(0, 7, os.dup(1), os.dup(1), False, "heard", "unread", beats)
+    return Inheritance(3, [], [heir], ['{"remove": "decode-3"}'], {"decode-0": "ready"}, "", False, "{}", shared)
+
+
+def test_all_that_is_handed_over_is_taken_and_stays_in_this_process(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for known in (inheritance(), inheritance(SharedFiles(file, [file], _LAYOUT), file)):
+        assert handed_over(known, monkeypatch) == known
+        assert shared_with(known) == known.shared
+        assert not any(os.get_inheritable(end) for heir in known.children for end in (heir.control, heir.asks, file))
+        for end in (known.children[0].control, known.children[0].asks):
+            os.close(end)
+    assert handover.taken() is None
+
+
+def test_a_program_of_another_format_is_not_handed_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "proxy.json"
+    for other in (handover.FORMAT - 1, handover.FORMAT + 1):
+        assert main(["--config", str(config), handover.CHECK, str(other)]) == StartError.exit_code
+        assert "was started by another version of pdserve" in capsys.readouterr().err
 
 
 def test_a_new_layout_of_shared_numbers_has_a_new_number() -> None:
@@ -81,16 +69,8 @@ def test_a_new_layout_of_shared_numbers_has_a_new_number() -> None:
     assert (shared_numbers.LAYOUT, sizes) == (4, (6, 2816, 67584))
 
 
-def test_shared_files_are_taken_over_and_stay_in_this_process(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.set_inheritable(file, True)
-    inherited = taken(OLDEST, monkeypatch, {"numbers": file, "pages": [file], "version": _LAYOUT})
-    assert shared_with(inherited) == SharedFiles(file, [file], _LAYOUT)
-    assert not os.get_inheritable(file)
-
-
-def test_numbers_that_another_version_has_laid_out_are_not_used(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    inherited = taken(OLDEST, monkeypatch, {"numbers": file, "pages": [], "version": "0.0.1"})
-    assert shared_with(inherited) is None
+def test_numbers_that_another_version_has_laid_out_are_not_used(file: int) -> None:
+    assert shared_with(inheritance(SharedFiles(file, [], "0.0.1"))) is None
 
 
 def test_after_a_restart_that_failed_all_is_as_in_the_program_before() -> None:
@@ -233,9 +213,9 @@ def test_an_admins_worker_stays_and_a_removed_one_is_back() -> None:
     ]
 
 
-def test_what_an_older_program_remembered_is_condensed() -> None:
+def test_what_the_program_before_has_remembered_is_heard_again() -> None:
     lines = ControlLines()
-    lines.take_over([json.dumps(message).encode() for message in (ADD, REMOVE, ADD)], {"decode-3": b"a state"})
+    lines.take_over([json.dumps(message).encode() for message in (ADD,)], {"decode-3": b"a state"})
     assert [json.loads(line) for line in lines.changes] == [ADD]
     assert lines.again()[1:] == [b"a state"]
 

@@ -172,7 +172,7 @@ def heard(self, child):
         os.write(end, b"x")
 
 supervisor.Processes._read_child = heard
-before = Inheritance(1, [], [old(0), old(1)], [], {}, "", True, "old")
+before = Inheritance(1, [], [old(0), old(1)], [], {}, "", True, "old", None)
 processes = supervisor.Processes(2, member, None, Configured(b"new", b"old"), inherited=before)
 sys.exit(processes.run())
 """

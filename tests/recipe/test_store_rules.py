@@ -79,7 +79,7 @@ CASES: list[tuple[str, Options, str]] = [
     (
         CPU,
         "prefill.connector.of.0.kv_load_failure_policy=recompute",
-        "prefill.connector.of.0.kv_load_failure_policy: unknown key: vLLM has one policy for all connectors",
+        "prefill.connector.of.0.kv_load_failure_policy: unknown key\n  what to do:   did you mean prefill.kv_load",
     ),
     (
         AGGREGATED,

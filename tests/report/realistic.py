@@ -85,6 +85,7 @@ def realistic_result(
         run_id="",
         began=began,
         client="vllm bench serve",
+        tokenizer="Qwen/Qwen3-8B",
         versions=versions,
         hardware=hardware,
         recipe="schema: 1\nname: qwen3-8b\nplatform: cuda\nprefill:\n  instances: 1\ndecode:\n  instances: 1\n",

@@ -53,7 +53,7 @@ def test_an_attempt_that_its_point_does_not_name_has_its_own_verdict(tmp_path: P
 def test_a_point_that_cannot_be_read_is_an_error_and_no_verdict(tmp_path: Path) -> None:
     folder = attempt(tmp_path, one(), WARM)
     (folder.parent / POINT).write_text("{")
-    with pytest.raises(StateError, match=r"no point\.json of this version"):
+    with pytest.raises(StateError, match=r"this point\.json is damaged"):
         read_report([folder])
 
 

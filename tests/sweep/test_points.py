@@ -155,10 +155,6 @@ def test_a_trace_brings_its_own_requests_and_its_digest_is_part_of_the_point(tmp
     assert made()[0].id == changed.id, "where it stands does not matter"
 
 
-def test_points_without_a_trace_keep_the_ids_that_they_had_before_there_were_traces() -> None:
-    assert [point.id for point in planned(sweep())] == ["concurrency-1-044e42687c0e", "concurrency-4-0f1bdb650dfb"]
-
-
 def test_a_point_is_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("here", "beside"):
         (tmp_path / name).mkdir()

@@ -48,7 +48,7 @@ class ControlLines:
         return message
 
     def take_over(self, changes: Iterable[bytes], states: dict[str, bytes]) -> None:
-        """What the program before has remembered, which may have been each line that came."""
+        """What the program before has remembered."""
         for line in changes:
             self.remember(line)
         self.states = states

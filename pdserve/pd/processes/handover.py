@@ -14,10 +14,12 @@ from collections.abc import Collection
 from typing import NamedTuple, NoReturn
 
 CHECK = "--check"
-"""The proxy's option that only checks whether it could start: used before there is no way back."""
+"""The proxy's option that only checks whether it could take over what is handed over in a FORMAT: used before there
+is no way back."""
 _VARIABLE = "PDSERVE_PROXY_SUCCESSION"
-_SHARED = "PDSERVE_PROXY_SHARED"
-"""Beside the rest: a program that is older knows no other fields, and ends where it gets one."""
+FORMAT = 1
+"""Of what is handed over; raise it with any change of it. A program of another number is not handed anything: its check
+fails, and the old one serves on."""
 
 
 class Heir(NamedTuple):
@@ -31,8 +33,8 @@ class Heir(NamedTuple):
     retired: bool
     heard: str
     unread: str
-    beats: int | None = None
-    """File descriptor of the file in which it beats; None: an older program did not hand it over."""
+    beats: int | None
+    """File descriptor of the file in which it beats; None: it does not."""
 
 
 class SharedFiles(NamedTuple):
@@ -51,15 +53,14 @@ class Inheritance(NamedTuple):
     generation: int
     sockets: list[int]
     children: list[Heir]
-    told: list[str]
-    """Control lines that a new process gets again. Named as older programs hand it over."""
+    control_lines: list[str]
+    """Those that a new process gets again."""
     states: dict[str, str]
     partial: str
     stdin_ended: bool
-    config: str = ""
+    config: str
     """The text of the configuration that the processes run with: they go on with it when the new one cannot be used."""
-    shared: SharedFiles | None = None
-    """None: an older program did not hand it over."""
+    shared: SharedFiles | None
 
 
 def taken() -> Inheritance | None:
@@ -69,13 +70,9 @@ def taken() -> Inheritance | None:
         return None
     with os.fdopen(int(file), "rb") as source:
         fields = json.load(source)
-    fields = {name: value for name, value in fields.items() if name in Inheritance._fields}  # a newer one may have more
-    fields["children"] = [
-        Heir(**{name: value for name, value in child.items() if name in Heir._fields}) for child in fields["children"]
-    ]
-    if (shared := os.environ.pop(_SHARED, None)) is not None:
-        fields["shared"] = SharedFiles(**json.loads(shared))
-    inheritance = Inheritance(**fields)
+    children = [Heir(*child) for child in fields.pop("children")]
+    shared = None if (files := fields.pop("shared")) is None else SharedFiles(*files)
+    inheritance = Inheritance(**fields, children=children, shared=shared)
     for descriptor in _descriptors(inheritance):
         os.set_inheritable(descriptor, False)
     return inheritance
@@ -83,18 +80,14 @@ def taken() -> Inheritance | None:
 
 def check() -> int:
     """Starts the program as it is now, to see whether it could take over; the PID of that process."""
-    return os.posix_spawn(sys.executable, [*sys.orig_argv, CHECK], os.environ)
+    return os.posix_spawn(sys.executable, [*sys.orig_argv, CHECK, str(FORMAT)], os.environ)
 
 
 def hand_over(inheritance: Inheritance, blocked: Collection[signal.Signals]) -> NoReturn:
     """Becomes the new program. It must unblock these signals when it can handle them. OSError."""
     file = os.memfd_create("pdserve-succession")
-    fields = inheritance._asdict() | {"children": [child._asdict() for child in inheritance.children]}
-    del fields["shared"]
     environ = {**os.environ, _VARIABLE: str(file)}
-    if inheritance.shared is not None:
-        environ[_SHARED] = json.dumps(inheritance.shared._asdict())
-    os.write(file, json.dumps(fields).encode())
+    os.write(file, json.dumps(inheritance._asdict()).encode())
     os.lseek(file, 0, os.SEEK_SET)
     for descriptor in (file, *_descriptors(inheritance)):
         os.set_inheritable(descriptor, True)

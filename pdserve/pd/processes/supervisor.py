@@ -408,7 +408,7 @@ class Processes:
                 generation=self.generation,
                 sockets=list(self.sockets),
                 children=[child.heir() for child in self._all()],
-                told=[line.decode("latin-1") for line in self._lines.changes],
+                control_lines=[line.decode("latin-1") for line in self._lines.changes],
                 states={name: line.decode("latin-1") for name, line in self._lines.states.items()},
                 partial=self._partial.decode("latin-1"),
                 stdin_ended=self.stdin is None,
@@ -424,7 +424,7 @@ class Processes:
             return
         self.generation = before.generation + 1
         states = {name: line.encode("latin-1") for name, line in before.states.items()}
-        self._lines.take_over((line.encode("latin-1") for line in before.told), states)
+        self._lines.take_over((line.encode("latin-1") for line in before.control_lines), states)
         self._partial = before.partial.encode("latin-1")
         if before.stdin_ended:
             self.stdin = None

@@ -70,8 +70,7 @@ def select_patches(recipe: Recipe, role: Role, connector: AnyConnector | None, v
     that provides a setting of the recipe.
     """
     for name in recipe.allow_unknown_upstream:
-        if name not in registry.RETIRED:
-            registry.find(name, where="allow_unknown_upstream")
+        registry.find(name, where="allow_unknown_upstream")
     deployment = deployment_of(recipe, role, connector, versions)
     named = registry.select(recipe.patches, deployment)
     selected = tuple(name for name in named if not runs_in_server(registry.find(name)))

@@ -1,31 +1,42 @@
-"""What to write in place of a value that is wrong: a line that works when it is typed, where one is known."""
+"""What to write in place of a wrong value: another word of those that are allowed, the kind of a connector, a number
+without its unit or quotes, a text in quotes. Where nothing is that close, what the key is for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pdserve.recipe.load import examples, invisible, list_forms, short_forms, show, units, yaml12
-from pdserve.recipe.load.problems import Line, Path, did_you_mean
-from pdserve.recipe.load.shape import Shape, value_at
+from pydantic_core import PydanticUndefined
 
-_BOOLEAN_WORDS = {
-    "yes": "true",
-    "on": "true",
-    "y": "true",
-    "no": "false",
-    "off": "false",
-    "n": "false",
-    "0": "false",
-    "1": "true",
-}
-_MAPPINGS = ("model_type", "model_attributes_type", "dict_type")
-_NUMBERS = ("int_type", "float_type", "int_from_float")
-_LIMITS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
-_LACKING = (True, "auto", "multi", "raw", "docker", "apptainer", "pyxis")
-"""Short forms that leave something open."""
-_QUOTES = str.maketrans("", "", "\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb")
+from pdserve.recipe.load import show, yaml12
+from pdserve.recipe.load.problems import Line, Path, did_you_mean
+from pdserve.recipe.load.shape import Shape, keys
+
+_BOOLEANS = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
+_MAPPINGS = {"model_type", "model_attributes_type", "dict_type"}
+_NUMBERS = {"int_type", "float_type", "int_from_float"}
+_CLASSES = (
+    ("mooncake", re.compile(r"mooncake_?connector(v1)?")),
+    ("nixl", re.compile(r"nixl_?connector(v1)?")),
+    ("lmcache-mp", re.compile(r"lmcache(_?mp)?(_?connector)?(v1)?|lmcache[_-]mp")),
+    ("multi", re.compile(r"multi_?connector")),
+)
+"""vLLM's names of connectors."""
+_NUMBER = re.compile(r"([-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)) ?([A-Za-z]*)")
+_TIMES = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "hour": 3600, "d": 86400, "day": 86400}
+_SIZES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+"""By their first letter. GB and the like are read as GiB: who writes 64GB for memory means what `free -g` shows."""
+_COUNTED: tuple[tuple[str, str, float, Mapping[str, float]], ...] = (
+    ("_seconds", "seconds", 1, _TIMES),
+    ("days", "days", 86400, _TIMES),
+    ("_gb", "GiB", 2**30, _SIZES),
+    ("_mib", "MiB", 2**20, _SIZES),
+    ("_bytes", "bytes", 1, _SIZES),
+)
+"""End of a key; what it counts; how many of the smallest unit that is; units."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,7 @@ class Wrong:
     path: Path
     value: Any
     kinds: frozenset[str]
+    """pydantic's types of the errors."""
     data: dict[str, Any]
     shape: Shape
     spelling: str | None
@@ -52,205 +64,31 @@ class Correction(NamedTuple):
     todo: str | None = None
     line: Line | None = None
 
-    def applied_to(self, what: str) -> tuple[str, str | None, Line | None]:
-        return (f"{what}: {self.why}" if self.why else what), self.todo, self.line
-
 
 def correction(wrong: Wrong) -> Correction:
-    """The best that can be said; an empty one where nothing is known."""
-    value = wrong.value
-    if wrong.key == "secret":
-        why = "it is the name of a variable, not its value"
-        return Correction(why, None, Line(wrong.path, "HF_TOKEN", example=True))
-    if show.secret_value(value) or show.secret_name(wrong.key):
-        return Correction()
-    for attempt in (_hidden, _variable, _mapping, _list, _boolean, _choice, _number, _limit, _text, _too_short):
-        if (result := attempt(wrong)) is not None:
-            return result
-    return _default(wrong)
+    """Return the closest value that is right, else a default, or what the key is for."""
+    if not show.secret_value(wrong.value) and not show.secret_name(wrong.key):
+        for attempt in (_text, _mapping, _word, _number):
+            if (result := attempt(wrong)) is not None:
+                return result
+    info = wrong.shape.field_at(wrong.path, wrong.data)
+    default = None if info is None or info.default is PydanticUndefined else info.default
+    if isinstance(default, str | int | float) and default != "" and wrong.key != "secret":
+        whole = int(default) if isinstance(default, float) and default.is_integer() else default
+        return Correction(None, None, Line(wrong.path, yaml12.flow(whole), example=True))
+    return Correction(todo=about(wrong.path, wrong.data, wrong.shape) or "correct the value, or leave the key out")
 
 
-def lacking_kind(path: Path, value: Any, known: Sequence[str]) -> Line | None:
-    """The line for a mapping of a union that has no `kind`."""
-    if not isinstance(value, dict):
-        return None
-    if (whole := short_forms.with_kind(value, known)) is not None:
-        return Line(path, yaml12.flow(whole))
-    return Line(path, yaml12.flow({"kind": known[0], **value}), example=True) if known else None
+def about(path: Path, data: Any, shape: Shape) -> str | None:
+    """What the key at `path` is for, by its declaration."""
+    info = shape.field_at(path, data)
+    return info.description.rstrip(".") if info is not None and info.description else None
 
 
-def _hidden(wrong: Wrong) -> Correction | None:
-    if not isinstance(wrong.value, str):
-        return None
-    if (hidden := invisible.first(wrong.value)) is not None:
-        clean = yaml12.flow(_scalar(invisible.cleaned(wrong.value)))
-        why = f"it has {hidden[1]} as character {hidden[0] + 1}, which looks like a space or like nothing"
-        return Correction(why, None, Line(wrong.path, clean))
-    plain = wrong.value.translate(_QUOTES)
-    if plain != wrong.value:
-        why = "its quotes are typographic ones, which are part of the text"
-        return Correction(why, None, Line(wrong.path, yaml12.flow(_scalar(plain))))
-    return None
-
-
-def _variable(wrong: Wrong) -> Correction | None:
-    """A value of `env`."""
-    if len(wrong.path) < 2 or wrong.path[-2] != "env":
-        return None
-    if isinstance(wrong.value, bool | float):
-        spelled = wrong.spelling or show.value(wrong.value)
-        return Correction(None, "put it in quotes", Line(wrong.path, f'"{spelled}"'))
-    if isinstance(wrong.value, list) and all(isinstance(item, str | int) for item in wrong.value):
-        text = ",".join(str(item) for item in wrong.value)
-        return Correction("a variable is one text", None, Line(wrong.path, f'"{text}"', example=True))
-    return Correction()
-
-
-def _mapping(wrong: Wrong) -> Correction | None:
-    if not wrong.kinds & {*_MAPPINGS}:
-        return None
-    kinds = wrong.shape.kinds(wrong.path)
-    whole = short_forms.meant(wrong.path, wrong.value, kinds)
-    if whole is not None:
-        path = wrong.path
-        siblings = value_at(path[:-1], wrong.data) if path and isinstance(path[-1], int) else None
-        if kinds and isinstance(siblings, list) and len(siblings) == 1 and path[-2:-1] == ("of",):
-            path = path[:-2]  # a multi of one connector is that connector
-        return Correction(None, None, Line(path, yaml12.flow(whole), example=wrong.value in _LACKING))
-    if wrong.path == ("proxy",) and isinstance(wrong.value, int):
-        return Correction(None, "remove it; the port is a key of ports", Line(("ports", "proxy"), str(wrong.value)))
-    known = sorted({key for model in wrong.shape.models_at(wrong.path, wrong.data) for key in _keys(model)})
-    return Correction(None, f"write its keys below it: {', '.join(known)}" if known else None)
-
-
-def _list(wrong: Wrong) -> Correction | None:
-    path, value = wrong.path, wrong.value
-    if "list_type" in wrong.kinds:
-        item = wrong.shape.items_at(path, wrong.data) or ""
-        kinds = wrong.shape.kinds((*path, 0)) if item == "mapping" else []
-        if kinds and path[-1:] == ("of",):
-            child = short_forms.meant((*path, 0), value, kinds) if isinstance(value, str) else value
-            if isinstance(child, dict) and "kind" in child:
-                return Correction("one connector needs no multi", None, Line(path[:-1], yaml12.flow(child)))
-        if item == "int" and value == "all":
-            return Correction(None, "leave the key out: all are used then")
-        whole = list_forms.meant(value, item)
-        if item == "mapping" and whole is None:
-            child = short_forms.meant((*path, 0), value, kinds)
-            whole = None if child is None else [child]
-        return Correction(None, None, None if whole is None else Line(path, yaml12.flow(whole)))
-    if path and isinstance(path[-1], int) and wrong.kinds & {*_NUMBERS}:
-        numbers = list_forms.numbers(value_at(path[:-1], wrong.data))
-        if numbers is not None:
-            return Correction(None, "list the numbers one by one", Line(path[:-1], yaml12.flow(numbers)))
-    return None
-
-
-def _boolean(wrong: Wrong) -> Correction | None:
-    if "bool_type" not in wrong.kinds:
-        return None
-    value = wrong.value
-    text = value.lower() if isinstance(value, str) else str(value)
-    word = _BOOLEAN_WORDS.get(text, text)
-    return Correction(None, None, Line(wrong.path, word)) if word in ("true", "false") else None
-
-
-def _choice(wrong: Wrong) -> Correction | None:
-    if "literal_error" not in wrong.kinds:
-        return None
-    allowed = wrong.shape.choices(wrong.path, wrong.data)
-    if isinstance(wrong.value, str):
-        if (other := _OTHER_WORDS.get(wrong.value.lower())) in allowed:
-            return Correction(None, _BY_MAKER if other == "cuda" else None, Line(wrong.path, str(other)))
-        if (guess := did_you_mean(wrong.value, [str(a) for a in allowed])) is not None and guess in allowed:
-            return Correction(None, f"did you mean {guess}?")
-    if len(allowed) == 1:
-        return Correction(None, None, Line(wrong.path, yaml12.flow(allowed[0])))
-    if wrong.value in (True, "true", "on", "yes") and "on-failure" in allowed:
-        return Correction(None, None, Line(wrong.path, "on-failure"))
-    return None
-
-
-_OTHER_WORDS = {
-    "gpu": "cuda",
-    "nvidia": "cuda",
-    "amd": "rocm",
-    "hip": "rocm",
-    "always": "on-failure",
-    "no": "never",
-    "pd": "disaggregated",
-    "p/d": "disaggregated",
-    "singularity": "apptainer",
-    "podman": "docker",
-    "enroot": "pyxis",
-    "roce": "rdma",
-    "ib": "rdma",
-    "infiniband": "rdma",
-}
-"""What others call it."""
-_BY_MAKER = "cuda is for NVIDIA, rocm for AMD"
-
-
-def _number(wrong: Wrong) -> Correction | None:
-    if not wrong.kinds & {*_NUMBERS}:
-        return None
-    whole, value = "float_type" not in wrong.kinds, wrong.value
-    if isinstance(value, float) and value.is_integer() and wrong.kinds & {"int_type", "int_from_float"}:
-        return Correction(None, None, Line(wrong.path, str(int(value))))
-    if not isinstance(value, str):
-        return None
-    number = units.meant(value, wrong.key, whole=whole)
-    if number is None:
-        return None
-    if number.value is None:
-        return Correction(number.why, None, _default(wrong).line)
-    line = Line(wrong.path, f"{number.value}", example=not number.exact)
-    return Correction(number.why or None, None if number.why else "remove the quotes", line)
-
-
-def _limit(wrong: Wrong) -> Correction | None:
-    if not wrong.kinds & {*_LIMITS} or not isinstance(wrong.value, int | float):
-        return None
-    limits = wrong.shape.limits_at(wrong.path, wrong.data)
-    if limits.get("le") == 1 and 1 < wrong.value <= 100 and wrong.value == int(wrong.value):
-        return Correction("it is a share, not a percentage", None, Line(wrong.path, f"{wrong.value / 100:g}"))
-    result = _default(wrong)
-    if result.line is None and wrong.kinds & {"greater_than_equal", "less_than_equal"}:
-        nearest = limits.get("ge") if "greater_than_equal" in wrong.kinds else limits.get("le")
-        return Correction(None, None, None if nearest is None else Line(wrong.path, f"{nearest:g}", example=True))
-    return result
-
-
-def _text(wrong: Wrong) -> Correction | None:
-    value = wrong.value
-    if "string_type" in wrong.kinds and isinstance(value, bool | int | float):
-        return Correction(None, "put it in quotes", Line(wrong.path, f'"{wrong.spelling or show.value(value)}"'))
-    if "string_type" in wrong.kinds and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-        return Correction("the key takes one text", None, Line(wrong.path, yaml12.flow(value[0])))
-    if "string_pattern_mismatch" in wrong.kinds and isinstance(value, str):
-        if wrong.key == "name" and (fitting := as_name(value)):
-            return Correction(None, None, Line(wrong.path, yaml12.flow(fitting)))
-        if wrong.key == "endpoint":
-            return Correction(None, None, Line(wrong.path, yaml12.flow(f"http://{value}")))
-    return None
-
-
-def _too_short(wrong: Wrong) -> Correction | None:
-    if "too_short" not in wrong.kinds or not isinstance(wrong.value, list):
-        return None
-    if wrong.path[-1:] == ("of",) and len(wrong.value) == 1 and isinstance(wrong.value[0], dict):
-        return Correction(
-            "one connector needs no multi", None, Line(wrong.path[:-1], yaml12.flow(wrong.value[0]))
-        )  # fmt: skip
-    if wrong.path[-1:] == ("of",):
-        children = [{"kind": "mooncake"}, {"kind": "lmcache-mp"}]
-        return Correction(None, None, Line(wrong.path, yaml12.flow(children), example=True))
-    result = _default(wrong)
-    return result if result.line is not None else Correction(None, "leave the key out, or name something")
-
-
-def _default(wrong: Wrong) -> Correction:
-    return Correction(None, None, examples.value(wrong.path, wrong.data, wrong.shape))
+def kind_of(word: str, kinds: Sequence[str]) -> str | None:
+    """The kind that a word means: its own name, a slip of it, or vLLM's name of the class."""
+    by_class = next((kind for kind, pattern in _CLASSES if pattern.fullmatch(word.lower())), None)
+    return by_class if by_class in kinds else did_you_mean(word, kinds)
 
 
 def as_name(text: str) -> str:
@@ -259,12 +97,65 @@ def as_name(text: str) -> str:
     return "-".join(part for part in kept.split("-") if part)[:48].strip("-")
 
 
-def _scalar(text: str) -> Any:
-    try:
-        return yaml12.scalar(text)
-    except ValueError:
-        return text
+def _mapping(wrong: Wrong) -> Correction | None:
+    if not wrong.kinds & _MAPPINGS:
+        return None
+    kind = kind_of(wrong.value, wrong.shape.kinds(wrong.path)) if isinstance(wrong.value, str) else None
+    if kind is not None:
+        return Correction(line=Line(wrong.path, yaml12.flow({"kind": kind})))
+    known = sorted({key for model in wrong.shape.models_at(wrong.path, wrong.data) for key in keys(model)})
+    return Correction(todo=f"write its keys below it: {', '.join(known)}") if known else None
 
 
-def _keys(model: Any) -> list[str]:
-    return [info.alias or name for name, info in model.model_fields.items()]
+def _word(wrong: Wrong) -> Correction | None:
+    """One of a few words."""
+    if "bool_type" in wrong.kinds:
+        text = str(wrong.value).lower()
+        word = _BOOLEANS.get(text, text)
+        return Correction(line=Line(wrong.path, word)) if word in ("true", "false") else None
+    if "literal_error" not in wrong.kinds:
+        return None
+    allowed = wrong.shape.choices(wrong.path, wrong.data)
+    if len(allowed) == 1:
+        return Correction(line=Line(wrong.path, yaml12.flow(allowed[0])))
+    # gpu is no slip of cpu.
+    guess = did_you_mean(str(wrong.value), [str(each) for each in allowed], least=0.7)
+    return None if guess is None else Correction(todo=f"did you mean {guess}?")
+
+
+def _number(wrong: Wrong) -> Correction | None:
+    """A number in quotes, with a unit, or with a fraction that is none."""
+    if not wrong.kinds & _NUMBERS or isinstance(wrong.value, bool | list | dict):
+        return None
+    match = _NUMBER.fullmatch(str(wrong.value))
+    if match is None:
+        return None
+    amount, unit = float(match.group(1)), match.group(2).lower()
+    whole = "float_type" not in wrong.kinds
+    if not unit:
+        fits = amount.is_integer() or not whole
+        return Correction(None, None, Line(wrong.path, _plain(amount))) if fits else None
+    for end, words, base, units in _COUNTED:
+        if wrong.key.endswith(end):
+            factor = units.get(unit) or units.get(unit.removesuffix("s"))
+            factor = factor or (units.get(unit[0]) if units is _SIZES and unit[1:] in ("b", "ib") else None)
+            amount = math.inf if factor is None else amount * factor / base
+            exact = amount.is_integer() or not whole
+            line = None if factor is None else Line(wrong.path, _plain(amount if exact else math.ceil(amount)))
+            return Correction(f"the key counts {words} and takes no unit", None if line else "leave the unit out", line)
+    return None
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else f"{number:.6g}"
+
+
+def _text(wrong: Wrong) -> Correction | None:
+    value = wrong.value
+    variable = wrong.path[-2:-1] == ("env",) and isinstance(value, bool | float)
+    if variable or ("string_type" in wrong.kinds and isinstance(value, bool | int | float)):
+        quoted = Line(wrong.path, f'"{wrong.spelling or show.value(value)}"')
+        return Correction(None, "put it in quotes", quoted)
+    if "string_pattern_mismatch" in wrong.kinds and wrong.key == "name" and (fitting := as_name(str(value))):
+        return Correction(line=Line(wrong.path, yaml12.flow(fitting)))
+    return None

@@ -11,13 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from pdserve.recipe.flags import ENGINE_FLAGS, known_flags, where_instead
-from pdserve.recipe.load import misplaced, show
-from pdserve.recipe.load.corrections import Wrong, correction, lacking_kind
-from pdserve.recipe.load.examples import missing
+from pdserve.recipe.flags import known_flags, where_instead
+from pdserve.recipe.load import show, yaml12
+from pdserve.recipe.load.corrections import Wrong, about, correction, kind_of
 from pdserve.recipe.load.problems import Line, Path, Problem, did_you_mean
 from pdserve.recipe.load.shape import RECIPE, Shape, keys, value_at
-from pdserve.recipe.load.short_forms import kind_of
 from pdserve.roles import ENGINE_ROLES
 
 _KINDS = {
@@ -81,14 +79,17 @@ def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Pr
     if kinds == {"extra_forbidden"}:
         return _unknown_key(path, document)
     if "missing" in kinds:
-        todo, line = missing(path, document.data, document.shape)
+        allowed = document.shape.choices(path, document.data)
+        line = Line(path, yaml12.flow(allowed[0])) if len(allowed) == 1 else None
+        todo = None if line else about(path, document.data, document.shape) or f"add it: `{path[-1]}: ...`"
         return Problem(path, "missing", todo, write=line)
     value = value_at(path, document.data)
     shown = show.redacted(path[-1] if path else "", value)
     if "union_tag_not_found" in kinds:
         known = document.shape.kinds(path)
         what = f"a {_union(path)} needs a `kind`: one of {_list(known)}"
-        return Problem(path, what, write=lacking_kind(path, value, known))
+        whole = {"kind": known[0], **value} if isinstance(value, dict) else {"kind": known[0]}
+        return Problem(path, what, write=Line(path, yaml12.flow(whole), example=True))
     if "union_tag_invalid" in kinds:
         given = value.get("kind") if isinstance(value, dict) else None
         known = document.shape.kinds(path)
@@ -96,10 +97,7 @@ def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Pr
         what = f"no {_union(path)} is called {show.value(given)}; there are {_list(known)}"
         raw = "for another connector of vLLM: `kind: raw`, with its mapping as `config`" if "raw" in known else None
         kind_path = (*path, "kind")
-        if guess or raw:
-            return Problem(kind_path, what, f"did you mean {guess}?" if guess else raw)
-        usual = "least_loaded" if "least_loaded" in known else known[0]
-        return Problem(kind_path, what, write=Line(kind_path, usual, example=True))
+        return Problem(kind_path, what, f"did you mean {guess}?" if guess else raw or "take one of them")
     return _wrong_value(path, details, value, shown, document)
 
 
@@ -141,41 +139,27 @@ def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str
         what = f"{what}, got {shown} from {spelling}"
         return Problem(path, what, "export another value", write=None)
     wrong = Wrong(path, value, frozenset(d["type"] for d in details), document.data, document.shape, spelling)
-    what, todo, line = correction(wrong).applied_to(f"{what}, got {shown}")
-    return Problem(path, what, todo, write=line)
+    why, todo, line = correction(wrong)
+    return Problem(path, f"{what}, got {shown}" + (f": {why}" if why else ""), todo, write=line)
 
 
 def _unknown_key(path: Path, document: _Document) -> Problem:
     """A key that the format does not have, and the one that was probably meant."""
     key, parent = str(path[-1]), path[:-1]
-    if key == "kv_load_failure_policy" and parent[1:2] == ("connector",):
-        what = "unknown key: vLLM has one policy for all connectors of an engine, and reads none of a child"
-        return Problem(path, what, f"set {parent[0]}.{key}")
     known = [k for model in document.shape.models_at(parent, document.data) for k in keys(model)]
     guess = did_you_mean(key, known)
     role = parent[0] if len(parent) == 1 and parent[0] in (*ENGINE_ROLES, "engine") else None
     flag = key.replace("_", "-").removeprefix("--")
-    todo: str | None
-    if guess and guess.replace("_", "").replace("-", "") == key.lower().replace("_", "").replace("-", ""):
+    places = [place for place in document.shape.places(key) if place != ".".join(map(str, path))]
+    inside = [place for place in places if parent and place.startswith(f"{parent[0]}.")]
+    if guess and guess == key.replace("-", "_").lower():
         todo = f"did you mean {guess}?"
-    elif document.shape == RECIPE and (other := misplaced.place(path)) is not None:
-        return Problem(path, "unknown key", f"did you mean {other}?")
-    elif document.shape != RECIPE and len(path) == 1 and key in keys(RECIPE.root):
-        return Problem(path, "unknown key", "it belongs into the recipe: remove it here")
-    elif role and flag in ENGINE_FLAGS:
-        todo = where_instead(flag, str(role)) or f"vLLM flags go under {role}.args: {flag}"
     elif role and flag in known_flags():
-        todo = f"vLLM flags go under {role}.args: {flag}"
-    elif not parent and (roles := [each for each in ENGINE_ROLES if f"{each}.{key}" in document.shape.places(key)]):
-        todo = f"it is a key of {_list(roles)}: {roles[0]}.{key}"
-    elif guess is not None:
-        todo = f"did you mean {guess}?"
-    elif owners := [kind for kind, model in document.shape.union_at(parent) if key in keys(model)]:
-        todo = f"it is a key of {_list(owners)}; known here: {_list(sorted(set(known)))}"
+        todo = where_instead(flag, str(role)) or f"vLLM flags go under {role}.args: {flag}"
+    elif guess or places:
+        todo = f"did you mean {(inside or places)[0] if places else guess}?"
     else:
-        places = [p for p in document.shape.places(key) if p != ".".join(map(str, path))]
-        inside = [p for p in places if parent and p.startswith(f"{parent[0]}.")]
-        todo = f"did you mean {(inside or places)[0]}?" if places else f"known here: {_list(sorted(set(known)))}"
+        todo = f"known here: {_list(sorted(set(known)))}"
     return Problem(path, "unknown key", todo, meant=(*parent, guess) if guess is not None else None)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.load import show, similar_files, yaml12
+from pdserve.recipe.load import show, yaml12
 from pdserve.recipe.load.problems import Origin, Path, Problem
 from pdserve.recipe.load.shape import RECIPE
 
@@ -66,8 +66,7 @@ def read(path: FilePath, interpolate: Interpolate) -> Document:
 
 def read_file(path: FilePath, kind: str = "recipe", chain: tuple[FilePath, ...] = ()) -> Document:
     """The file at `path` as it stands. The `kind` that it should be is named in errors, and `chain`: who extends it."""
-    # What a recipe extends may be any part of one.
-    parsed = yaml12.parse(text_of(path, chain, kind=None if chain else kind), str(path))
+    parsed = yaml12.parse(text_of(path, chain), str(path))
     if parsed.data is None:
         raise RecipeError("the file is empty", where=str(path), todo="start with `schema: 1`")
     if not isinstance(parsed.data, dict):
@@ -157,10 +156,9 @@ class _MissingFileError(RecipeError):
     """A file that cannot be read: reported at the `extends` that names it, where there is one."""
 
 
-def text_of(path: FilePath, chain: tuple[FilePath, ...] = (), *, kind: str | None = None) -> str:
-    """What is in the file; `chain`: the recipes that extend it. `kind`: what may be meant instead, see `similar_files`.
-    Raises RecipeError where it cannot be read."""
-    what, todo = f"{path} does not exist", None
+def text_of(path: FilePath, chain: tuple[FilePath, ...] = ()) -> str:
+    """What is in the file; `chain`: the recipes that extend it. Raises RecipeError where it cannot be read."""
+    what, todo = f"{path} does not exist", "correct the path"
     try:
         if path.is_file():
             if path.stat().st_size > MAX_BYTES:
@@ -183,7 +181,6 @@ def text_of(path: FilePath, chain: tuple[FilePath, ...] = (), *, kind: str | Non
         ) from None
     except (OSError, ValueError) as error:
         what = f"{path} cannot be read: {error.strerror if isinstance(error, OSError) else error}"
-    todo = todo or similar_files.advice(path, kind)
     if chain:
         what += f" (extended by {' <- '.join(str(p) for p in reversed(chain))})"
     raise _MissingFileError(what, where=None, todo=todo)

@@ -7,7 +7,6 @@ index of a list; a dot inside a key is written `\\.`.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -15,10 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.load import examples, invisible, show, yaml12
+from pdserve.recipe.load import show, yaml12
 from pdserve.recipe.load.extends import Document
-from pdserve.recipe.load.problems import Line, Origin, Path, did_you_mean, dotted, error
-from pdserve.recipe.load.shape import RECIPE
+from pdserve.recipe.load.problems import Origin, Path, did_you_mean, dotted, error
 
 _EXAMPLE = "--set name=my-deployment"
 """Of an option that every recipe takes."""
@@ -58,15 +56,21 @@ def _set(document: Document, text: str) -> None:
     option = f"--set {key}={value_text}"
     if any(show.secret_name(str(part)) for part in path) or show.looks_secret(value_text) or len(option) > 100:
         option = f"--set {key}=..."
-    option = invisible.escaped(option)
+    option = show.escaped(option)
     try:
         parsed = yaml12.parse(value_text, option)
     except RecipeError as refused:
-        raise _no_yaml(refused, document, path, value_text, option) from None
+        hidden = any(show.secret_name(str(part)) for part in path)
+        raise RecipeError(
+            refused.what,
+            where=refused.where,
+            cause="a value of --set is read as YAML",
+            todo=refused.todo,
+            evidence=() if hidden else refused.evidence,
+        ) from None
     if parsed.problems:
         problem = parsed.problems[0]
-        fix = None if problem.write is None else replace(problem.write, path=(*path, *problem.write.path))
-        there = replace(problem, path=(*path, *problem.path), origin=Origin(option), write=fix)
+        there = replace(problem, path=(*path, *problem.path), origin=Origin(option))
         raise error([there], document.origins, option)
     parent = _create(document, path, option)
     last = _key(parent, path[-1])
@@ -83,32 +87,6 @@ def _set(document: Document, text: str) -> None:
     document.origins.update({(*path, *below): Origin(option) for below in parsed.origins})
     document.quoted.update((*path, *below) for below in parsed.quoted)
     document.spellings.update({(*path, *below): text for below, text in parsed.spellings.items()})
-
-
-def _no_yaml(refused: RecipeError, document: Document, path: Path, value: str, option: str) -> RecipeError:
-    """With what to type for a value that is no YAML: one that the key can have, or, where it is a text, the same in
-    quotes. A secret is not repeated."""
-    if show.looks_secret(value) or any(show.secret_name(str(part)) for part in path):
-        return RecipeError(refused.what, where=refused.where, cause=refused.cause, todo=refused.todo)
-    path = tuple(int(part) if str(part).isdecimal() else part for part in path)
-    line, cause = examples.value(path, document.data, RECIPE), refused.cause
-    if line is not None and line.yaml.startswith(("[", "{")):
-        return refused
-    if line is not None:
-        cause = cause or f"the key has a value like {line.yaml}, and a value of --set is read as YAML"
-    elif _is_text(document, path, value):
-        line, cause = Line(path, json.dumps(value, ensure_ascii=False)), cause or "a value of --set is read as YAML"
-    else:
-        return refused
-    example = "for example " if line.example else ""
-    todo = f"write {example}`{line.typed(Origin(option), document.origins)}`"
-    return RecipeError(refused.what, where=refused.where, cause=cause, todo=todo, evidence=refused.evidence)
-
-
-def _is_text(document: Document, path: Path, value: str) -> bool:
-    """Whether the value may be meant as text. Of a flag, which takes any value, one in brackets is no text."""
-    declared = RECIPE.field_at(path, document.data) is not None
-    return RECIPE.scalars_at(path, document.data)[0] and (declared or not value.lstrip().startswith(("[", "{")))
 
 
 def _create(document: Document, path: Path, option: str) -> dict[str, Any] | list[Any]:

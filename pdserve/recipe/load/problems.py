@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.errors import RecipeError
+from pdserve.recipe.load import show
 
 Path = tuple[str | int, ...]
 """Keys and list indexes from the top of the document."""
@@ -106,10 +107,10 @@ def warning(problem: Problem, origins: Mapping[Path, Origin], name: str) -> str:
     return _as_line(problem, origin, origins)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` is most likely a slip of, if any is close."""
+def did_you_mean(word: str, known: Iterable[str], *, least: float = 0.6) -> str | None:
+    """The known word that `word` is most likely a slip of, if any is that close (difflib's ratio)."""
     candidates = {k.lower().replace("_", "-"): k for k in known}
-    close = difflib.get_close_matches(word.lower().replace("_", "-"), candidates, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower().replace("_", "-"), candidates, n=1, cutoff=least)
     return candidates[close[0]] if close else None
 
 
@@ -123,7 +124,7 @@ def _sentence(problem: Problem, origins: Mapping[Path, Origin]) -> str:
     for path in problem.also:
         origin = origins.get(path)
         others.append(f"{dotted(path)} at {origin}" if origin else f"{dotted(path)}, by default")
-    text = f"{dotted(problem.path)}: {problem.what}" if problem.path else problem.what
+    text = f"{show.escaped(dotted(problem.path))}: {problem.what}" if problem.path else problem.what
     return f"{text} ({'; '.join(others)})" if others else text
 
 

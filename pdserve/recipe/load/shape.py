@@ -64,19 +64,6 @@ class Shape:
             return None
         return f"{low:g} to {high:g}" if "gt" not in limits else f"more than {low:g} and at most {high:g}"
 
-    def items_at(self, path: Path, data: Any) -> str | None:
-        """What the items of the list at `path` are: int, str, mapping or command (text or a list of words); None where
-        no list may stand."""
-        for option in _walk(self.root, path, data):
-            if get_origin(option) is list:
-                kinds = list(_flatten(get_args(option)[0]))
-                if any(k is dict or get_origin(k) is dict or _is_model(k) for k in kinds):
-                    return "mapping"
-                if any(get_origin(k) is list for k in kinds):
-                    return "command"
-                return "int" if int in kinds else "str"
-        return None
-
     def scalars_at(self, path: Path, data: Any) -> tuple[bool, bool]:
         """Whether text, and whether a number or boolean, may stand at `path`."""
         options = _walk(self.root, path, data)

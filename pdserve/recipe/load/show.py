@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pdserve.recipe.load import invisible
-
 _SECRET_WORDS = frozenset(
     {"TOKEN", "KEY", "KEYS", "APIKEY", "ACCESSKEY", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS"}
     | {"PASSWORD", "PASSWD", "PASSPHRASE"}
@@ -86,10 +84,15 @@ def value(data: Any, limit: int = 60) -> str:
     if isinstance(data, str):
         if secret_value(data):
             return "a text with credentials"
-        data = invisible.escaped(data)
+        data = escaped(data)
         return f'"{data}"' if len(data) <= limit else f'"{data[:limit]}..."'
     text = str(data)
     return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def escaped(text: str) -> str:
+    """The text with the code of each character that a reader would not see, as `\\u00a0`."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
 def redacted(path_end: str | int, data: Any) -> str:

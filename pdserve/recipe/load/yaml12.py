@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.load import invisible, syntax
-from pdserve.recipe.load.problems import Line, Origin, Path, Problem
+from pdserve.recipe.load import show
+from pdserve.recipe.load.problems import Origin, Path, Problem
 
 _INT = re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
 _FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$")
@@ -26,6 +26,7 @@ _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _RESOLVERS = (("bool", _BOOL, "tTfF"), ("int", _INT, "-+0123456789"), ("float", _FLOAT, "-+.0123456789"))
 """Infinity and NaN are left out: nothing in a recipe can be either, and JSON has no word for them."""
 _BREAKS = re.compile("[\x85\u2028\u2029]")
+_LINES = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _NO_TAG = "write the value without a tag; a text that begins with ! needs quotes"
 _TAG = "tag:yaml.org,2002:"
 
@@ -96,7 +97,7 @@ def parse(text: str, name: str) -> Parsed:
         loader = _Loader(text)
         node = loader.get_single_node()
     except yaml.YAMLError as error:
-        raise syntax.explain(error, text, name) from None
+        raise not_yaml(error, text, name) from None
     except RecursionError:
         raise RecipeError("nested too deeply", where=name) from None
     finally:
@@ -105,6 +106,31 @@ def parse(text: str, name: str) -> Parsed:
     walk = _Walk(name)
     data = None if node is None else walk.value(node, (), depth=0)
     return Parsed(data, walk.origins, frozenset(walk.quoted), tuple(walk.problems), walk.spellings)
+
+
+def not_yaml(error: yaml.YAMLError, text: str, name: str) -> RecipeError:
+    """PyYAML's error with its line and column. `name`: of the file, or an option of the command line."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    problem = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
+    if isinstance(error, yaml.reader.ReaderError):  # a control character, which no YAML file may have
+        position = next((i for i, char in enumerate(text) if yaml.reader.Reader.NON_PRINTABLE.match(char)), 0)
+        line, column = text.count("\n", 0, position), position - text.rfind("\n", 0, position) - 1
+        problem = f"found U+{ord(text[position]):04X}, a control character" if text else str(error)
+    elif mark is not None:
+        line, column = mark.line, mark.column
+        began = getattr(error, "context_mark", None)
+        problem += f" (begun in line {began.line + 1})" if began is not None and began.line != line else ""
+    else:
+        return RecipeError(f"not YAML: {problem or error}", where=name)
+    lines = _LINES.split(text)
+    shown = lines[line] if line < len(lines) else ""
+    return RecipeError(
+        f"not YAML: {problem}, at column {column + 1}",
+        where=name if name.startswith("--") else f"{name}:{line + 1}",
+        todo="a line is key: value or - item, indented with spaces; brackets and quotes are closed; text with a colon "
+        "in it, or a special character in front, needs quotes",
+        evidence=(show.escaped(shown.rstrip())[:160],) if shown.strip() and not show.looks_secret(shown) else (),
+    )
 
 
 def dump(data: Mapping[str, Any], width: int = 120) -> str:
@@ -165,23 +191,13 @@ class _Walk:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str) or key_node.tag != _TAG + "str":
                 shown = "a list or mapping" if key is None else f"{key or 'null'}"
-                todo = "put the key in quotes"
-                if node.flow_style and key is not None and not getattr(value_node, "value", None):
-                    todo = (
-                        f"inside {{ }} a comma ends a value: a decimal has a point (0.{key}), other text needs quotes"
-                    )
-                self.report((*path, key or "?"), line, f"a key must be text, got {shown}", todo)
+                self.report((*path, key or "?"), line, f"a key must be text, got {shown}", "put the key in quotes")
                 continue
             if key == "<<":
                 self.report((*path, key), line, "merge keys (<<) are not supported", "use `extends:` to share settings")
                 continue
-            if bad := _unusable(key):
-                self.report((*path, "?"), line, f"a key contains {bad}", "delete it")
-                continue
-            if (hidden := invisible.first(key)) is not None:
-                column = key_node.start_mark.column + hidden[0] + 1
-                what = f"the key has {hidden[1]} at column {column}, which looks like a space or like nothing"
-                self.report((*path, invisible.escaped(key)), line, what, f"type the key anew: {invisible.cleaned(key)}")
+            if bad := _unusable(key) or _invisible(key):
+                self.report((*path, show.escaped(key)), line, f"the key contains {bad}", "delete it")
                 continue
             here = (*path, key)
             if key in result:
@@ -200,8 +216,8 @@ class _Walk:
         if node.tag == _TAG + "str":
             if getattr(node, "style", None) is not None:
                 self.quoted.add(path)
-            elif path[-1:] != ("description",) and (hidden := invisible.first(text)) is not None:
-                self.hidden(node, path, line, hidden)
+            elif path[-1:] != ("description",) and (bad := _invisible(text)):
+                self.report(path, line, f"the value contains {bad}", "delete it, or put the value in quotes")
                 return None
             return text
         if node.tag in (_TAG + "bool", _TAG + "int", _TAG + "float", _TAG + "null"):
@@ -216,15 +232,6 @@ class _Walk:
         self.report(path, line, f"the tag {node.tag} is not supported", _NO_TAG)
         return None
 
-    def hidden(self, node: yaml.Node, path: Path, line: int, character: tuple[int, str]) -> None:
-        """An invisible character outside quotes: hardly ever meant."""
-        column = node.start_mark.column + character[0] + 1
-        what = f"the value has {character[1]} at column {column}, which looks like a space or like nothing"
-        fix = Line(path, invisible.cleaned(node.value))
-        self.problems.append(
-            Problem(path, what, "put it in quotes if it is meant, else", origin=Origin(self.file, line), write=fix)
-        )
-
     def report(self, path: Path, line: int, what: str, todo: str | None = None) -> None:
         self.problems.append(Problem(path, what, todo, origin=Origin(self.file, line)))
 
@@ -237,3 +244,9 @@ def _unusable(text: str) -> str | None:
     except UnicodeEncodeError:
         return "half of a surrogate pair, which is not a character"
     return None
+
+
+def _invisible(text: str) -> str | None:
+    """A character that a reader takes for a space or does not see: it would be part of a name or a path."""
+    hidden = next((char for char in text if not char.isprintable() and char not in "\t\n"), None)
+    return None if hidden is None else f"the invisible character U+{ord(hidden):04X}"

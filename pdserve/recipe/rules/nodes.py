@@ -6,13 +6,12 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from pdserve.recipe.load import list_forms, show, units
+from pdserve.recipe.load import show
 from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.nodes import Network
 
 NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
-_BRACKETS = re.compile(r"([^\[\]]*)\[([0-9,-]+)\]([^\[\]]*)")
 _INTERFACE = re.compile(r"[^\s/:]{1,15}")
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?", re.DOTALL)
@@ -81,26 +80,9 @@ def names_problems(names: list[str], path: Path) -> Iterator[Problem]:
     """What is wrong with a list of node names at `path`."""
     for index, name in enumerate(names):
         if not NODE_NAME.fullmatch(name):
-            todo = "ranges are not expanded here" if "[" in name or "," in name else None
-            line = _each(names, path)
-            yield Problem((*path, index), f"{show.value(name)} is not the name of a node", todo, write=line)
+            yield Problem((*path, index), f"{show.value(name)} is not the name of a node", "list each node by its name")
         elif name in names[:index]:
             yield Problem((*path, index), f"{name} is there twice", "keep one of them")
-
-
-def _each(names: list[str], path: Path) -> Line | None:
-    """The list with its ranges (`gpu[1-4]`) written out, where that makes names."""
-    written: list[str] = []
-    for name in names:
-        match = _BRACKETS.fullmatch(name)
-        numbers = None if match is None else list_forms.numbers(match.group(2))
-        width = len(re.split("[-,]", match.group(2))[0]) if match is not None else 0
-        if match is None or numbers is None:
-            written.append(name)
-        else:
-            written += [f"{match.group(1)}{number:0{width}d}{match.group(3)}" for number in numbers]
-    good = all(NODE_NAME.fullmatch(name) for name in written) and len(written) <= 64
-    return Line(path, f"[{', '.join(written)}]") if good else None
 
 
 def lease(recipe: Recipe) -> Iterator[Problem]:
@@ -125,7 +107,6 @@ def slurm(recipe: Recipe) -> Iterator[Problem]:
             ("slurm", "time"),
             f"{show.value(section.time)} is not a time that sbatch takes",
             'it takes minutes ("90"), "HH:MM:SS" or "D-HH:MM:SS"',
-            write=_clock(section.time),
         )
     for key in ("partition", "account", "qos", "reservation", "constraint"):
         value = getattr(section, key)
@@ -133,15 +114,6 @@ def slurm(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(("slurm", key), f"{show.value(value)} is not one word")
     for index, option in enumerate(section.options):
         yield from option_problems(option, ("slurm", "options", index), _OWN_KEY, "sbatch", quotes=True)
-
-
-def _clock(text: str) -> Line | None:
-    """`8h` as sbatch takes it."""
-    number = units.meant(text, "seconds", whole=True)
-    if number is None or number.value is None:
-        return None
-    minutes, seconds = divmod(int(number.value), 60)
-    return Line(("slurm", "time"), f'"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"')
 
 
 def option_problems(
