@@ -28,7 +28,7 @@ from pdserve.run.orphans import living, may_be_busy, members, none_held
 from pdserve.run.state import DeploymentState, NodeState, ProcessPhase, ProcessState
 from pdserve.system import procfs
 from pdserve.system.cgroup import Cgroup
-from pdserve.system.markers import MARKER, marker
+from pdserve.system.markers import MARKER, marker, new_token
 from pdserve.system.process import pid_end
 from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
@@ -61,7 +61,14 @@ def state(root: int, died_at: float | None) -> DeploymentState:
     engine = ProcessState(role="decode", node="n", phase="dead", id=ProcessId(pid=root, start_ticks=1), died_at=died_at)
     node = NodeState(agent=GONE, guard=GONE, hostname=here)
     return DeploymentState(
-        name="fake", run_id="run-1", host=here, launcher=GONE, nodes={"n": node}, processes={"d": engine}, started_at=0
+        name="fake",
+        run_id="run-1",
+        token=new_token(),
+        host=here,
+        launcher=GONE,
+        nodes={"n": node},
+        processes={"d": engine},
+        started_at=0,
     )
 
 
