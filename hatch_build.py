@@ -4,8 +4,7 @@
 - An editable installation is never compiled: an extension module hides the source file beside it, and an edit would
   change nothing.
 - Without a C compiler that finds Python's headers the wheel is pure Python; `pdserve --version` says which one it is.
-  PDSERVE_COMPILE=1 makes that an error, PDSERVE_COMPILE=0 never compiles. MYPYC_OPT_LEVEL is the C compiler's -O: tests
-  do with less than 3, which takes most of the time of a build.
+  PDSERVE_COMPILE=1 makes that an error, PDSERVE_COMPILE=0 never compiles.
 
 hatch-mypyc would do this too, but it builds inside the source tree, leaves its results there (the trap above) and has
 no way to do without a compiler.
@@ -29,15 +28,13 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _SETUP = """
-import os
 import sys
 from mypyc.build import mypycify
 from setuptools import setup
 
 # What it type-checks on the way is the tests' to judge.
 arguments = ["--ignore-missing-imports", *sys.argv.pop().split(",")]
-level = os.environ.get("MYPYC_OPT_LEVEL", "3")
-setup(name="pdserve", packages=[], ext_modules=mypycify(arguments, opt_level=level, debug_level="0"))
+setup(name="pdserve", packages=[], ext_modules=mypycify(arguments, opt_level="3", debug_level="0"))
 """
 
 

@@ -54,7 +54,7 @@ def _reports(item: pytest.Item) -> list[pytest.TestReport]:
     try:
         with os.fdopen(here, "rb") as pipe:
             answer = pipe.read()
-    except BaseException:
+    except BaseException:  # also a Ctrl-C and the limit of a test: the fork must not outlive its parent's wait
         os.kill(pid, signal.SIGKILL)
         raise
     finally:

@@ -26,7 +26,7 @@ class Provenance(Frozen):
     """Wall-clock seconds."""
     client: str
     tokenizer: str
-    """Of the client: a folder, or a name at Hugging Face."""
+    """What the client counts tokens with: a folder, or a name at Hugging Face."""
     versions: Mapping[str, str | None]
     """pdserve and its commit, Python, kernel and every engine package, as the run has recorded them at its start."""
     hardware: Mapping[str, str]

@@ -18,7 +18,7 @@ REMOVED = "[removed]"
 _NAME = r"-{0,2}[A-Za-z_][\w-]{0,63}"
 """It has a limit: a word of a million letters must not be gone through from each of them."""
 _QUOTE = r"\\{0,7}[\"']"
-"""With its backslashes, where it stands in a text of JSON."""
+"""A quote has backslashes where it stands in a text of JSON."""
 _PLAIN = r"\[{0,2}\[removed\]|(?:null|none|None|true|false|True|False)(?:[\s,;)\]}\"'\\]|\Z)"
 _ANY = (
     rf"(?!{_PLAIN})[bBrRuU]{{0,2}}"
@@ -100,12 +100,12 @@ FORMS = (
     Form("Slack token", KEY_MARKS["Slack"], _KEY, "xoxb-" + "1" * 20),
     Form("key of pdserve's proxy", KEY_MARKS["pdserve's proxy"], _KEY, "pds-" + "d" * 20),
 )
-"""In the order in which they are looked for."""
+"""They are looked for in this order."""
 _PATTERNS = [(re.compile(form.head), re.compile(form.value)) for form in FORMS]
 _COLOUR = re.compile(r"\x1b\[[0-9;:?]{0,40}[A-Za-z]")
 """It may stand between a name and its value."""
 _OTHER_NAMES = re.compile(r"(?:.*[-_])?(?:sig|signature|auth)|(?:proxy-)?authorization|(?:set-)?cookie", re.IGNORECASE)
-"""Of secrets in logs; as keys of a recipe they are none."""
+"""These are names of secrets in logs, and not as keys of a recipe."""
 _SHORT = 8
 """A known secret that is shorter is removed only where it stands as a word."""
 

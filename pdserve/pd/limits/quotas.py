@@ -1,4 +1,4 @@
-"""What one API key may use: requests at once, and requests a minute.
+"""Quotas limit what one API key may use: requests at once, and requests a minute.
 
 The rate is a count over the last 60 seconds, kept for each second, so that no 60 seconds ever have more than the limit.
 What has been counted leaves after 60 to 61 seconds, and that is what Retry-After says.
