@@ -44,7 +44,7 @@ class ProbeAnswer:
 
 @dataclass(frozen=True)
 class Waited(Generic[DeathT]):
-    """How a wait ended: exactly one of ready, died (with the death), late (neither)."""
+    """Tells how a wait ended: exactly one of ready, died (with the death), late (neither)."""
 
     ready: bool
     died: DeathT | None
@@ -118,7 +118,7 @@ class Prober:
         return await self._http(probe.host, probe.port, "/config", f'"{probe.instance_id}"')
 
     def _stranger(self, port: int) -> str | None:
-        """What is wrong with who listens there; None: it is ours."""
+        """Return what is wrong with who listens there; None: it is ours."""
         if not (inodes := procfs.listeners(port)):
             return f"nothing listens on port {port}"
         if not procfs.owners(inodes, self._family()):
@@ -157,7 +157,7 @@ class Prober:
 
 
 async def _refused(host: str, port: int) -> bool:
-    """Whether connections are refused there. The probe itself notices other faults."""
+    """Tell whether connections are refused there. The probe itself notices other faults."""
     try:
         async with time_limit(PROBE_SECONDS):
             _, writer = await asyncio.open_connection(host, port)

@@ -19,15 +19,11 @@ from typing import Any, assert_never
 
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
 from pdserve.launch.client_task import ClientTask, WhileReady
-from pdserve.launch.failure import not_reached
-from pdserve.launch.failure_report import report
+from pdserve.launch.failure import not_reached, report
 from pdserve.launch.fleet import Fleet
 from pdserve.launch.launch_record import KeptRecord, record_versions, save_change
-from pdserve.launch.loop_step import UnendingLoop
-from pdserve.launch.proxy_restart import roll
 from pdserve.launch.recovery import Recovery
-from pdserve.launch.rolling_change import RollingChange
-from pdserve.launch.start_account import shares
+from pdserve.launch.rolling_change import RollingChange, roll
 from pdserve.launch.start_proofs import StartProofs
 from pdserve.launch.start_race import StartRace, StopRequested
 from pdserve.plan.model import Plan
@@ -44,7 +40,7 @@ from pdserve.run.directory import BEAT_SECONDS, RunDir
 from pdserve.run.inbox import Apply, Down, Fetch, Reply, Request, Restart
 from pdserve.run.orphans import may_be_busy, none_held, stop_left
 from pdserve.run.own_logs import keep_bounded
-from pdserve.run.state import DeploymentState, Phase
+from pdserve.run.state import DeploymentState, Phase, ProcessState
 from pdserve.system.stop_signals import hear_stops
 from pdserve.time_limit import time_limit
 
@@ -136,7 +132,8 @@ class Launcher:
         return self._state.ready_at is not None
 
     def _leave_report(self, error: PdserveError) -> None:
-        """Before the teardown, which changes what the processes are. A full disk must not hide the error itself."""
+        """Write failure.md before the teardown, which changes what the processes are. A full disk must not hide the
+        error itself."""
         with contextlib.suppress(OSError):
             events, _ = self._run_dir.read_events()
             self._run_dir.write(self._run_dir.failure, report(error, self._state.name, self._state, events))
@@ -182,13 +179,13 @@ class Launcher:
             await self._fleet.stop_in_order(race.dead_of_starting())
             self._state.note = failure.what
             self._set_phase("failed")
-            self._recovery.take_over(race.of_serving)
+            self._recovery.take_over(race.serving_troubles)
             return failure
         self._recovery.take_over(())
         return None
 
     async def _stopped(self, names: Iterable[str]) -> None:
-        """What still runs and is to start anew has served until now: vllm-router, beside prefills that were started."""
+        """Stop what still runs and is to start anew: vllm-router, beside prefills that were started."""
         await asyncio.gather(*(self._fleet.stop(name) for name in names if self._fleet.phase_of(name) in LIVING))
 
     def _is_up(self, name: str) -> bool:
@@ -226,7 +223,7 @@ class Launcher:
     # Serve ---------------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        """Until a stop is asked for, or the deployment cannot serve on (raises ServeError)."""
+        """Serve until a stop is asked for, or the deployment cannot serve on (raises ServeError)."""
         judged = -1  # changes that the last judgement saw
         while True:
             change = asyncio.ensure_future(self._fleet.changed_since(judged))
@@ -303,7 +300,8 @@ class Launcher:
             self._requests.put_nowait((name, request))
 
     async def _fulfil(self, name: str, request: Apply | Restart) -> None:
-        """Beside serving. Only `up` on a deployment that has failed is a start again, and owns the events meanwhile."""
+        """Fulfil a request beside serving. Only `up` on a deployment that has failed is a start again, and owns the
+        events meanwhile."""
         if isinstance(request, Restart):
             self._errand(name, self._in_turn(self._restart(request.name)))
         elif self._state.phase == "failed":
@@ -325,7 +323,7 @@ class Launcher:
         errand.add_done_callback(partial(self._errand_ended, name))
 
     def _errand_ended(self, name: str, errand: asyncio.Task[None]) -> None:
-        """Who asked must not wait for an answer that a bug has eaten."""
+        """Answer also after a bug: who asked must not wait for an answer that it has eaten."""
         self._errands.discard(errand)
         if not errand.cancelled() and (bug := errand.exception()) is not None:
             traceback.print_exception(bug, file=sys.stderr)
@@ -362,7 +360,8 @@ class Launcher:
         raise StartError(f"{name} did not come back: {self._state.processes[name].note}", todo=f"pdserve logs {name}")
 
     def _check(self, request: Apply) -> Change:
-        """What has to be done for another plan. Raises StateError for what cannot be done to a running deployment."""
+        """Return what has to be done for another plan. Raises StateError for what cannot be done to a running
+        deployment."""
         unknown = {name for p in request.plan.processes for name in p.env.secrets.values()} - set(self._secrets)
         if unknown:
             raise StateError(
@@ -382,7 +381,7 @@ class Launcher:
         return changes
 
     async def _change(self, request: Apply) -> Reply:
-        """From the plan that runs to another one, while it serves."""
+        """Change from the plan that runs to another one, while it serves."""
         changes = self._check(request)
 
         def save(plan: Plan, recipe: str | None = None) -> None:
@@ -430,7 +429,7 @@ class Launcher:
         gone = [name for name in changes.gone if self._fleet.phase_of(name) != "stopped"]
         # What a recovery was stopping, or a failed start has left, may still hold its port and devices.
         idle = [name for name in changes.starting if name in old and self._fleet.phase_of(name) not in LIVING]
-        left = [name for name in idle if self._fleet.uncleared(name)]
+        left = [name for name in idle if self._fleet.has_pending_stop(name)]
         await self._fleet.stop_in_order([old[name] for name in dict.fromkeys((*gone, *changes.replaced, *left))])
         self._record.keep()
         self._fleet.adopt(request.plan)
@@ -494,3 +493,51 @@ def _still_stopping(nodes: Sequence[str]) -> ServeError:
     return ServeError(
         f"the agent of {', '.join(nodes)} is still stopping its processes", todo="pdserve status shows what is left"
     )
+
+
+class UnendingLoop:
+    """Takes the steps of a loop that must not end with one of them.
+
+    What a step raises is logged to stderr, the log of a detached launcher: the same trouble once, not at each round."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    async def step(self, work: Callable[[], None]) -> None:
+        """Does it. Whatever it raises ends only this step."""
+
+        async def done() -> None:
+            work()
+
+        [error] = await asyncio.gather(done(), return_exceptions=True)
+        if error is not None and repr(error) != self._text:
+            self._text = repr(error)
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                traceback.print_exception(error, file=sys.stderr)
+
+
+def shares(
+    processes: Iterable[Process], states: Mapping[str, ProcessState], *, total: float, canary: float
+) -> dict[str, float]:
+    """Seconds by part, as the event `up` has them. `processes`: those that were started.
+
+    Processes of one stage run beside each other, so the slowest counts; commands of the setup run one after the other.
+    """
+    started = [(process, states[process.name].start_seconds or 0.0) for process in processes]
+    setup: dict[int, float] = {}
+    for process, seconds in started:
+        if process.is_setup:
+            setup[process.start_stage] = max(seconds, setup.get(process.start_stage, 0.0))
+    weights = max((seconds for process, seconds in started if process.fetches_weights), default=0.0)
+    lmcache = max((seconds for process, seconds in started if process.is_lmcache), default=0.0)
+    engines = max((seconds for process, seconds in started if process.is_engine), default=0.0)
+    prepared = sum(setup.values())
+    return {
+        "total_seconds": round(total, 3),
+        "setup_seconds": round(prepared, 3),
+        "weights_seconds": weights,
+        "lmcache_seconds": lmcache,
+        "engine_seconds": engines,
+        "canary_seconds": round(canary, 3),
+        "orchestration_seconds": round(total - prepared - weights - lmcache - engines - canary, 3),
+    }

@@ -1,4 +1,4 @@
-"""What is particular to the LMCache MP server at run time: its memory, and whether engines are really attached.
+"""Checks an LMCache MP server at run time: its memory, and whether engines are really attached.
 
 How it is started is the plan's business (plan/lmcache/argv.py), its readiness the probe's (health.py), what happens
 at its death the launcher's (recovery.py).
@@ -74,7 +74,7 @@ def parts_of_a_chunk(status: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True)
 class Attachment:
-    """How many engine workers a server has, and how many it should have."""
+    """Counts the engine workers that a server has, and should have."""
 
     server: str
     registered: int | None

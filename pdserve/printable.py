@@ -10,5 +10,5 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """Without colours, and with every other control character as `\\x1b`."""
+    """Return the text without colours, and with every other control character as `\\x1b`."""
     return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", _COLOUR.sub("", text))

@@ -47,7 +47,7 @@ _LAYOUT = f"{__version__}/{shared_numbers.LAYOUT}"
 
 
 class ListenSettings(NamedTuple):
-    """What the parent needs of the configuration."""
+    """Holds what the parent needs of the configuration."""
 
     host: str
     port: int
@@ -57,7 +57,7 @@ class ListenSettings(NamedTuple):
 
 
 def start_of(path: Path) -> ListenSettings:
-    """What the file has, as far as it can be read without the modules that serve; else their error.
+    """Read the file, as far as it can be read without the modules that serve; else their error.
     RecipeError: it cannot be used."""
     try:
         text = path.read_bytes()
@@ -120,14 +120,14 @@ def listening(wanted: ListenSettings) -> list[socket.socket]:
 
 
 def shared_with(inherited: Inheritance) -> SharedFiles | None:
-    """What members need to share limits and figures with those of the program before. None: there is nothing that this
-    program can use, as another version may count elsewhere in it."""
+    """Return what members need to share limits and figures with those of the program before. None: there is nothing
+    that this program can use, as another version may count elsewhere in it."""
     shared = inherited.shared
     return shared if shared is not None and shared.version == _LAYOUT else None
 
 
 def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *, with_control: bool) -> int:
-    """As many processes on one port as the configuration has; the exit code. RecipeError: it cannot be used.
+    """Run as many processes on one port as the configuration has; return the exit code. RecipeError: it cannot be used.
     StartError: the address cannot be had."""
     wanted = None
     refused = ""

@@ -15,5 +15,5 @@ ENGINE_ROLES: tuple[EngineRole, ...] = get_args(EngineRole)
 
 
 def is_engine(role: str) -> TypeGuard[EngineRole]:
-    """Whether a role is that of a vLLM engine."""
+    """Tell whether a role is that of a vLLM engine."""
     return role in ENGINE_ROLES

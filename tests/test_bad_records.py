@@ -18,7 +18,7 @@ import typer
 
 from pdserve.cli.observe import status
 from pdserve.errors import StateError
-from pdserve.launch.failure_report import report
+from pdserve.launch.failure import report
 from pdserve.logs.rotation import earlier
 from pdserve.run import inbox
 from pdserve.run.directory import RunDir, deployments, find

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdserve.launch.container_end import container_end
-from pdserve.launch.failure import serve_error
+from pdserve.launch.failure import container_end, serve_error
 from pdserve.reach.container_causes import container_cause
 from pdserve.reach.protocol import Gone
 from pdserve.run.directory import RunDir

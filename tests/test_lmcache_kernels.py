@@ -13,7 +13,7 @@ import pytest
 from pdserve.errors import PreflightError
 from pdserve.installed import lmcache_kernels
 from pdserve.installed.lmcache_kernels import compiled_for
-from pdserve.launch.lmcache_fallback import without_kernels
+from pdserve.launch.start_proofs import without_kernels
 from pdserve.plan.model import Plan
 from pdserve.preflight import engine_packages
 from pdserve.preflight.engine_packages import check_installed

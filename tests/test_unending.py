@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pdserve.launch.loop_step import UnendingLoop
+from pdserve.launcher import UnendingLoop
 
 
 def torn() -> None:

@@ -152,7 +152,7 @@ def _recipe(run: RunDir) -> Mapping[str, Any]:
 
 
 def _failure(run: RunDir) -> Failure | None:
-    """The head of failure.md, as launch/failure_report.py writes it."""
+    """The head of failure.md, as launch/failure.py writes it."""
     head: dict[str, str] = {}
     for line in _text(run.failure).splitlines():
         if line.startswith("**") and line.endswith("**"):

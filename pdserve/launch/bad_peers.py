@@ -23,7 +23,7 @@ AGAIN_SECONDS: Final = 600.0
 
 @dataclass(frozen=True)
 class PeerVerdict:
-    """Of the canaries of one new engine."""
+    """Says what the canaries of one new engine have shown."""
 
     proven: bool
     """It may be routed to."""
@@ -49,7 +49,7 @@ class PeerJudge:
         self._failures.pop(engine, None)
 
     def judge(self, outcomes: Mapping[str, Outcome], now: float) -> PeerVerdict:
-        """From the canaries of one new engine, by peer."""
+        """Judge the canaries of one new engine, given by peer."""
         crossed = [peer for peer, outcome in outcomes.items() if outcome == "crossed"]
         failed = [peer for peer, outcome in outcomes.items() if outcome == "failed"]
         for peer in crossed:

@@ -67,8 +67,8 @@ class PairCanaries:
         self._fleet, self._key = fleet, engine_key
 
     async def cross(self, prefill: str, decode: str, *, new: str, seconds: float) -> Outcome:
-        """Whether KV crosses between two workers of the proxy, of which `new` is not routed to: in so many seconds, and
-        at the second try if the first one fails."""
+        """Send KV through two workers of the proxy, of which `new` is not routed to, within so many seconds. A first
+        try that fails is followed by a second one."""
         until = time.monotonic() + seconds
         outcome: Outcome = "unknown"
         for patience in (_IDLE_SECONDS, _AGAIN_SECONDS):
@@ -124,8 +124,9 @@ class PairCanaries:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _received(self, decode: str, before: EngineSnapshot, tokens: int) -> bool | None:
-        """Whether decode received the KV of such a prompt since then, by its counters. Others count too where it serves
-        already: it computes one token of each of their prompts, and None is the answer where that could be it."""
+        """Ask decode's counters whether it received the KV of such a prompt since then. Others count too where it
+        serves already: it computes one token of each of their prompts, and None is the answer where that could be
+        it."""
         last: bool | None = None
         until = time.monotonic() + _COUNT_SECONDS
         while True:

@@ -1,4 +1,4 @@
-"""What runs beside a ready deployment, and ends it: the command of `pdserve run`."""
+"""Runs the command of `pdserve run` beside a ready deployment, which ends with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ a second time when it is to hurry."""
 
 
 class ClientTask:
-    """At most one run of the work. Nothing happens without work."""
+    """Runs the work once. Without work it does nothing."""
 
     def __init__(self, work: WhileReady | None, *, record: Record, ended: Callable[[], None]) -> None:
         """`ended`: called when the work is over."""
@@ -41,6 +41,6 @@ class ClientTask:
             await asyncio.wait([self._task])
 
     def check(self) -> None:
-        """After `end`: raises what the work has raised, which is a bug of it."""
+        """Raise what the work has raised, which is a bug of it. Called after `end`."""
         if self._task is not None and not self._task.cancelled() and (error := self._task.exception()) is not None:
             raise error

@@ -1,14 +1,16 @@
-"""From an event of an agent to an error that a person can act on: who, where, how, why, and what next."""
+"""Turns an event of an agent into an error that a person can act on: who, where, how, why, and what next."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, assert_never
+from typing import Any, TypeVar, assert_never
 
-from pdserve.errors import ServeError, StartError, StateError
-from pdserve.launch.container_end import container_end
+from pdserve.errors import PdserveError, ServeError, StartError, StateError
 from pdserve.launch.fleet import Trouble
 from pdserve.lmcache_server import Attachment
 from pdserve.logs.causes import Hint, explain
@@ -16,6 +18,7 @@ from pdserve.logs.lines import end_of, split
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.agent_line import in_docker
 from pdserve.plan.nodes.reach import Local, Ssh
+from pdserve.printable import printable
 from pdserve.reach.docker_hang import docker_hangs
 from pdserve.reach.link import DOCKER_HANGS
 from pdserve.reach.protocol import NOT_HEARD, STOPPED, Died, Gone, Health, Late
@@ -222,3 +225,87 @@ def not_attached(missing: list[Attachment], plan: Plan, run: RunDir) -> StartErr
         cause="the engines do not use this server (another port, a connector without lmcache-mp) or gave up on it",
         todo=f"compare lmcache.* in {run.recipe} with the logs of {', '.join(server.engines)}",
     )
+
+
+_LOOK = "docker events --since 10m, dmesg and journalctl -u docker have who ended it"
+_DAEMON = Hint(
+    "docker itself failed: its daemon was stopped or killed, or lost the container; the agent sees its pipe close and "
+    "stops what runs there",
+    "systemctl status docker and journalctl -u docker have why; start it, then pdserve up again",
+)
+_KILLED = Hint(
+    "everything in the container was killed at once: docker kill, a docker stop whose time was over, the death of its "
+    "first process or of the guard, or its memory limit",
+    f"{_LOOK}; a stop by hand is `pdserve down`, which drains first",
+)
+_TERMINATED = Hint(
+    "the container was stopped from outside: docker stop, or the stop of docker or of the machine",
+    f"{_LOOK}; a stop by hand is `pdserve down`, which drains first",
+)
+_CANNOT_RUN = Hint(
+    "the program of the container cannot be run in this image",
+    "correct container.python or container.image; docker's own words are below",
+)
+_BY_CODE = {
+    125: _DAEMON,
+    126: _CANNOT_RUN,
+    127: _CANNOT_RUN,
+    128 + signal.SIGKILL: _KILLED,
+    128 + signal.SIGTERM: _TERMINATED,
+}
+
+_CONNECTION_BROKE = re.compile(
+    r'(?:time="[^"]*" level=error msg="|ERRO\[\d+\] )error waiting for container: '
+    r"|(?:read|write) (?:unix|tcp) \S+: (?:read|write): "
+)
+"""What `docker run` prints when its daemon goes. Its exit code is 125 where it sees the end of the answer first, and 1
+where it sees that of the stream: a daemon that dies with input of the container unread (docker 20.10)."""
+
+
+def container_end(exit_code: int | None, last_line: str = "") -> Hint | None:
+    """`last_line`: of its log; those before may be of an earlier `docker run`. None: neither has a meaning of docker's
+    own."""
+    if exit_code == 1 and _CONNECTION_BROKE.match(last_line):
+        return _DAEMON
+    return None if exit_code is None else _BY_CODE.get(exit_code)
+
+
+_LAST_EVENTS = 40
+_LEFT_OUT = ("at", "event", "error", "patches", "processes")
+
+
+def report(error: PdserveError, name: str, state: DeploymentState | None, events: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown. `state` None: it failed before anything was started."""
+    return printable("\n".join(_lines(error, name, state, events))) + "\n"
+
+
+def _lines(
+    error: PdserveError, name: str, state: DeploymentState | None, events: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    yield f"# {name} failed"
+    yield ""
+    yield f"**{error.what}**"
+    yield ""
+    yield from (
+        f"- {title}: {text}"
+        for title, text in (("where", error.where), ("likely cause", error.cause), ("what to do", error.todo))
+        if text
+    )
+    yield f"- when: {time.strftime('%Y-%m-%d %H:%M:%S %z')}; exit code {error.exit_code}"
+    if error.evidence:
+        yield from ("", "## Evidence", "")
+        yield from (f"    {line}" for line in error.evidence)
+    if state is not None and state.processes:
+        yield from ("", "## Processes", "", "| process | node | state | why |", "| --- | --- | --- | --- |")
+        for process, status in state.processes.items():
+            yield f"| {process} | {status.node} | {status.phase} | {status.note.replace('|', '/')} |"
+    if events:
+        yield from (
+            "",
+            f"## The last of what happened (the rest: events.jsonl, events.jsonl.1; {len(events)} lines)",
+            "",
+        )
+        began = events[0]["at"] if state is None else state.started_at
+        for event in events[-_LAST_EVENTS:]:
+            fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _LEFT_OUT)
+            yield f"    {event['at'] - began:8.3f} s  {event['event']:<12} {fields}"[:300]

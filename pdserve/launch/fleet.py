@@ -11,10 +11,10 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, assert_never
 
-from pdserve.launch.uncleared import ANSWER_SECONDS, Uncleared
 from pdserve.logs.causes import noted
 from pdserve.plan.engines.cpus import cpu_share
 from pdserve.plan.model import Plan
@@ -46,6 +46,78 @@ from pdserve.run.directory import RunDir
 from pdserve.run.patch_proof import forget
 from pdserve.run.state import DeploymentState, NodeState, ProcessPhase, ProcessState
 from pdserve.time_limit import time_limit
+
+ANSWER_SECONDS = 60.0
+"""Behind its grace a stop has so long to be answered: the KILL of what cannot end. Then its agent has failed at it, and
+the next stop is an order of its own."""
+
+
+@dataclass
+class _Stopping:
+    """Stops of one process that its agent has not answered yet: it answers each of them."""
+
+    then: ProcessPhase
+    """What the process is once they are answered."""
+    until: float
+    """When the shortest grace is over (time.monotonic)."""
+    orders: int = 1
+
+
+class PendingStops:
+    """Names of processes that were started, or ordered to stop, and whose stop was not answered since. Whatever their
+    phase, what is left of them may hold a port or a device."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, str] = {}
+        self._stopping: dict[str, _Stopping] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._nodes
+
+    def started(self, name: str, node: str) -> None:
+        """A start was ordered."""
+        self._nodes[name] = node
+
+    def order_stop(self, name: str, node: str, grace: float, then: ProcessPhase) -> bool:
+        """True: a stop is to be sent. False: one was sent that comes to its end as soon as this one would."""
+        until = time.monotonic() + grace
+        stopping = self._stopping.get(name)
+        if stopping is None or time.monotonic() > stopping.until + ANSWER_SECONDS:
+            self._stopping[name] = _Stopping(then, until)
+        elif until < stopping.until:
+            stopping.until, stopping.orders = until, stopping.orders + 1
+        else:
+            return False
+        self._nodes[name] = node
+        return True
+
+    def is_stopping(self, name: str) -> bool:
+        """True while a stop is not answered."""
+        return name in self._stopping
+
+    def stopped(self, name: str, *, left: bool = False) -> ProcessPhase:
+        """A stop was answered, or an agent has stopped it by itself. Returns what the process is now. `left`: something
+        of it lives, which no KILL ends: another stop may find that gone."""
+        stopping = self._stopping.get(name)
+        if stopping is not None and stopping.orders > 1:
+            stopping.orders -= 1
+            return stopping.then
+        if left:
+            self._stopping.pop(name, None)
+        else:
+            self.done(name)
+        return "stopped" if stopping is None else stopping.then
+
+    def done(self, name: str) -> None:
+        """It has ended by itself, with all that it had to do."""
+        self._nodes.pop(name, None)
+        self._stopping.pop(name, None)
+
+    def lost(self, node: str) -> None:
+        """Forget the stops of a node that has lost its agent, whose guard clears up."""
+        for name in [name for name, its_node in self._nodes.items() if its_node == node]:
+            self.done(name)
+
 
 Routing = Literal["starting", "ready", "draining", "dead"]
 Trouble = Died | Late | Health | Gone
@@ -89,7 +161,7 @@ class Fleet:
         self.behind = False
         """The record on disk is older than what is known: writing it failed, and is tried again."""
         self._saving: asyncio.TimerHandle | None = None
-        self._uncleared = Uncleared()
+        self._pending_stops = PendingStops()
         self._secrets = secrets
         self._on_event = on_event
         self._end = end
@@ -129,11 +201,11 @@ class Fleet:
         if (link := self.links.get(process.node)) is None:
             self._failed(name, f"its node {process.node} is lost")
             return
-        if self.uncleared(name):
+        if self.has_pending_stop(name):
             how = "was not started: its last life was not stopped"
             self.receive(Died(name=name, pid=0, code=None, how=how, seconds=0.0, while_starting=True))
             return
-        self._uncleared.started(name, process.node)
+        self._pending_stops.started(name, process.node)
         state.phase, state.note, state.id = "starting", "", None
         self.held.get(name, set()).difference_update((SILENT, NO_SOCKETS))
         state.started_at, state.ready_at, state.start_seconds = time.time(), None, None
@@ -148,7 +220,7 @@ class Fleet:
         is waited for; only a shorter grace is an order of its own."""
         process = self.plan.process(name)
         state = self.state.processes[name]
-        over = state.phase in ("pending", "done", "stopped") and not self.uncleared(name)
+        over = state.phase in ("pending", "done", "stopped") and not self.has_pending_stop(name)
         if over or process.node not in self.links:
             state.phase = "dead" if state.phase == "dead" else "stopped"
             return
@@ -156,17 +228,17 @@ class Fleet:
         # Clearing away what is left of a dead process does not make it one that was stopped on purpose.
         then: ProcessPhase = "dead" if state.phase == "dead" else "stopped"
         state.phase = "draining" if state.phase != "dead" else "dead"
-        if self._uncleared.order_stop(name, process.node, grace, then):
+        if self._pending_stops.order_stop(name, process.node, grace, then):
             self.record("stop", name=name, node=process.node)
             self.links[process.node].send(Stop(name=name, grace=grace))
         with contextlib.suppress(TimeoutError):
             # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
             async with time_limit(grace + ANSWER_SECONDS):
-                await self.until(lambda: not self._uncleared.is_stopping(name) or process.node not in self.links)
+                await self.until(lambda: not self._pending_stops.is_stopping(name) or process.node not in self.links)
 
-    def uncleared(self, name: str) -> bool:
+    def has_pending_stop(self, name: str) -> bool:
         """True while something of its last life may be left: it is to be stopped before it is started again."""
-        return name in self._uncleared
+        return name in self._pending_stops
 
     async def proven_while(self, holds: Callable[[], bool], proof: Coroutine[Any, Any, bool]) -> bool:
         """A proof; False as soon as what it needs is no longer there, whatever time the proof itself would take."""
@@ -180,9 +252,9 @@ class Fleet:
             over.cancel()
             await asyncio.gather(proven, over, return_exceptions=True)
 
-    def dead_uncleared(self, name: str) -> bool:
+    def is_dead_with_pending_stop(self, name: str) -> bool:
         """True for one that has died, and of which what is left was not stopped."""
-        return name in self.plan.names() and self.phase_of(name) == "dead" and self.uncleared(name)
+        return name in self.plan.names() and self.phase_of(name) == "dead" and self.has_pending_stop(name)
 
     async def stop_in_order(self, processes: Iterable[Process]) -> None:
         """Stops stage after stage; the processes of one stage together."""
@@ -246,7 +318,7 @@ class Fleet:
         await self.until(lambda: self.changes != changes)
 
     async def outcome(self, name: str) -> bool:
-        """After `start`: True when it became ready (degraded, if it is held), False when it died or was late."""
+        """Wait after `start`: True when it became ready (degraded, if it is held), False when it died or was late."""
         state = self.state.processes[name]
         await self.until(lambda: state.phase not in ("pending", "starting"))
         return state.phase in ("ready", "degraded", "done")
@@ -268,7 +340,7 @@ class Fleet:
                 self._lost(event)
             case _ if event.name not in self.state.processes:
                 if isinstance(event, Stopped):
-                    self._uncleared.stopped(event.name, left=bool(event.left))
+                    self._pending_stops.stopped(event.name, left=bool(event.left))
                 return
             case Started():
                 self.state.processes[event.name].id = event.id
@@ -315,7 +387,7 @@ class Fleet:
         state.phase, state.note = ("degraded", _to_be(reasons)) if reasons else ("ready", "")
         if done := isinstance(self.plan.process(event.name).probe, ExitProbe):
             state.phase, state.died_at = "done", time.time()
-            self._uncleared.done(event.name)
+            self._pending_stops.done(event.name)
         state.ready_at, state.start_seconds, state.open_ports = time.time(), round(event.seconds, 3), event.ports
         self.record("ready", name=event.name, seconds=round(event.seconds, 3), **({"done": True} if done else {}))
         if not reasons:
@@ -348,7 +420,7 @@ class Fleet:
 
     def _stopped(self, event: Stopped) -> None:
         state = self.state.processes[event.name]
-        state.phase = self._uncleared.stopped(event.name, left=bool(event.left))
+        state.phase = self._pending_stops.stopped(event.name, left=bool(event.left))
         if state.phase == "stopped":
             state.died_at = time.time()
 
@@ -364,7 +436,7 @@ class Fleet:
         return SILENT in self.held.get(name, ())
 
     def silent_seconds(self, name: str) -> float:
-        """For how long a process that is silent has been so."""
+        """Return for how many seconds a silent process has been so."""
         return time.monotonic() - self._silent_since[name]
 
     def give_up(self, name: str, why: str) -> Died:
@@ -400,7 +472,7 @@ class Fleet:
 
     def _lost(self, event: Gone) -> None:
         self.links.pop(event.node, None)
-        self._uncleared.lost(event.node)
+        self._pending_stops.lost(event.node)
         # What was dead before keeps the reason of its own death.
         lost = [n for n, s in self.state.processes.items() if s.node == event.node and s.phase not in _OVER]
         for name in lost:
@@ -426,8 +498,8 @@ class Fleet:
         self.wake()
 
     def _save_soon(self) -> None:
-        """At once for few processes. The state of hundreds is not written for each of the thousands of events of a
-        start, which would take the launcher's time for everything else."""
+        """Write the state, at once for few processes. That of hundreds is not written for each of the thousands of
+        events of a start, which would take the launcher's time for everything else."""
         if len(self.state.processes) <= _FEW_PROCESSES:
             self.save()
         elif self._saving is None:

@@ -13,7 +13,7 @@ from pdserve.time_limit import time_limit
 
 
 class InstanceRouting:
-    """What the fleet does to one worker, done to all of an instance: its ranks serve together or not at all."""
+    """Does to all ranks of an instance what the fleet does to one worker: they serve together or not at all."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -53,13 +53,13 @@ class InstanceRouting:
         """One process was ready, and lives; held or silent it may be."""
         return self._fleet.phase_of(name) in ("ready", "degraded")
 
-    async def comes(self, name: str) -> bool:
-        """After a start of its processes: whether all of them became ready."""
+    async def all_ready(self, name: str) -> bool:
+        """Wait until each of its processes is ready, dead or late; True if all became ready."""
         processes = self._fleet.plan.instance_of(name)
         return all(await asyncio.gather(*(self._fleet.outcome(process.name) for process in processes)))
 
     def lives(self, name: str) -> Callable[[], bool]:
-        """Whether no process of an instance is dead."""
+        """Return a condition: no process of an instance is dead."""
         processes = [process.name for process in self._fleet.plan.instance_of(name)]
         return lambda: all(self._fleet.phase_of(process) != "dead" for process in processes)
 

@@ -1,4 +1,4 @@
-"""What is written down before anything starts: recipe, plan, versions, revision, host; and again, if it is deleted."""
+"""Writes down before anything starts: recipe, plan, versions, revision, host; and again, if it is deleted."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class KeptRecord:
             self._keep_key()
 
     def _keep_state(self) -> None:
-        """Also one that was emptied or overwritten, or torn by a crash of its disk."""
+        """Restore the record, also one that was emptied or overwritten, or torn by a crash of its disk."""
         if (there := self._state_there()) is not None and there == self._good:
             return
         own = self._fleet.state
@@ -100,7 +100,7 @@ class KeptRecord:
         self._fleet.save()
 
     def _state_there(self) -> tuple[int, int, int] | None:
-        """What changes when a file there is written."""
+        """Return what changes when a file there is written."""
         try:
             status = self._run.state.lstat()
         except FileNotFoundError:

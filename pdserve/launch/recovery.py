@@ -1,4 +1,4 @@
-"""What happens when a process of a serving deployment dies, stops answering, or comes back.
+"""Acts when a process of a serving deployment dies, stops answering, or comes back.
 
 A dead engine leaves routing before anything else happens. Whether it is restarted is the recipe's decision; the last
 instance of a role that does not come back ends the deployment. An engine comes back to routing once KV has crossed
@@ -20,8 +20,7 @@ from pdserve.launch.bad_peers import Outcome, PeerJudge
 from pdserve.launch.failure import interrupted, serve_error, start_error
 from pdserve.launch.fleet import Fleet, Trouble, gave_up
 from pdserve.launch.instance_routing import InstanceRouting
-from pdserve.launch.start_proofs import InstanceProofs
-from pdserve.launch.store_memory import wait_for_memory
+from pdserve.launch.start_proofs import InstanceProofs, wait_for_memory
 from pdserve.plan.model import LmcacheServer
 from pdserve.plan.process import Process
 from pdserve.reach.protocol import Died, Gone, Health, Late
@@ -54,7 +53,7 @@ class Recovery:
         self._fail = fail
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """One recovery a process at most, by its name."""
-        self._left: dict[str, Died | Late] = {}
+        self._deferred_deaths: dict[str, Died | Late] = {}
         """The last death that was left to a recovery, by the name of that."""
         self._waiting: set[asyncio.Task[Any] | None] = set()
         """Recoveries of cache servers that wait for the restart of an engine: no engine must wait for them in turn."""
@@ -77,7 +76,7 @@ class Recovery:
             return
         if (leader := self._leader(trouble.name)) in self._tasks:
             if not isinstance(trouble, Health):
-                self._left[leader] = trouble
+                self._deferred_deaths[leader] = trouble
             return
         if isinstance(trouble, Health):
             self._react_to_health(trouble)
@@ -90,7 +89,7 @@ class Recovery:
             self._begin(leader, self._recover(trouble))
 
     def _leader(self, name: str) -> str:
-        """Who stands for the instance of a process: a recovery is of all of it."""
+        """Return the process that stands for the instance: a recovery is of all of it."""
         return self._fleet.plan.instance_of(name)[0].name
 
     def _lose_node(self, gone: Gone) -> None:
@@ -143,8 +142,8 @@ class Recovery:
         await self._work_on(name, lambda: self._restart_once(name, adopt=adopt))
 
     async def replace_server(self, name: str, adopt: Callable[[], None], *, but: Collection[str]) -> None:
-        """As `replace`, a cache server; its engines get no requests meanwhile. `but`: engines that do not return to it,
-        because they are to be replaced too."""
+        """Replace a cache server as `replace` does; its engines get no requests meanwhile. `but`: engines that do not
+        return to it, because they are to be replaced too."""
 
         async def work() -> bool:
             self._hold_engines(self._server(name))
@@ -167,7 +166,7 @@ class Recovery:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the deployment ends."""
+        """Tell whether the deployment ends."""
         return self._is_closed
 
     async def prove_pairs(self, name: str) -> None:
@@ -216,13 +215,13 @@ class Recovery:
         self._restarted_at.pop(leader, None)
 
     def _why_not_started(self, name: str) -> StartError:
-        if (death := self._left.get(name)) is not None:
+        if (death := self._deferred_deaths.get(name)) is not None:
             return start_error(death, self._fleet.plan, self._fleet.run)
         note = self._fleet.state.processes[name].note
         return StartError(f"{name} did not start: {note}", where=name, todo=f"pdserve logs {name}")
 
     async def _until_another_serves(self, name: str) -> None:
-        """Before an instance is stopped on purpose: waits for another one of its role that is on its way back."""
+        """Wait, before an instance is stopped on purpose, for another one of its role that is on its way back."""
         process = self._fleet.plan.process(name)
         others = [
             each.name
@@ -271,14 +270,15 @@ class Recovery:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def take_over(self, troubles: Iterable[Trouble]) -> None:
-        """From a start, to which all troubles belonged: what befell those that served, and who does not answer now."""
+        """Take over from a start, to which all troubles belonged: deaths of those that served, and who is silent
+        now."""
         for trouble in troubles:
             self.react(trouble)
         for name in self._fleet.plan.names():
             self._watch_if_silent(name)
-        self._go_on()
+        self._readmit_engines()
 
-    def _go_on(self) -> None:
+    def _readmit_engines(self) -> None:
         """Begins the return of those that are held although what they wait for is there: a start has ended their
         recovery, or their cache server came back while another return to it ran, or while they did not answer."""
         for server in self._fleet.plan.lmcache:
@@ -316,7 +316,7 @@ class Recovery:
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(name, None)
         self._fleet.wake()
-        left = self._left.pop(name, None)
+        left = self._deferred_deaths.pop(name, None)
         if task.cancelled():
             return  # who has cancelled it decides from here on
         if (error := task.exception()) is not None:
@@ -326,8 +326,8 @@ class Recovery:
         for member in self._fleet.plan.instance_of(name) if name in self._fleet.plan.names() else ():
             self._watch_if_silent(member.name)  # since a time when its troubles belonged to its recovery
         if error is None:
-            self._go_on()
-        if left is not None and self._fleet.dead_uncleared(left.name):
+            self._readmit_engines()
+        if left is not None and self._fleet.is_dead_with_pending_stop(left.name):
             self.react(left)  # it came after the last look of the recovery
 
     def _server(self, name: str) -> LmcacheServer:
@@ -364,7 +364,7 @@ class Recovery:
         self._fail_if_last(name, serve_error(trouble, self._fleet.plan, self._fleet.run))
 
     def _restarts_within(self, name: str, seconds: float) -> int:
-        """How often a process was restarted in the last so many seconds."""
+        """Count the restarts of a process in the last so many seconds."""
         since = time.monotonic() - seconds
         recent = [at for at in self._restarted_at.get(name, ()) if at > since]
         self._restarted_at[name] = recent
@@ -432,7 +432,7 @@ class Recovery:
         """An instance has become ready; one of engines has its patches and its servers, and has answered."""
         lives = self._instances.lives(name)
         # Of several ranks one that is dead is waited for by the others, as long as an engine may take to load.
-        if not await self._fleet.proven_while(lives, self._instances.comes(name)):
+        if not await self._fleet.proven_while(lives, self._instances.all_ready(name)):
             return False
         return not self._fleet.plan.process(name).is_engine or (
             self._proofs.has_patches(name)
@@ -462,7 +462,7 @@ class Recovery:
             self._begin(peer, self._restart(peer, _BAD_PEER))
 
     def _return(self, name: str) -> None:
-        """To routing, once it is proven, attached to its servers too."""
+        """Route to an instance that is proven and attached to its servers."""
         lacking = {_without(server.process) for server in self._servers_of(name) if not self._is_ready(server)}
         for reason in [reason for reason in self._fleet.held.get(name, ()) if reason.endswith(_IS_DOWN)]:
             if reason not in lacking:  # also of a server that the plan has no more
@@ -483,7 +483,7 @@ class Recovery:
             self._begin("proxy", self._restart_router())
 
     async def _restart_router(self) -> None:
-        """Nothing waits for it: an engine that dies meanwhile, which it would wait for, must be free to come back."""
+        """Restart the router. Nothing waits for it: an engine that dies meanwhile must be free to come back."""
         if not await self._restart_once("proxy"):
             await self._recover(gave_up("proxy", "did not come back after a prefill did", 0))
 
@@ -506,7 +506,8 @@ class Recovery:
         self._begin(_memory_of(master), self._release_with_memory(self._fleet.plan.process(master)))
 
     async def _release_with_memory(self, master: Process) -> None:
-        """Without any it is released all the same in the end: its engines compute what they would have loaded."""
+        """Release the master once its pool has memory, or the time is over: engines then compute what they would
+        load."""
         seconds = master.ready_seconds + self._fleet.plan.timeouts.attach_seconds
         mounted = False
         try:
@@ -524,7 +525,7 @@ class Recovery:
                 self._hold_engines(self._server(trouble.name))
             self._begin(f"watch {trouble.name}", self._give_up_on(trouble))
         else:
-            self._go_on()
+            self._readmit_engines()
 
     async def _give_up_on(self, trouble: Health) -> None:
         """A process that does not answer for too long is stopped and treated as dead."""
@@ -593,7 +594,7 @@ class Recovery:
             self._fleet.release(engine, reason)  # what else keeps it out is still there
             return
         if self._fleet.silent(engine):
-            return  # it is proven once it answers again (`_go_on`)
+            return  # it is proven once it answers again (`_readmit_engines`)
         attached = await self._fleet.proven_while(both, self._proofs.attached(engine, [server]))
         proven = attached and await self._fleet.proven_while(both, self._proofs.answers(engine))
         if gone.done() or not self._is_ready(server):
@@ -630,5 +631,5 @@ def _without(server: str) -> str:
 
 
 def _memory_of(master: str) -> str:
-    """Under which name the watch of its pool's memory runs."""
+    """Return the name under which the watch of its pool's memory runs."""
     return f"memory of {master}"

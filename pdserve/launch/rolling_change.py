@@ -18,17 +18,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import groupby
+from typing import Any
 
 from pdserve.errors import PdserveError, StartError, StateError
 from pdserve.launch.fleet import OTHER_GENERATION, Fleet
 from pdserve.launch.instance_routing import InstanceRouting
-from pdserve.launch.proxy_restart import roll
 from pdserve.launch.recovery import Recovery
 from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
+from pdserve.reach.protocol import AskNode
 from pdserve.run.change import LIVING, Change, can_exchange_kv, plan_between
+from pdserve.time_limit import time_limit
 
 _OVER = ("pending", "stopped", "done")
 """Phases of a process that need not be stopped."""
@@ -93,7 +96,7 @@ class RollingChange:
         self._take_over(self._new)
 
     def summary(self) -> str:
-        """What was done so far, for people."""
+        """Say what was done so far, for people."""
         started = [name for name in self._new.names() if name in self._done & (self._starting - self._replaced)]
         restarted = [name for name in self._new.names() if name in self._done & self._replaced]
         gone = [process for process in self._running.processes if process.name in self._done & self._gone]
@@ -108,7 +111,7 @@ class RollingChange:
     # Steps ---------------------------------------------------------------------------------------------------------
 
     async def _start_supporters(self) -> None:
-        """What engines need: stage after stage, so that what fetches weights is done before what reads them."""
+        """Start what engines need: stage after stage, so that what fetches weights is done before what reads them."""
         supporters = [p for p in self._new.processes if p.name in self._starting and not p.is_engine and not p.is_proxy]
         for _, stage in groupby(sorted(supporters, key=lambda p: p.start_stage), key=lambda p: p.start_stage):
             await self._each(self._start_supporter(process) for process in stage)
@@ -250,7 +253,8 @@ class RollingChange:
                 await self._recovery.stop(holder)
 
     async def _start_what_made_room(self) -> None:
-        """After a failure: what was stopped for another one, and had not its turn any more, by its former command."""
+        """Start, after a failure, what was stopped for another one and had not its turn any more, by its former
+        command."""
         for name in sorted(self._stopped_for_room - self._done):
             if not self._recovery.is_closed and self._fleet.phase_of(name) == "stopped":
                 try:
@@ -259,7 +263,7 @@ class RollingChange:
                     self._recovery.revive(name)
 
     def _moves(self, name: str) -> bool:
-        """Whether an instance gets devices or ports that it does not have, so that others may have to go first."""
+        """Tell whether an instance gets devices or ports that it does not have, so that others may have to go first."""
         before, after = (
             {each.name: (each.node, each.devices, each.ports) for each in plan.instance_of(name)}
             for plan in (self._fleet.plan, self._new)
@@ -267,9 +271,9 @@ class RollingChange:
         return before != after
 
     def _left_of(self, name: str) -> bool:
-        """Whether something of an instance may still hold its devices and ports."""
+        """Tell whether something of an instance may still hold its devices and ports."""
         plan = self._fleet.plan
-        return name in plan.names() and any(self._fleet.uncleared(each.name) for each in plan.instance_of(name))
+        return name in plan.names() and any(self._fleet.has_pending_stop(each.name) for each in plan.instance_of(name))
 
     def _adopt(self, name: str) -> None:
         """Takes over the new plan for one instance."""
@@ -291,7 +295,7 @@ class RollingChange:
 
     @staticmethod
     def _leaders(plan: Plan, names: Iterable[str]) -> list[str]:
-        """Who stands for the instances of these processes, in the order of the plan."""
+        """Return who stands for the instances of these processes, in the order of the plan."""
         wanted = set(names)
         return list(dict.fromkeys(plan.instance_of(name)[0].name for name in plan.names() if name in wanted))
 
@@ -311,6 +315,77 @@ class RollingChange:
 
 
 def _collide(one: Process, other: Process) -> bool:
-    """Whether two processes of a node want a device or a port of each other."""
+    """Tell whether two processes of a node want a device or a port of each other."""
     devices = set(one.devices) & set(other.devices)
     return one.node == other.node and bool(devices or set(one.ports.values()) & set(other.ports.values()))
+
+
+_PROXY = "proxy"
+_ASK_SECONDS = 5.0
+_RETRY_SECONDS = 0.1
+
+
+async def roll(fleet: Fleet, process: Process | None = None) -> bool:
+    """Returns when new processes serve; what runs in the old ones goes on there. False: this proxy has no rolling
+    restart. Raises StartError: the new ones could not start, and the old ones serve on.
+
+    `process`: the proxy with another configuration, which the new processes get; None: as it is."""
+    process = process or fleet.plan.process(_PROXY)
+    if process.control != "stdin" or len(process.files) != 1 or fleet.phase_of(_PROXY) != "ready":
+        return False
+    if _writes_to_a_deleted_log(fleet):
+        return False
+    ask, url = fleet.on_node_of(_PROXY), f"{fleet.plan.proxy_url}/health"
+    before = await _state_of(ask, url)
+    if not isinstance(before.get("generation"), int):
+        return False
+    # Its file may be gone with the record of the run.
+    (config,) = process.files.values()
+    fleet.push(_PROXY, "restart", {"restart": True, "config": config})
+    fleet.record("rolling", name=_PROXY)
+    why = f"its new processes did not serve within {process.ready_seconds:.0f} s"
+    try:
+        async with time_limit(process.ready_seconds):
+            while True:
+                state = await _state_of(ask, url)
+                generation = state.get("generation")
+                if isinstance(generation, int) and generation > before["generation"]:
+                    fleet.record("rolled", name=_PROXY)
+                    return True
+                if state and state.get("not_restarted") != before.get("not_restarted"):
+                    why = str(state.get("not_restarted"))
+                    break
+                await asyncio.sleep(_RETRY_SECONDS)
+    except TimeoutError:
+        pass
+    fleet.record("not_rolled", name=_PROXY, why=why)
+    raise StartError(
+        f"the proxy was not replaced: {why}",
+        where=_PROXY,
+        cause="the program or its configuration is not what it was when the one that serves was started",
+        todo=f"pdserve logs {_PROXY}; the old one serves on",
+    )
+
+
+def _writes_to_a_deleted_log(fleet: Fleet) -> bool:
+    """The record was deleted since it was started: only a new start opens a log that can be read."""
+    try:
+        events, _ = fleet.run.read_events()
+    except OSError:
+        return True
+    kinds = [
+        "deleted" if event["event"] == "record_deleted" else "started"
+        for event in events
+        if event["event"] == "record_deleted" or (event["event"] == "started" and event.get("name") == _PROXY)
+    ]
+    return bool(kinds) and kinds[-1] == "deleted"
+
+
+async def _state_of(ask: AskNode, url: str) -> dict[str, Any]:
+    """The proxy's /health; empty if there is no answer, or another one."""
+    answer = await ask("GET", url, seconds=_ASK_SECONDS)
+    try:
+        state = json.loads(answer.body)
+    except ValueError:
+        return {}
+    return state if isinstance(state, dict) else {}

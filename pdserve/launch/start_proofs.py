@@ -1,12 +1,15 @@
-"""What a deployment must prove before it is ready, and one of its instances before it is back."""
+"""Proves a deployment before it is ready, and one of its instances before it is back."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypedDict
 
 from pdserve.errors import StartError
 from pdserve.launch.bad_peers import Outcome
@@ -14,13 +17,15 @@ from pdserve.launch.canary import PairCanaries, one_token
 from pdserve.launch.failure import not_attached
 from pdserve.launch.fleet import OTHER_GENERATION, Fleet
 from pdserve.launch.instance_routing import InstanceRouting
-from pdserve.launch.lmcache_fallback import without_kernels
-from pdserve.launch.store_memory import wait_for_memory
-from pdserve.launch.weights_agreement import same_commit
 from pdserve.lmcache_server import wait_attached
-from pdserve.plan.model import LmcacheServer
-from pdserve.plan.process import HttpProbe
+from pdserve.logs.lines import GrowingLog, message
+from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.plan.process import HttpProbe, Process
+from pdserve.plan.weights import RECORDS
 from pdserve.preflight.nodes.cross_node import CrossNodePort, side_channels
+from pdserve.reach.protocol import AskNode
+from pdserve.recipe.hub_models import SPECULATIVE
+from pdserve.run.directory import RunDir
 from pdserve.run.patch_proof import records, unpatched
 
 _REACH_SECONDS = 3.0
@@ -28,7 +33,7 @@ _PAIRS_AT_ONCE = 4
 
 
 class StartProofs:
-    """Of one deployment; asked again whenever something was started. Each raises StartError, or is in the history."""
+    """Proves one deployment, again whenever something was started. A proof raises StartError, or is in the history."""
 
     def __init__(self, fleet: Fleet, *, engine_key: str) -> None:
         self._fleet, self._engine_key = fleet, engine_key
@@ -89,7 +94,7 @@ class StartProofs:
             self._fleet.record("reached", side_channels=len(targets))
 
     async def _reaches(self, target: CrossNodePort) -> str | None:
-        """None, or what is wrong."""
+        """Return what is wrong, or None."""
         link = self._fleet.links.get(target.source)
         if link is None:
             return f"{target.source}: its agent is gone"
@@ -129,7 +134,7 @@ class StartProofs:
 
 
 class InstanceProofs:
-    """Of one engine instance, which was started again or has lost its cache server."""
+    """Proves one engine instance that was started again or has lost its cache server."""
 
     def __init__(self, fleet: Fleet, instances: InstanceRouting, *, engine_key: str) -> None:
         self._fleet, self._instances, self._engine_key = fleet, instances, engine_key
@@ -164,7 +169,7 @@ class InstanceProofs:
 
     @staticmethod
     def _workers(server: LmcacheServer, counts: Callable[[str], bool]) -> int:
-        """How many workers the engines have that count."""
+        """Count the workers of the engines that count."""
         return sum(workers for engine, workers in server.workers_of.items() if counts(engine))
 
     async def all_answer(self, name: str) -> bool:
@@ -220,7 +225,7 @@ class InstanceProofs:
         return OTHER_GENERATION in self._fleet.held.get(name, ())
 
     def _waits_with(self, server: str) -> bool:
-        """Whether it is proven, and held for its generation alone."""
+        """Tell whether it is proven, and held for its generation alone."""
         return self._fleet.phase_of(server) == "degraded" and self._fleet.held.get(server) == {OTHER_GENERATION}
 
     async def _cross(self, name: str, peer: str, until: float) -> Outcome:
@@ -235,3 +240,132 @@ class InstanceProofs:
         if not all(self._is_routed(server) or self._waits_with(server) for server in theirs):
             return "unknown"
         return "failed" if "failed" in outcomes else "crossed" if "crossed" in outcomes else "unknown"
+
+
+_WARNING = re.compile(
+    r"lmcache\.(?:cuda_ops|c_ops) compiled extension not found"  # 0.5.3 and later
+    r"|Failed to import backend lmcache\.c_ops"  # 0.4.6 to 0.5.2
+    r"|Fallback to python backend lmcache\."  # until 0.4.5
+)
+
+
+def without_kernels(plan: Plan, run: RunDir) -> StartError | None:
+    """Return the error of the first LMCache server, or engine that uses one, whose log has the warning of missing kernels.
+
+    On ROCm LMCache goes on without them, and its Python copies between host and device are not in the order of the
+    device's stream, so that KV may be wrong (lmcache#4870). On other platforms the same words are harmless."""
+    if plan.platform != "rocm":
+        return None
+    for process in _concerned(plan):
+        if (line := _warning_of(run, process)) is not None:
+            return StartError(
+                "LMCache runs without its compiled kernels, and its Python copies may store wrong KV on ROCm",
+                where=f"{process.name}@{process.node}",
+                cause="the installed LMCache is not a ROCm build, or its kernels do not load there (lmcache#4870)",
+                todo="install a -rocm wheel of LMCache's releases, or build it with BUILD_WITH_HIP=1",
+                evidence=(f"log: {run.path / process.log}", line),
+            )
+    return None
+
+
+def _concerned(plan: Plan) -> Iterator[Process]:
+    for process in plan.processes:
+        if process.is_lmcache or process.lmcache:
+            yield process
+
+
+def _warning_of(run: RunDir, process: Process) -> str | None:
+    log = GrowingLog(run.path / process.log, 0)
+    while True:
+        for line in map(message, log.step()):
+            if _WARNING.search(line):
+                return line
+        if not log.behind:
+            return None
+
+
+_ASK_SECONDS = 5.0
+_POLL_SECONDS = 0.2
+
+
+async def wait_for_memory(master: Process, ask: AskNode, *, seconds: float) -> bool:
+    """Poll the master until an engine has given memory to the pool, whatever becomes of the master meanwhile; False
+    when none did in time. True also where its answer does not have it. `ask`: from its node.
+
+    A master that was restarted has no memory until its engines have noticed, a second or two later; what they store
+    before is refused, and lost (seen with mooncake 0.3.13: "BatchPutStart failed ... insufficient space")."""
+    deadline = time.monotonic() + seconds
+    while not await _has_memory(master, ask):
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(_POLL_SECONDS)
+    return True
+
+
+async def _has_memory(master: Process, ask: AskNode) -> bool:
+    # With httpx, which only deployments with a store need here.
+    from pdserve.observe.engine_metrics import samples_of
+    from pdserve.observe.store_metrics import store_figures
+
+    assert isinstance(master.probe, HttpProbe)
+    url = f"http://{master.probe.host}:{master.probe.port}"
+    answer = await ask("GET", f"{url}/metrics", seconds=_ASK_SECONDS)
+    if answer.status != 200:
+        return False
+    try:
+        size = store_figures(url, samples_of(answer.body)).bytes_total
+    except ValueError:
+        return True
+    return size is None or size > 0
+
+
+class Record(TypedDict):
+    """Is what a download leaves in the run directory."""
+
+    model: str
+    revision: str
+    commit: str
+
+
+_LOOK_SECONDS = 0.5
+_PATIENCE_SECONDS = 60.0
+"""A network file system may show a file of another node so much later."""
+
+
+async def same_commit(plan: Plan, run: RunDir) -> str | None:
+    """The commit of the model on all nodes; None where it is not fetched. Raises StartError when nodes differ in it, or
+    in the model that writes drafts."""
+    fetched = [(process, await _record(run, process)) for process in plan.processes if process.fetches_weights]
+    own: str | None = None
+    for model, revision in dict.fromkeys((record["model"], record["revision"]) for _, record in fetched):
+        of_model = [
+            (process, r["commit"]) for process, r in fetched if (r["model"], r["revision"]) == (model, revision)
+        ]
+        (_, first), *_ = of_model
+        is_own = (model, revision) == (plan.model, plan.revision or "main")
+        if any(commit != first for _, commit in of_model):
+            key = "model.revision" if is_own else f"`revision` in {SPECULATIVE}"
+            raise StartError(
+                f"the nodes have different commits of {model} at {revision}",
+                where="model.revision" if is_own else None,
+                cause="it moved while they looked it up, or a node without the hub has an older one in its cache",
+                todo=f"set {key} to one of these commits, e.g. {first}",
+                evidence=tuple(f"{process.name}@{process.node}: {commit}" for process, commit in of_model),
+            )
+        own = first if is_own else own
+    return own
+
+
+async def _record(run: RunDir, process: Process) -> Record:
+    file = run.path / RECORDS / f"{process.name}.json"
+    for _ in range(int(_PATIENCE_SECONDS / _LOOK_SECONDS)):
+        if file.parent.is_dir() and file in list(file.parent.iterdir()):  # opening a folder shows what is new in it
+            record: Record = json.loads(file.read_text(encoding="utf-8"))
+            return record
+        await asyncio.sleep(_LOOK_SECONDS)
+    raise StartError(
+        "it has ended well, but left no record of the commit that it fetched",
+        where=f"{process.name}@{process.node}",
+        cause="the run directory is not the same folder on that node",
+        todo=f"look for {file} there, and set PDSERVE_HOME to a folder that all nodes share",
+    )

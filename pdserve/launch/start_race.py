@@ -30,7 +30,7 @@ class StartRace:
         self._fleet = fleet
         self._starting = starting
         self._stop_asked = stop_asked
-        self.of_serving: list[Trouble] = []
+        self.serving_troubles: list[Trouble] = []
         """What has ended it, if that befell a process that served: it is still to be reacted to."""
 
     async def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -63,11 +63,11 @@ class StartRace:
                 return self._error(trouble)
 
     def _is_dead(self, name: str) -> bool:
-        """Not of an earlier life, nor of what another plan had and this one lacks."""
+        """Leave out what befell an earlier life, or what this plan lacks."""
         return name in self._fleet.plan.names() and self._fleet.phase_of(name) == "dead"
 
     async def _first_long_silence(self) -> StartError:
-        """Of a process that was ready before: no other wait would end for it."""
+        """Tell whether it befell a process that was ready before: no other wait would end for it."""
         fleet, limit = self._fleet, self._fleet.plan.timeouts.unresponsive_seconds
         while True:
             changes = fleet.changes
@@ -85,13 +85,15 @@ class StartRace:
     def _error(self, trouble: Trouble, shown: Trouble | None = None) -> StartError:
         served = self._served(trouble)
         if served:
-            self.of_serving.append(trouble)
+            self.serving_troubles.append(trouble)
         return start_error(shown or trouble, self._fleet.plan, self._fleet.run, served=served)
 
     def dead_of_starting(self) -> list[Process]:
-        """What is left to be cleared up, but for those that served: who reacts to their death does that."""
-        served = {trouble.name for trouble in self.of_serving if not isinstance(trouble, Gone)}
-        dead = [process for process in self._fleet.plan.processes if self._fleet.dead_uncleared(process.name)]
+        """Return what is left to be cleared up, but for those that served: who reacts to their death does that."""
+        served = {trouble.name for trouble in self.serving_troubles if not isinstance(trouble, Gone)}
+        dead = [
+            process for process in self._fleet.plan.processes if self._fleet.is_dead_with_pending_stop(process.name)
+        ]
         return [process for process in dead if process.name not in served]
 
     def _served(self, trouble: Trouble) -> bool:

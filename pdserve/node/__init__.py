@@ -1,1 +1,1 @@
-"""What runs on a node: the agent, its guard, and the processes that it owns."""
+"""Runs on a node: the agent, its guard, and the processes that it owns."""

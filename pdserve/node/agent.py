@@ -31,8 +31,8 @@ from typing import Any, assert_never
 
 from pdserve.errors import AgentProtocolError
 from pdserve.node import agent_record
+from pdserve.node.agent_record import ledger_file
 from pdserve.node.http_request import NodeHttp
-from pdserve.node.ledger_file import ledger_file
 from pdserve.node.supervised import Supervised, reap_adopted, report_failure
 from pdserve.reach.channel import line_of
 from pdserve.reach.protocol import (
@@ -251,7 +251,7 @@ class Agent:
         task.add_done_callback(report_failure)
 
     async def _stop_everything(self) -> None:
-        """In stop order. With an end set from outside, each stage gets its part of what is left."""
+        """Stop all in order. With an end set from outside, each stage gets its part of what is left."""
         # What a stop could not end is killed once more with all the rest, below.
         living = [process for process in self._processes.values() if not process.done and not process.left]
         order = sorted(living, key=lambda process: process.plan.stop_stage)
@@ -362,7 +362,7 @@ def _log(text: str) -> None:
 
 
 def _report_killed(how: Exit) -> None:
-    """To the log, and in the agent's place over its pipe."""
+    """Write to the log, and in the agent's place over its pipe."""
     _log(f"the agent was {how}: its guard stops what it owned")
     with contextlib.suppress(OSError):
         os.write(1, line_of(Leaving(because="killed", how=f"it was {how}")))

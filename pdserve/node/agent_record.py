@@ -1,4 +1,4 @@
-"""What an agent leaves in its run directory before it starts anything: who its guard is, and its cgroup.
+"""Keeps what an agent leaves in its run directory before it starts anything: who its guard is, and its cgroup.
 
     <run directory>/agent@<node>-<PID of the guard>.json
 
@@ -22,8 +22,14 @@ from pdserve.system.host import is_here
 from pdserve.system.procfs import Place, ProcessId
 
 
+def ledger_file(run_dir: Path, node: str) -> Path:
+    """Return the ledger of a node's shared memory: in the run directory, so that it outlives its agent."""
+    return run_dir / f"shm@{node}.json"
+
+
 class AgentRecord(BaseModel):
-    """Of one agent. Its processes are descendants of its guard while that lives, and in its cgroup if it has one."""
+    """Describes one agent. Its processes are descendants of its guard while that lives, and in its cgroup if it has
+    one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,17 +42,17 @@ class AgentRecord(BaseModel):
 
     @property
     def here(self) -> bool:
-        """Whether its PIDs mean the same to us."""
+        """Tell whether its PIDs mean the same to us."""
         return is_here(self.hostname, self.place)
 
     def shows_all(self) -> bool:
-        """Whether the kernel shows every process of it here: nothing that it has started gets away from a guard that
-        lives, nor out of a cgroup. A cgroup that was removed was empty."""
+        """Tell whether the kernel shows every process of it here: nothing that it has started gets away from a guard
+        that lives, nor out of a cgroup. A cgroup that was removed was empty."""
         return self.over or self.guard.alive() or (self.cgroup is not None and cgroup.is_known(self.cgroup))
 
 
 def note(run_dir: Path, node: str, made: Cgroup | None, *, over: bool = False) -> None:
-    """For the guard. One that cannot be written is missed only after the launcher was killed too."""
+    """Write the guard's record. One that cannot be written is missed only after the launcher was killed too."""
     guard = procfs.identify(os.getpid())
     assert guard is not None
     record = AgentRecord(
@@ -64,7 +70,7 @@ def note(run_dir: Path, node: str, made: Cgroup | None, *, over: bool = False) -
 
 
 def records(run_dir: Path) -> list[AgentRecord]:
-    """Of all agents that the run has had, on whatever machine."""
+    """Return the records of all agents that the run has had, on whatever machine."""
     return [record for _, record in _records(run_dir)]
 
 
@@ -75,7 +81,7 @@ def _records(run_dir: Path) -> Iterator[tuple[Path, AgentRecord]]:
 
 
 def remove_empty_cgroups(run_dir: Path, run_id: str) -> None:
-    """Those of guards of this machine that are dead, as far as no process is in them."""
+    """Remove the cgroups of this machine's dead guards, as far as no process is in them."""
     for _, record in _records(run_dir):
         if record.cgroup is None or not record.here or record.guard.alive():
             continue

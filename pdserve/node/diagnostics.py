@@ -1,4 +1,6 @@
-"""What can be learnt of a process that lives but does not become ready: stacks, children, sockets."""
+"""Saves what can be learnt of a process that lives but does not become ready: stacks, children, sockets.
+
+Apart from supervision, which asks for it once, after a time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP requests that an agent makes on its node for the launcher."""
+"""Makes HTTP requests on a node for the launcher. Apart from the agent, which only passes orders on."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from pdserve.node.ledger_file import ledger_file
+from pdserve.node.agent_record import ledger_file
 from pdserve.system import utf8
 from pdserve.system.shared_memory import ShmLedger
 

@@ -19,8 +19,7 @@ from pdserve.logs.lines import GrowingLog, read_from
 from pdserve.logs.progress import describe, is_fatal
 from pdserve.logs.rotation import earlier
 from pdserve.node import diagnostics
-from pdserve.node.socket_shortage import SocketShortage
-from pdserve.node.swap_use import SwapUse
+from pdserve.node.shortages import SocketShortage, SwapUse
 from pdserve.plan.process import Env, ExitProbe, Process
 from pdserve.reach.protocol import (
     Died,
@@ -356,7 +355,7 @@ class Supervised:
                 await asyncio.sleep(_CUT_AGAIN_SECONDS)
 
     async def _cut_log(self, limit: int, keep: int) -> None:
-        """Nothing is awaited between a cut and what is known of it: see `log_tail`."""
+        """Cut the log. Nothing is awaited between a cut and what is known of it: see `log_tail`."""
         if (in_place := await rotation.cut(self._log, limit, keep)) is not None:
             cut, error = in_place
             self._cut_from, self._log_from = None, cut.now_at(self._log_from)
@@ -366,7 +365,7 @@ class Supervised:
 
 
 def _log(text: str) -> None:
-    """To the agent's own log. What cannot be written there must end no watch."""
+    """Write to the agent's own log. What cannot be written there must end no watch."""
     with contextlib.suppress(OSError):  # no reader, or its disk is full too
         print(text, file=sys.stderr, flush=True)
 
@@ -387,8 +386,8 @@ def environment(rule: Env, inherited: Mapping[str, str], secrets: Mapping[str, s
 
 
 def report_failure(task: asyncio.Task[None]) -> None:
-    """For tasks that are not awaited: a watch that has ended by a fault of ours must not be missed in silence. It goes
-    to the agent's log, with its traceback."""
+    """Log the fault of a task that is not awaited: a watch that has ended by a fault of ours must not be missed in
+    silence. It goes to the agent's log, with its traceback."""
     if not task.cancelled() and (error := task.exception()) is not None:
         about = {"message": f"{task.get_coro()} has failed", "exception": error, "task": task}
         task.get_loop().call_exception_handler(about)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
-from pdserve.launch.failure_report import report as failure_report
+from pdserve.launch.failure import report as failure_report
 from pdserve.operations.current_run import places
 from pdserve.operations.images import image_store, provide
 from pdserve.operations.interpreters import as_running

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.errors import PreflightError, StateError
-from pdserve.launch.failure_report import report
+from pdserve.launch.failure import report
 from pdserve.launch.launch_record import record_run
 from pdserve.operations.apply import apply, check_place
 from pdserve.operations.client_command import ClientCommand

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from pdserve.node.ledger_file import ledger_file
+from pdserve.node.agent_record import ledger_file
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.agent_line import in_docker
 from pdserve.plan.nodes.node import Node

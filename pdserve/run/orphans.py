@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from pdserve.node import agent_record
-from pdserve.node.agent_record import AgentRecord
-from pdserve.node.ledger_file import ledger_file
+from pdserve.node.agent_record import AgentRecord, ledger_file
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
 from pdserve.system import cgroup, markers, procfs

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import StartError
-from pdserve.launch.fleet import Fleet
-from pdserve.launch.uncleared import ANSWER_SECONDS, Uncleared
+from pdserve.launch.fleet import ANSWER_SECONDS, Fleet, PendingStops
 from pdserve.plan.model import Plan
 from pdserve.plan.time_limits import restart_seconds
 from pdserve.reach.protocol import Answered, Died
@@ -131,8 +130,8 @@ def test_a_process_that_moves_is_on_its_new_node(tmp_path: Path) -> None:
 
 def test_a_stop_that_an_agent_has_failed_at_is_ordered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("pdserve.launch.uncleared.time.monotonic", lambda: now)
-    uncleared = Uncleared()
+    monkeypatch.setattr("pdserve.launch.fleet.time.monotonic", lambda: now)
+    uncleared = PendingStops()
     uncleared.started("decode-0", "a")
     assert uncleared.order_stop("decode-0", "a", 30, "stopped")
     now = 110.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.launch.uncleared import Uncleared
+from pdserve.launch.fleet import PendingStops
 from pdserve.run.inbox import Apply, Restart
 from tests.launch.played import Played, plan, played
 
@@ -79,14 +79,14 @@ def test_a_port_is_given_to_another_when_what_is_left_of_its_dead_holder_is_gone
 
 
 def test_a_stop_is_ordered_again_only_if_it_is_to_be_over_sooner() -> None:
-    left = Uncleared()
+    left = PendingStops()
     assert left.order_stop("decode-0", "here", 60, "stopped")
     assert not left.order_stop("decode-0", "here", 60, "stopped")
     assert left.order_stop("decode-0", "here", 0, "stopped")
 
 
 def test_what_was_ordered_to_stop_twice_is_left_until_both_orders_are_answered() -> None:
-    left = Uncleared()
+    left = PendingStops()
     left.started("decode-0", "here")
     left.order_stop("decode-0", "here", 60, "dead")
     left.order_stop("decode-0", "here", 0, "stopped")
@@ -97,7 +97,7 @@ def test_what_was_ordered_to_stop_twice_is_left_until_both_orders_are_answered()
 
 
 def test_on_a_node_that_is_lost_nothing_is_waited_for() -> None:
-    left = Uncleared()
+    left = PendingStops()
     for name, node in (("decode-0", "lost"), ("decode-1", "here")):
         left.started(name, node)
         left.order_stop(name, node, 60, "stopped")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pdserve.errors import StartError
-from pdserve.launch.weights_agreement import same_commit
+from pdserve.launch.start_proofs import same_commit
 from pdserve.plan.process import ExitProbe
 from pdserve.run.directory import RunDir
 from tests.fakes.hub import COMMIT, Hub

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.node.socket_shortage import QUIET_SECONDS, SocketShortage
+from pdserve.node.shortages import QUIET_SECONDS, SocketShortage
 
 
 class Engine:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.node.swap_use import SwapUse
+from pdserve.node.shortages import SwapUse
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")

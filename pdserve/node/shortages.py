@@ -1,4 +1,5 @@
-"""How much of a process's memory was written to swap, and how much its node has read back from there since."""
+"""Notices that an engine lacks sockets or file descriptors, from what its processes count (patches/record.py), or
+memory, from how much of it was written to swap and how much its node has read back from there since."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from pdserve.patches.mooncake.sockets import OUT_OF_SOCKETS
+from pdserve.patches.process_records import merged_effects, read_records
 from pdserve.system import procfs
 from pdserve.system.pressure import SWAPPED_ENOUGH, swapped_bytes
 
@@ -17,7 +20,7 @@ _READ_BACK = "pswpin"
 
 
 class SwapUse:
-    """Of one process tree, look by look."""
+    """Measures the swap of one process tree, look by look."""
 
     def __init__(self, *, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc
@@ -35,7 +38,7 @@ class SwapUse:
         return max(0, self._pages_read() - self._from) * os.sysconf("SC_PAGE_SIZE")
 
     def look(self, pids: Iterable[int]) -> bool:
-        """Whether it is news: enough for the first time, or twice what it was then."""
+        """Look again; True for news: enough for the first time, or twice what it was then."""
         now = self._clock()
         if now < self._next:
             return False
@@ -62,3 +65,38 @@ class SwapUse:
             return 0
         found = (line.partition(" ")[2] for line in lines if line.startswith(f"{_READ_BACK} "))
         return next((int(text) for text in found if text.isdecimal()), 0)
+
+
+QUIET_SECONDS = 10.0
+"""Without a new lack: a shortage is one event, however many requests it fails."""
+
+
+class SocketShortage:
+    """Counts for one engine, look by look."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`folder`: where the engine's processes leave their records."""
+        self._folder = folder
+        self._clock = clock
+        self._times = 0.0
+        self._last_rise: float | None = None
+
+    @property
+    def lasts(self) -> bool:
+        return self._last_rise is not None
+
+    @property
+    def times(self) -> int:
+        """Count how often there was no socket, since the engine was started."""
+        return int(self._times)
+
+    def look(self) -> bool:
+        """Look again; True if a shortage has begun, or ended, since the last time."""
+        counted = merged_effects(read_records(self._folder)).values()
+        before, self._times = self._times, sum(effects.get(OUT_OF_SOCKETS, 0) for effects in counted)
+        lasted, now = self.lasts, self._clock()
+        if self._times > before:
+            self._last_rise = now
+        elif self._last_rise is not None and now - self._last_rise >= QUIET_SECONDS:
+            self._last_rise = None
+        return self.lasts != lasted
