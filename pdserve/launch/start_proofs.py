@@ -250,7 +250,7 @@ _WARNING = re.compile(
 
 
 def without_kernels(plan: Plan, run: RunDir) -> StartError | None:
-    """Return the error of the first LMCache server, or engine that uses one, whose log has the warning of missing kernels.
+    """Return the error of the first LMCache server, or engine that uses one, whose log warns of missing kernels.
 
     On ROCm LMCache goes on without them, and its Python copies between host and device are not in the order of the
     device's stream, so that KV may be wrong (lmcache#4870). On other platforms the same words are harmless."""
