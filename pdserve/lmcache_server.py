@@ -16,6 +16,7 @@ from typing import Any
 
 from pdserve.errors import PreflightError
 from pdserve.plan.model import LmcacheServer
+from pdserve.printable import size_text
 from pdserve.reach.protocol import AskNode
 from pdserve.system.host import MemoryFacts
 
@@ -40,23 +41,20 @@ def check_memory(servers: Sequence[LmcacheServer], facts: MemoryFacts) -> None:
     in_memory += sum(server.kv_bytes_on_host for server in servers)
     if in_shm > facts.shm_free:
         raise PreflightError(
-            f"LMCache and the KV that it maps need {_gib(in_shm)} in /dev/shm, {_gib(facts.shm_free)} are free",
+            f"LMCache and the KV that it maps need {size_text(in_shm)} in /dev/shm, "
+            f"{size_text(facts.shm_free)} are free",
             where="lmcache.l1_size_gb",
             cause="too small for L1 (containers default to 64 MB), or an earlier run left segments there",
             todo="lower lmcache.l1_size_gb, enlarge /dev/shm (container: --shm-size), or leave lmcache.shm_name out",
         )
     if in_memory > facts.usable:
-        limit = "" if facts.limit_free is None else f" (the cgroup allows {_gib(facts.limit_free)} more)"
+        limit = "" if facts.limit_free is None else f" (the cgroup allows {size_text(facts.limit_free)} more)"
         raise PreflightError(
-            f"LMCache's L1 needs {_gib(in_memory)} of memory, {_gib(facts.available)} are available{limit}",
+            f"LMCache's L1 needs {size_text(in_memory)} of memory, {size_text(facts.available)} are available{limit}",
             where="lmcache.l1_size_gb",
             cause="L1 is larger than the free memory of this host; the kernel would kill it, or an engine, under load",
             todo=f"--set lmcache.l1_size_gb={max(1, int(facts.usable / _GIB * 0.6 / max(1, len(servers))))}",
         )
-
-
-def _gib(size: int) -> str:
-    return f"{size / _GIB:.1f} GiB"
 
 
 def registered_workers(status: Mapping[str, Any]) -> int:

@@ -8,10 +8,10 @@ import os
 import typer
 
 from pdserve.errors import NotOursError, StateError
-from pdserve.printable import printable
+from pdserve.printable import printable, size_text
 from pdserve.run.directory import RunDir, deployments, home
 from pdserve.run.presence import phase_now
-from pdserve.run.retention import Removed, mebibytes, prune_all
+from pdserve.run.retention import Removed, prune_all
 
 
 def _now(run_dir: RunDir) -> dict[str, str]:
@@ -45,11 +45,11 @@ def prune(*, as_json: bool, dry_run: bool) -> None:
         for run in removed:
             if run.problem is None:
                 done = "would remove" if dry_run else "removed"
-                typer.echo(printable(f"{done} {run.path} {mebibytes(run.size)}"))
+                typer.echo(printable(f"{done} {run.path} {size_text(run.size)}"))
             else:
                 typer.echo(printable(f"left {run.path}: {run.problem}"), err=True)
         gone = [run for run in removed if run.problem is None]
-        size = mebibytes(sum(run.size for run in gone))
+        size = size_text(sum(run.size for run in gone))
         typer.echo(f"{len(gone)} old run(s), {size}" if gone else "no old runs")
     if any(run.problem is not None for run in removed):
         raise typer.Exit(StateError.exit_code)

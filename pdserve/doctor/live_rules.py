@@ -9,6 +9,7 @@ from pdserve.doctor.history import Event, events_of, evidence_of, number, text
 from pdserve.doctor.log_facts import LogFacts
 from pdserve.doctor.records import RunRecords
 from pdserve.doctor.settings import fewer_sequences, less_memory
+from pdserve.printable import size_text
 from pdserve.roles import is_engine
 from pdserve.system.pressure import SWAPPED_ENOUGH
 
@@ -85,8 +86,8 @@ def swapping(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
         swapped = max(now.get(name, 0), 0 if event is None else int(number(event, "bytes")))
         if swapped < SWAPPED_ENOUGH:
             continue
-        size, read = f"{swapped / 2**30:.2f} GiB", 0 if event is None else int(number(event, "read_back"))
-        again = f", and its node has read {read / 2**30:.2f} GiB back" if read else ""
+        size, read = size_text(swapped), 0 if event is None else int(number(event, "read_back"))
+        again = f", and its node has read {size_text(read)} back" if read else ""
         shown = (EvidenceLine(f"/proc of {name}", "", f"VmSwap {size}"),) if now.get(name, 0) else ()
         yield Diagnosis(
             "swapping",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pdserve.atomic_write import replace_text
 from pdserve.system import cgroup, procfs
 from pdserve.system.cgroup import Cgroup, CgroupId
 from pdserve.system.host import is_here
@@ -63,10 +64,7 @@ def note(run_dir: Path, node: str, made: Cgroup | None, *, over: bool = False) -
         over=over,
     )
     with contextlib.suppress(OSError):
-        file = run_dir / f"agent@{node}-{guard.pid}.json"
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(record.model_dump_json(), encoding="utf-8")
-        temporary.rename(file)
+        replace_text(run_dir / f"agent@{node}-{guard.pid}.json", record.model_dump_json())
 
 
 def records(run_dir: Path) -> list[AgentRecord]:

@@ -29,12 +29,13 @@ from pdserve.preflight import resolve_secrets
 from pdserve.preflight.fabric.paths import Wish
 from pdserve.preflight.finding import strange
 from pdserve.preflight.nodes.container_stage import Report
+from pdserve.printable import size_text
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.containers import left_of
 from pdserve.run.directory import RunDir, check_no_launcher, find, home, new_run_id
 from pdserve.run.failed_look import discard, discard_earlier, keep_failed_look
 from pdserve.run.orphans import living, stop_left, supervised
-from pdserve.run.retention import mebibytes, prune
+from pdserve.run.retention import prune
 from pdserve.run.state import DeploymentState
 from pdserve.run.written import written
 from pdserve.system import procfs
@@ -245,7 +246,7 @@ def _prune(run: RunDir, plan: Plan, show: VerbProgress) -> None:
         f"the old run {old_run.path} stays: {old_run.problem}" for old_run in removed if old_run.problem is not None
     )
     if gone := [old_run for old_run in removed if old_run.problem is None]:
-        show.note(f"{len(gone)} old run(s) removed, {mebibytes(sum(old_run.size for old_run in gone))} (`retention`)")
+        show.note(f"{len(gone)} old run(s) removed, {size_text(sum(old_run.size for old_run in gone))} (`retention`)")
 
 
 def _process_start() -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pdserve.atomic_write import replace_text
 from pdserve.errors import StartError
 from pdserve.installed.distributions import installed
 from pdserve.patches import effects
@@ -115,12 +116,8 @@ class Publisher:
                 print(f"WARNING: pdserve patch record was not written: {error}", file=sys.stderr, flush=True)
 
     def _write(self) -> None:
-        """Renamed into place: a reader sees a whole record or none."""
         assert self._folder is not None
-        target = self._folder / f"{os.getpid()}.json"
-        partial = target.with_suffix(".partial")
-        partial.write_text(json.dumps(self._record()) + "\n", encoding="utf-8")
-        partial.replace(target)
+        replace_text(self._folder / f"{os.getpid()}.json", json.dumps(self._record()) + "\n")
 
     def _record(self) -> dict[str, Any]:
         counted: dict[str, dict[str, float]] = {}

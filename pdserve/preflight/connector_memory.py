@@ -8,9 +8,9 @@ from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.memory import counted, freed, sizes
+from pdserve.printable import size_text
 from pdserve.system.host import MemoryFacts
 
-_GIB = 1 << 30
 _KEYS = "cpu_gib of offloading, mooncake_store.segment_gib and buffer_gib"
 
 
@@ -32,14 +32,14 @@ def find_connector_memory(
     facts = freed(facts, gives_back)
     total, in_shm = sum(process.host_bytes for process in new), sum(process.shm_bytes for process in new)
     if total:
-        need = f"{_gib(total)} for the engines' KV connectors{_beside(beside)}{counted(memory_back)}"
+        need = f"{size_text(total)} for the engines' KV connectors{_beside(beside)}{counted(memory_back)}"
         fits = total + beside <= facts.usable
         keys = f"{_KEYS}, or lmcache.l1_size_gb" if beside else _KEYS
         yield Finding(
             node=node,
             check="memory",
             status="ok" if fits else "failed",
-            value=f"{_gib(facts.usable)} can be used",
+            value=f"{size_text(facts.usable)} can be used",
             need=need,
             fix=None if fits else f"lower {keys}, or place fewer instances on a node",
             where=None if fits else "mooncake_store" if _has_store(plan) else None,
@@ -51,19 +51,15 @@ def find_connector_memory(
             node=node,
             check="shm",
             status="ok" if fits else "failed",
-            value=f"{_gib(facts.shm_free)} free in /dev/shm",
-            need=f"{_gib(in_shm)} in /dev/shm for offloading{_beside(beside_in_shm)}{counted(shm_back)}",
+            value=f"{size_text(facts.shm_free)} free in /dev/shm",
+            need=f"{size_text(in_shm)} in /dev/shm for offloading{_beside(beside_in_shm)}{counted(shm_back)}",
             fix=None if fits else f"lower {keys}, or enlarge /dev/shm (container: --shm-size)",
         )
 
 
 def _beside(lmcache: int) -> str:
-    return f", beside {_gib(lmcache)} for LMCache" if lmcache else ""
+    return f", beside {size_text(lmcache)} for LMCache" if lmcache else ""
 
 
 def _has_store(plan: Plan) -> bool:
     return any(process.role == "mooncake-master" for process in plan.processes)
-
-
-def _gib(size: int) -> str:
-    return f"{size / _GIB:.1f} GiB"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import json
 import sys
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -18,7 +16,7 @@ from pdserve.patches import judgement, releases
 from pdserve.patches.here import of_installed
 from pdserve.plan.model import Plan, Versions
 from pdserve.recipe.model import Recipe
-from pdserve.system.process import output_of
+from pdserve.system.interpreter import NoAnswerError, ask_interpreter
 
 _ASK_SECONDS = 30.0
 
@@ -66,25 +64,16 @@ def check_installed(versions: Versions, plan: Plan, recipe: Recipe) -> None:
 def _installed(python: str | None) -> dict[str, str | None]:
     if python is None or python == sys.executable:
         return distributions.installed()
-    # -c puts the current folder on its path.
-    asked = output_of(
-        [python, "-c", Path(distributions.__file__).read_text(encoding="utf-8")], timeout=_ASK_SECONDS, cwd=Path("/")
-    )
-    if asked.code == 0:
-        try:
-            answer: dict[str, str | None] = json.loads(asked.out)
-        except json.JSONDecodeError:
-            why = "it printed something else than was asked for"
-        else:
-            return answer
-    else:
-        why = (asked.err.strip().splitlines() or [f"exit code {asked.code}"])[-1]
-    raise PreflightError(
-        f"{python} cannot be used as a Python interpreter: {why}",
-        where="engine.python",
-        cause="it is not on this host, or not a Python of this host",
-        todo="correct engine.python, or leave it out to use the interpreter that runs pdserve",
-    )
+    try:
+        answer: dict[str, str | None] = ask_interpreter(python, distributions, timeout=_ASK_SECONDS)
+    except NoAnswerError as why:
+        raise PreflightError(
+            f"{python} cannot be used as a Python interpreter: {why}",
+            where="engine.python",
+            cause="it is not on this host, or not a Python of this host",
+            todo="correct engine.python, or leave it out to use the interpreter that runs pdserve",
+        ) from None
+    return answer
 
 
 def _untagged(versions: Mapping[str, str | None]) -> bool:
@@ -100,10 +89,11 @@ def _same_code(python: str | None) -> Mapping[str, str]:
     """Package -> release, as that interpreter finds it; nothing where it cannot be asked, or pdserve is not there."""
     if python is None or python == sys.executable:
         return releases.same_code(distributions.installed(), of_installed)
-    asked = output_of([python, "-m", judgement.MODULE, "releases"], timeout=_ASK_SECONDS, cwd=Path("/"))
     try:
-        return judgement.RELEASES.validate_json(asked.out)
-    except ValidationError:
+        return judgement.RELEASES.validate_python(
+            ask_interpreter(python, judgement.MODULE, "releases", timeout=_ASK_SECONDS)
+        )
+    except (NoAnswerError, ValidationError):
         return {}
 
 
@@ -148,12 +138,9 @@ def _check_kernels(plan: Plan, python: str | None) -> None:
 def _kernels(python: str | None) -> str | None:
     if python is None or python == sys.executable:
         return lmcache_kernels.compiled_for()
-    asked = output_of(
-        [python, "-c", Path(lmcache_kernels.__file__).read_text(encoding="utf-8")], timeout=_ASK_SECONDS, cwd=Path("/")
-    )
     try:
-        kernels: str | None = json.loads(asked.out)
-    except json.JSONDecodeError:
+        kernels: str | None = ask_interpreter(python, lmcache_kernels, timeout=_ASK_SECONDS)
+    except NoAnswerError:
         return None
     return kernels
 

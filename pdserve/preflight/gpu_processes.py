@@ -16,6 +16,7 @@ from pdserve.errors import NotOursError, StateError
 from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding
+from pdserve.printable import size_text
 from pdserve.run.directory import RunDir
 from pdserve.run.orphans import members
 from pdserve.system import procfs
@@ -42,7 +43,7 @@ class GpuProcess(NamedTuple):
 
     def __str__(self) -> str:
         where = "" if self.device is None else f"device {self.device}: "
-        size = "" if self.memory is None else f", {self.memory / (1 << 30):.1f} GiB"
+        size = "" if self.memory is None else f", {size_text(self.memory)}"
         shown = procfs.command(self.pid)[:120]
         return f"{where}PID {self.pid} {self.name}{size}" + (f" ({shown})" if shown else "")
 

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pdserve.plan.process import Process
 from pdserve.preflight.facts import Limit, NodeFacts
 from pdserve.preflight.finding import Finding, Status
+from pdserve.printable import size_text
 
 _MIB = 1 << 20
 _LEAST_LOCKED = 1024 * _MIB
@@ -30,7 +31,7 @@ def find_memlock(node: str, starting: Collection[Process], facts: NodeFacts) -> 
     status: Status = "ok"
     if limit is not None and not facts.ipc_lock and limit < facts.memory_total:
         status = "failed" if limit < _LEAST_LOCKED else "warning"
-    value = "unlimited" if limit is None else f"{limit / _MIB:.0f} MiB may be locked"
+    value = "unlimited" if limit is None else f"{size_text(limit)} may be locked"
     return [
         Finding(
             node=node,

@@ -10,9 +10,9 @@ from pdserve.lmcache_server import check_memory
 from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding, of_error
+from pdserve.printable import size_text
 from pdserve.system.host import MemoryFacts
 
-_GIB = 1 << 30
 _PLENTY = 1 << 62
 
 
@@ -50,7 +50,7 @@ def find_memory(
     memory_back, shm_back = sizes(gives_back)
     facts = freed(facts, gives_back)
     findings = []
-    need, value = f"{_gib(in_memory)} for LMCache's L1", f"{_gib(facts.usable)} can be used"
+    need, value = f"{size_text(in_memory)} for LMCache's L1", f"{size_text(facts.usable)} can be used"
     need += counted(memory_back)
     try:
         check_memory(servers, replace(facts, shm_free=_PLENTY))
@@ -58,7 +58,7 @@ def find_memory(
     except PreflightError as error:
         findings.append(of_error(node, "memory", need, error))
     if in_shm:
-        need, value = f"{_gib(in_shm)} in /dev/shm", f"{_gib(facts.shm_free)} free in /dev/shm"
+        need, value = f"{size_text(in_shm)} in /dev/shm", f"{size_text(facts.shm_free)} free in /dev/shm"
         need += counted(shm_back)
         try:
             check_memory(servers, replace(facts, available=_PLENTY, limit_free=None))
@@ -77,8 +77,4 @@ def sizes(servers: Collection[LmcacheServer]) -> tuple[int, int]:
 
 def counted(back: int) -> str:
     """For a message: why more is free than the node says."""
-    return f" ({_gib(back)} of what is replaced counted as free)" if back else ""
-
-
-def _gib(size: int) -> str:
-    return f"{size / _GIB:.1f} GiB"
+    return f" ({size_text(back)} of what is replaced counted as free)" if back else ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -20,10 +19,11 @@ from pdserve.patches.verdict import Verdict, decide, way_out
 from pdserve.plan.environment import ALLOW_UNKNOWN
 from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding, Status
-from pdserve.system.process import output_of
+from pdserve.system.interpreter import NoAnswerError, ask_interpreter
 
 _ASK_SECONDS = 60.0
 """It parses a dozen large files, perhaps from a network file system."""
+_SOMETHING_ELSE = "it answered something else than was asked for"
 _PATH = "PYTHONPATH"
 
 
@@ -60,14 +60,14 @@ def judged(python: str, path: str | None, names: tuple[str, ...]) -> Mapping[str
     environ = {name: value for name, value in os.environ.items() if name != _PATH}
     if path is not None:
         environ[_PATH] = path
-    argv = [python, "-m", judgement.MODULE, "verdicts", *names]
-    # From a folder without packages: -m puts the current one on the path.
-    asked = output_of(argv, timeout=_ASK_SECONDS, cwd=Path("/"), environ=environ)
     try:
-        verdicts = judgement.VERDICTS.validate_json(asked.out)
+        answer = ask_interpreter(python, judgement.MODULE, "verdicts", *names, timeout=_ASK_SECONDS, environ=environ)
+        verdicts = judgement.VERDICTS.validate_python(answer)
+    except NoAnswerError as why:
+        return str(why)
     except ValidationError:
-        return (asked.err.strip().splitlines() or [f"exit code {asked.code}"])[-1]
-    return verdicts if verdicts.keys() == set(names) else "it answered something else than was asked for"
+        return _SOMETHING_ELSE
+    return verdicts if verdicts.keys() == set(names) else _SOMETHING_ELSE
 
 
 def _of_verdicts(node: str, processes: Collection[Process], verdicts: Mapping[str, Verdict]) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pdserve.atomic_write import replace_text
 from pdserve.errors import MAKE_ROOM, NotOursError, StateError
 from pdserve.logs.rotation import NO_ROOM
 from pdserve.plan.model import Plan, Versions
@@ -153,11 +154,9 @@ class RunDir:
         temporary.rename(link)
 
     def write(self, file: Path, text: str) -> None:
-        """Replaces a file in one step: a reader sees the old text or the new, never half."""
+        """Replace a file in one step, and make its folder."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{file.name}.{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.rename(file)
+        replace_text(file, text)
 
     def write_beat(self) -> None:
         """The launcher's sign of life: when its file was written last. One that fails is tried again the next time."""

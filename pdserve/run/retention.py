@@ -219,8 +219,3 @@ def _last_written(path: Path) -> float:
         if file.exists()
     ]
     return max(times, default=path.stat().st_mtime)
-
-
-def mebibytes(size: int) -> str:
-    """A number of bytes for people."""
-    return f"{size / 2**20:.1f} MiB"

@@ -11,12 +11,11 @@ A point has no point.json until it is over: one that was cut off is measured aga
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from pdserve.atomic_write import replace_text
 from pdserve.bench.result import BenchResult
 from pdserve.bench.stored import RESULT
 from pdserve.bench.validity import Reason
@@ -82,11 +81,9 @@ class SweepFolder:
     def write(self, point: Point, record: PointRecord) -> None:
         """In one step, so that a crash leaves no half of it. Raises StateError."""
         file = self.point(point) / POINT
-        temporary = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            temporary.write_text(record.model_dump_json(indent=1), encoding="utf-8")
-            temporary.rename(file)
+            replace_text(file, record.model_dump_json(indent=1))
         except OSError as error:
             raise StateError(
                 "the record of a point cannot be written",

@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from pdserve.atomic_write import replace_text
 from pdserve.errors import MAKE_ROOM, PdserveError, StateError
 from pdserve.plan.frozen import SCHEMA, Frozen, SchemaVersion
 from pdserve.run.stored_model import ModelT, read_model
@@ -208,11 +209,9 @@ def _read(model: type[ModelT], file: Path) -> ModelT:
 
 
 def _write(file: Path, record: Frozen) -> None:
-    temporary = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary.write_text(record.model_dump_json(indent=1), encoding="utf-8")
-        temporary.rename(file)
+        replace_text(file, record.model_dump_json(indent=1))
     except OSError as error:
         raise StateError(
             "the record of a sweep cannot be written",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from pdserve.printable import size_text
 from pdserve.system.cgroup import Cgroup, place
 
 _UNLIMITED = 1 << 60
@@ -36,8 +37,8 @@ class MemoryCounts(NamedTuple):
     peak: int | None
 
     def __str__(self) -> str:
-        limit = "no limit below the machine's memory" if self.limit is None else f"limit {_mib(self.limit)}"
-        return limit if self.peak is None else f"{limit}, peak {_mib(self.peak)}"
+        limit = "no limit below the machine's memory" if self.limit is None else f"limit {size_text(self.limit)}"
+        return limit if self.peak is None else f"{limit}, peak {size_text(self.peak)}"
 
 
 def counted(folder: Path, top: Path, names: Names = V2) -> Path | None:
@@ -117,7 +118,3 @@ def _number(file: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return number if number < _UNLIMITED else None
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

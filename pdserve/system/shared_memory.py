@@ -26,6 +26,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from pdserve.atomic_write import replace_text
 from pdserve.system import procfs, sysv_memory
 from pdserve.system.pid_lifetimes import Lives
 from pdserve.system.procfs import ProcessId
@@ -144,11 +145,8 @@ class ShmLedger:
             "foreign": list(self._foreign),
             "at": time.time(),
         }
-        # A name of our own: of two that write at once, one must not put the other's half in place.
-        temporary = self._file.with_suffix(f".{os.getpid()}.tmp")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(kept), encoding="utf-8")
-            temporary.rename(self._file)
+            replace_text(self._file, json.dumps(kept))
 
     def remove_orphans(self) -> list[str]:
         """Removes recorded segments that no process uses any more; returns their names."""

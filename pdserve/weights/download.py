@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pdserve.atomic_write import replace_text
 from pdserve.weights.files import BrokenIndexError, CacheFolder, light, wanted
 
 STALL_SECONDS = 600.0
@@ -82,7 +83,9 @@ def main() -> int:
         report(f"failed: {_plain(str(failure))} -> {failure.todo}")
         return 1
     if taken.record is not None:
-        _write(taken.record, {"model": options.model, "revision": options.revision, **result._asdict()})
+        record = {"model": options.model, "revision": options.revision, **result._asdict()}
+        taken.record.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(taken.record, json.dumps(record))
     return 0
 
 
@@ -222,9 +225,7 @@ def _remember(folder: CacheFolder, revision: str, commit: str) -> None:
     if folder.commit_of(revision) != commit:
         reference = folder.path / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)
-        temporary = reference.with_name(f".{reference.name}.{os.getpid()}")
-        temporary.write_text(commit, encoding="utf-8")
-        temporary.rename(reference)
+        replace_text(reference, commit)
 
 
 @contextlib.contextmanager
@@ -335,10 +336,3 @@ def _plain(text: str) -> str:
 def report(text: str) -> None:
     """Write a line to the log, which `up` shows as progress (logs/progress.py)."""
     print(f"weights: {text}", flush=True)
-
-
-def _write(file: Path, record: Mapping[str, object]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(record), encoding="utf-8")
-    temporary.rename(file)

@@ -86,7 +86,7 @@ def test_too_small_a_shm_on_one_node(hosts: Lab) -> None:
         output = refused(hosts, recipe, hosts.hosts(), "/dev/shm too small")
     assert first in output
     assert "/dev/shm" in output
-    assert "need 1.0 GiB in /dev/shm, 0.1 GiB are free" in output
+    assert "need 1.0 GiB in /dev/shm, 100 MiB are free" in output
     assert "enlarge /dev/shm" in output
 
 
@@ -119,7 +119,7 @@ def test_too_little_locked_memory_on_one_node(hosts: Lab) -> None:
     rdma = {"kind": "mooncake", "protocol": "rdma"}
     recipe = hosts.recipe(prefill__connector=rdma, decode__connector=rdma, lmcache=None)
     output = refused(hosts, recipe, hosts.hosts(python={other: python}), "memlock")
-    assert f"memlock on {other}: 0 MiB may be locked" in output
+    assert f"memlock on {other}: 0.1 MiB may be locked" in output
     assert "ulimit -l unlimited" in output
 
 

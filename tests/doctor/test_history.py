@@ -30,7 +30,7 @@ EVENTS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"event": "swapped", "name": "decode-0", "node": "n1", "bytes": 3 << 30, "read_back": 1 << 30},
         "swapping",
-        "3.00 GiB of its memory were swapped out to a disk, and its node has read 1.00 GiB back",
+        "3.0 GiB of its memory were swapped out to a disk, and its node has read 1.0 GiB back",
     ),
     ({"event": "cache_down", "name": "lmcache-0", "engines": ["prefill-0"]}, "cache-server-down", "prefill-0"),
     ({"event": "agent_gone", "node": "n1", "how": "its pipe closed"}, "node-lost", "n1"),

@@ -338,7 +338,7 @@ SWAPPED = {"event": "swapped", "name": "lmcache-0", "node": "host", "bytes": 700
 def test_swapping_that_was_recorded_and_lasts_is_one_cause_with_both_figures(tmp_path: Path) -> None:
     run = run_dir(tmp_path, events=[SWAPPED, {**SWAPPED, "bytes": 1400 << 20}])
     [diagnosis] = living(run, LiveFigures(pressure={"lmcache-0": Pressure(2 << 30, None)}))
-    assert diagnosis.cause.startswith("2.00 GiB of its memory were swapped out to a disk: ")
+    assert diagnosis.cause.startswith("2.0 GiB of its memory were swapped out to a disk: ")
     assert [line.source for line in diagnosis.evidence] == ["events.jsonl", "/proc of lmcache-0"]
 
 

@@ -104,7 +104,7 @@ def test_rocm_without_figures_still_counts() -> None:
 def test_amd_smi_is_asked_where_rocm_smi_is_missing() -> None:
     [finding] = asked({"amd-smi": recorded.AMD_BUSY}, "rocm")
     assert finding.status == "failed"
-    assert finding.evidence == ("PID 2168274 python3.12, 0.1 GiB",)
+    assert finding.evidence == ("PID 2168274 python3.12, 63 MiB",)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from pathlib import Path
 from pdserve.bench.aiperf import NAME, VERSION
 from pdserve.errors import PreflightError
 from pdserve.logs.lines import end_of, split
+from pdserve.printable import size_text
 from pdserve.system.markers import marker, new_token
 from pdserve.system.process import Exit, output_of, spawn
 
@@ -193,7 +194,7 @@ def _room(folder: Path) -> None:
         raise PreflightError(
             f"there is no room for {NAME}",
             where=str(folder.parent),
-            cause=f"{free / 2**30:.1f} GiB are free, and {NEEDED_BYTES / 2**30:.0f} are needed",
+            cause=f"{size_text(free)} are free, and {size_text(NEEDED_BYTES)} are needed",
             todo="make room there, or choose another folder: XDG_CACHE_HOME",
         )
 

@@ -20,7 +20,7 @@ from pdserve.observe.store_metrics import StoreSnapshot
 from pdserve.patches.process_records import merged_effects
 from pdserve.plan.model import Exposure
 from pdserve.plan.proxy.exposure import RANDOM_PORT
-from pdserve.printable import printable
+from pdserve.printable import printable, size_text
 from pdserve.run.directory import LIVES_SECONDS, find, home
 from pdserve.run.presence import Silence
 
@@ -174,7 +174,7 @@ def _engine(engine: EngineSnapshot) -> str:
 def _cache(cache: LmcacheSnapshot) -> str:
     if cache.error is not None:
         return cache.error
-    used = "?" if cache.bytes_used is None else f"{cache.bytes_used / 2**20:.1f} MiB"
+    used = "?" if cache.bytes_used is None else size_text(cache.bytes_used)
     return f"workers {number(cache.workers)} objects {number(cache.objects)} stored {used}"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -19,7 +18,7 @@ from pdserve.importing.launch import CommandLine
 from pdserve.installed import distributions
 from pdserve.operations.authoring import vllm_parser_program
 from pdserve.recipe.vllm_flags import VERSION
-from pdserve.system.process import output_of
+from pdserve.system.interpreter import NoAnswerError, ask_interpreter
 
 Ask = Callable[[Sequence[CommandLine]], InstalledParser | str]
 """Command lines -> what a vLLM makes of them, or why there is no answer."""
@@ -34,15 +33,12 @@ def ask_installed(lines: Sequence[CommandLine]) -> InstalledParser | str:
     """The vLLM of this interpreter."""
     if distributions.installed()["vllm"] is None:
         return "no vLLM is installed here"
-    program = Path(vllm_parser_program.__file__).read_text(encoding="utf-8")
     asked = json.dumps([{"words": line.words, "variables": dict(line.variables)} for line in lines])
-    # -c puts the current folder on its path.
-    output = output_of([sys.executable, "-c", program], timeout=_SECONDS, cwd=Path("/"), stdin=asked)
-    if output.code != 0:
-        why = (output.err.strip().splitlines() or [f"exit code {output.code}"])[-1]
-        return f"the installed vLLM gives no parser: {why}"
     try:
-        return InstalledParser.model_validate_json(output.out)
+        answer = ask_interpreter(sys.executable, vllm_parser_program, timeout=_SECONDS, stdin=asked)
+        return InstalledParser.model_validate_json(json.dumps(answer))
+    except NoAnswerError as why:
+        return f"the installed vLLM gives no parser: {why}"
     except ValidationError:
         return "the installed vLLM gives no parser: its answer cannot be read"
 

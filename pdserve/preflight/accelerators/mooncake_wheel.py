@@ -5,10 +5,8 @@ vLLM hides the import that fails: its engines end with "Mooncake is not availabl
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection
-from pathlib import Path
 
 from pdserve.installed import mooncake_build
 from pdserve.installed.mooncake_build import CUDA, NON_CUDA, Build, wheel_for
@@ -17,7 +15,7 @@ from pdserve.node.supervised import environment
 from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding, Status
-from pdserve.system.process import output_of
+from pdserve.system.interpreter import NoAnswerError, ask_interpreter
 
 _ASK_SECONDS = 120.0
 """It imports torch, perhaps from a network file system."""
@@ -51,10 +49,6 @@ def replacement(platform: str, build: Build | None = None) -> str:
 
 
 def _look(platform: str, node: str, python: str, processes: list[Process]) -> Finding | None:
-    source = Path(mooncake_build.__file__).read_text(encoding="utf-8")
-    environ = environment(processes[0].env, os.environ, {})
-    # -c puts the current folder on its path.
-    asked = output_of([python, "-c", source], timeout=_ASK_SECONDS, cwd=Path("/"), environ=environ)
     names = ", ".join(process.name for process in processes)
     need = f"one that copies the memory of {platform} devices, for {names}"
     if platform == "cpu":
@@ -65,9 +59,9 @@ def _look(platform: str, node: str, python: str, processes: list[Process]) -> Fi
         return Finding(node=node, check="versions", status=status, value=what, need=need, fix=fix, evidence=evidence)
 
     try:
-        answer = json.loads((asked.out.strip().splitlines() or [""])[-1])
-    except json.JSONDecodeError:
-        why = (asked.err.strip().splitlines() or [f"it ended with exit code {asked.code}"])[-1]
+        environ = environment(processes[0].env, os.environ, {})
+        answer = ask_interpreter(python, mooncake_build, timeout=_ASK_SECONDS, environ=environ)
+    except NoAnswerError as why:
         return finding("unknown", f"could not be tried: {why}")
     if answer is None:
         return None

@@ -23,6 +23,7 @@ from pdserve.preflight.interfaces import interfaces, mtu, route_source, speed
 from pdserve.preflight.nodes.cross_node import CrossNodePort
 from pdserve.preflight.nodes.reachability import Tried, try_all
 from pdserve.system import procfs
+from pdserve.system.interpreter import source_command
 from pdserve.system.process import output_of, spawn_piped
 
 _START_SECONDS = 45.0
@@ -90,7 +91,9 @@ class Waiting:
         self._output = os.memfd_create("pdserve-fabric")
         self._log = Path(f"/proc/self/fd/{self._output}")
         try:
-            self._popen = spawn_piped(_argv(python), env=_environment(end), stderr=self._log)
+            self._popen = spawn_piped(
+                source_command(python or sys.executable, transfer_program), env=_environment(end), stderr=self._log
+            )
         except OSError:
             os.close(self._output)
             raise
@@ -141,7 +144,8 @@ def send(path: FabricPath, to: WaitingEnd, python: str | None) -> Sent:
     peer = {"address": there.address, **to.model_dump(include={"session_port", "pointer", "kind", "metadata"})}
     order = _order(here, {"peer": peer, "seconds": _SEND_SECONDS}, reads=path.reads).decode()
     limit = _START_SECONDS + _SEND_SECONDS
-    done = output_of(_argv(python), timeout=limit, cwd=Path("/"), stdin=order, environ=_environment(here))
+    program = source_command(python or sys.executable, transfer_program)
+    done = output_of(program, timeout=limit, cwd=Path("/"), stdin=order, environ=_environment(here))
     output = tuple(done.err.splitlines()[-_MOST_LINES:])
     answer: dict[str, Any] | EndFailure
     if done.code is None:
@@ -170,10 +174,6 @@ async def _connect(path: FabricPath, to: WaitingEnd) -> list[Tried]:
     # Each by itself: `try_all` gives a node up after its first port.
     tries = (try_all([target], deadline=_CONNECT_SECONDS, greeted=False) for target in targets)
     return [attempt for [attempt] in await asyncio.gather(*tries)]
-
-
-def _argv(python: str | None) -> list[str]:
-    return [python or sys.executable, "-c", Path(transfer_program.__file__).read_text(encoding="utf-8")]
 
 
 def _environment(end: End) -> dict[str, str]:

@@ -19,6 +19,7 @@ from pdserve.plan.nodes.container import image_of
 from pdserve.preflight.nodes.container_folders import check_verbs, make_caches
 from pdserve.preflight.nodes.container_stage import ContainerStage, Report, on_all
 from pdserve.preflight.nodes.image_faults import is_absent
+from pdserve.printable import size_text
 from pdserve.reach.candidates import Candidate
 from pdserve.recipe.model import Recipe
 
@@ -80,7 +81,7 @@ async def _check_disk(stage: ContainerStage, on: Candidate) -> None:
 def _enough(stage: ContainerStage, node: str, folder: str, free: int) -> None:
     if free < stage.container.disk_gib * _GIB:
         raise PreflightError(
-            f"the disk of {folder} on {node} has {free / _GIB:.1f} GiB free, and {stage.image} is not there yet",
+            f"the disk of {folder} on {node} has {size_text(free)} free, and {stage.image} is not there yet",
             where="container.disk_gib",
             cause=f"container.disk_gib asks for {stage.container.disk_gib:g} GiB, which an image takes unpacked",
             todo="make room there (docker image prune), or lower container.disk_gib for a smaller image",
@@ -114,7 +115,7 @@ async def _make_file(stage: ContainerStage, on: Candidate, file: Path) -> None:
     def progress(text: str) -> str:
         size = part.stat().st_size if part.exists() else 0
         lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
-        return f"{size / _GIB:.1f} GiB written; {lines[-1].strip()[:80] if lines else 'no word yet'}"
+        return f"{size_text(size)} written; {lines[-1].strip()[:80] if lines else 'no word yet'}"
 
     try:
         await _fetch(stage, on, image.fetch_argv(stage.container.kind, stage.image, str(part)), progress)
