@@ -14,7 +14,7 @@ from pdserve.plan.nodes.reach import Srun, Ssh
 from pdserve.reach.candidates import Candidates, in_containers, kill_wait, of_cluster, of_job
 from pdserve.reach.cluster_file import load_cluster
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.container import Container
+from pdserve.recipe.sections import Container
 from tests.tables import each_row
 
 JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu[08-10]", "SLURM_GPUS_ON_NODE": "8"}

@@ -18,7 +18,7 @@ from pdserve.errors import RecipeError
 from pdserve.reach.candidates import of_cluster
 from pdserve.reach.cluster_file import Cluster, Host, LoadedCluster, load_cluster
 from pdserve.recipe.load import yaml12
-from pdserve.recipe.sections.nodes import Network
+from pdserve.recipe.sections import Network
 from tests.tables import each_row
 
 ROOT = Path(__file__).parents[1]

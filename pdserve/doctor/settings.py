@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdserve.doctor.records import RunRecords
-from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.recipe.sections import Lmcache
 from pdserve.roles import EngineRole
 
 _CHANGE = re.compile(r"([=*+])")

@@ -9,8 +9,8 @@ from typing import Any
 from pdserve.importing.command_line.flags import ImportedFlag
 from pdserve.importing.launch import Effect, Launch, Sourced
 from pdserve.importing.sizes import gib
-from pdserve.recipe.rules.mooncake_store import MASTER_FLAGS
-from pdserve.recipe.server_flags import SERVER_FLAGS
+from pdserve.recipe.flags import SERVER_FLAGS
+from pdserve.recipe.rules.caches import MASTER_FLAGS
 
 _LMCACHE: Mapping[str, tuple[str, ...]] = {
     "l1-size-gb": ("l1_size_gb",),

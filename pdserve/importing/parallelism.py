@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pdserve.importing.launch import Effect, EngineLaunch, Note, Sourced
 from pdserve.importing.tracked_tree import whole
 from pdserve.recipe.load import show
-from pdserve.recipe.sections.parallel import LoadBalancing
+from pdserve.recipe.sections import LoadBalancing
 from pdserve.roles import EngineRole
 
 _SIZES = {

@@ -11,7 +11,7 @@ from pdserve.importing import connectors, parallelism
 from pdserve.importing.launch import Draft, EngineLaunch, Launch, Note, Sourced
 from pdserve.importing.parallelism import counted
 from pdserve.importing.tracked_tree import whole
-from pdserve.recipe.connectors.refused import NIXL_PUSH, REFUSED
+from pdserve.recipe.connectors.registry import NIXL_PUSH, REFUSED
 from pdserve.recipe.flags import where_instead
 from pdserve.recipe.load.corrections import as_name
 from pdserve.recipe.load.environment import escape

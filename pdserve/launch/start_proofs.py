@@ -24,7 +24,7 @@ from pdserve.plan.process import HttpProbe, Process
 from pdserve.plan.weights import RECORDS
 from pdserve.preflight.nodes.cross_node import CrossNodePort, side_channels
 from pdserve.reach.protocol import AskNode
-from pdserve.recipe.hub_models import SPECULATIVE
+from pdserve.recipe.effective import SPECULATIVE
 from pdserve.run.directory import RunDir
 from pdserve.run.patch_proof import records, unpatched
 

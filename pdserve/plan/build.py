@@ -34,7 +34,7 @@ from pdserve.plan.weights import weights_processes
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names, untested
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.logs import Logs
+from pdserve.recipe.sections import Logs
 from pdserve.roles import EngineRole
 
 __all__ = ["build_plan", "nodes_for"]

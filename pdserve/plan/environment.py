@@ -19,7 +19,7 @@ from pdserve.recipe.base import EnvValue, SecretRef
 from pdserve.recipe.connectors.base import EngineSide
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, kinds_of
 from pdserve.recipe.model import Recipe, Role
-from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.recipe.sections import Lmcache
 
 ENGINE_KEY = "engine_key"
 """Name of the secret that every deployment makes for its engines."""

@@ -18,7 +18,7 @@ from pdserve.plan.nodes.node import Node
 from pdserve.plan.nodes.reach import Local
 from pdserve.plan.process import Process
 from pdserve.recipe.model import Retention, Timeouts, Verify
-from pdserve.recipe.sections.logs import Logs
+from pdserve.recipe.sections import Logs
 
 
 class LmcacheServer(Frozen):

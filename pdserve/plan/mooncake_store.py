@@ -20,12 +20,11 @@ from pdserve.plan.ports import AssignedPorts, Need
 from pdserve.plan.process import HttpProbe, Process
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.base import HostMemory
-from pdserve.recipe.connectors.mooncake import FORCE_TCP, device_names
-from pdserve.recipe.connectors.mooncake_store import MooncakeStoreSection
+from pdserve.recipe.connectors.mooncake import FORCE_TCP, MooncakeStoreSection, device_names
 from pdserve.recipe.connectors.registry import AnyConnector, uses_store
+from pdserve.recipe.flags import LOOPBACK
 from pdserve.recipe.model import Recipe, RestartPolicy
-from pdserve.recipe.sections.mooncake_store import MooncakeStore
-from pdserve.recipe.server_flags import LOOPBACK
+from pdserve.recipe.sections import MooncakeStore
 from pdserve.roles import ENGINE_ROLES
 
 NAME = "mooncake-master"

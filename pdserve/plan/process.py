@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pdserve.plan.frozen import Frozen
-from pdserve.recipe.connectors.trial import TrialTransfer
-from pdserve.recipe.sections.logs import Logs
-from pdserve.recipe.sections.restart import RestartPolicy
+from pdserve.recipe.base import TrialTransfer
+from pdserve.recipe.sections import Logs, RestartPolicy
 from pdserve.roles import ProcessRole, is_engine
 
 

@@ -15,7 +15,7 @@ from pdserve.plan.running import Running
 from pdserve.plan.weights import START_STAGE as WEIGHTS_STAGE
 from pdserve.plan.weights import STOP_STAGE
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.setup import words_of
+from pdserve.recipe.sections import words_of
 
 
 def setup_processes(

@@ -15,7 +15,7 @@ from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.process import ExitProbe, Process
 from pdserve.plan.running import Running, free_name
 from pdserve.recipe import effective
-from pdserve.recipe.hub_models import HubModel, hub_models
+from pdserve.recipe.effective import HubModel, hub_models
 from pdserve.recipe.model import Recipe, Role
 
 START_STAGE = -1

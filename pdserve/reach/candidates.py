@@ -19,9 +19,9 @@ from pdserve.plan.nodes.reach import Local, Srun, Ssh
 from pdserve.reach.cluster_file import LoadedCluster
 from pdserve.reach.slurm_job import gpus_asked_per_node
 from pdserve.reach.ssh_destination import machine_of
+from pdserve.recipe.container_options import uses_rdma
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.rdma import uses_rdma
-from pdserve.recipe.sections.nodes import Network
+from pdserve.recipe.sections import Network
 from pdserve.system.host import local_node
 from pdserve.system.process import output_of
 

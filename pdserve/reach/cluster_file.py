@@ -24,7 +24,7 @@ from pdserve.recipe.load.problems import Origin, Path, Problem, did_you_mean, er
 from pdserve.recipe.load.shape import Shape
 from pdserve.recipe.load.validation import reset_nulls, validate
 from pdserve.recipe.rules.nodes import names_problems, network_problems
-from pdserve.recipe.sections.nodes import Network
+from pdserve.recipe.sections import Network
 
 _SSH_OPTION = re.compile(r"([A-Za-z][A-Za-z0-9]*)=(\S.*)")
 _OWNED_OPTIONS = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -41,3 +42,16 @@ EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 EnvValue = str | int | SecretRef
 EnvMap = dict[EnvName, EnvValue]
 """Variables of a process. null in a recipe drops an inherited entry of the same mapping (the loader does it)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialTransfer:
+    """How a transfer of a connector is tried before its engines start (preflight/fabric)."""
+
+    engine: Literal["mooncake", "nixl"]
+    pulled: bool
+    """Decode reads what prefill has; otherwise prefill writes to decode."""
+    host_buffer: bool
+    """KV moves through host memory, whatever the device is."""
+    ports: str
+    """Purpose of ports that an engine process with such transfers has."""

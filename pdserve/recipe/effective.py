@@ -1,17 +1,18 @@
-"""What a role gets once defaults and shared settings are applied: connector, flags, environment."""
+"""What a role gets once defaults and shared settings are applied: connector, flags, environment, models, memory."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdserve.pd.config import routing
-from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
+from pdserve.recipe.connectors.caches import LmcacheMpSection
 from pdserve.recipe.connectors.mooncake import MooncakeSection
 from pdserve.recipe.connectors.moriio import MoriioSection
 from pdserve.recipe.connectors.registry import AnyConnector, AnyLeaf, MultiSection, RawSection
 from pdserve.recipe.model import Recipe, RestartPolicy, Role
+from pdserve.recipe.vllm_int import vllm_int
 from pdserve.roles import EngineRole
 
 LOAD_CAP_SWITCH = "CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD"
@@ -146,3 +147,54 @@ def roles(recipe: Recipe) -> Iterator[tuple[EngineRole, Role, AnyConnector | Non
     """The roles of the mode with their connectors, in start order."""
     for name, role in recipe.roles():
         yield name, role, connector_of(recipe, name, role)
+
+
+SPECULATIVE = "speculative-config"
+SHORT = "spec-model"
+"""vLLM's flags that name the model of drafts; the short one takes no revision."""
+_DRAFT_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""With an owner: `ngram` and `suffix` are methods without a model."""
+
+
+class HubModel(NamedTuple):
+    """A model of the hub at one revision; None: the main branch."""
+
+    id: str
+    revision: str | None
+
+
+def hub_models(recipe: Recipe, role: Role) -> tuple[HubModel, ...]:
+    """What is fetched for the engines of a role before they start, the recipe's model first."""
+    own = [HubModel(recipe.model.id or "", recipe.model.revision)] if downloads(recipe) else []
+    return tuple(dict.fromkeys([*own, *draft_models(recipe, role)]))
+
+
+def draft_models(recipe: Recipe, role: Role) -> Iterator[HubModel]:
+    """The model of drafts, where it is fetched."""
+    if not fetches(recipe):
+        return
+    args = args_of(recipe, role)
+    section = args.get(SPECULATIVE)
+    config = dict(section) if isinstance(section, Mapping) else {}
+    config |= {flag.partition(".")[2]: value for flag, value in args.items() if flag.startswith(f"{SPECULATIVE}.")}
+    config.setdefault("model", args.get(SHORT))
+    name, revision = config["model"], config.get("revision")
+    if isinstance(name, str) and _DRAFT_ID.fullmatch(name):
+        yield HubModel(name, revision if isinstance(revision, str) else None)
+
+
+KV_MEMORY_FLAG = "kv-cache-memory-bytes"
+_GIB = 1 << 30
+
+
+def stated_kv_bytes(recipe: Recipe, role: Role) -> int | None:
+    """Of one worker; None: the recipe leaves it to vLLM. Raises ValueError for a flag that vLLM does not take."""
+    on_cpu = recipe.platform == "cpu"
+    space = str(env_of(recipe, role).get("VLLM_CPU_KVCACHE_SPACE", "")).strip()
+    if on_cpu and space.isdecimal():
+        return int(space) * _GIB  # platforms/cpu.py sets it over the flag
+    value = args_of(recipe, role).get(KV_MEMORY_FLAG)
+    stated = None if value is None else vllm_int(value)
+    if stated is not None and stated < 0:
+        raise ValueError(f"less than nothing: {value!r}")
+    return stated if stated or on_cpu else None  # on a device 0 is as if it were not there (gpu_worker.py)

@@ -1,18 +1,90 @@
-"""Flags and environment variables of engines that pdserve sets itself, and what to write instead of them."""
+"""Flags and variables that pdserve sets itself, of engines and of LMCache servers: their values, and what a recipe
+writes instead of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pdserve.recipe.connectors.registry import SECTIONS
 from pdserve.recipe.effective import publishes_kv_events
+from pdserve.recipe.load.problems import Path
 from pdserve.recipe.model import Parallel, Recipe
-from pdserve.recipe.owned import Condition, OwnedFlag
-from pdserve.recipe.sections.parallel import LoadBalancing
-from pdserve.recipe.vllm_flags import FLAGS
+from pdserve.recipe.sections import Lmcache, LoadBalancing
+from pdserve.recipe.vllm_names import FLAGS
 from pdserve.roles import is_engine
+
+Line = TypeVar("Line")
+"""What the values of a program's flags are made of."""
+
+
+@dataclass(frozen=True)
+class Each:
+    """A flag that is given once for each value."""
+
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """When pdserve sets a flag that a recipe may set otherwise."""
+
+    text: str
+    """for ..."""
+    holds: Callable[[Recipe, str], bool]
+    """Of a recipe and the section that has the flag (a role, or lmcache)."""
+    path: Callable[[str], Path]
+    """Section -> the key of the recipe that decides it."""
+
+
+@dataclass(frozen=True)
+class OwnedFlag(Generic[Line]):
+    """One row."""
+
+    instead: str
+    """What to write instead."""
+    value: Callable[[Line], Any] | None = None
+    """None: the flag is never set, and refused all the same (another name of one that is). A value of None: not in
+    this command line."""
+    condition: Condition | None = None
+    """None: it is refused in every recipe."""
+
+
+def own_flags(table: Mapping[str, OwnedFlag[Line]], line: Line) -> dict[str, Any]:
+    """The flags that pdserve sets in this command line, in the order of the table."""
+    values = {name: flag.value(line) for name, flag in table.items() if flag.value is not None}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def flag_words(values: Mapping[str, Any]) -> Iterator[str]:
+    """A typed flag map as arguments: true --flag, false --no-flag, list --flag a b, mapping --flag JSON,
+    Each --flag a --flag b."""
+    for name, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+        elif isinstance(value, Each):
+            yield from (word for item in value.values for word in (f"--{name}", item))
+        elif isinstance(value, list):
+            yield f"--{name}"
+            yield from (_text(item) for item in value)
+        elif (text := _text(value)).startswith("-"):
+            yield f"--{name}={text}"  # argparse would take it for a flag
+        else:
+            yield f"--{name}"
+            yield text
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict | list | bool) or value is None:
+        return json.dumps(value, default=str)  # dates of YAML: the rules of a recipe refuse them later
+    return str(value)
 
 
 @dataclass(frozen=True)
@@ -192,3 +264,81 @@ def env_instead(variable: str, role: str) -> str | None:
 
 def _for_role(text: str, role: str) -> str:
     return text.replace("<role>", "prefill" if role == "engine" else role)
+
+
+LOOPBACK = "127.0.0.1"
+"""A server serves its own node only. Neither requests nor HTTP are authenticated, and /env prints the environment."""
+_STAGING = frozenset({"fs", "fs_native"})
+"""L2 adapters that write a file under another name and rename it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLine:
+    """What the flags of a server depend on."""
+
+    section: Lmcache
+    instance_id: str
+    staging: str
+    """A name that no other server of the deployment has; folders of it are below L2's."""
+    port: int
+    http_port: int
+    threads: int
+    """For transfers, unless the recipe sets another number."""
+    on_cpu: bool
+
+
+def number(value: float) -> str:
+    """1 rather than 1.0: both parse, one reads better."""
+    return str(int(value)) if value == int(value) else str(value)
+
+
+def _initial_l1(line: ServerLine) -> str | None:
+    if line.on_cpu:
+        return None
+    return str(max(1, math.floor(min(line.section.l1_init_size_gb, line.section.l1_size_gb))))
+
+
+def _staged(adapter: Mapping[str, Any], staging: str) -> dict[str, Any]:
+    """An adapter whose unfinished files are its server's own. LMCache names such a file after its key: when two servers
+    store one key at the same time, the one that fails leaves a cut file under the final name, which lookups find for
+    ever and no load can read (lmcache#4991)."""
+    if adapter.get("type") not in _STAGING:
+        return dict(adapter)
+    return {"relative_tmp_dir": f".staging-{staging}", **adapter}
+
+
+SERVER_FLAGS: dict[str, OwnedFlag[ServerLine]] = {
+    "instance-id": OwnedFlag("pdserve knows its own server from a stale one by it", lambda line: line.instance_id),
+    "host": OwnedFlag("the server listens on loopback of its node", lambda line: LOOPBACK),
+    "port": OwnedFlag("set ports.lmcache", lambda line: line.port),
+    "http-host": OwnedFlag("its HTTP API has no authentication and stays on loopback", lambda line: LOOPBACK),
+    "http-port": OwnedFlag("set ports.lmcache_http", lambda line: line.http_port),
+    "l1-size-gb": OwnedFlag("set lmcache.l1_size_gb", lambda line: number(line.section.l1_size_gb)),
+    # Nothing is pinned on a CPU, so the server would turn lazy growth off itself, with a warning.
+    "l1-use-lazy": OwnedFlag(
+        "remove it",
+        lambda line: False if line.on_cpu else None,
+        Condition("for a CPU", lambda recipe, _: recipe.platform == "cpu", lambda _: ("platform",)),
+    ),
+    "l1-init-size-gb": OwnedFlag("set lmcache.l1_init_size_gb", _initial_l1),
+    "l1-read-ttl-seconds": OwnedFlag("set lmcache.l1_read_ttl_seconds", lambda line: line.section.l1_read_ttl_seconds),
+    "l1-write-ttl-seconds": OwnedFlag(
+        "set lmcache.l1_write_ttl_seconds", lambda line: line.section.l1_write_ttl_seconds
+    ),
+    "chunk-size": OwnedFlag("set lmcache.chunk_size", lambda line: line.section.chunk_size),
+    "max-workers": OwnedFlag("set lmcache.max_workers", lambda line: line.section.max_workers or line.threads),
+    "eviction-policy": OwnedFlag("set lmcache.eviction.policy", lambda line: line.section.eviction.policy),
+    "eviction-trigger-watermark": OwnedFlag(
+        "set lmcache.eviction.watermark", lambda line: number(line.section.eviction.watermark)
+    ),
+    "eviction-ratio": OwnedFlag("set lmcache.eviction.ratio", lambda line: number(line.section.eviction.ratio)),
+    "supported-transfer-mode": OwnedFlag("set lmcache.transfer_mode", lambda line: line.section.transfer_mode),
+    "worker-reap-timeout-seconds": OwnedFlag(
+        "set lmcache.worker_reap_seconds", lambda line: number(line.section.worker_reap_seconds)
+    ),
+    "shm-name": OwnedFlag("set lmcache.shm_name", lambda line: line.section.shm_name),
+    "l2-adapter": OwnedFlag(
+        "set lmcache.l2",
+        lambda line: Each(tuple(json.dumps(_staged(adapter, line.staging)) for adapter in line.section.l2)),
+    ),
+}

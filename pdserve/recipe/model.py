@@ -1,4 +1,4 @@
-"""The recipe: the user's description of a deployment. Rules over several keys are in recipe/rules."""
+"""The recipe: the description of a deployment that a user writes. Rules over several keys are in recipe/rules."""
 
 from __future__ import annotations
 
@@ -6,21 +6,65 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from pdserve.pd.config.serving import Serving
 from pdserve.recipe.base import Count, EnvMap, FlagMap, Name, Port, Seconds, Strict
 from pdserve.recipe.connectors.registry import Connector, ConnectorPorts
-from pdserve.recipe.sections.container import Container as Container
-from pdserve.recipe.sections.lmcache import Lmcache
-from pdserve.recipe.sections.logs import Logs
-from pdserve.recipe.sections.mooncake_store import MooncakeStore as MooncakeStore
-from pdserve.recipe.sections.nodes import Fabric as Fabric
-from pdserve.recipe.sections.nodes import Network as Network
-from pdserve.recipe.sections.nodes import OnNodeLoss as OnNodeLoss
-from pdserve.recipe.sections.parallel import Parallel as Parallel
-from pdserve.recipe.sections.proxy import Proxy as Proxy
-from pdserve.recipe.sections.restart import RestartPolicy as RestartPolicy
-from pdserve.recipe.sections.slurm import Slurm as Slurm
-from pdserve.recipe.setup import SetupCommand
+from pdserve.recipe.sections import Container as Container
+from pdserve.recipe.sections import Fabric as Fabric
+from pdserve.recipe.sections import Lmcache, Logs, SetupCommand
+from pdserve.recipe.sections import MooncakeStore as MooncakeStore
+from pdserve.recipe.sections import Network as Network
+from pdserve.recipe.sections import OnNodeLoss as OnNodeLoss
+from pdserve.recipe.sections import Parallel as Parallel
+from pdserve.recipe.sections import RestartPolicy as RestartPolicy
+from pdserve.recipe.sections import Slurm as Slurm
 from pdserve.roles import EngineRole
+
+VLLM_ROUTER = "vllm-router"
+
+ROUTER_SETTINGS = frozenset(
+    {
+        "kind",
+        "host",
+        "request_timeout_seconds",
+        "drain_seconds",
+        "max_body_bytes",
+        "routing",
+        "health",
+        "restart",
+        "command",
+    }
+)
+"""Keys of the section that mean the same there. It has a circuit breaker too, which never opens with prefill and
+decode, so `breaker` is not among them."""
+
+ROUTER_POLICIES = {"round_robin": "round_robin", "power_of_two": "power_of_two", "prefix_aware": "cache_aware"}
+"""A recipe's policy -> the router's. Its kv_aware needs event sources with blocks of 16 tokens, its sticky and hashing
+policies have no counterpart here."""
+
+ROUTER_DEFAULT_POLICY = "power_of_two"
+"""Of a pool for which the recipe names none: what comes nearest to pdserve's own least_loaded."""
+
+
+class Proxy(Serving):
+    """The prefill/decode proxy: what clients talk to."""
+
+    kind: Literal["pdserve", "vllm-router"] = Field(
+        default="pdserve",
+        description="Which proxy: pdserve's own, or the official Rust router (`pip install 'pdserve[router]'`), which "
+        "has fewer of these settings; see docs/vllm-router.md.",
+    )
+    workers: Count = Field(
+        default=1,
+        description="Processes that share the port and one view of load and limits; one keeps one core busy.",
+    )
+    restart: RestartPolicy = Field(
+        default=RestartPolicy(policy="on-failure"),
+        description="The proxy keeps no state and starts in a second, so it is restarted by default.",
+    )
+    command: list[str] | None = Field(
+        default=None, min_length=1, description="Replaces `python -m pdserve.proxy`, or `vllm-router`."
+    )
 
 
 class Model(Strict):

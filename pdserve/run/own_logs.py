@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pdserve.logs import rotation
-from pdserve.recipe.sections.logs import Logs
+from pdserve.recipe.sections import Logs
 
 _PATTERNS = ("launcher.log", "agent@*.log", "probe@*.log")
 _LOOK_SECONDS = 2.0

@@ -13,7 +13,7 @@ from pdserve.models.weights import Sharding, Tensor, rank_weights
 from pdserve.plan.engines.kv_flags import drafts_for_itself, kv_flags
 from pdserve.plan.frozen import Frozen
 from pdserve.recipe import effective
-from pdserve.recipe.kv_memory import FLAG, stated_kv_bytes
+from pdserve.recipe.effective import KV_MEMORY_FLAG, stated_kv_bytes
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.rules.engines import flag_path
@@ -176,9 +176,9 @@ def _kv_memory(
     try:
         stated = stated_kv_bytes(recipe, role)
     except ValueError:
-        where = dotted(flag_path(recipe, name, FLAG))
+        where = dotted(flag_path(recipe, name, KV_MEMORY_FLAG))
         raise RecipeError(
-            f"vLLM takes no {FLAG}: {args[FLAG]}",
+            f"vLLM takes no {KV_MEMORY_FLAG}: {args[KV_MEMORY_FLAG]}",
             where=where,
             cause="it has to be a whole number of bytes, or one with a suffix: 8G is 8 GiB, 8.5g are 8.5 * 10^9 bytes",
             todo=f"write {where}: 8G, or the bytes that KV shall have",

@@ -11,8 +11,8 @@ from pdserve.plan.engines.kv_groups import can_store, good_chunk, lmcache_refusa
 from pdserve.plan.frozen import Frozen
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe
+from pdserve.recipe.rules.caches import STEP_SECONDS
 from pdserve.recipe.rules.engines import flag_path
-from pdserve.recipe.rules.registration import STEP_SECONDS
 from pdserve.roles import EngineRole
 from pdserve.sizing.engines import Sized
 from pdserve.sizing.given import Given

@@ -9,7 +9,7 @@ from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.recipe import effective
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.rules.registration import SECONDS_A_GIB
+from pdserve.recipe.rules.caches import SECONDS_A_GIB
 from pdserve.roles import EngineRole
 from pdserve.sizing.engines import Sized
 from pdserve.sizing.given import GIB

@@ -15,7 +15,7 @@ from pdserve.recipe.load.corrections import as_name
 from pdserve.recipe.load.environment import escape
 from pdserve.recipe.load.problems import Path
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.lmcache import Eviction
+from pdserve.recipe.sections import Eviction
 from pdserve.sizing.engines import Sized, size_role
 from pdserve.sizing.given import GIB, Given
 from pdserve.sizing.lmcache import stored_token_bytes

@@ -10,10 +10,9 @@ from pydantic import BaseModel
 
 from pdserve.pd.config import routing, settings
 from pdserve.reach import cluster_file
-from pdserve.recipe import model
+from pdserve.recipe import model, sections
 from pdserve.recipe.base import SecretRef
 from pdserve.recipe.connectors import registry
-from pdserve.recipe.sections import container, lmcache, logs, mooncake_store, nodes, proxy, restart, slurm
 from tests.docs.markdown import anchor
 
 _HEAD = """\
@@ -61,14 +60,14 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("engine", "`engine:`", model.Engine),
     ("prefill, decode, aggregated", "`prefill:`, `decode:` and `aggregated:`, one shape", model.Role),
     ("parallel", "`prefill.parallel:` and those of the other roles", model.Parallel),
-    ("restart", "`prefill.restart:`, those of the other roles, and `proxy.restart:`", restart.RestartPolicy),
+    ("restart", "`prefill.restart:`, those of the other roles, and `proxy.restart:`", sections.RestartPolicy),
     *_connectors(),
     ("connector: multi", "`connector: {kind: multi}`", registry.MultiSection),
     ("connector: raw", "`connector: {kind: raw}`", registry.RawSection),
-    ("lmcache", "`lmcache:`", lmcache.Lmcache),
-    ("lmcache.eviction", "`lmcache.eviction:`", lmcache.Eviction),
-    ("mooncake_store", "`mooncake_store:`", mooncake_store.MooncakeStore),
-    ("proxy", "`proxy:`", proxy.Proxy),
+    ("lmcache", "`lmcache:`", sections.Lmcache),
+    ("lmcache.eviction", "`lmcache.eviction:`", sections.Eviction),
+    ("mooncake_store", "`mooncake_store:`", sections.MooncakeStore),
+    ("proxy", "`proxy:`", model.Proxy),
     ("proxy.routing", "`proxy.routing:`", routing.RoutingSettings),
     *_policies(),
     ("proxy.routing.load", "`proxy.routing.load:`", routing.LoadSettings),
@@ -87,13 +86,13 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("proxy.otel", "`proxy.otel:`", settings.OtelSettings),
     ("ports", "`ports:`", model.Ports),
     ("timeouts", "`timeouts:`", model.Timeouts),
-    ("logs", "`logs:`", logs.Logs),
+    ("logs", "`logs:`", sections.Logs),
     ("retention", "`retention:`", model.Retention),
     ("verify", "`verify:`", model.Verify),
-    ("network", "`network:`", nodes.Network),
-    ("fabric", "`fabric:`", nodes.Fabric),
-    ("slurm", "`slurm:`", slurm.Slurm),
-    ("container", "`container:`", container.Container),
+    ("network", "`network:`", sections.Network),
+    ("fabric", "`fabric:`", sections.Fabric),
+    ("slurm", "`slurm:`", sections.Slurm),
+    ("container", "`container:`", sections.Container),
     ("secret", "", SecretRef),
     ("Cluster file", "The file that `--cluster` names", cluster_file.Cluster),
     ("hosts", "`hosts:` of a cluster file", cluster_file.Host),

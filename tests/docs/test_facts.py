@@ -18,7 +18,7 @@ from pdserve.logs.known_causes import RULES
 from pdserve.logs.symptoms import SYMPTOMS
 from pdserve.patches.registry import REGISTRY
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.recipe.sections import Lmcache
 from pdserve.run.directory import RunDir
 from pdserve.run.presence import LOST, UNRESPONSIVE
 from pdserve.run.state import Phase, ProcessPhase

@@ -32,7 +32,7 @@ from pdserve.reach.protocol import (
     Stop,
     Stopped,
 )
-from pdserve.recipe.sections.restart import RestartPolicy
+from pdserve.recipe.sections import RestartPolicy
 from pdserve.run import inbox
 from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Fetch, Reply, Request

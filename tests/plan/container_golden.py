@@ -7,7 +7,7 @@ from typing import Literal
 
 from pdserve.plan.nodes.container import Around, wrap
 from pdserve.recipe.base import SecretRef
-from pdserve.recipe.sections.container import Container, Kind
+from pdserve.recipe.sections import Container, Kind
 
 FOLDER = Path(__file__).parent / "golden_containers"
 KINDS: tuple[Kind, ...] = ("docker", "apptainer", "pyxis")

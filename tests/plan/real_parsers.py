@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve import patches
-from pdserve.recipe.connectors.lmcache_mp import MODULE as LMCACHE_MODULE
+from pdserve.recipe.connectors.caches import LMCACHE_MODULE as LMCACHE_MODULE
 
 
 def read_vllm(arguments: list[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pdserve.plan.nodes.container import (
 )
 from pdserve.recipe import effective
 from pdserve.recipe.base import SecretRef
-from pdserve.recipe.sections.container import Container, Kind
+from pdserve.recipe.sections import Container, Kind
 from tests.plan.container_golden import ARGUMENTS, IMAGE, KINDS, PLATFORMS, around, container, golden_files
 from tests.plan.kit import on_gpus, recipe
 

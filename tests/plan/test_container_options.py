@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from pdserve.plan.nodes.container import wrap
-from pdserve.recipe.container_options import defaults, targets
-from pdserve.recipe.rdma import uses_rdma
-from pdserve.recipe.sections.container import Container, Kind
+from pdserve.recipe.container_options import defaults, targets, uses_rdma
+from pdserve.recipe.sections import Container, Kind
 from tests.plan.container_golden import ARGUMENTS, IMAGE, KINDS, around
 from tests.plan.kit import MOONCAKE, NIXL, on_gpus, recipe
 

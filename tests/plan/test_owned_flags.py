@@ -9,10 +9,8 @@ import pytest
 
 from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
-from pdserve.recipe.flags import ENGINE_FLAGS
-from pdserve.recipe.owned import OwnedFlag
+from pdserve.recipe.flags import ENGINE_FLAGS, SERVER_FLAGS, OwnedFlag
 from pdserve.recipe.rules import problems
-from pdserve.recipe.server_flags import SERVER_FLAGS
 from tests.plan.kit import MULTI, NIXL, aggregated, hosts, on_gpus, plan, recipe, with_lmcache
 
 SPANNING = {"prefill": {"parallel": {"tp": 4, "pp": 2, "dp": 2, "nodes": 2, "ep": True}}}

@@ -7,8 +7,8 @@ from typing import Any, get_args
 import pytest
 
 from pdserve.plan.process import PlannedConnector, PortRange
+from pdserve.recipe.base import TrialTransfer
 from pdserve.recipe.connectors.registry import KINDS
-from pdserve.recipe.connectors.trial import TrialTransfer
 from pdserve.roles import ProcessRole
 from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
 from tests.plan.test_mooncake_store import alone

@@ -18,7 +18,7 @@ import pytest
 
 from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
-from pdserve.recipe.vllm_variables import READ_IN_OTHER_PLACES, VARIABLES
+from pdserve.recipe.vllm_names import READ_IN_OTHER_PLACES, VARIABLES
 from pdserve.roles import ENGINE_ROLES
 from tests.plan.golden import RECIPES, ROOT, shipped_plan
 from tests.plan.kit import NIXL, aggregated, hosts, on_gpus, plan, recipe, value_of, with_lmcache

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.recipe.flag_words import flag_words
+from pdserve.recipe.flags import flag_words
 from tests.plan.kit import hosts, on_gpus, plan, recipe, value_of, with_lmcache
 
 

@@ -10,7 +10,7 @@ import pytest
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.nodes.address import Asked, Chosen, NetworkSettings, choose, choose_all, find_addresses
-from pdserve.recipe.sections.nodes import Network
+from pdserve.recipe.sections import Network
 from tests.preflight.kit import LOOPBACK, facts, interface
 
 

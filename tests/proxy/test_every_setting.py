@@ -27,7 +27,7 @@ from pdserve.pd.serve.gateway import Gateway
 from pdserve.pd.workers.engines import PASSED_ON
 from pdserve.plan.model import Plan
 from pdserve.proxy import ListenSettings, listening
-from pdserve.recipe.sections.proxy import Proxy
+from pdserve.recipe.model import Proxy
 from tests.launch.deployment import free_ports
 from tests.plan.kit import aggregated, plan, recipe
 from tests.proxy.test_tls import made

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.recipe.kv_memory import stated_kv_bytes
+from pdserve.recipe.effective import stated_kv_bytes
 from pdserve.recipe.vllm_int import known_int, stated_int, vllm_int
 from tests.plan.kit import on_gpus, recipe
 from tests.tables import each_row

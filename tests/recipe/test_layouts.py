@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdserve.recipe.load.problems import Problem
-from pdserve.recipe.rules import layouts
+from pdserve.recipe.rules import layout
 from tests.plan.kit import LMCACHE, MOONCAKE, NIXL, aggregated, on_gpus, recipe
 from tests.tables import each_row
 
@@ -28,7 +28,7 @@ def described(problems: Sequence[Problem]) -> list[tuple[str, str | None]]:
 @each_row("role, ends", [("prefill", "each transfer would fail"), ("decode", "at its start")])
 def test_nixl_refuses_stages_on_either_side(role: str, ends: str) -> None:
     staged = recipe(*sides(NIXL, {}, {}), {role: {"parallel": {"tp": 2, "pp": 2}}})
-    (problem,) = layouts.pipeline_parallel(staged)
+    (problem,) = layout.pipeline_parallel(staged)
     assert problem.path == (role, "parallel", "pp")
     assert problem.what.endswith(ends)
     assert problem.todo is not None
@@ -38,13 +38,13 @@ def test_nixl_refuses_stages_on_either_side(role: str, ends: str) -> None:
 def test_stages_are_refused_beside_a_store_too() -> None:
     multi = {"kind": "multi", "of": [NIXL, {"kind": "mooncake-store"}]}
     staged = recipe(*sides(multi, {}, {"parallel": {"tp": 2, "pp": 2}}), {"mooncake_store": {"segment_gib": 1}})
-    assert len(list(layouts.pipeline_parallel(staged))) == 1
+    assert len(list(layout.pipeline_parallel(staged))) == 1
 
 
 def test_mooncake_and_an_engine_alone_take_stages() -> None:
     stages = {"parallel": {"tp": 2, "pp": 2}}
-    assert not list(layouts.pipeline_parallel(recipe(*sides(MOONCAKE, stages, {}))))
-    assert not list(layouts.pipeline_parallel(recipe(aggregated(**stages), {"platform": "cuda"})))
+    assert not list(layout.pipeline_parallel(recipe(*sides(MOONCAKE, stages, {}))))
+    assert not list(layout.pipeline_parallel(recipe(aggregated(**stages), {"platform": "cuda"})))
 
 
 @each_row("prefill, decode, shown", [
@@ -53,10 +53,10 @@ def test_mooncake_and_an_engine_alone_take_stages() -> None:
     ({}, blocks(128), "decode has blocks of 128 tokens, prefill of vLLM's default size"),
 ])  # fmt: skip
 def test_mooncake_refuses_unequal_blocks(prefill: Sides, decode: Sides, shown: str) -> None:
-    (problem,) = layouts.block_sizes(recipe(*sides(MOONCAKE, prefill, decode)))
+    (problem,) = layout.block_sizes(recipe(*sides(MOONCAKE, prefill, decode)))
     assert problem.what.startswith(shown)
     assert problem.todo == "set engine.args.block-size for both"
-    assert not list(layouts.uneven_blocks(recipe(*sides(MOONCAKE, prefill, decode))))
+    assert not list(layout.uneven_blocks(recipe(*sides(MOONCAKE, prefill, decode))))
 
 
 @each_row("prefill, decode, tp, why", [
@@ -66,24 +66,24 @@ def test_mooncake_refuses_unequal_blocks(prefill: Sides, decode: Sides, shown: s
 ])  # fmt: skip
 def test_nixl_is_warned_of_blocks_that_vllm_may_not_divide(prefill: int, decode: int, tp: int, why: str) -> None:
     made = recipe(*sides(NIXL, blocks(prefill), blocks(decode)), {"decode": {"parallel": {"tp": tp}}})
-    ((path, what),) = described(list(layouts.uneven_blocks(made)))
+    ((path, what),) = described(list(layout.uneven_blocks(made)))
     assert path == "decode.args.block-size"
     assert what is not None
     assert why in what
-    assert not list(layouts.block_sizes(made)), "it may work"
+    assert not list(layout.block_sizes(made)), "it may work"
 
 
 @each_row("prefill, decode", [(blocks(64), blocks(128)), (blocks(64), blocks(64)), (blocks(64), {})])
 def test_nixl_takes_multiples_and_what_is_not_known(prefill: Sides, decode: Sides) -> None:
-    assert not list(layouts.uneven_blocks(recipe(*sides(NIXL, prefill, decode))))
+    assert not list(layout.uneven_blocks(recipe(*sides(NIXL, prefill, decode))))
 
 
 @each_row("connector", [MOONCAKE, NIXL])
 def test_a_size_for_both_is_equal(connector: dict[str, Any]) -> None:
     made = recipe(*sides(connector, {}, {}), {"engine": blocks(128)})
-    assert not [*layouts.block_sizes(made), *layouts.uneven_blocks(made)]
+    assert not [*layout.block_sizes(made), *layout.uneven_blocks(made)]
 
 
 def test_an_engine_alone_has_no_other_side() -> None:
     made = recipe(aggregated(connector=LMCACHE, **blocks(128)))
-    assert not [*layouts.block_sizes(made), *layouts.uneven_blocks(made)]
+    assert not [*layout.block_sizes(made), *layout.uneven_blocks(made)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdserve.recipe.base import SecretRef
-from pdserve.recipe.rules.container import OWNED
+from pdserve.recipe.rules.nodes import OWNED
 from tests.recipe.kit import CPU, GPU, Options, load, refused
 from tests.tables import each_row
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdserve.pd.config import routing as routing_settings
-from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.proxy import Proxy
+from pdserve.recipe.model import Proxy, Recipe
 from tests.recipe.kit import AGGREGATED, CPU, GPU, Options, load, refused
 from tests.tables import each_row
 

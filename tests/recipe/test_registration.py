@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdserve.recipe.load.problems import Problem
-from pdserve.recipe.rules.registration import timeouts
+from pdserve.recipe.rules.caches import registration_timeouts
 from tests.plan.kit import on_gpus, recipe, with_lmcache
 from tests.tables import each_row
 
@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 def problems(platform: str = "rocm", args: dict[str, Any] | None = None, **section: Any) -> list[Problem]:
     changes = {"prefill": {"args": args or {}}}
-    return [*timeouts(recipe(on_gpus(4, 4, platform=platform), with_lmcache(**section), changes))]
+    return [*registration_timeouts(recipe(on_gpus(4, 4, platform=platform), with_lmcache(**section), changes))]
 
 
 @each_row("l1, seconds, advised", [(900, 300, 900), (1200, 1199, 1200), (100, 60, 300)])
@@ -63,4 +63,4 @@ def test_no_such_stall_is_known_of_other_platforms(platform: str) -> None:
 
 
 def test_without_lmcache_nothing_is_registered() -> None:
-    assert [*timeouts(recipe(on_gpus(platform="rocm")))] == []
+    assert [*registration_timeouts(recipe(on_gpus(platform="rocm")))] == []

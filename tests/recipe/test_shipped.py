@@ -6,8 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pdserve.recipe.effective import args_of, env_of
-from pdserve.recipe.hub_models import draft_models
+from pdserve.recipe.effective import args_of, draft_models, env_of
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from tests.recipe.kit import RECIPES
 from tests.tables import each_row

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdserve.recipe.sections.proxy import Proxy
-from pdserve.recipe.sections.vllm_router import POLICIES, SETTINGS
+from pdserve.recipe.model import ROUTER_POLICIES, ROUTER_SETTINGS, Proxy
 from tests.recipe.kit import AGGREGATED, CPU, load, refused
 from tests.tables import each_row
 
@@ -75,9 +74,9 @@ def test_a_door_that_is_open_to_everybody_is_warned_about(tmp_path: Path) -> Non
 
 
 def test_every_setting_that_it_shares_is_one() -> None:
-    assert set(Proxy.model_fields) > SETTINGS
+    assert set(Proxy.model_fields) > ROUTER_SETTINGS
 
 
 def test_every_policy_that_it_shares_is_one(tmp_path: Path) -> None:
-    for policy in POLICIES:
+    for policy in ROUTER_POLICIES:
         load(tmp_path, CPU, f"proxy.routing.decode={{kind: {policy}}}")

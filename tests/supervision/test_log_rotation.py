@@ -19,7 +19,7 @@ from pdserve.logs.rotation import earlier
 from pdserve.node import supervised
 from pdserve.plan.process import Env, Process
 from pdserve.reach.protocol import Died, Started
-from pdserve.recipe.sections.logs import Logs
+from pdserve.recipe.sections import Logs
 from pdserve.run import own_logs
 from pdserve.system.process import send
 from tests.launch.deployment import REPOSITORY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pdserve.recipe.vllm_flags import FLAGS, LISTS, SWITCHES
+from pdserve.recipe.vllm_names import FLAGS, LISTS, SWITCHES
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pdserve.importing.command_line.flags import flag, typed
 from pdserve.importing.command_line.installed_parser import LineReader, ParsedLine
 from pdserve.importing.launch import CommandLine, Launch, Sourced
-from pdserve.recipe.flag_words import flag_words
+from pdserve.recipe.flags import flag_words
 from pdserve.recipe.load import show
 
 

@@ -17,7 +17,7 @@ from pdserve.importing.command_line.installed_parser import BY_LIST, InstalledPa
 from pdserve.importing.launch import CommandLine
 from pdserve.installed import distributions
 from pdserve.operations.authoring import vllm_parser_program
-from pdserve.recipe.vllm_flags import VERSION
+from pdserve.recipe.vllm_names import VERSION
 from pdserve.system.interpreter import NoAnswerError, ask_interpreter
 
 Ask = Callable[[Sequence[CommandLine]], InstalledParser | str]

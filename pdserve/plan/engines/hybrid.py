@@ -29,7 +29,7 @@ from pdserve.plan.engines.kv_groups import (
 )
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names
-from pdserve.recipe.hub_models import SPECULATIVE
+from pdserve.recipe.effective import SPECULATIVE
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.rules.engines import flag_path

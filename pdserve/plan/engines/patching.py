@@ -10,7 +10,7 @@ from pdserve.patches.patch import Deployment, Patch
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, class_names
 from pdserve.recipe.model import Recipe, Role
-from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.recipe.sections import Lmcache
 
 
 def deployment_of(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> Deployment:

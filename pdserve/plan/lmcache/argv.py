@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pdserve.plan.lmcache.patching import SERVER_MAIN
-from pdserve.recipe.flag_words import flag_words
-from pdserve.recipe.owned import own_flags
-from pdserve.recipe.sections.lmcache import Lmcache
-from pdserve.recipe.server_flags import SERVER_FLAGS, ServerLine
+from pdserve.recipe.flags import SERVER_FLAGS, ServerLine, flag_words, own_flags
+from pdserve.recipe.sections import Lmcache
 
 
 def lmcache_argv(

@@ -8,9 +8,9 @@ from pdserve.patches import registry
 from pdserve.patches.lmcache import demand_pinned, host_events
 from pdserve.patches.patch import Deployment
 from pdserve.plan.engines.patching import is_on, left_out, runs_in_server
-from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
+from pdserve.recipe.connectors.caches import LmcacheMpSection
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.recipe.sections import Lmcache
 
 SERVER_MAIN = "pdserve.patches.lmcache_server_main"
 SWITCHES = (demand_pinned.SWITCH, host_events.SWITCH)

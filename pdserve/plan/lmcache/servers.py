@@ -27,10 +27,10 @@ from pdserve.plan.ports import AssignedPorts, Need
 from pdserve.plan.process import LmcacheProbe, Process
 from pdserve.plan.running import NOTHING, Running, free_name
 from pdserve.recipe import effective
-from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
+from pdserve.recipe.connectors.caches import LmcacheMpSection
+from pdserve.recipe.flags import LOOPBACK
 from pdserve.recipe.model import Recipe, RestartPolicy
-from pdserve.recipe.sections.lmcache import Lmcache
-from pdserve.recipe.server_flags import LOOPBACK
+from pdserve.recipe.sections import Lmcache
 
 START_STAGE = 0
 STOP_STAGE = 3

@@ -20,10 +20,9 @@ from pdserve.errors import PreflightError
 from pdserve.plan.nodes.compile_cache import cache_folder, cache_variables
 from pdserve.plan.nodes.image import as_apptainer, as_docker, as_enroot
 from pdserve.recipe.base import SecretRef
-from pdserve.recipe.container_options import Platform, defaults, merged, targets
+from pdserve.recipe.container_options import VERBS, Platform, defaults, merged, targets
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.rdma import VERBS
-from pdserve.recipe.sections.container import Container
+from pdserve.recipe.sections import Container
 
 LABEL_RUN, LABEL_NODE = "pdserve.run", "pdserve.node"
 

@@ -10,7 +10,7 @@ import hashlib
 import posixpath
 import re
 
-from pdserve.recipe.sections.container import Container, Kind
+from pdserve.recipe.sections import Container, Kind
 
 _REGISTRY = re.compile(r"(?P<registry>localhost|[^/]*[.:][^/]*)/(?P<rest>.+)")
 _ENDING = {"apptainer": ".sif", "pyxis": ".sqsh"}

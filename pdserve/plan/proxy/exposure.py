@@ -14,8 +14,8 @@ from pdserve.plan.ports import AssignedPorts
 from pdserve.plan.proxy.vllm_router import METRICS_HOST
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import kinds_of, ports_of
+from pdserve.recipe.flags import LOOPBACK
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.server_flags import LOOPBACK
 
 EVERYWHERE = "0.0.0.0"
 RANDOM_PORT = 0

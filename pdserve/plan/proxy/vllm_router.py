@@ -17,8 +17,7 @@ from pdserve.plan.nodes.node import Node
 from pdserve.plan.ports import AssignedPorts, Need
 from pdserve.plan.process import HttpProbe, Process
 from pdserve.plan.proxy.pdserve_proxy import EXIT_SECONDS, NAME, STOP_STAGE, WILDCARDS
-from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.vllm_router import DEFAULT_POLICY, POLICIES
+from pdserve.recipe.model import ROUTER_DEFAULT_POLICY, ROUTER_POLICIES, Recipe
 
 VERSION = "0.1.17"
 """The flags below are those of this version."""
@@ -79,5 +78,5 @@ def _policy(recipe: Recipe, pool: str) -> str:
     if dict(recipe.roles())[pool].instances == 1:  # type: ignore[index]
         return "round_robin"
     routing = recipe.proxy.routing
-    chosen = getattr(routing, pool).kind if pool in routing.model_fields_set else DEFAULT_POLICY
-    return POLICIES[chosen]
+    chosen = getattr(routing, pool).kind if pool in routing.model_fields_set else ROUTER_DEFAULT_POLICY
+    return ROUTER_POLICIES[chosen]

@@ -10,7 +10,7 @@ from pdserve.plan.model import Plan
 from pdserve.plan.process import PlannedConnector
 from pdserve.preflight.finding import ALL_NODES, Finding
 from pdserve.preflight.of_plan import address_of
-from pdserve.recipe.connectors.trial import TrialTransfer
+from pdserve.recipe.base import TrialTransfer
 
 MOST_ROUNDS = 8
 """Each round takes about two seconds: a node is tried with so many others, not with all of a hundred."""

@@ -10,10 +10,9 @@ from pdserve.plan.nodes import compile_cache
 from pdserve.plan.nodes.container import cache_of
 from pdserve.preflight.nodes.container_stage import ContainerStage, Report, on_all
 from pdserve.reach.candidates import Candidate
-from pdserve.recipe.container_options import merged
+from pdserve.recipe.container_options import VERBS, merged, uses_rdma
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.rdma import VERBS, uses_rdma
-from pdserve.recipe.sections.container import Container
+from pdserve.recipe.sections import Container
 
 
 async def check_verbs(stage: ContainerStage, machines: Sequence[Candidate], recipe: Recipe) -> None:

@@ -17,7 +17,7 @@ from pdserve.preflight.nodes.together import together
 from pdserve.reach.candidates import Candidate
 from pdserve.reach.docker_hang import docker_hangs
 from pdserve.reach.node_tool import ToolEnd, run_tool
-from pdserve.recipe.sections.container import Container
+from pdserve.recipe.sections import Container
 
 Report = Callable[[str], None]
 """Gets one line for the user."""

@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from pdserve.pd.config.proxy import Protocol
-from pdserve.recipe.base import Strict
-from pdserve.recipe.connectors.trial import TrialTransfer
-from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.recipe.base import Strict, TrialTransfer
+from pdserve.recipe.sections import Lmcache
 from pdserve.roles import ENGINE_ROLES, EngineRole, ProcessRole
 
 Config = dict[str, Any]

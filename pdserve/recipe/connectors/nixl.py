@@ -7,9 +7,15 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from pdserve.recipe.base import Count, Port, Strict
-from pdserve.recipe.connectors.base import Config, ConnectorKind, ConnectorPort, Context, EngineSide, LeafSection
-from pdserve.recipe.connectors.trial import TrialTransfer
+from pdserve.recipe.base import Count, Port, Strict, TrialTransfer
+from pdserve.recipe.connectors.base import (
+    Config,
+    ConnectorKind,
+    ConnectorPort,
+    Context,
+    EngineSide,
+    LeafSection,
+)
 
 
 class NixlPorts(Strict):

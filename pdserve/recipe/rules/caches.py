@@ -1,29 +1,35 @@
-"""The LMCache server and the engines that attach to it."""
+"""Rules of LMCache servers and of a Mooncake store."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
-from pdserve.recipe.connectors.registry import AnyConnector, MultiSection
+from pdserve.recipe.connectors.caches import LmcacheMpSection
+from pdserve.recipe.connectors.mooncake import MooncakeSection, MooncakeStoreSection
+from pdserve.recipe.connectors.registry import AnyConnector, MultiSection, uses_store
 from pdserve.recipe.effective import (
     args_of,
     block_size_of,
     env_of,
     leaves,
+    lmcache_leaves,
     roles,
+    sections,
+    stated_kv_bytes,
     transfer_mode_of,
 )
+from pdserve.recipe.flags import SERVER_FLAGS
 from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules.engines import env_path, flag_path
-from pdserve.recipe.server_flags import SERVER_FLAGS
 
 _ALLOCATOR_ENV = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
-def attachment(recipe: Recipe) -> Iterator[Problem]:
+def lmcache_attachment(recipe: Recipe) -> Iterator[Problem]:
     """`lmcache.on` and the roles' connectors have to agree."""
     section = recipe.lmcache
     names = [name for name, _ in recipe.roles()]
@@ -63,7 +69,7 @@ def attachment(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(("lmcache", "on", i), f"{name} is there twice")
 
 
-def sizes(recipe: Recipe) -> Iterator[Problem]:
+def lmcache_sizes(recipe: Recipe) -> Iterator[Problem]:
     """Numbers of the section that depend on each other or on the engines."""
     section = recipe.lmcache
     if section is None:
@@ -108,7 +114,7 @@ def sizes(recipe: Recipe) -> Iterator[Problem]:
     yield from _server(recipe)
 
 
-def modes(recipe: Recipe) -> Iterator[Problem]:
+def lmcache_transfer_modes(recipe: Recipe) -> Iterator[Problem]:
     """Server and engine must agree on who moves the bytes, or the engine hangs until the message timeout."""
     section = recipe.lmcache
     if section is None:
@@ -136,7 +142,7 @@ def modes(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-def order(recipe: Recipe) -> Iterator[Problem]:
+def lmcache_order(recipe: Recipe) -> Iterator[Problem]:
     """Orders of a multi that fail."""
     for name, _, connector in roles(recipe):
         if not isinstance(connector, MultiSection) or recipe.lmcache is None:
@@ -164,7 +170,7 @@ def order(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
-def caching(recipe: Recipe) -> Iterator[Problem]:
+def lmcache_prefix_caching(recipe: Recipe) -> Iterator[Problem]:
     """Engine settings that LMCache cannot live with."""
     for name, role, connector in roles(recipe):
         path = _lmcache_path(name, connector)
@@ -186,7 +192,7 @@ def caching(recipe: Recipe) -> Iterator[Problem]:
                 yield Problem(env_path(recipe, name, variable), why, "remove it", also=(path,))
 
 
-def device_memory(recipe: Recipe) -> Iterator[Problem]:
+def lmcache_device_memory(recipe: Recipe) -> Iterator[Problem]:
     """Memory that another process cannot map, although LMCache has to."""
     if recipe.platform == "cpu" or recipe.lmcache is None:
         return
@@ -210,7 +216,7 @@ def device_memory(recipe: Recipe) -> Iterator[Problem]:
                 )
 
 
-def leases(recipe: Recipe) -> Iterator[Problem]:
+def lmcache_leases(recipe: Recipe) -> Iterator[Problem]:
     """A lease that a long queue outlives."""
     if recipe.lmcache is not None and recipe.lmcache.l1_read_ttl_seconds < 3600:
         yield Problem(
@@ -260,4 +266,151 @@ def _lmcache_path(name: str, connector: AnyConnector | None) -> Path | None:
     for i, leaf in enumerate(connectors):
         if isinstance(leaf, LmcacheMpSection):
             return (name, "connector", "of", i) if isinstance(connector, MultiSection) else (name, "connector")
+    return None
+
+
+SECONDS_A_GIB = 1.0
+STEP_SECONDS = 300
+"""Of the timeout that is advised."""
+_ON_DEMAND = "LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR"
+_GIB = 1 << 30
+
+
+def registration_timeouts(recipe: Recipe) -> Iterator[Problem]:
+    """A timeout that is likely too short for the server's L1 and the KV that its engines register.
+
+    The rule: one second for each GiB that is pinned or mapped while engines register. That is L1 (what is pinned at
+    the start, where the rest is pinned on demand), and the KV of the workers where the recipe states its size
+    (kv-cache-memory-bytes); weights are not registered and do not count.
+    The source: the published launches on MI355X. On ROCm the server pins L1 in the background and acknowledges no
+    registration while that holds up the opening of the engines' handles. `did not respond to register_kv_caches within
+    300 s` was seen with 1360 GB; the launch with 1200 GB has 1200 s, and those with 2500 GB pin on demand. No rate was
+    measured here. Such a stall is not reported from CUDA, and on a CPU nothing is pinned.
+    """
+    section = recipe.lmcache
+    if section is None or recipe.platform != "rocm":
+        return
+    on_demand = str(section.env.get(_ON_DEMAND, "")).strip() == "1"
+    pinned = section.l1_init_size_gb if on_demand else section.l1_size_gb
+    needed = (pinned + _stated_kv_gib(recipe)) * SECONDS_A_GIB
+    if section.mq_timeout_seconds >= needed:
+        return
+    advised = math.ceil(needed / STEP_SECONDS) * STEP_SECONDS
+    yield Problem(
+        ("lmcache", "mq_timeout_seconds"),
+        f"engines may not be registered within {section.mq_timeout_seconds:g} s: the server pins and maps about "
+        f"{needed / SECONDS_A_GIB:.0f} GiB meanwhile, and a second for each GiB is what published launches allow",
+        f"write lmcache.mq_timeout_seconds: {advised}",
+        also=(("lmcache", "l1_size_gb"),),
+    )
+
+
+def _stated_kv_gib(recipe: Recipe) -> float:
+    """Of all workers of the largest role that attaches; 0 where the recipe leaves the size to vLLM."""
+    sizes = [0.0]
+    for _, role, connector in roles(recipe):
+        with suppress(ValueError):  # a flag that vLLM refuses: the engine does not come that far
+            stated = stated_kv_bytes(recipe, role) or 0
+            if lmcache_leaves(connector):
+                sizes.append(stated * role.parallel.workers / _GIB)
+    return max(sizes)
+
+
+_CONFIG = "MOONCAKE_CONFIG_PATH"
+MASTER_FLAGS = {
+    "rpc_port": "set ports.mooncake_master",
+    "port": "set ports.mooncake_master",
+    "metrics_port": "set ports.mooncake_master_http",
+    "rpc_address": "it is the address of the first node",
+    "rpc_interface": "it is the address of the first node",
+    "metrics_host": "its HTTP side has no key and stays on loopback",
+    "enable_ha": "the deployment has one master, and starts it again",
+    "config_path": "write the flags of that file under extra_args",
+}
+"""Flags of mooncake_master that pdserve sets itself, and what to write instead."""
+
+
+def store_attachment(recipe: Recipe) -> Iterator[Problem]:
+    """The section and the roles' connectors have to agree."""
+    users = [name for name, _, connector in roles(recipe) if uses_store(connector)]
+    if recipe.mooncake_store is not None and not users:
+        yield Problem(
+            ("mooncake_store",),
+            "no connector uses the store",
+            "give a role the connector mooncake-store (alone or in multi), or remove the section",
+        )
+    for name, role, connector in roles(recipe):
+        path = store_path(name, connector)
+        if path is None:
+            continue
+        if recipe.mooncake_store is None:
+            yield Problem(path, "there is no mooncake_store section", "add one with segment_gib, or remove this")
+            continue
+        if _CONFIG in env_of(recipe, role):
+            yield Problem(
+                env_path(recipe, name, _CONFIG),
+                "pdserve writes this file from the mooncake_store section",
+                "remove it",
+                also=(("mooncake_store",),),
+            )
+        for leaf in sections(connector):
+            if isinstance(leaf, MooncakeSection) and leaf.protocol != recipe.mooncake_store.protocol:
+                yield Problem(
+                    path,
+                    f"the store uses {recipe.mooncake_store.protocol}, mooncake beside it {leaf.protocol}: both share "
+                    "the variables of one process",
+                    "use the same protocol for both",
+                    also=(("mooncake_store", "protocol"),),
+                )
+
+
+def store_master_flags(recipe: Recipe) -> Iterator[Problem]:
+    """Flags of the master that pdserve sets itself."""
+    if recipe.mooncake_store is None:
+        return
+    for flag in recipe.mooncake_store.extra_args:
+        path: Path = ("mooncake_store", "extra_args", flag)
+        name = flag.replace("-", "_")
+        if name in MASTER_FLAGS:
+            yield Problem(path, "pdserve sets this flag", MASTER_FLAGS[name])
+        elif name != flag:
+            yield Problem(path, "flags of mooncake_master have underscores", f"write {name.strip('_')}")
+
+
+def single_cache(recipe: Recipe) -> Iterator[Problem]:
+    """Two children that keep the same KV: every prompt is stored twice, and only the first one that has it loads."""
+    for name, _, connector in roles(recipe):
+        if not isinstance(connector, MultiSection):
+            continue
+        kinds = [leaf.kind for leaf in connector.of if leaf.ABOUT.caches]
+        if len(set(kinds)) > 1:
+            yield Problem(
+                (name, "connector"),
+                f"{' and '.join(dict.fromkeys(kinds))} together: each stores every prompt, and a prompt is loaded from "
+                "one of them only",
+                "keep one of them",
+            )
+
+
+def store_prefix_caching(recipe: Recipe) -> Iterator[Problem]:
+    """The other caches' rule; LMCache has its own words for it."""
+    for name, role, connector in roles(recipe):
+        kinds = [leaf.kind for leaf in sections(connector) if leaf.ABOUT.caches and not leaf.ABOUT.attaches_lmcache]
+        if kinds and args_of(recipe, role).get("enable-prefix-caching") is False:
+            yield Problem(
+                flag_path(recipe, name, "enable-prefix-caching"),
+                f"{kinds[0]} keeps KV by the block hashes that prefix caching makes",
+                f"remove the flag, or {kinds[0]} from the connector",
+                also=((name, "connector"),),
+            )
+
+
+def store_path(name: str, connector: object) -> Path | None:
+    """Where a role has its mooncake-store, if it has one."""
+    if isinstance(connector, MooncakeStoreSection):
+        return (name, "connector")
+    if isinstance(connector, MultiSection):
+        for index, leaf in enumerate(connector.of):
+            if isinstance(leaf, MooncakeStoreSection):
+                return (name, "connector", "of", index)
     return None

@@ -1,1 +1,0 @@
-"""The models of a recipe's sections."""
