@@ -10,7 +10,7 @@ import httpx
 
 from pdserve.bench.snapshot import ENGINE, LMCACHE, PROXY, Clocks, Counts, DeploymentSnapshot, counts
 from pdserve.observe.engine_metrics import EngineSnapshot, engine_snapshot, read_metrics
-from pdserve.patches.process_records import active_in_all
+from pdserve.patches.record import active_in_all
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir
 from pdserve.run.patch_proof import records

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from pdserve.errors import NotOursError, StateError
 from pdserve.installed.distributions import installed
-from pdserve.patches.here import judge_here
 from pdserve.patches.patch import Patch
-from pdserve.patches.process_records import PatchRecord, merged_effects
+from pdserve.patches.record import PatchRecord, merged_effects
 from pdserve.patches.registry import REGISTRY
+from pdserve.patches.verdict import judge_here
 from pdserve.run.directory import RunDir, find, home, lives
 from pdserve.run.patch_proof import records
 

@@ -22,12 +22,12 @@ from pdserve.connectors.lmcache_groups import check_prefixes_load
 from pdserve.connectors.lmcache_tracker import Cut, awaits_admission, last_cut, lower, remember
 from pdserve.connectors.selection_lookups import keep_lookups
 from pdserve.patches import effects
-from pdserve.patches.lmcache import load_cap, lookup_locks, min_load
+from pdserve.patches.lmcache import reloads
 from pdserve.patches.record import is_active, left_out
 
-LOOKUP_LOCKS = lookup_locks.PATCH.name
-LOAD_CAP = load_cap.PATCH.name
-MIN_LOAD = min_load.PATCH.name
+LOOKUP_LOCKS = reloads.LOOKUP_LOCKS.name
+LOAD_CAP = reloads.LOAD_CAP.name
+MIN_LOAD = reloads.MIN_LOAD.name
 
 
 def upstream_class() -> Any:

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.moriio import moriio_connector
 from vllm.distributed.kv_transfer.kv_connector.v1.moriio.moriio_common import MoRIIOMode
 
 from pdserve.patches import effects
-from pdserve.patches.moriio.unread_prompts import COMPUTED, NAME
+from pdserve.patches.moriio import COMPUTED, NAME
 from pdserve.patches.record import left_out
 
 _COUNTED = "pdserve_unread_prompt"

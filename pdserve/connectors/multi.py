@@ -19,10 +19,10 @@ from pdserve.connectors.selection import NO_ANSWER, ChildAnswer, decide, labels,
 from pdserve.connectors.selection_lookups import LookupKeeper, keep_lookups
 from pdserve.connectors.selection_stats import MEMBER, SelectionCounts, SelectionMetrics, rebuilt
 from pdserve.patches import effects
-from pdserve.patches.multiconnector.selection import PATCH
+from pdserve.patches.multiconnector import SELECTION
 from pdserve.patches.record import left_out
 
-NAME = PATCH.name
+NAME = SELECTION.name
 
 
 class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is not there when types are checked

@@ -35,7 +35,7 @@ class Versions(BaseModel):
     nixl: str | None = None
     mori: str | None = None
     same_code: Mapping[str, str] = {}
-    """Package -> the release whose code an untagged build has (patches/releases.py)."""
+    """Package -> the release whose code an untagged build has (patches/verdict.py)."""
 
     def as_releases(self) -> Versions:
         """With the release in place of each untagged build whose code it has: what is known of the release holds."""

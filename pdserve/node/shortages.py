@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pdserve.patches.mooncake.sockets import OUT_OF_SOCKETS
-from pdserve.patches.process_records import merged_effects, read_records
+from pdserve.patches.record import merged_effects, read_records
 from pdserve.system import procfs
 from pdserve.system.pressure import SWAPPED_ENOUGH, swapped_bytes
 

@@ -13,7 +13,7 @@ from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, engi
 from pdserve.observe.proxy_metrics import ProxySnapshot, proxy_snapshot
 from pdserve.observe.remote_http import client, loopback_of, seen_from_here
 from pdserve.observe.store_metrics import StoreSnapshot, store_snapshot
-from pdserve.patches.process_records import PatchRecord, merged_effects
+from pdserve.patches.record import PatchRecord, merged_effects
 from pdserve.plan.model import Plan
 from pdserve.plan.process import HttpProbe
 from pdserve.recipe.connectors.registry import untested

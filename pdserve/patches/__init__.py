@@ -1,1 +1,1 @@
-"""Corrections of upstream code that a deployment needs today: one file a patch, listed in registry.py."""
+"""Corrections of upstream code that a deployment needs today: listed in registry.py."""

@@ -1,4 +1,4 @@
-"""What the patches of this process have done so far: counted here, published with the process's record.
+"""Counters of what the patches of this process have done so far; the process's record (record.py) publishes them.
 
 Cheap enough for a scheduler's step: a lock and a dictionary.
 """
@@ -14,7 +14,7 @@ _on_change: Callable[[], None] | None = None
 
 
 def count(patch: str, effect: str, n: float = 1) -> None:
-    """Adds to a counter of the patch; the effect must be one that its Patch declares."""
+    """Add to a counter of the patch; the effect must be one that its Patch declares."""
     if n == 0:
         return
     with _lock:
@@ -23,7 +23,7 @@ def count(patch: str, effect: str, n: float = 1) -> None:
 
 
 def gauge(patch: str, effect: str, value: float) -> None:
-    """Sets a value that goes up and down, such as the blocks in quarantine."""
+    """Set a value that goes up and down, such as the blocks in quarantine."""
     with _lock:
         if _totals.get((patch, effect), 0) == value:
             return
@@ -32,19 +32,19 @@ def gauge(patch: str, effect: str, value: float) -> None:
 
 
 def totals() -> dict[tuple[str, str], float]:
-    """(patch, effect) -> value, in this process."""
+    """Return (patch, effect) -> value, in this process."""
     with _lock:
         return dict(_totals)
 
 
 def notify(changed: Callable[[], None] | None) -> None:
-    """`changed` is called after every change, in the thread that made it; it must be quick."""
+    """Call `changed` after every change, in the thread that made it; it must be quick."""
     global _on_change
     _on_change = changed
 
 
 def forget() -> None:
-    """Back to nothing: a forked child counts for itself, and its lock may have been held by another thread."""
+    """Start at nothing again: a forked child counts for itself, and its lock may have been held by another thread."""
     global _lock
     _lock = threading.Lock()
     _totals.clear()

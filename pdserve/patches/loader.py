@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from pdserve.errors import StartError
-from pdserve.patches import metrics
 from pdserve.patches.fingerprint import Fingerprint, of_loaded
-from pdserve.patches.here import of_installed, versions_here
 from pdserve.patches.patch import Patch
-from pdserve.patches.record import Publisher, Standing, begin, process_kind, process_name
+from pdserve.patches.record import Publisher, Standing, begin, process_kind, process_name, register_metrics
 from pdserve.patches.registry import find
-from pdserve.patches.verdict import Verdict, decide, judge, way_out
+from pdserve.patches.verdict import Verdict, decide, judge, of_installed, remedy, versions_here
 
 
 def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: str | None) -> Standing:
-    """Applies the patches of these names, in this order, and publishes what came of each.
+    """Apply the patches of these names, in this order, and publishes what came of each.
 
     Raises StartError before anything is applied when one meets code that it does not know and may not be left out
     (`decide`); the others are left out then, with a warning.
@@ -33,7 +31,7 @@ def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: st
         _take(patch, verdict, allowed, standing)
     Publisher(standing, folder).start()
     if folder and process_kind(process_name()) == "api-server":
-        metrics.register(folder)
+        register_metrics(folder)
     return standing
 
 
@@ -65,5 +63,5 @@ def _take(patch: Patch, verdict: Verdict, allowed: set[str], standing: Standing)
 def _refusal(patch: Patch, verdict: Verdict) -> StartError:
     # One line: all that a log shows of an exception is its message.
     return StartError(
-        f"patch {patch.name} does not know this upstream code: {verdict.why}; {way_out(patch)} in the recipe"
+        f"patch {patch.name} does not know this upstream code: {verdict.why}; {remedy(patch)} in the recipe"
     )

@@ -1,14 +1,16 @@
-"""What a patch declares about itself. Pure data: reading it imports no engine."""
+"""A patch: its declaration, and how it takes hold of a function. Reading it imports no engine."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from pdserve.errors import StartError
 from pdserve.installed.versions import Versions
 
 Platform = Literal["cpu", "cuda", "rocm"]
@@ -49,7 +51,7 @@ class PatchTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What decides which patches one role's engines need."""
+    """The facts that decide which patches one role's engines need."""
 
     versions: Versions
     platform: str
@@ -102,7 +104,7 @@ class Patch:
     apply: Callable[[], None]
 
     def needed(self, deployment: Deployment) -> bool:
-        """Whether a deployment needs it. An unknown version counts as one that does.
+        """Tell whether a deployment needs it. An unknown version counts as one that does.
 
         All patches are about moving KV: an engine without a connector needs none.
         """
@@ -118,7 +120,7 @@ class Patch:
 
 
 def may_be(version: str | None, specifier: str) -> bool:
-    """Whether a version that may be unknown or unreadable can be in the range."""
+    """Tell whether a version that may be unknown or unreadable can be in the range."""
     try:
         return version is None or in_range(version, specifier)
     except InvalidVersion:
@@ -126,9 +128,35 @@ def may_be(version: str | None, specifier: str) -> bool:
 
 
 def in_range(version: str, specifier: str) -> bool:
-    """As PEP 440, but `<0.33` holds for 0.33's own pre-releases: they may still have the defect."""
+    """Compare as PEP 440 does, but `<0.33` holds for 0.33's own pre-releases: they may still have the defect."""
     known = Version(version)
     return all(
         known < Version(clause.version) if clause.operator == "<" else clause.contains(known, prereleases=True)
         for clause in SpecifierSet(specifier)
     )
+
+
+_MARK = "__pdserve_patches__"
+
+
+def wrap(
+    owner: Any,
+    attribute: str,
+    *,
+    patch: str,
+    around: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
+    """Replace `owner.attribute` by `around(original)`; a target that carries the patch already is left alone.
+
+    Several patches may share a target: each wraps what it finds. Raises StartError when there is no such attribute.
+    """
+    original = getattr(owner, attribute, None)
+    if original is None:
+        where = f"{getattr(owner, '__qualname__', None) or owner.__name__}.{attribute}"
+        raise StartError(f"patch {patch} does not know this upstream code: {where} does not exist")
+    carried: tuple[str, ...] = getattr(original, _MARK, ())
+    if patch in carried:
+        return
+    wrapper = functools.wraps(original)(around(original))
+    setattr(wrapper, _MARK, (*carried, patch))
+    setattr(owner, attribute, wrapper)

@@ -12,7 +12,7 @@ _loaded: str | None = None
 
 
 def load() -> None:
-    """Applies the patches that PDSERVE_PATCHES names; without it this process is not ours and nothing happens."""
+    """Apply the patches that PDSERVE_PATCHES names; without it this process is not ours and nothing happens."""
     global _loaded
     named = os.environ.get("PDSERVE_PATCHES", "")
     if named == _loaded or not named.strip(" ,"):

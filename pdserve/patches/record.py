@@ -1,7 +1,7 @@
-"""Proof of life: each process of an engine reports its active patches in its log and in a folder.
+"""The record by which each process of an engine proves its patches: written here, and read by those who ask.
 
-The record is `<folder>/<pid>.json` (PatchRecord). It is written once when the patches are in, and again about a second
-after an effect was counted, by a thread that exists only once there is something to count.
+It is `<folder>/<pid>.json` (PatchRecord). It is written once when the patches are in, and again about a second after an
+effect was counted, by a thread that exists only once there is something to count.
 """
 
 from __future__ import annotations
@@ -11,21 +11,26 @@ import multiprocessing
 import os
 import sys
 import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pdserve.atomic_write import replace_text
 from pdserve.errors import StartError
 from pdserve.installed.distributions import installed
 from pdserve.patches import effects
+from pdserve.patches.registry import REGISTRY
 
 _WRITE_EVERY_SECONDS = 1.0
 
 
 @dataclass
 class Standing:
-    """What this process did with each patch that it was given."""
+    """The patches that this process was given, and what it did with each."""
 
     active: list[str] = field(default_factory=list)
     allowed_unknown: list[str] = field(default_factory=list)
@@ -40,20 +45,22 @@ _current = Standing()
 
 
 def begin() -> Standing:
-    """A new standing for this process, which `left_out` looks at from now on."""
+    """Begin a new standing for this process, which `left_out` looks at from now on."""
     global _current
     _current = Standing()
     return _current
 
 
 def is_active(patch: str) -> bool:
-    """Whether the patch has been applied in this process: for a patch that depends on an earlier one."""
+    """Tell whether the patch has been applied in this process: for a patch that depends on an earlier one."""
     return patch in _current.active
 
 
 def left_out(patch: str) -> bool:
-    """Whether this process was given the patch and did without it: a module of pdserve.connectors then hands vLLM
-    upstream's own class."""
+    """Tell whether this process was given the patch and did without it.
+
+    A module of pdserve.connectors then hands vLLM upstream's own class.
+    """
     return patch in _current.skipped or patch in _current.not_needed
 
 
@@ -160,3 +167,118 @@ def process_kind(name: str) -> str:
     if name.startswith("ApiServer") or "api_server" in name or name in _SERVERS:
         return "api-server"
     return "other"
+
+
+class PatchRecord(BaseModel):
+    """The record of one process, as a Publisher writes it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    pid: int
+    session: int
+    process: str
+    kind: str
+    active: tuple[str, ...]
+    allowed_unknown: tuple[str, ...] = ()
+    skipped: dict[str, str] = {}
+    not_needed: dict[str, str] = {}
+    effects: dict[str, dict[str, float]] = {}
+    versions: dict[str, str | None] = {}
+
+
+def read_records(folder: Path) -> list[PatchRecord]:
+    """Read the records of a folder, by pid; one that is gone or unreadable by now is left out.
+
+    So is one of a process that does not serve: vLLM looks at a model's class in a process of its own.
+    """
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = PatchRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, ValidationError):
+            continue
+        if record.kind != "other":
+            records.append(record)
+    return records
+
+
+def merged_effects(records: Iterable[PatchRecord]) -> dict[str, dict[str, float]]:
+    """Return patch -> effect -> value over all processes."""
+    merged: dict[str, dict[str, float]] = {}
+    for record in records:
+        for patch, counted in record.effects.items():
+            for effect, value in counted.items():
+                total = merged.setdefault(patch, {})
+                total[effect] = total.get(effect, 0) + value
+    return merged
+
+
+def active_in_all(records: Iterable[PatchRecord]) -> tuple[str, ...]:
+    """Return the patches that every process of them has applied; none without a process."""
+    active = [set(record.active) for record in records]
+    return tuple(sorted(set.intersection(*active))) if active else ()
+
+
+def shortcomings(records: Sequence[PatchRecord], patches: Collection[str], workers: int, cores: int) -> list[str]:
+    """List what keeps an engine from being proven patched, one sentence each; none: it is.
+
+    `patches`: those that it was started with. `workers`: TP x PP x DP; `cores`: DP ranks. A single worker may live in
+    EngineCore's own process (vLLM does so on one GPU), and then has no record of its own.
+    """
+    if not patches:
+        return []
+    missing_proofs = []
+    for kind, at_least in (("api-server", 1), ("engine-core", cores), ("worker", 0 if workers == 1 else workers)):
+        number = sum(record.kind == kind for record in records)
+        if number < at_least:
+            missing_proofs.append(f"{at_least} {kind} process(es) must report their patches, {number} did")
+    required = {patch.name for patch in REGISTRY if patch.required} & set(patches)
+    spared = {patch.name for patch in REGISTRY if patch.serves_without}
+    for record in records:
+        left_out = spared & set(record.skipped)
+        if missing := sorted(required - left_out - set(record.active) - set(record.not_needed)):
+            missing_proofs.append(f"{record.process} (pid {record.pid}) runs without {', '.join(missing)}")
+    return missing_proofs
+
+
+def register_metrics(folder: str) -> None:
+    """Put the effects of an engine's patches on its own /metrics, whichever of its processes counted them.
+
+    The API server reads the records of the processes of its session when it is scraped. It does so through
+    prometheus_client's default registry: with several API servers in front of one engine (--api-server-count) vLLM
+    builds another registry for every scrape, and the effects are then only in `pdserve status`.
+    """
+    from prometheus_client import REGISTRY as METRICS
+
+    METRICS.register(EffectsCollector(Path(folder), os.getsid(0)))
+
+
+class EffectsCollector:
+    """A collector of prometheus_client: asked for its metrics at every scrape."""
+
+    def __init__(self, folder: Path, session: int) -> None:
+        self._folder = folder
+        self._session = session
+
+    def describe(self) -> list[Any]:
+        """Name no metrics: prometheus_client would otherwise scrape once to find the names."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        records = [record for record in read_records(self._folder) if record.session == self._session]
+        processes = Counter(patch for record in records for patch in record.active)
+        active = GaugeMetricFamily(
+            "pdserve_patch_active_processes", "Processes of this engine in which a patch is active.", labels=["patch"]
+        )
+        for patch, number in sorted(processes.items()):
+            active.add_metric([patch], number)
+        labels = ["patch", "effect"]
+        counters = CounterMetricFamily("pdserve_patch_effects", "What the patches did since the start.", labels=labels)
+        gauges = GaugeMetricFamily("pdserve_patch_state", "What the patches hold right now.", labels=labels)
+        goes_down = {(patch.name, name) for patch in REGISTRY for name in patch.gauges}
+        for patch, counted in sorted(merged_effects(records).items()):
+            for effect, value in sorted(counted.items()):
+                (gauges if (patch, effect) in goes_down else counters).add_metric([patch, effect], value)
+        yield from (active, counters, gauges)

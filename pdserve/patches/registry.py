@@ -7,32 +7,9 @@ from difflib import get_close_matches
 from typing import Literal
 
 from pdserve.errors import RecipeError
-from pdserve.patches.lmcache import (
-    computed_count,
-    demand_pinned,
-    final_capacity,
-    host_events,
-    host_events_worker,
-    identity,
-    load_cap,
-    lookup_locks,
-    lost_send,
-    min_load,
-    registration,
-)
-from pdserve.patches.mooncake import (
-    bootstrap,
-    cpu_device,
-    late_bootstrap,
-    pulls,
-    requests,
-    sends,
-    transfer_metrics,
-)
-from pdserve.patches.moriio import unread_prompts
-from pdserve.patches.multiconnector import prom_metrics, selection
-from pdserve.patches.nixl import abandoned_kv, failed_groups
-from pdserve.patches.offloading import foreign_blocks
+from pdserve.patches import moriio, multiconnector, nixl, offloading
+from pdserve.patches.lmcache import computed_count, host_events, host_memory, lost_send, registration, reloads
+from pdserve.patches.mooncake import bootstrap, cpu_device, pulls, requests, sends, transfer_metrics
 from pdserve.patches.patch import Deployment, Patch
 from pdserve.patches.scheduler import (
     common_local_hit,
@@ -44,9 +21,9 @@ from pdserve.patches.scheduler import (
 )
 
 REGISTRY: tuple[Patch, ...] = (
-    prom_metrics.PATCH,
+    multiconnector.PROM_METRICS,
     transfer_metrics.PATCH,
-    selection.PATCH,
+    multiconnector.SELECTION,
     stale_completions.PATCH,
     ready_waiters_first.PATCH,
     failed_loads_stand_back.PATCH,
@@ -55,31 +32,31 @@ REGISTRY: tuple[Patch, ...] = (
     load_timeout.PATCH,
     lost_send.PATCH,
     computed_count.PATCH,
-    registration.PATCH,
+    registration.REGISTRATION,
     requests.PATCH,
     sends.PATCH,
     pulls.PATCH,
-    bootstrap.PATCH,
-    late_bootstrap.PATCH,
+    bootstrap.BOOTSTRAP,
+    bootstrap.LATE_BOOTSTRAP,
     cpu_device.PATCH,
-    abandoned_kv.PATCH,
-    failed_groups.PATCH,
-    unread_prompts.PATCH,
-    foreign_blocks.PATCH,
-    identity.PATCH,
-    demand_pinned.PATCH,
-    final_capacity.PATCH,
-    host_events_worker.PATCH,
-    host_events.PATCH,
-    lookup_locks.PATCH,
-    load_cap.PATCH,
-    min_load.PATCH,
+    nixl.ABANDONED_KV,
+    nixl.FAILED_GROUPS,
+    moriio.PATCH,
+    offloading.PATCH,
+    registration.IDENTITY,
+    host_memory.DEMAND_PINNED,
+    host_memory.FINAL_CAPACITY,
+    host_events.WORKER,
+    host_events.SERVER,
+    reloads.LOOKUP_LOCKS,
+    reloads.LOAD_CAP,
+    reloads.MIN_LOAD,
 )
 """In the order in which they are applied."""
 
 
 def select(requested: Literal["auto"] | Sequence[str], deployment: Deployment) -> tuple[str, ...]:
-    """Names of the patches to apply, in the registry's order.
+    """Return the names of the patches to apply, in the registry's order.
 
     auto: those that the deployment needs. A list: exactly those; an unknown name is a RecipeError. A version that is
     not known counts as one that needs the patch.
@@ -92,7 +69,7 @@ def select(requested: Literal["auto"] | Sequence[str], deployment: Deployment) -
 
 
 def find(name: str, *, where: str = "patches") -> Patch:
-    """The patch of that name. Raises RecipeError, about the recipe's key `where`, if there is none."""
+    """Return the patch of that name. Raises RecipeError, about the recipe's key `where`, if there is none."""
     for patch in REGISTRY:
         if patch.name == name:
             return patch

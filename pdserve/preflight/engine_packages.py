@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from pdserve.errors import PreflightError
 from pdserve.installed import distributions, lmcache_kernels
 from pdserve.installed.versions import PACKAGES, TITLES
-from pdserve.patches import judgement, releases
-from pdserve.patches.here import of_installed
+from pdserve.patches.verdict import FINGERPRINTED, MODULE, RELEASES, of_installed, same_code, untagged
 from pdserve.plan.model import Plan, Versions
 from pdserve.recipe.model import Recipe
 from pdserve.system.interpreter import NoAnswerError, ask_interpreter
@@ -78,9 +77,9 @@ def _installed(python: str | None) -> dict[str, str | None]:
 
 def _untagged(versions: Mapping[str, str | None]) -> bool:
     return any(
-        version is not None and releases.untagged(package, version)
+        version is not None and untagged(package, version)
         for package, version in versions.items()
-        if package in releases.FINGERPRINTED
+        if package in FINGERPRINTED
     )
 
 
@@ -88,11 +87,9 @@ def _untagged(versions: Mapping[str, str | None]) -> bool:
 def _same_code(python: str | None) -> Mapping[str, str]:
     """Package -> release, as that interpreter finds it; nothing where it cannot be asked, or pdserve is not there."""
     if python is None or python == sys.executable:
-        return releases.same_code(distributions.installed(), of_installed)
+        return same_code(distributions.installed(), of_installed)
     try:
-        return judgement.RELEASES.validate_python(
-            ask_interpreter(python, judgement.MODULE, "releases", timeout=_ASK_SECONDS)
-        )
+        return RELEASES.validate_python(ask_interpreter(python, MODULE, "releases", timeout=_ASK_SECONDS))
     except (NoAnswerError, ValidationError):
         return {}
 

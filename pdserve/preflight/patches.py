@@ -13,9 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pydantic import ValidationError
 
-from pdserve.patches import judgement
 from pdserve.patches.registry import find
-from pdserve.patches.verdict import Verdict, decide, way_out
+from pdserve.patches.verdict import MODULE, VERDICTS, Verdict, decide, remedy
 from pdserve.plan.environment import ALLOW_UNKNOWN
 from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding, Status
@@ -61,8 +60,8 @@ def judged(python: str, path: str | None, names: tuple[str, ...]) -> Mapping[str
     if path is not None:
         environ[_PATH] = path
     try:
-        answer = ask_interpreter(python, judgement.MODULE, "verdicts", *names, timeout=_ASK_SECONDS, environ=environ)
-        verdicts = judgement.VERDICTS.validate_python(answer)
+        answer = ask_interpreter(python, MODULE, "verdicts", *names, timeout=_ASK_SECONDS, environ=environ)
+        verdicts = VERDICTS.validate_python(answer)
     except NoAnswerError as why:
         return str(why)
     except ValidationError:
@@ -82,7 +81,7 @@ def _of_verdicts(node: str, processes: Collection[Process], verdicts: Mapping[st
         need = f"code that {name} knows, for {_listed(users)}"
         if decision == "refused":
             value = f"{name} would refuse to start: {verdict.why}"
-            yield _finding(node, "failed", value, need, way_out(patch))
+            yield _finding(node, "failed", value, need, remedy(patch))
         elif decision == "left-out":
             without = f", and {patch.serves_without}" if patch.serves_without else f": {patch.summary}"
             yield _finding(node, "warning", f"{name} would be left out{without} ({verdict.why})", need)

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pdserve.errors import StartError
-from pdserve.patches.process_records import PatchRecord, read_records
-from pdserve.patches.proof import shortcomings
+from pdserve.patches.record import PatchRecord, read_records, shortcomings
 from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
 from pdserve.run.directory import RunDir

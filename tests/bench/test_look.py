@@ -12,7 +12,7 @@ import pytest
 from pdserve.bench import look
 from pdserve.bench.look import Looker
 from pdserve.bench.snapshot import Counts, DeploymentSnapshot
-from pdserve.patches.process_records import PatchRecord
+from pdserve.patches.record import PatchRecord
 from pdserve.run.directory import RunDir
 from pdserve.run.patch_proof import records_folder
 from tests.bench.evidence import plan, reading

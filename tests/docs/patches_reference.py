@@ -17,8 +17,8 @@ Corrections of vLLM and LMCache that a deployment needs today. Made from the reg
 `python -m tests.docs.regenerate`; a test fails when it drifts. `pdserve patches` shows the same with what applies to
 this environment and what is active where.
 
-- **One file a patch.** It wraps upstream's function, or is a subclass that vLLM loads by `kv_connector_module_path`; it
-  never replaces code.
+- **Beside upstream.** A patch wraps upstream's function, or is a subclass that vLLM loads by
+  `kv_connector_module_path`; it never replaces code.
 - **Versions suggest, fingerprints decide.** Before a patch is applied, the signature of its target, and the hash of its
   body where the patch depends on it, are compared with those of the releases it was tested on
   (`pdserve/patches/fingerprints.json`). A build without tags, or with a version outside of what is known, that has the

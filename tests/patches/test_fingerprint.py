@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.patches.fingerprint import Fingerprint, known_fingerprints, of_loaded, of_source, of_tree
+from tests.tables import each_row
 
 BODY = """
 def observe(self, data, engine_idx=0):
@@ -38,12 +39,12 @@ OTHER = [
 ]
 
 
-@pytest.mark.parametrize("text", SAME)
+@each_row("text", SAME)
 def test_words_annotations_and_layout_do_not_count(text: str) -> None:
     assert of_source(text) == of_source(BODY)
 
 
-@pytest.mark.parametrize("text", OTHER)
+@each_row("text", OTHER)
 def test_what_the_code_does_counts(text: str) -> None:
     assert of_source(text).code != of_source(BODY).code
 
@@ -74,7 +75,7 @@ def test_code_under_a_condition_is_found_in_a_folder_of_sources(tmp_path: Path) 
     assert of_tree("up.A.f", tmp_path) == Fingerprint("(self)", of_source("def f(self): ...").code)
 
 
-@pytest.mark.parametrize("name", ["pdserve.patches.verdict.gone", "pdserve.gone.f", "gone_altogether.f"])
+@each_row("name", ["pdserve.patches.verdict.gone", "pdserve.gone.f", "gone_altogether.f"])
 def test_what_is_not_there_has_no_fingerprint(name: str) -> None:
     assert of_loaded(name) is None
     assert of_tree(name, Path(__file__).parents[2]) is None

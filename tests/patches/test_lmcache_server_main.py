@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from pdserve.errors import StartError
-from pdserve.patches.lmcache.demand_pinned import step_bytes
-from pdserve.patches.process_records import read_records
+from pdserve.patches.lmcache.host_memory import step_bytes
+from pdserve.patches.record import read_records
 
 MAIN = "pdserve.patches.lmcache_server_main"
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry, generate_latest
 
-from pdserve.patches.metrics import EffectsCollector
 from pdserve.patches.mooncake import sends, sockets
+from pdserve.patches.record import EffectsCollector
 from pdserve.patches.registry import REGISTRY
 from pdserve.pd.workers import health_checks
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.patches.process_records import read_records
+from pdserve.patches.record import read_records
 
 pytestmark = pytest.mark.process
 

@@ -7,12 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from pdserve.patches.metrics import EffectsCollector
-from pdserve.patches.process_records import PatchRecord, read_records
-from pdserve.patches.proof import shortcomings
+from pdserve.patches.record import EffectsCollector, PatchRecord, read_records, shortcomings
+from tests.tables import each_row
 
 REQUIRED = "multiconnector-prom-metrics"
 WHOLE = ("api-server", "engine-core", "worker")
@@ -34,7 +32,7 @@ def test_a_single_worker_may_live_in_its_engine_core() -> None:
     assert problems(record("api-server"), record("engine-core")) == []
 
 
-@pytest.mark.parametrize("kind", ["api-server", "engine-core"])
+@each_row("kind", ["api-server", "engine-core"])
 def test_a_process_without_a_record_is_missed(kind: str) -> None:
     (problem,) = problems(*(record(process_kind) for process_kind in WHOLE if process_kind != kind))
     assert problem == f"1 {kind} process(es) must report their patches, 0 did"
@@ -47,7 +45,7 @@ def test_every_worker_of_several_and_every_dp_rank_must_report() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", WHOLE)
+@each_row("kind", WHOLE)
 def test_a_process_without_a_required_patch_is_named(kind: str) -> None:
     records = [record(process_kind, () if process_kind == kind else (REQUIRED,)) for process_kind in WHOLE]
     assert problems(*records) == [f"{kind} (pid 7) runs without {REQUIRED}"]

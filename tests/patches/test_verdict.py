@@ -1,15 +1,19 @@
-"""Versions suggest, fingerprints decide."""
+"""Versions suggest, fingerprints decide; the number of an untagged build says nothing, its code does."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 
 import pytest
 
+from pdserve.installed.distributions import installed
+from pdserve.patches import verdict
 from pdserve.patches.fingerprint import Fingerprint, Known
 from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.registry import REGISTRY, find
-from pdserve.patches.verdict import Verdict, decide, judge, way_out
+from pdserve.patches.verdict import Verdict, decide, judge, remedy, same_code, untagged
+from tests.tables import each_row
 
 OLD = Fingerprint("(self, data)", "aaaa")
 REWRITTEN = Fingerprint("(self, data)", "bbbb")
@@ -44,20 +48,19 @@ def outcome(subject: Patch, version: str | None, code: Mapping[str, Fingerprint 
     return judge(subject, {"vllm": version}, look=lambda name: code.get(name), table=TABLE).outcome
 
 
-@pytest.mark.parametrize("code", [OLD, REWRITTEN])
-@pytest.mark.parametrize("version", ["0.31.0", "0.33.0.dev5+gabc", "0.34.0", None])
+@each_row("code, version", product([OLD, REWRITTEN], ["0.31.0", "0.33.0.dev5+gabc", "0.34.0", None]))
 def test_a_nightly_build_with_code_that_has_the_defect_is_patched_whatever_it_is_called(
     code: Fingerprint, version: str | None
 ) -> None:
     assert outcome(patch(), version, {"vllm.a.f": code}) == "apply"
 
 
-@pytest.mark.parametrize("version", ["0.33.0", "0.32.9.dev1", None])
+@each_row("version", ["0.33.0", "0.32.9.dev1", None])
 def test_code_that_upstream_has_corrected_is_left_alone_whatever_it_is_called(version: str | None) -> None:
     assert outcome(patch(), version, {"vllm.a.f": FIXED}) == "not-needed"
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.99"])
+@each_row("version", ["0.31.0", "0.99"])
 def test_unknown_code_is_unknown_whatever_its_version(version: str) -> None:
     assert outcome(patch(), version, {"vllm.a.f": Fingerprint("(self, data)", "eeee")}) == "unknown"
     assert outcome(patch(), version, {}) == "unknown"
@@ -88,32 +91,96 @@ def test_a_patch_without_a_range_is_never_upstreams_business() -> None:
 
 
 def test_the_reason_names_what_was_found() -> None:
-    verdict = judge(patch(), {"vllm": "0.99"}, look=lambda name: CHANGED, table=TABLE)
-    assert verdict.why == "vllm.a.f(self, data, more) [aaaa] of vllm 0.99 is none of the known ones"
+    judged = judge(patch(), {"vllm": "0.99"}, look=lambda name: CHANGED, table=TABLE)
+    assert judged.why == "vllm.a.f(self, data, more) [aaaa] of vllm 0.99 is none of the known ones"
 
 
 UNKNOWN = Verdict("unknown", "it is another one")
 
 
-@pytest.mark.parametrize("name", ["mooncake-sends", "mooncake-pulls", "lmcache-lost-send"])
+@each_row("name", ["mooncake-sends", "mooncake-pulls", "lmcache-lost-send"])
 def test_unknown_code_without_whose_patch_traffic_is_served_leaves_it_out(name: str) -> None:
     assert decide(find(name), UNKNOWN, ()) == "left-out"
     assert find(name).required, "on known code it must be there"
 
 
-@pytest.mark.parametrize("name", ["stale-completions", "mooncake-requests", "load-timeout"])
+@each_row("name", ["stale-completions", "mooncake-requests", "load-timeout"])
 def test_unknown_code_without_whose_patch_ordinary_requests_fail_is_refused(name: str) -> None:
     assert decide(find(name), UNKNOWN, ()) == "refused"
     assert decide(find(name), UNKNOWN, {name}) == "apply"
 
 
-@pytest.mark.parametrize("subject", [patch for patch in REGISTRY if patch.required], ids=lambda patch: patch.name)
+@each_row("subject", [patch for patch in REGISTRY if patch.required])
 def test_the_way_out_that_is_named_last_is_the_one_that_is_not_safe(subject: Patch) -> None:
-    text = way_out(subject)
+    text = remedy(subject)
     assert text.startswith("install ")
     assert text.endswith(f"allow_unknown_upstream: [{subject.name}]")
     assert subject.instead in text
 
 
 def test_the_way_out_of_a_setting_is_to_do_without_it() -> None:
-    assert "do without it: leave load_timeout_seconds out; or" in way_out(find("load-timeout"))
+    assert "do without it: leave load_timeout_seconds out; or" in remedy(find("load-timeout"))
+
+
+RELEASES = {
+    "vllm.a.f": (Known("()", "aaaa", ("0.30.0", "0.31.0")), Known("()", "bbbb", ("0.32.0", "0.33.0"))),
+    "vllm.b.g": (Known("(x)", "cccc", ("0.30.0",)), Known("(x)", "dddd", ("0.31.0", "0.32.0", "0.33.0"))),
+    "vllm.c.old": (Known("()", "eeee", ("0.30.0",)),),
+    "lmcache.d.h": (Known("()", "ffff", ("0.5.6",)),),
+}
+AS_0_31 = {"vllm.a.f": Fingerprint("()", "aaaa"), "vllm.b.g": Fingerprint("(x)", "dddd")}
+AS_0_33 = {"vllm.a.f": Fingerprint("()", "bbbb"), "vllm.b.g": Fingerprint("(x)", "dddd")}
+
+
+def known(code: Mapping[str, Fingerprint], **versions: str | None) -> dict[str, str]:
+    return same_code(versions, code.get, table=RELEASES)
+
+
+@each_row("version", ["0.1.dev5+gabc", "0.32.1.dev5+gabc", "0.40.0", "main-2026-08"])
+def test_an_untagged_build_is_the_newest_release_whose_code_it_has(version: str) -> None:
+    assert known(AS_0_31, vllm=version) == {"vllm": "0.31.0"}
+    assert known(AS_0_33, vllm=version) == {"vllm": "0.33.0"}
+
+
+@each_row(
+    "code",
+    [
+        {**AS_0_33, "vllm.b.g": Fingerprint("(x)", "1234")},
+        {**AS_0_33, "vllm.b.g": Fingerprint("(x, y)", "dddd")},
+        {"vllm.a.f": Fingerprint("()", "aaaa"), "vllm.b.g": Fingerprint("(y)", "cccc")},
+        {"vllm.a.f": Fingerprint("()", "bbbb")},
+        {},
+    ],
+)
+def test_code_that_no_release_has_as_a_whole_stays_unknown(code: Mapping[str, Fingerprint]) -> None:
+    assert known(code, vllm="0.1.dev5+gabc") == {}
+
+
+@each_row("version", ["0.32.0", "0.32.0+cpu", "0.32.1", "0.33.0rc1", "0.31.0"])
+def test_the_number_of_a_release_is_believed(version: str) -> None:
+    assert not untagged("vllm", version)
+    assert known(AS_0_31, vllm=version) == {}
+
+
+def test_a_known_release_outside_of_the_range_is_itself() -> None:
+    table = {"vllm.a.f": (Known("()", "aaaa", ("0.24.0", "0.32.0")),)}
+    assert same_code({"vllm": "0.24.0"}, AS_0_31.get, table=table) == {}
+    assert same_code({"vllm": "0.25.0"}, AS_0_31.get, table=table) == {"vllm": "0.32.0"}
+
+
+def test_each_package_is_recognised_by_its_own_code() -> None:
+    code = {**AS_0_33, "lmcache.d.h": Fingerprint("()", "ffff")}
+    assert known(code, vllm=None, lmcache="0.5.6.dev30+gabc", nixl="9") == {"lmcache": "0.5.6"}
+
+
+def test_the_installed_code_gets_the_same_patches_whatever_it_calls_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its number a build without tags would be older than every release: engines refused to start for a patch that
+    they do not need, and others were applied or left out against what the code needs."""
+    tagged = {patch.name: verdict.judge_here(patch) for patch in REGISTRY}
+    branch = {**installed(), "vllm": "0.1.dev5+gabc", "lmcache": "0.5.6.dev30+gabc"}
+    monkeypatch.setattr(verdict, "installed", lambda: branch)
+    verdict.versions_here.cache_clear()
+    try:
+        assert {patch.name: verdict.judge_here(patch) for patch in REGISTRY} == tagged
+    finally:
+        verdict.versions_here.cache_clear()

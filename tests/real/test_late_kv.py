@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from pdserve.patches.scheduler import stale_completions
-from pdserve.patches.scheduler.given_up_loads import NAME
+from pdserve.patches.scheduler.load_timeout import NAME
 from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
 from tests.real import kv_faults
 

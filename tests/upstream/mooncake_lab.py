@@ -34,7 +34,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as upstream
 
 from pdserve.patches import effects
-from pdserve.patches.mooncake import bootstrap, cpu_device, lines, pull_watch, pulls, requests, sends
+from pdserve.patches.mooncake import bootstrap, cpu_device, pulls, requests, sends, withdrawals
 from tests.upstream.engine_config import LAYER, kv_cache_config
 from tests.upstream.run import all_hold, verdict
 from tests.upstream.scheduler_lab import Lab
@@ -45,7 +45,7 @@ os.environ[ABORT_TIMEOUT] = "6"
 PATCHED_ABORT_SECONDS = 60
 WATCHED, LONG = 3.0, 24.0
 """Seconds. WATCHED: how long it is seen that something does not happen. LONG: for what must happen."""
-PATCHES = (requests.PATCH, sends.PATCH, pulls.PATCH, bootstrap.PATCH)
+PATCHES = (requests.PATCH, sends.PATCH, pulls.PATCH, bootstrap.BOOTSTRAP)
 _PR_SET_PDEATHSIG = 1
 _engines: list[Engine] = []
 """For good: a worker that is collected shuts down in whichever thread that happens, and can hang there."""
@@ -326,9 +326,9 @@ def without_and_with(*scenarios: Callable[[bool], None], counted: Collection[str
     cpu_device.apply()
     assert {verdict(patch) for patch in PATCHES} == {"apply"}
     bootstrap._PATIENCE_SECONDS = 0.5
-    pull_watch._LOOK_SECONDS = 0.2
+    pulls._LOOK_SECONDS = 0.2
     # Nothing may work only because of it: longer than `at_once`.
-    lines._IDLE_SECONDS = 120.0
+    withdrawals._IDLE_SECONDS = 120.0
     # Without the patches most of them only wait, so they wait together. With them they are timed one by one.
     with ThreadPoolExecutor(len(scenarios)) as together:
         without: dict[Any, Future[None]] = {scenario: together.submit(scenario, False) for scenario in scenarios}

@@ -13,7 +13,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from pdserve.patches.lmcache import demand_pinned, final_capacity
+from pdserve.patches.lmcache import host_memory
 from tests.upstream.run import IN_RELEASE, INSTALLED_VLLM, count, on
 
 if IN_RELEASE:
@@ -134,12 +134,12 @@ def test_upstream_pins_all_of_l1_and_ours_only_what_is_used_and_eviction_looks_a
     cls = scaled(pinning)
     assert growth(cls, pinning)[0] == FINAL
     assert 17 * MIB / total_before_growth(cls) > 0.8
-    os.environ[demand_pinned.STEP] = str(16 / KIB)  # 16 GiB, divided by 1024
-    demand_pinned.PATCH.apply()
-    demand_pinned.PATCH.apply()
+    os.environ[host_memory.STEP] = str(16 / KIB)  # 16 GiB, divided by 1024
+    host_memory.DEMAND_PINNED.apply()
+    host_memory.DEMAND_PINNED.apply()
     assert total_before_growth(cls) == INITIAL
-    final_capacity.PATCH.apply()
-    final_capacity.PATCH.apply()
+    host_memory.FINAL_CAPACITY.apply()
+    host_memory.FINAL_CAPACITY.apply()
     at_rest, after_small, after_large = growth(cls, pinning)
     assert at_rest == after_small == INITIAL
     assert 40 * MIB <= after_large <= 60 * MIB
@@ -147,4 +147,4 @@ def test_upstream_pins_all_of_l1_and_ours_only_what_is_used_and_eviction_looks_a
     crowd(cls, pinning)
     assert count("lmcache-demand-pinned", "expansions") > 0
     left_alone = SimpleNamespace(_allocator=object())
-    assert final_capacity._of_final_capacity(lambda _: (1, 2))(left_alone) == (1, 2), "allocators that do not grow"
+    assert host_memory._of_final_capacity(lambda _: (1, 2))(left_alone) == (1, 2), "allocators that do not grow"

@@ -122,8 +122,8 @@ def test_what_is_sent_is_done_with_the_patch_and_has_to_be_opened_without() -> N
     unpatched = look()
     assert unpatched["work is pending"] == {"sent_before_the_work_was_done": True, "the_other_side": "hangs"}
     assert unpatched["a future"] == "hangs"
-    host_events.apply()
-    host_events.apply()
+    host_events.SERVER.apply()
+    host_events.SERVER.apply()
     complete = {"sent_before_the_work_was_done": False, "the_other_side": "complete"}
     assert look() == {
         "work is pending": complete,
@@ -132,4 +132,4 @@ def test_what_is_sent_is_done_with_the_patch_and_has_to_be_opened_without() -> N
         "a future without work": unpatched["a future without work"],
         "an unpatched other side": "hangs",
     }
-    assert count(host_events.PATCH.name, host_events.AWAITED) == 3, "each wait once"
+    assert count(host_events.SERVER.name, host_events.AWAITED) == 3, "each wait once"

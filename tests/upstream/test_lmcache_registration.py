@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.patches.lmcache import identity, registration
+from pdserve.patches.lmcache import registration
 from tests.upstream.run import IN_RELEASE, INSTALLED_VLLM, on
 
 if IN_RELEASE and __name__ != "__main__":
@@ -237,8 +237,8 @@ def seen(
 def kills(number: int, heartbeat: float, down: float, *, patched: bool = True) -> list[dict[str, Any]]:
     """What was seen of so many, which take the moments in turn."""
     if patched:
-        registration.apply()
-    lives = Lives(identity.NAME if patched else "")
+        registration.REGISTRATION.apply()
+    lives = Lives(registration.IDENTITY_NAME if patched else "")
     results: list[dict[str, Any]] = []
     client: Client | None = None
     try:

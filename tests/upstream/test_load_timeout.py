@@ -13,8 +13,7 @@ import pytest
 from pdserve.errors import StartError
 from pdserve.patches.patch import in_range
 from pdserve.patches.scheduler import failed_group, load_timeout, ready_waiters_first, stale_completions
-from pdserve.patches.scheduler.given_up_loads import NAME, SETTING, LoadTimeout
-from pdserve.patches.scheduler.load_timeout import ATTRIBUTE
+from pdserve.patches.scheduler.load_timeout import ATTRIBUTE, NAME, SETTING, LoadTimeout
 from tests.upstream.run import ALL_VLLM_VERSIONS, IN_RELEASE, INSTALLED_VLLM, all_hold, count, on
 
 if IN_RELEASE:

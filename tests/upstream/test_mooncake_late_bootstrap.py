@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from pdserve.patches.mooncake.late_bootstrap import PATCH
+from pdserve.patches.mooncake.bootstrap import LATE_BOOTSTRAP
 from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, on, verdict
 
 if IN_RELEASE:
@@ -22,14 +22,14 @@ LATE = 30
 """Attempts before the server is there; with upstream's pauses five minutes."""
 
 
-@on(*SpecifierSet(PATCH.vllm).filter(VLLM_VERSIONS))
+@on(*SpecifierSet(LATE_BOOTSTRAP.vllm).filter(VLLM_VERSIONS))
 def test_a_worker_waits_for_a_first_rank_that_is_minutes_late_unless_unpatched() -> None:
     logging.disable(logging.WARNING)
-    assert verdict(PATCH) == "apply"
+    assert verdict(LATE_BOOTSTRAP) == "apply"
     in_time = register(1)
     with pytest.raises(RuntimeError, match="after 3 attempts"):
         register(LATE)
-    PATCH.apply()
+    LATE_BOOTSTRAP.apply()
     assert register(1) == in_time
     pauses = register(LATE)
     assert (len(pauses), max(pauses)) == (LATE, 10.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pdserve.patches.mooncake.transfer_metrics import PATCH
-from pdserve.patches.multiconnector import prom_metrics
+from pdserve.patches.multiconnector import PROM_METRICS
 from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, count, on, verdict
 
 if IN_RELEASE:
@@ -46,10 +46,10 @@ def test_transfers_and_failures_are_counted_by_engine_with_the_patch_and_since_0
         assert observed(alone=True) == {}
         with pytest.raises(AssertionError, match="MooncakeConnector is not contained in the list"):
             observed(alone=False)
-    for each in (prom_metrics, PATCH, PATCH):
-        getattr(each, "PATCH", each).apply()
+    for each in (PROM_METRICS, PATCH, PATCH):
+        each.apply()
     counted_right()
-    assert count(prom_metrics.PATCH.name, "observations-dropped") == 0
+    assert count(PROM_METRICS.name, "observations-dropped") == 0
 
 
 def counted_right() -> None:

@@ -11,7 +11,7 @@ import time
 from typing import Any
 from unittest import mock
 
-from pdserve.patches.moriio.unread_prompts import COMPUTED, NAME
+from pdserve.patches.moriio import COMPUTED, NAME
 from pdserve.pd.protocols.moriio import ask
 from pdserve.plan.model import Versions
 from tests.plan.kit import hosts, on_gpus, plan, recipe, value_of

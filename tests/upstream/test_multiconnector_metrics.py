@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.patches.multiconnector.prom_metrics import PATCH
+from pdserve.patches.multiconnector import PROM_METRICS
 from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, count, on, verdict
 
 if IN_RELEASE:
@@ -57,16 +57,16 @@ def first_transfer() -> None:
 def test_the_api_server_dies_of_the_first_transfers_statistics_unless_patched(version: str) -> None:
     """Since 0.33 upstream skips children without metrics."""
     if version == CORRECTED:
-        assert verdict(PATCH) == "not-needed"
+        assert verdict(PROM_METRICS) == "not-needed"
         first_transfer()
         return
     with pytest.raises(AssertionError, match="MooncakeConnector is not contained in the list of registered connectors"):
         first_transfer()
-    assert verdict(PATCH) == "apply"
-    PATCH.apply()
-    PATCH.apply()
+    assert verdict(PROM_METRICS) == "apply"
+    PROM_METRICS.apply()
+    PROM_METRICS.apply()
     first_transfer()
-    assert count(PATCH.name, "observations-dropped") == 1
+    assert count(PROM_METRICS.name, "observations-dropped") == 1
 
 
 @on(*VLLM_VERSIONS)
@@ -74,7 +74,7 @@ def test_counts_reach_the_api_server_by_engine_and_child(version: str) -> None:
     """Two engines: a load that arrives and a miss in each, and in the second one a load that is aborted meanwhile. A
     lost choice is neither hit nor miss; a pending load is shown until it arrives or no request waits for it."""
     if version != CORRECTED:
-        PATCH.apply()
+        PROM_METRICS.apply()
     ranks = [lab(**OURS), lab(**OURS)]
     server = metrics_lab.ApiServer(ranks[0].config)
     names = {"queries_total", "hits_total", "hit_tokens_total", "misses_total", "pending_loads"}

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.multiconnector.selection import PATCH
+from pdserve.patches.multiconnector import SELECTION
 from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, all_hold, on, verdict
 
 if IN_RELEASE:
@@ -173,7 +173,7 @@ def hybrid() -> None:
 
 @on(*VLLM_VERSIONS)
 def test_ours_chooses_as_promised_and_upstream_does_not() -> None:
-    assert verdict(PATCH) == "apply", "the code that it overrides is known"
+    assert verdict(SELECTION) == "apply", "the code that it overrides is known"
     all_hold(weights, pending, polls, stale, wear, async_saves, hybrid)
     counted = {name for _, name in effects.totals()}
     assert counted >= {"instances", "chosen-by-weight", "pending-lookups-overtaken", "stale-choices-dropped"}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from pdserve.patches.nixl import abandoned_kv
+from pdserve.patches.nixl import ABANDONED_KV
 from tests.upstream.run import ALL_VLLM_VERSIONS, IN_RELEASE, count, on, verdict
 
 if IN_RELEASE:
@@ -133,17 +133,17 @@ CASES: tuple[tuple[Callable[[], Any], Any, Any, int], ...] = (
 def look() -> dict[str, Any]:
     results = {}
     for case, *_ in CASES:
-        before = count(abandoned_kv.PATCH.name, "leases-ended")
-        results[case.__name__] = (case(), count(abandoned_kv.PATCH.name, "leases-ended") - before)
+        before = count(ABANDONED_KV.name, "leases-ended")
+        results[case.__name__] = (case(), count(ABANDONED_KV.name, "leases-ended") - before)
     return results
 
 
 @on(*ALL_VLLM_VERSIONS)
 def test_an_abort_of_a_finished_request_ends_its_lease_alone() -> None:
-    assert verdict(abandoned_kv.PATCH) == "apply"
+    assert verdict(ABANDONED_KV) == "apply"
     assert look() == {case.__name__: (without, 0) for case, without, *_ in CASES}
-    abandoned_kv.apply()
-    abandoned_kv.apply()
+    ABANDONED_KV.apply()
+    ABANDONED_KV.apply()
     assert look() == {case.__name__: (after, ended) for case, _, after, ended in CASES}
 
 
@@ -222,7 +222,7 @@ def test_upstream_sends_an_abort_only_while_it_has_not_seen_the_end() -> None:
         "some children finished": ["0_parent", "2_parent"],
     }
     assert aborts_that_are_sent() == unpatched
-    abandoned_kv.apply()
+    ABANDONED_KV.apply()
     assert aborts_that_are_sent() == unpatched | {"not taken yet": ["unread"]}
 
 
@@ -268,7 +268,7 @@ async def aborts_of(answer: str, *, leaves: bool = True) -> list[str]:
 
 @on(*ALL_VLLM_VERSIONS)
 def test_nor_is_an_answer_kept_for_whom_uvicorn_has_no_connection_any_more() -> None:
-    abandoned_kv.apply()
+    ABANDONED_KV.apply()
 
     def answer(params: Any) -> str:
         return json.dumps({"id": "cmpl", "kv_transfer_params": params}, separators=(",", ":"))  # as Starlette does it

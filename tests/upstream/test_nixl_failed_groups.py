@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from pdserve.patches.nixl import failed_groups
+from pdserve.patches.nixl import FAILED, FAILED_GROUPS
 from pdserve.patches.scheduler import failed_group
 from tests.upstream.run import ALL_VLLM_VERSIONS, IN_RELEASE, count, on, verdict
 
@@ -28,19 +28,19 @@ def test_with_several_groups_nonsense_is_answered_before_0_30_and_not_with_the_p
             assert receive(what, policy, groups=1) == end, (what, policy)
             assert receive(what, policy) == (NONSENSE if version < "0.30" else end), (what, policy)
     if version < "0.30":
-        assert verdict(failed_groups.PATCH) == "apply"
-        failed_groups.PATCH.apply()
-        failed_groups.PATCH.apply()
+        assert verdict(FAILED_GROUPS) == "apply"
+        FAILED_GROUPS.apply()
+        FAILED_GROUPS.apply()
     else:
-        assert verdict(failed_groups.PATCH) == "not-needed"
+        assert verdict(FAILED_GROUPS) == "not-needed"
     for policy, end in POLICIES.items():
         for what in WAYS:
             assert receive(what, policy) == receive(what, policy, groups=1) == end, (what, policy)
         assert receive("the handshake", policy, workers=2) == end, policy
     if version < "0.30":
         # Of each policy two receives by one worker; and of two workers the one that fails at once, then the other.
-        assert count(failed_groups.NAME, failed_groups.FAILED) == 2 * (2 + 2)
-        assert count(failed_groups.NAME, failed_group.RECOMPUTATIONS) >= 2 * (2 + 1)
+        assert count(FAILED_GROUPS.name, FAILED) == 2 * (2 + 2)
+        assert count(FAILED_GROUPS.name, failed_group.RECOMPUTATIONS) >= 2 * (2 + 1)
 
 
 def receive(what: str, policy: str, *, groups: int = 2, workers: int = 1) -> Any:

@@ -3,7 +3,7 @@ another prompt. On the real Scheduler and MultiConnector."""
 
 from __future__ import annotations
 
-from pdserve.patches.offloading.foreign_blocks import NAME, NOTED, PATCH
+from pdserve.patches.offloading import NAME, NOTED, PATCH
 from tests.upstream.run import ALL_VLLM_VERSIONS, IN_RELEASE, count, on, verdict
 
 if IN_RELEASE:

@@ -17,7 +17,7 @@ from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot
 from pdserve.observe.proxy_metrics import ProxySnapshot
 from pdserve.observe.status import StatusView, look
 from pdserve.observe.store_metrics import StoreSnapshot
-from pdserve.patches.process_records import merged_effects
+from pdserve.patches.record import merged_effects
 from pdserve.plan.model import Exposure
 from pdserve.plan.proxy.exposure import RANDOM_PORT
 from pdserve.printable import printable, size_text

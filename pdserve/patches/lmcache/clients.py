@@ -6,8 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pdserve.patches.patch import PatchTarget
-from pdserve.patches.wrap import wrap
+from pdserve.patches.patch import PatchTarget, wrap
 
 ADAPTERS = "lmcache.integration.vllm.vllm_multi_process_adapter"
 HOOK = PatchTarget("vllm.distributed.kv_transfer.kv_connector.factory.KVConnectorFactory.get_connector_class")

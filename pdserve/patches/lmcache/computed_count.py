@@ -22,8 +22,7 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.lmcache.clients import HOOK, once_loaded
-from pdserve.patches.patch import Patch, PatchTarget
-from pdserve.patches.wrap import wrap
+from pdserve.patches.patch import Patch, PatchTarget, wrap
 
 NAME = "lmcache-computed-count"
 _DOUBTED = "pdserve_doubted_counts"

@@ -8,7 +8,7 @@ that says so. The other side has nothing to open and nothing to wait for. That i
 an engine waits for the end of a step that stores, a server for each copy. The patch that was proposed upstream instead
 answers a handle with an event that is complete already, and the server then copies KV that is not written yet.
 
-This file is the server's half. host_events_worker.py is that of the engines; both are asked for by one switch.
+There is a patch for the server's half and one for the engines'; both are asked for by one switch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, PatchTarget
-from pdserve.patches.wrap import wrap
+from pdserve.patches.lmcache.clients import HOOK, once_loaded
+from pdserve.patches.patch import Patch, PatchTarget, wrap
 
 SWITCH = "LMCACHE_ROCM_HOST_EVENTS"
 """1 in `lmcache.env` asks for both halves."""
@@ -26,7 +26,7 @@ MARK = b"pdserve: complete"
 """In place of a handle. No device's handle has this length (HIP and CUDA: 64 bytes)."""
 AWAITED = "transfers-awaited"
 """What it counts."""
-_NAME = "lmcache-host-events-server"
+_SERVER_NAME = "lmcache-host-events-server"
 _BACKEND = "lmcache.v1.platform.base.event_ipc.DefaultEventIPCBackend"
 
 
@@ -34,23 +34,23 @@ class Complete:
     """An event of the other side that has happened."""
 
     def wait(self, _stream: Any = None) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def query(self) -> bool:
         """It has happened."""
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
-def apply() -> None:
+def _apply_server() -> None:
     """Wraps two methods of DefaultEventIPCBackend."""
-    take_hold(_NAME)
+    take_hold(_SERVER_NAME)
 
 
 def take_hold(patch: str) -> None:
-    """The same in both processes; `patch`: under whose name."""
+    """Wrap the methods, in either process. `patch`: under whose name."""
     from lmcache.v1.platform.base.event_ipc import DefaultEventIPCBackend
 
     wrap(DefaultEventIPCBackend, "export_event", patch=patch, around=lambda original: _awaiting(original, patch))
@@ -82,8 +82,8 @@ TARGETS = tuple(
 ISSUE = "https://github.com/LMCache/LMCache/issues/4419"
 REMOVE_WHEN = "LMCache's import_event has a way of its own for ROCm that keeps the order"
 
-PATCH = Patch(
-    name=_NAME,
+SERVER = Patch(
+    name=_SERVER_NAME,
     behaviour="LMCache server",
     summary=(
         "The server's half of lmcache-host-events: it answers when a copy is done, not when it is queued, and opens no "
@@ -98,5 +98,35 @@ PATCH = Patch(
     instead=f"leave {SWITCH} out of lmcache.env",
     effects={AWAITED: "copies whose end was waited for on the host"},
     remove_when=REMOVE_WHEN,
-    apply=apply,
+    apply=_apply_server,
+)
+
+
+_WORKER_NAME = "lmcache-host-events"
+
+
+def _apply_worker() -> None:
+    """Wraps two methods of DefaultEventIPCBackend as soon as vLLM has imported LMCache's clients."""
+    once_loaded(_WORKER_NAME, lambda: take_hold(_WORKER_NAME))
+
+
+WORKER = Patch(
+    name=_WORKER_NAME,
+    behaviour="LMCache server",
+    summary=(
+        "With lmcache_driven each side opens events of the other's process, which never returns on some ROCm stacks: "
+        "the engine hangs at its start or at its first reload. Each side waits on the host for its own work instead, "
+        "and says that it is done. Costs the overlap of a step that stores with what follows it. Not run on ROCm yet."
+    ),
+    issue=ISSUE,
+    targets=(HOOK, *TARGETS),
+    runs_in=("worker",),
+    connectors=frozenset({"LMCacheMPConnector"}),
+    platforms=("rocm",),
+    settings=frozenset({SWITCH}),
+    required=True,
+    instead=f"leave {SWITCH} out of lmcache.env",
+    effects={AWAITED: "steps and loads whose begin was waited for on the host"},
+    remove_when=REMOVE_WHEN,
+    apply=_apply_worker,
 )

@@ -7,9 +7,8 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.lmcache.clients import ADAPTERS, HOOK, once_loaded
-from pdserve.patches.patch import Patch, PatchTarget
-from pdserve.patches.scheduler.given_up_loads import SETTING
-from pdserve.patches.wrap import wrap
+from pdserve.patches.patch import Patch, PatchTarget, wrap
+from pdserve.patches.scheduler.load_timeout import SETTING
 
 NAME = "lmcache-lost-send"
 _FINISHED = "pdserve_finished_stores"

@@ -1,23 +1,66 @@
-"""Patch lmcache-registration: LMCache's workers register again at every server that does not know them.
+"""Patches lmcache-identity and lmcache-registration: workers register again at every server that does not know them.
 
 Upstream (lmcache 0.5.6) registers again after an unhealthy heartbeat only, and the heartbeat begins with the first
 store. A server that died before it, or that is back before a ping has timed out, answers the next ping: it refuses
 all that the worker stores, in silence. Here three signs mean that the server may be a new one: its identity
-(lmcache-identity), a connection that broke, and a heartbeat that was late by more than the server waits for one.
+(lmcache-identity gives each start of a server a name), a connection that broke, and a heartbeat that was late by more
+than the server waits for one.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.lmcache.clients import ADAPTERS, HOOK, once_loaded
-from pdserve.patches.lmcache.identity import identity_in
-from pdserve.patches.patch import Patch, PatchTarget
-from pdserve.patches.wrap import wrap
+from pdserve.patches.patch import Patch, PatchTarget, wrap
+
+IDENTITY_NAME = "lmcache-identity"
+_PREFIX = "pdserve-server-"
+_MANAGEMENT = "lmcache.v1.multiprocess.modules.management"
+
+
+def _apply_identity() -> None:
+    """Wraps ManagementModule.get_experimental: its list of capabilities is the one answer that any client may ask for
+    and that may grow; a client looks for those that it knows in it."""
+    from lmcache.v1.multiprocess.modules.management import ManagementModule
+
+    this_life = f"{_PREFIX}{uuid.uuid4().hex}"
+
+    def around(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        def get_experimental(self: Any) -> list[str]:
+            return [*original(self), this_life]
+
+        return get_experimental
+
+    wrap(ManagementModule, "get_experimental", patch=IDENTITY_NAME, around=around)
+
+
+def identity_in(capabilities: Iterable[str]) -> str | None:
+    """The name of the server's start; None: the server has no such name."""
+    return next((name for name in capabilities if name.startswith(_PREFIX)), None)
+
+
+IDENTITY = Patch(
+    name=IDENTITY_NAME,
+    behaviour="LMCache server",
+    summary=(
+        "A new LMCache server answers the pings of its predecessor's clients as if nothing had happened, and drops "
+        "all that they store. With the patch its capabilities have a name that is new at each start. "
+        "lmcache-registration reads it."
+    ),
+    issue="not reported yet: docs/upstream-issues.md, the last one",
+    targets=(PatchTarget(f"{_MANAGEMENT}.ManagementModule.get_experimental", body=True),),
+    runs_in=("lmcache-server",),
+    required=False,
+    remove_when="a server answers the ping of an unregistered worker with an error",
+    apply=_apply_identity,
+)
+
 
 NAME = "lmcache-registration"
 _logger = logging.getLogger("vllm.pdserve")
@@ -43,7 +86,7 @@ _Server = tuple[str | None, int]
 """Its identity, None where it has none; and how many connections had ended before."""
 
 
-def apply() -> None:
+def apply_registration() -> None:
     """Wraps the heartbeat, the registration and the client's disconnect; matters in workers and in EngineCore."""
     once_loaded(NAME, _take_hold)
 
@@ -62,7 +105,7 @@ def _take_hold() -> None:
 
 
 def _ending_unanswered_calls(original: Callable[..., None]) -> Callable[..., None]:
-    """In the thread of the message queue, which alone touches pending_futures: a connection has ended."""
+    """A connection has ended; runs in the thread of the message queue, which alone touches pending_futures."""
 
     def cancel_streams(self: Any) -> None:
         original(self)
@@ -107,7 +150,7 @@ def _asking_who_answers(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_another(adapter: Any, seconds: float) -> bool:
-    """Whether the server that answers now is not, or may not be, the one that has this worker's registration."""
+    """Tell whether the server that answers now is not, or may not be, the one that has this worker's registration."""
     try:
         return _server(adapter, seconds) != getattr(adapter, _KNOWN_BY, None)
     except (TimeoutError, ConnectionError):
@@ -121,7 +164,7 @@ def _server(adapter: Any, seconds: float) -> _Server:
 
 
 def _queue(client: Any) -> Any:
-    """What sends a client's requests; the client itself where it is not ZMQ's."""
+    """Return what sends a client's requests; the client itself where it is not ZMQ's."""
     return getattr(client, "_message_queue_client", client)
 
 
@@ -188,7 +231,7 @@ def _then_heartbeat(original: Callable[..., Any]) -> Callable[..., Any]:
 _QUEUE = "lmcache.v1.multiprocess.transport.zmq_impl.mq.MessageQueueClient"
 _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1"
 
-PATCH = Patch(
+REGISTRATION = Patch(
     name=NAME,
     behaviour="LMCache server",
     summary=(
@@ -223,5 +266,5 @@ PATCH = Patch(
         "transfers-ended": "stores and loads of a server that was gone, ended as failed",
     },
     remove_when="LMCache's worker registers again when a server does not know it, whatever its heartbeat has seen",
-    apply=apply,
+    apply=apply_registration,
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pdserve.patches.patch import Patch, PatchTarget
-from pdserve.patches.wrap import wrap
+from pdserve.patches.patch import Patch, PatchTarget, wrap
 
 _NAME = "mooncake-cpu-device"
 

@@ -1,4 +1,4 @@
-"""Whether the prefill worker behind an address of Mooncake's side channel is still there."""
+"""A prefill worker behind an address of Mooncake's side channel: is it still there?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _probing: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[bool]] = {}
 
 
 async def refuses(address: str) -> bool:
-    """Whether no process listens at tcp://host:port any more.
+    """Tell whether no process listens at tcp://host:port any more.
 
     Only a refused connection is proof. A stopped process still has its kernel accept connections, and an address that
     cannot be reached may be one whose worker is alive and writes KV over another network: both are "no".
@@ -50,7 +50,7 @@ async def _refuses(address: str) -> bool:
 
 
 def watch(sock: Any, address: str, *, lost: Callable[[], None], reconnecting: Callable[[], None]) -> None:
-    """Has `lost` called, perhaps several times, when no process listens at `address` any more, until `sock` is closed.
+    """Call `lost`, perhaps several times, when no process listens at `address` any more, until `sock` is closed.
 
     `reconnecting` is called when the connection broke although a process listens: an answer to what was sent on it can
     no longer arrive, because a ROUTER knows a connection that was made anew under another identity.

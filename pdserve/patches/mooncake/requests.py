@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, PatchTarget
-from pdserve.patches.wrap import wrap
+from pdserve.patches.patch import Patch, PatchTarget, wrap
 
 _NAME = "mooncake-requests"
 _SCHEDULER = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector.MooncakeConnectorScheduler"
@@ -38,7 +37,7 @@ def apply() -> None:
 
 
 def defect(params: Any, *, producer: bool, consumer: bool) -> str | None:
-    """Why these kv_transfer_params cannot lead to a transfer at an engine of that role; None: they can, or need not.
+    """Say why these kv_transfer_params can lead to no transfer at an engine of that role; None: they can, or need not.
 
     Any value may come in: a mapping that vLLM fills from `vllm_xargs` checks no types.
     """

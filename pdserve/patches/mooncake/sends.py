@@ -16,9 +16,8 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.mooncake import sockets
-from pdserve.patches.mooncake.withdrawal import SideChannelDecoder, Withdrawal
-from pdserve.patches.patch import Patch, PatchTarget
-from pdserve.patches.wrap import wrap
+from pdserve.patches.mooncake.withdrawals import SideChannelDecoder, Withdrawal
+from pdserve.patches.patch import Patch, PatchTarget, wrap
 
 _NAME = "mooncake-sends"
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector.MooncakeConnectorWorker"
@@ -64,7 +63,7 @@ class _Remembered:
 
 
 class _Sends:
-    """What one prefill worker knows beyond upstream's reqs_need_send."""
+    """The knowledge of one prefill worker beyond upstream's reqs_need_send."""
 
     def __init__(self, worker: Any) -> None:
         self.worker = worker
@@ -85,11 +84,11 @@ class _Sends:
         return sends
 
     def start(self, identity: bytes, sock: Any, work: Awaitable[None]) -> None:
-        """In a task of its own: upstream awaits it in one of 2 * num_workers tasks, which then serve no other pull."""
+        """Serve it in a task of its own: in the one that upstream awaits it in, no other pull would be served."""
         self.keep(asyncio.ensure_future(self._answering(identity, sock, work)))
 
     def keep(self, task: asyncio.Task[None]) -> None:
-        """Until it ends, or the worker does."""
+        """Wait until it ends, or the worker does."""
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 

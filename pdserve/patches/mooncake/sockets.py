@@ -1,4 +1,4 @@
-"""How many sockets and file descriptors a Mooncake worker may have, and what happens when there are none left."""
+"""Sockets and file descriptors of a Mooncake worker: how many it may have, and what happens when none are left."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ log = logging.getLogger("pdserve.patches")
 
 
 def is_exhaustion(error: BaseException) -> bool:
-    """Whether a ZMQError or an OSError means that there is no socket or descriptor left."""
+    """Tell whether a ZMQError or an OSError means that there is no socket or descriptor left."""
     return getattr(error, "errno", None) in _EXHAUSTED
 
 
 def widen(context: Any) -> None:
-    """Raises what the process and the zmq context may open as far as it goes. Before the context's first socket: from
+    """Raise what the process and the zmq context may open as far as it goes. Before the context's first socket: from
     then on libzmq keeps to the 1,023 of its default."""
     import zmq
 
@@ -48,7 +48,7 @@ def widen(context: Any) -> None:
 
 
 def pulls_at_once(context: Any) -> int:
-    """How many pulls may have sockets. A quarter of the free descriptors is left to whatever else the process opens."""
+    """Return how many pulls may have sockets. A quarter of the free descriptors is left to whatever else opens."""
     import zmq
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -59,19 +59,19 @@ def pulls_at_once(context: Any) -> int:
 
 
 def need_a_descriptor() -> None:
-    """Raises OSError where there is none: libzmq makes a connection later, and would try in silence again and again."""
+    """Raise OSError where there is none: libzmq makes a connection later, and would try in silence again and again."""
     os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def count(patch: str, error: BaseException) -> None:
-    """Has the exhaustion known: on /metrics, to the proxy and to the deployment."""
+    """Make the exhaustion known: on /metrics, to the proxy and to the deployment."""
     effects.count(patch, OUT_OF_SOCKETS)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     log.error("this worker has no sockets left (%s; its limit of file descriptors is %s): raise ulimit -n", error, soft)
 
 
 async def look_out(patch: str) -> None:
-    """Counts every second in which the process has no descriptor left: libzmq does not report that it cannot accept."""
+    """Count every second in which the process has no descriptor left: libzmq does not report that it cannot accept."""
     while True:
         try:
             need_a_descriptor()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pdserve.patches.patch import Patch, PatchTarget
-from pdserve.patches.wrap import wrap
+from pdserve.patches.patch import Patch, PatchTarget, wrap
 
 NAME = "mooncake-prom-metrics"
 _V1 = "vllm.distributed.kv_transfer.kv_connector.v1"

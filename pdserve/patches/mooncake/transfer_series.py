@@ -1,7 +1,7 @@
-"""The series of MooncakeConnector's transfers on an engine's /metrics, named as vllm 0.33 names them (vllm#50374).
+"""The series of MooncakeConnector's transfers on /metrics. Apart from their patch, because it imports vLLM.
 
-Only for processes of an engine: it imports vLLM. The histograms have samples on prefill, which writes the KV; failures
-are counted where they are noticed.
+They are named as vllm 0.33 names them (vllm#50374). The histograms have samples on prefill, which writes the KV;
+failures are counted where they are noticed.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, PatchTarget
-from pdserve.patches.wrap import wrap
+from pdserve.patches.patch import Patch, PatchTarget, wrap
 
 NAME = "common-local-hit"
 BROUGHT_TOGETHER = "hits-brought-together"
@@ -50,7 +49,7 @@ def _marking(original: Callable[..., None], falls_back: bool) -> Callable[..., N
 
 
 def _brings_states(connector: Any) -> bool:
-    """As upstream decides it since 0.28: NIXL, and MultiConnector if all of its children do."""
+    """Decide as upstream does since 0.28: NIXL, and MultiConnector if all of its children do."""
     children = getattr(connector, "_connectors", None)
     if children:
         return all(_brings_states(child) for child in children)

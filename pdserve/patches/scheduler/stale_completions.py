@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, PatchTarget
-from pdserve.patches.wrap import wrap
+from pdserve.patches.patch import Patch, PatchTarget, wrap
 
 _NAME = "stale-completions"
 _LOADING = "pdserve_still_loading"
@@ -93,7 +92,7 @@ def _received(requests: dict[str, Any], reported: Iterable[str]) -> set[str]:
 
 
 def only_sends(request: Any) -> bool:
-    """Whether a request has loaded, and the end of every load of it was taken; asked of one that has ended."""
+    """Tell whether a request has loaded, and the end of every load of it was taken; asked of one that has ended."""
     return bool(getattr(request, _LOADED, False)) and not getattr(request, _LOADING, False)
 
 

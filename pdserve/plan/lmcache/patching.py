@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdserve.errors import RecipeError
 from pdserve.installed.versions import Versions
 from pdserve.patches import registry
-from pdserve.patches.lmcache import demand_pinned, host_events
+from pdserve.patches.lmcache import host_events, host_memory
 from pdserve.patches.patch import Deployment
 from pdserve.plan.engines.patching import is_on, left_out, runs_in_server
 from pdserve.recipe.connectors.caches import LmcacheMpSection
@@ -13,7 +13,7 @@ from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections import Lmcache
 
 SERVER_MAIN = "pdserve.patches.lmcache_server_main"
-SWITCHES = (demand_pinned.SWITCH, host_events.SWITCH)
+SWITCHES = (host_memory.SWITCH, host_events.SWITCH)
 """Variables of lmcache.env that ask for patches: 1 is on."""
 
 

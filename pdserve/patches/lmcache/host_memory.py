@@ -1,4 +1,4 @@
-"""Patch lmcache-demand-pinned: LMCache's server pins L1 as it is used, not all of it while engines register."""
+"""Patches of the memory of LMCache's server on ROCm: L1 is pinned as it is used, and evicted by its final size."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 from pdserve.errors import StartError
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, PatchTarget
-from pdserve.patches.wrap import wrap
+from pdserve.patches.patch import Patch, PatchTarget, wrap
 
 SWITCH = "LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR"
 """1 in `lmcache.env` asks for this patch and for lmcache-final-capacity."""
@@ -25,7 +24,7 @@ _growth = threading.Lock()
 _CLASS = "lmcache.v1.memory_allocators.lazy_memory_allocator.LazyMemoryAllocator"
 
 
-def apply() -> None:
+def _apply_demand_pinned() -> None:
     """Ends the thread that pins in the background, and grows where an allocation finds no room.
 
     Raises StartError when STEP is not a number of GiB.
@@ -92,7 +91,7 @@ def _grow(allocator: Any, seen: int, step: int) -> bool:
         return committed > seen
 
 
-PATCH = Patch(
+DEMAND_PINNED = Patch(
     name=_NAME,
     behaviour="LMCache server",
     summary=(
@@ -119,5 +118,43 @@ PATCH = Patch(
     effects={"expansions": "times that L1 was grown because an allocation did not fit"},
     gauges={"pinned_bytes": "bytes of L1 that are pinned"},
     remove_when="LMCache pins L1 as it is used, instead of all of it from the start",
-    apply=apply,
+    apply=_apply_demand_pinned,
+)
+
+
+_CAPACITY_NAME = "lmcache-final-capacity"
+
+
+def _apply_final_capacity() -> None:
+    """Wraps L1MemoryManager.get_memory_usage, which the eviction controller and /status ask."""
+    from lmcache.v1.distributed.memory_manager import L1MemoryManager
+
+    wrap(L1MemoryManager, "get_memory_usage", patch=_CAPACITY_NAME, around=_of_final_capacity)
+
+
+def _of_final_capacity(original: Callable[[Any], tuple[int, int]]) -> Callable[[Any], tuple[int, int]]:
+    def get_memory_usage(self: Any) -> tuple[int, int]:
+        used, total = original(self)
+        # Only the allocator that grows has it; the others have all of their memory from the start.
+        return used, max(total, getattr(self._allocator, "_final_size", total))
+
+    return get_memory_usage
+
+
+FINAL_CAPACITY = Patch(
+    name=_CAPACITY_NAME,
+    behaviour="LMCache server",
+    summary=(
+        "The eviction watermark is a share of the memory that LMCache's growing allocator has committed so far. While "
+        "it grows that is less than L1, so KV is evicted although there is room; if it grows on demand, it never "
+        "grows. With it the share is of the final size."
+    ),
+    issue="not reported upstream; L1MemoryManager.get_memory_usage of lmcache 0.5.6",
+    targets=(PatchTarget("lmcache.v1.distributed.memory_manager.l1_memory_manager.L1MemoryManager.get_memory_usage"),),
+    runs_in=("lmcache-server",),
+    platforms=("rocm",),
+    settings=frozenset({SWITCH}),
+    required=False,
+    remove_when="LMCache's get_memory_usage counts what its growing allocator may still commit",
+    apply=_apply_final_capacity,
 )

@@ -1,7 +1,13 @@
-"""The connections over which a decode worker withdraws transfers: one to each prefill worker.
+"""The withdrawal of pulls: its message on MooncakeConnector's side channel, and the connections of a decode worker.
 
-What waits goes out in one message. A connection that broke is made anew and what was not answered on it is sent again:
-to withdraw twice is the same as once. It is closed when nothing was withdrawn for a while. All in the receiver loop.
+The message is one frame from a DEALER to the ROUTER of a prefill worker, like a pull, but of a text that no msgpack
+decoder accepts: a peer without the patch answers it with status ERROR, as it answers whatever it cannot decode, and
+nothing else happens. A peer with it answers FINISH with the requests in ok_reqs, when it is certain that their blocks
+are not written any more: not started and never will be, or ended.
+
+There is one connection to each prefill worker. What waits goes out in one message. A connection that broke is made anew
+and what was not answered on it is sent again: to withdraw twice is the same as once. It is closed when nothing was
+withdrawn for a while. All in the receiver loop.
 """
 
 from __future__ import annotations
@@ -9,14 +15,43 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+import json
 import logging
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from pdserve.patches.mooncake import sockets
 from pdserve.patches.mooncake.peer import watch
-from pdserve.patches.mooncake.withdrawal import Withdrawal
+
+_PREFIX = b"pdserve withdraws "
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """Decode does not want these any more."""
+
+    transfers: Mapping[str, str]
+    """Decode's request id -> transfer id."""
+
+    def encode(self) -> bytes:
+        return _PREFIX + json.dumps(dict(self.transfers)).encode()
+
+
+class SideChannelDecoder:
+    """Stands before upstream's decoder of pulls in a prefill worker."""
+
+    def __init__(self, pulls: Any) -> None:
+        self._pulls = pulls
+
+    def decode(self, message: bytes) -> Any:
+        """A Withdrawal, or what upstream makes of the message. Raises ValueError like upstream's decoder."""
+        if bytes(message[: len(_PREFIX)]) != _PREFIX:
+            return self._pulls.decode(message)
+        transfers = json.loads(bytes(message[len(_PREFIX) :]))
+        return Withdrawal({str(request): str(transfer) for request, transfer in transfers.items()})
+
 
 _IDLE_SECONDS = 10.0
 """Less would leave the kernel thousands of closed connections under load."""
@@ -29,7 +64,7 @@ log = logging.getLogger("pdserve.patches")
 
 
 class WithdrawalResult(Enum):
-    """What became of a withdrawal."""
+    """The end of a withdrawal."""
 
     RELEASED = "prefill does not write these and keeps no KV for them"
     REFUSED = "prefill does not take withdrawals"
@@ -46,7 +81,7 @@ class Lines:
         self._lines: dict[str, _Line] = {}
 
     def withdraw(self, address: str, transfers: Mapping[str, str]) -> asyncio.Future[WithdrawalResult]:
-        """From the prefill worker at that address, request -> transfer id. Sent whether the caller waits or not."""
+        """Withdraw transfers (request -> transfer id) from the prefill there, whether the caller waits or not."""
         line = self._lines.get(address)
         if line is None:
             line = self._lines[address] = _Line(self._worker, address, self._patch, self._ended)

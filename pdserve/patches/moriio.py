@@ -14,7 +14,7 @@ _READ = ">=0.32,<0.34"
 
 
 def apply() -> None:
-    """Nothing: vLLM loads the subclass by the name that the plan gives it."""
+    """Do nothing: vLLM loads the subclass by the name that the plan gives it."""
 
 
 PATCH = Patch(

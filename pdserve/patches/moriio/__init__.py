@@ -1,1 +1,0 @@
-"""Patches of MoRI-IO."""
