@@ -10,17 +10,18 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from pdserve.observe.engine_metrics import (
+from pdserve.observe.metrics import (
     EngineSnapshot,
     LmcacheSnapshot,
+    ProxySnapshot,
     SaltUse,
     StoreUse,
     engine_snapshot,
     lmcache_salt_use,
     lmcache_snapshot,
+    proxy_snapshot,
     view_client,
 )
-from pdserve.observe.proxy_metrics import ProxySnapshot, proxy_snapshot
 from tests.tables import each_row
 
 RECORDED = Path(__file__).parent / "fixtures" / "http"

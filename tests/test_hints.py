@@ -6,10 +6,7 @@ import string
 from pathlib import Path
 
 from pdserve.logs.causes import explain
-from pdserve.logs.known_causes import RULES
-from pdserve.logs.known_causes.general import LAST_RESORT
-from pdserve.logs.known_causes.rule import Rule
-from pdserve.logs.known_causes.signals import SIGNALS
+from pdserve.logs.known_causes import LAST_RESORT, RULES, SIGNALS, Rule
 from tests.tables import each_row
 
 LOGS = Path(__file__).parent / "fixtures" / "logs"

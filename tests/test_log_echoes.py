@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from pdserve.logs.causes import explain
-from pdserve.logs.echoes import last_lines, without_echoes
+from pdserve.logs.lines import last_lines, without_echoes
 from tests.tables import each_row
 
 RECORDED = Path(__file__).parent / "fixtures" / "logs" / "vllm-step-timeout.txt"

@@ -9,7 +9,7 @@ import time
 import httpx
 
 from pdserve.bench.snapshot import ENGINE, LMCACHE, PROXY, Clocks, Counts, DeploymentSnapshot, counts
-from pdserve.observe.engine_metrics import EngineSnapshot, engine_snapshot, read_metrics
+from pdserve.observe.metrics import EngineSnapshot, engine_snapshot, read_metrics
 from pdserve.patches.record import active_in_all
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir

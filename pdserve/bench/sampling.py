@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pdserve.bench.evidence import CpuUse
 from pdserve.bench.look import Looker
 from pdserve.bench.records import RequestRecord
-from pdserve.observe.engine_metrics import EngineSnapshot
+from pdserve.observe.metrics import EngineSnapshot
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import Plan
 from pdserve.run.state import DeploymentState

@@ -129,7 +129,7 @@ class Counts(Frozen):
 
 
 def counts(samples: Iterable[Sample] | str, of: Mapping[str, Counter]) -> Counts:
-    """`samples` as observe.engine_metrics.read_metrics returns them."""
+    """`samples` as observe.metrics.read_metrics returns them."""
     if isinstance(samples, str):
         return Counts(error=samples)
     samples = list(samples)

@@ -17,9 +17,17 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from pdserve.connectors.lmcache_bounds import Bounds, bounds, check_chunk
-from pdserve.connectors.lmcache_groups import check_prefixes_load
-from pdserve.connectors.lmcache_tracker import Cut, awaits_admission, last_cut, lower, remember
+from pdserve.connectors.lmcache_loads import (
+    Bounds,
+    Cut,
+    awaits_admission,
+    bounds,
+    check_chunk,
+    check_prefixes_load,
+    last_cut,
+    lower,
+    remember,
+)
 from pdserve.connectors.selection_lookups import keep_lookups
 from pdserve.patches import effects
 from pdserve.patches.lmcache import reloads

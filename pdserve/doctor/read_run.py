@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from pdserve.doctor.records import Failure, LiveFigures, ProcessLog, RunRecords
 from pdserve.errors import NotOursError, PdserveError, RecipeError, StateError
 from pdserve.logs.lines import end_of, plain, read_from, split
-from pdserve.observe.engine_metrics import view_client
-from pdserve.observe.proxy_metrics import ProxySnapshot, proxy_snapshot
+from pdserve.observe.metrics import ProxySnapshot, proxy_snapshot, view_client
 from pdserve.observe.status import StatusView, look
 from pdserve.plan.environment import ENGINE_KEY
 from pdserve.plan.model import Plan

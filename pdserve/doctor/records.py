@@ -1,16 +1,19 @@
-"""What was read of a run, as data: the rules see this and nothing else."""
+"""Hold what was read of a run, as data, and what is made of it: the rules see this and nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pdserve.installed.versions import Versions
-from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot
-from pdserve.observe.proxy_metrics import ProxySnapshot
-from pdserve.observe.store_metrics import StoreSnapshot
+from pdserve.observe.metrics import EngineSnapshot, LmcacheSnapshot, ProxySnapshot, StoreSnapshot
 from pdserve.plan.model import Plan
+from pdserve.recipe.sections import Lmcache
+from pdserve.roles import EngineRole
 from pdserve.run.state import DeploymentState
 from pdserve.system.pressure import Pressure
 
@@ -74,3 +77,184 @@ class RunRecords:
             if planned.name == process:
                 return planned.role
         return process.rpartition("-")[0] or process
+
+
+_SHOWN = 3
+"""Lines of evidence that are kept of one cause."""
+
+
+@dataclass(frozen=True)
+class EvidenceLine:
+    """One line of a file of the run, or one figure of a live process."""
+
+    source: str
+    """The file, relative to the run directory, or where the figure was read: /metrics of prefill-0."""
+    at: str
+    """When, as the line has it; empty where it has no time."""
+    text: str
+
+    def line(self) -> str:
+        return f"{self.source}{f' at {self.at}' if self.at else ''}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One cause."""
+
+    rule: str
+    """Its name in docs/doctor.md."""
+    processes: tuple[str, ...]
+    """Where it was seen; empty: the deployment as a whole."""
+    cause: str
+    todo: str
+    evidence: tuple[EvidenceLine, ...]
+    setting: str = ""
+    """KEY=VALUE of the recipe, for --set; empty where no key of the recipe removes the cause."""
+    times: int = 1
+    """How often it was seen."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Stable keys."""
+        return asdict(self)
+
+
+def merged(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
+    """The same cause of several processes, or of one process several times, is one entry, in the order of the first."""
+    kept: dict[tuple[str, str, str, str], Diagnosis] = {}
+    for each in diagnoses:
+        key = (each.rule, each.cause, each.todo, each.setting)
+        before = kept.get(key)
+        kept[key] = (
+            replace(each, evidence=each.evidence[:_SHOWN])
+            if before is None
+            else replace(
+                before,
+                processes=tuple(dict.fromkeys((*before.processes, *each.processes))),
+                evidence=(*before.evidence, *each.evidence)[:_SHOWN],
+                times=before.times + each.times,
+            )
+        )
+    return list(kept.values())
+
+
+Event = Mapping[str, Any]
+HISTORY = "events.jsonl"
+_BEYOND = 1e15
+"""No field of ours is that large."""
+_NO_FIELDS = ("at", "event")
+_ANSWERS = {"died": ("cause", "todo"), "late": ("cause", "todo")}
+"""What is said beside the evidence."""
+
+
+def events_of(records: RunRecords, kind: str) -> list[Event]:
+    """The events of one kind, the oldest first."""
+    return [event for event in records.events if event.get("event") == kind]
+
+
+def evidence_of(event: Event) -> EvidenceLine:
+    """As a line: its kind and its fields."""
+    left_out = (*_NO_FIELDS, *_ANSWERS.get(text(event, "event"), ()))
+    fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in left_out)
+    return EvidenceLine(HISTORY, clock(event), f"{event.get('event')} {fields}".strip())
+
+
+def clock(event: Event) -> str:
+    """In this machine's time, as logs have theirs."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(number(event, "at")))
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def text(event: Event, key: str) -> str:
+    """A field as a word."""
+    value = event.get(key)
+    return "" if value is None else str(value)
+
+
+def number(event: Event, key: str) -> float:
+    """A field as a number."""
+    value = event.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    return float(value) if abs(value) < _BEYOND else 0.0  # nor of NaN
+
+
+_CHANGE = re.compile(r"([=*+])")
+_SINGLE = ("instances", "workers")
+"""Keys whose default is 1: of roles, and of the proxy."""
+_CPU_KV = "VLLM_CPU_KVCACHE_SPACE"
+_SEATS = 256
+"""vLLM's max-num-seqs where no recipe sets it."""
+
+
+def value_at(recipe: Mapping[str, Any], key: str) -> Any:
+    """Of a dotted key; None where the recipe does not set it."""
+    here: Any = recipe
+    for part in key.split("."):
+        if not isinstance(here, Mapping):
+            return None
+        here = here.get(part)
+    return here
+
+
+def filled(setting: str, records: RunRecords) -> str:
+    """`KEY=VALUE` of `KEY=VALUE`, of `KEY*2` (twice of what the run had, and not less than the default) and of `KEY+1`;
+    empty where what it had is not known, and where the run had that value already."""
+    key, change, value = _CHANGE.split(setting, maxsplit=1) if setting else ("", "=", "")
+    now = _now(records, key)
+    if change == "=":
+        return "" if str(now) == value else setting
+    if not isinstance(now, int | float) or isinstance(now, bool):
+        return ""
+    return f"{key}={max(2 * now, _default(key)) if change == '*' else now + 1:g}"
+
+
+def fewer_sequences(records: RunRecords, role: EngineRole) -> str:
+    """Half as many requests at once in each engine of a role: the flag where the recipe has it now."""
+    for section in (role, "engine"):
+        seats = value_at(records.recipe, f"{section}.args.max-num-seqs")
+        if isinstance(seats, int) and not isinstance(seats, bool) and seats > 1:
+            return f"{section}.args.max-num-seqs={seats // 2}"
+    return f"{role}.args.max-num-seqs={_SEATS // 2}"
+
+
+def less_memory(records: RunRecords, role: str, lacking: int) -> str:
+    """The largest piece of host memory that the recipe asks for, less what the process lacked (bytes): the L1 of an
+    LMCache server, the KV of an engine on a CPU. Empty where it asks for none, or all of it lacked."""
+    if role == "lmcache":
+        l1 = _now(records, "lmcache.l1_size_gb")
+        return _reduced("lmcache.l1_size_gb", l1, lacking, 0.1)
+    for section in (role, "engine"):
+        key = f"{section}.env.{_CPU_KV}"
+        if (space := value_at(records.recipe, key)) is not None:
+            return _reduced(key, space, lacking, 1)
+    return ""
+
+
+def _reduced(key: str, now: object, lacking: int, step: float) -> str:
+    """GiB, down to a multiple of `step`: VLLM_CPU_KVCACHE_SPACE is a whole number."""
+    if isinstance(now, str) and now.isdecimal():
+        now = int(now)
+    if not isinstance(now, int | float) or isinstance(now, bool):
+        return ""
+    left = math.floor((now - lacking / 2**30) / step + 1e-9) * step
+    return f"{key}={left:g}" if left >= step else ""
+
+
+def _default(key: str) -> float:
+    """Of a number in the lmcache section; 0: it has none."""
+    section, _, leaf = key.partition(".")
+    default = Lmcache.model_fields[leaf].default if section == "lmcache" and leaf in Lmcache.model_fields else None
+    return default if isinstance(default, int | float) and not isinstance(default, bool) else 0
+
+
+def _now(records: RunRecords, key: str) -> Any:
+    """What the run had: of the recipe, or its default; None: not known."""
+    section, _, leaf = key.partition(".")
+    value = value_at(records.recipe, key)
+    if value is not None or not records.recipe:
+        return value
+    if section == "lmcache" and leaf in Lmcache.model_fields:
+        return Lmcache.model_fields[leaf].default
+    return 1 if leaf in _SINGLE else None

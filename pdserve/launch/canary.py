@@ -16,7 +16,7 @@ from pdserve.plan.process import HttpProbe
 from pdserve.reach.protocol import Answered, AskNode
 
 if TYPE_CHECKING:
-    from pdserve.observe.engine_metrics import EngineSnapshot
+    from pdserve.observe.metrics import EngineSnapshot
 
 _RETRY_SECONDS = 0.2
 _ASK_SECONDS = 3.0
@@ -144,7 +144,7 @@ class PairCanaries:
 
     async def _counted(self, worker: str) -> EngineSnapshot:
         # With httpx, which a launcher needs only where an engine is started anew.
-        from pdserve.observe.engine_metrics import engine_figures, samples_of
+        from pdserve.observe.metrics import engine_figures, samples_of
 
         probe = self._fleet.plan.process(worker).probe
         assert isinstance(probe, HttpProbe)

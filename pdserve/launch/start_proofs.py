@@ -304,8 +304,7 @@ async def wait_for_memory(master: Process, ask: AskNode, *, seconds: float) -> b
 
 async def _has_memory(master: Process, ask: AskNode) -> bool:
     # With httpx, which only deployments with a store need here.
-    from pdserve.observe.engine_metrics import samples_of
-    from pdserve.observe.store_metrics import store_figures
+    from pdserve.observe.metrics import samples_of, store_figures
 
     assert isinstance(master.probe, HttpProbe)
     url = f"http://{master.probe.host}:{master.probe.port}"

@@ -11,10 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.logs.known_causes import RULES
-from pdserve.logs.known_causes.general import LAST_RESORT
-from pdserve.logs.known_causes.rule import Rule
-from pdserve.logs.known_causes.signals import SIGNALS
+from pdserve.logs.known_causes import LAST_RESORT, RULES, SIGNALS, Rule
 from pdserve.logs.lines import may_name_cause, plain
 
 _ARGUMENTS = {
@@ -37,7 +34,7 @@ def explain(lines: Sequence[str], *, exit_code: int | None, role: str) -> Hint |
 
     `lines` are the end of its log; `exit_code` is negative for a signal (or above 128, as a shell reports it), None
     when the process still lives. Root causes of vLLM stand up to 200 lines before the end of its log,
-    not counting echoes.py.
+    not counting what `without_echoes` takes out.
     """
     candidates = [line for line in map(plain, lines) if may_name_cause(line)]
     text = "\n".join(candidates)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pdserve.logs.known_causes.rule import Rule
+from pdserve.logs.known_causes import Rule
 from pdserve.roles import ENGINE_ROLES
 
 _ENGINES = frozenset(ENGINE_ROLES)

@@ -14,8 +14,7 @@ from typing import Any
 
 from pdserve.health import ProbeAnswer, Prober, wait_ready
 from pdserve.logs import rotation
-from pdserve.logs.echoes import last_lines
-from pdserve.logs.lines import GrowingLog, read_from
+from pdserve.logs.lines import GrowingLog, last_lines, read_from
 from pdserve.logs.progress import describe, is_fatal
 from pdserve.logs.rotation import earlier
 from pdserve.node import diagnostics

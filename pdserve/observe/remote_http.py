@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from pdserve.errors import StateError
-from pdserve.observe.engine_metrics import view_client
+from pdserve.observe.metrics import view_client
 from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.plan.process import Process
 from pdserve.reach.protocol import Answered

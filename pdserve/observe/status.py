@@ -9,10 +9,17 @@ from typing import Any
 
 import httpx
 
-from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
-from pdserve.observe.proxy_metrics import ProxySnapshot, proxy_snapshot
+from pdserve.observe.metrics import (
+    EngineSnapshot,
+    LmcacheSnapshot,
+    ProxySnapshot,
+    StoreSnapshot,
+    engine_snapshot,
+    lmcache_snapshot,
+    proxy_snapshot,
+    store_snapshot,
+)
 from pdserve.observe.remote_http import client, loopback_of, seen_from_here
-from pdserve.observe.store_metrics import StoreSnapshot, store_snapshot
 from pdserve.patches.record import PatchRecord, merged_effects
 from pdserve.plan.model import Plan
 from pdserve.plan.process import HttpProbe

@@ -14,7 +14,7 @@ import httpx
 
 from pdserve.bench.run import ServingDeployment
 from pdserve.errors import StateError, VerifyError
-from pdserve.observe.engine_metrics import lmcache_snapshot
+from pdserve.observe.metrics import lmcache_snapshot
 from pdserve.observe.remote_http import client as http_client
 from pdserve.observe.remote_http import seen_from_here
 from pdserve.plan.model import LmcacheServer, Plan

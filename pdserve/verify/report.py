@@ -1,7 +1,10 @@
-"""What `verify` found, as data. How it looks on a terminal is the command line's business."""
+"""Hold what `verify` found: proofs, their outcomes, and the report. The command line decides how it looks."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -65,3 +68,72 @@ class Report(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for json.dumps."""
         return self.model_dump(mode="json") | {"exit_code": self.exit_code}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Status, numbers and, unless proven, the reason and where to look."""
+
+    status: Status
+    numbers: Numbers = field(default_factory=dict)
+    reason: str = ""
+    goes_on: bool = False
+    """Not proven, and yet the proofs that rest on it can be carried out."""
+
+
+def proven(numbers: Mapping[str, Number]) -> Outcome:
+    return Outcome("proven", dict(numbers))
+
+
+def failed(reason: str, numbers: Mapping[str, Number], *, goes_on: bool = False) -> Outcome:
+    return Outcome("failed", dict(numbers), reason, goes_on)
+
+
+def not_proven(reason: str, numbers: Mapping[str, Number] | None = None, *, goes_on: bool = False) -> Outcome:
+    return Outcome("not-proven", dict(numbers or {}), reason, goes_on)
+
+
+OnProof = Callable[[Proof], None]
+
+
+class Proofs:
+    """`on_proof` hears of each proof as it is done."""
+
+    def __init__(self, on_proof: OnProof | None) -> None:
+        self._on_proof = on_proof
+        self._done: list[Proof] = []
+
+    @property
+    def done(self) -> tuple[Proof, ...]:
+        return tuple(self._done)
+
+    async def carry_out(self, name: str, claim: str, prove: Callable[[], Awaitable[Outcome]]) -> bool:
+        """False: what rests on it cannot be carried out."""
+        began = time.monotonic()
+        try:
+            outcome = await prove()
+        except NotProvenError as error:
+            outcome = not_proven(one_line(error))
+        except VerifyError as error:
+            outcome = failed(one_line(error), {})
+        self.add(name, claim, outcome, time.monotonic() - began)
+        return outcome.status == "proven" or outcome.goes_on
+
+    def add(self, name: str, claim: str, outcome: Outcome, seconds: float = 0.0) -> None:
+        proof = Proof(
+            name=name,
+            claim=claim,
+            status=outcome.status,
+            numbers=outcome.numbers,
+            reason=outcome.reason,
+            seconds=round(seconds, 3),
+        )
+        self._done.append(proof)
+        if self._on_proof:
+            self._on_proof(proof)
+
+
+def one_line(error: VerifyError) -> str:
+    """For a reason: the parts of the error in one line."""
+    parts = [f"{error.where}: {error.what}" if error.where else error.what]
+    return "; ".join([*parts, *(part for part in (error.cause, error.todo) if part)])

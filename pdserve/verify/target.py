@@ -1,20 +1,140 @@
-"""The deployment under proof: where its parts listen, and the requests that proofs send to them."""
+"""Reach the deployment under proof: where its parts listen, and the requests that proofs send to them.
+
+Answers are read strictly: what is odd is an error with the URL, never a number."""
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import httpx
+from pydantic import BaseModel, Field, StrictInt, ValidationError
 
 from pdserve.errors import VerifyError
-from pdserve.observe.engine_metrics import VERIFY_SALT
+from pdserve.observe.metrics import VERIFY_SALT
 from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.plan.model import Plan
 from pdserve.time_limit import time_limit
-from pdserve.verify.completion import Completion, json_object, read_completion
+
+_SHOWN = 200
+_CAUSE = "token ids (return_token_ids) or usage did not come through whole"
+Count = Annotated[int, Field(strict=True, ge=0)]
+Logprob = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Read = TypeVar("Read", bound=BaseModel)
+
+
+class PossibleToken(BaseModel):
+    """A token that was possible at a place of a prompt."""
+
+    logprob: Logprob
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer of /v1/completions."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of the tokens; empty when not asked for."""
+    prompt_logprobs: tuple[dict[str, PossibleToken] | None, ...]
+    prompt_tokens: int
+    cached_tokens: int | None
+    """Prompt tokens that were not computed by the engine that answered; None: it does not report it."""
+    finish_reason: str | None = None
+
+
+class _Logprobs(BaseModel):
+    token_logprobs: tuple[Logprob, ...] | None = None
+
+
+class _Choice(BaseModel):
+    token_ids: tuple[StrictInt, ...]
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    prompt_logprobs: tuple[dict[str, PossibleToken] | None, ...] | None = None
+
+
+class _Details(BaseModel):
+    cached_tokens: Count | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: Count
+    prompt_tokens_details: _Details | None = None
+
+
+class _Answer(BaseModel):
+    choices: Annotated[tuple[_Choice, ...], Field(min_length=1)]
+    usage: _Usage
+
+
+class _Tokens(BaseModel):
+    tokens: Annotated[tuple[StrictInt, ...], Field(min_length=1)]
+
+
+class _Card(BaseModel):
+    max_model_len: Count | None = None
+
+
+class _Models(BaseModel):
+    data: tuple[_Card, ...]
+
+
+def read_completion(answer: dict[str, Any], url: str) -> Completion:
+    """Raises VerifyError."""
+    read = _read(_Answer, answer, url, "a completion", cause=_CAUSE)
+    choice, details = read.choices[0], read.usage.prompt_tokens_details
+    return Completion(
+        tokens=choice.token_ids,
+        logprobs=(choice.logprobs.token_logprobs or ()) if choice.logprobs else (),
+        prompt_logprobs=choice.prompt_logprobs or (),
+        prompt_tokens=read.usage.prompt_tokens,
+        cached_tokens=details.cached_tokens if details else None,
+        finish_reason=choice.finish_reason,
+    )
+
+
+def read_tokens(answer: dict[str, Any], url: str) -> tuple[int, ...]:
+    """Of /tokenize; at least one. Raises VerifyError."""
+    return _read(_Tokens, answer, url, "/tokenize").tokens
+
+
+def read_max_model_len(answer: dict[str, Any], url: str) -> int | None:
+    """Of /v1/models; None: it has no limit there. Raises VerifyError."""
+    cards = _read(_Models, answer, url, "/v1/models").data
+    return cards[0].max_model_len if cards else None
+
+
+def json_object(response: httpx.Response, what: str, url: str) -> dict[str, Any]:
+    """The body. Raises VerifyError when it is something else. `what`: the request, for the message."""
+    try:
+        answer = response.json()
+    except (ValueError, RecursionError) as error:
+        raise VerifyError(
+            f"{what} was answered with something else than JSON ({error}): {response.text[:_SHOWN]}", where=url
+        ) from error
+    if not isinstance(answer, dict):
+        raise VerifyError(f"{what} was answered with JSON that is no object: {response.text[:_SHOWN]}", where=url)
+    return answer
+
+
+def _read(kind: type[Read], answer: dict[str, Any], url: str, what: str, *, cause: str | None = None) -> Read:
+    try:
+        return kind.model_validate(answer)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise VerifyError(
+            f"the answer to {what} cannot be read: {place}: {first['msg']}: {json.dumps(first['input'])[:_SHOWN]}",
+            where=url,
+            cause=cause,
+        ) from error
+
 
 _SHORT_SECONDS = 5.0
 _NUDGE_PROMPT = (1,)
@@ -135,3 +255,75 @@ class Target:
 def describe(error: Exception) -> str:
     """An exception without a text is shown by its name."""
     return str(error) or type(error).__name__
+
+
+_DONE = "[DONE]"
+
+
+async def read_stream(target: Target, prompt: tuple[int, ...], leg: str, tokens: int) -> int:
+    """Reads a stream to its end and returns its number of chunks."""
+    chunks = [chunk async for chunk in _stream(target, prompt, leg, tokens)]
+    if len(chunks) < 2 or chunks[-1] != _DONE:
+        raise VerifyError(f"a stream of {len(chunks)} chunks ended without {_DONE}", where=target.proxy_url)
+    return len(chunks) - 1
+
+
+async def cancel_after_first_chunk(target: Target, prompt: tuple[int, ...], leg: str, tokens: int) -> bool:
+    """False: the answer was over already."""
+    async with aclosing(_stream(target, prompt, leg, tokens)) as chunks:
+        async for chunk in chunks:
+            return chunk != _DONE
+    return False
+
+
+async def cancel_before_first_byte(
+    target: Target, prompt: tuple[int, ...], leg: str, tokens: int, *, after: float
+) -> bool:
+    """Not streamed: no byte comes before the whole answer. Leaves `after` so many seconds. False: the engine was
+    faster."""
+    body = target.body(prompt, salt=target.salt(leg), max_tokens=tokens)
+    try:
+        async with time_limit(after):
+            response = await target.client.post(
+                f"{target.proxy_url}/v1/completions",
+                json=body,
+                headers=target.headers(target.proxy_url),
+                timeout=target.plan.canary_seconds,
+            )
+    except TimeoutError:
+        return True
+    except httpx.HTTPError as error:
+        raise VerifyError(
+            f"a request failed before it was cancelled: {describe(error)}", where=target.proxy_url
+        ) from error
+    if response.status_code != 200:
+        raise VerifyError(
+            f"a request was answered {response.status_code} before it was cancelled: {response.text[:300]}",
+            where=target.proxy_url,
+        )
+    return False
+
+
+async def _stream(target: Target, prompt: tuple[int, ...], leg: str, tokens: int) -> AsyncGenerator[str, None]:
+    """The data of each server-sent event. Raises VerifyError for an error, also for one in the middle."""
+    body = target.body(prompt, salt=target.salt(leg), max_tokens=tokens, stream=True)
+    url, seconds = f"{target.proxy_url}/v1/completions", target.plan.canary_seconds
+    try:
+        async with (
+            time_limit(seconds),
+            target.client.stream(
+                "POST", url, json=body, headers=target.headers(target.proxy_url), timeout=seconds
+            ) as response,
+        ):
+            if response.status_code != 200:
+                text = (await response.aread()).decode(errors="replace")
+                raise VerifyError(f"a stream was answered {response.status_code}: {text[:300]}", where=url)
+            async for line in response.aiter_lines():
+                if line.startswith('data: {"error"'):
+                    raise VerifyError(f"a stream ended with an error: {line[:300]}", where=url)
+                if line.startswith("data: "):
+                    yield line.removeprefix("data: ")
+    except TimeoutError as error:
+        raise VerifyError(f"a stream did not end within {seconds:g} s", where=url) from error
+    except httpx.HTTPError as error:
+        raise VerifyError(f"a stream broke off: {describe(error)}", where=url) from error

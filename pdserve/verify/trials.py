@@ -1,16 +1,78 @@
-"""The requests through the proxy that several proofs look at."""
+"""Make prompts of an exact length in tokens, for any tokenizer, and send those that several proofs look at.
+
+At least two LMCache chunks, so that something is stored, and an odd number of tokens, so that no even block size
+divides it: the tail that does not fill a block has to arrive as well."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
-from pdserve.verify.completion import Completion
-from pdserve.verify.prompts import make_prompts
-from pdserve.verify.target import Target
+from pdserve.errors import NotProvenError, VerifyError
+from pdserve.observe.metrics import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
+from pdserve.verify.target import Completion, PossibleToken, Target, json_object, read_max_model_len, read_tokens
+
+_TAIL = 107
+_WORDS = (
+    "river lantern copper seven window gravel orbit paper violet engine harbor silent marble thirty wagon "
+    "meadow signal winter cabin thread hollow summit barrel amber needle forest anchor candle bridge zero"
+)
+_WORDS_A_PIECE = 100
+
+
+async def make_prompts(target: Target, count: int) -> list[tuple[int, ...]]:
+    """`count` different prompts, the same ones on every run. Raises NotProvenError where they do not fit the model."""
+    length = 2 * target.chunk + _TAIL
+    length += 1 - length % 2
+    longest = await max_model_len(target)
+    wanted = length + target.plan.verify.output_tokens + 1
+    if longest is not None and wanted > longest:
+        raise NotProvenError(
+            f"a prompt of two chunks and its answer take {wanted} tokens, the model's limit is {longest}",
+            where=target.reference.url,
+            todo="raise max-model-len, or lower lmcache.chunk_size",
+        )
+    return [await make_tokens(target, seed, length) for seed in range(count)]
+
+
+async def longest_answer(target: Target, prompt: tuple[int, ...], tokens: int) -> int:
+    """As many tokens as the model's limit leaves, `tokens` at most."""
+    longest = await max_model_len(target)
+    return tokens if longest is None else min(tokens, longest - len(prompt))
+
+
+def altered(prompt: tuple[int, ...], other: tuple[int, ...], chunk: int) -> tuple[int, ...]:
+    """`prompt` with another first chunk and its own end: only its far context differs."""
+    return other[:chunk] + prompt[chunk:]
+
+
+async def make_tokens(target: Target, seed: int, length: int) -> tuple[int, ...]:
+    """`length` tokens of a text that depends on `seed` alone."""
+    words = random.Random(seed)  # noqa: S311 - repeatable text, not a secret
+    tokens: list[int] = []
+    while len(tokens) < length:
+        text = " ".join(words.choices(_WORDS.split(), k=_WORDS_A_PIECE))
+        tokens.extend(await _tokenize(target, text))
+    return tuple(tokens[:length])
+
+
+async def _tokenize(target: Target, text: str) -> tuple[int, ...]:
+    url = target.reference.url
+    body = {"model": target.plan.served_name, "prompt": text, "add_special_tokens": False}
+    return read_tokens(await target.post(url, "/tokenize", body), url)
+
+
+async def max_model_len(target: Target) -> int | None:
+    """None: the engine does not say, or not now. Raises VerifyError for an answer that cannot be read."""
+    url = target.reference.url
+    answer = await target.get(url, "/v1/models")
+    if isinstance(answer, str) or answer.status_code != 200:
+        return None
+    return read_max_model_len(json_object(answer, "GET /v1/models", url), url)
+
 
 _COUNT_SECONDS = 2.0
 _POLL_SECONDS = 0.1
@@ -114,3 +176,58 @@ async def _counted(target: Target, trials: tuple[Trial, ...], before: Counters) 
         if enough or time.monotonic() > until:
             return done
         await asyncio.sleep(_POLL_SECONDS)
+
+
+@dataclass(frozen=True)
+class Forced:
+    """The reference's view of given output tokens: its logprob of each, and of the token it likes best there."""
+
+    chosen: tuple[float, ...]
+    best: tuple[float, ...]
+
+    @property
+    def greedy_gap(self) -> float:
+        """How much better than the given tokens the reference's own choices are; 0: it would choose the same."""
+        return max((best - chosen for best, chosen in zip(self.best, self.chosen, strict=True)), default=0.0)
+
+
+async def generate(target: Target, prompt: tuple[int, ...], leg: str) -> Completion:
+    """What the reference answers by itself. Raises VerifyError if a cache helped it."""
+    answer = await target.complete(
+        target.reference.url, prompt, salt=target.salt(leg), max_tokens=target.plan.verify.output_tokens
+    )
+    _computed_all(target, answer)
+    return answer
+
+
+async def force(target: Target, prompt: tuple[int, ...], tokens: Sequence[int], leg: str) -> Forced:
+    """The reference reads `prompt` and then `tokens`, instead of choosing its own."""
+    answer = await target.complete(
+        target.reference.url, prompt + tuple(tokens), salt=target.salt(leg), max_tokens=1, prompt_logprobs=1
+    )
+    _computed_all(target, answer)
+    entries = answer.prompt_logprobs[len(prompt) :]
+    if len(entries) != len(tokens):
+        raise VerifyError("the reference returned no logprobs of its prompt", where=target.reference.url)
+    return Forced(
+        chosen=tuple(_logprob(target, entry, token) for entry, token in zip(entries, tokens, strict=True)),
+        best=tuple(max(candidate.logprob for candidate in (entry or {}).values()) for entry in entries),
+    )
+
+
+def _logprob(target: Target, entry: dict[str, PossibleToken] | None, token: int) -> float:
+    candidate = (entry or {}).get(str(token))
+    if candidate is None:
+        raise VerifyError(f"the reference returned no logprob of token {token}", where=target.reference.url)
+    return candidate.logprob
+
+
+def _computed_all(target: Target, answer: Completion) -> None:
+    # Covers the engine's own prefix cache and LMCache alike: vLLM counts tokens from a connector as cached.
+    if answer.cached_tokens:
+        raise VerifyError(
+            f"the reference took {answer.cached_tokens} of {answer.prompt_tokens} prompt tokens from a cache",
+            where=target.reference.url,
+            cause="a request under a new cache_salt found KV: the engine or LMCache ignores the salt",
+            todo=f"look at {target.log(target.reference.name)}; comparing cache with cache would prove nothing",
+        )

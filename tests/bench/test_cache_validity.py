@@ -10,7 +10,7 @@ from pdserve.bench.evidence import Evidence
 from pdserve.bench.snapshot import ENGINE, LMCACHE, Counts, counts
 from pdserve.bench.validity import CHECKS
 from pdserve.bench.workload import Load, Workload
-from pdserve.observe.engine_metrics import samples_of
+from pdserve.observe.metrics import samples_of
 from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.plan.model import Plan
 from tests.bench.evidence import TOKENS, healthy, plan, record, with_connector

@@ -7,7 +7,7 @@ from rich.console import Console
 from pdserve.bench.result import Window
 from pdserve.bench.snapshot import ENGINE, counts, growth
 from pdserve.cli.bench.measure import windows
-from pdserve.observe.engine_metrics import samples_of
+from pdserve.observe.metrics import samples_of
 from tests.bench.test_compare import measured, result
 
 

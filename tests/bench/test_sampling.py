@@ -12,7 +12,7 @@ import pytest
 
 from pdserve.bench.look import Looker
 from pdserve.bench.sampling import Peaks, Sample, Sampler, cpu_use
-from pdserve.observe.engine_metrics import EngineSnapshot
+from pdserve.observe.metrics import EngineSnapshot
 from pdserve.run.directory import RunDir
 from tests.bench.evidence import plan, record
 from tests.tables import each_row

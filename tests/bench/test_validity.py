@@ -13,7 +13,7 @@ from pdserve.bench.evidence import CpuUse, Evidence
 from pdserve.bench.snapshot import ENGINE, PROXY, Clocks, Counts, counts
 from pdserve.bench.validity import CHECKS, judge
 from pdserve.bench.workload import Load, Workload
-from pdserve.observe.engine_metrics import samples_of
+from pdserve.observe.metrics import samples_of
 from pdserve.pd.telemetry.metrics import Metrics
 from tests.bench.evidence import INPUT, OUTPUT, REQUESTS, TOKENS, counted, healthy, plan, record, with_connector
 from tests.tables import each_row

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pdserve.doctor.diagnosis import Diagnosis
 from pdserve.doctor.read_run import read_logs, read_run
+from pdserve.doctor.records import Diagnosis
 from pdserve.doctor.rules import diagnose
 from pdserve.plan.model import Plan
 from pdserve.recipe.load import yaml12

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from pdserve.doctor import read_run
-from pdserve.doctor.records import RunRecords
-from pdserve.doctor.settings import filled
+from pdserve.doctor.records import RunRecords, filled
 from pdserve.logs.rotation import earlier
 from pdserve.logs.symptoms import SYMPTOMS
 from pdserve.recipe.load import yaml12

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from pdserve.doctor.diagnosis import Diagnosis
 from pdserve.doctor.read_run import read_logs, read_run
-from pdserve.doctor.records import LiveFigures
+from pdserve.doctor.records import Diagnosis, LiveFigures
 from pdserve.doctor.rules import diagnose
 from pdserve.run.directory import RunDir
 from tests.doctor.recorded_runs import RECORDED, RUNS, RecordedRun

@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pdserve.doctor.diagnosis import Diagnosis
 from pdserve.doctor.read_run import read_logs, read_run
-from pdserve.doctor.records import LiveFigures
+from pdserve.doctor.records import Diagnosis, LiveFigures
 from pdserve.doctor.rules import diagnose
-from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, StoreUse
-from pdserve.observe.proxy_metrics import ProxySnapshot
+from pdserve.observe.metrics import EngineSnapshot, LmcacheSnapshot, ProxySnapshot, StoreUse
 from pdserve.run.directory import RunDir
 from pdserve.system.pressure import Pressure
 from tests.doctor.kit import diagnosed, only, rules, run_dir

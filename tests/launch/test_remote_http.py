@@ -10,7 +10,7 @@ import pytest
 
 from pdserve.errors import StateError
 from pdserve.observe import remote_http
-from pdserve.observe.engine_metrics import read_metrics
+from pdserve.observe.metrics import read_metrics
 from pdserve.observe.remote_http import client
 from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Reply

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pdserve.monitoring.alerts import ALERTS
-from pdserve.monitoring.panels import ROWS
+from pdserve.monitoring.dashboard import read_rows
+from pdserve.monitoring.prometheus import read_alerts
 
 _METRIC = re.compile(r"[a-zA-Z_:][\w:]*(?=[{\[])|\b(?:vllm:|lmcache_mp_|pdserve_|master_)\w+|\bup\b")
 _COUNTED = re.compile(r"(?:rate|increase)\(([\w:]+)")
@@ -37,13 +37,13 @@ class Expression:
 
 
 def expressions() -> Iterator[Expression]:
-    """Alerts first."""
-    for alert in ALERTS:
-        yield Expression(alert.name, alert.expr)
-    for row in ROWS:
-        for panel in row.panels:
-            for query in panel.queries:
-                yield Expression(f"{row.title}/{panel.title}/{query.legend}", query.expr)
+    """Yield those of the alerts, then those of the dashboard."""
+    for alert in read_alerts():
+        yield Expression(alert["alert"], alert["expr"])
+    for row in read_rows():
+        for panel in row["panels"]:
+            for legend, expr in panel["lines"].items():
+                yield Expression(f"{row['title']}/{panel['title']}/{legend}", expr)
 
 
 ALL = tuple(expressions())

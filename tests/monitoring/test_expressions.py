@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdserve.monitoring.alerts import ALERTS
-from pdserve.monitoring.panels import ROWS
+from pdserve.monitoring.dashboard import read_rows
+from pdserve.monitoring.prometheus import Part, read_alerts
 from pdserve.patches.registry import REGISTRY
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.metrics_page import COUNTERS, GAUGES, PREFIX, STAGES
@@ -78,7 +79,7 @@ def test_recorded_pages_have_what_engines_export_from_their_start(page: str) -> 
 
 def test_effects_that_alerts_wait_for_are_counted_by_a_patch() -> None:
     effects = {(patch.name, effect) for patch in REGISTRY for effect in patch.effects}
-    alerts = [alert.expr for alert in ALERTS if "pdserve_patch_effects" in alert.expr]
+    alerts = [alert["expr"] for alert in read_alerts() if "pdserve_patch_effects" in alert["expr"]]
     assert len(alerts) == 2
     for name in ("pulls-failed", "peers-lost"):
         assert name in alerts[0]
@@ -88,14 +89,19 @@ def test_effects_that_alerts_wait_for_are_counted_by_a_patch() -> None:
 
 
 def test_every_alert_has_a_name_of_its_own_and_a_fix() -> None:
-    names = [alert.name for alert in ALERTS]
+    names = [alert["alert"] for alert in read_alerts()]
     assert len(set(names)) == len(names)
-    for alert in ALERTS:
-        assert len(alert.fix) > 20, alert.name
-        assert "{{ $labels.deployment }}" in alert.summary + alert.fix, alert.name
+    for alert in read_alerts():
+        summary, fix = alert["annotations"]["summary"], alert["annotations"]["fix"]
+        assert len(fix) > 20, alert["alert"]
+        assert "{{ $labels.deployment }}" in summary + fix, alert["alert"]
 
 
 def test_no_two_panels_of_a_row_have_one_title() -> None:
-    for row in ROWS:
-        titles = [panel.title for panel in row.panels]
+    for row in read_rows():
+        titles = [panel["title"] for panel in row["panels"]]
         assert len(set(titles)) == len(titles)
+
+
+def test_every_alert_and_row_is_of_a_part_that_a_deployment_can_have() -> None:
+    assert {entry["part"] for entry in (*read_alerts(), *read_rows())} == set(get_args(Part))

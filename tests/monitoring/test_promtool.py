@@ -13,9 +13,7 @@ import httpx
 import pytest
 import yaml
 
-from pdserve.monitoring.alerts import alerts_yml
-from pdserve.monitoring.parts import parts_of
-from pdserve.monitoring.scrape import prometheus_yml, scrape
+from pdserve.monitoring.prometheus import alerts_yml, parts_of, prometheus_yml, scrape
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.plan.model import Plan
 from tests.cluster.waiting import wait_until

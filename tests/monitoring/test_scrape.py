@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdserve.monitoring.scrape import ScrapeTarget, prometheus_yml, scrape
+from pdserve.monitoring.prometheus import ScrapeTarget, prometheus_yml, scrape
 from pdserve.plan.model import Plan
 from pdserve.recipe.model import Recipe
 from tests.monitoring.test_expressions import RECORDED, exported_by_the_proxy

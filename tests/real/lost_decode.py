@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from pdserve.observe.engine_metrics import engine_snapshot
+from pdserve.observe.metrics import engine_snapshot
 from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import Deployment
 from tests.real.kv_faults import held

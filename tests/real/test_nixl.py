@@ -16,7 +16,7 @@ import pytest
 import yaml
 from openai import OpenAI
 
-from pdserve.observe.engine_metrics import engine_snapshot
+from pdserve.observe.metrics import engine_snapshot
 from pdserve.plan.engines.cpus import cpu_share
 from pdserve.system import procfs
 from pdserve.system.cpu_affinity import share_of_cpus

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from pdserve.connectors.lmcache_bounds import CAP_KEY, CAP_SWITCH, LEAST_KEY, Bounds, bounds, check_chunk
-from pdserve.connectors.lmcache_groups import check_prefixes_load
+from pdserve.connectors.lmcache_loads import (
+    CAP_KEY,
+    CAP_SWITCH,
+    LEAST_KEY,
+    Bounds,
+    bounds,
+    check_chunk,
+    check_prefixes_load,
+)
 from pdserve.errors import StartError
 
 pytestmark = pytest.mark.process

@@ -11,11 +11,11 @@ import typer
 
 from pdserve.cli.prove.verify import load_options
 from pdserve.errors import NotProvenError, VerifyError
-from pdserve.observe.engine_metrics import view_client
+from pdserve.observe.metrics import view_client
 from pdserve.recipe.model import Timeouts, Verify
 from pdserve.verify import Proof
 from pdserve.verify.load import LoadOptions, LoadReport, run_load
-from pdserve.verify.load.options import GROUPS
+from pdserve.verify.load.schedule import GROUPS
 from pdserve.verify.load.traffic import OnWindow
 from tests.proxy.deployment import KEY, MODEL
 from tests.verify.deployment import DETAILS, Deployment

@@ -9,12 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from pdserve.observe.engine_metrics import EngineSnapshot
+from pdserve.observe.metrics import EngineSnapshot
 from pdserve.verify.load import proofs
-from pdserve.verify.load.options import LoadOptions
-from pdserve.verify.load.schedule import Ending, LoadRequest
+from pdserve.verify.load.schedule import Ending, LoadOptions, LoadRequest
 from pdserve.verify.load.traffic import Ended, SentWindow, Served, Traffic
-from pdserve.verify.outcome import Outcome
+from pdserve.verify.report import Outcome
 from pdserve.verify.target import Target
 from pdserve.verify.trials import Counters
 from tests.bench.evidence import plan

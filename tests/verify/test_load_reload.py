@@ -11,12 +11,10 @@ import pytest
 
 from pdserve.errors import NotProvenError
 from pdserve.plan.model import Plan
-from pdserve.verify.load import reload, reload_proof
-from pdserve.verify.load.options import GROUPS
-from pdserve.verify.load.reload import Came, Prefixes, PrefixReload
-from pdserve.verify.load.schedule import Schedule
-from pdserve.verify.load.traffic import SentWindow, Served, Traffic
-from pdserve.verify.outcome import Outcome
+from pdserve.verify.load import proofs, traffic
+from pdserve.verify.load.schedule import GROUPS, Schedule
+from pdserve.verify.load.traffic import Came, Prefixes, PrefixReload, SentWindow, Served, Traffic
+from pdserve.verify.report import Outcome
 from pdserve.verify.target import Target
 from pdserve.verify.trials import Counters
 from tests.bench.evidence import plan, with_connector
@@ -113,8 +111,8 @@ class Asked:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reload, "_COUNT_SECONDS", 0.0)
-    monkeypatch.setattr(reload, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(traffic, "_COUNT_SECONDS", 0.0)
+    monkeypatch.setattr(traffic, "_POLL_SECONDS", 0.0)
 
 
 class TestOnePlace:
@@ -193,9 +191,11 @@ class TestSeveralPlaces:
         assert asked.came(0, 256, engine="aggregated-0") == "back"
 
     def test_the_claim_is_smaller(self) -> None:
-        assert reload_proof.claim(Target(several(plan()), NOTHING, "key")).endswith("wherever it was known to be kept.")
+        assert proofs.reload_claim(Target(several(plan()), NOTHING, "key")).endswith(
+            "wherever it was known to be kept."
+        )
         for one in (plan(), several(plan(), beside_one_server=True), several(with_connector("MooncakeStoreConnector"))):
-            assert reload_proof.claim(Target(one, NOTHING, "key")).endswith("prefix was loaded again.")
+            assert proofs.reload_claim(Target(one, NOTHING, "key")).endswith("prefix was loaded again.")
 
 
 class TestOthers:
@@ -221,7 +221,7 @@ class TestOthers:
 
     def test_theirs_may_be_counted_before_the_prompt_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked, long = self.asked(), len(SCHEDULE.planned(17).prompt)
-        monkeypatch.setattr(reload, "_COUNT_SECONDS", 60.0)
+        monkeypatch.setattr(traffic, "_COUNT_SECONDS", 60.0)
 
         async def late(prefixes: Prefixes) -> PrefixReload:
             before = await prefixes.read()
@@ -278,7 +278,8 @@ class TestProof:
             sent.append(SentWindow(16 * number, tuple(served), Counters({}, ()), 1.0, looked))
         server = plan().processes[0].model_copy(update={"name": "lmcache-0", "log": "logs/lmcache-0.log"})
         values = {"processes": (*plan().processes, server)} | of
-        return reload_proof.prove(Target(plan(**values), NOTHING, "key"), Traffic(tuple(sent), 0, not_cleared, False))
+        target, traffic = Target(plan(**values), NOTHING, "key"), Traffic(tuple(sent), 0, not_cleared, False)
+        return asyncio.run(proofs.prove_reload(target, traffic))
 
     def test_all_came_back(self) -> None:
         outcome = self.proved(ALL_BACK, ALL_BACK)

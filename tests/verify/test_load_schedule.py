@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from pdserve.verify.load.options import GROUPS
-from pdserve.verify.load.schedule import LoadRequest, Schedule
+from pdserve.verify.load.schedule import GROUPS, LoadRequest, Schedule
 
 CHUNK, WINDOW, LONGEST = 256, 50, 1500
 

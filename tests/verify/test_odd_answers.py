@@ -12,12 +12,10 @@ import httpx
 import pytest
 
 from pdserve.errors import VerifyError
-from pdserve.verify.completion import Completion
-from pdserve.verify.load.options import LoadOptions
-from pdserve.verify.load.schedule import Schedule
+from pdserve.verify.load.schedule import LoadOptions, Schedule
 from pdserve.verify.load.traffic import Traffic, send
-from pdserve.verify.prompts import make_tokens, max_model_len
-from pdserve.verify.target import Target
+from pdserve.verify.target import Completion, Target
+from pdserve.verify.trials import make_tokens, max_model_len
 from tests.bench.evidence import plan
 
 PROMPT = tuple(range(4))

@@ -12,9 +12,8 @@ import pytest
 from pdserve.lmcache_server import parts_of_a_chunk
 from pdserve.plan.model import Plan
 from pdserve.verify import cache
-from pdserve.verify.completion import Completion
-from pdserve.verify.outcome import Outcome
-from pdserve.verify.target import Target
+from pdserve.verify.report import Outcome
+from pdserve.verify.target import Completion, Target
 from pdserve.verify.trials import Counters, Trial, Trials, read_counters
 from tests.bench.evidence import plan
 

@@ -8,13 +8,12 @@ import json
 import httpx
 import pytest
 
-from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot
-from pdserve.verify import cache, pool
-from pdserve.verify.completion import Completion
+from pdserve.observe.metrics import EngineSnapshot, LmcacheSnapshot
+from pdserve.verify import cache
 from pdserve.verify.load import proofs
 from pdserve.verify.load.traffic import SentWindow, Traffic
-from pdserve.verify.outcome import Outcome
-from pdserve.verify.target import Target
+from pdserve.verify.report import Outcome
+from pdserve.verify.target import Completion, Target
 from pdserve.verify.trials import Counters, Trial, Trials, read_counters, received_since, tokens_since
 from tests.bench.evidence import plan, with_connector
 
@@ -65,7 +64,7 @@ def offload_reload(engine: Recomputing) -> Outcome:
             tokens = target.plan.verify.output_tokens
             answer = await target.complete(target.proxy_url, PROMPT, salt="salt", max_tokens=tokens)
             before = await read_counters(target)
-            return await pool.prove_offload_reload(target, Trials((Trial(PROMPT, "salt", answer),), before, before))
+            return await cache.prove_offload_reload(target, Trials((Trial(PROMPT, "salt", answer),), before, before))
 
     return asyncio.run(prove())
 

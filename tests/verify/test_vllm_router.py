@@ -7,8 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from pdserve.verify.streams import read_stream
-from pdserve.verify.target import Target
+from pdserve.verify.target import Target, read_stream
 from tests.bench.evidence import plan
 from tests.verify.deployment import Deployment
 

@@ -11,10 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from pdserve.cli.observe.watch import plain, render
-from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot
-from pdserve.observe.last_minute import CacheMinute, EngineMinute, Latency, MinuteTraffic
+from pdserve.observe.metrics import EngineSnapshot, LmcacheSnapshot
 from pdserve.observe.status import StatusView
-from pdserve.observe.watch import Frame
+from pdserve.observe.watch import CacheMinute, EngineMinute, Frame, Latency, MinuteTraffic
 from pdserve.plan.model import Plan
 from pdserve.run.state import DeploymentState, NodeState, ProcessState
 from pdserve.system.procfs import ProcessId

@@ -8,9 +8,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pdserve.observe import last_minute
-from pdserve.observe.last_minute import cache_minute, engine_minute, traffic
-from pdserve.observe.window import MetricsWindow
+from pdserve.observe import watch
+from pdserve.observe.watch import MetricsWindow, cache_minute, engine_minute, minute_traffic
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.metrics_page import COUNTERS, STAGES
 
@@ -49,7 +48,7 @@ def test_clients_are_seen_through_the_proxy() -> None:
         metrics.count(name, labels, amount)
     for _ in range(40):
         metrics.ttft.observe(0.2)
-    shown = traffic(seen_twice("proxy", before, page(metrics.page().decode())), ["decode-0"])
+    shown = minute_traffic(seen_twice("proxy", before, page(metrics.page().decode())), ["decode-0"])
     assert (shown.measured_by, shown.seconds) == ("proxy", 10)
     assert (shown.requests, shown.errors, shown.refused, shown.failovers) == (4, 0.2, 1, 0.1)
     assert (shown.prompt_tokens, shown.output_tokens) == (None, None), "no engine answered"
@@ -68,20 +67,20 @@ def test_tokens_are_counted_by_the_engines_that_write_answers() -> None:
     window = MetricsWindow()
     window.add(0, {"proxy": idle, "decode-0": recorded(name)})
     window.add(10, {"proxy": idle, "decode-0": recorded(name, 2)})
-    shown = traffic(window, ["decode-0"])
+    shown = minute_traffic(window, ["decode-0"])
     assert (shown.measured_by, shown.requests) == ("proxy", 0)
     assert (shown.prompt_tokens, shown.output_tokens) == (371.9, 7)
 
 
 def test_an_idle_proxy_has_no_errors_rather_than_unknown_ones() -> None:
     idle = page(Metrics().page().decode())
-    shown = traffic(seen_twice("proxy", idle, idle), [])
+    shown = minute_traffic(seen_twice("proxy", idle, idle), [])
     assert (shown.requests, shown.errors, shown.refused, shown.failovers) == (0, 0, 0, 0)
 
 
 def test_without_figures_of_a_proxy_those_of_the_engines_count() -> None:
     name = "vllm-0.32.0-decode.metrics"
-    shown = traffic(seen_twice("decode-0", recorded(name), recorded(name, 2)), ["decode-0"])
+    shown = minute_traffic(seen_twice("decode-0", recorded(name), recorded(name, 2)), ["decode-0"])
     assert shown.measured_by == "engines"
     assert shown.seconds == 10
     assert shown.errors is None
@@ -94,7 +93,7 @@ def test_latencies_of_the_engines_are_those_of_all_of_them_together() -> None:
     for at, count in ((0, 0), (10, 8)):
         text = f'{name}{{le="0.01"}} {count}\n{name}{{le="0.1"}} {count}\n{name}{{le="+Inf"}} {count}\n'
         window.add(at, {"decode-0": page(text), "decode-1": page(text)})
-    itl = traffic(window, ["decode-0", "decode-1"]).itl
+    itl = minute_traffic(window, ["decode-0", "decode-1"]).itl
     assert itl is not None
     assert itl.count == 16
     assert itl.p50 is not None
@@ -102,7 +101,7 @@ def test_latencies_of_the_engines_are_those_of_all_of_them_together() -> None:
 
 
 def test_nothing_that_answered_is_no_traffic_at_all() -> None:
-    shown = traffic(MetricsWindow(), ["decode-0"])
+    shown = minute_traffic(MetricsWindow(), ["decode-0"])
     assert (shown.seconds, shown.requests, shown.ttft) == (0, None, None)
 
 
@@ -143,7 +142,7 @@ def test_a_cache_over_all_its_salts() -> None:
 
 
 def test_every_series_of_the_proxy_that_is_read_is_one_of_its_page() -> None:
-    source = Path(last_minute.__file__).read_text()
+    source = Path(watch.__file__).read_text()
     counters = set(re.findall(r'(?<!window\.)rate\("(\w+)"', source))
     stages = set(re.findall(r'\{PREFIX\}(\w+)_seconds"', source))
     assert len(counters) == 4

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pdserve.observe.window import Distribution, MetricsWindow
+from pdserve.observe.watch import Distribution, MetricsWindow
 from pdserve.pd.telemetry.metrics import Metrics
 
 

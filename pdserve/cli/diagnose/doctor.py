@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from pdserve.doctor.bundle import contents, made, members, write
-from pdserve.doctor.diagnosis import Diagnosis
 from pdserve.doctor.read_run import find_run, known_secrets, read_logs, read_run, unset_secrets
-from pdserve.doctor.records import RunRecords
+from pdserve.doctor.records import Diagnosis, RunRecords
 from pdserve.doctor.rules import diagnose
 from pdserve.printable import printable
 from pdserve.run.directory import home

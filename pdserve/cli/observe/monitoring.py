@@ -9,10 +9,16 @@ from pathlib import Path
 import typer
 
 from pdserve.errors import RecipeError, StateError
-from pdserve.monitoring.alerts import alerts_yml
 from pdserve.monitoring.dashboard import dashboard_json
-from pdserve.monitoring.parts import parts_of
-from pdserve.monitoring.scrape import ALERTS_FILE, DASHBOARD_FILE, PROMETHEUS_FILE, prometheus_yml, scrape
+from pdserve.monitoring.prometheus import (
+    ALERTS_FILE,
+    DASHBOARD_FILE,
+    PROMETHEUS_FILE,
+    alerts_yml,
+    parts_of,
+    prometheus_yml,
+    scrape,
+)
 from pdserve.operations.plan_recipe import load, plan_for
 from pdserve.plan.model import Plan
 from pdserve.run.directory import find, home

@@ -13,10 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pdserve.errors import ServeError
-from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot
-from pdserve.observe.proxy_metrics import ProxySnapshot
+from pdserve.observe.metrics import EngineSnapshot, LmcacheSnapshot, ProxySnapshot, StoreSnapshot
 from pdserve.observe.status import StatusView, look
-from pdserve.observe.store_metrics import StoreSnapshot
 from pdserve.patches.record import merged_effects
 from pdserve.plan.model import Exposure
 from pdserve.plan.proxy.exposure import RANDOM_PORT

@@ -19,9 +19,8 @@ from rich.text import Text
 
 from pdserve.cli.console import EVENT_STYLES, event_text
 from pdserve.cli.observe.status import STATE_STYLES, duration, head, number, percent
-from pdserve.observe.last_minute import Latency
 from pdserve.observe.status import StatusView
-from pdserve.observe.watch import DeploymentWatch, Frame
+from pdserve.observe.watch import DeploymentWatch, Frame, Latency
 from pdserve.printable import printable
 from pdserve.run.directory import home
 from pdserve.system.stop_signals import held_back, interruptible

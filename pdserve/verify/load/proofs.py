@@ -1,22 +1,292 @@
-"""Proofs of a load besides its output and its reloads: `load-answers`, `load-transfer`, `load-clean`."""
+"""Prove that a deployment does under load what its recipe says.
+
+The proofs are `load-answers`, `load-transfer`, `load-reload`, `load-clean` and `load-output`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
-from pdserve.observe.engine_metrics import EngineSnapshot, lmcache_snapshot
-from pdserve.verify import cleanliness
-from pdserve.verify.load.options import LoadOptions
-from pdserve.verify.load.traffic import Traffic
-from pdserve.verify.load.windows import when
-from pdserve.verify.outcome import Outcome, failed, not_proven, proven
-from pdserve.verify.report import Numbers
+import httpx
+from pydantic import BaseModel, ConfigDict
+
+from pdserve.observe.metrics import EngineSnapshot, lmcache_snapshot
+from pdserve.plan.model import Plan
+from pdserve.verify.cache import engines_that_offload, engines_with_store
+from pdserve.verify.load.schedule import GROUPS, LoadOptions, Schedule, make_schedule
+from pdserve.verify.load.traffic import Came, OnWindow, PrefixReload, SentWindow, Traffic, common_place, send
+from pdserve.verify.proofs import (
+    ALWAYS_RECOMPUTED,
+    ENDPOINTS_CLAIM,
+    INSENSITIVE,
+    against,
+    first_difference,
+    left_behind,
+    prove_endpoints,
+    quiet,
+    where_to_look,
+    why_not_comparable,
+)
+from pdserve.verify.report import Numbers, OnProof, Outcome, Proofs, Report, failed, not_proven, proven
 from pdserve.verify.target import Target
-from pdserve.verify.transfer import ALWAYS_RECOMPUTED
-from pdserve.verify.trials import Counters, read_counters, tokens_since
+from pdserve.verify.trials import Counters, Trial, altered, generate, read_counters, tokens_since
+
+
+class LoadWindow(BaseModel):
+    """The requests `first` to `last`, in the order in which they were sent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    first: int
+    last: int
+    seconds: float
+    """Since the load began, when the last of them had ended."""
+    answered: int
+    cancelled: int
+    failed: int
+    compared: int
+    """Answers that were compared with one engine alone."""
+    different: int
+    """Of those, other than what the engine alone answers."""
+
+
+class LoadReport(Report):
+    """As Report; `windows` has when in the run answers failed or differed."""
+
+    windows: tuple[LoadWindow, ...] = ()
+
+
+def make_windows(traffic: Traffic, compared: Collection[int], different: Collection[int]) -> tuple[LoadWindow, ...]:
+    """`compared`, `different`: numbers of requests."""
+    return tuple(
+        LoadWindow(
+            first=window.first,
+            last=window.last,
+            seconds=window.seconds,
+            answered=len(window.ended("answered")),
+            cancelled=len(window.ended("cancelled")),
+            failed=len(window.ended("failed")),
+            compared=sum(window.first <= number <= window.last for number in compared),
+            different=sum(window.first <= number <= window.last for number in different),
+        )
+        for window in traffic.windows
+    )
+
+
+def when(traffic: Traffic, of: Collection[int], wrong: Collection[int]) -> str:
+    """In which windows: `requests 0-49: 3 of 12; requests 100-149: 6 of 11`. Only windows with wrong ones."""
+    parts = []
+    for window in make_windows(traffic, of, wrong):
+        if window.different:
+            parts.append(f"requests {window.first}-{window.last}: {window.different} of {window.compared}")
+    return "; ".join(parts)
+
+
+OUTPUT_CLAIM = (
+    "A sample of the answers under load equals those of one instance that computed each whole prompt itself, "
+    "and another prompt gives another answer."
+)
+
+
+@dataclass
+class ComparedAnswers:
+    """Numbers of the requests whose answers were compared, and of those that differ."""
+
+    compared: list[int] = field(default_factory=list)
+    different: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Distance:
+    """How far an answer is from what the reference computes of a prompt."""
+
+    differs: bool
+    size: float
+    """Differing tokens, or the largest difference of a logprob."""
+    text: str
+
+
+async def prove_output(target: Target, schedule: Schedule, traffic: Traffic, comparison: ComparedAnswers) -> Outcome:
+    """Fills `comparison` as it goes. The reference is asked once the load is over, one prompt after the other."""
+    trials = {
+        request.planned.number: Trial(request.planned.prompt, target.salt(request.planned.leg), request.answer)
+        for request in traffic.served
+        if request.planned.compared and request.answer is not None
+    }
+    if not trials:
+        return not_proven("no answer was there to compare: a longer load, or a larger --sample, has some")
+    verify = target.plan.verify
+    numbers: Numbers = {"compared": verify.output, "reference": target.reference.name, "answers compared": len(trials)}
+    if verify.output == "logprobs":
+        numbers["tolerance"] = verify.logprob_tolerance
+    first, largest = "", 0.0
+    for number, trial in trials.items():
+        distance = await _distance(target, trial, trial.prompt, f"load-reference-{number}")
+        comparison.compared.append(number)
+        largest = max(largest, distance.size)
+        if distance.differs:
+            comparison.different.append(number)
+            first = first or f"request {number}: {distance.text}"
+    different = comparison.different
+    numbers["answers that differ"] = len(different)
+    numbers["share that differs"] = round(len(different) / len(trials), 4)
+    numbers["largest difference"] = round(largest, 6)
+    control = await _output_control(target, schedule, trials)
+    numbers["control: difference"] = round(control.size, 6)
+    if different:
+        return failed(
+            f"{len(different)} of {len(trials)} compared answers differ from one instance alone "
+            f"({when(traffic, comparison.compared, different)}). The first is {first}. {where_to_look(target)}",
+            numbers,
+        )
+    if not control.differs:
+        return failed(INSENSITIVE, numbers)
+    return proven(numbers)
+
+
+async def _output_control(target: Target, schedule: Schedule, trials: dict[int, Trial]) -> _Distance:
+    """The shortest prompt with the first chunk of another group: its answer must be another one."""
+    shortest = min(trials.values(), key=lambda trial: len(trial.prompt))
+    other = next(
+        prefix
+        for prefix in map(schedule.prefix, range(GROUPS))
+        if prefix[: target.chunk] != shortest.prompt[: target.chunk]
+    )
+    return await _distance(target, shortest, altered(shortest.prompt, other, target.chunk), "load-control")
+
+
+async def _distance(target: Target, trial: Trial, prompt: tuple[int, ...], leg: str) -> _Distance:
+    """From the answer of `trial` to what the reference makes of `prompt`."""
+    verify = target.plan.verify
+    if verify.output == "exact":
+        alone = await generate(target, prompt, leg)
+        size = sum(a != b for a, b in zip(trial.answer.tokens, alone.tokens, strict=False))
+        return _Distance(
+            differs=trial.answer.tokens != alone.tokens,
+            size=size,
+            text=first_difference(f"{len(prompt)} prompt tokens", trial.answer.tokens, alone.tokens),
+        )
+    if len(trial.answer.logprobs) != len(trial.answer.tokens):
+        return _Distance(differs=True, size=0.0, text="the answer has no logprobs although they were asked for")
+    largest = max(await against(target, trial, prompt, leg))
+    return _Distance(
+        differs=largest > verify.logprob_tolerance,
+        size=largest,
+        text=f"logprobs differ by up to {largest:.4f}, allowed are {verify.logprob_tolerance:g}",
+    )
+
+
+_RELOAD_CLAIM = (
+    "After each time that the engines' own caches were cleared, a prompt of each group was sent alone, and its group's "
+    "prefix was loaded again"
+)
+
+_Cleared = tuple[SentWindow, tuple[PrefixReload, ...]]
+"""A window before which the caches were cleared, and its reloads."""
+
+
+def reload_claim(target: Target) -> str:
+    """Where engines do not reload from the same place, one may be chosen that never had a prefix."""
+    return f"{_RELOAD_CLAIM}." if common_place(target) else f"{_RELOAD_CLAIM} wherever it was known to be kept."
+
+
+async def prove_reload(target: Target, traffic: Traffic) -> Outcome:
+    if not target.plan.cache_reset_endpoint:
+        return not_proven(
+            "engine.cache_reset_endpoint is off in the recipe: the engines' own caches cannot be cleared, so reloads "
+            "look like local hits"
+        )
+    cleared = [(window, window.reloads) for window in traffic.windows if window.reloads is not None]
+    numbers = _reload_numbers(cleared)
+    if lost := _reloads_that(cleared, "lost"):
+        servers = [server.process for server in target.plan.lmcache]
+        engines = [reload.engine for _, reload in lost if reload.engine] or [w.name for w in target.producers]
+        logs = ", ".join(target.log(name) for name in dict.fromkeys((*servers, *engines)))
+        return failed(
+            f"prefixes that prompts share were computed again instead of being loaded ({_list_reloads(lost)}): they "
+            f"were not stored, or they were evicted; see {logs}",
+            numbers,
+        )
+    if traffic.not_cleared is not None:
+        raise traffic.not_cleared
+    if not numbers["times cleared"]:
+        return not_proven(
+            "no window was answered from its begin on after the caches were cleared: give --requests, or --seconds, "
+            "for more than one window, or a smaller --window",
+            numbers,
+        )
+    if reason := _why_open(target, cleared):
+        return not_proven(reason, numbers)
+    return proven(numbers)
+
+
+def _why_open(target: Target, cleared: Sequence[_Cleared]) -> str:
+    """Why it is not known that all prefixes came back. Empty: it is."""
+    begins = [
+        window.served[len(reloads)] for window, reloads in cleared if len(reloads) < min(GROUPS, len(window.served))
+    ]
+    if failures := [str(request.planned.number) for request in begins]:
+        return f"requests that had to reload a prefix were not answered: {', '.join(failures)}"
+    if uncounted := _reloads_that(cleared, "uncounted"):
+        return (
+            "the engines do not count where the tokens of their prompts came from or how large their blocks are, could "
+            f"not be read, or have not counted a prompt in time (the first: {_list_reloads(uncounted[:1])})"
+        )
+    if disturbed := _reloads_that(cleared, "disturbed"):
+        return (
+            "others were served meanwhile, and may have loaded what looks like a prefix "
+            f"({_list_reloads(disturbed)}): prove it while the deployment serves nothing else"
+        )
+    looked = [reload for _, reloads in cleared for reload in reloads if reload.came != "too-short"]
+    if not looked:
+        least = target.plan.min_load_tokens
+        minimum = f"reloads below min_load_tokens ({least}) are computed" if least else "less than a block is computed"
+        return f"{minimum}, as all of these prefixes are"
+    if never := {reload.group for reload in looked} - {reload.group for reload in looked if reload.came == "back"}:
+        return (
+            f"the prefixes of {', '.join(f'group {group}' for group in sorted(never))} were asked for only where they "
+            "may never have been: a prompt may go to another engine, which reloads from elsewhere. A longer load, or a "
+            "smaller --window, asks more often"
+        )
+    return ""
+
+
+def _reload_numbers(cleared: Sequence[_Cleared]) -> Numbers:
+    came = Counter(reload.came for _, reloads in cleared for reload in reloads)
+    expected = [reload for _, reloads in cleared for reload in reloads if reload.came not in ("new", "too-short")]
+    numbers: Numbers = {
+        "times cleared": sum(len(reloads) == GROUPS for _, reloads in cleared),
+        "prefixes expected": len(expected),
+        "prefixes loaded": came["back"],
+        "tokens expected": sum(reload.wanted for reload in expected),
+        "tokens loaded": sum(reload.loaded or 0 for reload in expected),
+    }
+    if came["new"]:
+        numbers["prefixes not known to be there"] = came["new"]
+    if came["too-short"]:
+        numbers["prefixes too short to be loaded"] = came["too-short"]
+    return numbers
+
+
+def _reloads_that(cleared: Sequence[_Cleared], came: Came) -> list[tuple[SentWindow, PrefixReload]]:
+    return [(window, reload) for window, reloads in cleared for reload in reloads if reload.came == came]
+
+
+def _list_reloads(reloads: Sequence[tuple[SentWindow, PrefixReload]]) -> str:
+    """`requests 16-31: group 1 (cache_salt pdserve-verify-1a2b-load-1): 0 of 512 tokens by prefill-0`."""
+    return "; ".join(
+        f"requests {window.first}-{window.last}: group {reload.group} (cache_salt {reload.salt}): "
+        f"{'?' if reload.loaded is None else reload.loaded} of {reload.wanted} tokens"
+        f"{f' by {reload.engine}' if reload.engine else ''}"
+        for window, reload in reloads
+    )
+
 
 _ANSWERED = "Every request under load whose client stayed was answered whole"
 TRANSFER_CLAIM = "Under load decode had the KV of every prompt and computed none beyond what vLLM always recomputes."
@@ -142,10 +412,10 @@ def _on_decode(target: Target, before: Counters, after: Counters, source: str) -
 
 async def prove_clean(target: Target, before: Mapping[str, EngineSnapshot]) -> Outcome:
     """`before`: what engines reported when nothing was sent yet."""
-    if reason := cleanliness.why_not_comparable(before):
+    if reason := why_not_comparable(before):
         return not_proven(reason)
     numbers: Numbers = {}
-    left = await cleanliness.left_behind(target, before, numbers)
+    left = await left_behind(target, before, numbers)
     locked = await _locked(target)
     logs = ", ".join(target.log(server.process) for server in target.plan.lmcache)
     if target.plan.lmcache:
@@ -181,3 +451,79 @@ async def _locked(target: Target) -> int | None:
 
 def _logs(target: Target) -> str:
     return ", ".join(target.log(worker.name) for worker in (*target.decoders, *target.producers))
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A load that is over, as its proofs look at it."""
+
+    schedule: Schedule
+    before: Mapping[str, EngineSnapshot]
+    traffic: Traffic
+    comparison: ComparedAnswers = field(default_factory=ComparedAnswers)
+
+
+Prove = Callable[[_Sent], Awaitable[Outcome]]
+
+
+async def run_load(
+    plan: Plan,
+    options: LoadOptions,
+    *,
+    engine_key: str,
+    client: httpx.AsyncClient,
+    on_proof: OnProof | None = None,
+    on_window: OnWindow | None = None,
+) -> LoadReport:
+    """Never raises for what it sees: see Report.raise_for_status. `on_window` hears of each window once it was sent.
+
+    The deployment may serve others meanwhile; proofs that need it quiet then are not-proven, or fail.
+    """
+    target = Target(plan, client, engine_key)
+    done = Proofs(on_proof)
+    alive = await done.carry_out("endpoints", ENDPOINTS_CLAIM, partial(prove_endpoints, target))
+    loads: list[_Sent] = []
+
+    async def answers() -> Outcome:
+        loads.append(await _send(target, options, on_window))
+        return prove_answers(target, loads[0].traffic, options)
+
+    if alive:
+        reason = "the requests that it would look at were not answered"
+        alive = await done.carry_out("load-answers", answers_claim(target), answers)
+    else:
+        reason = "nothing was sent: not all endpoints answer"
+        done.add("load-answers", answers_claim(target), not_proven(reason))
+    for name, claim, prove in _applicable_proofs(target):
+        if alive:
+            await done.carry_out(name, claim, partial(prove, loads[0]))
+        else:
+            done.add(name, claim, not_proven(reason))
+    windows = [make_windows(load.traffic, load.comparison.compared, load.comparison.different) for load in loads]
+    return LoadReport(deployment=plan.name, proofs=done.done, windows=windows[0] if windows else ())
+
+
+async def _send(target: Target, options: LoadOptions, on_window: OnWindow | None) -> _Sent:
+    schedule = await make_schedule(target, options)
+    before = await quiet(target)
+    reloads = target.plan.cache_reset_endpoint and _keeps_kv(target.plan)
+    return _Sent(schedule, before, await send(target, schedule, options, reloads=reloads, on_window=on_window))
+
+
+def _applicable_proofs(target: Target) -> list[tuple[str, str, Prove]]:
+    """Those that apply, in order. `load-clean` comes before the comparison, which sends requests of its own."""
+    applicable: list[tuple[str, str, Prove]] = []
+    if target.decoders:
+        applicable.append(("load-transfer", TRANSFER_CLAIM, lambda sent: prove_transfer(target, sent.traffic)))
+    if _keeps_kv(target.plan):
+        applicable.append(("load-reload", reload_claim(target), lambda sent: prove_reload(target, sent.traffic)))
+    return [
+        *applicable,
+        ("load-clean", CLEAN_CLAIM, lambda sent: prove_clean(target, sent.before)),
+        ("load-output", OUTPUT_CLAIM, lambda sent: prove_output(target, sent.schedule, sent.traffic, sent.comparison)),
+    ]
+
+
+def _keeps_kv(plan: Plan) -> bool:
+    """Outside of the engines' own prefix caches."""
+    return bool(plan.lmcache or engines_with_store(plan) or engines_that_offload(plan))

@@ -1,8 +1,4 @@
-"""Which requests a load has: a pure function of a seed and the request's number.
-
-Prompts have one of a few prefixes, so that caches are used by many requests at once, and tails of mixed length, most of
-them short. Some prompts come once more, some requests are left by their client.
-"""
+"""x"""
 
 from __future__ import annotations
 
@@ -12,9 +8,27 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pdserve.errors import NotProvenError
-from pdserve.verify.load.options import GROUPS, LoadOptions
-from pdserve.verify.prompts import make_tokens, max_model_len
 from pdserve.verify.target import Target
+from pdserve.verify.trials import make_tokens, max_model_len
+
+GROUPS = 4
+"""Prefixes that prompts share."""
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The load ends with the first of `requests` and `seconds` that is reached."""
+
+    concurrency: int = 8
+    requests: int | None = 200
+    seconds: float | None = None
+    window: int = 50
+    """Requests between two reloads, and of each line of the report."""
+    sample: float = 0.25
+    """Share of the answers that are compared with one engine alone."""
+    longest_prompt: int = 2048
+    seed: int = 0
+
 
 Ending = Literal["whole", "left-after-first-chunk", "left-before-first-byte"]
 

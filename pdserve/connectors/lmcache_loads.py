@@ -1,8 +1,8 @@
-"""How much of LMCache's hit a request reloads. Pure arithmetic and settings: imports no engine."""
+"""Bound what a request reloads of LMCache's hit. Pure: imports no engine, so that it is tested without one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -72,3 +72,61 @@ def _tokens(name: str, value: Any) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise StartError(f"{name} is {value!r}, not a number of tokens; 0 turns it off")
     return int(text)
+
+
+_WHOLE_PREFIX = {"FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec", "TQFullAttentionSpec"}
+"""By exact name: RSWASpec, for one, is a FullAttentionSpec that keeps less."""
+
+
+def check_prefixes_load(kv_cache_config: Any) -> None:
+    """Raises StartError when a layer keeps less than the whole prefix.
+
+    For a sliding window LMCache finds, and locks, the chunks at the end of the hit only; a Mamba state exists at some
+    chunks' ends and not at others'. A reload that ends earlier would read what is not there.
+    """
+    others = sorted({type(spec).__name__ for spec in _specs(kv_cache_config)} - _WHOLE_PREFIX)
+    if others:
+        raise StartError(
+            f"max_tokens_per_load needs full attention in every layer; this model has {', '.join(others)}: "
+            "remove the cap (min_load_tokens works with every model)"
+        )
+
+
+def _specs(kv_cache_config: Any) -> Iterator[Any]:
+    for group in getattr(kv_cache_config, "kv_cache_groups", None) or ():
+        spec = group.kv_cache_spec
+        by_layer = getattr(spec, "kv_cache_specs", None)
+        yield from by_layer.values() if isinstance(by_layer, dict) else (spec,)
+
+
+_CUT = "pdserve_cut"
+
+
+class Cut(NamedTuple):
+    """What was done about a request's hit the last time that vLLM asked."""
+
+    hit: int
+    """Where the hit ends, and with it the read locks of its lookup."""
+    skipped: bool
+    left: int
+    """Tokens of the hit that are computed instead."""
+
+
+def awaits_admission(tracker: Any) -> bool:
+    """Whether the lookup's result is unused: vLLM has allocated no blocks for the request yet."""
+    return bool(tracker.state.name == "PREFETCHING")
+
+
+def lower(tracker: Any, end: int) -> None:
+    """Ends LMCache's part of the request at `end`. What vLLM computes from there on is stored like any new token."""
+    tracker.num_lmcache_hit_tokens = tracker.num_stored_tokens = end
+
+
+def remember(tracker: Any, cut: Cut) -> None:
+    """It lives and dies with the tracker: nothing to clean up."""
+    setattr(tracker, _CUT, cut)
+
+
+def last_cut(tracker: Any) -> Cut | None:
+    """None: vLLM was never offered a load of this request."""
+    return getattr(tracker, _CUT, None)

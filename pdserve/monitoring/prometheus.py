@@ -1,13 +1,15 @@
-"""prometheus.yml of a plan: every /metrics of the deployment that Prometheus reaches from one of the nodes.
+"""Make prometheus.yml and alerts.yml of a plan.
 
-Labels of a target must not be labels of its own series: Prometheus would rename those. So the proxy's target has no
-`role`, which the proxy's series have for the worker that they are about.
+Every /metrics of the deployment that Prometheus reaches from one of the nodes is a target. Labels of a target must not
+be labels of its own series: Prometheus would rename those. So the proxy's target has no `role`, which the proxy's
+series have for the worker that they are about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -25,12 +27,43 @@ _INTERVAL = "10s"
 _TIMEOUT = "5s"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
+Part = Literal["proxy", "engines", "disaggregated", "mooncake", "nixl", "lmcache", "mooncake-store"]
+"""What a deployment may lack: then it gets no alert and no row of the dashboard for it. proxy: pdserve's own;
+vllm-router has metrics of its own, which are scraped and have no panels here."""
+
 Job = Literal["pdserve-proxy", "vllm-router", "vllm", "lmcache", "mooncake-store"]
+
+
+def parts_of(plan: Plan) -> frozenset[Part]:
+    """Return the parts of this plan."""
+    classes = {connector.class_name for process in plan.processes for connector in process.connectors}
+    present: dict[Part, bool] = {
+        "proxy": plan.proxy_kind == "pdserve",
+        "engines": True,
+        "disaggregated": plan.mode == "disaggregated",
+        "mooncake": "MooncakeConnector" in classes,
+        "nixl": "NixlConnector" in classes,
+        "lmcache": bool(plan.lmcache),
+        "mooncake-store": any(process.is_store_master for process in plan.processes),
+    }
+    return frozenset(part for part, there in present.items() if there)
+
+
+def read_alerts() -> list[dict[str, Any]]:
+    """Return all rules, each with its `part`."""
+    rules: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("alerts.yml").read_text())
+    return rules
+
+
+def alerts_yml(parts: Collection[Part]) -> str:
+    """Return the file of rules for a deployment with these parts."""
+    rules = [{key: rule[key] for key in rule if key != "part"} for rule in read_alerts() if rule["part"] in parts]
+    return yaml.safe_dump({"groups": [{"name": "pdserve", "rules": rules}]}, sort_keys=False, width=120)
 
 
 @dataclass(frozen=True)
 class ScrapeTarget:
-    """One /metrics."""
+    """A /metrics that Prometheus reads."""
 
     job: Job
     process: str
@@ -38,7 +71,7 @@ class ScrapeTarget:
     host: str
     port: int
     role: str | None = None
-    """Of an engine."""
+    """None: it is no engine."""
     scheme: Literal["http", "https"] = "http"
 
     @property
@@ -47,29 +80,29 @@ class ScrapeTarget:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def reached_from(self, node: str) -> bool:
-        """Whether Prometheus on that node can ask it: loopback is only on its own node."""
+        """Tell if Prometheus on that node can ask it: loopback is only on its own node."""
         return self.node == node or self.host not in _LOOPBACK
 
 
 @dataclass(frozen=True)
 class Scrape:
-    """What a Prometheus on one node asks, and what it cannot reach."""
+    """The targets that a Prometheus on one node asks, and those that it cannot reach."""
 
     node: str
     targets: tuple[ScrapeTarget, ...]
     unreachable: tuple[ScrapeTarget, ...]
-    """On the loopback of other nodes."""
+    """They listen on the loopback of other nodes."""
 
 
 def scrape(plan: Plan, node: str) -> Scrape:
-    """All targets of the plan, by whether a Prometheus on `node` reaches them."""
+    """Sort all targets of the plan by whether a Prometheus on `node` reaches them."""
     targets = tuple(_targets(plan, node))
     reached = tuple(target for target in targets if target.reached_from(node))
     return Scrape(node, reached, tuple(target for target in targets if target not in reached))
 
 
 def prometheus_yml(plan: Plan, asked: Scrape) -> str:
-    """The file for `prometheus --config.file`; the alerts are a file beside it."""
+    """Return the file for `prometheus --config.file`; the alerts are a file beside it."""
     jobs: dict[tuple[Job, str], list[ScrapeTarget]] = {}
     for target in asked.targets:
         jobs.setdefault((target.job, target.scheme), []).append(target)

@@ -1,7 +1,7 @@
-"""What engines and LMCache servers report: the numbers behind `pdserve status` and `pdserve verify`.
+"""Read what engines, the proxy and caches report: the numbers behind `pdserve status` and `pdserve verify`.
 
-Read-only. A process that does not answer, or answers something else, is a snapshot with that reason, never an
-exception: `status` has to show it. Metric names as vLLM 0.32.0 and lmcache 0.5.6 report them.
+A process that does not answer, or answers something else, is a snapshot with that reason, never an exception: `status`
+has to show it. Names of metrics are those of vLLM 0.32.0, lmcache 0.5.6, mooncake 0.3.13 and of our proxy.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from pdserve.lmcache_server import parts_of_a_chunk, registered_workers
+from pdserve.pd.telemetry.metrics_page import PREFIX
 from pdserve.reach.proxy_tls import unverified
 
 _TIMEOUT_SECONDS = 3.0
@@ -310,3 +311,74 @@ def _fold(samples: Iterable[Sample], name: str, fold: Callable[[list[float]], fl
 
 def _rate(part: int | None, whole: int | None) -> float | None:
     return None if part is None or not whole else part / whole
+
+
+@dataclass(frozen=True)
+class ProxySnapshot:
+    """Since the proxy was started, all of its processes summed."""
+
+    url: str
+    error: str | None = None
+    """Why there is nothing to show."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Requests that a pool was too busy for (429), by pool."""
+    not_ready: tuple[str, ...] = ()
+    """Workers that get no requests."""
+    held: dict[str, int] = field(default_factory=dict)
+    """Requests that wait because no engine of a role is ready, by role; none where there are none."""
+    held_seconds: dict[str, float] = field(default_factory=dict)
+    """How long the first of them has waited."""
+
+
+async def proxy_snapshot(url: str, client: httpx.AsyncClient) -> ProxySnapshot:
+    """`url` is http(s)://host:port of the proxy."""
+    samples = await read_metrics(url, client)
+    if isinstance(samples, str):
+        return ProxySnapshot(url, error=samples)
+    rejected: dict[str, int] = {}
+    not_ready = []
+    held: dict[str, int] = {}
+    held_seconds: dict[str, float] = {}
+    for sample in samples:
+        pool, role = sample.labels.get("pool", ""), sample.labels.get("role", "")
+        if sample.name == f"{PREFIX}admission_rejections_total" and math.isfinite(sample.value):
+            rejected[pool] = rejected.get(pool, 0) + int(sample.value)
+        elif sample.name == f"{PREFIX}worker_ready" and not sample.value:
+            not_ready.append(sample.labels.get("worker", ""))
+        elif sample.name == f"{PREFIX}held_requests" and sample.value:
+            held[role] = int(sample.value)
+        elif sample.name == f"{PREFIX}held_oldest_seconds" and sample.value:
+            held_seconds[role] = round(sample.value, 1)
+    return ProxySnapshot(url, rejected=rejected, not_ready=tuple(not_ready), held=held, held_seconds=held_seconds)
+
+
+@dataclass(frozen=True)
+class StoreSnapshot:
+    """The pool as its master knows it. None: not reported."""
+
+    url: str
+    error: str | None = None
+    """Why there is nothing to show."""
+    clients: int | None = None
+    """Engine workers that gave memory to the pool."""
+    keys: int | None = None
+    bytes_used: int | None = None
+    bytes_total: int | None = None
+
+
+async def store_snapshot(url: str, client: httpx.AsyncClient) -> StoreSnapshot:
+    """`url` is http://host:port of the master's HTTP side."""
+    return store_figures(url, await read_metrics(url, client))
+
+
+def store_figures(url: str, samples: Page) -> StoreSnapshot:
+    """From the /metrics of a master."""
+    if isinstance(samples, str):
+        return StoreSnapshot(url, error=samples)
+    return StoreSnapshot(
+        url,
+        clients=total(samples, "master_active_clients"),
+        keys=total(samples, "master_key_count"),
+        bytes_used=total(samples, "master_allocated_bytes"),
+        bytes_total=total(samples, "master_total_capacity_bytes"),
+    )
