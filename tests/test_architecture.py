@@ -117,7 +117,7 @@ def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them() -> Non
     programs = (
         "pdserve.bench.clients.vllm_program",
         "pdserve.installed.mooncake_build",
-        "pdserve.operations.authoring.vllm_parser_program",
+        "pdserve.operations.vllm_parser_program",
         "pdserve.preflight.fabric.transfer_program",
     )
     others = [m for m in MODULES if room(m) not in ("pdserve.patches", "pdserve.connectors") and m not in programs]

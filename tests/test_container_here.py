@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pdserve.operations.where import where
+from pdserve.operations.look import choose_destination
 from pdserve.plan.nodes.reach import Local
 from pdserve.reach.candidates import in_containers
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
@@ -17,12 +17,12 @@ def loaded(folder: Path, **changes: Any) -> LoadedRecipe:
 
 
 def test_without_a_container_this_machine_is_looked_at_from_here(tmp_path: Path) -> None:
-    assert where(loaded(tmp_path), None, this_machine=True, words=()).machines is None
+    assert choose_destination(loaded(tmp_path), None, this_machine=True, words=()).machines is None
 
 
 def test_with_one_its_agent_and_what_looks_for_it_are_inside(tmp_path: Path) -> None:
     boxed = loaded(tmp_path, container={"kind": "docker", "image": "vllm:1"})
-    machines = where(boxed, None, this_machine=True, words=()).machines
+    machines = choose_destination(boxed, None, this_machine=True, words=()).machines
     assert machines is not None
     assert machines.job is None
     there = in_containers(machines, boxed.recipe, run_id="r", run_dir="/runs/r", recipe_dir="/recipes", store="/i")

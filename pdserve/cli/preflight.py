@@ -14,9 +14,9 @@ from rich.text import Text
 
 from pdserve.cli.options import check_place_options
 from pdserve.errors import PreflightError
+from pdserve.operations.look import choose_destination
 from pdserve.operations.plan_recipe import load, recipe_words
 from pdserve.operations.preflight import preflight
-from pdserve.operations.where import where
 from pdserve.preflight.finding import Finding, Status, failed
 from pdserve.printable import printable
 from pdserve.recipe.load.loader import LoadedRecipe
@@ -40,7 +40,7 @@ def run(
     """Prints what every node has and lacks; starts nothing. Exit 3 when a check has failed."""
     check_place_options(cluster, this_machine=this_machine)
     loaded = load(recipe, set_, unset)
-    there = where(loaded, cluster, this_machine=this_machine, words=recipe_words(recipe, set_, unset))
+    there = choose_destination(loaded, cluster, this_machine=this_machine, words=recipe_words(recipe, set_, unset))
     for warning in there.warnings:
         typer.echo(printable(f"warning: {warning}"), err=True)
     all_findings = preflight(loaded, there, _progress, fabric=fabric, min_gbps=min_gbps)

@@ -9,8 +9,7 @@ import typer
 
 from pdserve.cli.shown_plan import show_plan
 from pdserve.operations.plan_recipe import batch_script, load, plan_for, recipe_words
-from pdserve.operations.shown_agents import with_shown_agents
-from pdserve.operations.shown_change import change_on_paper
+from pdserve.operations.shown_change import change_on_paper, with_shown_agents
 
 
 def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, as_json: bool, slurm: bool) -> None:

@@ -14,11 +14,11 @@ import typer
 from pdserve.cli.console import Console
 from pdserve.cli.options import OWN_CODES_OF_RUN, check_place_options
 from pdserve.errors import CommandError, PdserveError, ReportedError, ServeError
-from pdserve.operations.client_command import ClientCommand
+from pdserve.operations.launcher_process import ClientCommand
+from pdserve.operations.look import choose_destination
 from pdserve.operations.plan_recipe import load, recipe_words
 from pdserve.operations.submit import JobError, submission, submit_and_follow
 from pdserve.operations.up import UpOptions, dry_run, up
-from pdserve.operations.where import where
 from pdserve.plan.render.bash import render_shell
 
 _echo = partial(typer.echo, nl=False)
@@ -42,7 +42,7 @@ def run(
         command = ClientCommand(argv, os.environ)
         loaded = load(recipe, set_, unset)
         words = recipe_words(loaded.path, set_, unset)
-        there = where(loaded, cluster, this_machine=this_machine, words=words)
+        there = choose_destination(loaded, cluster, this_machine=this_machine, words=words)
         if dry:
             plan = dry_run(loaded, there, partial(typer.echo, err=True)).plan
             command.check(plan)

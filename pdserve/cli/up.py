@@ -11,10 +11,10 @@ import typer
 from pdserve.cli.console import Console
 from pdserve.cli.options import check_place_options
 from pdserve.cli.shown_plan import show_plan
+from pdserve.operations.look import choose_destination
 from pdserve.operations.plan_recipe import load, recipe_words
 from pdserve.operations.shown_change import change_there
 from pdserve.operations.up import UpOptions, dry_run, recorded_recipe, up
-from pdserve.operations.where import where
 from pdserve.printable import printable
 from pdserve.run.directory import home
 
@@ -36,7 +36,7 @@ def run(
         raise typer.BadParameter("--json belongs to --dry-run")
     loaded = load(recipe or recorded_recipe(home(os.environ)), set_, unset)
     words = recipe_words(loaded.path, set_, unset)
-    there = where(loaded, cluster, this_machine=this_machine, words=words)
+    there = choose_destination(loaded, cluster, this_machine=this_machine, words=words)
     if dry:
         plan, change = change_there(loaded, there, _progress) or (dry_run(loaded, there, _progress).plan, None)
         show_plan(plan, change, as_json=as_json, replace=options.replace)

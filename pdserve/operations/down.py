@@ -58,7 +58,7 @@ def down(name: str | None, report: Report) -> None:
         asyncio.run(stop_left(state, run))
         report(f"{state.name}: {'stopped' if cleared.containers.names else 'not running'}")
     remove_empty_cgroups(run.path.parent)
-    _others(run, state, report, cleared=cleared.nodes)
+    _report_other_nodes(run, state, report, cleared=cleared.nodes)
     if cleared.containers.unknown and (state.phase not in _OVER or any(node.lost for node in state.nodes.values())):
         raise StateError(
             f"docker does not answer on {', '.join(cleared.containers.unknown)}",
@@ -135,8 +135,8 @@ def lateness(run: RunDir, state: DeploymentState) -> str | None:
     )
 
 
-def _others(run: RunDir, state: DeploymentState, report: Report, *, cleared: Collection[str] = ()) -> None:
-    """What to know of other nodes, which this machine cannot see. `cleared`: nodes whose containers it could see."""
+def _report_other_nodes(run: RunDir, state: DeploymentState, report: Report, *, cleared: Collection[str] = ()) -> None:
+    """Report on other nodes, which this machine cannot see. `cleared`: nodes whose containers it could see."""
     for node, known in state.nodes.items():
         # Under this name, but of no other container: of an earlier boot, and ended with it.
         named = is_named_here(known.hostname) and not is_beside(known.hostname, known.place)
@@ -154,12 +154,12 @@ def _others(run: RunDir, state: DeploymentState, report: Report, *, cleared: Col
         if any(there[node].lost or not over for node in beside):
             report(
                 f"{', '.join(beside)}: in another container (PID namespace) of this machine, and nothing was signalled "
-                "there; if it still runs, the same typed in it clears up, or end it"
+                f"there; if it still runs, run `pdserve down {state.name}` in that container, or stop it"
             )
         there = {node: known for node, known in there.items() if node not in beside}
     for node, known in there.items():
         if known.lost:
-            report(f"{node} was lost: the same typed there clears up what an agent that was killed may have left")
+            report(f"{node} was lost: run `pdserve down {state.name}` there to remove what a killed agent has left")
     if (rest := [node for node, known in there.items() if not known.lost]) and not over:
         report(
             f"its launcher on {state.host} was gone before it could stop anything: the agents of {', '.join(rest)} "

@@ -1,23 +1,34 @@
-"""Reading the launch file of another tool: the recipe that it becomes, checked, and where a recipe departs from it."""
+"""Read the launch file of another tool: the recipe that it becomes, checked, and where a recipe departs from it.
+
+The flags of its engines are read by the parser of the vLLM that is installed beside pdserve, which knows its version's
+names and refuses what it does not take; the list that pdserve has is of one version, and knows names only.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
 
 from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.annotated import annotated, line
 from pdserve.importing.choice import ImportChoice
+from pdserve.importing.command_line.installed_parser import BY_LIST, InstalledParser, LineReader
 from pdserve.importing.compare import Departure, departures
 from pdserve.importing.connectors import acceptances
 from pdserve.importing.formats import STORES, STRATEGIES, TAXONOMY, imported
-from pdserve.importing.launch import Draft, Sourced
+from pdserve.importing.launch import CommandLine, Draft, Sourced
+from pdserve.installed import distributions
 from pdserve.installed.versions import Versions
-from pdserve.operations.authoring.vllm_parser import Ask, ask_none, read_with
+from pdserve.operations import vllm_parser_program
 from pdserve.operations.plan_recipe import load, plan_for
 from pdserve.plan.recipe_use import use_of
 from pdserve.plan.versions import check_coverage, hazards
@@ -25,9 +36,64 @@ from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.extends import text_of
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.load.problems import dotted, locate
+from pdserve.recipe.vllm_names import VERSION
 from pdserve.roles import ENGINE_ROLES
+from pdserve.system.interpreter import NoAnswerError, ask_interpreter
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+Ask = Callable[[Sequence[CommandLine]], InstalledParser | str]
+"""Command lines -> what a vLLM makes of them, or why there is no answer."""
+Read = TypeVar("Read")
+_SECONDS = 300.0
+"""The import alone takes ten seconds, and much more from a network disk that is cold."""
+_MAX_ROUNDS = 3
+
+
+def ask_installed(lines: Sequence[CommandLine]) -> InstalledParser | str:
+    """Ask the vLLM of this interpreter, in a process of its own: importing vLLM takes seconds and a GB."""
+    if distributions.installed()["vllm"] is None:
+        return "no vLLM is installed here"
+    asked = json.dumps([{"words": line.words, "variables": dict(line.variables)} for line in lines])
+    try:
+        answer = ask_interpreter(sys.executable, vllm_parser_program, timeout=_SECONDS, stdin=asked)
+        return InstalledParser.model_validate_json(json.dumps(answer))
+    except NoAnswerError as why:
+        return f"the installed vLLM gives no parser: {why}"
+    except ValidationError:
+        return "the installed vLLM gives no parser: its answer cannot be read"
+
+
+def ask_none(lines: Sequence[CommandLine]) -> str:
+    """Return why no parser was asked: the list of flags is wanted."""
+    del lines
+    return "its parser was not asked (--flags-from list)"
+
+
+def read_with(
+    ask: Ask, read: Callable[[LineReader], Read], lines_of: Callable[[Read], Iterable[CommandLine]]
+) -> tuple[Read, str]:
+    """What `read` gives with the answers to its own command lines, and who read the flags, for people.
+
+    Its first reading is by the list. Where other names make other lines of it, these are asked about too."""
+    result = read(BY_LIST)
+    asked: list[CommandLine] = []
+    version = ""
+    for _ in range(_MAX_ROUNDS):
+        lines = list(dict.fromkeys(lines_of(result)))
+        if lines == asked or not lines:
+            break
+        answer = ask(lines)
+        if isinstance(answer, str):
+            return read(BY_LIST), _by_list(answer)
+        asked, result = lines, read(LineReader.of(answer, lines))
+        version = answer.version
+    return result, f"Flags were read by the parser of vLLM {version}." if asked else _by_list("no engine has any")
+
+
+def _by_list(why: str) -> str:
+    return f"Flags were read by a list of those of vLLM {VERSION}: {why}."
 
 
 @dataclass(frozen=True)

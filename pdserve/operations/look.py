@@ -1,7 +1,7 @@
-"""A look at the nodes of a deployment before anything starts there, and the plan for what is there.
+"""Where a deployment goes, a look at the nodes there before anything starts, and the plan for what is there.
 
 `up`, `up --dry-run` and `preflight` use the same functions on this machine as on others: this machine is looked at in
-this process, others through a probe on each.
+this process, others through a probe on each, inside of the recipe's container where there is one.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import asyncio
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
 from pdserve.launch.failure import report as failure_report
-from pdserve.operations.current_run import places
-from pdserve.operations.images import image_store, provide
-from pdserve.operations.interpreters import as_running
+from pdserve.operations.current_run import running_places
 from pdserve.operations.plan_recipe import Planned, located, plan_for
+from pdserve.plan.engines.devices import Platform
 from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.plan.nodes.allocation import check_allocation
 from pdserve.plan.nodes.node import Node
+from pdserve.plan.process import Process
 from pdserve.plan.running import NOTHING
 from pdserve.preflight.engine_packages import check_installed
 from pdserve.preflight.fabric.paths import Wish
@@ -29,18 +31,61 @@ from pdserve.preflight.memory import given_back
 from pdserve.preflight.node_checks import check_node
 from pdserve.preflight.nodes.agreement import compare
 from pdserve.preflight.nodes.container_stage import Report
+from pdserve.preflight.nodes.images import provide_images
 from pdserve.preflight.nodes.survey import survey
-from pdserve.reach.candidates import Candidates, in_containers
-from pdserve.reach.cluster_file import LoadedCluster
+from pdserve.reach.candidates import Candidates, in_containers, of_cluster, of_job, of_this_machine
+from pdserve.reach.cluster_file import LoadedCluster, load_cluster
 from pdserve.recipe.load.loader import LoadedRecipe
+from pdserve.recipe.model import Recipe
 from pdserve.run.change import recorded_change
 from pdserve.run.directory import RunDir, home, new_run_id
 from pdserve.run.failed_look import discard, discard_earlier, keep_failed_look
 from pdserve.system.host import local_node
 
+_IMAGES = ".images"
+"""No deployment has such a name."""
+
 
 @dataclass(frozen=True)
-class Looked:
+class Destination:
+    """`machines` None: this machine, and no container."""
+
+    machines: Candidates | None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def job(self) -> str | None:
+        """The Slurm job whose nodes these are."""
+        return None if self.machines is None else self.machines.job
+
+    def names(self, platform: Platform) -> list[str]:
+        """Return the names of the machines."""
+        if self.machines is None:
+            return [local_node(platform).name]
+        return [machine.name for machine in self.machines.machines]
+
+
+def choose_destination(
+    loaded: LoadedRecipe, cluster: Path | None, *, this_machine: bool, words: Sequence[str]
+) -> Destination:
+    """Choose the hosts of a cluster file, the nodes of the Slurm job around this command, or this machine.
+
+    `cluster`: a file of hosts; `this_machine`: no other one, inside a Slurm job either; at most one of the two.
+    `words`: the recipe and its overrides, for the line to type when a job has the wrong shape. Raises RecipeError and
+    PreflightError, before any node is asked."""
+    recipe = loaded.recipe
+    if cluster is not None:
+        return Destination(of_cluster(load_cluster(cluster, environ=os.environ), recipe.exclude_nodes))
+    machines = None if this_machine else of_job(os.environ, recipe.exclude_nodes)
+    if machines is None:
+        return Destination(of_this_machine(recipe.platform) if recipe.container is not None else None)
+    with located(loaded):
+        warning = check_allocation(recipe, machines.all_names, machines.gpus_per_node, words=words)
+    return Destination(machines, () if warning is None else (warning,))
+
+
+@dataclass(frozen=True)
+class CheckedPlan:
     """The plan for nodes that were looked at, and what keeps it from being started."""
 
     planned: Planned
@@ -60,26 +105,23 @@ class Looked:
 def look(
     loaded: LoadedRecipe,
     machines: Candidates | None,
-    run: RunDir,
+    run: RunDir | None,
     *,
     report: Report,
     running: bool = False,
     fabric: Wish | None = None,
-) -> Looked:
-    """`machines` None: this one. `running`: a deployment runs in `run`; the plan is fitted to it, and only what would
+) -> CheckedPlan:
+    """Check the nodes, and plan for what they have. Raises PreflightError and RecipeError when no plan can be made.
+
+    `machines` None: this one. `run` None: for a look alone; its run directory is gone afterwards, unless a node cannot
+    be looked at (failed_look.py). `running`: a deployment runs in `run`; the plan is fitted to it, and only what would
     be started or replaced is looked at. `report` gets lines of what takes long: an image that is fetched, because the
-    nodes are looked at from inside of it. `fabric`: also try transfers between the nodes. Raises PreflightError and
-    RecipeError when there is no plan to be had."""
+    nodes are looked at from inside of it. `fabric`: also try transfers between the nodes."""
     if machines is None:
-        return _look_here(loaded, run, running=running)
-    provide(loaded, machines, run, report)
-    return _look_there(loaded, machines, run, running=running, fabric=fabric)
-
-
-def look_once(loaded: LoadedRecipe, machines: Candidates | None, report: Report, fabric: Wish | None = None) -> Looked:
-    """`look` through a run directory that is gone afterwards, unless a node cannot be looked at (failed_look.py)."""
-    if machines is None:
-        return _look_here(loaded, None, running=False)
+        return _check_this_machine(loaded, run, running=running)
+    if run is not None:
+        _provide_image(loaded, machines, run, report)
+        return _check_nodes(loaded, machines, run, running=running, fabric=fabric)
     run = RunDir(home(os.environ) / loaded.recipe.name / f"preflight-{new_run_id()}")
     discard_earlier(run.path.parent)
     try:
@@ -93,37 +135,37 @@ def look_once(loaded: LoadedRecipe, machines: Candidates | None, report: Report,
 
 
 def plan_beside(loaded: LoadedRecipe, run: RunDir) -> tuple[Planned, tuple[str, ...]]:
-    """The plan for a deployment that runs on this machine, and notes as in `Looked`."""
+    """Plan for a deployment that runs on this machine; with notes as in `CheckedPlan`."""
     node = local_node(loaded.recipe.platform)
-    planned = plan_for(loaded, [node], run_dir=str(run.path), run_id=run.run_id, running=places(run))
-    return _fitted(planned, run)
+    planned = plan_for(loaded, [node], run_dir=str(run.path), run_id=run.run_id, running=running_places(run))
+    return _fit_to_running(planned, run)
 
 
-def _look_here(loaded: LoadedRecipe, run: RunDir | None, *, running: bool) -> Looked:
+def _check_this_machine(loaded: LoadedRecipe, run: RunDir | None, *, running: bool) -> CheckedPlan:
     """`run` None: the plan names placeholders in its place."""
     if run is not None and running:
         planned, notes = plan_beside(loaded, run)
         (node,) = planned.plan.nodes
         changes = recorded_change(run, planned.plan)
-        findings = _check_here(
+        findings = _run_checks(
             planned,
             starting=changes.starting,
             held_by_us=changes.ports[node.name],
             gives_back=given_back(run.read_plan(), node.name, changes.replaced),
         )
-        return Looked(planned, findings, notes=notes)
+        return CheckedPlan(planned, findings, notes=notes)
     planned = plan_for(
         loaded,
         [local_node(loaded.recipe.platform)],
         run_dir="RUN_DIR" if run is None else str(run.path),
         run_id="RUN_ID" if run is None else run.run_id,
     )
-    return Looked(planned, _check_here(planned))
+    return CheckedPlan(planned, _run_checks(planned))
 
 
-def _look_there(
+def _check_nodes(
     loaded: LoadedRecipe, machines: Candidates, run: RunDir, *, running: bool, fabric: Wish | None
-) -> Looked:
+) -> CheckedPlan:
     with located(loaded):
         there = in_containers(
             machines,
@@ -144,10 +186,10 @@ def _look_there(
             run_dir=str(run.path),
             run_id=run.run_id,
             versions=versions,
-            running=places(run) if running else NOTHING,
+            running=running_places(run) if running else NOTHING,
         )
         if running:
-            planned, notes = _fitted(planned, run)
+            planned, notes = _fit_to_running(planned, run)
         return planned.plan
 
     with located(loaded, there.file):
@@ -163,29 +205,29 @@ def _look_there(
         )
     assert planned is not None
     lines = tuple(f"{node}: {address}" for node, address in seen.addresses.items())
-    return Looked(planned, seen.findings, lines, notes, there.file)
+    return CheckedPlan(planned, seen.findings, lines, notes, there.file)
 
 
-def _fitted(planned: Planned, run: RunDir) -> tuple[Planned, tuple[str, ...]]:
-    plan, notes = as_running(run.read_plan(), planned.plan)
+def _fit_to_running(planned: Planned, run: RunDir) -> tuple[Planned, tuple[str, ...]]:
+    plan, notes = keep_interpreters(run.read_plan(), planned.plan)
     return replace(planned, plan=plan), notes
 
 
-def _check_here(
+def _run_checks(
     planned: Planned,
     *,
     starting: Collection[str] | None = None,
     held_by_us: Collection[int] = (),
     gives_back: Collection[LmcacheServer] = (),
 ) -> tuple[Finding, ...]:
-    """All checks of this machine, which the plan is for. The rest is as `check_node` has it."""
+    """Run all checks of this machine, which the plan is for. The rest is as `check_node` has it."""
     (node,) = (planned_node.name for planned_node in planned.plan.nodes)
     recipe = planned.loaded.recipe
     facts = gather(platform=recipe.platform, python=recipe.engine.python)
     checked = check_node(
         planned.plan, node, facts=facts, starting=starting, held_by_us=held_by_us, gives_back=gives_back
     )
-    lacking = list(_installed(planned, node))
+    lacking = list(_missing_packages(planned, node))
     compared = compare(planned.plan, {node: facts})
     if lacking:
         # The same finding, with how to get it.
@@ -193,9 +235,69 @@ def _check_here(
     return (*lacking, *compared, *checked)
 
 
-def _installed(planned: Planned, node: str) -> Iterator[Finding]:
-    """Only what is missing: `compare` checks the versions."""
+def _missing_packages(planned: Planned, node: str) -> Iterator[Finding]:
+    """Find only what is missing: `compare` checks the versions."""
     try:
         check_installed(planned.versions, planned.plan, planned.loaded.recipe)
     except PreflightError as error:
         yield of_error(node, "versions", "the packages of the plan", error)
+
+
+def image_store(recipe: Recipe) -> str:
+    """Return the folder of the files that apptainer and pyxis make of images."""
+    named = None if recipe.container is None else recipe.container.store
+    return named or str(home(os.environ) / _IMAGES)
+
+
+def _provide_image(loaded: LoadedRecipe, machines: Candidates, run: RunDir, report: Report) -> None:
+    """Fetch the image of the recipe's container on every node. Raises PreflightError with each that cannot have it."""
+    recipe = loaded.recipe
+    if recipe.container is None:
+        return
+    with located(loaded):
+        asyncio.run(
+            provide_images(machines.machines, recipe, run_dir=run.path, store=image_store(recipe), report=report)
+        )
+
+
+def keep_interpreters(running: Plan, new: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """Return the new plan with interpreters of the same environment called as they are where they run; and a line for
+    processes whose environment is another one, which is a change like any other."""
+    old = {process.name: process for process in running.processes}
+    processes = tuple(_called_as(old.get(process.name, process), process) for process in new.processes)
+    return new.model_copy(update={"processes": processes}), tuple(_interpreter_changes(old, processes))
+
+
+def _called_as(running: Process, new: Process) -> Process:
+    old_python, new_python = _python(running), _python(new)
+    if (
+        old_python is None
+        or new_python is None
+        or old_python == new_python
+        or _environment(old_python) != _environment(new_python)
+    ):
+        return new
+    return new.model_copy(update={"argv": (old_python, *new.argv[1:])})
+
+
+def _interpreter_changes(old: dict[str, Process], processes: tuple[Process, ...]) -> Iterator[str]:
+    names: dict[tuple[str, str], list[str]] = {}
+    for process in processes:
+        old_python, new_python = _python(old.get(process.name, process)), _python(process)
+        if old_python is not None and new_python is not None and old_python != new_python:
+            names.setdefault((old_python, new_python), []).append(process.name)
+    for (old_python, new_python), whose in names.items():
+        yield (
+            f"{', '.join(whose)}: it runs in the environment of {old_python}, and here it would in that of "
+            f"{new_python}: a change"
+        )
+
+
+def _python(process: Process) -> str | None:
+    return process.argv[0] if Path(process.argv[0]).name.startswith("python") else None
+
+
+def _environment(python: str) -> tuple[Path, Path | None]:
+    """Return what identifies a Python: the program, and the virtual environment in whose folder it is called."""
+    folder = Path(python).parent.resolve().parent
+    return Path(python).resolve(), folder if (folder / "pyvenv.cfg").exists() else None

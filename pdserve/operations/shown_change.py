@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from pdserve.errors import NotOursError, StateError
-from pdserve.operations.apply import check_place
-from pdserve.operations.current_run import places, running
-from pdserve.operations.interpreters import as_running
-from pdserve.operations.look import look, plan_beside
-from pdserve.operations.plan_recipe import located, plan_for
-from pdserve.operations.where import Where
+from pdserve.operations.current_run import check_place, find_running, running_places
+from pdserve.operations.look import Destination, image_store, keep_interpreters, look, plan_beside
+from pdserve.operations.plan_recipe import Planned, located, plan_for
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import Plan
+from pdserve.plan.nodes.agent_line import with_agent
+from pdserve.plan.nodes.node import Node
+from pdserve.plan.nodes.reach import Local, Srun
 from pdserve.preflight.nodes.container_stage import Report
+from pdserve.reach.candidates import DEFAULT_KILL_WAIT_SECONDS, Candidate, Candidates, in_containers
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.change import LIVING, Change, change
 from pdserve.run.directory import RunDir, home
@@ -58,10 +60,10 @@ def shown_change(run: str, plan: Plan, new: Plan, changes: Change, living: Colle
     )
 
 
-def change_there(loaded: LoadedRecipe, there: Where, report: Report) -> tuple[Plan, ShownChange] | None:
-    """The plan that `up` would go on with, and what it would do for it; None: no deployment of this name runs. Other
+def change_there(loaded: LoadedRecipe, there: Destination, report: Report) -> tuple[Plan, ShownChange] | None:
+    """The plan that `up` would go on with, and what it would do for it. None: no deployment of this name runs. Other
     machines are looked at, as `up` does. Raises StateError where it runs elsewhere, and what `look` raises."""
-    if (run := running(home(os.environ), loaded.recipe.name)) is None:
+    if (run := find_running(home(os.environ), loaded.recipe.name)) is None:
         return None
     check_place(run, there.names(loaded.recipe.platform), job=there.job)
     if there.machines is None:
@@ -74,7 +76,7 @@ def change_there(loaded: LoadedRecipe, there: Where, report: Report) -> tuple[Pl
 def change_on_paper(loaded: LoadedRecipe) -> tuple[Plan, ShownChange] | None:
     """The same without a look at any machine: for the nodes and versions that its record names."""
     try:
-        run = running(home(os.environ), loaded.recipe.name)
+        run = find_running(home(os.environ), loaded.recipe.name)
         if run is None:
             return None
         old = run.read_plan()
@@ -87,9 +89,9 @@ def change_on_paper(loaded: LoadedRecipe) -> tuple[Plan, ShownChange] | None:
             run_dir=str(run.path),
             run_id=run.run_id,
             versions=run.read_versions(),
-            running=places(run),
+            running=running_places(run),
         )
-    plan, _ = as_running(old, planned.plan)
+    plan, _ = keep_interpreters(old, planned.plan)
     return plan, _recorded(run, plan)
 
 
@@ -97,3 +99,41 @@ def _recorded(run: RunDir, plan: Plan) -> ShownChange:
     old, state = run.read_plan(), run.read_state()
     living = {name for name, process in state.processes.items() if process.phase in LIVING}
     return shown_change(str(run.path), old, plan, change(old, plan, living), living)
+
+
+RUN_ID = "RUN_ID"
+"""In the place of the id that each run gets."""
+_JOB = "JOB_ID"
+
+
+def shown_nodes(loaded: LoadedRecipe, machines: Candidates, nodes: Sequence[Node]) -> list[Node]:
+    """`nodes` of `machines`, with the lines that would start their agents. Raises PreflightError where the recipe's
+    container cannot be had on them."""
+    run_dir = str(home(os.environ) / loaded.recipe.name / RUN_ID)
+    folder = str(loaded.path.parent.absolute())
+    store = image_store(loaded.recipe)
+    with located(loaded):
+        there = in_containers(machines, loaded.recipe, run_id=RUN_ID, run_dir=run_dir, recipe_dir=folder, store=store)
+    by_name = {machine.name: machine for machine in there.machines}
+    return [
+        with_agent(
+            node.model_copy(update={"reach": by_name[node.name].reach, "command": by_name[node.name].command}),
+            run_dir=run_dir,
+            run_id=RUN_ID,
+            timeouts=loaded.recipe.timeouts,
+        )
+        for node in nodes
+    ]
+
+
+def with_shown_agents(planned: Planned) -> Planned:
+    """A plan for nodes that are not known yet: several nodes, and pyxis, are shown as a Slurm job has them. One node
+    without a container is this machine, and its agent a child of the launcher."""
+    recipe, nodes = planned.loaded.recipe, planned.plan.nodes
+    in_job = len(nodes) > 1 or (recipe.container is not None and recipe.container.kind == "pyxis")
+    if not in_job and recipe.container is None:
+        return planned
+    reach = Srun(job=_JOB, kill_wait=DEFAULT_KILL_WAIT_SECONDS) if in_job else Local()
+    machines = Candidates("a Slurm job", tuple(Candidate(name=n.name, reach=reach, target=n.name) for n in nodes))
+    shown = tuple(shown_nodes(planned.loaded, machines, nodes))
+    return replace(planned, plan=planned.plan.model_copy(update={"nodes": shown}))

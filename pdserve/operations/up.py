@@ -7,24 +7,22 @@ import contextlib
 import os
 import secrets as random_secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
-from pdserve.errors import PreflightError, StateError
+from pdserve.errors import PreflightError, ReportedError, StateError
 from pdserve.launch.failure import report
 from pdserve.launch.launch_record import record_run
-from pdserve.operations.apply import apply, check_place
-from pdserve.operations.client_command import ClientCommand
-from pdserve.operations.current_run import running
+from pdserve.operations.current_run import check_place, find_running
 from pdserve.operations.down import clear_up
-from pdserve.operations.launcher_process import end_launcher, follow, run_here, start_detached
-from pdserve.operations.look import Looked, look, look_once
+from pdserve.operations.launcher_process import ClientCommand, end_launcher, follow, run_here, start_detached
+from pdserve.operations.look import CheckedPlan, Destination, look
 from pdserve.operations.plan_recipe import Planned, plan_for
-from pdserve.operations.progress import VerbProgress
-from pdserve.operations.shown_agents import shown_nodes
-from pdserve.operations.where import Where
+from pdserve.operations.shown_change import shown_nodes
 from pdserve.plan.model import Plan
+from pdserve.plan.time_limits import apply_seconds
 from pdserve.preflight import resolve_secrets
 from pdserve.preflight.fabric.paths import Wish
 from pdserve.preflight.finding import strange
@@ -32,8 +30,9 @@ from pdserve.preflight.nodes.container_stage import Report
 from pdserve.printable import size_text
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.containers import left_of
-from pdserve.run.directory import RunDir, check_no_launcher, find, home, new_run_id
+from pdserve.run.directory import RunDir, check_no_launcher, find, home, lives, new_run_id
 from pdserve.run.failed_look import discard, discard_earlier, keep_failed_look
+from pdserve.run.inbox import Apply, ask
 from pdserve.run.orphans import living, stop_left, supervised
 from pdserve.run.retention import prune
 from pdserve.run.state import DeploymentState
@@ -64,12 +63,12 @@ class UpOptions:
     serves on)."""
 
 
-def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOptions) -> None:
+def up(loaded: LoadedRecipe, there: Destination, show: VerbProgress, options: UpOptions) -> None:
     """Brings a deployment up, or what one that runs lacks. Raises RecipeError, PreflightError, StartError, ServeError,
     StateError and ReportedError, and KeyboardInterrupt for a stop that was asked for before it was ready."""
     began = _process_start()
     root, name = home(os.environ), loaded.recipe.name
-    if (run := running(root, name)) is not None:
+    if (run := find_running(root, name)) is not None:
         if options.command is not None:
             raise _runs_already(run, name)
         check_place(run, there.names(loaded.recipe.platform), job=there.job)
@@ -88,7 +87,7 @@ def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOption
         if there.machines is not None:
             run.make()  # probes log into it, and every node must see it
             interruptible()  # a fetch of an image that has begun is stopped
-        seen = _looked(loaded, there, run, show)
+        seen = _check_before_start(loaded, there, run, show)
         if options.command is not None:
             options.command.check(seen.planned.plan)
         key = random_secrets.token_urlsafe(32)
@@ -111,12 +110,12 @@ def _runs_already(run: RunDir, name: str) -> StateError:
     )
 
 
-def dry_run(loaded: LoadedRecipe, there: Where, report: Report) -> Planned:
+def dry_run(loaded: LoadedRecipe, there: Destination, report: Report) -> Planned:
     """The plan for where it would go. Other machines are looked at, and nothing is left there but the image of the
     container, through which they are looked at."""
     if there.machines is None:
         return plan_for(loaded, [local_node(loaded.recipe.platform)], run_dir="run", run_id="dry-run")
-    seen = look_once(loaded, there.machines, report).planned
+    seen = look(loaded, there.machines, None, report=report).planned
     nodes = shown_nodes(loaded, there.machines, seen.plan.nodes)
     return plan_for(loaded, nodes, run_dir="run", run_id="dry-run", versions=seen.versions)
 
@@ -167,7 +166,7 @@ def _check_no_containers(run: RunDir, state: DeploymentState) -> None:
         )
 
 
-def _looked(loaded: LoadedRecipe, there: Where, run: RunDir, show: VerbProgress) -> Looked:
+def _check_before_start(loaded: LoadedRecipe, there: Destination, run: RunDir, show: VerbProgress) -> CheckedPlan:
     try:
         seen = look(loaded, there.machines, run, report=show.note, fabric=_fabric(loaded))
     except PreflightError as error:
@@ -255,3 +254,57 @@ def _process_start() -> float:
     assert identity is not None
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - identity.start_ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - max(0.0, age)
+
+
+def apply(run: RunDir, seen: CheckedPlan, show: VerbProgress, *, replace: bool) -> None:
+    """Asks the launcher of `run`, and shows what it does. `replace`: also engines whose command has changed. Raises
+    ReportedError with the launcher's own exit code when it refuses or fails."""
+    planned = seen.planned
+    launcher = run.read_state().launcher
+    show.result(f"{planned.plan.name} is running (launcher PID {launcher.pid}); changing it while it serves")
+    _, offset = run.read_events()
+
+    def show_events() -> None:
+        nonlocal offset
+        events, offset = run.read_events(offset)
+        for event in events:
+            show.event(event)
+
+    reply = ask(
+        run,
+        Apply(
+            plan=planned.plan,
+            recipe=planned.loaded.to_yaml(model_path=planned.plan.model_path),
+            versions=planned.versions,
+            replace=replace,
+        ),
+        seconds=apply_seconds(run.read_plan(), planned.plan),
+        alive=lambda: lives(run, run.read_state()),
+        look=show_events,
+    )
+    show_events()
+    if reply.exit_code:
+        raise ReportedError(reply.message, reply.exit_code)
+    show.result(reply.message)
+
+
+class VerbProgress(Protocol):
+    """What a verb has to report, in the order in which it happens."""
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Each warning once."""
+
+    def note(self, *lines: str) -> None:
+        """Facts on the way to a start."""
+
+    def result(self, line: str) -> None:
+        """What the verb has done."""
+
+    def begin(self, run: RunDir, plan: Plan) -> None:
+        """From now on events of this run follow."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """One event of the run's history."""
+
+    def end(self, *, detached: bool) -> None:
+        """No event follows."""

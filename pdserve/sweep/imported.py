@@ -16,8 +16,7 @@ from pdserve.importing.connectors import accepted
 from pdserve.importing.formats import imported_sweep
 from pdserve.importing.launch import CommandLine, Draft, Note, Sourced
 from pdserve.importing.sweep_draft import SweepDraft, shown_names
-from pdserve.operations.authoring.vllm_parser import Ask, ask_none, read_with
-from pdserve.operations.import_recipe import save
+from pdserve.operations.import_recipe import Ask, ask_none, read_with, save
 from pdserve.recipe.load.extends import text_of
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.load.problems import dotted

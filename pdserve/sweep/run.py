@@ -15,13 +15,12 @@ from pdserve.bench.clients.choose import client_of
 from pdserve.bench.look import plan_digest
 from pdserve.bench.run import ServingDeployment, Task, bench
 from pdserve.errors import PdserveError, ReportedError, StateError
-from pdserve.operations.current_run import last_run, running
+from pdserve.operations.current_run import find_running, last_run
 from pdserve.operations.down import down
+from pdserve.operations.look import choose_destination
 from pdserve.operations.plan_recipe import recipe_words
-from pdserve.operations.progress import VerbProgress
 from pdserve.operations.serving import serving
-from pdserve.operations.up import UpOptions, up
-from pdserve.operations.where import where
+from pdserve.operations.up import UpOptions, VerbProgress, up
 from pdserve.run.directory import RunDir, new_run_id
 from pdserve.sweep.empty import CHECK as EMPTY_CACHE
 from pdserve.sweep.empty import NotEmptiedError, empty_caches, require_empty
@@ -114,12 +113,12 @@ class SweepRunner:
     def _end_former(self) -> None:
         """A sweep that was killed leaves its deployment running; none that lives has this name."""
         self._refuse_others()
-        if running(self.root, self.planned.name) is not None:
+        if find_running(self.root, self.planned.name) is not None:
             self.show.note(f"{self.planned.name}: left by this sweep when it was cut off; stopping it")
             self._down()
 
     def _refuse_others(self) -> None:
-        run = running(self.root, self.planned.name)
+        run = find_running(self.root, self.planned.name)
         if run is not None and not self._started(run):
             raise StateError(
                 f"{self.planned.name} is running already",
@@ -204,7 +203,7 @@ class SweepRunner:
         try:
             up(
                 recipe,
-                where(recipe, None, this_machine=self.options.this_machine, words=words),
+                choose_destination(recipe, None, this_machine=self.options.this_machine, words=words),
                 self.show,
                 UpOptions(detach=True, on_begin=begin, goes_on=True),
             )
@@ -221,7 +220,7 @@ class SweepRunner:
 
     def _down(self) -> None:
         """Stops it, if it is of this sweep."""
-        run = running(self.root, self.planned.name)
+        run = find_running(self.root, self.planned.name)
         if run is not None and self._started(run):
             try:
                 down(self.planned.name, self.show.result)

@@ -243,7 +243,7 @@ def test_what_a_killed_agent_leaves_is_cleared_up_there_and_the_error_names_the_
         assert f"`pdserve down fake`, typed on {node}" in up.expect("what to do:")
         assert up.ended() == "5"
     output = hosts.pdserve(LOGIN, "down").stdout
-    assert f"{node} was lost: the same typed there" in output
+    assert f"{node} was lost: run `pdserve down" in output
     there = hosts.pdserve(node, "down")
     assert (there.returncode, there.stdout.splitlines()[-1]) == (0, "fake: stopped"), there.stdout + there.stderr
     hosts.cluster.assert_nothing_left()

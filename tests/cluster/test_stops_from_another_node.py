@@ -88,7 +88,7 @@ def test_once_a_lost_node_was_cleared_it_is_not_named_again(hosts: Lab) -> None:
         node = up.node_of("decode-0")
         hosts.kill_agent_and_guard(node)
         assert up.ended() == "5"
-    hint = f"{node} was lost: the same typed there"
+    hint = f"{node} was lost: run `pdserve down"
     assert hint in hosts.pdserve(LOGIN, "down").stdout
     assert hosts.pdserve(node, "down").returncode == 0
     assert hint not in hosts.pdserve(LOGIN, "down").stdout

@@ -14,9 +14,8 @@ from pdserve.importing.command_line.flag_names import LISTED
 from pdserve.importing.command_line.installed_parser import InstalledParser, ParsedLine
 from pdserve.importing.launch import CommandLine
 from pdserve.installed.versions import TESTED
-from pdserve.operations.authoring import vllm_parser
-from pdserve.operations.authoring.vllm_parser import ask_installed
-from pdserve.operations.import_recipe import ImportedRecipe, import_file
+from pdserve.operations import import_recipe
+from pdserve.operations.import_recipe import ImportedRecipe, ask_installed, import_file
 from tests.importing.kit import SCHEMA_1
 from tests.messages.kit import run
 from tests.tables import each_row
@@ -290,7 +289,7 @@ def test_no_file_is_opened_for_a_line(installed: InstalledParser) -> None:
 @pytest.mark.full
 def test_the_verb_asks_the_installed_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Answers(answer(line(flags={"max-num-seqs": ["4"]}, refused={"gone-flag": "it has no such flag"})))
-    monkeypatch.setattr(vllm_parser, "ask_installed", ask)
+    monkeypatch.setattr(import_recipe, "ask_installed", ask)
     script(tmp_path, "vllm serve org/m --max-num-se 4 --gone-flag 1")
     done = run(("import", "serve.sh"), tmp_path, {})
     assert done.code == 0, done.err

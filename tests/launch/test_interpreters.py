@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.operations.interpreters import as_running
+from pdserve.operations.look import keep_interpreters
 from pdserve.plan.model import Plan
 from tests.launch.deployment import LINE_SECONDS, REPOSITORY, recipe, up
 from tests.launch.test_serving_faults import serving
@@ -40,13 +40,13 @@ def test_another_name_of_the_same_python_is_no_change(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("venv")
     running = run_by(python)
     for name in (python.parent / "python3", tmp_path / "link/bin/python"):
-        assert as_running(running, run_by(name)) == (running, ())
+        assert keep_interpreters(running, run_by(name)) == (running, ())
 
 
 def test_another_environment_is_one_although_its_program_is_the_same(tmp_path: Path) -> None:
     first, other = environment(tmp_path / "one"), environment(tmp_path / "other")
     new = run_by(other)
-    adapted, warnings = as_running(run_by(first), new)
+    adapted, warnings = keep_interpreters(run_by(first), new)
     assert adapted == new
     names = ", ".join(new.names())
     assert warnings == (

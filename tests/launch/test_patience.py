@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from pdserve.operations import apply, down, restart
-from pdserve.operations.look import Looked
-from pdserve.operations.progress import VerbProgress
+from pdserve.operations import down, restart, up
+from pdserve.operations.look import CheckedPlan
+from pdserve.operations.up import VerbProgress
 from pdserve.plan.model import Plan, Versions
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
@@ -39,7 +39,7 @@ def ask(*_: Any, seconds: float, **__: Any) -> None:
 @pytest.fixture
 def run(pdserve_home: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     """Of a deployment whose launcher lives: it is this process."""
-    for verb in (apply, down, restart):
+    for verb in (up, down, restart):
         monkeypatch.setattr(verb, "ask", ask)
     made = RunDir.create(pdserve_home, "test", "r1")
     made.point_current()
@@ -77,9 +77,11 @@ def test_restart_lets_requests_finish_first(run: RunDir, name: str) -> None:
 
 def test_up_with_another_model_lets_its_weights_be_fetched(run: RunDir) -> None:
     other = planned(MODEL)
-    seen = cast(Looked, SimpleNamespace(planned=SimpleNamespace(plan=other, loaded=_Recipe(), versions=Versions())))
+    seen = cast(
+        CheckedPlan, SimpleNamespace(planned=SimpleNamespace(plan=other, loaded=_Recipe(), versions=Versions()))
+    )
     show = cast(VerbProgress, SimpleNamespace(result=print))
-    assert patience(lambda: apply.apply(run, seen, show, replace=True)) > other.timeouts.weights_seconds + DRAIN
+    assert patience(lambda: up.apply(run, seen, show, replace=True)) > other.timeouts.weights_seconds + DRAIN
 
 
 class _Recipe:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.operations.authoring.init_recipe import FirstRecipe, first_recipe
+from pdserve.operations.init_recipe import FirstRecipe, first_recipe
 from pdserve.operations.plan_recipe import plan_for
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.model import Role

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdserve.operations.current_run import running
+from pdserve.operations.current_run import find_running
 from pdserve.report.rows import read_report
 from pdserve.sweep.file import load_sweep
 from pdserve.sweep.points import by_deployment
@@ -65,7 +65,7 @@ def test_tasks_beside_each_other_leave_a_whole_sweep(tmp_path: Path, pdserve_hom
         assert record is not None
         assert (record.job, record.error) == (f"7_{number}", None)
         assert record.ended is not None
-        assert running(pdserve_home, own_name(deployment)) is None
+        assert find_running(pdserve_home, own_name(deployment)) is None
     assert any("4 of 4 points are VALID" in task.output for task in tasks), "whichever ended last"
     report = read_report([folder.path])
     assert (len(report.rows), report.invalid, len(report.timelines)) == (4, 0, 2)

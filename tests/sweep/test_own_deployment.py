@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdserve.operations.current_run import running
+from pdserve.operations.current_run import find_running
 from pdserve.sweep.record import SweepFolder, records_in
 from tests.launch.deployment import REPOSITORY, Command, Deployment, assert_nothing_left, pdserve
 from tests.sweep.test_run import python, records, starts, sweep_file
@@ -81,7 +81,7 @@ def test_anothers_deployment_is_left_alone(tmp_path: Path, pdserve_home: Path, p
         assert code == 8, output
         assert "fake is running already" in output
         assert [record.load.concurrency for record in records(pdserve_home)] == [1]
-        theirs = running(pdserve_home, "fake")
+        theirs = find_running(pdserve_home, "fake")
         assert theirs is not None
         assert not (SweepFolder.of(pdserve_home, "fake", "s").starts / theirs.run_id).exists()
     finally:
@@ -98,7 +98,7 @@ def test_an_edit_leaves_it_alone(
     first = Command("sweep", "--python", python, file)
     try:
         first.expect("serving fake")
-        mine = running(pdserve_home, "fake")
+        mine = find_running(pdserve_home, "fake")
         monkeypatch.delenv("FAKE_CLIENT")
         document = yaml.safe_load((tmp_path / "fake.yaml").read_text())
         document["proxy"]["drain_seconds"] = 3
@@ -107,7 +107,7 @@ def test_an_edit_leaves_it_alone(
         assert code == 8, output
         assert "fake is measured by another sweep now" in output
         assert f"PID {first.popen.pid} on " in output
-        now = running(pdserve_home, "fake")
+        now = find_running(pdserve_home, "fake")
         assert now is not None
         assert mine is not None
         assert now.run_id == mine.run_id
@@ -130,7 +130,7 @@ def test_a_killed_sweep_goes_on(
     command.finish()
     monkeypatch.delenv("FAKE_NEVER_READY")
     try:
-        assert running(pdserve_home, "fake") is not None, "its launcher is a process of its own"
+        assert find_running(pdserve_home, "fake") is not None, "its launcher is a process of its own"
         code, output = pdserve("sweep", "--python", python, file)
         assert code == 0, output
         assert "left by this sweep" in output
@@ -148,7 +148,7 @@ def test_a_hangup_stops_it(tmp_path: Path, pdserve_home: Path, python: str, monk
     try:
         command.popen.send_signal(signal.SIGHUP)
         assert command.finish() == 130, command.output
-        assert running(pdserve_home, "fake") is None
+        assert find_running(pdserve_home, "fake") is None
     finally:
         pdserve("down", "fake")
     assert not records(pdserve_home)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pdserve.bench.aiperf.environment import interpreter, place
-from pdserve.operations.current_run import running
+from pdserve.operations.current_run import find_running
 from pdserve.report.rows import read_report
 from pdserve.run import history
 from pdserve.run.directory import find
@@ -97,7 +97,7 @@ def test_each_recipe_is_started_once(tmp_path: Path, pdserve_home: Path, python:
         ((("proxy.drain_seconds", "2"),), 2, "VALID"),
     ]
     assert starts(pdserve_home) == 2
-    assert running(pdserve_home, "fake") is None
+    assert find_running(pdserve_home, "fake") is None
     assert_nothing_left(Deployment(None, pdserve_home))
     folder = SweepFolder.of(pdserve_home, "fake", "s")
     for path, record in records_in(folder.path).items():
@@ -146,7 +146,7 @@ def test_a_failed_start_is_invalid_and_the_next_run(tmp_path: Path, pdserve_home
     assert "/nowhere/vllm" in wrong.reasons[0].text
     assert "error: " in output
     assert "1 of 2 points are INVALID" in output
-    assert running(pdserve_home, "fake") is None
+    assert find_running(pdserve_home, "fake") is None
 
 
 @pytest.mark.full
@@ -208,7 +208,7 @@ def test_a_killed_one_goes_on(tmp_path: Path, pdserve_home: Path, python: str, m
     (first,) = records(pdserve_home)
     command.popen.send_signal(signal.SIGKILL)
     command.finish()
-    assert running(pdserve_home, "fake") is not None, "its launcher is a process of its own"
+    assert find_running(pdserve_home, "fake") is not None, "its launcher is a process of its own"
     code, output = pdserve("sweep", "--python", python, file)
     assert code == 0, output
     assert "left by this sweep" in output

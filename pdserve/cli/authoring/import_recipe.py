@@ -12,7 +12,7 @@ from pdserve.importing.annotated import line
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.launch import Draft
 from pdserve.operations import import_recipe
-from pdserve.operations.authoring.vllm_parser import Ask
+from pdserve.operations.import_recipe import Ask
 from pdserve.sweep import imported
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer
 
-from pdserve.operations.authoring.init_recipe import first_recipe
 from pdserve.operations.import_recipe import save
+from pdserve.operations.init_recipe import first_recipe
 from pdserve.starter.goal import Goal
 from pdserve.starter.hardware import HARDWARE
 

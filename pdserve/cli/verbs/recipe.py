@@ -152,7 +152,7 @@ def import_(
     """
     from pdserve.cli.authoring import import_recipe
     from pdserve.importing.choice import ImportChoice
-    from pdserve.operations.authoring.vllm_parser import ask_installed, ask_none
+    from pdserve.operations.import_recipe import ask_installed, ask_none
 
     ask = ask_installed if flags_from is FlagSource.VLLM else ask_none
     features = None if feature is None else tuple(feature)

@@ -1,1 +1,0 @@
-"""Recipes that are written by a verb."""
