@@ -21,7 +21,6 @@ from pdserve.system.process import adopt_orphans
 from pdserve.system.shared_memory import existing
 from tests import own_cgroup, own_memory, own_network
 from tests.launch.deployment import DELAYS, Deployment
-from tests.launch.post_mortem import post_mortem
 from tests.nursery import Nursery
 
 _CGROUP_SECONDS = 30.0
@@ -184,7 +183,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.failed:
         for name, value in getattr(item, "funcargs", {}).items():
-            if isinstance(value, Deployment) and (text := post_mortem(value)):
+            if isinstance(value, Deployment) and (text := value.post_mortem()):
                 report.sections.append((f"deployment of {name}", text))
     return report
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.waiting import wait_until
-from tests.launch.deployment import LINE_SECONDS, Command, recipe
+from tests.launch.deployment import LINE_SECONDS, Command, recipe, wait_until
 
 pytestmark = pytest.mark.process
 

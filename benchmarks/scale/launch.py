@@ -17,7 +17,7 @@ import yaml
 from benchmarks.scale.processes import Meter, Use
 from pdserve.run.directory import RunDir
 from tests.cluster.cluster import Cluster
-from tests.cluster.waiting import wait_until
+from tests.launch.deployment import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAME = "scale"

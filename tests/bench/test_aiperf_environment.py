@@ -14,8 +14,7 @@ import pytest
 
 from pdserve.bench.aiperf import VERSION, environment
 from pdserve.errors import PreflightError
-from tests.cluster.waiting import wait_until
-from tests.launch.deployment import LINE_SECONDS, Command
+from tests.launch.deployment import LINE_SECONDS, Command, wait_until
 
 pytestmark = pytest.mark.process
 

@@ -24,7 +24,7 @@ Node addresses exist in the namespaces only. Connected to from the test process 
 by its default route; guard.py refuses that to Python's sockets (not to libuv's). What `inside` runs must make its
 connections before it returns: a client that connects later does so from outside.
 
-The fixtures of conftest.py (`slurm`, `bare`) share one cluster in a module; each test that uses one must leave it as it
-was, which they check. Below: packages (apt, unpacked), files (configuration), keeper -> sandbox -> node (processes),
-network (cables), guard, sandbox_link and commands (the test process's side), node_contents, cgroups, names, machine.
+The fixtures of conftest.py (`slurm`, `bare`) share one cluster in a session; each test that uses one must leave it as
+it was, which they check. Below: spec (what a cluster is), machine (what it needs and shares), keeper -> sandbox
+(processes and network), cluster and commands (the test process's side).
 """

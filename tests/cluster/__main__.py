@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.cluster.errors import LabError
-from tests.cluster.machine import check_machine
-from tests.cluster.packages import unpacked
+from tests.cluster.machine import LabError, check_machine, unpacked
 
 CANNOT = 3
 

@@ -1,5 +1,7 @@
-"""`pdserve` as a user runs it in a cluster, over fake engines: submitted to Slurm, typed on a node, looked at from
-another. What a test waits for are lines and events, never time."""
+"""`pdserve` as a user runs it in a cluster: submitted to Slurm, typed on a node, looked at from another.
+
+Over fake engines, or over the real ones of `recipes/tiny-cpu.yaml`, which take longer to start.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -20,14 +21,11 @@ from typing import Any
 
 import yaml
 
-from pdserve.run.directory import RunDir
-from pdserve.run.state import DeploymentState
 from tests.cluster.cluster import Cluster
 from tests.cluster.commands import NodeProcess
 from tests.cluster.spec import LOGIN
-from tests.cluster.waiting import wait_until
 from tests.launch import deployment
-from tests.launch.deployment import DELAYS, REPOSITORY
+from tests.launch.deployment import REPOSITORY, wait_until
 
 LIMIT = 240.0
 """Seconds until a test gives up waiting: a limit, not a measurement."""
@@ -94,7 +92,9 @@ class Lab:
         return self.cluster.run(node, argv, env={**self.env, **(env or {})}, timeout=2 * LIMIT)
 
     @contextmanager
-    def up(self, node: str, *arguments: str | Path, env: Mapping[str, str] | None = None) -> Iterator[Deployment]:
+    def up(
+        self, node: str, *arguments: str | Path, env: Mapping[str, str] | None = None
+    ) -> Iterator[ClusterDeployment]:
         """`pdserve up` in the foreground of a node; ended by Ctrl-C if the test has not ended it."""
         output = self.folder / "up.out"
         argv = [*PDSERVE, "up", *map(str, arguments)]
@@ -102,14 +102,14 @@ class Lab:
             output.open("w") as file,
             self.cluster.popen(node, argv, env={**self.env, **(env or {})}, stdout=file, stderr=file) as process,
         ):
-            deployment = Deployment(self, output, process=process)
+            deployment = ClusterDeployment(self, output, process=process)
             try:
                 yield deployment
             finally:
                 process.send_signal(signal.SIGINT)
                 process.wait(LIMIT)
 
-    def sbatch(self, recipe: Path | None, *options: str) -> Deployment:
+    def sbatch(self, recipe: Path | None, *options: str) -> ClusterDeployment:
         """Submits slurm/disagg.sh with the recipe (None: its own), from the login node and the repository."""
         output = self.folder / "job.out"
         argv = [
@@ -122,18 +122,18 @@ class Lab:
         ]
         done = self.cluster.run(LOGIN, argv, env=self.env, cwd=REPOSITORY)
         assert done.returncode == 0, done.stderr
-        return Deployment(self, output, job=done.stdout.strip())
+        return ClusterDeployment(self, output, job=done.stdout.strip())
 
 
-class Deployment:
-    """One `pdserve up` and what it says and records."""
+class ClusterDeployment(deployment.Deployment):
+    """A `pdserve up` in a job or on a node, and what it says."""
 
     def __init__(self, lab: Lab, output: Path, *, job: str = "", process: NodeProcess | None = None) -> None:
+        super().__init__(None, lab.home)
         self.lab = lab
         self.cluster = lab.cluster
         self.job = job
         self.output = output
-        self.name = "fake"
         self._process = process
 
     @property
@@ -160,7 +160,7 @@ class Deployment:
             return "\nerror: " in f"\n{self.printed()}"
         return self._process.poll() is not None
 
-    def ready(self) -> Deployment:
+    def ready(self) -> ClusterDeployment:
         self.expect("serving fake at")
         return self
 
@@ -178,34 +178,6 @@ class Deployment:
             return str(self.process.wait(LIMIT))
         wait_until(f"job {self.job} over", lambda: not self.cluster.steps(), 2 * LIMIT, why=self.printed)
         return self.job_state()
-
-    # What it recorded
-
-    @property
-    def run(self) -> RunDir:
-        return RunDir((self.lab.home / self.name / "current").resolve())
-
-    def state(self) -> DeploymentState:
-        return self.run.read_state()
-
-    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        return [event for event in self.run.read_events()[0] if kind in (None, event["event"])]
-
-    def wait_for(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """The first such event of the history; waits for it."""
-
-        def matching() -> list[dict[str, Any]]:
-            return [event for event in self.events(kind) if fields.items() <= event.items()]
-
-        wait_until(f"{kind} {fields}", matching, LIMIT, why=self.printed)
-        return matching()[0]
-
-    def stopped(self) -> list[str]:
-        """Names in the order in which they were reported stopped."""
-        return [event["name"] for event in self.events("stopped")]
-
-    def node_of(self, process: str) -> str:
-        return self.run.read_plan().process(process).node
 
     def ours(self, node: str) -> list[str]:
         """Command lines of what runs on a node, without what Slurm itself has there."""
@@ -302,12 +274,30 @@ def read_until_silent(connection: socket.socket, seconds: float) -> None:
         assert connection.recv(65536), "the connection was closed"
 
 
-@contextmanager
-def measured(fault: str) -> Iterator[Callable[[float, str], None]]:
-    """Notes how long a fault took until a user was told, and what: `note(at, message)`, `at` in wall-clock seconds."""
-    began = time.time()
+RECIPE = REPOSITORY / "recipes/tiny-cpu.yaml"
+START_SECONDS = 900
+PATIENT = {"heartbeat_seconds": 30, "agent_lease_seconds": 60, "engine_seconds": START_SECONDS}
+"""Timeouts of recipes whose engines are real and whose tests are of other things than a node that is lost: engines that
+load or compute beside other tests can keep an agent from its core, or from its pages, for five seconds."""
+PROOFS = ("endpoints", "requests", "transfer", "stored", "output", "reload", "clean")
 
-    def note(at: float, message: str) -> None:
-        DELAYS.append((f"{fault}: {message.strip()}", at - began))
 
-    yield note
+def until_ready(up: ClusterDeployment, name: str) -> None:
+    up.name = name
+
+    def over() -> bool:
+        printed = f"\n{up.printed()}"
+        return any(end in printed for end in ("serving tiny at", "\nerror: ", "deployment is draining"))
+
+    wait_until("ready", over, START_SECONDS, why=up.printed)
+    assert "serving tiny at" in up.printed(), up.printed()
+
+
+def assert_all_proven(up: ClusterDeployment) -> None:
+    """`pdserve verify`, called where its key is, proves all that it can prove of this recipe."""
+    done = up.lab.pdserve(up.state().host, "verify", up.name, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr + up.printed()
+    report = json.loads(done.stdout)
+    assert {proof["name"]: proof["status"] for proof in report["proofs"]} == dict.fromkeys(PROOFS, "proven"), (
+        done.stdout
+    )

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.cgroups import remove_cgroups
+from tests.cluster.machine import remove_cgroups
 from tests.cluster.spec import Spec
 
 _SANDBOX = [

@@ -17,13 +17,210 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from stat import S_IFCHR
+from types import FrameType
 from typing import Any
 
-from tests.cluster import kernel, network
-from tests.cluster.files import FAKE_GPU, MUNGE_SOCKET
-from tests.cluster.node import boot
-from tests.cluster.reaper import reap, wakeups
-from tests.cluster.spec import LOGIN, Spec
+from tests.cluster import kernel
+from tests.cluster.spec import FAKE_GPU, LOGIN, MUNGE_SOCKET, Spec
+
+
+def wakeups() -> int:
+    """A descriptor that becomes readable when a child has ended."""
+    read_end, writing = os.pipe()
+    os.set_blocking(read_end, False)
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    signal.signal(signal.SIGCHLD, _note)
+    return read_end
+
+
+def _note(signum: int, frame: FrameType | None) -> None:
+    """Only its being there matters: the number goes to the descriptor."""
+
+
+def reap(woken: int) -> list[int]:
+    """Collects all that have ended; their PIDs."""
+    os.read(woken, 4096)
+    ended: list[int] = []
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append(pid)
+
+
+NAMESPACES = Path("/run/netns")
+
+
+def build_switch(spec: Spec) -> None:
+    """One bridge for each network; the login node has its address there."""
+    _ip("netns", "add", LOGIN)
+    _ip("-n", LOGIN, "link", "set", "lo", "up")
+    for number in range(spec.networks):
+        _ip("-n", LOGIN, "link", "add", f"br{number}", "type", "bridge")
+        _ip("-n", LOGIN, "addr", "add", f"{spec.address(LOGIN, number)}/24", "dev", f"br{number}")
+        _ip("-n", LOGIN, "link", "set", f"br{number}", "up")
+
+
+def connect(spec: Spec, node: str) -> None:
+    """A network namespace with loopback and one cable to each bridge."""
+    if node == LOGIN:
+        return
+    _ip("netns", "add", node)
+    _ip("-n", node, "link", "set", "lo", "up")
+    for number, port in enumerate(_ports(spec, node)):
+        eth = f"eth{number}"
+        # A machine has its hardware address for life: peers do not ask again after a reboot.
+        octets = [2, 0, *(int(part) for part in spec.address(node, number).split("."))]
+        mac = ":".join(f"{octet:02x}" for octet in octets)
+        _ip("link", "add", port, "netns", LOGIN, "type", "veth", "peer", "name", eth, "address", mac, "netns", node)
+        _ip("-n", LOGIN, "link", "set", port, "master", f"br{number}", "up")
+        _ip("-n", node, "addr", "add", f"{spec.address(node, number)}/24", "dev", eth)
+        _ip("-n", node, "link", "set", eth, "up")
+
+
+def disconnect(spec: Spec, node: str) -> None:
+    """The node's connections are forgotten: what a peer sends them after the next boot is answered with RST."""
+    for port in _ports(spec, node):
+        _ip("-n", LOGIN, "link", "del", port)
+    _ip("netns", "del", node)
+
+
+def cable(spec: Spec, node: str, *, plugged: bool) -> None:
+    """At the switch's end, so that peers and the node itself see silence and no error."""
+    for port in _ports(spec, node):
+        _ip("-n", LOGIN, "link", "set", port, "up" if plugged else "down")
+
+
+def isolate(spec: Spec, node: str, *, isolated: bool) -> None:
+    """Isolated nodes do not reach each other, only the others and the login node."""
+    for port in _ports(spec, node):
+        _run_tool("bridge", "-n", LOGIN, "link", "set", "dev", port, "isolated", "on" if isolated else "off")
+
+
+def _ports(spec: Spec, node: str) -> list[str]:
+    return [f"{node}e{number}" for number in range(spec.networks)]
+
+
+def _ip(*arguments: str) -> None:
+    _run_tool("ip", *arguments)
+
+
+def _run_tool(*argv: str) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")
+
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def boot(spec: Spec, node: str) -> int:
+    """Starts a node; returns the PID of its first process once its daemons have been started."""
+    read_end, writing = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        os.close(read_end)
+        _be(spec, node, writing)
+    os.close(writing)
+    with os.fdopen(read_end) as pipe:
+        # Helper and first process both write to it, in either order.
+        answers = dict(line.split(" ", 1) for line in pipe.read().splitlines())
+    os.waitpid(helper, 0)
+    if not {"init", "up"} <= answers.keys():
+        raise RuntimeError(
+            f"{node} did not boot: {answers.get('error', 'its first process ended')}; logs in {spec.log}"
+        )
+    return int(answers["init"])
+
+
+def _be(spec: Spec, node: str, pipe: int) -> None:
+    """In the forked helper: goes into the namespaces and forks the node's first process, whose orphaning to the
+    sandbox's first process is what keeps it waitable there."""
+    code = 1
+    try:
+        kernel.enter(NAMESPACES / node, kernel.NEW_NET)
+        kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_UTS | kernel.NEW_PIDS)
+        init = os.fork()
+        if init:
+            os.write(pipe, f"init {init}\n".encode())
+            code = 0
+        else:
+            _first_process(spec, node, pipe)
+    except OSError as error:
+        os.write(pipe, f"error {error}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def _first_process(spec: Spec, node: str, pipe: int) -> None:
+    kernel.name_process(node)
+    signal.set_wakeup_fd(-1)
+    _silence(spec.log / f"boot-{node}.log")
+    _own_mounts(spec, node)
+    woken = wakeups()
+    daemons = [_start(argv, spec.log / f"{argv[0]}-{node}.out") for argv in daemons_of(spec, node)]
+    os.write(pipe, f"up {node}\n".encode())
+    os.close(pipe)
+    while True:
+        select.select([woken], [], [])
+        ended = reap(woken)
+        for daemon in daemons:
+            if daemon.pid in ended:
+                print(f"{node}: {daemon.args!r} ended", flush=True)
+
+
+def daemons_of(spec: Spec, node: str) -> list[list[str]]:
+    commands = []
+    if spec.slurm is not None:
+        commands.append(["slurmctld", "-D", "-i"] if node == LOGIN else ["slurmd", "-D", "-N", node])
+    if spec.ssh and node != LOGIN:
+        # sshd insists on a full path to start itself again for each connection.
+        config, key = spec.keys / "sshd_config", spec.keys / f"host_key_{node}"
+        commands.append(["sshd", "-D", "-e", "-f", str(config), "-h", str(key)])
+    return commands
+
+
+def _silence(log: Path) -> None:
+    """Orders and answers of the sandbox are not the node's; what an earlier boot logged is not this one's."""
+    null, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(null, 0)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _own_mounts(spec: Spec, node: str) -> None:
+    """/proc, /dev/shm and /run of its own; the last with a view of what all nodes share."""
+    socket.sethostname(node)
+    kernel.mount("none", Path("/"), flags=kernel.RECURSIVE | kernel.PRIVATE)
+    kernel.mount("proc", Path("/proc"), "proc")
+    kernel.mount("tmpfs", Path("/dev/shm"), "tmpfs", options=f"mode=1777,size={spec.shm}")
+    run = Path("/run/lab/nodes") / node
+    kernel.mount("tmpfs", run, "tmpfs", options="mode=755")
+    kernel.mount("/run/lab", run / "lab", flags=kernel.BIND)
+    kernel.mount(str(run), Path("/run"), flags=kernel.MOVE)
+    for folder in ("sshd", "slurmd", "lock", "user"):
+        Path("/run", folder).mkdir()
+
+
+def _start(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """In a session of its own, as from a real init."""
+    program = Path("/usr/sbin", argv[0])
+    with log.open("a") as output:
+        return subprocess.Popen(
+            [str(program), *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+            env={"PATH": _PATH, "LANG": "C.UTF-8"},
+        )
+
 
 LAB = Path("/run/lab")
 
@@ -35,10 +232,10 @@ def main(folder: Path) -> None:
     orders: dict[str, Callable[[str], Any]] = {
         "boot": lambda node: _boot(spec, node, inits),
         "power_off": lambda node: _power_off(spec, node, inits),
-        "cut": lambda node: network.cable(spec, node, plugged=False),
-        "heal": lambda node: network.cable(spec, node, plugged=True),
-        "isolate": lambda node: network.isolate(spec, node, isolated=True),
-        "join": lambda node: network.isolate(spec, node, isolated=False),
+        "cut": lambda node: cable(spec, node, plugged=False),
+        "heal": lambda node: cable(spec, node, plugged=True),
+        "isolate": lambda node: isolate(spec, node, isolated=True),
+        "join": lambda node: isolate(spec, node, isolated=False),
     }
     woken = wakeups()
     _answer(None)
@@ -71,7 +268,7 @@ def prepare(spec: Spec) -> None:
     for index in range(spec.gpus):
         # Slurm takes character devices only; these are clones of /dev/null.
         os.mknod(f"{FAKE_GPU}{index}", 0o666 | S_IFCHR, os.makedev(1, 3))
-    network.build_switch(spec)
+    build_switch(spec)
     if spec.slurm is not None:
         socket.sethostname(LOGIN)  # munged looks its host up
         key, log = spec.keys / "munge.key", spec.log / "munged.log"
@@ -93,19 +290,19 @@ def _make_ssh_keys(spec: Spec) -> None:
 
 
 def _boot(spec: Spec, node: str, inits: dict[str, int]) -> int:
-    network.connect(spec, node)
+    connect(spec, node)
     inits[node] = boot(spec, node)
     return inits[node]
 
 
 def _power_off(spec: Spec, node: str, inits: dict[str, int]) -> None:
     """Silence first, as when the power goes: no FIN and no RST leave the node while its processes die."""
-    network.cable(spec, node, plugged=False)
+    cable(spec, node, plugged=False)
     init = inits.pop(node)
     with suppress(ProcessLookupError, ChildProcessError):  # a test has killed it already
         os.kill(init, signal.SIGKILL)
         os.waitpid(init, 0)
-    network.disconnect(spec, node)
+    disconnect(spec, node)
 
 
 def _answer(value: Any, *, error: str | None = None) -> None:

@@ -1,8 +1,13 @@
-"""What a cluster consists of, as data: the test process writes it, the sandbox reads it."""
+"""Describe a cluster: as data, which the test process writes and the sandbox reads, and as its daemons' files.
+
+The files lie over /etc in the sandbox: Slurm's configuration, and that of ssh and sshd.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -86,3 +91,125 @@ class Spec:
         if (slurm := values["slurm"]) is not None:
             values["slurm"] = SlurmSettings(**slurm | {"more": tuple(slurm["more"])})
         return cls(**values)
+
+
+FAKE_GPU = "/run/lab/dev/fakegpu"
+MUNGE_SOCKET = "/run/lab/munge.socket"
+
+
+def write_files(spec: Spec) -> None:
+    """Makes the cluster's folder anew; logs of the last cluster of that name go."""
+    shutil.rmtree(spec.folder, ignore_errors=True)
+    for folder in (spec.etc, spec.log, spec.state, spec.keys):
+        folder.mkdir(parents=True)
+    spec.write()
+    _write_etc(spec)
+    if spec.slurm is not None:
+        _write_slurm(spec, spec.slurm)
+    if spec.ssh:
+        _write_ssh(spec)
+
+
+def _write_etc(spec: Spec) -> None:
+    hosts = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
+    hosts += [f"{spec.address(node)} {node}" for node in spec.everybody]
+    (spec.etc / "hosts").write_text("\n".join(hosts) + "\n")
+    passwd = Path("/etc/passwd").read_text()
+    if "\nsshd:" not in passwd:  # the user to which sshd drops before a login
+        passwd += "sshd:x:109:65534::/run/sshd:/usr/sbin/nologin\n"
+    (spec.etc / "passwd").write_text(passwd)
+    (spec.etc / "docker").mkdir()  # for who starts a docker daemon on a node: it keeps a key there
+
+
+def _write_slurm(spec: Spec, slurm: SlurmSettings) -> None:
+    folder = spec.etc / "slurm"
+    folder.mkdir()
+    first, last = spec.nodes[0], spec.count - 1
+    assert first.endswith("0")
+    nodes = "\n".join(
+        f"NodeName={node} NodeHostname={node} NodeAddr={spec.address(node)} CPUs={slurm.cpus} "
+        f"RealMemory={slurm.memory_mib} {f'Gres=gpu:{spec.gpus} ' if spec.gpus else ''}State=UNKNOWN"
+        for node in spec.nodes
+    )
+    more = "\n".join(slurm.more)
+    (folder / "slurm.conf").write_text(f"""\
+ClusterName={spec.prefix}
+# slurmctld compares it with its own hostname, which is the login node's.
+SlurmctldHost={LOGIN}({spec.address(LOGIN)})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={MUNGE_SOCKET}
+CredType=cred/munge
+StateSaveLocation={spec.state}
+# On the node's own /run: sockets lie in it, whose paths may not be long.
+SlurmdSpoolDir=/run/slurmd
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldLogFile={spec.log}/slurmctld.log
+SlurmdLogFile={spec.log}/slurmd-%n.log
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SwitchType=switch/none
+MpiDefault=none
+MailProg=/bin/true
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,sched_interval=1,bf_interval=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+# More CPUs and memory than this machine has are taken as given.
+SlurmdParameters=config_overrides
+PropagateResourceLimits=NONE
+# A node that was cut off or powered off comes back by itself.
+ReturnToService=2
+GresTypes=gpu
+KillWait={slurm.kill_wait}
+SlurmdTimeout={slurm.slurmd_timeout}
+MessageTimeout={slurm.message_timeout}
+TCPTimeout={slurm.tcp_timeout}
+UnkillableStepTimeout={slurm.unkillable_step_timeout}
+{nodes}
+PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+{more}
+""")
+    # Debian's slurmd refuses cgroup v2 on machines that have both, so the version is given.
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    gres = f"NodeName={spec.prefix}[0-{last}] Name=gpu File={FAKE_GPU}[0-{spec.gpus - 1}] Flags=nvidia_gpu_env\n"
+    (folder / "gres.conf").write_text("AutoDetect=off\n" + (gres if spec.gpus else ""))
+    key = spec.keys / "munge.key"
+    key.touch(mode=0o400)
+    key.chmod(0o600)
+    key.write_bytes(os.urandom(1024))
+
+
+def _write_ssh(spec: Spec) -> None:
+    (spec.keys / "sshd_config").write_text(f"""\
+Port 22
+AuthorizedKeysFile {spec.keys}/client_key.pub
+# The repository's folder may belong to anybody.
+StrictModes no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+UseDNS no
+PidFile none
+PrintMotd no
+MaxStartups 100
+LogLevel VERBOSE
+Subsystem sftp internal-sftp
+""")
+    (spec.keys / "config").write_text(f"""\
+Host *
+  User root
+  IdentityFile {spec.keys}/client_key
+  IdentitiesOnly yes
+  IdentityAgent none
+  UserKnownHostsFile {spec.keys}/known_hosts
+  GlobalKnownHostsFile /dev/null
+  StrictHostKeyChecking yes
+  BatchMode yes
+  ConnectTimeout 5
+""")

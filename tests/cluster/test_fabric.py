@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,20 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.deployments import Lab, measured
+from tests.cluster.deployments import Lab
 from tests.cluster.spec import LOGIN
 from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.cluster
 
 
-def fabric(hosts: Lab, recipe: Path, *options: str, fault: str) -> list[dict[str, Any]]:
+def fabric(hosts: Lab, recipe: Path, *options: str) -> list[dict[str, Any]]:
     """What the check reports, and that its helpers are gone."""
-    with measured(fault) as note:
-        done = hosts.pdserve(LOGIN, "preflight", recipe, "--cluster", hosts.hosts(), "--fabric", "--json", *options)
-        assert done.stdout, done.stderr
-        seen = [finding for finding in json.loads(done.stdout) if finding["check"] == "fabric"]
-        note(time.time(), str([finding["value"] for finding in seen]))
+    done = hosts.pdserve(LOGIN, "preflight", recipe, "--cluster", hosts.hosts(), "--fabric", "--json", *options)
+    assert done.stdout, done.stderr
+    seen = [finding for finding in json.loads(done.stdout) if finding["check"] == "fabric"]
     for node in hosts.cluster.nodes:
         assert not [argv for _, argv in hosts.cluster.processes(node) if "-c" in argv]
     return seen
@@ -54,7 +51,7 @@ def slow(hosts: Lab, node: str, rate: str) -> Iterator[None]:
 
 def test_a_link_that_works_is_reported_with_its_rate(hosts: Lab) -> None:
     first, second, _ = hosts.cluster.nodes
-    [finding] = fabric(hosts, hosts.recipe(), fault="no fault")
+    [finding] = fabric(hosts, hosts.recipe())
     assert (finding["node"], finding["status"]) == (first, "ok"), finding
     assert f"{first} -> {second}: " in finding["value"]
     assert "Gbit/s" in finding["value"]
@@ -66,7 +63,7 @@ def test_a_firewall_that_drops_one_port_of_the_range(hosts: Lab) -> None:
     """The first port stands for the range where nodes are only connected to."""
     first, second, _ = hosts.cluster.nodes
     with rule(hosts, second, "ipproto", "tcp", "sport", "15001-15099", "blackhole"):
-        [finding] = fabric(hosts, hosts.recipe(), fault="port dropped")
+        [finding] = fabric(hosts, hosts.recipe())
     assert finding["status"] == "failed"
     assert f"{first} -> {second} at {hosts.cluster.address(second)}, port 150" in finding["value"]
     assert finding["value"].endswith(": no answer within 2 s")
@@ -83,7 +80,7 @@ def over_nixl(hosts: Lab, **changes: Any) -> Path:
 @pytest.mark.full
 def test_nixl_reads_from_prefill_over_ucx(hosts: Lab) -> None:
     first, second, _ = hosts.cluster.nodes
-    [finding] = fabric(hosts, over_nixl(hosts), fault="no fault, NIXL")
+    [finding] = fabric(hosts, over_nixl(hosts))
     assert (finding["node"], finding["status"]) == (second, "ok"), finding
     assert f"{first} -> {second}: " in finding["value"]
     assert "eth0 (MTU 1500) -> eth0 (MTU 1500)" in finding["value"]
@@ -96,7 +93,7 @@ def test_ports_of_nixl_that_a_firewall_drops(hosts: Lab) -> None:
     first, _, _ = hosts.cluster.nodes
     recipe = over_nixl(hosts, engine__env={"UCX_TCP_PORT_RANGE": "12000-12999"})
     with rule(hosts, first, "ipproto", "tcp", "sport", "12000-12999", "blackhole"):
-        [finding] = fabric(hosts, recipe, fault="ports of UCX dropped")
+        [finding] = fabric(hosts, recipe)
     assert finding["status"] == "failed"
     assert f" at {hosts.cluster.address(first)}, port 12" in finding["value"]
     assert "no answer within 2 s" in finding["value"]
@@ -106,7 +103,7 @@ def test_ports_of_nixl_that_a_firewall_drops(hosts: Lab) -> None:
 @pytest.mark.full
 def test_a_link_that_is_slower_than_asked_for(hosts: Lab) -> None:
     with slow(hosts, hosts.cluster.nodes[0], "20mbit"):
-        [finding] = fabric(hosts, hosts.recipe(), "--min-gbps", "0.1", fault="slow link")
+        [finding] = fabric(hosts, hosts.recipe(), "--min-gbps", "0.1")
     assert finding["status"] == "failed"
     rate = float(finding["value"].partition(": ")[2].split()[0])
     assert 0 < rate < 0.1
@@ -143,7 +140,7 @@ def test_nodes_that_do_not_reach_each_other_are_not_tried(hosts: Lab) -> None:
     for node in (first, second):
         hosts.cluster.isolate(node)
     try:
-        [finding] = fabric(hosts, hosts.recipe(), fault="link cut")
+        [finding] = fabric(hosts, hosts.recipe())
     finally:
         for node in (first, second):
             hosts.cluster.join(node)

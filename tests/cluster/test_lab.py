@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.errors import LabError
+from tests.cluster.machine import LabError
 from tests.cluster.spec import LOGIN, SlurmSettings
-from tests.cluster.waiting import wait_until
+from tests.launch.deployment import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import LIMIT
-from tests.cluster.errors import LabError
+from tests.cluster.machine import LabError
 from tests.cluster.spec import LOGIN
-from tests.cluster.waiting import wait_until
+from tests.launch.deployment import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 SSH_PORT = 22

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from pdserve.system import procfs
-from tests.cluster.cgroups import cgroups
 from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import LIMIT
-from tests.cluster.errors import LabError
-from tests.cluster.machine import check_machine
+from tests.cluster.machine import LabError, cgroups, check_machine
 from tests.cluster.spec import LOGIN
-from tests.cluster.waiting import wait_until
+from tests.launch.deployment import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,7 +142,7 @@ def test_a_machine_without_a_freezer_holds_bare_hosts_only(tmp_path: Path) -> No
 
 
 def test_without_a_route_to_packages_the_message_has_the_output_of_apt(tmp_path: Path) -> None:
-    program = "import sys, pathlib\nfrom tests.cluster.packages import unpacked\nunpacked(pathlib.Path(sys.argv[1]))"
+    program = "import sys, pathlib\nfrom tests.cluster.machine import unpacked\nunpacked(pathlib.Path(sys.argv[1]))"
     argv = ["unshare", "--net", sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True)
     assert done.returncode == 1

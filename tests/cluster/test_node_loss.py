@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.deployments import LIMIT, Deployment, Lab, measured, read_until, read_until_silent
+from tests.cluster.deployments import LIMIT, ClusterDeployment, Lab, read_until, read_until_silent
 from tests.cluster.spec import LOGIN, SlurmSettings
-from tests.cluster.waiting import wait_until
+from tests.launch.deployment import wait_until
 
 pytestmark = pytest.mark.cluster
 TWO_OF_EACH = {"prefill__instances": 2, "decode__instances": 2, "on_node_loss": "degrade"}
@@ -32,13 +31,10 @@ def two(job: Lab) -> Iterator[Lab]:
         job.cluster.heal(node)
 
 
-def lose(up: Deployment, node: str, how: str) -> str:
-    """Cuts a node off, or its power; the line in which the user is told."""
-    with measured(f"{how} {node}") as note:
-        getattr(up.cluster, how)(node)
-        line = up.expect(f"the agent of {node} is gone: not heard for")
-        note(time.time(), line)
-    return line
+def lose(up: ClusterDeployment, node: str, how: str) -> None:
+    """Cut a node off, or its power; wait until the user is told."""
+    getattr(up.cluster, how)(node)
+    up.expect(f"the agent of {node} is gone: not heard for")
 
 
 @pytest.mark.full

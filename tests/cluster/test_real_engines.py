@@ -10,15 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.deployments import Deployment, Lab
+from tests.cluster.deployments import PATIENT, RECIPE, ClusterDeployment, Lab, assert_all_proven, until_ready
 from tests.cluster.spec import LOGIN
-from tests.cluster.tiny import PATIENT, RECIPE, assert_all_proven, until_ready
 from tests.launch.deployment import REPOSITORY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
-def submitted(lab: Lab) -> Deployment:
+def submitted(lab: Lab) -> ClusterDeployment:
     """The recipe in a job of two nodes."""
     output = lab.folder / "job.out"
     argv = ["sbatch", "--parsable", "--nodes=2", "--gres=none", f"--output={output}", "slurm/disagg.sh"]
@@ -26,11 +25,11 @@ def submitted(lab: Lab) -> Deployment:
     argv += [word for name, value in PATIENT.items() for word in ("--set", f"timeouts.{name}={value}")]
     done = lab.cluster.run(LOGIN, argv, env=lab.env, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
-    return Deployment(lab, output, job=done.stdout.strip())
+    return ClusterDeployment(lab, output, job=done.stdout.strip())
 
 
 @pytest.fixture(scope="module")
-def tiny(slurm_of_the_module: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def tiny(slurm_of_the_module: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterDeployment]:
     deployment = submitted(Lab(slurm_of_the_module, tmp_path_factory.mktemp("real")))
     until_ready(deployment, "tiny-cpu")
     yield deployment
@@ -38,7 +37,7 @@ def tiny(slurm_of_the_module: Cluster, tmp_path_factory: pytest.TempPathFactory)
     slurm_of_the_module.assert_nothing_left()
 
 
-def test_prefill_and_decode_are_on_different_nodes_and_the_cache_beside_prefill(tiny: Deployment) -> None:
+def test_prefill_and_decode_are_on_different_nodes_and_the_cache_beside_prefill(tiny: ClusterDeployment) -> None:
     first, second, _ = tiny.cluster.nodes
     places = {name: tiny.node_of(name) for name in ("lmcache-0", "prefill-0", "decode-0", "proxy")}
     assert places == {"lmcache-0": first, "prefill-0": first, "decode-0": second, "proxy": first}
@@ -47,11 +46,11 @@ def test_prefill_and_decode_are_on_different_nodes_and_the_cache_beside_prefill(
     print({name: value for name, value in up.items() if name.endswith("seconds")})
 
 
-def test_every_proof_is_proven_over_the_nodes_network(tiny: Deployment) -> None:
+def test_every_proof_is_proven_over_the_nodes_network(tiny: ClusterDeployment) -> None:
     assert_all_proven(tiny)
 
 
-def test_the_login_node_sees_what_listens_on_another_nodes_loopback(tiny: Deployment) -> None:
+def test_the_login_node_sees_what_listens_on_another_nodes_loopback(tiny: ClusterDeployment) -> None:
     done = tiny.lab.pdserve(LOGIN, "status", "tiny-cpu", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     processes = json.loads(done.stdout)["processes"]
@@ -60,7 +59,7 @@ def test_the_login_node_sees_what_listens_on_another_nodes_loopback(tiny: Deploy
 
 
 @pytest.mark.ends_fixture
-def test_a_real_engine_that_dies_on_another_node_is_named_and_everything_is_stopped(tiny: Deployment) -> None:
+def test_a_real_engine_that_dies_on_another_node_is_named_and_everything_is_stopped(tiny: ClusterDeployment) -> None:
     second = tiny.cluster.nodes[1]
     [core] = [pid for pid, argv in tiny.cluster.processes(second) if argv[0].startswith("VLLM::EngineCore")]
     os.kill(core, signal.SIGKILL)

@@ -21,11 +21,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.deployments import Deployment, Lab
+from tests.cluster.deployments import PATIENT, ClusterDeployment, Lab
 from tests.cluster.spec import LOGIN
-from tests.cluster.tiny import PATIENT
-from tests.cluster.waiting import wait_until
-from tests.launch.deployment import REPOSITORY
+from tests.launch.deployment import REPOSITORY, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800), pytest.mark.full]
 
@@ -64,7 +62,7 @@ def recipe(folder: Path, mode: str) -> Path:
     return file
 
 
-def computing(deployment: Deployment, url: str) -> list[str]:
+def computing(deployment: ClusterDeployment, url: str) -> list[str]:
     """The ranks behind that API server that have computed prompts, asked for on its node."""
     ask = "import sys, httpx; print(httpx.get(sys.argv[1] + '/metrics', timeout=60).text)"
     page = deployment.cluster.run(deployment.cluster.nodes[0], [sys.executable, "-c", ask, url], env=deployment.lab.env)
@@ -74,7 +72,7 @@ def computing(deployment: Deployment, url: str) -> list[str]:
 
 
 @pytest.fixture(params=list(SERVERS))
-def serving(request: pytest.FixtureRequest, job: Lab) -> Iterator[tuple[str, Deployment]]:
+def serving(request: pytest.FixtureRequest, job: Lab) -> Iterator[tuple[str, ClusterDeployment]]:
     """In a job of two nodes."""
     deployment = job.sbatch(recipe(job.folder, request.param), "--nodes=2", "--gres=none")
     deployment.name = NAME
@@ -89,7 +87,7 @@ def serving(request: pytest.FixtureRequest, job: Lab) -> Iterator[tuple[str, Dep
     job.pdserve(LOGIN, "down", NAME)
 
 
-def test_two_ranks_on_two_nodes_serve_as_one_instance(serving: tuple[str, Deployment]) -> None:
+def test_two_ranks_on_two_nodes_serve_as_one_instance(serving: tuple[str, ClusterDeployment]) -> None:
     mode, deployment = serving
     first, second, _ = deployment.cluster.nodes
     assert [deployment.node_of(name) for name in PROCESSES[mode]] == [first, second]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.deployments import LIMIT, PDSERVE, Lab
 from tests.cluster.spec import LOGIN
-from tests.cluster.waiting import wait_until
+from tests.launch.deployment import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from tests.cluster.deployments import LIMIT, Lab, measured
+from tests.cluster.deployments import LIMIT, Lab
 from tests.cluster.spec import LOGIN
-from tests.cluster.waiting import wait_until
+from tests.launch.deployment import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 
@@ -17,10 +15,8 @@ def test_degrade_outlives_the_node_in_a_job_that_slurm_does_not_kill(job: Lab) -
     recipe = job.recipe(prefill__instances=2, decode__instances=2, on_node_loss="degrade")
     up = job.sbatch(recipe, "--no-kill").ready()
     node = job.cluster.nodes[1]
-    with measured(f"power_off {node}, Slurm") as note:
-        job.cluster.power_off(node)
-        wait_until(f"Slurm has {node} down", lambda: job.cluster.states()[node].startswith("down"), LIMIT)
-        note(time.time(), "down in sinfo")
+    job.cluster.power_off(node)
+    wait_until(f"Slurm has {node} down", lambda: job.cluster.states()[node].startswith("down"), LIMIT)
     up.expect("deployment is degraded")
     assert up.job_state() == "RUNNING"
     assert up.complete()[0] == 200

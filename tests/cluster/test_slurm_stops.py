@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests import own_cgroup
-from tests.cluster.deployments import LIMIT, Deployment, Lab, measured, next_token
+from tests.cluster.deployments import LIMIT, ClusterDeployment, Lab, next_token
 from tests.cluster.spec import LOGIN
-from tests.cluster.waiting import wait_until
+from tests.launch.deployment import wait_until
 
 pytestmark = pytest.mark.cluster
 ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 
 
-def surveying(up: Deployment) -> None:
+def surveying(up: ClusterDeployment) -> None:
     wait_until(
         "a node probe",
         lambda: any("pdserve.preflight.nodes.node_probe" in line for line in up.ours(up.cluster.nodes[1])),
@@ -27,24 +26,24 @@ def surveying(up: Deployment) -> None:
     )
 
 
-def starting_lmcache(up: Deployment) -> None:
+def starting_lmcache(up: ClusterDeployment) -> None:
     up.wait_for("started", name="lmcache-0")
 
 
-def starting_engines(up: Deployment) -> None:
+def starting_engines(up: ClusterDeployment) -> None:
     for name in ("prefill-0", "decode-0"):
         up.wait_for("started", name=name)
 
 
-def proving(up: Deployment) -> None:
+def proving(up: ClusterDeployment) -> None:
     up.wait_for("attached")
 
 
-def serving(up: Deployment) -> None:
+def serving(up: ClusterDeployment) -> None:
     up.ready()
 
 
-STAGES: list[tuple[Callable[[Deployment], None], dict[str, Any]]] = [
+STAGES: list[tuple[Callable[[ClusterDeployment], None], dict[str, Any]]] = [
     (surveying, {}),
     (starting_lmcache, {"lmcache__env": {"FAKE_LMCACHE_HANG": 1}}),
     (starting_engines, {"prefill__env": {"FAKE_NEVER_READY": 1}}),
@@ -56,13 +55,13 @@ STAGES: list[tuple[Callable[[Deployment], None], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("reached", "changes"), STAGES, ids=[*(f.__name__ for f, _ in STAGES[:-1]), "stubborn engine"])
 @pytest.mark.full
-def test_scancel_leaves_nothing(job: Lab, reached: Callable[[Deployment], None], changes: dict[str, Any]) -> None:
+def test_scancel_leaves_nothing(
+    job: Lab, reached: Callable[[ClusterDeployment], None], changes: dict[str, Any]
+) -> None:
     up = job.sbatch(job.recipe(**changes))
     reached(up)
-    with measured(f"scancel, {reached.__name__} {' '.join(changes)} -> job gone") as note:
-        job.cluster.output(LOGIN, ["scancel", up.job])
-        assert up.ended() == "CANCELLED"
-        note(time.time(), (up.printed().splitlines() or ["nothing said"])[-1])
+    job.cluster.output(LOGIN, ["scancel", up.job])
+    assert up.ended() == "CANCELLED"
     job.cluster.assert_nothing_left()
 
 
@@ -86,9 +85,7 @@ def test_the_time_limit_lets_a_stream_end_before_anything_is_stopped(job: Lab) -
     up.script("decode-0", hold="token")
     with up.stream(max_tokens=6) as stream:
         assert next_token(stream).startswith("data: {")
-        with measured("time limit 2 min, signal 30 s before -> draining") as note:
-            up.expect("deployment is draining")
-            note(time.time(), "deployment is draining")
+        up.expect("deployment is draining")
         up.script("decode-0", hold="")
         rest = []
         while line := next_token(stream):
@@ -99,7 +96,7 @@ def test_the_time_limit_lets_a_stream_end_before_anything_is_stopped(job: Lab) -
     assert [event for event in up.events("stopped") if event["forced"]] == []
 
 
-def runs_now(up: Deployment) -> bool:
+def runs_now(up: ClusterDeployment) -> bool:
     """Slurm lets a requeued job wait for two minutes, and sets that time once more when its last step is gone. A job
     that has been started meanwhile refuses the change. Slurm 22.05 may also take the end of the first script, when that
     comes late, for the end of the job, in the second in which it was requeued: then it is requeued once more."""
@@ -134,10 +131,8 @@ def test_a_killed_launcher_takes_everything_along(job: Lab) -> None:
     up = job.sbatch(job.recipe()).ready()
     launcher = up.cluster.nodes[0]
     pid = next(pid for pid, argv in job.cluster.processes(launcher) if "up" in argv and "srun" not in argv[0])
-    with measured("SIGKILL launcher -> job gone") as note:
-        os.kill(pid, signal.SIGKILL)
-        assert up.ended() == "FAILED"
-        note(time.time(), (up.printed().splitlines())[-1])
+    os.kill(pid, signal.SIGKILL)
+    assert up.ended() == "FAILED"
     job.cluster.assert_nothing_left()
     # Slurm may kill a guard before it has removed its cgroup. That has no process any more.
     assert all(own_cgroup.lost(node) for node in job.cluster.nodes)

@@ -6,15 +6,14 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from pdserve.system import procfs
-from tests.cluster.deployments import LIMIT, Lab, measured
+from tests.cluster.deployments import LIMIT, Lab
 from tests.cluster.spec import LOGIN
-from tests.cluster.waiting import wait_until
+from tests.launch.deployment import wait_until
 
 pytestmark = pytest.mark.cluster
 ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
@@ -57,9 +56,7 @@ def test_a_host_that_does_not_answer_is_named_in_the_words_of_ssh(hosts: Lab) ->
     silent = hosts.cluster.nodes[1]
     hosts.cluster.cut(silent)
     try:
-        with measured(f"{silent} does not answer ssh") as note:
-            done = hosts.pdserve(LOGIN, "up", hosts.recipe(), "--cluster", hosts.hosts())
-            note(time.time(), done.stderr.splitlines()[0])
+        done = hosts.pdserve(LOGIN, "up", hosts.recipe(), "--cluster", hosts.hosts())
     finally:
         hosts.cluster.heal(silent)
     assert done.returncode == 3, done.stdout + done.stderr
@@ -82,9 +79,7 @@ def test_a_host_that_refuses_is_named_in_the_words_of_ssh(hosts: Lab, option: st
     text = hosts.cluster.ssh_config.read_text()
     config.write_text(text.replace("IdentityFile", "#") if option.startswith("IdentityFile") else text)
     file = hosts.hosts(ssh={"config": str(config), "options": [option]})
-    with measured(f"ssh with {option}") as note:
-        done = hosts.pdserve(LOGIN, "up", hosts.recipe(), "--cluster", file)
-        note(time.time(), done.stderr.splitlines()[0])
+    done = hosts.pdserve(LOGIN, "up", hosts.recipe(), "--cluster", file)
     assert done.returncode == 3, done.stdout + done.stderr
     first, other, _ = hosts.cluster.nodes
     assert f"error: 2 of 2 nodes cannot be looked at: {first}, {other}" in done.stderr
@@ -118,9 +113,7 @@ def test_what_up_would_start_of_a_running_deployment_is_looked_at_on_its_node_fi
         with hosts.cluster.popen(node, ["python3", "-um", "http.server", str(port)], cwd=hosts.folder) as squatter:
             assert squatter.stdout is not None
             squatter.stdout.readline()
-            with measured("port taken, of a running deployment") as note:
-                done = hosts.pdserve(LOGIN, "up", recipe, "--cluster", cluster)
-                note(time.time(), done.stderr.splitlines()[0])
+            done = hosts.pdserve(LOGIN, "up", recipe, "--cluster", cluster)
             squatter.kill()
         assert done.returncode == 3, done.stdout + done.stderr
         assert f"error: ports on {node}: 1 port(s) of the plan are in use" in done.stderr
@@ -160,10 +153,8 @@ def test_a_killed_ssh_is_a_lost_node_and_leaves_nothing_there(hosts: Lab) -> Non
             for pid, argv in hosts.cluster.processes(LOGIN)
             if argv[0] == "ssh" and node in argv and "pdserve.node.agent" in argv[-1]
         ]
-        with measured("SIGKILL of the ssh client") as note:
-            os.kill(client[0], signal.SIGKILL)
-            line = up.expect(f"node {node} is lost")
-            note(time.time(), line)
+        os.kill(client[0], signal.SIGKILL)
+        line = up.expect(f"node {node} is lost")
         assert "its pipe closed" in line
         assert up.ended() == "5"
 
@@ -173,10 +164,8 @@ def test_a_killed_agent_is_named_as_the_cause(hosts: Lab) -> None:
     with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
         up.ready()
         node = up.node_of("decode-0")
-        with measured("SIGKILL of a remote agent") as note:
-            os.kill(agent_of(hosts, node), signal.SIGKILL)
-            line = up.expect(f"node {node} is lost")
-            note(time.time(), line)
+        os.kill(agent_of(hosts, node), signal.SIGKILL)
+        line = up.expect(f"node {node} is lost")
         assert "it was killed by SIGKILL" in line
         assert "its guard stops what it owned" in up.expect("likely cause:")
         assert up.ended() == "5"
@@ -190,10 +179,8 @@ def test_an_agent_that_is_stopped_is_a_lost_node_within_the_heartbeat(hosts: Lab
         up.ready()
         node = up.node_of("decode-0")
         stopped = agent_of(hosts, node)
-        with measured("SIGSTOP of a remote agent") as note:
-            os.kill(stopped, signal.SIGSTOP)
-            line = up.expect(f"node {node} is lost while serving, and with it decode-0: not heard for")
-            note(time.time(), line)
+        os.kill(stopped, signal.SIGSTOP)
+        line = up.expect(f"node {node} is lost while serving, and with it decode-0: not heard for")
         assert "the agent hangs" in line
         assert "the agent was stopped by SIGSTOP" in up.expect("likely cause:")
         assert up.ended() == "5"
@@ -223,10 +210,8 @@ def test_a_cut_while_engines_start_is_named_within_the_heartbeat(hosts: Lab) -> 
     with hosts.up(LOGIN, loads, "--cluster", hosts.hosts()) as up:
         up.expect("decode-0     starting on")
         node = up.node_of("decode-0")
-        with measured(f"cut of {node} while its engine starts, ssh") as note:
-            hosts.cluster.cut(node)
-            line = up.expect(f"node {node} is lost while starting, and with it decode-0: not heard for")
-            note(time.time(), line)
+        hosts.cluster.cut(node)
+        up.expect(f"node {node} is lost while starting, and with it decode-0: not heard for")
         wait_until(f"nothing of ours on {node}", lambda: not agents(hosts, node), LIMIT)
         hosts.cluster.heal(node)
         assert "needs a longer timeouts.heartbeat_seconds" in up.expect("what to do:")
@@ -255,10 +240,8 @@ def test_the_node_of_the_proxy_cannot_be_done_without(hosts: Lab) -> None:
     with hosts.up(LOGIN, recipe, "--cluster", hosts.hosts()) as up:
         up.ready()
         node = up.node_of("proxy")
-        with measured(f"cut of the proxy's node {node}, ssh") as note:
-            hosts.cluster.cut(node)
-            line = up.expect(f"the agent of {node} is gone: not heard for")
-            note(time.time(), line)
+        hosts.cluster.cut(node)
+        up.expect(f"the agent of {node} is gone: not heard for")
         wait_until(f"nothing of ours on {node}", lambda: not agents(hosts, node), LIMIT)
         line = up.expect(f"node {node} is lost while serving, and with it")
         assert "decode-0" in line

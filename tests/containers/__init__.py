@@ -7,8 +7,6 @@ with the cluster. Nothing of the machine's own docker is touched.
 An image is a tar of empty folders. The host's /usr, the interpreter and its environment are mounted read-only by the
 recipe, so that the same vLLM, LMCache and Mooncake run inside as outside.
 
-`podman.py` has podman in the place of docker, and `engines_image.py` an image from which a Dockerfile can go on.
-
 What is not like a user's container: there is no registry (nothing can be pulled), the storage driver is vfs, no device
 is given to a container, and limits stay those of the machine's root, who may not raise them everywhere.
 """

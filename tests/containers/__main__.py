@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from tests.cluster.errors import LabError
-from tests.cluster.machine import check_machine
-from tests.cluster.packages import unpacked
-from tests.containers.programs import docker_layers, podman_layers
+from tests.cluster.machine import LabError, check_machine, unpacked
+from tests.containers.daemon import docker_layers, podman_layers
 
 CANNOT = 3
 

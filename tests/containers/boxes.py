@@ -1,19 +1,22 @@
-"""`pdserve` as a user runs it on nodes with docker, over fake engines inside of containers."""
+"""`pdserve` as a user runs it on nodes with docker: over fake engines inside of containers, or over real ones."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.cluster.cluster import Cluster
-from tests.cluster.deployments import Lab
-from tests.cluster.waiting import wait_until
+from tests.cluster.deployments import PATIENT, RECIPE, Lab
 from tests.containers.daemon import Docker
 from tests.containers.image import IMAGE, host_mounts, limits
 from tests.launch import deployment
+from tests.launch.deployment import wait_until
 
 _LIMIT = 60.0
 
@@ -121,3 +124,16 @@ def kill(*pids: int, launcher: int | None = None) -> None:
         os.kill(pid, signal.SIGSTOP)
     for pid in pids if launcher is None else (launcher, *pids):
         os.kill(pid, signal.SIGKILL)
+
+
+TINY_BOX = "tiny-box"
+MOUNTED = {"image": IMAGE, "python": sys.executable, "mounts": host_mounts()}
+
+
+def contained(folder: Path, cache: Path, *, container: Mapping[str, object] = MOUNTED, **changes: object) -> Path:
+    """The recipe of the repository in a container, for a user who adds nothing else."""
+    container = {"kind": "docker", "options": limits(), "compile_cache": str(cache), **container}
+    recipe = {"extends": str(RECIPE), "name": TINY_BOX, "container": container, "timeouts": PATIENT}
+    file = folder / f"{TINY_BOX}.yaml"
+    file.write_text(yaml.safe_dump(recipe | changes, sort_keys=False))
+    return file

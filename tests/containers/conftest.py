@@ -11,9 +11,8 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.containers.boxes import Boxes
-from tests.containers.daemon import Docker
+from tests.containers.daemon import Docker, docker_layers
 from tests.containers.image import IMAGE, write_image
-from tests.containers.programs import docker_layers
 
 With = Callable[[Path], Boxes]
 """A `Boxes` for a folder."""

@@ -1,18 +1,48 @@
-"""A docker daemon on a node, with all that is its own on the node's /run."""
+"""Docker or podman on a node, with all that is its own on the node's /run.
+
+Their programs are the machine's, or Debian's packages, unpacked and not installed.
+"""
 
 from __future__ import annotations
 
+import resource
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster.cgroups import docker_parent
 from tests.cluster.cluster import Cluster
 from tests.cluster.commands import NodeProcess
-from tests.cluster.waiting import wait_until
-from tests.containers.programs import SYSTEM_PATH
+from tests.cluster.machine import CACHE, PackageSet, docker_parent, unpacked
+from tests.launch.deployment import wait_until
+
+SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""Without /usr/local: a client that was put there belongs to no daemon of a node."""
+_PROGRAMS = ("dockerd", "docker", "containerd", "containerd-shim-runc-v2", "runc", "docker-init")
+_PACKAGES = PackageSet(("docker.io",), programs=("sbin/dockerd", "bin/docker", "bin/containerd", "bin/docker-init"))
+
+
+_PODMAN = PackageSet(
+    ("podman", "runc", "catatonit"), programs=("bin/podman", "bin/conmon", "sbin/runc", "bin/catatonit")
+)
+
+
+def podman_layers() -> tuple[Path, ...]:
+    """The same for podman with runc."""
+    if all(shutil.which(program, path=SYSTEM_PATH) for program in ("podman", "conmon", "runc", "catatonit")):
+        return ()
+    return (unpacked(CACHE.parent / "podman", _PODMAN),)
+
+
+def docker_layers() -> tuple[Path, ...]:
+    """What must be laid over /usr so that a node has docker; nothing where the machine has it. Raises LabError where
+    there is no way to have it."""
+    if all(shutil.which(program, path=SYSTEM_PATH) for program in _PROGRAMS):
+        return ()
+    return (unpacked(CACHE.parent / "docker", _PACKAGES),)
+
 
 _LIMIT = 120.0
 
@@ -124,3 +154,67 @@ class Docker:
     def containers(self) -> list[str]:
         """Ids of all that there are, ended ones too."""
         return self.output("ps", "--all", "--quiet", "--no-trunc").split()
+
+
+_SETTINGS = """
+[containers]
+default_ulimits = []
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+tmp_dir = "/run/podman/tmp"
+[network]
+network_config_dir = "/run/podman/networks"
+"""
+_STORAGE = """
+[storage]
+driver = "vfs"
+graphroot = "/run/podman/images"
+runroot = "/run/podman/run"
+"""
+_POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}'
+_SCRIPT = """#!/bin/sh
+export HOME={home} CONTAINERS_CONF={home}/containers.conf CONTAINERS_STORAGE_CONF={home}/storage.conf
+exec podman "$@"
+"""
+
+
+class Podman(Docker):
+    """All that it has is on the node's /run."""
+
+    def __init__(self, cluster: Cluster, node: str, folder: Path) -> None:
+        super().__init__(cluster, node, folder / "podman.log")
+        self.programs = folder / "bin"
+        """For PATH: `docker` is in it."""
+        policy = folder / ".config/containers/policy.json"
+        policy.parent.mkdir(parents=True)
+        self.programs.mkdir()
+        policy.write_text(_POLICY)
+        (folder / "containers.conf").write_text(_SETTINGS)
+        (folder / "storage.conf").write_text(_STORAGE)
+        script = self.programs / "docker"
+        script.write_text(_SCRIPT.format(home=folder))
+        script.chmod(0o755)
+        self._environment["PATH"] = f"{self.programs}:{self._environment['PATH']}"
+
+    def start(self) -> None:
+        """There is nothing to start; what its first call mounts stays with the node."""
+        self.output("ps")
+        self._mounts = self._mounts or self._mount_points()
+
+    @property
+    def lives(self) -> bool:
+        return True
+
+    def added_to(self, recipe: Path) -> Path:
+        """The recipe with what podman needs besides: once one limit is named, it raises that of processes by itself;
+        and cgroups that the cluster removes."""
+        processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        ours = [f"--ulimit=nproc={processes}:{processes}", f"--cgroup-parent={docker_parent(self._node)}"]
+        text = recipe.read_text()
+        assert text.count("  options:\n") == 1
+        recipe.write_text(
+            text.replace("  options:\n", "\n".join(["  options:", *(f"  - {each}" for each in ours), ""]))
+        )
+        return recipe

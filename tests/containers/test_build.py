@@ -11,12 +11,10 @@ import pytest
 
 from pdserve import __version__
 from tests.cluster.cluster import Cluster
-from tests.cluster.tiny import assert_all_proven, until_ready
-from tests.containers.boxes import Boxes
-from tests.containers.daemon import Docker
-from tests.containers.engines_image import changes, write_engines_image, write_runtime
-from tests.containers.programs import docker_layers
-from tests.containers.tiny import NAME, contained
+from tests.cluster.deployments import assert_all_proven, until_ready
+from tests.containers.boxes import TINY_BOX, Boxes, contained
+from tests.containers.daemon import Docker, docker_layers
+from tests.containers.image import changes, write_engines_image, write_runtime
 from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.container
@@ -116,7 +114,7 @@ def test_every_proof_is_proven_in_the_image(box: Boxes, image: str, cache: Path)
     # A worker in a process of its own is handed its work through shared memory.
     worker = {"env": {"VLLM_ENABLE_V1_MULTIPROCESSING": 1}}
     with box.up(box.node, contained(box.folder, cache, container={"image": image}, decode=worker)) as up:
-        until_ready(up, NAME)
+        until_ready(up, TINY_BOX)
         assert_all_proven(up)
         assert box.inside(box.node).count("VLLM::EngineCore") == 2
         # A real engine leaves memory behind when it is killed.

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.deployments import LIMIT
-from tests.cluster.waiting import wait_until
 from tests.containers.boxes import Boxes
+from tests.launch.deployment import wait_until
 
 pytestmark = pytest.mark.container
 

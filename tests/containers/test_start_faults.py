@@ -10,27 +10,25 @@ from pathlib import Path
 import pytest
 
 from pdserve import __version__
-from tests.cluster.deployments import PDSERVE, measured
+from tests.cluster.deployments import PDSERVE
 from tests.containers.boxes import Boxes
-from tests.launch.deployment import DELAYS, REPOSITORY
+from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.container
 HANG_SECONDS = 60.0
 """25 s, and what a busy machine takes on top."""
 
 
-def refused(box: Boxes, recipe: Path, *arguments: str, fault: str) -> str:
+def refused(box: Boxes, recipe: Path, *arguments: str) -> str:
     """What `up` says of it, on stderr; nothing of it is left."""
-    with measured(fault) as note:
-        done = box.pdserve(box.node, "up", recipe, *arguments)
-        note(time.time(), done.stderr.splitlines()[0])
+    done = box.pdserve(box.node, "up", recipe, *arguments)
     assert done.returncode == 3, done.stdout + done.stderr
     return done.stderr
 
 
 def test_an_image_that_is_not_there(box: Boxes) -> None:
     keys = ("--set", "container.image=registry.invalid/vllm:9", "--set", "container.disk_gib=0.01")
-    output = refused(box, box.boxed(), *keys, fault="image missing")
+    output = refused(box, box.boxed(), *keys)
     assert f"image@{box.node}: registry.invalid/vllm:9 cannot be fetched on {box.node}" in output
     assert "likely cause: the registry cannot be reached from there" in output
     assert "docker load" in output
@@ -39,14 +37,14 @@ def test_an_image_that_is_not_there(box: Boxes) -> None:
 @pytest.mark.full
 def test_an_image_for_which_there_is_no_room(box: Boxes) -> None:
     keys = ("--set", "container.image=registry.invalid/vllm:9", "--set", "container.disk_gib=1000000")
-    output = refused(box, box.boxed(), *keys, fault="no room for the image")
+    output = refused(box, box.boxed(), *keys)
     assert f"the disk of /run/docker-data on {box.node} has " in output
     assert "container.disk_gib" in output
 
 
 @pytest.mark.full
 def test_an_image_without_an_interpreter(box: Boxes) -> None:
-    output = refused(box, box.boxed(), "--set", "container.python=/opt/no/python3", fault="no interpreter")
+    output = refused(box, box.boxed(), "--set", "container.python=/opt/no/python3")
     assert "likely cause: the image has no /opt/no/python3" in output
     assert "container.python" in output
 
@@ -54,7 +52,7 @@ def test_an_image_without_an_interpreter(box: Boxes) -> None:
 @pytest.mark.full
 def test_an_image_without_programs(box: Boxes) -> None:
     recipe = box.boxed(container__mounts=[])
-    output = refused(box, recipe, fault="an empty image")
+    output = refused(box, recipe)
     assert "likely cause: the image has no env" in output
 
 
@@ -78,7 +76,7 @@ def test_an_image_without_vllm(box: Boxes, without_vllm: Path) -> None:
     mounts = [f"{without_vllm}:{without_vllm}:ro"]
     text = recipe.read_text()
     recipe.write_text(text.replace("  mounts:\n", f"  mounts:\n  - {mounts[0]}\n"))
-    output = refused(box, recipe, "--set", f"container.python={without_vllm}/bin/python3", fault="no vLLM")
+    output = refused(box, recipe, "--set", f"container.python={without_vllm}/bin/python3")
     assert "vllm is not installed" in output, output
 
 
@@ -90,7 +88,7 @@ def test_an_image_with_another_pdserve(box: Boxes, tmp_path: Path) -> None:
     recipe = box.boxed()
     text = recipe.read_text()
     recipe.write_text(text.replace("  mounts:\n", f"  mounts:\n  - {other}:{REPOSITORY}/pdserve:ro\n"))
-    output = refused(box, recipe, fault="another pdserve")
+    output = refused(box, recipe)
     assert f"pdserve {__version__} (" in output
     assert "the same pdserve there as here" in output
 
@@ -114,7 +112,7 @@ def test_a_user_who_may_not_use_docker(box: Boxes) -> None:
 def test_a_docker_that_does_not_run(own_box: Boxes) -> None:
     own_box.docker.stop()
     try:
-        output = refused(own_box, own_box.boxed(), fault="no docker daemon")
+        output = refused(own_box, own_box.boxed())
     finally:
         own_box.docker.start()
     assert "likely cause: no docker daemon answers at unix:///var/run/docker.sock" in output
@@ -125,7 +123,7 @@ def test_a_docker_that_does_not_run(own_box: Boxes) -> None:
 def test_a_docker_that_hangs(box: Boxes) -> None:
     """Its socket accepts, and nothing is answered."""
     with box.docker.hanging():
-        output = refused(box, box.boxed(), fault="dockerd hangs")
+        output = refused(box, box.boxed())
     assert f"docker cannot be asked for images in time on {box.node}" in output
     assert "likely cause: no answer of docker within 30 s: dockerd there hangs" in output
     assert "journalctl -u docker" in output
@@ -152,7 +150,6 @@ def test_a_docker_that_hangs_once_the_image_was_looked_at(box: Boxes, program: s
         with box.up(box.node, box.boxed(), env={"PATH": f"{folder}:{box.env['PATH']}"}) as up:
             up.expect(said.format(node=box.node))
             waited = time.time() - float((folder / "stopped").read_text())
-            DELAYS.append((f"dockerd hangs before {program}", waited))
             assert waited < HANG_SECONDS
             assert "likely cause: no answer of docker within 20 s: dockerd there hangs" in up.expect("likely cause:")
             assert "journalctl -u docker" in up.expect("what to do:")

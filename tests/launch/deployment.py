@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 import queue
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from pdserve.errors import PdserveError
 from pdserve.roles import ENGINE_ROLES
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
@@ -39,6 +39,19 @@ SEEN = {
 }
 LINE_SECONDS = 120.0
 """How long a test waits for a line before it fails: a limit, not a measurement."""
+_POLL_SECONDS = 0.03
+_EVENTS, _LINES, _WIDTH = 12, 25, 240
+"""How much of a deployment the report of a failed test has."""
+
+
+def wait_until(what: str, look: Callable[[], object], timeout: float, *, why: Callable[[], str] = str) -> None:
+    """Return when `look` is true, which only polling can see; AssertionError with `what` and what `why` says after
+    `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not look():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout:g} s: {what} {why()}".rstrip())
+        time.sleep(_POLL_SECONDS)
 
 
 def free_ports(count: int) -> list[int]:
@@ -192,11 +205,12 @@ def pdserve(*arguments: str | Path) -> tuple[int, str]:
 
 
 class Deployment:
-    """A `pdserve up` in the foreground and what it recorded."""
+    """One `pdserve up` and what it recorded, wherever it runs."""
 
     def __init__(self, command: Command | None, home: Path, name: str = "fake") -> None:
         self._command = command
-        self._folder = home / name
+        self.home = home
+        self.name = name
         self._faults: list[tuple[float, str, signal.Signals]] = []
 
     @property
@@ -207,7 +221,7 @@ class Deployment:
 
     @property
     def run(self) -> RunDir:
-        return RunDir((self._folder / "current").resolve())
+        return RunDir((self.home / self.name / "current").resolve())
 
     def state(self) -> DeploymentState:
         return self.run.read_state()
@@ -219,6 +233,13 @@ class Deployment:
     def started(self) -> list[str]:
         """Names of processes that were ever started, in order."""
         return [event["name"] for event in self.events("start")]
+
+    def stopped(self) -> list[str]:
+        """Names in the order in which they were reported stopped."""
+        return [event["name"] for event in self.events("stopped")]
+
+    def node_of(self, process: str) -> str:
+        return self.run.read_plan().process(process).node
 
     def id_of(self, name: str) -> ProcessId:
         """Identity of a process, of the launcher, or of `agent` / `guard`."""
@@ -242,16 +263,20 @@ class Deployment:
         assert send(victim, signum)
 
     def wait_for(self, kind: str, *, after: str | None = None, **fields: Any) -> dict[str, Any]:
-        """The first such event of the history (after the phase `after`); waits for it."""
-        deadline = time.monotonic() + 2 * LINE_SECONDS
-        while time.monotonic() < deadline:
+        """Return the first such event of the history (after the phase `after`); wait for it."""
+        seen: list[dict[str, Any]] = []
+
+        def happened() -> bool:
             passed = after is None
             for event in self.events():
                 if passed and event["event"] == kind and fields.items() <= event.items():
-                    return event
+                    seen.append(event)
+                    return True
                 passed = passed or event.get("phase") == after
-            select.select([], [], [], 0.05)
-        raise AssertionError(f"no {kind} {fields} in {self.events()}")
+            return False
+
+        wait_until(f"{kind} {fields}", happened, 2 * LINE_SECONDS, why=lambda: str(self.events()))
+        return seen[0]
 
     def report_delays(self) -> None:
         """Notes how long each signal took to become an event of its process."""
@@ -268,6 +293,19 @@ class Deployment:
         state = self.state()
         names = [name for name, process in state.processes.items() if process.id is not None]
         return [self.id_of(name) for name in (*names, "agent", "guard")]
+
+    def post_mortem(self) -> str:
+        """Return what it can say of a test that failed on it: its last events, why it failed, the ends of its logs.
+        Empty if nothing was recorded. A failure that is seen once, on another machine, must explain itself."""
+        try:
+            parts = [json.dumps(event) for event in self.events()[-_EVENTS:]]
+            logs = sorted(self.run.path / process.log for process in self.run.read_plan().processes)
+            for file in (self.run.failure, *logs):
+                if file.exists():
+                    parts += [f"-- {file.name}", *file.read_text(errors="replace").splitlines()[-_LINES:]]
+        except (OSError, PdserveError):
+            return ""
+        return "\n".join(part if len(part) <= _WIDTH else f"{part[:_WIDTH]}..." for part in parts)
 
     def hold(self, engine: str, point: str) -> None:
         """Where a fake engine waits from now on; empty: nowhere."""

@@ -12,8 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cluster.waiting import wait_until
-from tests.launch.deployment import LINE_SECONDS, REPOSITORY, Command, Deployment, pdserve, recipe, up
+from tests.launch.deployment import LINE_SECONDS, REPOSITORY, Command, Deployment, pdserve, recipe, up, wait_until
 from tests.launch.test_keys import keys, struck
 from tests.strikes import at_a_call, strike
 

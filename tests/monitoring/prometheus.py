@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.cluster.packages import CACHE, PackageSet, unpacked
+from tests.cluster.machine import CACHE, PackageSet, unpacked
 
 _PACKAGE = PackageSet(("prometheus",), programs=("bin/prometheus", "bin/promtool"))
 _SECONDS = 600

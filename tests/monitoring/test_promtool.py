@@ -16,8 +16,7 @@ import yaml
 from pdserve.monitoring.prometheus import alerts_yml, parts_of, prometheus_yml, scrape
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.plan.model import Plan
-from tests.cluster.waiting import wait_until
-from tests.launch.deployment import free_ports
+from tests.launch.deployment import free_ports, wait_until
 from tests.monitoring.expressions import ALL
 from tests.monitoring.prometheus import promtool, running
 from tests.monitoring.test_expressions import RECORDED

@@ -18,8 +18,7 @@ import pytest
 import yaml
 
 from pdserve import __version__
-from tests.cluster.waiting import wait_until
-from tests.launch.deployment import REPOSITORY, Deployment
+from tests.launch.deployment import REPOSITORY, Deployment, wait_until
 from tests.proxy.test_compiled import EXPECTED
 from tests.real import kv_faults
 from tests.real.conftest import brought_up, member, status_of_all

@@ -18,9 +18,8 @@ from typing import Any, Literal
 
 import httpx
 
-from tests.cluster.packages import CACHE, PackageSet, unpacked
-from tests.cluster.waiting import wait_until
-from tests.launch.deployment import free_ports
+from tests.cluster.machine import CACHE, PackageSet, unpacked
+from tests.launch.deployment import free_ports, wait_until
 
 PACKAGES = PackageSet(
     ("chromium", "chromium-driver", "fonts-dejavu-core"), programs=("bin/chromium", "bin/chromedriver")

@@ -13,7 +13,7 @@ import pytest
 
 from pdserve.bench.stored import RESULT
 from pdserve.cli.bench import compare, report
-from tests.cluster.errors import LabError
+from tests.cluster.machine import LabError
 from tests.report.browser import DESKTOP, PHONE, Page, Scheme, opened, programs
 from tests.report.realistic import BEGAN, realistic_result, realistic_sweep
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pdserve.installed import mooncake_build
 from pdserve.installed.mooncake_build import Build
-from tests.cluster.packages import PackageSet, unpacked
+from tests.cluster.machine import PackageSet, unpacked
 from tests.upstream.sources import ROOT
 
 CACHE = ROOT / ".cache" / "cuda-extra"

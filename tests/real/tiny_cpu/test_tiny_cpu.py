@@ -19,8 +19,7 @@ from openai.types.chat import ChatCompletionUserMessageParam
 
 from pdserve.plan.process import HttpProbe
 from pdserve.system import procfs
-from tests.cluster.waiting import wait_until
-from tests.launch.deployment import Deployment, pdserve, read_json
+from tests.launch.deployment import Deployment, pdserve, read_json, wait_until
 from tests.real.conftest import member, status_of_all
 
 pytestmark = pytest.mark.real
