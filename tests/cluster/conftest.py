@@ -1,4 +1,4 @@
-"""Clusters that the tests of a module share; each test that has used one must have taken its things away."""
+"""Clusters that all tests share; each test that has used one must have taken its things away."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import Lab
 
 
-@pytest.fixture(scope="module")
-def slurm_of_the_module() -> Iterator[Cluster]:
+@pytest.fixture(scope="session")
+def shared_slurm() -> Iterator[Cluster]:
     with Cluster.up(nodes=3) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def bare_of_the_module() -> Iterator[Cluster]:
+@pytest.fixture(scope="session")
+def shared_bare() -> Iterator[Cluster]:
     with Cluster.up(nodes=3, slurm=False) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def slurm(slurm_of_the_module: Cluster) -> Iterator[Cluster]:
+def slurm(shared_slurm: Cluster) -> Iterator[Cluster]:
     """Three nodes with Slurm and sshd, idle before and after the test."""
-    yield slurm_of_the_module
-    _as_before(slurm_of_the_module)
+    yield shared_slurm
+    _as_before(shared_slurm)
 
 
 @pytest.fixture
-def bare(bare_of_the_module: Cluster) -> Iterator[Cluster]:
+def bare(shared_bare: Cluster) -> Iterator[Cluster]:
     """Three nodes with nothing but sshd."""
-    yield bare_of_the_module
-    _as_before(bare_of_the_module)
+    yield shared_bare
+    _as_before(shared_bare)
 
 
 @pytest.fixture
 def job(slurm: Cluster, tmp_path: Path) -> Lab:
-    """For deployments in Slurm jobs."""
+    """A lab for deployments in Slurm jobs."""
     return Lab(slurm, tmp_path)
 
 
 @pytest.fixture
 def hosts(bare: Cluster, tmp_path: Path) -> Lab:
-    """For deployments over ssh."""
+    """A lab for deployments over ssh."""
     return Lab(bare, tmp_path)
 
 
 def _as_before(cluster: Cluster) -> None:
-    """One test's failure is not the next one's."""
+    """Fail the test that leaves something, and take it away for the next one."""
     try:
         cluster.assert_nothing_left()
         cluster.wait_idle(cluster.nodes)

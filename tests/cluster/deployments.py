@@ -30,6 +30,8 @@ from tests.launch.deployment import REPOSITORY, wait_until
 LIMIT = 240.0
 """Seconds until a test gives up waiting: a limit, not a measurement."""
 _SLURM = "slurmstepd", "slurm_script"
+ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+"""In which a deployment of one prefill and one decode stops."""
 PDSERVE = (sys.executable, "-m", "pdserve.cli.main")
 
 
@@ -53,7 +55,7 @@ class Lab:
         }
 
     def kill_agent_and_guard(self, node: str) -> None:
-        """By SIGKILL, and stopped first, so that neither sees the other die. What they own lives on."""
+        """Send SIGKILL to both, stopped first, so that neither sees the other die. What they own lives on."""
         both = [
             pid for pid, argv in self.cluster.processes(node) if "pdserve.node.agent" in argv and "ssh" not in argv[0]
         ]
@@ -68,7 +70,7 @@ class Lab:
         return deployment.recipe(self.folder, **ours | changes)
 
     def port(self, kind: str) -> int:
-        """Of the recipe that was made last."""
+        """Return a port of the recipe that was made last."""
         written = yaml.safe_load((self.folder / "fake.yaml").read_text())
         return int(written["ports"][kind])
 
@@ -165,7 +167,7 @@ class ClusterDeployment(deployment.Deployment):
         return self
 
     def job_state(self) -> str:
-        """What Slurm says of the job, ended ones too."""
+        """Return what Slurm says of the job, an ended one too."""
         return dict(word.split("=", 1) for word in self.shown_by_slurm().split() if "=" in word)["JobState"]
 
     def shown_by_slurm(self) -> str:
@@ -185,7 +187,7 @@ class ClusterDeployment(deployment.Deployment):
         return [line for line in everything if not any(name in line for name in _SLURM)]
 
     def pid_of(self, process: str) -> int:
-        """As the test process sees it."""
+        """Return the PID that the test process sees."""
         port = str(self.run.read_plan().process(process).ports["http"])
         pids = [pid for pid, argv in self.cluster.processes(self.node_of(process)) if port in argv]
         assert len(pids) == 1, pids
@@ -237,12 +239,12 @@ class ClusterDeployment(deployment.Deployment):
         node = self.node_of("proxy")
         return self.request("/v1/completions", request, node=node, host=proxy.host, port=proxy.port)
 
-    def script(self, process: str, **changes: Any) -> None:
-        """Tells a fake engine what to do from now on."""
+    def script(self, engine: str, **faults: object) -> None:
+        """Tell a fake engine what to do from now on."""
         plan = self.run.read_plan()
-        node = self.node_of(process)
-        host, port = self.cluster.address(node), plan.process(process).ports["http"]
-        connection = self.request("/fake/script", changes, node=node, host=host, port=port)
+        node = self.node_of(engine)
+        host, port = self.cluster.address(node), plan.process(engine).ports["http"]
+        connection = self.request("/fake/script", faults, node=node, host=host, port=port)
         assert connection.getresponse().status == 200
         connection.close()
 

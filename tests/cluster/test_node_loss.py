@@ -17,7 +17,7 @@ TWO_OF_EACH = {"prefill__instances": 2, "decode__instances": 2, "on_node_loss": 
 
 
 @pytest.fixture(scope="module")
-def slurm_of_the_module() -> Iterator[Cluster]:
+def shared_slurm() -> Iterator[Cluster]:
     """A Slurm that lets a node be silent for long, as they do: what is seen here is seen by pdserve alone."""
     with Cluster.up(nodes=2, slurm=SlurmSettings(slurmd_timeout=300)) as cluster:
         yield cluster

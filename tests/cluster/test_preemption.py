@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.deployments import Lab
+from tests.cluster.deployments import ORDER, Lab
 from tests.cluster.spec import LOGIN, SlurmSettings
-from tests.cluster.test_slurm_stops import ORDER
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 

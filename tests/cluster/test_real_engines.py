@@ -29,12 +29,12 @@ def submitted(lab: Lab) -> ClusterDeployment:
 
 
 @pytest.fixture(scope="module")
-def tiny(slurm_of_the_module: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterDeployment]:
-    deployment = submitted(Lab(slurm_of_the_module, tmp_path_factory.mktemp("real")))
+def tiny(shared_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterDeployment]:
+    deployment = submitted(Lab(shared_slurm, tmp_path_factory.mktemp("real")))
     until_ready(deployment, "tiny-cpu")
     yield deployment
     deployment.lab.pdserve(LOGIN, "down", "tiny-cpu")
-    slurm_of_the_module.assert_nothing_left()
+    shared_slurm.assert_nothing_left()
 
 
 def test_prefill_and_decode_are_on_different_nodes_and_the_cache_beside_prefill(tiny: ClusterDeployment) -> None:

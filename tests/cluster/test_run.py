@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.cluster.deployments import LIMIT, PDSERVE, Lab
+from tests.cluster.deployments import LIMIT, ORDER, PDSERVE, Lab
 from tests.cluster.spec import LOGIN
 from tests.launch.deployment import wait_until
 
@@ -72,7 +72,7 @@ def test_a_job_ends_with_the_code_of_its_command(job: Lab) -> None:
     text = output.read_text()
     assert "models 200" in text
     stopped = [line.split()[2] for line in text.splitlines() if " stopped in " in line]
-    assert stopped == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+    assert stopped == ORDER
 
 
 def test_from_a_login_node_the_whole_run_is_submitted_and_ends_with_the_commands_code(job: Lab) -> None:
@@ -84,7 +84,7 @@ def test_from_a_login_node_the_whole_run_is_submitted_and_ends_with_the_commands
     assert done.returncode == 3, done.stdout + done.stderr
     assert "models 200" in done.stdout
     stopped = [line.split()[2] for line in done.stdout.splitlines() if " stopped in " in line]
-    assert stopped == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+    assert stopped == ORDER
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.cluster.deployments import LIMIT, PDSERVE, ClusterDeployment, Lab
+from tests.cluster.deployments import LIMIT, ORDER, PDSERVE, ClusterDeployment, Lab
 from tests.cluster.spec import LOGIN
 from tests.launch.deployment import REPOSITORY, wait_until
 
@@ -15,30 +15,6 @@ pytestmark = pytest.mark.cluster
 
 SLOW_MACHINE_SECONDS = 5.0
 """For what takes less than a second on a machine that has nothing else to do."""
-
-
-def test_a_submitted_recipe_serves_over_two_nodes_and_down_from_the_login_node_ends_the_job(job: Lab) -> None:
-    up = job.sbatch(job.recipe()).ready()
-    first, second, _ = job.cluster.nodes
-    places = {name: up.node_of(name) for name in ("lmcache-0", "prefill-0", "decode-0", "proxy")}
-    assert places == {"lmcache-0": first, "prefill-0": first, "decode-0": second, "proxy": first}
-    status, answer = up.complete()
-    assert status == 200
-    assert answer["usage"]["completion_tokens"] == 4
-    table = job.pdserve(LOGIN, "status").stdout
-    for name, node in places.items():
-        assert re.search(rf"^{name}\s+\S+\s+{node}\s+\d+\s+ready", table, re.MULTILINE), table
-
-    def steps() -> list[str]:
-        rows = [line.split() for line in job.cluster.steps() if line.startswith("step")]
-        return sorted(node for _, number, _, node in rows if not number.endswith(".batch"))
-
-    # Slurm may take a while to forget the steps that have looked at the nodes.
-    wait_until("one step a node", lambda: steps() == [first, second], LIMIT, why=lambda: str(job.cluster.steps()))
-    down = job.pdserve(LOGIN, "down")
-    assert (down.returncode, down.stdout.strip()) == (0, "fake: stopped")
-    assert up.ended() == "COMPLETED"
-    assert up.stopped() == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 
 
 @pytest.mark.full
@@ -53,7 +29,7 @@ def test_up_in_an_allocation_that_is_already_there_is_driven_from_the_login_node
         assert up.complete()[0] == 200
         up.process.send_signal(signal.SIGINT)
         assert up.ended() == "0", up.printed()
-    assert up.stopped() == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+    assert up.stopped() == ORDER
     assert [line for line in job.cluster.steps() if "batch" not in line and line.startswith("step")] == []
     job.cluster.output(LOGIN, ["scancel", number])
 
@@ -71,7 +47,7 @@ def test_salloc_runs_up_and_gives_the_allocation_back_when_it_ends(job: Lab) -> 
         down = job.pdserve(LOGIN, "down")
         assert (down.returncode, down.stdout.strip()) == (0, "fake: stopped")
         assert up.ended() == "0", up.printed()
-    assert up.stopped() == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+    assert up.stopped() == ORDER
     assert "salloc: Relinquishing job allocation" in up.printed()
 
 

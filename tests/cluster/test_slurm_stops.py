@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from tests import own_cgroup
-from tests.cluster.deployments import LIMIT, ClusterDeployment, Lab, next_token
+from tests.cluster.deployments import LIMIT, ORDER, ClusterDeployment, Lab, next_token
 from tests.cluster.spec import LOGIN
 from tests.launch.deployment import wait_until
 
 pytestmark = pytest.mark.cluster
-ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 
 
 def surveying(up: ClusterDeployment) -> None:

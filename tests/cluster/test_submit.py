@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
 
-from tests.cluster.deployments import LIMIT, PDSERVE, Lab
+from tests.cluster.deployments import LIMIT, ORDER, PDSERVE, ClusterDeployment, Lab
 from tests.cluster.spec import LOGIN
 from tests.launch.deployment import wait_until
 
@@ -15,22 +16,35 @@ pytestmark = pytest.mark.cluster
 NO_GPUS = {"slurm__options": ["--gres=none"]}
 
 
-def test_detached_it_returns_once_the_deployment_is_ready(job: Lab) -> None:
-    done = job.cluster.run(
-        LOGIN,
-        [*PDSERVE, "up", str(job.recipe(**NO_GPUS)), "--slurm", "--detach"],
-        env=job.env,
-        cwd=job.folder,
-        timeout=2 * LIMIT,
-    )
+def test_detached_it_serves_over_two_nodes_and_down_from_the_login_node_ends_the_job(job: Lab) -> None:
+    argv = [*PDSERVE, "up", str(job.recipe(**NO_GPUS)), "--slurm", "--detach"]
+    done = job.cluster.run(LOGIN, argv, env=job.env, cwd=job.folder, timeout=2 * LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     first, second, _ = job.cluster.nodes
-    assert "submitted job " in done.stdout
+    submitted = re.search(r"submitted job (\d+)", done.stdout)
+    assert submitted is not None, done.stdout
     assert f": running on {first[:-1]}[{first[-1]}-{second[-1]}]" in done.stdout
     assert f"serving fake at http://127.0.0.1:{job.port('proxy')}/v1 on {first} only" in done.stdout
-    status = job.pdserve(LOGIN, "status")
-    assert (status.returncode, status.stdout.splitlines()[0]) == (0, "fake: ready")
-    assert job.pdserve(LOGIN, "down").stdout.strip() == "fake: stopped"
+    up = ClusterDeployment(job, job.folder / "none", job=submitted[1])
+    places = {name: up.node_of(name) for name in ("lmcache-0", "prefill-0", "decode-0", "proxy")}
+    assert places == {"lmcache-0": first, "prefill-0": first, "decode-0": second, "proxy": first}
+    status, answer = up.complete()
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 4)
+    table = job.pdserve(LOGIN, "status").stdout
+    assert table.startswith("fake: ready\n")
+    for name, node in places.items():
+        assert re.search(rf"^{name}\s+\S+\s+{node}\s+\d+\s+ready", table, re.MULTILINE), table
+
+    def steps() -> list[str]:
+        rows = [line.split() for line in job.cluster.steps() if line.startswith("step")]
+        return sorted(node for _, number, _, node in rows if not number.endswith(".batch"))
+
+    # Slurm may take a while to forget the steps that have looked at the nodes.
+    wait_until("one step a node", lambda: steps() == [first, second], LIMIT, why=lambda: str(job.cluster.steps()))
+    down = job.pdserve(LOGIN, "down")
+    assert (down.returncode, down.stdout.strip()) == (0, "fake: stopped")
+    assert up.ended() == "COMPLETED"
+    assert up.stopped() == ORDER
 
 
 @pytest.mark.full
@@ -62,4 +76,4 @@ def test_ctrl_c_on_the_login_node_stops_the_deployment_in_order(job: Lab) -> Non
         following.send_signal(signal.SIGINT)
         assert following.wait(LIMIT) == 130, output.read_text()
     stopped = [line.split()[2] for line in output.read_text().splitlines() if " stopped in " in line]
-    assert stopped == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+    assert stopped == ORDER

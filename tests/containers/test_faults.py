@@ -137,9 +137,10 @@ def test_a_container_that_is_paused_is_missed_within_the_heartbeat(box: Boxes) -
     box.assert_nothing_left()
 
 
-def test_a_launcher_that_is_killed_takes_the_container_along(box: Boxes) -> None:
-    with box.up(box.node, box.boxed()) as up:
+def test_a_launcher_that_is_killed_takes_the_container_and_its_own_shared_memory_along(box: Boxes) -> None:
+    with box.up(box.node, box.boxed(), "--set", "container.shm_gib=0.25") as up:
         up.ready()
+        assert box.cluster.segments(box.node) == []
         up.process.send_signal(signal.SIGKILL)
         box.assert_nothing_left()
 

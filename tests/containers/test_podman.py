@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.deployments import assert_all_proven, until_ready
+from tests.cluster.deployments import ORDER, assert_all_proven, until_ready
 from tests.containers.boxes import TINY_BOX, Boxes, contained
 from tests.containers.daemon import Podman, podman_layers
 from tests.containers.image import IMAGE, write_image
@@ -64,7 +64,7 @@ def test_a_deployment_serves_and_stops_in_order(pods: Pods) -> None:
         down = pods.pdserve(pods.node, "down")
         assert (down.returncode, down.stdout.strip()) == (0, "fake: stopped"), down.stdout + down.stderr
         assert up.ended() == "0", up.printed()
-        assert up.stopped() == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+        assert up.stopped() == ORDER
 
 
 def test_an_image_that_is_not_there_is_fetched_and_its_registry_is_named(pods: Pods) -> None:

@@ -169,3 +169,19 @@ def test_a_docker_that_is_not_installed(box: Boxes) -> None:
     assert done.returncode == 3, done.stdout + done.stderr
     assert "docker cannot be run here: No such file or directory" in done.stderr
     assert "install docker on the machine where pdserve is called" in done.stderr
+
+
+def test_preflight_looks_from_inside_and_leaves_nothing(box: Boxes) -> None:
+    done = box.pdserve(box.node, "preflight", box.boxed())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert box.left() == []
+    assert not any(box.home.glob("fake/*"))
+
+
+def test_an_engine_that_dies_inside_is_named_with_its_last_words(box: Boxes) -> None:
+    # Without a segment: one that is made in the last milliseconds of a process is not seen to be of ours.
+    dies = {"FAKE_DIE_AT": "load", "FAKE_LAST_LINES": "RuntimeError: no such weights", "FAKE_SHM": ""}
+    with box.up(box.node, box.boxed(decode__env=dies)) as up:
+        up.expect("error: decode-0@")
+        up.expect("RuntimeError: no such weights")
+        assert up.ended() == "4"

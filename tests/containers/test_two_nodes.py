@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.deployments import ClusterDeployment
+from tests.cluster.deployments import ORDER, ClusterDeployment
 from tests.cluster.spec import LOGIN
 from tests.containers.boxes import Boxes
 from tests.launch.deployment import wait_until
 
 pytestmark = [pytest.mark.container, pytest.mark.full]
-ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 _LIMIT = 240.0
 
 
