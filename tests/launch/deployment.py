@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from pdserve.errors import PdserveError
@@ -37,6 +38,7 @@ SEEN = {
     signal.SIGSTOP: ("unresponsive",),
     signal.SIGCONT: ("responsive",),
 }
+BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 LINE_SECONDS = 120.0
 """How long a test waits for a line before it fails: a limit, not a measurement."""
 _POLL_SECONDS = 0.03
@@ -52,6 +54,11 @@ def wait_until(what: str, look: Callable[[], object], timeout: float, *, why: Ca
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout:g} s: {what} {why()}".rstrip())
         time.sleep(_POLL_SECONDS)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for a fact that no line tells."""
+    wait_until("it holds", holds, LINE_SECONDS)
 
 
 def free_ports(count: int) -> list[int]:
@@ -352,6 +359,26 @@ def assert_nothing_left(deployment: Deployment) -> None:
         if (owner := procfs.listener_owner(port)) is not None
     }
     assert not held, held
+
+
+@contextmanager
+def home_in(folder: Path) -> Iterator[Path]:
+    """PDSERVE_HOME and the runtime secrets are in `folder` meanwhile, for a deployment that several tests share."""
+    (folder / "runtime").mkdir(mode=0o700)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PDSERVE_HOME", str(folder / "home"))
+        patched.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
+        yield folder / "home"
+
+
+def serving(deployment: Deployment) -> Deployment:
+    deployment.command.expect("serving fake at")
+    return deployment
+
+
+def routing(deployment: Deployment, worker: str) -> list[str]:
+    """Return what the proxy was told of a worker, in order."""
+    return [event["routing"] for event in deployment.events("route") if event["name"] == worker]
 
 
 def read_json(text: str) -> Any:

@@ -10,8 +10,7 @@ import pytest
 
 from pdserve.operations.look import keep_interpreters
 from pdserve.plan.model import Plan
-from tests.launch.deployment import LINE_SECONDS, REPOSITORY, recipe, up
-from tests.launch.test_serving_faults import serving
+from tests.launch.deployment import LINE_SECONDS, REPOSITORY, recipe, serving, up
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
 

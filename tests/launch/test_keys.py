@@ -13,9 +13,7 @@ import pytest
 
 from pdserve.run.directory import RunDir
 from pdserve.system.process import pid_end
-from tests.launch.deployment import LINE_SECONDS, Deployment, assert_nothing_left, pdserve, recipe, up
-from tests.launch.test_serving_faults import serving
-from tests.launch.test_survival import until
+from tests.launch.deployment import LINE_SECONDS, Deployment, assert_nothing_left, pdserve, recipe, serving, until, up
 from tests.strikes import strike
 
 pytestmark = pytest.mark.process

@@ -19,6 +19,7 @@ import yaml
 from pdserve.errors import StateError
 from pdserve.system import host, procfs
 from tests.launch.deployment import (
+    BODY,
     LINE_SECONDS,
     Command,
     Deployment,
@@ -31,8 +32,6 @@ from tests.launch.deployment import (
 )
 
 pytestmark = pytest.mark.process
-
-BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 
 
 def change(file: Path, key: str, value: object) -> None:
@@ -157,29 +156,6 @@ def test_a_larger_lmcache_may_use_the_memory_of_the_one_that_it_replaces(tmp_pat
         assert code == 0, output
 
 
-def test_restart_by_name(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path), pdserve_home) as deployment:
-        deployment.command.expect("serving fake at")
-        for name in ("prefill-0", "lmcache-0"):
-            before = deployment.id_of(name)
-            code, output = pdserve("restart", name)
-            assert (code, output) == (0, f"{name} is ready")
-            assert deployment.id_of(name) != before
-            assert not before.alive()
-        assert deployment.post("/v1/completions", BODY)[0] == 200
-        code, output = pdserve("restart", "prefill-7")
-        assert code == 8
-        assert "no process called 'prefill-7'" in output
-
-
-def test_down_from_another_terminal_ends_a_foreground_up(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path), pdserve_home) as deployment:
-        deployment.command.expect("serving fake at")
-        assert pdserve("down")[0] == 0
-        assert deployment.command.finish() == 0
-        assert_nothing_left(deployment)
-
-
 def test_down_after_everything_was_killed_reports_it(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
@@ -207,15 +183,6 @@ def test_dry_run_starts_nothing(tmp_path: Path, pdserve_home: Path) -> None:
     assert code == 0
     assert "kv_producer" in output
     assert not pdserve_home.exists()
-
-
-def test_up_without_a_recipe_takes_the_recorded_one(tmp_path: Path, pdserve_home: Path) -> None:
-    """From any folder: what is recorded names its model by its absolute path."""
-    file = recipe(tmp_path, model__path="model")
-    with up(file, pdserve_home) as deployment:
-        deployment.command.expect("serving fake at")
-        file.unlink()
-        assert pdserve("up")[1].endswith("already up")
 
 
 def test_two_ups_at_the_same_moment_are_one_deployment(tmp_path: Path, pdserve_home: Path) -> None:

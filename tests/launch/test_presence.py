@@ -17,8 +17,7 @@ from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
 from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
-from tests.launch.deployment import pdserve, read_json, recipe, up
-from tests.launch.test_survival import until
+from tests.launch.deployment import pdserve, read_json, recipe, until, up
 
 
 @pytest.fixture

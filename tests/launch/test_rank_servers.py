@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.deployment import Deployment, assert_nothing_left, free_ports, pdserve, recipe, up
-from tests.launch.test_survival import until
+from tests.launch.deployment import (
+    BODY,
+    Deployment,
+    assert_nothing_left,
+    free_ports,
+    pdserve,
+    recipe,
+    routing,
+    until,
+    up,
+)
 
 pytestmark = pytest.mark.process
 
-BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 RANKS = ("prefill-0", "prefill-0-rank1")
 
 
@@ -35,10 +43,6 @@ def serving(folder: Path, home: Path, policy: str) -> Iterator[Deployment]:
     with up(file, home) as deployment:
         deployment.command.expect("serving fake at")
         yield deployment
-
-
-def routing(deployment: Deployment, worker: str) -> list[str]:
-    return [event["routing"] for event in deployment.events("route") if event["name"] == worker]
 
 
 def prefilled(deployment: Deployment) -> list[str]:

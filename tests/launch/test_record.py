@@ -17,9 +17,6 @@ from pdserve.launch.launch_record import KeptRecord, record_run
 from pdserve.run.directory import RunDir, check_no_launcher, find
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
-from tests.launch.deployment import pdserve, recipe, up
-from tests.launch.test_serving_faults import serving
-from tests.launch.test_survival import until
 from tests.plan import kit
 
 pytestmark = pytest.mark.process
@@ -220,28 +217,6 @@ def test_a_torn_note_of_the_keys_folder_is_written_anew(kept: Kept, pdserve_home
     record.look()
     assert kept.run.key_folder.read_text() == os.environ["XDG_RUNTIME_DIR"]
     assert kept.run.read_key() == "secret"
-
-
-def test_a_torn_note_ends_no_deployments_ear(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path), pdserve_home) as deployment:
-        run = serving(deployment).run
-        run.key_folder.write_bytes(b"\xff\xfe")
-        until(lambda: run.key_folder.read_bytes() != b"\xff\xfe")
-        assert pdserve("down") == (0, "fake: stopped")
-
-
-@pytest.mark.parametrize("what", ["state.json", "../current"])
-def test_a_serving_deployment_that_lost_one_file_is_found_and_stopped(
-    tmp_path: Path, pdserve_home: Path, what: str
-) -> None:
-    with up(recipe(tmp_path), pdserve_home) as deployment:
-        run = serving(deployment).run
-        (run.path / what).unlink()
-        until(lambda: os.path.lexists(run.path / what))
-        code, output = pdserve("status")
-        assert code == 0, output
-        assert output.startswith("fake: ready\n"), output
-        assert pdserve("down") == (0, "fake: stopped")
 
 
 def test_a_change_that_comes_before_a_waiter_runs_is_not_missed(kept: Kept) -> None:

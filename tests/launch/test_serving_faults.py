@@ -9,18 +9,23 @@ from typing import Any
 
 import pytest
 
-from tests.launch.deployment import LINE_SECONDS, Deployment, assert_nothing_left, pdserve, read_json, recipe, up
+from tests.launch.deployment import (
+    BODY,
+    LINE_SECONDS,
+    Deployment,
+    assert_nothing_left,
+    pdserve,
+    read_json,
+    recipe,
+    routing,
+    serving,
+    up,
+)
 
 pytestmark = pytest.mark.process
 
-BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 RESTART = {"policy": "on-failure", "max": 3, "backoff_seconds": 0.1, "backoff_max_seconds": 1}
 TWO: dict[str, Any] = {"prefill__instances": 2, "decode__instances": 2}
-
-
-def serving(deployment: Deployment) -> Deployment:
-    deployment.command.expect("serving fake at")
-    return deployment
 
 
 def died_serving(deployment: Deployment) -> str:
@@ -28,11 +33,6 @@ def died_serving(deployment: Deployment) -> str:
     assert deployment.command.finish() == 5, deployment.command.output
     assert_nothing_left(deployment)
     return deployment.command.output
-
-
-def routing(deployment: Deployment, worker: str) -> list[str]:
-    """What the proxy was told of a worker, in order."""
-    return [event["routing"] for event in deployment.events("route") if event["name"] == worker]
 
 
 def order(deployment: Deployment, *wanted: tuple[str, dict[str, Any]]) -> None:

@@ -251,11 +251,3 @@ def test_an_engine_that_is_healthy_without_its_patches_does_not_serve(
         assert "not every process of it runs with its patches" in output
         assert evidence in output
         assert "multiconnector-prom-metrics" in output or unpatched == "all"
-
-
-def test_what_is_active_where_is_part_of_the_history(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path), pdserve_home) as deployment:
-        deployment.command.expect("serving fake at")
-        (event,) = deployment.events("patched")
-        assert "multiconnector-prom-metrics" in event["processes"]["prefill-0"]
-        assert sorted(event["processes"]) == ["decode-0", "prefill-0"]

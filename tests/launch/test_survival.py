@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,6 +19,7 @@ import pytest
 from pdserve.system import cgroup, procfs
 from pdserve.system.process import pid_end, send
 from tests.launch.deployment import (
+    BODY,
     LINE_SECONDS,
     Command,
     Deployment,
@@ -28,9 +27,12 @@ from tests.launch.deployment import (
     pdserve,
     read_json,
     recipe,
+    routing,
+    serving,
+    until,
     up,
 )
-from tests.launch.test_serving_faults import BODY, RESTART, TWO, routing, serving
+from tests.launch.test_serving_faults import RESTART, TWO
 
 pytestmark = pytest.mark.process
 
@@ -105,14 +107,6 @@ def put_a_folder_at(file: Path) -> None:
         file.unlink()
         with suppress(NotADirectoryError):
             folder.rename(file)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Waits for a fact that no line tells."""
-    deadline = time.monotonic() + LINE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        select.select([], [], [], 0.02)
 
 
 @contextmanager

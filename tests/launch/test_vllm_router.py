@@ -14,8 +14,17 @@ import pytest
 from pdserve.errors import PreflightError
 from pdserve.plan.proxy.vllm_router import VERSION
 from pdserve.preflight import check_router
-from tests.launch.deployment import Deployment, assert_nothing_left, pdserve, read_json, recipe, up
-from tests.launch.test_survival import until
+from tests.launch.deployment import (
+    Deployment,
+    assert_nothing_left,
+    home_in,
+    pdserve,
+    read_json,
+    recipe,
+    serving,
+    until,
+    up,
+)
 
 pytestmark = pytest.mark.process
 
@@ -51,13 +60,9 @@ def statuses(proofs: Mapping[str, Any]) -> dict[str, str]:
 def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """What is done to it is undone by the test itself."""
     folder = tmp_path_factory.mktemp("router")
-    (folder / "runtime").mkdir(mode=0o700)
-    with pytest.MonkeyPatch.context() as context:
-        context.setenv("PDSERVE_HOME", str(folder / "home"))
-        context.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
-        with up(behind_router(folder), folder / "home") as deployment:
-            deployment.command.expect("serving fake at")
-            yield deployment
+    with home_in(folder) as home:
+        with up(behind_router(folder), home) as deployment:
+            yield serving(deployment)
         assert_nothing_left(deployment)
 
 

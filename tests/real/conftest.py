@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -13,7 +12,7 @@ import pytest
 
 from pdserve.system import procfs
 from pdserve.system.procfs import ProcessId
-from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
+from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, home_in, pdserve, read_json
 
 T = TypeVar("T")
 
@@ -21,17 +20,8 @@ T = TypeVar("T")
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A home for run directories that the tests of one module share."""
-    yield from home_in(tmp_path_factory.mktemp("real"))
-
-
-def home_in(folder: Path) -> Iterator[Path]:
-    """PDSERVE_HOME and the runtime secrets are in `folder` meanwhile."""
-    (folder / "runtime").mkdir(mode=0o700)
-    before = {name: os.environ.get(name) for name in ("PDSERVE_HOME", "XDG_RUNTIME_DIR")}
-    os.environ["PDSERVE_HOME"], os.environ["XDG_RUNTIME_DIR"] = str(folder / "home"), str(folder / "runtime")
-    yield folder / "home"
-    for name, value in before.items():
-        os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+    with home_in(tmp_path_factory.mktemp("real")) as folder:
+        yield folder
 
 
 def brought_up(name: str, home: Path, recipe: Path | None = None) -> Iterator[Deployment]:

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.deployment import Deployment
-from tests.real.conftest import Shared, brought_up, home_in, serves
+from tests.launch.deployment import Deployment, home_in
+from tests.real.conftest import Shared, brought_up, serves
 
 
 @pytest.fixture(scope="package")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A home for run directories that the tests of this folder share."""
-    yield from home_in(tmp_path_factory.mktemp("real"))
+    with home_in(tmp_path_factory.mktemp("real")) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="package")
