@@ -23,7 +23,7 @@ from pdserve.system.markers import MARKER
 from pdserve.system.procfs import ProcessId
 from tests.doctor import kit as doctor_kit
 from tests.launch.deployment import pdserve, recipe
-from tests.launch.test_keys import struck
+from tests.launch.test_interruption import struck
 from tests.plan import kit
 from tests.tables import each_row
 

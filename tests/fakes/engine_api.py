@@ -20,13 +20,23 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.fakes.engine_dialects import BATCH, CHAT, INVOCATIONS, JOBS, RESPONSES, ResponsesJob, error_body, shape_of
-from tests.fakes.engine_kv import Connectors, KvLoadError, Producer, fetch
+from tests.fakes.engine_kv import Connectors, KvLoadError, MoriioProducer, NixlProducer, Producer, fetch, pull, read
 from tests.fakes.engine_metrics import metrics_page
 from tests.fakes.engine_model import EOS, PrefixCache, extend, logprob, next_token, prefill
-from tests.fakes.engine_moriio import MoriioProducer, read
-from tests.fakes.engine_nixl import NixlProducer, pull
-from tests.fakes.engine_openai import ApiError, Job, Token, parse
+from tests.fakes.engine_openai import (
+    BATCH,
+    CHAT,
+    INVOCATIONS,
+    JOBS,
+    RESPONSES,
+    ApiError,
+    Job,
+    ResponsesJob,
+    Token,
+    error_body,
+    parse,
+    shape_of,
+)
 from tests.fakes.engine_script import Gate, Script, die
 from tests.fakes.engine_store import Store
 from tests.fakes.microhttp import Request, Responder, get_json

@@ -1,8 +1,16 @@
-"""The fake's Mooncake: what a prefill keeps for which transfer, and how a decode fetches it.
+"""The fake's KV transfers: what a prefill keeps for which request, and how a decode gets it, with each connector.
 
-As upstream with the patch mooncake-requests: a prefill keeps KV of requests that carried a transfer_id, by whatever
-they ended; it keeps it until it is fetched or the abort timeout passes; either leg may come first; an unknown engine
-id is an error at once.
+Mooncake, as upstream with the patch mooncake-requests: a prefill keeps KV of requests that carried a transfer_id, by
+whatever they ended; it keeps it until it is fetched or the abort timeout passes; either leg may come first; an unknown
+engine id is an error at once.
+
+NIXL, as upstream: the answer of a prefill says where its KV is; the blocks are freed by the decode that has taken the
+request in (after its pull, or without one), or by the end of the lease. Freed blocks hold something else: whoever pulls
+them all the same gets KV, but wrong KV, and nobody notices.
+
+MoRI-IO in READ mode, as upstream with the patch moriio-unread-prompts: prefill's answer has the address where a decode
+reads the KV of a transfer id; a prefill keeps KV of what ended by length only, until a decode has read or released it
+or `defer_timeout` has passed; a decode that is told of no KV computes the prompt.
 """
 
 from __future__ import annotations
@@ -13,8 +21,10 @@ import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlencode
 
+from tests.fakes.engine_model import prefill
 from tests.fakes.microhttp import Request, Responder, get_json
 
 ABORT_SECONDS = float(os.environ.get("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "480"))
@@ -154,3 +164,107 @@ async def fetch(params: dict[str, str], *, release: bool = False) -> str:
     if status != 200:
         raise KvLoadError(body["detail"])
     return str(body.get("kv", ""))
+
+
+OTHER_KV = prefill([0]).hex()
+
+
+class NixlProducer:
+    """Prefill's side: the side channel, and the KV that it keeps."""
+
+    def __init__(self, ranks: int, lease: float) -> None:
+        self.engine_ids = [f"{uuid.uuid4()}_dp{rank}" for rank in range(ranks)]
+        self.port = 0
+        self.delivered = 0
+        """Freed by a decode."""
+        self.expired = 0
+        """Freed by the end of the lease."""
+        self.late = 0
+        """Decodes that came for KV that was freed already."""
+        self.changed: Callable[[], None] = lambda: None
+        self._lease = lease
+        self._kept: dict[str, str] = {}
+
+    @property
+    def held(self) -> int:
+        return len(self._kept)
+
+    def keep(self, rank: int, kv: str) -> dict[str, Any]:
+        """The kv_transfer_params of the answer."""
+        request = f"cmpl-{uuid.uuid4().hex}"
+        self._keep(request, kv)
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [[7, 8, 9]],
+            "remote_engine_id": self.engine_ids[rank],
+            "remote_request_id": request,
+            "remote_host": "127.0.0.1",
+            "remote_port": self.port,
+            "tp_size": 1,
+            "remote_num_tokens": 1.0e1,
+            "transfer_mode": "pull",
+        }
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        """The side channel's requests."""
+        kv = self._kept.pop(request.query["request"], None)
+        if kv is None:
+            self.late += 1
+        else:
+            self.delivered += 1
+        self.changed()
+        await responder.send(200, {"kv": OTHER_KV if kv is None else kv})
+
+    def _keep(self, request: str, kv: str) -> None:
+        self._kept[request] = kv
+        asyncio.get_running_loop().call_later(self._lease, self._expire, request)
+        self.changed()
+
+    def _expire(self, request: str) -> None:
+        if self._kept.pop(request, None) is not None:
+            self.expired += 1
+            self.changed()
+
+
+async def pull(params: dict[str, Any]) -> str:
+    """Decode's side: the KV that `params` name; prefill frees it."""
+    url = f"http://{params['remote_host']}:{params['remote_port']}/fake/kv"
+    try:
+        _, body = await get_json(f"{url}?{urlencode({'request': params['remote_request_id']})}")
+    except (OSError, asyncio.IncompleteReadError) as error:
+        raise KvLoadError(f"side channel unreachable: {error}") from error
+    return str(body["kv"])
+
+
+class MoriioProducer(NixlProducer):
+    """Prefill's side: what it keeps, it keeps as NIXL's does."""
+
+    def keep_for(self, transfer_id: str, kv: str) -> dict[str, Any]:
+        """The kv_transfer_params of the answer (`request_finished`)."""
+        self._keep(transfer_id, kv)
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [[7, 8, 9]],
+            "remote_engine_id": f"127.0.0.1:{self.port}",
+            "remote_host": "127.0.0.1",
+            "remote_handshake_port": self.port,
+            "remote_notify_port": self.port,
+            "remote_dp_rank": 0,
+            "remote_dp_rank_override": True,
+            "remote_dp_size": 1,
+            "remote_dp_size_local": 1,
+            "tp_size": 1.0e0,
+            "transfer_id": transfer_id,
+        }
+
+
+async def read(params: dict[str, Any]) -> str:
+    """Decode's side: the KV of the transfer; prefill frees it."""
+    url = f"http://{params['remote_host']}:{params['remote_handshake_port']}/fake/kv"
+    try:
+        _, body = await get_json(f"{url}?{urlencode({'request': params['transfer_id']})}")
+    except (OSError, asyncio.IncompleteReadError) as error:
+        raise KvLoadError(f"handshake failed: {error}") from error
+    return str(body["kv"])

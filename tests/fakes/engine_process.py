@@ -16,9 +16,7 @@ import traceback
 from pathlib import Path
 
 from tests.fakes.engine_api import Engine
-from tests.fakes.engine_kv import Connectors, Producer
-from tests.fakes.engine_moriio import MoriioProducer
-from tests.fakes.engine_nixl import NixlProducer
+from tests.fakes.engine_kv import Connectors, MoriioProducer, NixlProducer, Producer
 from tests.fakes.engine_script import Script, die
 from tests.fakes.microhttp import serve
 

@@ -10,8 +10,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fakes.engine_dialects import ResponsesJob, named
-from tests.fakes.engine_openai import ApiError
+from tests.fakes.engine_openai import ApiError, ResponsesJob, named
 from tests.fakes.engine_script import Gate
 from tests.fakes.microhttp import Request, Responder
 

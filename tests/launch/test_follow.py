@@ -1,4 +1,4 @@
-"""`up --detach` learns what its launcher has come to also where a full disk has swallowed that line of the history."""
+"""What a command learns of its launcher: its start, its answers, its end, also where a disk is full."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from pdserve.errors import ReportedError, StartError
+from pdserve.errors import ReportedError, StartError, StateError
 from pdserve.operations import launcher_process
 from pdserve.operations.launcher_process import follow
 from pdserve.run.directory import RunDir
+from pdserve.run.inbox import Down, Reply, answer, ask, take
 from pdserve.run.state import DeploymentState
 from pdserve.system.process import Child, send, spawn
 from tests.plan import kit
@@ -120,3 +121,29 @@ def test_a_closed_terminal_ends_who_looks_on_unless_it_has_more_to_do(
     handlers = []
     follow(run, launcher, lambda _: handlers.append(signal.getsignal(signal.SIGHUP)), keep=False, goes_on=goes_on)
     assert handlers == 2 * [signal.default_int_handler if goes_on else signal.SIG_DFL]
+
+
+class Ends:
+    """A launcher that answers what it has taken, if it does, and has ended when it is looked for."""
+
+    def __init__(self, run: RunDir, reply: Reply | None) -> None:
+        self._run = run
+        self._reply = reply
+
+    def alive(self) -> bool:
+        for name, _ in take(self._run):
+            if self._reply is not None:
+                answer(self._run, name, self._reply)
+        return False
+
+
+def test_the_last_word_of_a_launcher_that_ends_is_the_answer(run: RunDir) -> None:
+    last = Reply(exit_code=5, message="the agent of b is still stopping its processes")
+    assert ask(run, Down(), seconds=60, alive=Ends(run, last).alive) == last
+    assert list(run.inbox.iterdir()) == []
+
+
+def test_one_that_ends_without_a_word_is_an_error(run: RunDir) -> None:
+    with pytest.raises(StateError, match="ended before it answered"):
+        ask(run, Down(), seconds=60, alive=Ends(run, None).alive)
+    assert list(run.inbox.iterdir()) == []

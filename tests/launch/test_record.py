@@ -1,4 +1,4 @@
-"""A record that is deleted while its deployment serves is written anew, however long the deletion takes."""
+"""The record of a deployment: written anew when it is deleted or damaged, and what it notes of a dead process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from pdserve.errors import StateError
 from pdserve.launch.fleet import Fleet
 from pdserve.launch.launch_record import KeptRecord, record_run
+from pdserve.reach.protocol import Died, Late, Progress
 from pdserve.run.directory import RunDir, check_no_launcher, find
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
@@ -228,3 +229,40 @@ def test_a_change_that_comes_before_a_waiter_runs_is_not_missed(kept: Kept) -> N
         await asyncio.wait_for(waiter, 60)
 
     asyncio.run(waits())
+
+
+def test_what_a_dead_process_had_still_to_log_does_not_replace_the_reason_of_its_death(tmp_path: Path) -> None:
+    fleet = Kept(tmp_path).fleet
+    name = next(iter(fleet.state.processes))
+    fleet.receive(Progress(name=name, text="loading weights: 50 %"))
+    assert fleet.state.processes[name].note == "loading weights: 50 %"
+    died = Died(name=name, pid=1, code=7, how="exited with code 7", seconds=1.0, while_starting=True, log_tail=())
+    fleet.receive(died)
+    fleet.receive(Progress(name=name, text="loading weights: 100 %"))
+    assert fleet.state.processes[name].note == "exited with code 7"
+
+
+def test_the_history_has_the_cause_of_a_death_whose_log_goes_on_with_the_next_life(tmp_path: Path) -> None:
+    fleet = Kept(tmp_path).fleet
+    engine = next(process.name for process in fleet.plan.processes if process.role == "decode")
+    full = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",)
+    fleet.receive(
+        Died(name=engine, pid=1, code=1, how="exited with code 1", seconds=1.0, while_starting=False, log_tail=full)
+    )
+    fleet.receive(
+        Late(
+            name=engine,
+            seconds=9.0,
+            last_answer="none",
+            diagnostics=None,
+            log_tail=("OSError: [Errno 24] Too many open files",),
+        )
+    )
+    fleet.receive(Late(name=engine, seconds=9.0, last_answer="none", diagnostics=None, log_tail=("who knows",)))
+    events, _ = fleet.run.read_events()
+    of_death, of_start, unknown = (event for event in events if event["event"] in ("died", "late"))
+    assert of_death["cause"] == "the device ran out of memory"
+    assert "decode.args" in of_death["todo"]
+    assert of_start["cause"] == "the limit of open files is reached"
+    assert (unknown["cause"], unknown["todo"]) == (None, None)
+    assert "log_tail" not in of_death

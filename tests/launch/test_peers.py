@@ -1,22 +1,100 @@
-"""A new engine is routed to once KV has crossed between it and its peers; the engines do what the test says."""
+"""A new engine is routed to once KV has crossed between it and its peers; a peer that fails with all is found."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pdserve.launch.bad_peers import AGAIN_SECONDS, Outcome, PeerJudge, PeerVerdict
 from pdserve.reach.protocol import Answered
 from pdserve.run.inbox import Restart
 from tests.launch.deployment import assert_nothing_left, pdserve, recipe, up
 from tests.launch.played import LIMIT, Played, plan, played
 
+YES: Outcome = "crossed"
+NO: Outcome = "failed"
+BUSY: Outcome = "unknown"
+
 pytestmark = pytest.mark.usefixtures("pdserve_home")
 
+
+@dataclass(frozen=True)
+class Case:
+    """Canaries of new engines, one after the other, and the verdict on the last."""
+
+    what: str
+    canaries: list[dict[str, Outcome]]
+    verdict: PeerVerdict
+    seconds: float = 10.0
+    """Between two of them."""
+    started: dict[int, str] = field(default_factory=dict)
+    """Peers that were started anew before the canaries of that number."""
+
+
+WELL = PeerVerdict(proven=True)
+SUSPECT = PeerVerdict(proven=False)
+CASES = [
+    Case("nobody to try it with", [{}], WELL),
+    Case("all well", [{"a": YES, "b": YES}], WELL),
+    Case("nobody had time", [{"a": BUSY, "b": BUSY}], WELL),
+    Case("one peer fails, another does not", [{"a": YES, "b": NO}], PeerVerdict(True, bad=("b",))),
+    Case("three of four fail", [{"a": NO, "b": NO, "c": NO, "d": YES}], PeerVerdict(True, bad=("a", "b", "c"))),
+    Case("all fail: the new engine is the suspect", [{"a": NO, "b": NO}], SUSPECT),
+    Case("one fails, the others had no time", [{"a": NO, "b": BUSY}], SUSPECT),
+    Case("its next life is well", [{"a": NO}, {"a": YES}], WELL),
+    Case("the only peer fails with the next life too", [{"a": NO}, {"a": NO}], PeerVerdict(False, ("a",), True)),
+    Case(
+        "all peers fail with the next life too: one after the other",
+        [{"a": NO, "b": NO}, {"a": NO, "b": NO}],
+        PeerVerdict(False, ("a",), True),
+    ),
+    Case(
+        "after the first is restarted the second is seen",
+        [{"a": NO, "b": NO}, {"a": NO, "b": NO}, {"a": YES, "b": NO}],
+        PeerVerdict(True, bad=("b",)),
+        started={2: "a"},
+    ),
+    Case("KV crossed in between", [{"a": NO}, {"a": YES}, {"a": NO}], SUSPECT),
+    Case("it was started anew in between", [{"a": NO}, {"a": NO}], SUSPECT, started={1: "a"}),
+    Case(
+        "a pair that fails again after the restart of one",
+        [{"a": YES, "b": NO}, {"a": YES, "b": NO}],
+        PeerVerdict(True, spared=("b",)),
+        started={1: "b"},
+    ),
+    Case(
+        "and again much later",
+        [{"a": YES, "b": NO}, {"a": YES, "b": NO}],
+        PeerVerdict(True, bad=("b",)),
+        seconds=AGAIN_SECONDS,
+        started={1: "b"},
+    ),
+    Case(
+        "the only peer fails after its restart too: the new engine is the suspect again",
+        [{"a": NO}, {"a": NO}, {"a": NO}, {"a": NO}],
+        PeerVerdict(False, spared=("a",)),
+        started={2: "a"},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
+def test_verdict(case: Case) -> None:
+    judge = PeerJudge()
+    verdict = None
+    for number, outcomes in enumerate(case.canaries):
+        if (peer := case.started.get(number)) is not None:
+            judge.started(peer)
+        verdict = judge.judge(outcomes, number * case.seconds)
+    assert verdict == case.verdict
+
+
 BROKEN = Answered(id=0, status=500, body="the transfer failed")
-BUSY = Answered(id=0, status=200, body='{"workers": [{"name": "prefill-0", "in_flight": 3}]}')
+IN_FLIGHT = Answered(id=0, status=200, body='{"workers": [{"name": "prefill-0", "in_flight": 3}]}')
 LATE = Answered(id=0, status=504, body="no token")
 
 
@@ -118,7 +196,7 @@ def test_a_busy_peer_is_no_reason(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with played(tmp_path, plan()) as deployment:
             await deployment.serving()
-            deployment.answers |= {"/canary": LATE, "/workers": BUSY}
+            deployment.answers |= {"/canary": LATE, "/workers": IN_FLIGHT}
             assert await restarted(deployment, "decode-0") == 0
             assert not events(deployment, "bad_peer")
 
