@@ -168,7 +168,7 @@ class Cluster:
 
     @property
     def ssh_config(self) -> Path:
-        """For `ssh -F CONFIG NODE` on any node of the cluster."""
+        """Return the CONFIG of `ssh -F CONFIG NODE` on any node of the cluster."""
         return self.spec.keys / "config"
 
     def address(self, node: str, network: int = 0) -> str:
@@ -290,7 +290,7 @@ class Cluster:
         return {name for name, state in self.states().items() if state == "idle"}
 
     def _check_daemons(self) -> None:
-        """What will never come is not waited for: nodes log the daemons that have ended."""
+        """Raise LabError for what will never come: nodes log the daemons that have ended."""
         if ended := [text for log in sorted(self.spec.log.glob("boot-*.log")) if (text := log.read_text().strip())]:
             raise LabError("\n".join(ended) + self._logs())
 
@@ -338,7 +338,7 @@ class Cluster:
         wait_until("nothing left", lambda: not self.left(), timeout, why=lambda: "\n" + "\n".join(self.left()))
 
     def reset(self) -> None:
-        """After a test that failed half-way: every node on and plugged in, nothing of the test on it, Slurm idle."""
+        """Tidy up after a failed test: every node on and plugged in, nothing of the test on it, Slurm idle."""
         for node in self.nodes:
             if node not in self._inits:
                 self.power_on(node)

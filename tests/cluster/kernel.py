@@ -38,7 +38,7 @@ def enter(namespace: Path, kind: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """What ps shows for a forked process that runs no program of its own; 15 characters."""
+    """Set what ps shows for a forked process that runs no program of its own; 15 characters."""
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 

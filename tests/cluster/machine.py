@@ -77,7 +77,7 @@ def claim_prefix() -> tuple[str, socket.socket]:
 
 @cache
 def guard_host_network() -> None:
-    """From now on Python's sockets cannot connect to a node unless their thread is in a node's network."""
+    """Keep Python's sockets from connecting to a node, from now on, unless their thread is in a node's network."""
     own = _own_network()
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
@@ -99,12 +99,12 @@ _DOCKER = "pdserve-docker-"
 
 
 def docker_parent(node: str) -> str:
-    """In which a docker daemon of a node has those of its containers (--cgroup-parent)."""
+    """Return the cgroup of a node's docker daemon for its containers (--cgroup-parent)."""
     return f"/{_DOCKER}{node}"
 
 
 def cgroups(prefix: str) -> list[Path]:
-    """Those of a cluster's nodes, the innermost first."""
+    """Return the cgroups of a cluster's nodes, the innermost first."""
     folders: list[Path] = []
     agents = [top for mount in UNIFIED for top in mount.glob(f"pdserve-*@{prefix}[0-9]*")]
     mounts = [*UNIFIED, *(folder for folder in FREEZER.parent.iterdir() if folder.is_dir())]
@@ -115,7 +115,7 @@ def cgroups(prefix: str) -> list[Path]:
 
 
 def remove_cgroups(prefix: str) -> None:
-    """Removes them as their processes end; raises OSError when some are still held after 20 s."""
+    """Removes them as their processes end; raises OSError when some are still held after two minutes."""
     deadline = time.monotonic() + _GONE_SECONDS
     while left := cgroups(prefix):
         _thaw(left)
@@ -132,7 +132,7 @@ def remove_cgroups(prefix: str) -> None:
 
 
 def _thaw(folders: list[Path]) -> None:
-    """Of a container that a test has paused and that was killed since: what is frozen does not die."""
+    """Thaw a container that a test has paused and that was killed since: what is frozen does not die."""
     for folder in folders:
         with suppress(FileNotFoundError):
             if folder.is_relative_to(FREEZER):
@@ -182,7 +182,7 @@ def unpacked(cache: Path = CACHE, wanted: PackageSet = SLURM) -> Path:
 
 
 def _key(wanted: PackageSet) -> str:
-    """For which packages and which system the folder was filled."""
+    """Return for which packages and which system the folder was filled."""
     release = Path("/etc/os-release")
     system = [line for line in release.read_text().splitlines() if line.startswith(("ID=", "VERSION_ID="))]
     return f"# {' '.join(sorted(system))}: {' '.join(wanted.names)}\n"

@@ -90,7 +90,7 @@ def disconnect(spec: Spec, node: str) -> None:
 
 
 def cable(spec: Spec, node: str, *, plugged: bool) -> None:
-    """At the switch's end, so that peers and the node itself see silence and no error."""
+    """Plug or pull a cable at the switch's end, so that peers and the node itself see silence and no error."""
     for port in _ports(spec, node):
         _ip("-n", LOGIN, "link", "set", port, "up" if plugged else "down")
 
@@ -138,7 +138,7 @@ def boot(spec: Spec, node: str) -> int:
 
 
 def _be(spec: Spec, node: str, pipe: int) -> None:
-    """In the forked helper: goes into the namespaces and forks the node's first process, whose orphaning to the
+    """Go into the namespaces, as the forked helper, and fork the node's first process, whose orphaning to the
     sandbox's first process is what keeps it waitable there."""
     code = 1
     try:
@@ -208,7 +208,7 @@ def _own_mounts(spec: Spec, node: str) -> None:
 
 
 def _start(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """In a session of its own, as from a real init."""
+    """Start a daemon in a session of its own, as a real init does."""
     program = Path("/usr/sbin", argv[0])
     with log.open("a") as output:
         return subprocess.Popen(

@@ -52,7 +52,7 @@ class Spec:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Without the login node."""
+        """Return the nodes without the login node."""
         return tuple(f"{self.prefix}{index}" for index in range(self.count))
 
     @property

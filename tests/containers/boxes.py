@@ -35,7 +35,7 @@ class Boxes(Lab):
 
     @property
     def docker(self) -> Docker:
-        """Of that node."""
+        """Return the docker of that node."""
         return self.dockers[self.node]
 
     def boxed(self, **changes: Any) -> Path:
@@ -55,7 +55,7 @@ class Boxes(Lab):
         return deployment.recipe(self.folder, **ours | changes)
 
     def over_two(self, **changes: Any) -> Path:
-        """The same over two nodes."""
+        """Write the recipe for two nodes."""
         return self.boxed(**{"slurm__nodes": 2} | changes)
 
     def container(self, node: str | None = None) -> str:
@@ -64,7 +64,7 @@ class Boxes(Lab):
         return container
 
     def inside(self, node: str) -> str:
-        """What runs in the only container on a node, as `docker top` shows it."""
+        """Return what runs in the only container on a node, as `docker top` shows it."""
         return self.dockers[node].output("top", self.container(node), "-o", "pid,args")
 
     def processes_of(self, word: str, node: str | None = None) -> list[int]:
@@ -90,7 +90,7 @@ class Boxes(Lab):
         return client
 
     def left(self) -> list[str]:
-        """What a deployment has not taken away from any node: besides what every cluster looks for, containers and
+        """Return what a deployment has left on any node: besides what every cluster looks for, containers and
         mounts."""
         left = self.cluster.left()
         for node, docker in self.dockers.items():
@@ -102,7 +102,7 @@ class Boxes(Lab):
         wait_until("nothing left", lambda: not self.left(), _LIMIT, why=lambda: "\n" + "\n".join(self.left()))
 
     def reset(self) -> None:
-        """After a test that failed half-way."""
+        """Tidy up after a test that failed half-way."""
         for docker in self.dockers.values():
             if not docker.lives:
                 docker.start()
@@ -118,7 +118,7 @@ def _inner_pid(pid: int) -> int:
 
 
 def kill(*pids: int, launcher: int | None = None) -> None:
-    """By SIGKILL, and stopped first, so that none of them sees another one die. The launcher is only killed, before
+    """Send SIGKILL, and stop them first, so that none of them sees another one die. The launcher is only killed, before
     them: nsenter, which waits for it, stops with it and would not see its end."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

@@ -87,12 +87,12 @@ def boxes(two_nodes: With, tmp_path: Path) -> Iterator[Boxes]:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In which vLLM keeps, between the starts of real engines, what it learned about a model's class in 8 s of CPU."""
+    """A folder in which vLLM keeps, between starts, what it learned about a model's class in 8 s of CPU."""
     return tmp_path_factory.mktemp("cache")
 
 
 def _as_before(boxes: Boxes) -> Iterator[Boxes]:
-    """One test's failure is not the next one's."""
+    """Fail the test that leaves something, and take it away for the next one."""
     yield boxes
     try:
         boxes.assert_nothing_left()

@@ -30,15 +30,15 @@ _PODMAN = PackageSet(
 
 
 def podman_layers() -> tuple[Path, ...]:
-    """The same for podman with runc."""
+    """Return what must be laid over /usr so that a node has podman with runc."""
     if all(shutil.which(program, path=SYSTEM_PATH) for program in ("podman", "conmon", "runc", "catatonit")):
         return ()
     return (unpacked(CACHE.parent / "podman", _PODMAN),)
 
 
 def docker_layers() -> tuple[Path, ...]:
-    """What must be laid over /usr so that a node has docker; nothing where the machine has it. Raises LabError where
-    there is no way to have it."""
+    """Return what must be laid over /usr so that a node has docker; nothing where the machine has it. Raises
+    LabError where there is no way to have it."""
     if all(shutil.which(program, path=SYSTEM_PATH) for program in _PROGRAMS):
         return ()
     return (unpacked(CACHE.parent / "docker", _PACKAGES),)
@@ -48,7 +48,7 @@ _LIMIT = 120.0
 
 
 class Docker:
-    """Its daemon can be killed, stopped and started again; ends with the node."""
+    """A daemon that can be killed, stopped and started again; ends with the node."""
 
     def __init__(self, cluster: Cluster, node: str, log: Path, *, options: Sequence[str] = ()) -> None:
         """`options`: further ones of dockerd."""
@@ -95,7 +95,7 @@ class Docker:
         self._daemon = None
 
     def kill_with_unread_input(self) -> None:
-        """The same in a moment in which the daemon has not read what a container is to get: its end of the connection
+        """Kill it in a moment in which it has not read what a container is to get: its end of the connection
         is reset, not closed."""
         assert self._daemon is not None
         self._daemon.send_signal(signal.SIGSTOP)
@@ -137,7 +137,7 @@ class Docker:
         return self._cluster.run(self._node, ["docker", *arguments], env=self._environment)
 
     def output(self, *arguments: str) -> str:
-        """Of one that must succeed."""
+        """Return the output of a command that must succeed."""
         done = self.call(*arguments)
         assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done.stdout.strip()

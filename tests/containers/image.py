@@ -51,8 +51,8 @@ def add_file(tar: tarfile.TarFile, path: str, text: str, *, mode: int = 0o644) -
 
 
 def host_mounts() -> list[str]:
-    """For `container.mounts`: the system's programs, the interpreter, its environment and what the tests are made of.
-    pdserve's own folder is mounted by pdserve."""
+    """Return the `container.mounts`: the system's programs, the interpreter, its environment and what the tests are
+    made of. pdserve's own folder is mounted by pdserve."""
     system = ["/usr", *(f"/{name}" for name in _OF_THE_SYSTEM if Path("/", name).exists() and _is_folder(name))]
     python = [Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve()]
     outside = [str(path) for path in python if not _below(path, *map(Path, system), REPOSITORY)]
@@ -60,7 +60,7 @@ def host_mounts() -> list[str]:
 
 
 def limits() -> list[str]:
-    """For `container.options`: what this machine's own root has, who may not raise them everywhere."""
+    """Return the `container.options`: what this machine's own root has, who may not raise them everywhere."""
     names = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
     hard = {name: resource.getrlimit(number)[1] for name, number in names.items()}
     return [f"--ulimit={name}={limit}:{limit}" for name, limit in hard.items()]
@@ -126,7 +126,7 @@ def write_engines_image(file: Path, folder: Path) -> None:
 
 
 def changes() -> list[str]:
-    """For `docker import`. pip has no index there and takes the build's tools from the environment."""
+    """Return options of `docker import`. pip has no index there and takes the build's tools from the environment."""
     settings = {"PATH": f"{HOME}/bin:/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
     return [f"--change=ENV {name}={value}" for name, value in settings.items()]
 

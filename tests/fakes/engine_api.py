@@ -395,7 +395,7 @@ class Engine:
 
 
 async def _ask_lmcache(what: str, **query: object) -> Any:
-    """Of the fake server beside this engine; without one nothing is asked."""
+    """A client of the fake server beside this engine; without one nothing is asked."""
     if url := os.environ.get("FAKE_LMCACHE_URL"):
         _, answer = await get_json(f"{url}/fake/{what}?{urlencode(query)}")
         return answer

@@ -39,7 +39,7 @@ class KvLoadError(Exception):
 
 @dataclass
 class Connectors:
-    """What --kv-transfer-config means."""
+    """The connectors that --kv-transfer-config names."""
 
     role: str = "none"
     mooncake: bool = False
@@ -54,7 +54,7 @@ class Connectors:
 
     @property
     def moves(self) -> bool:
-        """Whether KV comes from prefill."""
+        """Return True if KV comes from prefill."""
         return self.mooncake or self.nixl or self.moriio
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the fake counts, under vLLM's names."""
+"""The fake's counters, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def metrics_page(engine: Engine) -> str:
 
 
 def _store_lines(engine: Engine, labels: str) -> list[str]:
-    """As MooncakeStorePromMetrics of vLLM 0.32 writes them."""
+    """Write them as MooncakeStorePromMetrics of vLLM 0.32 does."""
     counts = {"save_put": engine.stored_keys, "load_get": engine.loaded_keys}
     name = "vllm:mooncake_store_operation"
     lines = []

@@ -224,7 +224,7 @@ CHAT, BATCH, INVOCATIONS = "/v1/chat/completions", "/v1/chat/completions/batch",
 
 
 def shape_of(path: str, body: dict[str, Any]) -> Shape:
-    """What a request of any API asks for."""
+    """Return the completion that a request of any API asks for."""
     if path in JOBS:
         return as_chat(path, body)
     if path != BATCH:

@@ -1,4 +1,4 @@
-"""What the fake engine has been told to do wrong, by environment at start or over HTTP while it runs."""
+"""The faults that a fake engine has been told to have, by environment at start or over HTTP while it runs."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Gate:
 
 
 def die(script: Script, *default: str) -> NoReturn:
-    """As a crash: last words, no cleanup."""
+    """Crash: last words, no cleanup."""
     print(*(script.last_lines.split("\\n") if script.last_lines else default), sep="\n", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(script.exit_code)

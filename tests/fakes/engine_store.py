@@ -19,7 +19,7 @@ PATH = re.compile(r"/v1/responses/([^/]+)(/cancel)?")
 
 @dataclass
 class Store:
-    """What one engine keeps."""
+    """The responses that one engine keeps."""
 
     gate: Gate
     responses: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -240,7 +240,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def fail(code: int, *lines: str) -> NoReturn:
-    """As a crash: last words, no cleanup."""
+    """Crash: last words, no cleanup."""
     print(*lines, sep="\n", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(code)

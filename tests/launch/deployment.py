@@ -169,7 +169,7 @@ class Command:
 
     @property
     def output(self) -> str:
-        """All that was read so far."""
+        """Return all that was read so far."""
         return "\n".join(self._seen)
 
     def expect(self, text: str) -> str:
@@ -315,11 +315,11 @@ class Deployment:
         return "\n".join(part if len(part) <= _WIDTH else f"{part[:_WIDTH]}..." for part in parts)
 
     def hold(self, engine: str, point: str) -> None:
-        """Where a fake engine waits from now on; empty: nowhere."""
+        """Let a fake engine wait there from now on; empty: nowhere."""
         self.script(engine, hold=point)
 
     def script(self, engine: str, **faults: object) -> None:
-        """What a fake engine does wrong from now on."""
+        """Tell a fake engine what to do wrong from now on."""
         import httpx
 
         url = f"http://127.0.0.1:{self.run.read_plan().process(engine).ports['http']}/fake/script"
@@ -349,7 +349,7 @@ def up(file: Path, home: Path, *arguments: str, name: str = "fake") -> Iterator[
 
 
 def assert_nothing_left(deployment: Deployment) -> None:
-    """No recorded process lives, and no port of the plan is held by anybody."""
+    """Assert that no recorded process lives, and no port of the plan is held by anybody."""
     left = [procfs.command(process.pid) for process in deployment.all_ids() if process.alive()]
     assert not left, left
     held = {

@@ -37,8 +37,8 @@ def brought_up(name: str, home: Path, recipe: Path | None = None) -> Iterator[De
 
 
 class Shared(Generic[T]):
-    """What the tests of a module share. After a test that has ended it the next one gets another, so that each may come
-    after every other."""
+    """A thing that the tests of a module share. After a test that has ended it the next one gets another, so that each
+    may come after every other."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[T]], lives: Callable[[T], bool]) -> None:
         self._make = make
