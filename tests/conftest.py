@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, settings
 from pdserve.system import procfs, sysv_memory
 from pdserve.system.process import adopt_orphans
 from pdserve.system.shared_memory import existing
-from tests import own_cgroup, own_memory, own_network
-from tests.launch.deployment import DELAYS, Deployment
+from tests import isolation
+from tests.launch.deployment import Deployment
 from tests.nursery import Nursery
 
 _CGROUP_SECONDS = 30.0
@@ -40,12 +40,12 @@ settings.load_profile("any machine")
 @pytest.fixture(scope="session", autouse=True)
 def _own_shared_memory() -> None:
     """What other programs of this machine do with shared memory meets no test, where the kernel allows that."""
-    own_memory.separate()
+    isolation.separate_memory()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cgroup() -> Iterator[None]:
-    with own_cgroup.separate():
+    with isolation.separate_cgroup():
         yield
 
 
@@ -56,7 +56,7 @@ def _own_network(request: pytest.FixtureRequest) -> None:
     if "PDSERVE_TEST_OWN_NETWORK" in os.environ or not any(
         item.get_closest_marker(kind) for item in request.session.items for kind in ON_THE_MACHINE
     ):
-        own_network.separate()
+        isolation.separate_network()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -102,7 +102,7 @@ def _nothing_is_left(request: pytest.FixtureRequest, made_before: None) -> Itera
     if request.config.pluginmanager.has_plugin("tests.pure"):
         yield  # which starts none
         return
-    before, segments, cgroups = _descendants(), own_memory.segments(), own_cgroup.made_inside()
+    before, segments, cgroups = _descendants(), isolation.segments(), isolation.cgroups()
     yield
     _reap_zombies(before)
     if left := _descendants() - before - Nursery.pids():
@@ -110,15 +110,15 @@ def _nothing_is_left(request: pytest.FixtureRequest, made_before: None) -> Itera
         left = _without_ending(left - procfs.family(before - Nursery.pids()))
     assert not left, "processes outlive the test: " + ", ".join(f"{pid} ({procfs.command(pid)})" for pid in left)
     # What a longer-lived fixture's process has mapped belongs to that fixture.
-    if new := own_memory.segments() - segments:
+    if new := isolation.segments() - segments:
         used = procfs.shared_memory_in_use()
         new -= {name for name, inode in existing().items() if inode in used}
         new -= {f"SysV {segment.id}" for segment in sysv_memory.segments() if segment.attached}
-        new &= own_memory.segments()
+        new &= isolation.segments()
     assert not new, f"shared memory outlives the test: {new}"
     # The last of a guard's work, which nothing else waits for where its launcher was killed.
     deadline = time.monotonic() + _CGROUP_SECONDS
-    while (kept := own_cgroup.made_inside() - cgroups) and time.monotonic() < deadline:
+    while (kept := isolation.cgroups() - cgroups) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not kept, f"cgroups outlive the test: {kept}"
 
@@ -186,11 +186,3 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
             if isinstance(value, Deployment) and (text := value.post_mortem()):
                 report.sections.append((f"deployment of {name}", text))
     return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How long each injected fault took to become an event: measured and reported, never asserted."""
-    if DELAYS:
-        terminalreporter.section("time from a fault to its event")
-        for what, seconds in sorted(DELAYS):
-            terminalreporter.write_line(f"{seconds * 1000:8.0f} ms  {what}")

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from pdserve.system import procfs
-from tests import own_cgroup
+from tests import isolation
 from tests.cluster.commands import NodeProcess, Result, Stream, in_network, node_processes, node_segments, run_in_node
 from tests.cluster.machine import CACHE, LabError, check_machine, claim_prefix, guard_host_network, unpacked
 from tests.cluster.spec import LOGIN, SlurmSettings, Spec, write_files
@@ -255,7 +255,7 @@ class Cluster:
         """Silence, then everything on the node is gone at once, with its /dev/shm, its cgroups and its connections."""
         self._link.order("power_off", node)
         del self._inits[node]
-        wait_until(f"the cgroups of {node} are gone", lambda: own_cgroup.lost(node), 60)
+        wait_until(f"the cgroups of {node} are gone", lambda: isolation.remove_cgroups(node), 60)
 
     def power_on(self, node: str) -> None:
         """Returns when the node's daemons have been started; `wait_idle` waits for Slurm to see it."""

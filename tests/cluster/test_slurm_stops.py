@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests import own_cgroup
+from tests import isolation
 from tests.cluster.deployments import LIMIT, ORDER, ClusterDeployment, Lab, next_token
 from tests.cluster.spec import LOGIN
 from tests.launch.deployment import wait_until
@@ -134,4 +134,4 @@ def test_a_killed_launcher_takes_everything_along(job: Lab) -> None:
     assert up.ended() == "FAILED"
     job.cluster.assert_nothing_left()
     # Slurm may kill a guard before it has removed its cgroup. That has no process any more.
-    assert all(own_cgroup.lost(node) for node in job.cluster.nodes)
+    assert all(isolation.remove_cgroups(node) for node in job.cluster.nodes)

@@ -99,7 +99,7 @@ def report_patches(args: argparse.Namespace, script: Script) -> None:
 
 
 def map_segment() -> Path:
-    # In a test: a name by which that test knows what is its own (tests/own_memory.py).
+    # In a test: a name by which that test knows what is its own (tests/isolation.py).
     path = Path(f"/dev/shm/{os.environ.get('PDSERVE_TEST_MEMORY', '')}psm_{secrets.token_hex(4)}")
     with path.open("w+b") as file:
         file.truncate(4096)

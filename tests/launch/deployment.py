@@ -31,13 +31,6 @@ from tests.nursery import Forked, Nursery
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENGINE = [sys.executable, str(REPOSITORY / "tests/fakes/engine.py")]
 LMCACHE = [sys.executable, str(REPOSITORY / "tests/fakes/lmcache.py")]
-DELAYS: list[tuple[str, float]] = []
-"""(fault, seconds until its event): filled by `up`, printed at the end of the run."""
-SEEN = {
-    signal.SIGKILL: ("died", "agent_gone"),
-    signal.SIGSTOP: ("unresponsive",),
-    signal.SIGCONT: ("responsive",),
-}
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 LINE_SECONDS = 120.0
 """How long a test waits for a line before it fails: a limit, not a measurement."""
@@ -218,7 +211,6 @@ class Deployment:
         self._command = command
         self.home = home
         self.name = name
-        self._faults: list[tuple[float, str, signal.Signals]] = []
 
     @property
     def command(self) -> Command:
@@ -261,13 +253,8 @@ class Deployment:
         return identity
 
     def send_signal(self, name: str, signum: signal.Signals) -> None:
-        """Sends a signal to a process of the deployment."""
-        self.fault(name, self.id_of(name), signum)
-
-    def fault(self, name: str, victim: ProcessId, signum: signal.Signals) -> None:
-        """Signals a process, or a member of it, and notes when."""
-        self._faults.append((time.time(), name, signum))
-        assert send(victim, signum)
+        """Send a signal to a process of the deployment."""
+        assert send(self.id_of(name), signum)
 
     def wait_for(self, kind: str, *, after: str | None = None, **fields: Any) -> dict[str, Any]:
         """Return the first such event of the history (after the phase `after`); wait for it."""
@@ -284,16 +271,6 @@ class Deployment:
 
         wait_until(f"{kind} {fields}", happened, 2 * LINE_SECONDS, why=lambda: str(self.events()))
         return seen[0]
-
-    def report_delays(self) -> None:
-        """Notes how long each signal took to become an event of its process."""
-        events = self.events() if self._faults else []
-        for at, name, signum in self._faults:
-            for event in events:
-                mine = event.get("name") == name or (name == "agent" and event["event"] == "agent_gone")
-                if mine and event["event"] in SEEN.get(signum, ()) and event["at"] >= at - 0.001:
-                    DELAYS.append((f"{signum.name} {name} -> {event['event']}", event["at"] - at))
-                    break
 
     def all_ids(self) -> list[ProcessId]:
         """Everything that was recorded."""
@@ -345,7 +322,6 @@ def up(file: Path, home: Path, *arguments: str, name: str = "fake") -> Iterator[
         if command.popen.poll() is None:
             command.interrupt()
         command.finish()
-        deployment.report_delays()
 
 
 def assert_nothing_left(deployment: Deployment) -> None:

@@ -185,7 +185,7 @@ def test_an_lmcache_that_dies_again_while_its_prefills_return_comes_back(tmp_pat
         deployment.hold("prefill-0", "arrival")  # of its canary
         deployment.send_signal("lmcache-0", signal.SIGKILL)
         deployment.command.expect("lmcache-0    ready after")
-        deployment.fault("lmcache-0", deployment.id_of("lmcache-0"), signal.SIGKILL)
+        deployment.send_signal("lmcache-0", signal.SIGKILL)
         deployment.command.expect("lmcache-0    died")
         deployment.hold("prefill-0", "")
         deployment.command.expect("lmcache-0    ready after")

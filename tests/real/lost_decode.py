@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from pdserve.observe.metrics import engine_snapshot
+from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import Deployment
 from tests.real.kv_faults import held
@@ -208,7 +209,7 @@ async def kill(
             begun = [request for request in late if request.began.is_set()]
             still = [request for request in sends if not request.ended]
             at = time.monotonic()
-            asked.deployment.fault(name, victim, signal.SIGKILL)
+            assert send(victim, signal.SIGKILL)
     answered = time.monotonic()
     assert len(still) == len(sends), "streams were over before the kill"
     assert not begun

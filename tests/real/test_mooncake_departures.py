@@ -30,6 +30,7 @@ import yaml
 
 from pdserve.node.supervised import environment
 from pdserve.plan.model import Plan
+from pdserve.system.process import send
 from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
 from tests.real import kv_faults
 from tests.real.conftest import Shared, brought_up, member, serves
@@ -360,7 +361,7 @@ def test_decode_notices_that_its_prefill_was_killed(tiny: Deployment) -> None:
             waiting = asyncio.ensure_future(engines.decode("killed", engines.prompt(900)))
             assert await engines.until("decode-0", WAITING, 1, 10) is not None
             began = time.monotonic()
-            tiny.fault("prefill-0", core, signal.SIGKILL)
+            assert send(core, signal.SIGKILL)
             await asyncio.wait({waiting})
             took = time.monotonic() - began
             return took, await engines.until("decode-0", USED, 0, 5)
