@@ -1,17 +1,24 @@
-"""Slurm ends a job in its own way: TERM to all, and KillWait later KILL. Whatever the stage, nothing is left."""
+"""How Slurm ends a job, and what is left then: nothing, whatever the stage.
+
+It sends TERM to all, and KillWait later KILL; it gives a grace time to a job whose nodes another one takes, and the
+site decides who hears of it; and it ends a job whose node has failed.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import isolation
+from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import LIMIT, ORDER, ClusterDeployment, Lab, next_token
-from tests.cluster.spec import LOGIN
+from tests.cluster.spec import LOGIN, SlurmSettings
 from tests.launch.deployment import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -135,3 +142,66 @@ def test_a_killed_launcher_takes_everything_along(job: Lab) -> None:
     job.cluster.assert_nothing_left()
     # Slurm may kill a guard before it has removed its cgroup. That has no process any more.
     assert all(isolation.remove_cgroups(node) for node in job.cluster.nodes)
+
+
+@pytest.mark.full
+def test_degrade_outlives_the_node_in_a_job_that_slurm_does_not_kill(job: Lab) -> None:
+    recipe = job.recipe(prefill__instances=2, decode__instances=2, on_node_loss="degrade")
+    up = job.sbatch(recipe, "--no-kill").ready()
+    node = job.cluster.nodes[1]
+    job.cluster.power_off(node)
+    wait_until(f"Slurm has {node} down", lambda: job.cluster.states()[node].startswith("down"), LIMIT)
+    up.expect("deployment is degraded")
+    assert up.job_state() == "RUNNING"
+    assert up.complete()[0] == 200
+    down = job.pdserve(LOGIN, "down")
+    assert down.returncode == 0, down.stdout + down.stderr
+    assert down.stdout.startswith(f"fake: stopped; {node} was not reached (not heard for")
+    assert "Slurm ends what else is left" in down.stdout
+    job.cluster.power_on(node)  # not before: Slurm may end the job for a node that has booted meanwhile
+    assert up.ended() == "COMPLETED", up.printed()
+
+
+@pytest.mark.full
+def test_a_job_that_slurm_ends_for_a_failed_node_has_reported_its_cause_before(job: Lab) -> None:
+    up = job.sbatch(job.recipe()).ready()
+    node = up.node_of("decode-0")
+    job.cluster.power_off(node)
+    up.expect(f"error: agent@{node}: node {node} is lost while serving, and with it decode-0")
+    assert up.state().phase == "failed"
+    job.cluster.power_on(node)
+    assert up.ended() in ("FAILED", "NODE_FAIL")
+
+
+GRACE_SECONDS = 100
+PREEMPTION = (
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=CANCEL",
+    f"PartitionName=modest Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime={GRACE_SECONDS} State=UP",
+    "PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF State=UP",
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("parameters", "order"),
+    [(("SlurmctldParameters=preempt_send_user_signal",), ORDER), ((), None)],
+    ids=["the batch shell hears of it", "every step is told to end"],
+)
+def test_a_preempted_deployment_is_gone_before_its_grace_time_is_over(
+    tmp_path: Path, parameters: tuple[str, ...], order: list[str] | None
+) -> None:
+    with Cluster.up(nodes=2, slurm=SlurmSettings(more=(*PREEMPTION, *parameters))) as cluster:
+        lab = Lab(cluster, tmp_path)
+        up = lab.sbatch(lab.recipe(), "--partition=modest").ready()
+        urgent = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive"]
+        urgent += ["--output=/dev/null", "--wrap=true"]
+        began = time.monotonic()
+        cluster.output(LOGIN, urgent)
+        assert up.ended() == "COMPLETED"
+        took = time.monotonic() - began
+        assert took < GRACE_SECONDS
+        assert up.state().phase == "stopped", up.printed()
+        assert [event for event in up.events("stopped") if event["forced"]] == []
+        assert order is None or up.stopped() == order
+        cluster.assert_nothing_left()

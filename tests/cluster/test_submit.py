@@ -1,9 +1,10 @@
-"""`pdserve up --slurm` from a login node: it submits the recipe's job, waits for it and follows it."""
+"""`up --slurm` and `run --slurm` from a login node, and `run` in a job by the script of docs/guides/slurm.md."""
 
 from __future__ import annotations
 
 import re
 import signal
+import sys
 
 import pytest
 
@@ -77,3 +78,94 @@ def test_ctrl_c_on_the_login_node_stops_the_deployment_in_order(job: Lab) -> Non
         assert following.wait(LIMIT) == 130, output.read_text()
     stopped = [line.split()[2] for line in output.read_text().splitlines() if " stopped in " in line]
     assert stopped == ORDER
+
+
+COMMENT = '{"team": "kv", "note": "it\'s a \\\\ #7"}'
+ASK = (
+    "import os, urllib.request\n"
+    "opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))\n"
+    "print('models', opener.open(os.environ['PDSERVE_ENDPOINT'] + '/v1/models').status, flush=True)\n"
+)
+
+
+def show_job(job: Lab, number: str) -> str:
+    done = job.cluster.run(LOGIN, ["scontrol", "show", "job", number], env=job.env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def submitted(job: Lab, script: str, *options: str) -> str:
+    file = job.folder / "job.sh"
+    file.write_text(script)
+    argv = ["sbatch", "--parsable", f"--output={job.folder / 'job.out'}", *options, str(file)]
+    done = job.cluster.run(LOGIN, argv, env=job.env, cwd=job.folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.full
+def test_sbatch_reads_a_comment_with_json_as_the_recipe_has_it(job: Lab) -> None:
+    recipe = job.recipe(slurm__options=["--gres=none", f"--comment={COMMENT}"])
+    script = job.cluster.run(LOGIN, [*PDSERVE, "render", "--slurm", str(recipe)], env=job.env, timeout=LIMIT)
+    assert script.returncode == 0, script.stderr
+    number = submitted(job, script.stdout, "--hold")
+    try:
+        assert f"Comment={COMMENT}" in show_job(job, number)
+    finally:
+        job.cluster.run(LOGIN, ["scancel", number], env=job.env)
+
+
+def script_of(job: Lab, program: str) -> str:
+    command = f"{sys.executable} {program}"
+    return (
+        "#!/usr/bin/env bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --exclusive --gres=none --no-requeue\n"
+        f"exec {' '.join(PDSERVE)} run {job.recipe()} -- {command}\n"
+    )
+
+
+@pytest.mark.full
+def test_a_job_ends_with_the_code_of_its_command(job: Lab) -> None:
+    program = job.folder / "ask.py"
+    program.write_text(ASK + "raise SystemExit(3)\n")
+    number = submitted(job, script_of(job, str(program)))
+    output = job.folder / "job.out"
+    wait_until(
+        "the job's end",
+        lambda: re.search(r"JobState=(FAILED|COMPLETED)", show_job(job, number)) is not None,
+        2 * LIMIT,
+        why=lambda: output.read_text() if output.exists() else "no output yet",
+    )
+    assert "ExitCode=3:0" in show_job(job, number), output.read_text()
+    text = output.read_text()
+    assert "models 200" in text
+    stopped = [line.split()[2] for line in text.splitlines() if " stopped in " in line]
+    assert stopped == ORDER
+
+
+def test_from_a_login_node_the_whole_run_is_submitted_and_ends_with_the_commands_code(job: Lab) -> None:
+    program = job.folder / "ask.py"
+    program.write_text(ASK + "raise SystemExit(3)\n")
+    recipe = job.recipe(slurm__options=["--gres=none"])
+    argv = [*PDSERVE, "run", str(recipe), "--slurm", "--", sys.executable, str(program)]
+    done = job.cluster.run(LOGIN, argv, env=job.env, cwd=job.folder, timeout=2 * LIMIT)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "models 200" in done.stdout
+    stopped = [line.split()[2] for line in done.stdout.splitlines() if " stopped in " in line]
+    assert stopped == ORDER
+
+
+@pytest.mark.full
+def test_a_term_to_the_batch_script_ends_command_and_deployment_in_order(job: Lab) -> None:
+    program = job.folder / "wait.py"
+    program.write_text("import signal\nprint('the command waits', flush=True)\nsignal.pause()\n")
+    number = submitted(job, script_of(job, str(program)))
+    output = job.folder / "job.out"
+
+    def text() -> str:
+        return output.read_text() if output.exists() else ""
+
+    wait_until("the command", lambda: "the command waits" in text(), 2 * LIMIT, why=text)
+    job.cluster.run(LOGIN, ["scancel", "--batch", "--signal=TERM", number], env=job.env)
+    wait_until("the end", lambda: "JobState=FAILED" in show_job(job, number), 2 * LIMIT, why=text)
+    assert "ExitCode=130:0" in show_job(job, number), text()
+    assert text().count(" stopped in ") == 4
