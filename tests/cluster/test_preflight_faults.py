@@ -219,7 +219,7 @@ def test_all_failures_are_reported_at_once_and_as_data(hosts: Lab) -> None:
     recipe = hosts.recipe()
     with covered(hosts, first, hosts.folder / "model"):
         cluster = hosts.hosts(python={second: python})
-        done = hosts.pdserve(LOGIN, "preflight", recipe, "--cluster", cluster)
+        done = hosts.pdserve(LOGIN, "preflight", recipe, "--cluster", cluster, "--json")
     assert done.returncode == 3, done.stdout + done.stderr
     failures = {
         (finding["check"], finding["node"]) for finding in json.loads(done.stdout) if finding["status"] == "failed"
