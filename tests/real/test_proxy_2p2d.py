@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from pdserve import __version__
+from pdserve.system.process import send
 from tests.launch.deployment import REPOSITORY, Deployment, wait_until
 from tests.proxy.test_compiled import EXPECTED
 from tests.real import kv_faults
@@ -291,7 +292,7 @@ def test_a_prefill_killed_under_load_costs_no_request(tiny: Deployment) -> None:
             running = [asyncio.ensure_future(client(number)) for number in range(6)]
             while await asked.served("prefill-1") == before:
                 pass
-            await asyncio.to_thread(tiny.fault, "prefill-1", worker, signal.SIGKILL)
+            assert send(worker, signal.SIGKILL)
             return [answer for answers in await asyncio.gather(*running) for answer in answers]
 
     answers = asyncio.run(load())
