@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tests.docs.regenerate
 import tests.plan.regenerate
-from pdserve.cli.schema import cluster_schema
+from pdserve.cli.recipe import cluster_schema
 from pdserve.recipe.schema import schema_text
 from tests.sweep import array_golden
 

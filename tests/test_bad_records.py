@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import typer
 
-from pdserve.cli.observe import status
+from pdserve.cli import status
 from pdserve.errors import StateError
 from pdserve.launch.failure import report
 from pdserve.logs.rotation import earlier
@@ -213,7 +213,7 @@ def test_a_process_that_the_plan_no_longer_has_is_shown_without_ports(
     run.point_current()
     monkeypatch.setenv("PDSERVE_HOME", str(run.path.parent.parent))
     with pytest.raises(typer.Exit) as ended:
-        status.run("fake", as_json=as_json)
+        status.run_status("fake", as_json=as_json)
     assert ended.value.exit_code == 5
     output = capsys.readouterr().out
     if as_json:

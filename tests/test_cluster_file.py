@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdserve.cli.schema import cluster_schema
+from pdserve.cli.recipe import cluster_schema
 from pdserve.errors import RecipeError
 from pdserve.reach.candidates import of_cluster
 from pdserve.reach.cluster_file import Cluster, Host, LoadedCluster, load_cluster

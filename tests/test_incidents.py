@@ -10,7 +10,7 @@ from typing import Any
 
 from pdserve.bench.answers import Invalid
 from pdserve.bench.deployment_checks import process_died
-from pdserve.cli.prove.verify import _meanwhile
+from pdserve.cli.proofs import _meanwhile
 from pdserve.report.timeline import timeline
 from pdserve.run.directory import RunDir
 from pdserve.run.incidents import INCIDENTS, incident

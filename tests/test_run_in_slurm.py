@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
-from pdserve.cli.run import run_in_slurm
+from pdserve.cli.up import run_in_slurm
 from pdserve.errors import CommandError, ReportedError
 from tests.plan.golden import ROOT
 from tests.test_slurm_job import RUNNING, set_answer, tools

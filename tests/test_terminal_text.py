@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from pdserve.cli import preflight
+from pdserve.cli import preflight, status
 from pdserve.cli.console import Console
-from pdserve.cli.observe import status
 from pdserve.preflight.finding import Finding
 from tests.launch.deployment import recipe
 from tests.watch.test_frames import ONE_NODE, frame
@@ -61,9 +60,9 @@ def test_findings_of_preflight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: pytest.CaptureFixture[str], *, on_a_terminal: bool
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: on_a_terminal, raising=False)
-    monkeypatch.setattr(preflight, "preflight", lambda *_, **__: [FINDING])
+    monkeypatch.setattr(preflight, "find_all", lambda *_, **__: [FINDING])
     with pytest.raises(typer.Exit):
-        preflight.run(recipe(tmp_path), (), (), as_json=False, this_machine=True)
+        preflight.run_preflight(recipe(tmp_path), (), (), as_json=False, this_machine=True)
     out = terminal.readouterr().out
     assert harmless(out)
     assert out.count(SHOWN) == 3
@@ -81,7 +80,7 @@ def test_reasons_in_status(
     monkeypatch.setattr(status, "look", lambda _: view)
     monkeypatch.setattr(status, "find", lambda *_: None)
     with pytest.raises(typer.Exit):
-        status.run(None, as_json=False)
+        status.run_status(None, as_json=False)
     out = terminal.readouterr().out
     assert harmless(out)
     assert out.count(SHOWN) == 2

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from pdserve import __version__
 from pdserve.cli.options import OWN_CODES_OF_RUN
-from pdserve.cli.verbs import benches, deployment, house, proofs, recipe, sweeps
+from pdserve.cli.verbs import benches, deployment, house, proofs, recipe
 from pdserve.errors import RecipeError
 from pdserve.installed import compiled
 
@@ -58,7 +58,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-for group in (deployment, recipe, proofs, benches, sweeps, house):
+for group in (deployment, recipe, proofs, benches, house):
     app.add_typer(group.verbs)
 
 

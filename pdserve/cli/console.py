@@ -1,18 +1,23 @@
-"""What a person sees while a deployment starts: one line a fact, a heartbeat while nothing happens."""
+"""What a person sees while a deployment starts: one line a fact, a heartbeat while nothing happens; and a plan."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Iterable
 from typing import Any
 
+import typer
 from rich.console import Console as RichConsole
+from rich.console import ConsoleDimensions
 from rich.text import Text
 
 from pdserve.errors import NotOursError, StateError
+from pdserve.operations.shown_change import ShownChange
 from pdserve.plan.model import Plan
+from pdserve.plan.render.bash import render_shell
 from pdserve.printable import printable
 from pdserve.run.directory import RunDir
 
@@ -229,3 +234,31 @@ _TEXTS: dict[str, Any] = {
     "record_deleted": lambda e: e["text"],
     "agent_gone": lambda e: f"the agent of {e['node']} is gone: {e['how']}",
 }
+
+
+_COLUMNS_OF_A_FILE = 200
+
+
+def wide_console(*, stderr: bool = False, goes_on: bool = False) -> RichConsole:
+    """As wide as the terminal; in a file or a pipe, wide enough that no cell is cut. `goes_on`: also when nothing takes
+    its lines any more."""
+    console = (
+        ProgressTerminal(stderr=stderr) if goes_on else RichConsole(stderr=stderr, soft_wrap=True, highlight=False)
+    )
+    if not console.is_terminal:
+        console.size = ConsoleDimensions(_COLUMNS_OF_A_FILE, console.height)
+    return console
+
+
+def show_plan(plan: Plan, change: ShownChange | None, *, as_json: bool, replace: bool = False) -> None:
+    """A script, with the change in its first comments; or the plan as JSON, with the change as `change`. `replace`:
+    as `ShownChange.lines`."""
+    if as_json:
+        document = plan.model_dump(mode="json")
+        if change is not None:
+            document["change"] = change.model_dump(mode="json")
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    first, *others = render_shell(plan).split("\n")
+    comments = [] if change is None else [f"# {line}" for line in change.lines(replace=replace)]
+    typer.echo("\n".join([first, *comments, *others]), nl=False)

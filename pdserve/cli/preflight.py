@@ -1,8 +1,9 @@
-"""`pdserve preflight`"""
+"""`pdserve preflight`. Apart from verbs/recipe.py for a fast --help."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,20 +14,24 @@ from rich.table import Table
 from rich.text import Text
 
 from pdserve.cli.options import check_place_options
-from pdserve.errors import PreflightError
-from pdserve.operations.look import choose_destination
+from pdserve.errors import PreflightError, StateError
+from pdserve.operations.current_run import find_running
+from pdserve.operations.look import Destination, choose_destination, look
 from pdserve.operations.plan_recipe import load, recipe_words
-from pdserve.operations.preflight import preflight
-from pdserve.preflight.finding import Finding, Status, failed
+from pdserve.operations.size import find_crossings
+from pdserve.preflight.fabric.paths import Wish, find_untried
+from pdserve.preflight.finding import Finding, Status, failed, of_plan
+from pdserve.preflight.nodes.container_stage import Report
 from pdserve.printable import printable
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe
+from pdserve.run.directory import home
 
 _ORDER: tuple[Status, ...] = ("failed", "warning", "unknown", "ok")
 _STYLES = {"failed": "bold red", "warning": "yellow", "unknown": "cyan", "ok": "green"}
 
 
-def run(
+def run_preflight(
     recipe: Path,
     set_: Sequence[str],
     unset: Sequence[str],
@@ -43,7 +48,7 @@ def run(
     there = choose_destination(loaded, cluster, this_machine=this_machine, words=recipe_words(recipe, set_, unset))
     for warning in there.warnings:
         typer.echo(printable(f"warning: {warning}"), err=True)
-    all_findings = preflight(loaded, there, _progress, fabric=fabric, min_gbps=min_gbps)
+    all_findings = find_all(loaded, there, _progress, fabric=fabric, min_gbps=min_gbps)
     findings = sorted(all_findings, key=lambda finding: _ORDER.index(finding.status))
     if as_json:
         typer.echo(json.dumps([finding.model_dump() for finding in findings], indent=2))
@@ -116,3 +121,27 @@ def _summary(findings: Sequence[Finding]) -> str:
     counts = {status: sum(finding.status == status for finding in findings) for status in reversed(_ORDER)}
     parts = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     return f"{len(findings)} checks: {parts or 'nothing to check'}"
+
+
+def find_all(
+    loaded: LoadedRecipe, there: Destination, report: Report, *, fabric: bool = False, min_gbps: float | None = None
+) -> tuple[Finding, ...]:
+    """All findings. `report` gets lines while an image is fetched. `fabric`: also of transfers between the nodes,
+    which must reach `min_gbps` (None: what the recipe has).
+
+    Raises StateError where the deployment runs: its ports and its memory are its own, and every check would blame it;
+    and as `look`."""
+    name = loaded.recipe.name
+    if find_running(home(os.environ), name) is not None:
+        raise StateError(
+            f"{name} is running",
+            cause="preflight looks for what a start from nothing needs, and the deployment has it",
+            todo=f"pdserve status {name}; pdserve up RECIPE checks what it would change",
+        )
+    recipe = loaded.recipe
+    least = recipe.fabric.min_gbps if min_gbps is None else min_gbps
+    wish = Wish(python=recipe.engine.python, min_gbps=least, rails=True) if fabric else None
+    seen = look(loaded, there.machines, None, report=report, fabric=wish)
+    plan = seen.planned.plan
+    here_only = find_untried(plan) if fabric and there.machines is None else None
+    return (*of_plan(plan), *find_crossings(seen.planned), *seen.findings, *([here_only] if here_only else []))

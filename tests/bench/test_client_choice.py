@@ -20,7 +20,7 @@ from pdserve.bench.traces import agentic
 from pdserve.bench.traces.read import read_trace
 from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.workload import Load, Workload
-from pdserve.cli.bench import options
+from pdserve.cli import bench
 from pdserve.errors import PreflightError
 from tests.bench.evidence import plan
 from tests.tables import each_row
@@ -77,20 +77,20 @@ def test_a_workload_that_makes_no_sense_is_refused(fields: dict[str, Any], text:
     ({"client": "guidellm"}, {}, "'guidellm' is no client"),
     ({"trace": agentic.NAME}, {"requests": 9}, "a trace has its own requests"),
     ({"trace": agentic.NAME}, {"concurrencies": "9"}, "8 sessions are never 9 at a time"),
-    ({"client": "vllm"}, {"timed": options.Timed(5.0)}, "vllm bench serve has none"),
-    ({}, {"timed": options.Timed(None, 5.0)}, "it is the time after --duration"),
+    ({"client": "vllm"}, {"timed": bench.Timed(5.0)}, "vllm bench serve has none"),
+    ({}, {"timed": bench.Timed(None, 5.0)}, "it is the time after --duration"),
     ({"trace": agentic.NAME, "input_tokens": 3}, {}, "a trace has its own prompts"),
 ])  # fmt: skip
 def test_options_that_make_no_sense_are_refused(typed: dict[str, Any], load: dict[str, Any], text: str) -> None:
     every = {"client": None, "input_tokens": None, "output_tokens": None, "trace": None}
-    loads: dict[str, Any] = {"concurrencies": "1", "rates": None, "requests": None, "timed": options.Timed()}
+    loads: dict[str, Any] = {"concurrencies": "1", "rates": None, "requests": None, "timed": bench.Timed()}
     with pytest.raises(typer.BadParameter, match=text):
-        options.work(options.workload(**(every | typed)), **(loads | load))
+        bench.work(bench.workload(**(every | typed)), **(loads | load))
 
 
 def test_a_trace_has_as_many_requests_as_its_sessions_and_its_digest_is_kept() -> None:
-    asked = options.workload(client=None, input_tokens=None, output_tokens=None, trace=agentic.NAME, sessions=3)
-    workload, (load,), read = options.work(asked, "3", None, None, options.Timed())
+    asked = bench.workload(client=None, input_tokens=None, output_tokens=None, trace=agentic.NAME, sessions=3)
+    workload, (load,), read = bench.work(asked, "3", None, None, bench.Timed())
     assert read is not None
     assert (load.requests, workload.trace_digest) == (3 * agentic.TURNS, read.digest)
 

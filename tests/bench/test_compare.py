@@ -16,7 +16,7 @@ from pdserve.bench.sampling import Peaks
 from pdserve.bench.stored import new_folder, read_result
 from pdserve.bench.validity import BenchVerdict, Reason
 from pdserve.bench.workload import USUAL_OUTPUT, Load, Workload
-from pdserve.cli.bench.compare import run
+from pdserve.cli.compare import run_compare as run
 from pdserve.errors import StateError
 from tests.bench.evidence import healthy, record
 from tests.tables import each_row

@@ -11,7 +11,7 @@ import typer
 from pdserve.bench.figures import figures, keeps
 from pdserve.bench.records import UnreadableResultError, of_vllm
 from pdserve.bench.workload import Load, SloMetric
-from pdserve.cli.bench import options as bench_options
+from pdserve.cli import bench as bench_options
 from tests.bench.evidence import record
 from tests.tables import each_row
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from pdserve.bench.result import Window
 from pdserve.bench.snapshot import ENGINE, counts, growth
-from pdserve.cli.bench.measure import windows
+from pdserve.cli.bench import windows
 from pdserve.observe.metrics import samples_of
 from tests.bench.test_compare import measured, result
 

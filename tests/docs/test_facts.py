@@ -13,7 +13,7 @@ from typing import get_args
 from pydantic import BaseModel
 
 from pdserve import errors
-from pdserve.cli.diagnose.doctor import CAUSE_SEEN
+from pdserve.cli.doctor import CAUSE_SEEN
 from pdserve.logs.known_causes import RULES
 from pdserve.logs.symptoms import SYMPTOMS
 from pdserve.patches.registry import REGISTRY

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import typer
 
-from pdserve.cli.diagnose import doctor
+from pdserve.cli import doctor
 from pdserve.doctor import bundle, redaction
 from pdserve.doctor.bundle import members
 from pdserve.doctor.redaction import FORMS, REMOVED, Form, redacted, redacted_json

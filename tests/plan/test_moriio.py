@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.cli.observe.status import head
+from pdserve.cli.status import head
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.observe.status import StatusView
 from pdserve.plan.model import Versions

@@ -8,7 +8,7 @@ import pytest
 
 from pdserve.bench.result import Measurement
 from pdserve.bench.validity import Reason
-from pdserve.cli.bench.compare import run
+from pdserve.cli.compare import run_compare as run
 from pdserve.errors import StateError
 from pdserve.report.rows import read_report
 from pdserve.sweep.record import POINT, SweepFolder

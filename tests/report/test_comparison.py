@@ -10,7 +10,7 @@ import pytest
 from pdserve.bench.compare import compare
 from pdserve.bench.result import BenchResult
 from pdserve.bench.stored import RESULT
-from pdserve.cli.bench.compare import run
+from pdserve.cli.compare import run_compare as run
 from pdserve.errors import StateError
 from pdserve.report.changes_picture import change_pictures
 from pdserve.report.page import comparison_page

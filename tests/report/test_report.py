@@ -16,7 +16,7 @@ from pdserve.bench.result import Measurement, Window
 from pdserve.bench.stored import read_result
 from pdserve.bench.traces.trace import TraceFacts
 from pdserve.bench.validity import Reason
-from pdserve.cli.bench.report import run
+from pdserve.cli.compare import run_report as run
 from pdserve.errors import PreflightError, StateError
 from pdserve.report.bars import bars_of
 from pdserve.report.curves import against_load, curves_of, front

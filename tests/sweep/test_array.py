@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pdserve.cli.bench.sweep import run as run_sweep
-from pdserve.cli.bench.sweep_slurm import words_of
 from pdserve.cli.commands import app
+from pdserve.cli.sweep import run_sweep, words_of
 from pdserve.errors import PreflightError, RecipeError, StateError
 from pdserve.plan.render.sbatch_array import render_arrays
 from pdserve.reach import slurm_array, slurm_job

@@ -9,7 +9,7 @@ import pytest
 
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load
-from pdserve.cli.bench.compare import run
+from pdserve.cli.compare import run_compare as run
 from pdserve.errors import StateError
 from pdserve.sweep.compare import MeasuredPoint, compare_sweeps, read_sweep
 from pdserve.sweep.points import Settings

@@ -11,8 +11,8 @@ import pytest
 from pdserve.bench.provenance import circumstances, circumstances_here, differences, machine
 from pdserve.bench.result import MODEL_FILES, BenchResult
 from pdserve.bench.stored import RESULT
-from pdserve.cli.bench.sweep import run
-from pdserve.cli.bench.sweep_slurm import ArrayOptions
+from pdserve.cli.sweep import ArrayOptions
+from pdserve.cli.sweep import run_sweep as run
 from pdserve.models.identity import model_identity
 from pdserve.preflight.facts import own_pdserve
 from pdserve.sweep.file import load_sweep

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import typer
 
-from pdserve.cli.prove.verify import load_options
+from pdserve.cli.proofs import load_options
 from pdserve.errors import NotProvenError, VerifyError
 from pdserve.observe.metrics import view_client
 from pdserve.recipe.model import Timeouts, Verify

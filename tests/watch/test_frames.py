@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pdserve.cli.observe.watch import plain, render
+from pdserve.cli.status import plain, render
 from pdserve.observe.metrics import EngineSnapshot, LmcacheSnapshot
 from pdserve.observe.status import StatusView
 from pdserve.observe.watch import CacheMinute, EngineMinute, Frame, Latency, MinuteTraffic

@@ -1,4 +1,4 @@
-"""Verbs that measure a deployment, and put two measurements beside each other."""
+"""Verbs that measure a deployment, once or over a sweep, and put measurements beside each other."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pdserve.cli.options import (
     JsonOption,
     LimitOption,
     NameArgument,
+    ThisMachineOption,
     TokenizerOption,
 )
 
@@ -104,14 +105,18 @@ def bench(
     after. The result is in $PDSERVE_HOME/NAME/bench. Exit 9 when a measurement is INVALID: docs/guides/bench.md has the
     reasons, and the formats of traces.
     """
-    from pdserve.cli.bench import options as bench_options
-    from pdserve.cli.bench.measure import run
-    from pdserve.cli.bench.setup import run_setup
-
     if setup:
-        run_setup()
+        import os
+
+        from pdserve.bench.aiperf.environment import make
+        from pdserve.cli.console import Console
+        from pdserve.system.stop_signals import run_to_its_end
+
+        run_to_its_end(make(os.environ, Console().note))
         return
-    workload = bench_options.workload(
+    from pdserve.cli import bench as measuring
+
+    workload = measuring.workload(
         client=client,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
@@ -123,11 +128,11 @@ def bench(
         warmup=warmup,
         repeats=repeats,
         max_failed=max_failed,
-        slo=bench_options.slo(slo),
+        slo=measuring.slo(slo),
     )
-    timed = bench_options.Timed(duration, grace)
-    what = bench_options.work(workload, concurrency, rate, requests, timed)
-    run(name, *what, python=python, tokenizer=tokenizer, limit_seconds=limit, as_json=json_)
+    timed = measuring.Timed(duration, grace)
+    what = measuring.work(workload, concurrency, rate, requests, timed)
+    measuring.run_bench(name, *what, python=python, tokenizer=tokenizer, limit_seconds=limit, as_json=json_)
 
 
 @verbs.command()
@@ -147,6 +152,83 @@ def compare(
     Of two sweeps, each point of one beside the point of the same settings of the other. A change within the noise is
     shown in parentheses and is not called real. INVALID repeats are left out. The page needs the extra `report`.
     """
-    from pdserve.cli.bench.compare import run
+    from pdserve.cli.compare import run_compare as run
 
     run(a, b, as_json=json_, page=html)
+
+
+@verbs.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP", help="The sweep file (YAML).", show_default=False)],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the points, their order and the estimated time.")
+    ] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Measure points that are INVALID again.")] = False,
+    slurm: Annotated[
+        bool,
+        typer.Option("--slurm", help="Submit it to Slurm as a job array, a task for each deployment, and follow it."),
+    ] = False,
+    at_once: Annotated[
+        int | None, typer.Option("--at-once", min=1, metavar="N", help="With --slurm: tasks that run at a time.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="With --slurm: return once it is submitted.")] = False,
+    deployment: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="ID",
+            help="Only the points of this deployment, by the id that --dry-run prints; it gets a name of its own, so "
+            "that others of the sweep can run beside it.",
+        ),
+    ] = None,
+    this_machine: ThisMachineOption = False,
+    python: ClientPythonOption = None,
+    tokenizer: TokenizerOption = None,
+    limit: LimitOption = USUAL_LIMIT,
+) -> None:
+    """Measure every point of a sweep file: lists over keys of a recipe, workloads and loads.
+
+    It runs on this machine, inside a Slurm job on the job's nodes, with --slurm as job arrays. A deployment is started
+    once for all of its points, or anew for each where only that empties its caches. A point that was measured is not
+    measured again: the same command goes on after a crash. Exit 12 when a point is INVALID or was not measured:
+    docs/guides/sweep.md has the format.
+    """
+    from pdserve.cli.sweep import ArrayOptions, run_sweep
+    from pdserve.sweep.run import SweepOptions
+
+    for option, typed in {"--at-once": at_once is not None, "--detach": detach}.items():
+        if typed and not slurm:
+            raise typer.BadParameter(f"{option} belongs to --slurm")
+    for option, typed in {"--only": deployment is not None, "--this-machine": this_machine}.items():
+        if typed and slurm:
+            raise typer.BadParameter(
+                f"--slurm submits the deployments as tasks, {option} runs here: give one of the two"
+            )
+    run_sweep(
+        file,
+        SweepOptions(python, tokenizer, limit, this_machine),
+        dry=dry_run,
+        retry=retry,
+        deployment=deployment,
+        array=ArrayOptions(at_once, detach) if slurm else None,
+    )
+
+
+@verbs.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Of sweeps and of results of bench.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
+    pictures: Annotated[
+        Path | None, typer.Option("--pictures", metavar="FOLDER", help="Also write each picture as PNG and SVG.")
+    ] = None,
+) -> None:
+    """Write results of sweeps and benchmarks as a page of one file: provenance, pictures, figures, verdicts.
+
+    An INVALID measurement is marked in every table and picture, and no curve passes through it. The pictures need
+    matplotlib (extra `report`).
+    """
+    from pdserve.cli.compare import run_report as run
+
+    run(folders, out, pictures)

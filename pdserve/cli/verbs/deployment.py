@@ -49,13 +49,13 @@ def up(
     Inside a Slurm job it uses the job's nodes, with --cluster those of a file, otherwise this machine.
     """
     if slurm:
-        from pdserve.cli.up_slurm import run as run_in_slurm
+        from pdserve.cli.up import submit_up
 
         refused = {"--dry-run": dry_run, "--cluster": cluster is not None, "--this-machine": this_machine}
         refused |= {"--replace": replace, "--keep-on-failure": keep_on_failure, "--json": json_}
-        run_in_slurm(recipe, set_ or [], unset or [], detach=detach, refused=refused)
+        submit_up(recipe, set_ or [], unset or [], detach=detach, refused=refused)
         return
-    from pdserve.cli.up import run
+    from pdserve.cli.up import run_up as run
     from pdserve.operations.up import UpOptions
 
     run(
@@ -93,18 +93,18 @@ def run_(
     own errors are 200 + those of the other verbs. With --slurm the command runs on the first node of the job, in the
     folder from which that was submitted, and all output is that of the job.
     """
-    from pdserve.cli.run import run, run_in_slurm
+    from pdserve.cli.up import run_command, run_in_slurm
 
-    verb = run_in_slurm if slurm else run
+    verb = run_in_slurm if slurm else run_command
     verb(recipe, command, set_ or [], unset or [], cluster=cluster, this_machine=this_machine, dry=dry_run)
 
 
 @verbs.command()
 def down(name: NameArgument = None) -> None:
     """Stop a deployment in order: proxy (drained), decode, prefill, LMCache."""
-    from pdserve.cli.down import run
+    from pdserve.operations.down import down as stop_deployment
 
-    run(name)
+    stop_deployment(name, typer.echo)
 
 
 @verbs.command()
@@ -124,13 +124,13 @@ def status(
     With --watch: on a terminal a table that is redrawn, otherwise plain lines, with --json a line of JSON each time.
     """
     if watch:
-        from pdserve.cli.observe.watch import run as run_watch
+        from pdserve.cli.status import run_watch
 
         run_watch(name, as_json=json_, interval=2.0 if interval is None else interval)
         return
     if interval is not None:
         raise typer.BadParameter("--interval belongs to --watch")
-    from pdserve.cli.observe.status import run
+    from pdserve.cli.status import run_status as run
 
     run(name, as_json=json_)
 
@@ -158,7 +158,7 @@ def monitoring(
 
     Prometheus gets every /metrics that it reaches from its node: those of the proxy, the engines, and LMCache there.
     """
-    from pdserve.cli.observe.monitoring import run
+    from pdserve.cli.monitoring import run
 
     run(recipe, set_ or [], unset or [], deployment=deployment, node=node, out=out, force=force)
 
@@ -182,6 +182,6 @@ def restart(
     name: Annotated[str | None, typer.Option("--deployment", help="The deployment, if there are several.")] = None,
 ) -> None:
     """Stop one process of a running deployment and start it again."""
-    from pdserve.cli.restart import run
+    from pdserve.operations.restart import restart as restart_process
 
-    run(process, name)
+    typer.echo(restart_process(process, name))

@@ -53,7 +53,7 @@ def verify(
     With --load many prompts of mixed length that share prefixes are sent at once. A sample of the answers is compared
     with one engine alone, once the load is over; the report has the share that differs, and when in the run.
     """
-    from pdserve.cli.prove.verify import load_options, run
+    from pdserve.cli.proofs import load_options, run_verify
 
     typed = {
         "concurrency": concurrency,
@@ -64,7 +64,7 @@ def verify(
         "longest_prompt": longest_prompt,
         "seed": seed,
     }
-    run(name, as_json=json_, load=load_options(typed, load=load))
+    run_verify(name, as_json=json_, load=load_options(typed, load=load))
 
 
 @verbs.command("eval")
@@ -96,7 +96,7 @@ def eval_(
     Tasks that generate text, through the proxy, without retries. Exit 6 below the threshold, 7 when there is no score.
     The results stay in the run directory.
     """
-    from pdserve.cli.prove.evaluate import run
+    from pdserve.cli.proofs import run_eval
     from pdserve.evaluation.settings import EvalSettings
 
     settings = EvalSettings(
@@ -108,7 +108,7 @@ def eval_(
         fewshot=fewshot,
         concurrency=concurrency,
     )
-    run(name, settings, harness=harness, as_json=json_)
+    run_eval(name, settings, harness=harness, as_json=json_)
 
 
 @verbs.command()
@@ -133,6 +133,6 @@ def doctor(
     It reads the run directory of a deployment that lives or is over: logs, history, records. It asks the
     processes that live for their figures.
     """
-    from pdserve.cli.diagnose.doctor import run
+    from pdserve.cli.doctor import run
 
     run(target, as_json=json_, bundle=bundle, logs=logs)

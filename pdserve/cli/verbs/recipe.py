@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pdserve.cli import options
 from pdserve.cli.options import (
     ClusterOption,
     JsonOption,
@@ -16,7 +17,6 @@ from pdserve.cli.options import (
     ThisMachineOption,
     UnsetOption,
 )
-from pdserve.cli.plan import options
 from pdserve.importing.choice import FlagSource
 from pdserve.starter.goal import Goal
 
@@ -28,7 +28,7 @@ def validate(
     recipe: RecipeArgument, online: OnlineOption = False, set_: SetOption = None, unset: UnsetOption = None
 ) -> None:
     """Check a recipe and plan it, without looking at this machine, but for the config.json of its model."""
-    from pdserve.cli.validate import run
+    from pdserve.cli.recipe import run_validate as run
 
     run(recipe, set_ or [], unset or [], online=online)
 
@@ -55,7 +55,7 @@ def plan(
     Computed from config.json and the headers of the weights on this machine, without a device. Exit 2 when something
     is sure to fail. What is assumed or known as a range only is shown as that; docs/plan.md has the errors.
     """
-    from pdserve.cli.plan.command import run
+    from pdserve.cli.recipe import run_plan as run
     from pdserve.sizing.given import Given
 
     given = Given(
@@ -85,7 +85,7 @@ def render(
     Where a deployment of its name runs, they are those that `pdserve up` would go on with, and what it would start,
     restart, stop and leave alone stands before them (in JSON: `change`).
     """
-    from pdserve.cli.render import run
+    from pdserve.cli.recipe import run_render as run
 
     run(recipe, set_ or [], unset or [], as_json=json_, slurm=slurm)
 
@@ -150,27 +150,27 @@ def import_(
     Nothing is left out in silence: the recipe's first lines list what was not carried over. Exit 11 when some of that
     changes what is served, and with --check when the recipe departs from the launch.
     """
-    from pdserve.cli.authoring import import_recipe
+    from pdserve.cli import authoring
     from pdserve.importing.choice import ImportChoice
     from pdserve.operations.import_recipe import ask_installed, ask_none
 
     ask = ask_installed if flags_from is FlagSource.VLLM else ask_none
     features = None if feature is None else tuple(feature)
-    choice = ImportChoice(variant, hardware, strategy, features, nodes, kv_offload, import_recipe.variables(var or []))
+    choice = ImportChoice(variant, hardware, strategy, features, nodes, kv_offload, authoring.variables(var or []))
     if (check is None) != (against is None):
         raise typer.BadParameter("--check RECIPE and --against FILE belong together")
     if check is not None and against is not None:
         if file is not None or out is not None or sweep is not None:
             raise typer.BadParameter("--check compares and writes nothing: leave FILE, --out and --sweep out")
-        import_recipe.check(check, against, choice, ask)
+        authoring.check_recipe(check, against, choice, ask)
     elif file is None:
         raise typer.BadParameter("give the FILE to import, or --check RECIPE --against FILE")
     elif sweep is not None:
         if out is None or variant is not None:
             raise typer.BadParameter("--sweep SWEEP takes all variants, and --out RECIPE for the recipe beside it")
-        import_recipe.run_sweep(file, out, sweep, ask)
+        authoring.import_sweep(file, out, sweep, ask)
     else:
-        import_recipe.run(file, out, choice, ask)
+        authoring.run_import(file, out, choice, ask)
 
 
 @verbs.command()
@@ -201,7 +201,7 @@ def init(
     else a default that says so. The recipe is loaded and planned before it is written. An instance stays on one node.
     Exit 2 when the model does not fit, with the numbers; nothing is overwritten.
     """
-    from pdserve.cli.authoring.init_recipe import run
+    from pdserve.cli.authoring import run_init as run
 
     run(model, hardware, nodes, gpus_per_node, goal, out)
 
@@ -226,7 +226,7 @@ def preflight(
 
     The nodes are those that `up` would use: of the Slurm job, of --cluster, or this machine.
     """
-    from pdserve.cli.preflight import run
+    from pdserve.cli.preflight import run_preflight as run
 
     if min_gbps is not None and not fabric:
         raise typer.BadParameter("--min-gbps belongs to --fabric")
@@ -247,6 +247,6 @@ def schema(
     cluster: Annotated[bool, typer.Option("--cluster", help="Of cluster files instead of recipes.")] = False,
 ) -> None:
     """Print the JSON Schema of recipes, for editors."""
-    from pdserve.cli.schema import run
+    from pdserve.cli.recipe import run_schema as run
 
     run(cluster=cluster)

@@ -1,7 +1,7 @@
 """What the parser of an installed vLLM makes of command lines of engines.
 
 It knows the names, short names and switches of its own version, and it refuses what that version does not take. The
-engine is asked by operations/authoring/vllm_parser_program.py; what is here is data.
+engine is asked by operations/vllm_parser_program.py; what is here is data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""`pdserve import`"""
+"""`pdserve init` and `import`. Apart from verbs/recipe.py for a fast --help."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,19 +14,22 @@ from pdserve.importing.annotated import line
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.launch import Draft
 from pdserve.operations import import_recipe
-from pdserve.operations.import_recipe import Ask
+from pdserve.operations.import_recipe import Ask, save
+from pdserve.operations.init_recipe import first_recipe
+from pdserve.starter.goal import Goal
+from pdserve.starter.hardware import HARDWARE
 from pdserve.sweep import imported
 
 
 def variables(texts: Sequence[str]) -> dict[str, str]:
-    """`NAME=VALUE`, several of them. Raises BadParameter."""
+    """Read several `NAME=VALUE`. Raises BadParameter."""
     for text in texts:
         if not text.partition("=")[0].isidentifier() or "=" not in text:
             raise typer.BadParameter(f"--var {text}: write --var NAME=VALUE")
     return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
 
-def run(file: Path, out: Path | None, choice: ImportChoice, ask: Ask) -> None:
+def run_import(file: Path, out: Path | None, choice: ImportChoice, ask: Ask) -> None:
     """Prints the recipe, or writes it to `out`; what was not carried over goes to stderr. Raises RecipeError, and
     SourceDifferenceError for an import in part."""
     recipe = import_recipe.import_file(file, choice, ask=ask)
@@ -37,7 +42,7 @@ def run(file: Path, out: Path | None, choice: ImportChoice, ask: Ask) -> None:
     import_recipe.check_whole(recipe, file)
 
 
-def run_sweep(file: Path, out: Path, sweep: Path, ask: Ask) -> None:
+def import_sweep(file: Path, out: Path, sweep: Path, ask: Ask) -> None:
     """Writes a recipe and a sweep file over it; what was not carried over goes to stderr. Raises RecipeError, and
     SourceDifferenceError for an import in part."""
     made = imported.import_sweep(file, out, sweep, os.environ, ask)
@@ -52,14 +57,14 @@ def run_sweep(file: Path, out: Path, sweep: Path, ask: Ask) -> None:
     imported.check_whole(made, file)
 
 
-def check(recipe: Path, file: Path, choice: ImportChoice, ask: Ask) -> None:
+def check_recipe(recipe: Path, file: Path, choice: ImportChoice, ask: Ask) -> None:
     """Prints that the recipe is what the file describes. Raises SourceDifferenceError where it departs."""
     import_recipe.compare(recipe, file, choice, ask)
     typer.echo(f"{recipe}: what {file} describes")
 
 
 def _warn(recipes: Sequence[import_recipe.ImportedRecipe]) -> None:
-    """Of all of them, each once: of the recipe, and of the versions that the file names."""
+    """Print each warning once: those of the recipes, and of the versions that the file names."""
     texts = [_without_line(warning) for recipe in recipes for warning in recipe.loaded.warnings]
     texts += [hazard for recipe in recipes for hazard in import_recipe.version_hazards(recipe)]
     for text in dict.fromkeys(texts):
@@ -78,3 +83,41 @@ def _report(draft: Draft, out: Path | None) -> None:
     others = sum(note.effect in ("replaced", "unused") for note in draft.notes)
     where = "the recipe" if out is None else str(out)
     typer.echo(f"{draft.file} ({draft.format}): the first lines of {where} list {others} further values", err=True)
+
+
+def run_init(
+    model: str | None, hardware: str | None, nodes: int, devices: int | None, goal: Goal, out: Path | None
+) -> None:
+    """Prints the recipe, or writes it to `out`; what the planner objects to goes to stderr. Raises RecipeError."""
+    model = _asked(model, "--model", "a folder, or an id of the hub as Qwen/Qwen3-8B")
+    hardware = _asked(hardware, "--hardware", ", ".join(HARDWARE))
+    made = first_recipe(model, hardware, nodes=nodes, devices=devices, goal=goal)
+    if out is None:
+        typer.echo(made.text, nl=False)
+    else:
+        save(made.text, out)
+    for warning in made.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    for crossing in made.crossings:
+        typer.echo(f"{crossing.severity}: {crossing.where}: {crossing.what}", err=True)
+        typer.echo(f"  what to do: {crossing.todo}", err=True)
+    if not made.checked:
+        typer.echo(
+            f"warning: nothing was checked against the memory of {hardware}: config.json and weights of {model} are "
+            "not on this machine, or not of a kind that the planner knows",
+            err=True,
+        )
+    if out is not None:
+        there = shlex.quote(str(out))
+        typer.echo(
+            f"{out} is written; next: pdserve plan {there}, pdserve preflight {there}, pdserve up {there}", err=True
+        )
+
+
+def _asked(value: str | None, option: str, choices: str) -> str:
+    """The option, or the answer at a terminal."""
+    if value is not None:
+        return value
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"{option} is missing: give {choices}")
+    return str(typer.prompt(f"{option.lstrip('-')} ({choices})", err=True))

@@ -1,13 +1,15 @@
-"""`pdserve verify`"""
+"""`pdserve verify` and `eval`. Apart from verbs/proofs.py for a fast --help."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -15,12 +17,17 @@ from rich.table import Table
 from rich.text import Text
 
 from pdserve.cli.console import event_text
-from pdserve.cli.prove.serving import serving
+from pdserve.errors import StateError
+from pdserve.evaluation.harness import Score
+from pdserve.evaluation.run import evaluate, find_harness
+from pdserve.evaluation.settings import EvalSettings
 from pdserve.observe.remote_http import client, seen_from_here
+from pdserve.operations.serving import check_host
 from pdserve.plan.model import Plan
-from pdserve.run.directory import RunDir
+from pdserve.run.directory import RunDir, find, home, lives
 from pdserve.run.incidents import INCIDENTS
 from pdserve.run.state import DeploymentState
+from pdserve.system.stop_signals import run_to_its_end
 from pdserve.verify import Report, run_proofs
 from pdserve.verify.load import LoadOptions, LoadReport, LoadWindow, run_load
 from pdserve.verify.load.traffic import ENDINGS, SentWindow
@@ -30,10 +37,10 @@ _COLUMNS = ("requests", "until second", "answered", "cancelled", "failed", "diff
 _STYLES = {"proven": "green", "failed": "bold red", "not-proven": "yellow"}
 
 
-def run(name: str | None, *, as_json: bool, load: LoadOptions | None = None) -> None:
+def run_verify(name: str | None, *, as_json: bool, load: LoadOptions | None = None) -> None:
     """Prints every proof with its numbers. Raises VerifyError or NotProvenError after that. `load`: prove it under
     load."""
-    run_dir, state, plan = serving(name, "verify")
+    run_dir, state, plan = find_serving(name, "verify")
     _, began = run_dir.read_events()
     report = asyncio.run(_prove(run_dir, state, plan, load))
     report = report.model_copy(update={"meanwhile": _meanwhile(run_dir, began, failed=bool(report.having("failed")))})
@@ -119,3 +126,48 @@ def _cells(window: LoadWindow) -> tuple[str, ...]:
         *(str(count) for count in (window.answered, window.cancelled, window.failed)),
         f"{window.different} of {window.compared}",
     )
+
+
+def run_eval(name: str | None, settings: EvalSettings, *, harness: str | None, as_json: bool) -> None:
+    """Prints the score of each repeat and the verdict. Raises VerifyError below the threshold, after that."""
+    if settings.task.endswith((".yaml", ".yml")):
+        settings = replace(settings, task=_task_file(settings.task))
+    run_dir, state, plan = find_serving(name, "eval")
+    program = find_harness(harness, os.environ)
+    verdict = run_to_its_end(
+        evaluate(run_dir, state, plan, settings, harness=program, environ=os.environ, on_repeat=_show_score)
+    )
+    if as_json:
+        typer.echo(json.dumps(verdict.to_json(), indent=2))
+    else:
+        typer.echo(
+            f"{verdict.task}: {verdict.metric} {verdict.mean:.4f} over {len(verdict.scores)} x {verdict.questions} "
+            f"questions, from {min(verdict.scores):.4f} to {max(verdict.scores):.4f}; threshold {verdict.threshold:g}"
+        )
+        typer.echo(f"results: {verdict.folder}")
+    verdict.raise_for_status()
+
+
+def _task_file(path: str) -> str:
+    """The harness takes a file by its suffix .yaml only."""
+    file = Path(path).absolute()
+    if not file.is_file():
+        raise typer.BadParameter(f"there is no task file {path}")
+    if file.suffix != ".yaml":
+        raise typer.BadParameter(f"the harness reads task files named .yaml only: mv {path} {file.stem}.yaml")
+    return str(file)
+
+
+def _show_score(score: Score) -> None:
+    stderr = "" if score.stderr is None else f" +- {score.stderr:.4f}"
+    typer.echo(f"{score.metric} {score.value:.4f}{stderr} of {score.questions} questions", err=True)
+
+
+def find_serving(name: str | None, verb: str) -> tuple[RunDir, DeploymentState, Plan]:
+    """Raises StateError when it does not serve, or not with its launcher on this machine."""
+    run_dir = find(home(os.environ), name)
+    state, plan = run_dir.read_state(), run_dir.read_plan()
+    if not lives(run_dir, state) or state.phase not in ("ready", "degraded"):
+        raise StateError(f"{state.name} is not serving ({state.phase})", todo="pdserve up, or pdserve status")
+    check_host(state, f"{state.name} is proven", verb)
+    return run_dir, state, plan

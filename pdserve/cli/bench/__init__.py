@@ -1,1 +1,0 @@
-"""The verbs around benchmarks: `pdserve bench` and `pdserve compare`."""

@@ -1,1 +1,0 @@
-"""`pdserve plan`: its options, and what it prints."""

@@ -1,1 +1,0 @@
-"""Verbs that prove something of a running deployment: `verify` and `eval`."""
