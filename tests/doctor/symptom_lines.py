@@ -1,6 +1,6 @@
 """A line for each known symptom, made from the log call of the release that it names.
 
-`tests/upstream/test_symptom_lines.py` reads the call in the sources of vllm 0.32.0 and lmcache 0.5.6.
+`tests/upstream/test_documents.py` reads the call in the sources of vllm 0.32.0 and lmcache 0.5.6.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ OF_MOONCAKE = {
     "vllm:mooncake_num_failed_recvs_total",
     "vllm:mooncake_num_kv_expired_reqs_total",
 }
-"""Of vllm 0.33. Before, the patch mooncake-prom-metrics makes them: tests/upstream/test_mooncake_metrics.py."""
+"""Of vllm 0.33. Before, the patch mooncake-prom-metrics makes them: tests/upstream/test_metrics.py."""
 
 
 def folder(package: str) -> Path:

@@ -126,7 +126,7 @@ def test_the_real_server_runs_with_the_patches_and_reports_them(tmp_path: Path) 
 
 
 def answer(server: subprocess.Popen[bytes], url: str) -> dict[str, dict[str, dict[str, int]]]:
-    """What the server says once it answers."""
+    """Return what the server says once it answers."""
     deadline = time.monotonic() + 300
     with httpx.Client(trust_env=False, timeout=5) as client:
         while time.monotonic() < deadline:

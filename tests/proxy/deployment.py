@@ -143,7 +143,7 @@ class Fake(Child):
         return dict(self.http.get("/fake/state").json())
 
     def wait(self, **state: int) -> None:
-        """Until the fake's state has these values."""
+        """Wait until the fake's state has these values."""
         answer = self.http.get(f"/fake/wait?{urlencode(state)}")
         assert answer.status_code == 200, f"{self.name}: waited for {state}, is {answer.json()}"
 
@@ -394,7 +394,7 @@ def keys_file(folder: Path, *keys: tuple[str, str], **limits: int) -> dict[str, 
 
 
 def open_links(pid: int) -> list[str]:
-    """Where the descriptors of a process lead; one may be closed while we look."""
+    """Return where the descriptors of a process lead; one may be closed while we look."""
     links = []
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):

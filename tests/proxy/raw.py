@@ -235,14 +235,14 @@ class RawEngine:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def wait(self, condition: Callable[[RawEngine], bool]) -> None:
-        """Until it holds."""
+        """Wait until it holds."""
         with self._changed:
             assert self._changed.wait_for(lambda: condition(self), SECONDS), (
                 f"waited in vain; busy: {self.busy}, seen: {len(self.seen)}"
             )
 
     def wait_left(self) -> None:
-        """Until no request is being answered any more."""
+        """Wait until no request is being answered any more."""
         self.wait(lambda engine: engine.busy == 0)
 
     def close(self) -> None:
@@ -351,7 +351,7 @@ class RawDeployment:
             assert time.monotonic() < deadline, left
 
     def _left(self) -> list[str]:
-        """What counts as being under way. The proxy may still be about to notice that a client has gone."""
+        """Return the numbers of what is under way. The proxy may still be about to notice that a client has gone."""
         workers = self.ask(b"GET /workers HTTP/1.1\r\nhost: proxy\r\n\r\n").json()["workers"]
         page = self.ask(b"GET /metrics HTTP/1.1\r\nhost: proxy\r\n\r\n").body.decode()
         counted = r"^(pdserve_proxy_(?:queue_depth|pool_requests|prompt_tokens_in_flight)\{.*) ([1-9].*)$"

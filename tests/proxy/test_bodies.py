@@ -197,7 +197,7 @@ def names(raw: bytes) -> list[str]:
 
 
 def judged_right(raw: bytes) -> bool:
-    """Whether it is taken exactly if no name comes twice in it, each value from its own place."""
+    """Tell whether it is taken exactly if no name comes twice in it, each value from its own place."""
     come = names(raw)
     try:
         body = Body(raw)

@@ -15,25 +15,20 @@ PROMPT = "The quick brown fox jumps over the lazy dog"
 
 
 def reference(fake: Fake, **body: object) -> str:
-    """What one engine alone answers."""
+    """Return what one engine alone answers."""
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8} | body
     answer = fake.http.post("/v1/completions", json=body, headers={"authorization": f"Bearer {KEY}"})
     return str(answer.json()["choices"][0]["text"])
 
 
-def test_answers_as_one_engine_alone(deployment: Deployment) -> None:
+def test_answers_as_one_engine_alone_and_decode_gets_the_whole_prompt_by_transfer(deployment: Deployment) -> None:
     deployment.up()
     answer = deployment.complete(PROMPT)
     assert answer.status_code == 200
-    assert answer.json()["choices"][0]["text"] == reference(deployment.decodes[0])
-
-
-def test_decode_gets_the_whole_prompt_by_transfer(deployment: Deployment) -> None:
-    deployment.up()
-    deployment.complete(PROMPT)
     deployment.idle()
     assert deployment.prefills[0].state()["delivered"] == 1
     assert deployment.decodes[0].transferred() == len(PROMPT)
+    assert answer.json()["choices"][0]["text"] == reference(deployment.decodes[0])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -53,7 +48,7 @@ def test_cached_tokens_are_those_that_prefill_did_not_compute(deployment: Deploy
 
 
 def test_wrong_kv_changes_the_answer(deployment: Deployment) -> None:
-    """The control for the two tests above: the fake's output does depend on what prefill sent."""
+    """The control for the test above: the fake's output does depend on what prefill sent."""
     deployment.up(decode={"wrong_kv": 1})
     wrong = deployment.complete(PROMPT).json()["choices"][0]["text"]
     deployment.decodes[0].script(wrong_kv=0)
@@ -118,17 +113,11 @@ def test_prompt_shaping_fields_are_the_same_in_both_legs(deployment: Deployment)
     assert deployment.decodes[0].transferred() > 0
 
 
-def test_token_ids_are_one_prompt(deployment: Deployment) -> None:
+def test_token_ids_and_a_list_of_one_are_one_prompt(deployment: Deployment) -> None:
     deployment.up()
-    assert deployment.complete([104, 105]).json()["choices"][0]["text"] == reference(
-        deployment.decodes[0], prompt=[104, 105]
-    )
-
-
-@pytest.mark.parametrize("prompt", [["hi"], [[104, 105]]])
-def test_a_list_of_one_is_one_prompt(deployment: Deployment, prompt: object) -> None:
-    deployment.up()
-    assert deployment.complete(prompt).json()["choices"][0]["text"] == reference(deployment.decodes[0], prompt="hi")
+    for prompt, alone in (([104, 105], [104, 105]), (["hi"], "hi"), ([[104, 105]], "hi")):
+        text = deployment.complete(prompt).json()["choices"][0]["text"]
+        assert text == reference(deployment.decodes[0], prompt=alone), prompt
 
 
 def test_data_parallel_ranks_take_turns_and_match(deployment: Deployment) -> None:

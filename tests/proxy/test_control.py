@@ -182,7 +182,7 @@ def workers(deployment: Deployment) -> dict[str, dict[str, Any]]:
 
 
 def until(deployment: Deployment, name: str, **fields: object) -> None:
-    """Until a worker is as described; without a description, until it is gone."""
+    """Wait until a worker is as described; without a description, until it is gone."""
     while (seen := workers(deployment).get(name)) is None or any(seen[key] != fields[key] for key in fields):
         if not fields and seen is None:
             return
@@ -212,7 +212,7 @@ def clients(deployment: Deployment, count: int = 4) -> Iterator[Counter[int]]:
 
 
 def more(statuses: Mapping[int, int], count: int = 12) -> None:
-    """Until so many further requests were answered."""
+    """Wait until so many further requests were answered."""
     wanted = sum(statuses.values()) + count
     while sum(statuses.values()) < wanted:
         pass

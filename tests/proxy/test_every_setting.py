@@ -108,7 +108,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _asks_for_a_token(r: Running) -> Any:
-    """Whether the admin turns away who shows none."""
+    """Tell whether the admin turns away who shows none."""
 
     async def ask() -> int:
         transport = httpx.ASGITransport(app=r.admin._answers._app)

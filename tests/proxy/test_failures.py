@@ -32,13 +32,13 @@ def last_event(lines: list[str]) -> dict[str, Any]:
     return dict(json.loads(events[-1]))
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_prefill_failure_surfaces_while_decode_still_waits(deployment: Deployment, stream: bool) -> None:
+def test_a_prefill_failure_surfaces_while_decode_still_waits(deployment: Deployment) -> None:
     deployment.up(prefill={"prefill_status": 500})
-    answer = deployment.complete(stream=stream)
-    assert answer.status_code == 500
-    assert error_of(answer)["message"] == "scripted failure"
-    deployment.decodes[0].wait(aborted=1, waiting=0)
+    for aborted, stream in enumerate((True, False), start=1):
+        answer = deployment.complete(stream=stream)
+        assert answer.status_code == 500
+        assert error_of(answer)["message"] == "scripted failure"
+        deployment.decodes[0].wait(aborted=aborted, waiting=0)
 
 
 def test_a_decode_failure_keeps_its_status_and_prefill_is_left(deployment: Deployment) -> None:
@@ -47,13 +47,13 @@ def test_a_decode_failure_keeps_its_status_and_prefill_is_left(deployment: Deplo
     deployment.prefills[0].wait(aborted=1, waiting=0, held=0)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_kv_that_cannot_be_loaded_has_a_status_even_in_a_stream(deployment: Deployment, stream: bool) -> None:
+def test_kv_that_cannot_be_loaded_has_a_status_even_in_a_stream(deployment: Deployment) -> None:
     """vLLM has already answered 200 to a stream when it learns that; nothing of that has reached the client."""
     deployment.up(decode={"kv_fails": 1})
-    answer = deployment.complete(stream=stream)
-    assert answer.status_code == 500
-    assert error_of(answer)["type"] == "InternalServerError"
+    for stream in (True, False):
+        answer = deployment.complete(stream=stream)
+        assert answer.status_code == 500
+        assert error_of(answer)["type"] == "InternalServerError"
     deployment.idle()
 
 

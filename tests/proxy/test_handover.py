@@ -32,7 +32,7 @@ def file() -> Iterator[int]:
 
 
 def handed_over(inheritance: Inheritance, monkeypatch: pytest.MonkeyPatch) -> Inheritance | None:
-    """What the new program takes of it."""
+    """Return what the new program takes of it."""
     began: dict[str, str] = {}
     monkeypatch.setattr(os, "execve", lambda _, __, environ: began.update(environ))
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)

@@ -35,7 +35,7 @@ def figure(deployment: Deployment, name: str, role: str = "decode") -> float:
 
 
 def held(deployment: Deployment, count: int, role: str = "decode") -> None:
-    """Until so many requests wait for an engine of the role."""
+    """Wait until so many requests wait for an engine of the role."""
     while figure(deployment, "held_requests", role) != count:
         pass
 

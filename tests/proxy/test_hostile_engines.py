@@ -52,7 +52,7 @@ def raw(module_raw: RawDeployment) -> Iterator[RawDeployment]:
 
 
 def forever(beginning: bytes, again: bytes) -> Script:
-    """Until the proxy has had enough."""
+    """Wait until the proxy has had enough."""
 
     def script(send: Send) -> None:
         send(beginning)

@@ -277,9 +277,15 @@ def received(fakes: list[Fake]) -> int:
     return sum(len(answered(fake)) for fake in fakes)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("nixl", [False, True], ids=["mooncake", "nixl"])
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("role", "nixl", "stream"),
+    [
+        pytest.param(role, nixl, stream, marks=[pytest.mark.full] * ((role == "decode") ^ nixl ^ stream))
+        for role in ("prefill", "decode")
+        for nixl in (False, True)
+        for stream in (False, True)
+    ],
+)
 def test_an_engine_that_hangs_is_left_and_keeps_no_kv(
     deployment: Deployment, role: str, nixl: bool, stream: bool
 ) -> None:

@@ -36,7 +36,7 @@ def ask(*tokens: int) -> RoutingRequest:
 
 
 def engine_hash(tokens: tuple[int, ...]) -> bytes:
-    """What an engine might call the block that ends this prefix."""
+    """Return what an engine might call the block that ends this prefix."""
     return b"hash of " + bytes(tokens)
 
 

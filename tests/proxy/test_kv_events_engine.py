@@ -91,7 +91,7 @@ class Talk:
         self.subscriber = subscriber
 
     async def complete(self, tokens: list[int], made: int = 20, **more: Any) -> tuple[int, list[int]]:
-        """How many tokens of the prompt were cached, and those that were made."""
+        """Return how many tokens of the prompt were cached, and those that were made."""
         body = {"model": "tiny", "prompt": tokens, "max_tokens": made, "ignore_eos": True, "return_token_ids": True}
         answer = await self.client.post("/v1/completions", json={**body, **more})
         assert answer.is_success, answer.text

@@ -120,8 +120,7 @@ async def following(publisher: Publisher) -> AsyncIterator[tuple[KvIndex, KvSubs
         await publisher.close()
 
 
-@pytest.mark.parametrize("topic", ["", "kv-events"])
-@pytest.mark.parametrize("replay", [True, False])
+@pytest.mark.parametrize(("replay", "topic"), [(True, ""), (False, "kv-events")])
 def test_events_reach_the_index(tmp_path: Path, replay: bool, topic: str) -> None:
     async def test() -> None:
         publisher = Publisher(tmp_path, replay=replay, topic=topic)

@@ -280,7 +280,7 @@ def members(body: Body) -> list[tuple[str, bytes, int, int, int]]:
 
 
 def same(raw: bytes) -> bool:
-    """Whether members were found around a long value; then they must be those that msgspec reads."""
+    """Tell whether members were found around a long value; then they must be those that msgspec reads."""
     around = members_around_long(raw)
     if around is None:
         return False

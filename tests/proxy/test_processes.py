@@ -362,7 +362,7 @@ def not_restarted(deployment: Deployment, tmp_path: Path, kill: int | None = Non
 
 
 def fresh(deployment: Deployment, count: int = 20) -> list[int]:
-    """What so many clients get, each over a connection of its own."""
+    """Return what so many clients get, each over a connection of its own."""
     return [httpx.get(f"{deployment.proxy.url}/health", **PLAIN).status_code for _ in range(count)]
 
 

@@ -75,7 +75,7 @@ assert entered
 
 
 def together(code: str, path: Path) -> list[str]:
-    """What three processes print that run the code at the same time."""
+    """Return what three processes print that run the code at the same time."""
     argv = [[sys.executable, "-c", code, str(path), str(index)] for index in range(3)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in argv]
     outputs = [process.communicate(timeout=60)[0] for process in running]

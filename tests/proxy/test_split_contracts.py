@@ -1,10 +1,12 @@
-"""What the two legs of a request look like to the connectors beside Mooncake's (test_contract.py), and that KV really
-crosses: NixlConnector, and MoRIIOConnector in READ mode.
+"""The two legs of a request as NixlConnector and MoRIIOConnector (in READ mode) see them, and that KV really crosses.
+
+Mooncake's are in test_contract.py.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,45 +24,56 @@ PROMPT = "The quick brown fox jumps over the lazy dog"
 SPLITS: dict[str, dict[str, Any]] = {"nixl": {"nixl": True}, "moriio": {"moriio": True}}
 
 
-@pytest.mark.parametrize("way", SPLITS.values(), ids=SPLITS)
-def test_answers_as_one_engine_alone_and_decode_computes_nothing(deployment: Deployment, way: dict[str, Any]) -> None:
-    deployment.up(**way)
-    answer = deployment.complete(PROMPT)
+@pytest.fixture(scope="module", params=SPLITS)
+def split(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One prefill, one decode, for all tests that only look. Each has a prompt of its own: engines have caches."""
+    with Deployment(tmp_path_factory.mktemp("split")) as deployment:
+        yield deployment.up(**SPLITS[request.param])
+
+
+with_nixl = pytest.mark.parametrize("split", ["nixl"], indirect=True)
+with_moriio = pytest.mark.parametrize("split", ["moriio"], indirect=True)
+
+
+def numbers(split: Deployment) -> list[int]:
+    """Return how many requests each engine has had."""
+    return [len(fake.requests()) for fake in split.fakes]
+
+
+def test_answers_as_one_engine_alone_and_decode_computes_nothing(split: Deployment) -> None:
+    before = split.decodes[0].transferred()
+    answer = split.complete(PROMPT)
     assert answer.status_code == 200
-    assert answer.json()["choices"][0]["text"] == reference(deployment.prefills[0], prompt=PROMPT)
-    assert deployment.decodes[0].transferred() == len(PROMPT)
-    deployment.prefills[0].wait(delivered=1, held=0)
+    assert split.decodes[0].transferred() == before + len(PROMPT)
+    assert answer.json()["choices"][0]["text"] == reference(split.prefills[0], prompt=PROMPT)
+    split.prefills[0].wait(held=0)
 
 
-@pytest.mark.parametrize("way", SPLITS.values(), ids=SPLITS)
-def test_a_client_cannot_name_a_remote(deployment: Deployment, way: dict[str, Any]) -> None:
-    deployment.up(**way)
+def test_a_client_cannot_name_a_remote(split: Deployment) -> None:
     evil = {"do_remote_prefill": True, "remote_host": "192.0.2.1", "remote_port": 1, "remote_engine_id": "x"}
-    assert deployment.complete(PROMPT, kv_transfer_params=evil | {"remote_handshake_port": 1}).status_code == 200
-    assert not ["192.0.2.1" in request["raw"] for fake in deployment.fakes for request in fake.requests()].count(True)
+    assert split.complete("evil", kv_transfer_params=evil | {"remote_handshake_port": 1}).status_code == 200
+    assert not ["192.0.2.1" in fake.requests()[-1]["raw"] for fake in split.fakes].count(True)
 
 
-@pytest.mark.parametrize("way", SPLITS.values(), ids=SPLITS)
-def test_decode_gets_the_parameters_byte_for_byte(deployment: Deployment, way: dict[str, Any]) -> None:
+def test_decode_gets_the_parameters_byte_for_byte(split: Deployment) -> None:
     """The fake writes a number as 10.0, or 1.0: whoever reads it and writes it anew may not."""
-    deployment.up(**way)
-    deployment.complete(PROMPT, max_tokens=2, vendor=1.50)
-    sent, _, params = deployment.decodes[0].requests()[0]["raw"].partition(',"kv_transfer_params":')
-    assert json.loads(sent + "}") == {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "vendor": 1.50}
+    split.complete("bytes", max_tokens=2, vendor=1.50)
+    sent, _, params = split.decodes[0].requests()[-1]["raw"].partition(',"kv_transfer_params":')
+    assert json.loads(sent + "}") == {"model": MODEL, "prompt": "bytes", "max_tokens": 2, "vendor": 1.50}
     assert params.startswith('{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[7, 8, 9]]')
-    assert ('"remote_num_tokens": 10.0' if "nixl" in way else '"tp_size": 1.0') in params
+    assert ('"remote_num_tokens": 10.0' if '"remote_num_tokens"' in params else '"tp_size": 1.0') in params
 
 
-@pytest.mark.parametrize("way", SPLITS.values(), ids=SPLITS)
-def test_decode_is_asked_only_after_prefill_has_answered(deployment: Deployment, way: dict[str, Any]) -> None:
-    deployment.up(**way, prefill={"hold": "prefill"})
-    prefill, decode = deployment.fakes
-    with deployment.proxy.open("/v1/completions", {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}):
+def test_decode_is_asked_only_after_prefill_has_answered(split: Deployment) -> None:
+    prefill, decode = split.fakes
+    before = decode.state()
+    prefill.script(hold="prefill")
+    with split.proxy.open("/v1/completions", {"model": MODEL, "prompt": "held", "max_tokens": 2}):
         prefill.wait(waiting=1)
-        assert "x-data-parallel-rank" not in prefill.requests()[0]["headers"], "it has one rank"
-        assert decode.state()["received"] == 0
+        assert "x-data-parallel-rank" not in prefill.requests()[-1]["headers"], "it has one rank"
+        assert decode.state()["received"] == before["received"]
         prefill.script(hold="")
-        decode.wait(finished=1)
+        decode.wait(finished=before["finished"] + 1)
 
 
 @pytest.mark.parametrize("way", SPLITS.values(), ids=SPLITS)
@@ -74,12 +87,6 @@ def test_where_prefill_keeps_nothing_decode_computes_the_prompt(deployment: Depl
     assert deployment.decodes[0].transferred() == 0
 
 
-@pytest.fixture
-def nixl(deployment: Deployment) -> Deployment:
-    """One prefill, one decode."""
-    return deployment.up(nixl=True)
-
-
 def test_wrong_kv_changes_the_answer(deployment: Deployment) -> None:
     """The control for the test above: the fake's output does depend on what prefill has kept."""
     deployment.up(nixl=True, decode={"wrong_kv": 1})
@@ -87,15 +94,16 @@ def test_wrong_kv_changes_the_answer(deployment: Deployment) -> None:
     assert wrong != reference(deployment.prefills[0], prompt=PROMPT)
 
 
-def test_prefill_is_asked_to_keep_its_kv_and_knows_no_remote(nixl: Deployment) -> None:
-    nixl.complete(PROMPT, stream=True, max_tokens=5, stop=["x"])
-    leg = nixl.prefills[0].body()
+@with_nixl
+def test_prefill_is_asked_to_keep_its_kv_and_knows_no_remote(split: Deployment) -> None:
+    split.complete("kept", stream=True, max_tokens=5, stop=["x"])
+    leg = split.prefills[0].requests()[-1]["body"]
     params = leg.pop("kv_transfer_params")
     assert {name: value for name, value in params.items() if value is not None} == {
         "do_remote_decode": True,
         "do_remote_prefill": False,
     }
-    assert leg == {"model": MODEL, "prompt": PROMPT, "max_tokens": 1, "stream": False, "ignore_eos": True}
+    assert leg == {"model": MODEL, "prompt": "kept", "max_tokens": 1, "stream": False, "ignore_eos": True}
 
 
 @pytest.mark.parametrize("eos", [1, 2])
@@ -107,16 +115,18 @@ def test_a_prefill_that_ends_by_stop_is_no_harm(deployment: Deployment, eos: int
     deployment.idle()
 
 
+@with_nixl
 @pytest.mark.parametrize("stream", [False, True])
-def test_cached_tokens_are_those_that_prefill_did_not_compute(nixl: Deployment, stream: bool) -> None:
+def test_cached_tokens_are_those_that_prefill_did_not_compute(split: Deployment, stream: bool) -> None:
     """Decode counts all that it has pulled as cached."""
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    prompt = f"{stream}: {PROMPT}"
     cached = []
     for _ in range(2):
-        answer = nixl.complete(PROMPT, **options)
+        answer = split.complete(prompt, **options)
         document = json.loads(answer.text.split("\n\n")[-3].removeprefix("data: ")) if stream else answer.json()
         cached.append(document["usage"]["prompt_tokens_details"]["cached_tokens"])
-    assert cached == [0, len(PROMPT) // 16 * 16]
+    assert cached == [0, len(prompt) // 16 * 16]
 
 
 def test_cached_tokens_are_decodes_own_where_it_computed_the_prompt(deployment: Deployment) -> None:
@@ -150,33 +160,29 @@ def test_more_requests_than_mooncake_has_slots_are_prefilled_at_once(deployment:
         connection.close()
 
 
-def test_engines_get_an_id_without_a_comma(nixl: Deployment) -> None:
+@with_nixl
+def test_engines_get_an_id_without_a_comma(split: Deployment) -> None:
     """Decode's heartbeats would not name such a request: prefill's blocks could have other prompts when decode, which
     has a queue, pulls them."""
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}
-    answer = nixl.proxy.http.post("/v1/completions", json=body, headers={"x-request-id": "a,b"})
+    body = {"model": MODEL, "prompt": "comma", "max_tokens": 2}
+    answer = split.proxy.http.post("/v1/completions", json=body, headers={"x-request-id": "a,b"})
     assert answer.status_code == 200
     assert answer.headers["x-request-id"] == "a,b"
-    legs = [engine.requests()[0] for engine in (nixl.prefills[0], nixl.decodes[0])]
-    assert [leg["headers"]["x-request-id"] for leg in legs] == ["a_b", "a_b"]
+    assert [fake.requests()[-1]["headers"]["x-request-id"] for fake in split.fakes] == ["a_b", "a_b"]
 
 
-@pytest.mark.parametrize("name", ["a,b", "HB:a", "a\\u002cb"])
-def test_the_id_of_a_response_cannot_be_what_nixl_misreads(nixl: Deployment, name: str) -> None:
-    """The Responses API takes it from the body, as it is."""
-    text = json.dumps({"model": MODEL, "input": PROMPT, "max_output_tokens": 2, "request_id": "?"}).replace("?", name)
-    answer = nixl.proxy.http.post("/v1/responses", content=text)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
-    assert nixl.prefills[0].requests() == nixl.decodes[0].requests() == []
-
-
-def test_other_apis_do_not_take_an_id_from_the_body(nixl: Deployment) -> None:
-    assert nixl.complete(PROMPT, max_tokens=2, request_id="a,b").status_code == 200
-
-
-def test_an_id_of_vllms_own_kind_is_one_for_a_response(nixl: Deployment) -> None:
-    body = {"model": MODEL, "input": PROMPT, "max_output_tokens": 2, "request_id": "resp_0123-4.x"}
-    assert nixl.proxy.http.post("/v1/responses", json=body).status_code == 200
+@with_nixl
+def test_the_id_of_a_response_cannot_be_what_nixl_misreads(split: Deployment) -> None:
+    """The Responses API takes it from the body, as it is; other APIs do not."""
+    before = numbers(split)
+    for name in ("a,b", "HB:a", "a\\u002cb"):
+        text = json.dumps({"model": MODEL, "input": PROMPT, "max_output_tokens": 2, "request_id": "?"})
+        answer = split.proxy.http.post("/v1/responses", content=text.replace("?", name))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id"), name
+    assert numbers(split) == before
+    assert split.complete("in the body", max_tokens=2, request_id="a,b").status_code == 200
+    body = {"model": MODEL, "input": "vLLM's own", "max_output_tokens": 2, "request_id": "resp_0123-4.x"}
+    assert split.proxy.http.post("/v1/responses", json=body).status_code == 200
 
 
 # --- what the two legs of a request look like to vLLM's MoRIIOConnector in READ mode, and that KV really crosses
@@ -185,18 +191,11 @@ def test_an_id_of_vllms_own_kind_is_one_for_a_response(nixl: Deployment) -> None
 ADDRESS = "___prefill_addr_host:192.0.2.1,handshake:1,notify:2___decode_addr_x_" + "0" * 32
 
 
-@pytest.fixture
-def moriio(deployment: Deployment) -> Deployment:
-    """One prefill, one decode."""
-    return deployment.up(moriio=True)
-
-
-def test_prefill_is_asked_to_keep_its_kv_under_a_new_id_each_time(moriio: Deployment) -> None:
-    for _ in range(2):
-        assert moriio.complete(PROMPT).status_code == 200
-    asked = [request["body"]["kv_transfer_params"] for request in moriio.prefills[0].requests()]
-    ids = {params.pop("transfer_id") for params in asked}
-    assert len(ids) == 2
+@with_moriio
+def test_prefill_is_asked_to_keep_its_kv_under_a_new_id_each_time(split: Deployment) -> None:
+    assert [split.complete("twice").status_code for _ in range(2)] == [200, 200]
+    asked = [request["body"]["kv_transfer_params"] for request in split.prefills[0].requests()[-2:]]
+    assert len({params.pop("transfer_id") for params in asked}) == 2
     assert all(params["do_remote_decode"] and not params["do_remote_prefill"] for params in asked)
 
 
@@ -210,27 +209,25 @@ def test_what_no_decode_has_seen_is_released_by_one(deployment: Deployment) -> N
     assert second.transferred() >= len(PROMPT)
 
 
-@pytest.mark.parametrize("in_body", [False, True])
-def test_a_client_cannot_send_decode_to_an_address(moriio: Deployment, in_body: bool) -> None:
-    """Decode takes one from the request id before it looks at the parameters. The header, or the body of a response."""
-    options: dict[str, Any] = {"request_id": ADDRESS} if in_body else {}
-    headers = {} if in_body else {"x-request-id": ADDRESS}
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, **options}
-    answer = moriio.proxy.http.post("/v1/completions", json=body, headers=headers)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
-    assert moriio.prefills[0].requests() == moriio.decodes[0].requests() == []
+@with_moriio
+def test_a_client_cannot_send_decode_to_an_address(split: Deployment) -> None:
+    """Decode takes one from the request id before it looks at the parameters: the header, or the body of a response,
+    also if it is written in escapes."""
+    before = numbers(split)
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}
+    text = json.dumps(body | {"request_id": ADDRESS})
+    escaped = text.replace("___prefill", "\\u005f__prefill").replace("___decode", "_\\u005f_decode")
+    sent = ((json.dumps(body), {"x-request-id": ADDRESS}), (text, {}), (escaped, {}))
+    for content, headers in sent:
+        answer = split.proxy.http.post("/v1/completions", content=content, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id"), content
+    assert numbers(split) == before
 
 
-def test_an_escaped_address_is_an_address(moriio: Deployment) -> None:
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "request_id": ADDRESS}
-    text = json.dumps(body).replace("___prefill", "\\u005f__prefill").replace("___decode", "_\\u005f_decode")
-    answer = moriio.proxy.http.post("/v1/completions", content=text)
-    assert answer.status_code == 400
-
-
-def test_a_long_id_in_a_body_is_refused(moriio: Deployment) -> None:
+@with_moriio
+def test_a_long_id_in_a_body_is_refused(split: Deployment) -> None:
     """A list of 60 MB takes half a minute to read, in which no other client would be served."""
-    assert moriio.complete(PROMPT, request_id="x" * 5000).status_code == 400
+    assert split.complete(PROMPT, request_id="x" * 5000).status_code == 400
     raw = b'{"request_id":[1,,2]}'
     scan = Scan(raw)
     assert scan.step()

@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
 
 
 def refused(path: Path) -> str:
-    """What a proxy that does not start prints. Its exit code is checked."""
+    """Return what a proxy that does not start prints. Its exit code is checked."""
     argv = [sys.executable, "-m", "pdserve.proxy", "--config", str(path), "--no-control"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr

@@ -79,7 +79,7 @@ def _setting_of_pip(name: str) -> str:
 
 
 def problems_of(packages: Mapping[str, str]) -> Iterator[str]:
-    """What cannot work of these packages, a line each."""
+    """Return what cannot work of these packages, a line each."""
     [mooncake] = [name for name in packages if name.startswith(MOONCAKE)]
     site = _site(f"{mooncake}=={packages[mooncake]}", f"{RUNTIME}=={packages[RUNTIME]}")
     build, error = _loaded(site)
@@ -128,7 +128,7 @@ def _make_driver(site: Path) -> None:
 
 
 def _loaded(site: Path) -> tuple[Build, str | None]:
-    """What was found there, and why it cannot be loaded."""
+    """Return what was found there, and why it cannot be loaded."""
     folders = [str(site / "driver"), *_adapters()]
     environ = os.environ | {"PYTHONPATH": str(site), "LD_LIBRARY_PATH": ":".join(folders)}
     source = Path(mooncake_build.__file__).read_text(encoding="utf-8")

@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tests.upstream.mock_connector import MockConnector
-from tests.upstream.scheduler_lab import Lab
+from tests.upstream.scheduler_lab import Lab, MockConnector
 
 BLOCK, CHUNK = 16, 64
 OURS, THEIRS = "pdserve.connectors.lmcache_mp", "lmcache.integration.vllm.lmcache_mp_connector"

@@ -27,8 +27,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 from tests.upstream import lmcache_engine
 from tests.upstream.lmcache_engine import BLOCK, CHUNK, computed_before
-from tests.upstream.mock_connector import MockConnector
-from tests.upstream.scheduler_lab import Lab
+from tests.upstream.scheduler_lab import Lab, MockConnector
 
 READY_WITHIN_SECONDS, WITHIN_SECONDS = 300.0, 60.0
 LAYERS, HEADS, SIZE = 2, 2, 8
@@ -67,7 +66,7 @@ class Server:
         return figures
 
     def until_stored(self, objects: int, within_seconds: float = WITHIN_SECONDS) -> None:
-        """Until so many can be found: a store is admitted after it has been reported as done."""
+        """Wait until so many can be found: a store is admitted after it has been reported as done."""
         deadline = time.monotonic() + within_seconds
         while (l1 := self.get("/status")["storage_manager"]["l1_manager"]) and (
             l1["total_object_count"] - l1["staging_object_count"] < objects

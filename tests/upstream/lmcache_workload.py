@@ -84,7 +84,7 @@ class Workload:
 
 
 def workloads(number: int, module: str = OURS, **how: Any) -> dict[str, Any]:
-    """What becomes of each; keywords of Workload."""
+    """Return what becomes of each; keywords of Workload."""
     verdicts: Counter[str] = Counter()
     loads = preempted = 0
     wrong: list[str] = []

@@ -41,7 +41,7 @@ class ApiServer:
 
 
 def in_multi(stats: Any) -> Any:
-    """What a worker with a MooncakeConnector below MultiConnector reports."""
+    """Return what a worker with a MooncakeConnector below MultiConnector reports."""
     return MultiKVConnectorStats(data={"MooncakeConnector": stats})
 
 

@@ -128,7 +128,7 @@ def nixl_of(connector: Any) -> Any:
 
 
 def _report(worker: Any, output: Any) -> Any:
-    """What a worker says of a step. The handshake's thread has then done what it was asked for."""
+    """Return what a worker says of a step. The handshake's thread has then done what it was asked for."""
     worker.bind_connector_metadata(pickle.loads(pickle.dumps(output.kv_connector_metadata)))
     worker.start_load_kv(SimpleNamespace(attn_metadata=None))
     nixl_of(worker).connector_worker._handshake_initiation_executor.submit(int).result()

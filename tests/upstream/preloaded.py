@@ -110,7 +110,7 @@ def _in_a_fork(question: Callable[[], Any]) -> Any:
 
 
 def _become(order: dict[str, Any]) -> NoReturn:
-    """What was ordered, with its output and its result in files of a folder."""
+    """Run what was ordered, with its output and its result in files of a folder."""
     module, function, arguments, code = order["module"], order["function"], order["arguments"], 1
     folder = Path(order["folder"])
     try:

@@ -37,7 +37,7 @@ BETWEEN = ("0.28.0", "0.29.0", "0.31.0")
 ALL_VLLM_VERSIONS = tuple(sorted((*VLLM_VERSIONS, *BETWEEN)))
 INSTALLED_VLLM, INSTALLED_LMCACHE = "0.32.0", "0.5.6"
 LANDING = (ALL_VLLM_VERSIONS[0], INSTALLED_VLLM, ALL_VLLM_VERSIONS[-1])
-"""What a change is tested on before it lands; the others in `scripts/test --full`."""
+"""The versions that a change may be tested on before it lands. A test of several leaves the installed one to `full`."""
 IN_RELEASE = os.environ.get("UPSTREAM_RELEASE", "")
 """vLLM's version, in a process that has it imported; elsewhere empty: there a module of tests imports nothing of it."""
 
@@ -47,7 +47,12 @@ class ProbeError(AssertionError):
 
 
 def on(*versions: str) -> Callable[[Callable[..., None]], Any]:
-    """Makes a function a test that runs on each of these versions of vLLM. It may ask for its `version`."""
+    """Make a function a test that runs on each of these versions of vLLM. It may ask for its `version`.
+
+    Before a change lands it runs on the oldest and the newest of them, on those between in `scripts/test --full`.
+    """
+    between = set(versions[1:-1])
+    table = [pytest.param(each, marks=[pytest.mark.full] * (each in between)) for each in versions]
 
     def made(function: Callable[..., None]) -> Any:
         asked = inspect.signature(function)
@@ -60,7 +65,7 @@ def on(*versions: str) -> Callable[[Callable[..., None]], Any]:
             call(where, function, **arguments)
 
         test.__signature__ = asked.replace(parameters=[*parameters, version])  # type: ignore[attr-defined]
-        return pytest.mark.upstream(pytest.mark.parametrize("version", versions)(test))
+        return pytest.mark.upstream(pytest.mark.parametrize("version", table)(test))
 
     return made
 
@@ -71,7 +76,7 @@ def call(version: str, function: Callable[..., Any], /, *, timeout: float = 800,
 
 
 def probe(version: str, module: str, *args: str, timeout: float = 800) -> Any:
-    """What `python -m module args` prints as its last line there, parsed as JSON."""
+    """Return what `python -m module args` prints as its last line there, parsed as JSON."""
     return preloaders().run(version, module, None, args, timeout)
 
 
@@ -89,7 +94,7 @@ def all_hold(*cases: Callable[[], None]) -> None:
 
 
 def count(patch: str, effect: str) -> float:
-    """How often a patch has counted it in this process."""
+    """Return how often a patch has counted it in this process."""
     return effects.totals().get((patch, effect), 0)
 
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pdserve.patches.scheduler import failed_loads_stand_back, ready_waiters_first, stale_completions
-from tests.upstream.mock_connector import Load
-from tests.upstream.scheduler_lab import KVConnectorOutput, Lab, Scheduler, mock, multi
+from tests.upstream.scheduler_lab import KVConnectorOutput, Lab, Load, Scheduler, mock, multi
 
 PATIENCE = 30
 """Steps without any progress, every transfer having ended, after which a workload is called deadlocked."""
@@ -124,7 +123,7 @@ class Violated(Exception):  # noqa: N818
 
 
 def run(workload: Workload) -> Outcome:
-    """What becomes of it."""
+    """Return what becomes of it."""
     simulation = Simulation(workload)
     try:
         simulation.run()
@@ -237,7 +236,7 @@ class Simulation:
             self.transfers.seen[id(book.delayed)] = len(book.delayed)
 
     def _report(self) -> dict[str, Any]:
-        """What the workers say after a step."""
+        """Return what the workers say after a step."""
         rng, transfers, hurry = self.rng, self.transfers, self._idle > PATIENCE
         received = {name for name in sorted(transfers.loads) if hurry or rng.random() < 0.25}
         # What was aborted while it loaded has nothing to send: LMCache says so at once.

@@ -87,6 +87,6 @@ def second(evicted: Mapping[int, slice], offered: int) -> Any:
 
 
 def is_common(connector: Mapping[str, Any]) -> bool:
-    """Whether the patch takes the common hit with that connector."""
+    """Tell whether the patch takes the common hit with that connector."""
     lab = Lab(block_size=32, recurrent_state=True, connector=connector)
     return bool(getattr(lab.scheduler.kv_cache_manager.coordinator, "pdserve_common_hit", False))

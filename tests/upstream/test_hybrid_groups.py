@@ -11,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from pdserve.models.kinds import hints_of
 from pdserve.plan.engines.kv_groups import Group, can_store, lmcache_refusal, offloading_refusal, scheduler_block
+from tests.models.families import FAMILIES
 from tests.upstream.run import IN_RELEASE, INSTALLED_VLLM, all_hold, on
 
 if IN_RELEASE:
@@ -30,8 +32,11 @@ if IN_RELEASE:
     from lmcache.v1.multiprocess.group_view import EngineGroupInfo, slice_block_ids_per_group
     from lmcache.v1.multiprocess.transfer_context.worker_transfer import EngineDrivenTransferContext
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+    from vllm.model_executor.models.interfaces import has_inner_state, is_hybrid
+    from vllm.model_executor.models.registry import ModelRegistry
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
+
 
 taken: dict[str, Counter[bool]] = {"lmcache": Counter(), "offloading": Counter()}
 """By whose verdict: how often groups were taken, and how often refused."""
@@ -137,7 +142,7 @@ def engine_driven_transfer_takes_one_group() -> None:
 
 
 def engine_driven_takes(groups: int) -> bool:
-    """Whether the transfer that `auto` means on a CPU gets beyond its check of the groups at registration."""
+    """Tell whether the transfer that `auto` means on a CPU gets beyond its check of the groups at registration."""
     infos = [EngineGroupInfo(engine_group_id=index, layer_indices=(index,)) for index in range(groups)]
     context = EngineDrivenTransferContext.__new__(EngineDrivenTransferContext)
     try:
@@ -183,7 +188,7 @@ def spec_of(group: Group) -> Any:
 
 
 def configs_of(groups: list[Group], dcp: int, batched: int, extra: dict[str, Any]) -> tuple[Any, Any]:
-    """What vLLM hands to connectors, reduced to what geometry is made of."""
+    """Return what vLLM hands to connectors, reduced to what geometry is made of."""
     align = any(group.kind == "recurrent" and group.mode == "align" for group in groups)
     parallel = SimpleNamespace(
         decode_context_parallel_size=dcp,
@@ -314,3 +319,18 @@ def test_our_planner_predicts_what_the_installed_code_does() -> None:
     )
     for verdicts in taken.values():
         assert min(verdicts[True], verdicts[False]) > 10, "both were among the compared"
+
+
+@on(INSTALLED_VLLM)
+def test_vllms_classes_keep_state_exactly_where_the_config_is_read_to_say_so() -> None:
+    theirs, ours = {}, {}
+    for family in FAMILIES:
+        registered = ModelRegistry.models.get(family.architecture)
+        # Multimodal classes need torchvision, which the CPU stack cannot have.
+        if registered is not None and not family.architecture.endswith("ForConditionalGeneration"):
+            cls = registered.load_model_cls()
+            # Mamba alone has state and no attention beside it.
+            theirs[family.architecture] = bool(is_hybrid(cls) or has_inner_state(cls))
+            ours[family.architecture] = hints_of(family.config).recurrent
+    assert theirs == ours
+    assert len(theirs) >= 15

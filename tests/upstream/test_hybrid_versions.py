@@ -1,6 +1,7 @@
 """On every supported vLLM KV of several groups survives a connector: the base of plan/engines/hybrid.py.
 
-That older ones lose groups, and are refused for it, is in tests/plan/test_hybrid.py.
+That older ones lose groups, and are refused for it, is in tests/plan/test_hybrid.py. Apart from test_hybrid_groups.py,
+which imports what older releases lack.
 """
 
 from __future__ import annotations

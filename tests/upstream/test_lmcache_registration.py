@@ -32,7 +32,7 @@ if IN_RELEASE and __name__ != "__main__":
 
 PROMPT = 256
 GIVE_UP = 20.0
-HEARTBEAT_SECONDS = 10.0
+HEARTBEAT_SECONDS = 4.0
 MODULE = "tests.upstream.test_lmcache_registration"
 
 
@@ -235,7 +235,7 @@ def seen(
 
 
 def kills(number: int, heartbeat: float, down: float, *, patched: bool = True) -> list[dict[str, Any]]:
-    """What was seen of so many, which take the moments in turn."""
+    """Return what was seen of so many, which take the moments in turn."""
     if patched:
         registration.REGISTRATION.apply()
     lives = Lives(registration.IDENTITY_NAME if patched else "")

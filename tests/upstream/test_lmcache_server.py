@@ -180,7 +180,7 @@ def hit_of_all_ranks(at: Any) -> None:
 
 
 def unfinished_stores(at: Any, *, same_rank: bool) -> int:
-    """How many of a burst's stores were not finished yet when a reload that came after them was done.
+    """Return how many of a burst's stores were not finished yet when a reload that came after them was done.
 
     The reload is of the rank that stores, or of the other one.
     """

@@ -68,7 +68,7 @@ def test_each_is_served_without_a_transfer_and_counted_once_with_the_patch() -> 
 
 
 def tried(role: str, params: Any, when: str) -> str:
-    """What an engine does with it: "served", "waits", or the error that ends EngineCore."""
+    """Return what an engine does with it: "served", "waits", or the error that ends EngineCore."""
     lab = Lab(connector={"kv_connector": "MooncakeConnector", "kv_role": role})
     try:
         lab.add("bad", 64, dict(params) if isinstance(params, dict) else params, max_tokens=1)

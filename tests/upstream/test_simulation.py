@@ -38,7 +38,7 @@ def test_with_our_patches_nothing_goes_wrong(version: str) -> None:
 def test_upstream_dies_of_bogus_notifications_and_of_true_ones_about_aborted_loads() -> None:
     """With the guard it does not; what is left are deadlocks, whatever the cap of a load in tokens. Before 0.31 they
     are of a queue head that stops those whose KV has arrived. Since 0.31 only when a load fails in a hybrid model: see
-    test_failed_loads_stand_back."""
+    test_failed_loads."""
     draw, seeds = simulation.draw, range(UNPATCHED_RUNS)
     seen = simulation.summary(draw(seed, noise=simulation.NOISE) for seed in seeds)
     assert seen["kinds"]["crash"] > UNPATCHED_RUNS / 2

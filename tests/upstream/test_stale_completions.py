@@ -270,7 +270,7 @@ CASES: tuple[tuple[Callable[[Any], None], dict[str, Any], str | None, set[str]],
 
 
 def seen(case: Callable[[Any], None], how: dict[str, Any]) -> tuple[str | None, dict[str, float]]:
-    """Where the scheduler has died, and what was dropped. All blocks come back unless it has."""
+    """Return where the scheduler has died, and what was dropped. All blocks come back unless it has."""
     if how.get("connector") == "multi":
         how = how | {"connector": multi(mock(), mock("other"))}
     lab = Lab(**{"num_blocks": 21, **how})

@@ -1,7 +1,8 @@
-"""KV that a prefill has kept for a client that was leaving: NIXL's lease holds it, unless the patch ends that.
+"""NIXL's transfers on the real Scheduler and both real halves of NixlConnector, on all versions.
 
-On the real Scheduler, both real halves of NixlConnector, the real OutputProcessor and uvicorn's own protocol. On all
-versions: the patch relies on the bodies of NIXL's methods, and those differ from release to release.
+KV that a prefill has kept for a client that was leaving: NIXL's lease holds it, unless the patch ends that; with the
+real OutputProcessor and uvicorn's own protocol. A receive that has failed: the request is computed anew or fails, with
+several KV groups as with one. And a child of MultiConnector that was not chosen (vllm#53049).
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
-from pdserve.patches.nixl import ABANDONED_KV
+from pdserve.patches.nixl import ABANDONED_KV, FAILED, FAILED_GROUPS
+from pdserve.patches.scheduler import failed_group
 from tests.upstream.run import ALL_VLLM_VERSIONS, IN_RELEASE, count, on, verdict
 
 if IN_RELEASE:
@@ -24,8 +27,9 @@ if IN_RELEASE:
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
     from vllm.v1.engine.parallel_sampling import ParentRequest
 
-    from tests.upstream.nixl_lab import NIXL, Engine
-    from tests.upstream.scheduler_lab import Lab, RequestStatus, multi
+    from tests.upstream.nixl_lab import BLOCK_SIZE, DECODE, NIXL, PULL, Engine
+    from tests.upstream.scheduler_lab import Lab, RequestStatus, mock, multi
+
 
 STEPS = 3
 """More than the end of a lease takes: it goes out with a step, and the workers' reports come with that."""
@@ -154,7 +158,7 @@ class Server:
         self.outputs = OutputProcessor(None, log_stats=False)
 
     def add(self, name: str, *, children: int = 0) -> Any:
-        """What a handler reads the request's output from. `children`: of parallel sampling."""
+        """Return what a handler reads the request's output from. `children`: of parallel sampling."""
         sampling = SamplingParams(
             n=max(1, children), max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
@@ -279,3 +283,75 @@ def test_nor_is_an_answer_kept_for_whom_uvicorn_has_no_connection_any_more() -> 
         return [await aborts_of(answer(PARAMS)), there, *[await aborts_of(each) for each in none_kept]]
 
     assert asyncio.run(aborts()) == [["a"], [], [], [], []]
+
+
+NONSENSE = (False, [4, 12], "length", True)
+"""Four tokens, of a prompt whose KV neither came nor was computed."""
+POLICIES = {"recompute": (True, [4, 12], "length", True), "fail": (False, [0, 12], "error", True)}
+WAYS = ("the handshake", "the transfer")
+
+
+@on(*ALL_VLLM_VERSIONS)
+def test_with_several_groups_nonsense_is_answered_before_0_30_and_not_with_the_patch(version: str) -> None:
+    for policy, end in POLICIES.items():
+        for what in WAYS:
+            assert receive(what, policy, groups=1) == end, (what, policy)
+            assert receive(what, policy) == (NONSENSE if version < "0.30" else end), (what, policy)
+    if version < "0.30":
+        assert verdict(FAILED_GROUPS) == "apply"
+        FAILED_GROUPS.apply()
+        FAILED_GROUPS.apply()
+    else:
+        assert verdict(FAILED_GROUPS) == "not-needed"
+    for policy, end in POLICIES.items():
+        for what in WAYS:
+            assert receive(what, policy) == receive(what, policy, groups=1) == end, (what, policy)
+        assert receive("the handshake", policy, workers=2) == end, policy
+    if version < "0.30":
+        # Of each policy two receives by one worker; and of two workers the one that fails at once, then the other.
+        assert count(FAILED_GROUPS.name, FAILED) == 2 * (2 + 2)
+        assert count(FAILED_GROUPS.name, failed_group.RECOMPUTATIONS) >= 2 * (2 + 1)
+
+
+def receive(what: str, policy: str, *, groups: int = 2, workers: int = 1) -> Any:
+    """One request whose receive fails in the first worker, beside one that needs none: whether it is computed anew,
+    tokens of both, how it has ended, and whether all blocks are free."""
+    prompt = 4 * BLOCK_SIZE
+    decode = Engine(
+        DECODE,
+        workers=workers,
+        window=2 * BLOCK_SIZE if groups == 2 else None,
+        max_num_batched_tokens=2 * prompt,
+        load_failure_policy=policy,
+    )
+    decode.lab.add("other", 40, max_tokens=12)
+    for index, worker in enumerate(decode.workers):
+        if index == 0 and what == "the handshake":
+            worker._nixl_handshake = mock.Mock(side_effect=ConnectionError("no prefill listens there"))
+        else:
+            worker._remote_agents[PULL["remote_engine_id"]] = {}
+            worker._read_blocks_for_req = lambda name, _, worker=worker: worker._recving_transfers[name].append(7)
+            worker.nixl_wrapper.check_xfer_state = lambda _, index=index: "PROC" if index else "ERR"
+    decode.lab.add("a", prompt, PULL | {"remote_request_id": "a"}, max_tokens=4)
+    for step in range(40):
+        if step == 2:  # the others' transfers end, with an error as well, so that no KV has to be looked at
+            for worker in decode.workers:
+                worker.nixl_wrapper.check_xfer_state = lambda _: "ERR"
+        decode.step()
+    tokens = [len(decode.lab.outputs.get(name, [])) for name in ("a", "other")]
+    return decode.scheduled.get("a", 0) >= prompt, tokens, decode.lab.finish_reasons.get("a"), decode.all_free
+
+
+NOT_CHOSEN = 128
+
+
+@on(*ALL_VLLM_VERSIONS)
+def test_a_child_that_was_not_chosen_writes_to_no_block() -> None:
+    """Of a prompt of eight blocks. It still releases those of prefill."""
+    for matched, loads, blocks in ((0, 0, 8), (NOT_CHOSEN, 1, 0)):
+        lab = Lab(max_num_batched_tokens=2 * NOT_CHOSEN, connector=multi(mock(), DECODE))
+        pull = PULL | {"remote_block_ids": (list(range(1, 9)),), "remote_request_id": "a"}
+        lab.add("a", NOT_CHOSEN, pull | {"mock": {"matched": matched}})
+        (_, nixl) = lab.schedule().kv_connector_metadata.metadata
+        read = nixl.reqs_to_recv["a"]
+        assert (len(lab.book.loads), sum(len(group) for group in read.local_block_ids)) == (loads, blocks)
