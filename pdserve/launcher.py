@@ -26,6 +26,7 @@ from pdserve.launch.recovery import Recovery
 from pdserve.launch.rolling_change import RollingChange, roll
 from pdserve.launch.start_proofs import StartProofs
 from pdserve.launch.start_race import StartRace, StopRequested
+from pdserve.logs.rotation import keep_bounded
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.agent_line import has_lease
 from pdserve.plan.nodes.node import Node
@@ -38,8 +39,7 @@ from pdserve.run.change import LIVING, Change, change, plan_between
 from pdserve.run.containers import clear_containers
 from pdserve.run.directory import BEAT_SECONDS, RunDir
 from pdserve.run.inbox import Apply, Down, Fetch, Reply, Request, Restart
-from pdserve.run.orphans import may_be_busy, none_held, stop_left
-from pdserve.run.own_logs import keep_bounded
+from pdserve.run.orphans import may_be_busy, resume_stopped_supervisors, stop_left
 from pdserve.run.state import DeploymentState, Phase, ProcessState
 from pdserve.system.stop_signals import hear_stops
 from pdserve.time_limit import time_limit
@@ -445,7 +445,7 @@ class Launcher:
     async def _tear_down(self, phase: Phase, error: PdserveError | None) -> None:
         """Proxy (drain), decode, prefill, LMCache; then the agents. Ends when their guards have left."""
         self._set_phase("draining")
-        async with none_held(self._state, self._note):
+        async with resume_stopped_supervisors(self._state, self._note):
             await self._fleet.stop_in_order(self._fleet.plan.processes)
             for link in self._links:
                 link.send(Shutdown())

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from pdserve.system import procfs, sysv_memory
+from pdserve.system import procfs, shared_memory
 from pdserve.system.process import adopt_orphans
 from pdserve.system.shared_memory import existing
 from tests import isolation
@@ -113,7 +113,7 @@ def _nothing_is_left(request: pytest.FixtureRequest, made_before: None) -> Itera
     if new := isolation.segments() - segments:
         used = procfs.shared_memory_in_use()
         new -= {name for name, inode in existing().items() if inode in used}
-        new -= {f"SysV {segment.id}" for segment in sysv_memory.segments() if segment.attached}
+        new -= {f"SysV {segment.id}" for segment in shared_memory.segments() if segment.attached}
         new &= isolation.segments()
     assert not new, f"shared memory outlives the test: {new}"
     # The last of a guard's work, which nothing else waits for where its launcher was killed.

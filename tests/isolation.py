@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pdserve.preflight.interfaces import Interface, interfaces, is_loopback
-from pdserve.system import cgroup, procfs, sysv_memory
+from pdserve.system import cgroup, procfs, shared_memory
 from pdserve.system.cgroup import Cgroup
 from tests.cluster import kernel
 
@@ -48,7 +48,7 @@ def segments() -> set[str]:
     names = {path.name for path in procfs.SHM.iterdir() if not path.name.startswith("sem.")}
     if not _memory_is_separate:
         return {name for name in names if name.startswith(PREFIX)}
-    return names | {f"SysV {segment.id}" for segment in sysv_memory.segments()}
+    return names | {f"SysV {segment.id}" for segment in shared_memory.segments()}
 
 
 _SIOCSIFADDR, _SIOCSIFFLAGS, _SIOCSIFNETMASK = 0x8916, 0x8914, 0x891C

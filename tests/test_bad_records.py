@@ -301,7 +301,7 @@ def test_a_torn_note_in_an_old_run_does_no_harm(run: RunDir) -> None:
     """Who starts the next one, and who removes it."""
     run.point_current()
     run.key_folder.write_bytes(b"\xff\xfe")
-    RunDir.create(run.path.parent.parent, "fake", "run-2").forget_key_of_the_last()
+    RunDir.create(run.path.parent.parent, "fake", "run-2").delete_previous_key()
     run.forget_key()
 
 
@@ -347,7 +347,7 @@ def test_a_current_that_leads_to_itself_hides_no_other_deployment(run: RunDir) -
 
 def test_a_deployment_whose_current_leads_to_itself_can_be_started(run: RunDir) -> None:
     (run.path.parent / "current").symlink_to("current")
-    run.forget_key_of_the_last()
+    run.delete_previous_key()
     run.point_current()
     assert find(run.path.parent.parent, "fake").path == run.path
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.system import cgroup, cgroup_memory
-from pdserve.system.cgroup import Cgroup, CgroupId, recorded
-from pdserve.system.cgroup_memory import V1, MemoryCounts, OomWatch, counted, counts
+from pdserve.system import cgroup
+from pdserve.system.cgroup import V1, Cgroup, CgroupId, MemoryCounts, OomWatch, counted, counts, recorded
 from tests.tables import each_row
 
 GIB = 2**30
@@ -161,7 +160,7 @@ def test_the_cause_of_a_death(
     (unit / "decode-0.1").mkdir()
     if own:
         write(unit / "decode-0.1", files)
-    monkeypatch.setattr(cgroup_memory, "place", lambda controller: (unit, tmp_path))
+    monkeypatch.setattr(cgroup, "place", lambda controller: (unit, tmp_path))
     watch = OomWatch(Cgroup.at(unit / "decode-0.1"))
     write(unit / "decode-0.1" if own else unit, {"memory.events": f"oom_kill {3 + kills}"})
     cause, so = watch.explain("ended", code)

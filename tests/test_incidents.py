@@ -13,7 +13,7 @@ from pdserve.bench.deployment_checks import process_died
 from pdserve.cli.proofs import _meanwhile
 from pdserve.report.timeline import timeline
 from pdserve.run.directory import RunDir
-from pdserve.run.incidents import INCIDENTS, incident
+from pdserve.run.history import INCIDENTS, incident
 from tests.bench.evidence import healthy
 from tests.docs.markdown import REPOSITORY
 from tests.tables import each_row

@@ -78,11 +78,11 @@ def test_our_own_cpu_time_is_seen() -> None:
 
 def test_the_time_that_was_waited_for_a_cpu_counts_as_wanted(proc: Path) -> None:
     (proc / str(PID) / "schedstat").write_text("1500000000 500000000 12\n")
-    assert wanted_seconds(PID, proc=proc) == {PID: 2.0}
+    assert wanted_seconds([PID], proc=proc) == {PID: 2.0}
 
 
 @pytest.mark.parametrize("text", [None, "", "1\n", "a b c\n"])
 def test_a_kernel_that_does_not_count_it_gives_nothing(proc: Path, text: str | None) -> None:
     if text is not None:
         (proc / str(PID) / "schedstat").write_text(text)
-    assert wanted_seconds(PID, proc=proc) == {}
+    assert wanted_seconds([PID], proc=proc) == {}

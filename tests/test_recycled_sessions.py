@@ -24,12 +24,11 @@ from pdserve.node.agent_record import AgentRecord
 from pdserve.plan.process import ExitProbe
 from pdserve.reach.protocol import Ready, Stopped
 from pdserve.run.directory import RunDir
-from pdserve.run.orphans import living, may_be_busy, members, none_held
+from pdserve.run.orphans import living, may_be_busy, members, resume_stopped_supervisors
 from pdserve.run.state import DeploymentState, NodeState, ProcessPhase, ProcessState
 from pdserve.system import procfs
 from pdserve.system.cgroup import Cgroup
-from pdserve.system.markers import MARKER, marker, new_token
-from pdserve.system.process import pid_end
+from pdserve.system.process import MARKER, marker, new_token, pid_end
 from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import REPOSITORY, pdserve, recipe
@@ -173,7 +172,7 @@ def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
     messages: list[str] = []
 
     async def scenario() -> None:
-        async with none_held(deployment, messages.append):
+        async with resume_stopped_supervisors(deployment, messages.append):
             await asyncio.wait_for(pid_end(held.pid), 120)
 
     try:
@@ -182,8 +181,8 @@ def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
         held.kill()
         code = held.wait()
     assert code == -signal.SIGKILL
-    assert messages[0] == f"agent@n (PID {held.pid}) stood still (SIGSTOP) and got a SIGCONT"
-    assert messages[-1] == f"agent@n (PID {held.pid}) stood still all the same (a debugger?) and was killed"
+    assert messages[0] == f"agent@n (PID {held.pid}) was stopped (SIGSTOP); sent SIGCONT"
+    assert messages[-1] == f"agent@n (PID {held.pid}) stayed stopped (a debugger?); killed"
 
 
 def test_a_node_of_which_nothing_is_left_is_not_busy(member: tuple[int, int], tmp_path: Path) -> None:

@@ -15,11 +15,10 @@ import pytest
 from pdserve.recipe.model import Retention
 from pdserve.run import retention
 from pdserve.run.directory import RunDir
-from pdserve.run.failed_look import discard_earlier
-from pdserve.run.retention import prune, prune_all
+from pdserve.run.retention import discard_earlier, prune, prune_all
 from pdserve.run.state import DeploymentState, NodeState, Phase
 from pdserve.system import procfs
-from pdserve.system.markers import MARKER
+from pdserve.system.process import MARKER
 from pdserve.system.procfs import ProcessId
 from tests.doctor import kit as doctor_kit
 from tests.launch.deployment import pdserve, recipe

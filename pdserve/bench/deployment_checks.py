@@ -10,7 +10,7 @@ from pdserve.bench.client_checks import PROMPT_TOLERANCE
 from pdserve.bench.evidence import Evidence
 from pdserve.bench.snapshot import FAILED_TRANSFERS
 from pdserve.plan.model import LmcacheServer
-from pdserve.run.incidents import incident
+from pdserve.run.history import incident
 
 RECOMPUTED = 1
 """Prompt tokens that decode may compute of every request: it needs the logits of the last token. vLLM counts a prompt

@@ -12,9 +12,8 @@ from pdserve.bench.snapshot import ENGINE, LMCACHE, PROXY, Clocks, Counts, Deplo
 from pdserve.observe.metrics import EngineSnapshot, engine_snapshot, read_metrics
 from pdserve.patches.record import active_in_all
 from pdserve.plan.model import Plan
-from pdserve.run.directory import RunDir
+from pdserve.run.directory import RunDir, phase_now
 from pdserve.run.patch_proof import records
-from pdserve.run.presence import phase_now
 
 _SETTLE_SECONDS = 15.0
 """Engines count a step after they have answered, and LMCache stores in the background."""

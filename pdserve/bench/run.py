@@ -29,12 +29,9 @@ from pdserve.logs.lines import end_of, split
 from pdserve.observe.remote_http import client as http_client
 from pdserve.observe.remote_http import seen_from_here
 from pdserve.plan.model import Plan
-from pdserve.run.directory import RunDir
-from pdserve.run.presence import LOST
+from pdserve.run.directory import LOST, RunDir, record_errors
 from pdserve.run.state import DeploymentState
-from pdserve.run.written import written
-from pdserve.system.markers import marker, new_token
-from pdserve.system.process import Child, spawn
+from pdserve.system.process import Child, marker, new_token, spawn
 from pdserve.time_limit import time_limit
 
 _STOP_SECONDS = 5.0
@@ -94,7 +91,7 @@ class _Bench:
         self._looker = Looker(serving.run, seen_from_here(serving.plan, serving.state), http)
 
     async def all(self) -> BenchResult:
-        with written(self._serving.run):
+        with record_errors(self._serving.run):
             self._folder.mkdir(parents=True, mode=0o700)
         client, trace = self._task.client, self._task.trace
         about = await asyncio.to_thread(
@@ -106,7 +103,7 @@ class _Bench:
             for repeat in range(self._task.workload.repeats):
                 measurement = await self._measure(load, repeat)
                 result = result.model_copy(update={"measurements": (*result.measurements, measurement)})
-                with written(self._serving.run):
+                with record_errors(self._serving.run):
                     self._serving.run.write(self._folder / RESULT, result.model_dump_json(indent=1))
                     self._keep_events()
                 self._on_measurement(measurement)
@@ -190,7 +187,7 @@ class _Bench:
 
     async def _ran(self, asked: ClientRun) -> _Ran:
         client = self._task.client
-        with written(self._serving.run):
+        with record_errors(self._serving.run):
             argv = client.prepare(asked)
         env = client.environment(asked, os.environ, self._serving.key)
         before = clocks()

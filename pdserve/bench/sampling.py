@@ -15,8 +15,8 @@ from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import Plan
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
-from pdserve.system.cpu_time import used_seconds, wanted_seconds
 from pdserve.system.host import is_here
+from pdserve.system.pressure import used_seconds, wanted_seconds
 
 _SECONDS = 0.1
 _BUSY_SECONDS = 10.0
@@ -89,12 +89,11 @@ class Sampler:
     async def _read_cpu(self) -> None:
         while True:
             self._ahead.append(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
-            wanted = {pid: wanted_seconds(pid) for pid in self._family}
             self.samples.append(
                 Sample(
                     time.monotonic(),
                     used_seconds(self._family),
-                    {pid: seconds for pid, seconds in wanted.items() if seconds is not None},
+                    wanted_seconds(self._family),
                     used_seconds(self._proxy) if self._proxy else None,
                 )
             )

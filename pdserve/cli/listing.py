@@ -9,8 +9,7 @@ import typer
 
 from pdserve.errors import NotOursError, StateError
 from pdserve.printable import printable, size_text
-from pdserve.run.directory import RunDir, deployments, home
-from pdserve.run.presence import phase_now
+from pdserve.run.directory import RunDir, deployments, home, phase_now
 from pdserve.run.retention import Removed, prune_all
 
 

@@ -29,10 +29,10 @@ def main() -> None:
 
 def _main() -> int | str | None:
     from pdserve.cli.commands import ReaderLeft
-    from pdserve.system import utf8
+    from pdserve.system import queued_output
 
     _open_closed_streams()
-    utf8.ensure()
+    queued_output.ensure_utf8()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what the locale has no character for is shown as its number
             stream.reconfigure(errors="backslashreplace")

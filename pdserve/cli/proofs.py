@@ -25,7 +25,7 @@ from pdserve.observe.remote_http import client, seen_from_here
 from pdserve.operations.serving import check_host
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir, find, home, lives
-from pdserve.run.incidents import INCIDENTS
+from pdserve.run.history import INCIDENTS
 from pdserve.run.state import DeploymentState
 from pdserve.system.stop_signals import run_to_its_end
 from pdserve.verify import Report, run_proofs

@@ -26,8 +26,7 @@ from pdserve.patches.record import merged_effects
 from pdserve.plan.model import Exposure
 from pdserve.plan.proxy.exposure import RANDOM_PORT
 from pdserve.printable import printable, size_text
-from pdserve.run.directory import LIVES_SECONDS, find, home
-from pdserve.run.presence import Silence
+from pdserve.run.directory import LIVES_SECONDS, Silence, find, home
 from pdserve.system.stop_signals import held_back, interruptible
 
 _COLUMNS = ("process", "role", "node", "pid", "state", "uptime", "ports", "report")

@@ -21,12 +21,12 @@ from pdserve.observe.status import StatusView, look
 from pdserve.plan.environment import ENGINE_KEY
 from pdserve.plan.model import Plan
 from pdserve.recipe.load import yaml12
-from pdserve.run.directory import RunDir, find, lives
-from pdserve.run.presence import phase_now
+from pdserve.run.directory import RunDir, find, lives, phase_now
 from pdserve.run.state import DeploymentState
 from pdserve.system import cgroup
 from pdserve.system.host import is_here
 from pdserve.system.pressure import Pressure, busiest, cpu_seconds, pressure_of, wanted_seconds
+from pdserve.system.procfs import descendants
 
 BEGINNING_BYTES, END_BYTES = 256 << 10, 8 << 20
 """What is read of a log. Between them stands what a long run has logged while nothing was new."""
@@ -199,9 +199,10 @@ def _pressure(state: DeploymentState) -> dict[str, Pressure]:
     seen = {name: pressure_of(pid, tops.get(""), tops.get("cpu")) for name, pid in pids.items()}
     if "proxy" in pids:
         pid, began = pids["proxy"], time.monotonic()
-        used, wanted = cpu_seconds(pid), wanted_seconds(pid)
+        tree = (pid, *descendants(pid))
+        used, wanted = cpu_seconds(pid), wanted_seconds(tree)
         time.sleep(_MEASURED_SECONDS)
-        used_then, wanted_then, passed = cpu_seconds(pid), wanted_seconds(pid), time.monotonic() - began
+        used_then, wanted_then, passed = cpu_seconds(pid), wanted_seconds(tree), time.monotonic() - began
         seen["proxy"] = replace(
             seen["proxy"],
             busiest_share=busiest(used, used_then, passed),

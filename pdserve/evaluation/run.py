@@ -13,11 +13,9 @@ from pdserve.evaluation.harness import PROGRAM, Score, configuration, environmen
 from pdserve.evaluation.settings import EvalSettings
 from pdserve.evaluation.verdict import EvalVerdict
 from pdserve.plan.model import Plan
-from pdserve.run.directory import RunDir, new_run_id
+from pdserve.run.directory import RunDir, new_run_id, record_errors
 from pdserve.run.state import DeploymentState
-from pdserve.run.written import written
-from pdserve.system.markers import marker
-from pdserve.system.process import Child, Exit, spawn
+from pdserve.system.process import Child, Exit, marker, spawn
 
 _STOP_SECONDS = 10.0
 _LAST_LINES = 15
@@ -54,7 +52,7 @@ async def evaluate(
     for repeat in range(1, settings.repeats + 1):
         results = folder / f"repeat-{repeat}"
         config, log = results / "config.json", results / "harness.log"
-        with written(run_dir):
+        with record_errors(run_dir):
             run_dir.write(config, json.dumps(configuration(plan, settings, results), indent=2))
         env = environment(plan, environ, run_dir.read_key())
         child = _start(harness, config, env, log, marker(state.run_id, state.token, f"eval.{repeat}"))
@@ -74,7 +72,7 @@ async def evaluate(
         threshold=settings.threshold,
         folder=str(folder),
     )
-    with written(run_dir):
+    with record_errors(run_dir):
         run_dir.write(folder / "verdict.json", json.dumps(verdict.to_json(), indent=2))
     return verdict
 

@@ -13,9 +13,8 @@ from pdserve import __version__
 from pdserve.errors import StateError
 from pdserve.launch.fleet import Fleet
 from pdserve.plan.model import Plan, Versions
-from pdserve.run.directory import RunDir
+from pdserve.run.directory import RunDir, record_errors
 from pdserve.run.state import DeploymentState
-from pdserve.run.written import written
 from pdserve.system.process import output_of
 
 _GIT_SECONDS = 5.0
@@ -44,7 +43,7 @@ def record_versions(run: RunDir, versions: Versions) -> None:
 def save_change(run: RunDir, plan: Plan, recipe_yaml: str | None) -> None:
     """Saves another plan of a deployment that runs, before anything is stopped for it. Raises StateError. The recipe
     stays (None) until all of it runs: the next plan is made around the ports that it names."""
-    with written(run):
+    with record_errors(run):
         run.write(run.plan, plan.model_dump_json(indent=2))
         if recipe_yaml is not None:
             run.write(run.recipe, recipe_yaml)

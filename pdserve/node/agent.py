@@ -55,11 +55,10 @@ from pdserve.reach.protocol import (
     decode_order,
 )
 from pdserve.reach.slurm_variables import without_slurm
-from pdserve.system import cgroup, procfs, utf8
+from pdserve.system import cgroup, procfs, queued_output
 from pdserve.system.inotify import NewNames
-from pdserve.system.markers import marker
 from pdserve.system.pipe_writer import PipeWriter
-from pdserve.system.process import Exit, adopt_orphans, die_with_parent, pass_on, root_grace, stop_family
+from pdserve.system.process import Exit, adopt_orphans, die_with_parent, marker, pass_on, root_grace, stop_family
 from pdserve.system.shared_memory import ShmLedger, existing
 from pdserve.time_limit import time_limit
 
@@ -370,7 +369,7 @@ def _report_killed(how: Exit) -> None:
 
 def main() -> int:
     """Entry. Forks before any thread exists; the child is the agent."""
-    utf8.ensure()
+    queued_output.ensure_utf8()
     parser = argparse.ArgumentParser(prog="python -m pdserve.node.agent", description="The node agent of pdserve.")
     parser.add_argument("--node", required=True)
     parser.add_argument("--run-dir", required=True, type=Path)

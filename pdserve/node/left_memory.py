@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 from pdserve.node.agent_record import ledger_file
-from pdserve.system import utf8
+from pdserve.system import queued_output
 from pdserve.system.shared_memory import ShmLedger
 
 
 def main() -> int:
     """Entry."""
-    utf8.ensure()
+    queued_output.ensure_utf8()
     parser = argparse.ArgumentParser(prog="python -m pdserve.node.left_memory", description=__doc__)
     parser.add_argument("--run-dir", required=True, type=Path)
     parser.add_argument("--node", required=True)

@@ -34,10 +34,8 @@ from pdserve.reach.protocol import (
     Swapped,
 )
 from pdserve.system import procfs
-from pdserve.system.cgroup import Cgroup
-from pdserve.system.cgroup_memory import OomWatch
-from pdserve.system.cpu_affinity import bring_back, share_of_cpus
-from pdserve.system.process import Child, may_signal, pid_end, spawn, stop_family
+from pdserve.system.cgroup import Cgroup, OomWatch
+from pdserve.system.process import Child, bring_back, may_signal, pid_end, share_of_cpus, spawn, stop_family
 from pdserve.system.shared_memory import ShmLedger
 
 TAIL_LINES = 400

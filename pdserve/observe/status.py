@@ -24,10 +24,9 @@ from pdserve.patches.record import PatchRecord, merged_effects
 from pdserve.plan.model import Plan
 from pdserve.plan.process import HttpProbe
 from pdserve.recipe.connectors.registry import untested
-from pdserve.run.directory import RunDir, lives
+from pdserve.run.directory import RunDir, Silence, lives, phase_now, silence
 from pdserve.run.orphans import living
 from pdserve.run.patch_proof import records
-from pdserve.run.presence import Silence, phase_now, silence
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_here
 

@@ -13,7 +13,7 @@ from pdserve.plan.time_limits import down_seconds
 from pdserve.run.containers import Cleared, clear_containers
 from pdserve.run.directory import LIVES_SECONDS, RunDir, check_no_launcher, find, home, lives, unheard
 from pdserve.run.inbox import Down, NotAskedError, ask
-from pdserve.run.orphans import living, none_held, stop_left
+from pdserve.run.orphans import living, resume_stopped_supervisors, stop_left
 from pdserve.run.retention import remove_empty_cgroups
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_beside, is_here, is_named_here
@@ -180,7 +180,7 @@ async def clear_up(state: DeploymentState, run: RunDir, report: Report) -> None:
     not do in time is done here."""
     here = [node for node in state.nodes.values() if is_here(node.hostname, node.place)]
     waits = (process_end(supervisor) for node in here for supervisor in (node.agent, node.guard) if supervisor.alive())
-    async with none_held(state, lambda line: report(f"{state.name}: {line}")):
+    async with resume_stopped_supervisors(state, lambda line: report(f"{state.name}: {line}")):
         with contextlib.suppress(TimeoutError):
             async with time_limit(_patience(run)):
                 await asyncio.gather(*waits)

@@ -35,13 +35,11 @@ from pdserve.preflight import ENGINE_KEY, resolve_secrets
 from pdserve.reach.agent_start import open_agent
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event
-from pdserve.run.directory import RunDir
+from pdserve.run.directory import RunDir, record_errors
 from pdserve.run.state import DeploymentState
-from pdserve.run.written import written
 from pdserve.system import procfs
 from pdserve.system.host import is_named_here
-from pdserve.system.markers import marker, new_token
-from pdserve.system.process import Child, Exit, adopt_orphans, send, spawn, spawn_attached
+from pdserve.system.process import Child, Exit, adopt_orphans, marker, new_token, send, spawn, spawn_attached
 from pdserve.system.queued_output import queued_output
 from pdserve.system.stop_signals import hear_stops, held_back, interruptible, stop_signals
 
@@ -107,8 +105,8 @@ def run_here(
         # Outside of the lock: who reads our last lines late must not hold up the next `up`. A stop that comes once the
         # record says "starting" is for the loop, which writes the end into it.
         with queued_output(), run.only_launcher(), held_back():
-            with written(run):
-                run.forget_key_of_the_last()
+            with record_errors(run):
+                run.delete_previous_key()
                 run.write(run.state, state.model_dump_json(indent=1))
                 run.point_current()
             asyncio.run(main())

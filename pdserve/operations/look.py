@@ -39,7 +39,7 @@ from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe
 from pdserve.run.change import recorded_change
 from pdserve.run.directory import RunDir, home, new_run_id
-from pdserve.run.failed_look import discard, discard_earlier, keep_failed_look
+from pdserve.run.retention import discard, discard_earlier, keep_failed_look
 from pdserve.system.host import local_node
 
 _IMAGES = ".images"

@@ -7,8 +7,7 @@ from pathlib import Path
 from pdserve.bench.run import ServingDeployment
 from pdserve.errors import StateError
 from pdserve.operations.size import planned_numbers
-from pdserve.run.directory import find
-from pdserve.run.presence import phase_now
+from pdserve.run.directory import find, phase_now
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_here, is_named_here
 

@@ -30,13 +30,11 @@ from pdserve.preflight.nodes.container_stage import Report
 from pdserve.printable import size_text
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.containers import left_of
-from pdserve.run.directory import RunDir, check_no_launcher, find, home, lives, new_run_id
-from pdserve.run.failed_look import discard, discard_earlier, keep_failed_look
+from pdserve.run.directory import RunDir, check_no_launcher, find, home, lives, new_run_id, record_errors
 from pdserve.run.inbox import Apply, ask
 from pdserve.run.orphans import living, stop_left, supervised
-from pdserve.run.retention import prune
+from pdserve.run.retention import discard, discard_earlier, keep_failed_look, prune
 from pdserve.run.state import DeploymentState
-from pdserve.run.written import written
 from pdserve.system import procfs
 from pdserve.system.host import local_node
 from pdserve.system.process import Child
@@ -94,7 +92,7 @@ def up(loaded: LoadedRecipe, there: Destination, show: VerbProgress, options: Up
         secrets = resolve_secrets(seen.planned.plan, os.environ, key)
         run.make()
         plan = seen.planned.plan
-        with written(run):
+        with record_errors(run):
             record_run(run, plan, seen.planned.loaded.to_yaml(model_path=plan.model_path), seen.planned.versions)
         unless_started.pop_all()
     _bring_up(run, plan, key, secrets, show, options, began)
@@ -201,14 +199,14 @@ def _bring_up(
     launcher: Child | None = None
     ended_well = interrupted = False
     try:
-        with written(run):
+        with record_errors(run):
             run.save_key(key)
         if options.on_begin is not None:
             options.on_begin(run)
         show.begin(run, plan)
         _prune(run, plan, show)
         if options.detach:
-            with held_back(), written(run):
+            with held_back(), record_errors(run):
                 launcher = start_detached(run, keep=options.keep)
             follow(run, launcher, show.event, keep=options.keep, goes_on=options.goes_on)
         else:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pdserve.run.incidents import incident
+from pdserve.run.history import incident
 
 LaneState = Literal["starting", "ready", "silent", "dead", "stopping"]
 MarkKind = Literal["died", "restarting"]

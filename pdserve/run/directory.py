@@ -15,32 +15,262 @@
         diagnostics/  patches/  weights/  inbox/   snapshots of hung processes; patch records; which commit a node
         evals/                                     has fetched; requests to the launcher; results of `pdserve eval`
 
-Secrets are never written here; the engine key is in `key_file`, outside, readable by its owner only.
+Secrets are never written here. The engine key is in `key_file`, outside, readable by its owner only: for `verify`, and
+for a detached launcher, which takes it over from `up`. The launcher writes it again when it is gone: a logout removes
+XDG_RUNTIME_DIR, and the next login makes it anew. The lock of a deployment is held by its launcher: only its user can
+open it, and errors name the holder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
+import pwd
 import secrets
 import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pdserve.atomic_write import replace_text
-from pdserve.errors import MAKE_ROOM, NotOursError, StateError
+from pdserve.errors import AS_ITS_USER, MAKE_ROOM, NOT_OURS, NotOursError, StateError
 from pdserve.logs.rotation import NO_ROOM
 from pdserve.plan.model import Plan, Versions
-from pdserve.run import engine_key, history, launcher_lock
+from pdserve.run import history
 from pdserve.run.state import DeploymentState
 from pdserve.run.stored_model import ModelT, read_model
+from pdserve.system import procfs
 from pdserve.system.host import is_here, is_named_here
+from pdserve.system.procfs import is_stopped
+
+
+def usual_folder(environ: Mapping[str, str], uid: int) -> Path:
+    """Where this session keeps its keys. A relative XDG_RUNTIME_DIR counts for none, as its specification has it."""
+    chosen = environ.get("XDG_RUNTIME_DIR", "")
+    return Path(chosen if chosen.startswith("/") else f"/tmp/pdserve-{uid}")  # noqa: S108  (mode 0700, checked)
+
+
+def save_key(file: Path, key: str) -> None:
+    """Writes a key that is not there yet. Raises StateError if it cannot, or the folder is not ours."""
+    try:
+        _write_key(file, key)
+    except OSError as error:
+        raise StateError(
+            "the engine key cannot be saved",
+            where=str(file),
+            cause=str(error),
+            todo="set XDG_RUNTIME_DIR to a folder that only you may write to",
+        ) from None
+
+
+def _write_key(file: Path, key: str) -> None:
+    folder = file.parent
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_key_folder(folder)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(key)
+
+
+def read_key(file: Path) -> str:
+    """Raises StateError when it is gone or belongs to another user, or file or folder are not ours alone."""
+    try:
+        _check_key_folder(file.parent)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, encoding="utf-8") as stream:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is no file")
+            if status.st_uid != os.getuid() or status.st_mode & 0o077:
+                raise StateError(
+                    "the engine key is in a file that is not ours alone",
+                    where=str(file),
+                    cause=f"it belongs to uid {status.st_uid}, with mode {status.st_mode & 0o777:04o}",
+                    todo="remove it: a launcher that lives writes it anew within seconds",
+                )
+            return stream.read()
+    except FileNotFoundError:
+        raise StateError(
+            "the file of the engine key is gone",
+            where=str(file),
+            cause="a logout has removed the folder (XDG_RUNTIME_DIR ends with the last session of its user), a cleaner "
+            "of /tmp has taken it, or the deployment is down or was started on another host",
+            todo="if it is ready in `pdserve status`: log in again, so that the folder is there, and its launcher "
+            "writes the file anew within seconds; `loginctl enable-linger` keeps the folder for good",
+        ) from None
+    except OSError as error:
+        raise StateError(
+            "the engine key cannot be read",
+            where=str(file),
+            cause=f"{error.strerror}: {NOT_OURS}",
+            todo=AS_ITS_USER,
+        ) from None
+
+
+def _check_key_folder(folder: Path) -> None:
+    """StateError: the folder is a link, or another user's, who could read and replace the key."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise StateError(
+            "the folder for runtime secrets is not ours alone",
+            where=str(folder),
+            cause=f"it is {_kind_of_file(status)} of uid {status.st_uid}, with mode {status.st_mode & 0o777:04o}",
+            todo="set XDG_RUNTIME_DIR to a folder that only you may write to, or have this one removed",
+        )
+
+
+def _kind_of_file(status: os.stat_result) -> str:
+    if stat.S_ISLNK(status.st_mode):
+        return "a symbolic link"
+    return "a folder" if stat.S_ISDIR(status.st_mode) else "no folder, but a file"
+
+
+_COMMAND_CHARACTERS = 100
+_NO_FOLDER = (FileNotFoundError, NotADirectoryError)
+"""Making the folder has the better error."""
+
+
+class TakenError(StateError):
+    """Another process holds it."""
+
+
+class LauncherLock:
+    """In the hands of the launcher. A lock whose file is removed or replaced protects nothing: it is taken anew."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._descriptor: int | None = None
+
+    def take(self) -> None:
+        """Raises TakenError when another process holds it, StateError when it cannot be opened, and OSError."""
+        while not self._held():
+            descriptor = _open_lock(self._file, os.O_CREAT)
+            try:
+                _take_lock(descriptor, self._file)
+            except (StateError, OSError):
+                os.close(descriptor)
+                raise
+            self.close()
+            self._descriptor = descriptor
+
+    def _held(self) -> bool:
+        """Whether what we hold is the file that the next one opens."""
+        try:
+            return self._descriptor is not None and os.path.samestat(os.fstat(self._descriptor), self._file.lstat())
+        except FileNotFoundError:
+            return False
+
+    def close(self) -> None:
+        """Lets go of it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@contextmanager
+def hold_lock(file: Path) -> Iterator[LauncherLock]:
+    """Holds it for the block; the kernel lets go of it when this process dies, however it dies.
+
+    Raises TakenError when another process holds it, and StateError when it cannot be opened.
+    """
+    lock = LauncherLock(file)
+    try:
+        lock.take()
+        yield lock
+    finally:
+        lock.close()
+
+
+def check_lock_free(file: Path) -> None:
+    """StateError: a process holds it. Where nothing was ever started there is none."""
+    with contextlib.suppress(*_NO_FOLDER):
+        descriptor = _open_lock(file, 0)
+        try:
+            _take_lock(descriptor, file)
+        finally:
+            os.close(descriptor)
+
+
+def is_lock_free(file: Path) -> bool:
+    """Whether no process holds it, in whatever PID namespace. False where there is none, or it cannot be opened."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _open_lock(file: Path, flags: int) -> int:
+    """A lock that another user can open he can hold, also if he can only read it."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+    except _NO_FOLDER:
+        raise
+    except OSError as error:
+        full = error.errno in NO_ROOM
+        raise StateError(
+            "the lock of this deployment cannot be opened",
+            where=str(file),
+            cause=error.strerror if full else f"{error.strerror}: {NOT_OURS}",
+            todo=MAKE_ROOM if full else f"{AS_ITS_USER}, or remove the file if nothing of it runs",
+        ) from None
+    if os.fstat(descriptor).st_mode & 0o077:  # of a version that left it open
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def _take_lock(descriptor: int, file: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _taken_error(file, procfs.lock_holder(os.fstat(descriptor))) from None
+
+
+def _taken_error(file: Path, pid: int | None) -> TakenError:
+    name = file.parent.name
+    uid = None if pid is None else procfs.owner(pid)
+    who = "its holder cannot be seen from here: another machine that shares this folder, or another PID namespace"
+    if pid is not None:
+        who = (
+            f"PID {pid} ({procfs.command(pid)[:_COMMAND_CHARACTERS] or 'unknown'}) of {_user_text(uid)} holds the lock"
+        )
+    if uid in (None, os.geteuid()):
+        return TakenError(
+            f"{name} is being started or served by another pdserve up",
+            where=str(file),
+            cause=who,
+            todo="pdserve status; pdserve up again once it is ready starts what is missing",
+        )
+    return TakenError(
+        f"{name} cannot be started: its lock is held by another user",
+        where=str(file),
+        cause=who,
+        todo=f"have {_user_text(uid)} or root end PID {pid}; no other user can open the file from now on (mode 0600)",
+    )
+
+
+def _user_text(uid: int | None) -> str:
+    if uid is None:
+        return "an unknown user"
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
 
 BEAT_SECONDS = 2.0
 """Between two signs of life of a launcher."""
@@ -92,7 +322,7 @@ class RunDir:
         self.diagnostics = path / "diagnostics"
         self.patches = path / "patches"
         self.inbox = path / "inbox"
-        self._held: launcher_lock.Lock | None = None
+        self._held: LauncherLock | None = None
 
     @property
     def run_id(self) -> str:
@@ -126,7 +356,7 @@ class RunDir:
 
         Raises StateError when another launcher of this deployment holds it: two `up` at the same moment.
         """
-        with launcher_lock.held(_lock(self.path.parent)) as self._held:
+        with hold_lock(_lock(self.path.parent)) as self._held:
             yield
 
     def keep_current(self) -> str | None:
@@ -138,7 +368,7 @@ class RunDir:
         try:
             if self._held is not None:
                 self._held.take()
-        except launcher_lock.TakenError as taken:
+        except TakenError as taken:
             return None if here else str(taken.cause)
         except StateError:
             pass  # no file, or another user's: no launcher can open it
@@ -185,11 +415,11 @@ class RunDir:
 
     def read_state(self) -> DeploymentState:
         """Raises StateError when the run has none (it was never started), and NotOursError when it is not obeyed."""
-        return _read(self.state, DeploymentState)
+        return _read_record(self.state, DeploymentState)
 
     def read_plan(self) -> Plan:
         """The plan as it was saved before the start. Raises StateError and NotOursError."""
-        plan = _read(self.plan, Plan)
+        plan = _read_record(self.plan, Plan)
         if lacking := plan.lacking():
             raise StateError(
                 "this plan.json is not whole",
@@ -210,7 +440,7 @@ class RunDir:
     @property
     def key_file(self) -> Path:
         """The deployment's engine key, outside the run directory: where it was put, by whatever session that was."""
-        folder = self.read_key_folder() or engine_key.usual_folder(os.environ, os.getuid())
+        folder = self.read_key_folder() or usual_folder(os.environ, os.getuid())
         return folder / f"pdserve-{self.run_id}.key"
 
     def read_key_folder(self) -> Path | None:
@@ -224,32 +454,32 @@ class RunDir:
     def save_key(self, key: str) -> None:
         """Writes the engine key for `verify` of the same user. Raises StateError if it cannot, or the folder is not
         ours."""
-        folder = engine_key.usual_folder(os.environ, os.getuid())
-        engine_key.save(folder / self.key_file.name, key)
+        folder = usual_folder(os.environ, os.getuid())
+        save_key(folder / self.key_file.name, key)
         self.note_key_folder()
 
     def note_key_folder(self) -> None:
         """Says where this session keeps its keys, for others of the same user. Raises OSError."""
-        self.write(self.key_folder, str(engine_key.usual_folder(os.environ, os.getuid())))
+        self.write(self.key_folder, str(usual_folder(os.environ, os.getuid())))
 
     def forget_key(self) -> None:
         """This run is over. The key belongs to no other run: each has its own."""
         with contextlib.suppress(OSError):
             self.key_file.unlink(missing_ok=True)
 
-    def forget_key_of_the_last(self) -> None:
-        """Of the deployment's last run, if that was another one. For the only launcher: none of that one lives."""
+    def delete_previous_key(self) -> None:
+        """Delete the key of the last run, if that was another one. Nothing of it lives beside this launcher."""
         if (last := _current(self.path.parent.parent, self.path.parent.name)) is not None and last.path != self.path:
             last.forget_key()
 
     def read_key(self) -> str:
         """Raises StateError when it is gone or belongs to another user, or its file or folder is not ours alone."""
-        return engine_key.read(self.key_file)
+        return read_key(self.key_file)
 
 
 def check_no_launcher(root: Path, name: str) -> None:
     """StateError: the lock of this deployment is held, by whom is in the error."""
-    launcher_lock.check_free(_lock(root / name))
+    check_lock_free(_lock(root / name))
 
 
 def _lock(deployment: Path) -> Path:
@@ -321,7 +551,7 @@ def _contents(file: Path) -> bytes:
         return stream.read()
 
 
-def _read(file: Path, model: type[ModelT]) -> ModelT:
+def _read_record(file: Path, model: type[ModelT]) -> ModelT:
     try:
         return read_model(model, _contents(file), file, other_version="take it down with that one", damaged=_anew(file))
     except FileNotFoundError:
@@ -380,7 +610,7 @@ def lives(run: RunDir, state: DeploymentState) -> bool:
     """
     if is_here(state.host, state.place):
         return state.launcher.alive()
-    if is_named_here(state.host) and launcher_lock.is_free(_lock(run.path.parent)):
+    if is_named_here(state.host) and is_lock_free(_lock(run.path.parent)):
         return False
     since = beaten_since(run)
     return since is not None and since < LIVES_SECONDS
@@ -449,3 +679,48 @@ def find(root: Path, name: str | None) -> RunDir:
         raise StateError("nothing was started yet", where=str(root), todo="pdserve up RECIPE")
     names = ", ".join(running or everything)
     raise StateError("there is more than one deployment", todo=f"name one of: {names}")
+
+
+LOST = "lost"
+"""Phase of a deployment whose launcher was killed: its agents stop what it left."""
+UNRESPONSIVE = "unresponsive"
+"""Phase of a deployment whose launcher lives and is silent: no death is seen, no request is done."""
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Of a launcher that counts as living."""
+
+    seconds: float | None
+    """Since its last sign of life; None: there was none."""
+    stopped: bool
+    """Its process is seen to stand still (SIGSTOP, a debugger)."""
+
+
+def silence(run: RunDir, state: DeploymentState) -> Silence | None:
+    """None: it is heard. A process that stands still is seen at once, other silence once a sign of life is late."""
+    if is_here(state.host, state.place) and is_stopped(state.launcher):
+        return Silence(beaten_since(run), stopped=True)
+    late = unheard(run)
+    return None if late is None else Silence(late, stopped=False)
+
+
+def phase_now(run: RunDir, state: DeploymentState) -> str:
+    """The recorded phase, LOST or UNRESPONSIVE."""
+    if lives(run, state):
+        return state.phase if silence(run, state) is None else UNRESPONSIVE
+    return state.phase if state.phase in ("stopped", "failed") else LOST
+
+
+@contextmanager
+def record_errors(run: RunDir) -> Iterator[None]:
+    """The block writes the record of this run. An OSError of it becomes a StateError."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(
+            "the record of this run cannot be written",
+            where=str(run.path),
+            cause=error.strerror or str(error),
+            todo=MAKE_ROOM,
+        ) from error

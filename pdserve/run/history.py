@@ -3,6 +3,8 @@
 It has one writer, who opens it for each line: a full one is renamed, not copied as a log is (logs/rotation.py), which
 needs no room on a full disk. The first line of the next one has how much was before it, so that a reader with an offset
 from the beginning of the history finds its place, however late it comes.
+
+`incident` names the events that disturb what is measured or proven meanwhile.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +99,25 @@ def _event(line: bytes, at: float) -> dict[str, Any]:
         if isinstance(time_of, int | float) and 0 <= time_of < _LAST_TIME:  # NaN is not
             return event
     return {"at": at, "event": "unreadable", "text": line[:_SHOWN_BYTES].decode(errors="replace")}
+
+
+INCIDENTS: Mapping[str, str] = {
+    "died": "died",
+    "late": "was not ready in time",
+    "given_up": "did not answer and counts as dead",
+    "restarting": "is being restarted",
+    "bad_peer": "exchanged no KV with a new engine",
+    "cache_down": "is down",
+    "engine_not_back": "did not attach to its cache server again",
+    "unresponsive": "did not answer",
+    "out_of_sockets": "ran out of sockets or file descriptors",
+    "agent_gone": "lost its agent",
+    "failed": "failed",
+}
+"""Event -> what happened to the process or node that it names."""
+
+
+def incident(event: Mapping[str, Any]) -> str | None:
+    """What went wrong, by an event of the history; None: nothing did. What names no process is the deployment's."""
+    what = INCIDENTS.get(event["event"])
+    return None if what is None else f"{event.get('name') or event.get('node') or 'the deployment'} {what}"

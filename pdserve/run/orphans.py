@@ -16,7 +16,7 @@ from pdserve.node import agent_record
 from pdserve.node.agent_record import AgentRecord, ledger_file
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
-from pdserve.system import cgroup, markers, procfs
+from pdserve.system import cgroup, process, procfs
 from pdserve.system.host import is_here, is_named_here
 from pdserve.system.process import send, stop_family
 from pdserve.system.procfs import ProcessId
@@ -92,7 +92,7 @@ def _named(state: DeploymentState, run: RunDir) -> set[int]:
     beside = [agent for agent in agents if not agent.here and is_named_here(agent.hostname)]
     if here and not beside and all(agent.shows_all() for agent in here):
         return set()
-    return markers.holders(run.run_id, state.token)
+    return process.holders(run.run_id, state.token)
 
 
 def _agents(state: DeploymentState, run: RunDir) -> list[AgentRecord]:
@@ -134,11 +134,11 @@ def _supervisors(state: DeploymentState) -> dict[str, ProcessId]:
 
 
 @asynccontextmanager
-async def none_held(state: DeploymentState, report: Callable[[str], None]) -> AsyncIterator[None]:
+async def resume_stopped_supervisors(state: DeploymentState, report: Callable[[str], None]) -> AsyncIterator[None]:
     """While the block runs, no agent and no guard of this machine stands still (SIGSTOP, a debugger): they stop what
     is left, and it would wait for them. One gets a SIGCONT; one that does not is killed, and then the other one of
     the two does its work, or `stop_left`."""
-    watch = asyncio.create_task(_let_go_on(state, report))
+    watch = asyncio.create_task(_resume_loop(state, report))
     try:
         yield
     finally:
@@ -146,7 +146,7 @@ async def none_held(state: DeploymentState, report: Callable[[str], None]) -> As
         await asyncio.gather(watch, return_exceptions=True)
 
 
-async def _let_go_on(state: DeploymentState, report: Callable[[str], None]) -> None:
+async def _resume_loop(state: DeploymentState, report: Callable[[str], None]) -> None:
     signalled_at: dict[str, float] = {}
     while True:
         now = asyncio.get_running_loop().time()
@@ -156,11 +156,11 @@ async def _let_go_on(state: DeploymentState, report: Callable[[str], None]) -> N
             elif name not in signalled_at:
                 signalled_at[name] = now
                 if send(supervisor, signal.SIGCONT):
-                    report(f"{name} (PID {supervisor.pid}) stood still (SIGSTOP) and got a SIGCONT")
+                    report(f"{name} (PID {supervisor.pid}) was stopped (SIGSTOP); sent SIGCONT")
             elif now - signalled_at[name] >= _HELD_SECONDS:
                 signalled_at[name] = now
                 if send(supervisor, signal.SIGKILL):
-                    report(f"{name} (PID {supervisor.pid}) stood still all the same (a debugger?) and was killed")
+                    report(f"{name} (PID {supervisor.pid}) stayed stopped (a debugger?); killed")
         await asyncio.sleep(_LOOK_SECONDS)
 
 

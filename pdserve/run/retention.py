@@ -21,12 +21,61 @@ from pdserve.errors import NotOursError, StateError
 from pdserve.node import agent_record
 from pdserve.recipe.model import Retention
 from pdserve.run.directory import RunDir, lives
-from pdserve.run.failed_look import is_failed_look
-from pdserve.run.named_runs import is_ours, is_run_name, named_runs
 from pdserve.run.orphans import members
 from pdserve.system import procfs
 from pdserve.system.host import is_here
-from pdserve.system.markers import MARKER
+from pdserve.system.process import MARKER
+
+_NAME = re.compile(r"(?:preflight-)?([0-9]{8}-[0-9]{6}-[0-9a-f]{6})")
+
+
+def is_run_name(name: str) -> bool:
+    """Whether a folder of a run, or of a look before one, may be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def named_runs(deployment: Path) -> dict[Path, str]:
+    """Folder -> when it began, for sorting: those that have the name of a run and are ours. Raises OSError."""
+    return {path: match[1] for path in deployment.iterdir() if (match := _NAME.fullmatch(path.name)) and is_ours(path)}
+
+
+def is_ours(folder: Path) -> bool:
+    """A folder, no link to one, of this user, which no other user can write: what stands in it we have put there."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def is_failed_look(run: RunDir) -> bool:
+    """Whether nothing of it was ever started, and nothing will be."""
+    return run.failure.is_file() and not any(file.exists() for file in (run.recipe, run.plan, run.state))
+
+
+def keep_failed_look(run: RunDir, report: str) -> None:
+    """Has `discard` leave it. Without room for the report it goes: the error has the end of each log too."""
+    with contextlib.suppress(OSError):
+        run.write(run.failure, report)
+
+
+def discard(run: RunDir) -> None:
+    """Removes the folder of a run in which nothing was started, unless it is kept; and that of its deployment, if it
+    is the only one. What cannot be removed stays: the error of the start is the one to show."""
+    if is_failed_look(run):
+        return
+    shutil.rmtree(run.path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        run.path.parent.rmdir()
+
+
+def discard_earlier(deployment: Path) -> None:
+    """The failed looks of a deployment, before the next one."""
+    with contextlib.suppress(OSError):
+        for path in named_runs(deployment):
+            if is_failed_look(RunDir(path)):
+                shutil.rmtree(path, ignore_errors=True)
+
 
 _DAY_SECONDS = 86400.0
 _UNSEEN_SECONDS = _DAY_SECONDS

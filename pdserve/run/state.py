@@ -73,7 +73,7 @@ class DeploymentState(BaseModel):
     """Where the PID of the launcher counts; None: as for a node."""
     launcher: ProcessId
     token: str = ""
-    """In the names of its processes (markers.py)."""
+    """In the names of its processes (system/process.py)."""
     command: ProcessId | None = None
     """Of `pdserve run`, once it was started: a process of the launcher's machine."""
     nodes: dict[str, NodeState] = {}

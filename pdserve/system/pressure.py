@@ -51,15 +51,23 @@ def cpu_seconds(root: int) -> dict[int, float]:
     return {pid: count / ticks for pid, count in used.items() if count is not None}
 
 
-def wanted_seconds(root: int, *, proc: Path = _PROC) -> dict[int, float]:
-    """CPU time so far of the main threads of a living process and its descendants, with the time that they could have
-    run and waited for a CPU (/proc/PID/schedstat), by PID. Empty where the kernel does not count it."""
-    pids = (root, *procfs.descendants(root)) if proc == _PROC else (root,)
+def used_seconds(pids: Iterable[int]) -> float:
+    """Return the user and system time of all threads of those that still exist."""
+    ticks = (procfs.cpu_ticks(pid) for pid in pids)
+    return sum(count for count in ticks if count is not None) / os.sysconf("SC_CLK_TCK")
+
+
+def wanted_seconds(pids: Iterable[int], *, proc: Path = _PROC) -> dict[int, float]:
+    """Return for how long the first thread of each process has run or waited for a CPU (/proc/PID/schedstat).
+
+    A process is left out when it is gone, or where the kernel does not count it (CONFIG_SCHED_INFO).
+    """
     wanted: dict[int, float] = {}
     for pid in pids:
         try:
-            ran, waited, *_ = (proc / str(pid) / "schedstat").read_text().split()
-            wanted[pid] = (int(ran) + int(waited)) / 1e9
+            ran, waited, slices = (proc / str(pid) / "schedstat").read_text().split()
+            if int(slices):
+                wanted[pid] = (int(ran) + int(waited)) / 1e9
         except (OSError, ValueError):
             continue
     return wanted

@@ -1,6 +1,17 @@
-"""One child process tree: spawned in a session of its own, watched by pidfd, stopped to the last descendant.
+"""Start, watch and stop process trees: each in a session of its own, watched by pidfd, stopped to the last descendant.
 
-This module is the only one that starts processes. Whoever spawns a child owns it and calls `stop`.
+This module is the only one that starts processes. Whoever spawns a child owns it and calls `stop`. Every process of
+ours carries a name in its environment:
+
+    PDSERVE_PROCESS=<run id>/<token of the run>/<process>.<life>
+
+The token is random and stands in the run's state.json and in environments of its processes only, which other users
+cannot read: it is not written by hand. The life counts the starts of an agent, so that what is left of an earlier life
+of a process is none of the next one. A process that gives itself a title, as vLLM's engine core does, overwrites its
+environment: it is known by its parents and its session.
+
+Whoever copies a whole environment copies the name too. That process is left alone while a guard lives, and where
+cgroups show what a run has started; else it counts as one of the run.
 """
 
 from __future__ import annotations
@@ -10,6 +21,7 @@ import contextlib
 import ctypes
 import math
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -22,7 +34,6 @@ from typing import NamedTuple
 
 from pdserve.system import procfs
 from pdserve.system.cgroup import Cgroup
-from pdserve.system.markers import MARKER
 from pdserve.system.pipe_writer import Newest
 from pdserve.system.procfs import ProcessId
 from pdserve.time_limit import time_limit
@@ -64,7 +75,7 @@ class Child:
     """A process that we started and its whole family."""
 
     def __init__(self, popen: subprocess.Popen[bytes], marker: str, cgroup: Cgroup | None = None) -> None:
-        """`marker`: the name that it carries in its environment (markers.py)."""
+        """`marker`: the name that it carries in its environment."""
         self._popen = popen
         self._cgroup = cgroup
         self._control: Newest | None = None
@@ -448,3 +459,45 @@ def _prctl(option: int, value: int) -> None:
     if libc.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+MARKER = "PDSERVE_PROCESS"
+"""Environment variable that every descendant inherits."""
+
+
+def new_token() -> str:
+    """Of a new run."""
+    return secrets.token_hex(16)
+
+
+def marker(run_id: str, token: str, life: str) -> str:
+    """`life`: `<process>.<number>`."""
+    return f"{run_id}/{token}/{life}"
+
+
+def holders(run_id: str, token: str) -> set[int]:
+    """Return the live PIDs that carry a name of the run, in one reading."""
+    begin = marker(run_id, token, "").encode()
+    return {pid for pid, value in procfs.environment_values(MARKER).items() if value.startswith(begin)}
+
+
+def share_of_cpus(cpus: Iterable[int], share: tuple[int, int] | None) -> set[int]:
+    """The i-th of n equal parts of these CPUs, all of them without a share. With more parts than CPUs several parts
+    are the same CPU."""
+    every = sorted(cpus)
+    if share is None:
+        return set(every)
+    part, parts = share
+    if parts >= len(every):
+        return {every[part % len(every)]}
+    return set(every[part * len(every) // parts : (part + 1) * len(every) // parts])
+
+
+def bring_back(pids: Iterable[int], cpus: set[int]) -> None:
+    """Threads of these processes that may run on other CPUs may now run on all of `cpus`, and on no other. Those
+    that have chosen among `cpus`, as OpenMP's do, keep what they have chosen."""
+    for thread in procfs.threads(pids):
+        # One that has ended, or is not ours to move: that costs speed, not answers.
+        with contextlib.suppress(OSError):
+            if not os.sched_getaffinity(thread) <= cpus:
+                os.sched_setaffinity(thread, cpus)

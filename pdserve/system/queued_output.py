@@ -3,6 +3,8 @@ that nobody reads would stop an event loop at its next line.
 
 A thread writes. What it cannot write yet waits; of more than that the oldest lines are dropped, and counted. No
 PipeWriter: that makes its descriptor non-blocking, and a terminal is shared with the shell and the command of `run`.
+
+Text is UTF-8 wherever we run (`ensure_utf8`), as it is in recipes, in JSON and in the output of engines.
 """
 
 from __future__ import annotations
@@ -171,3 +173,15 @@ def _queued(stream: TextIO, files: dict[tuple[int, int], QueuedFile], places: li
     places.append(place)
     # Without a buffer between them, as `python -u` has it.
     return io.TextIOWrapper(place, stream.encoding, stream.errors, write_through=True)  # type: ignore[type-var]
+
+
+_UTF8_MODE = "PYTHONUTF8"
+
+
+def ensure_utf8() -> None:
+    """Starts this program anew in Python's UTF-8 mode where the locale means another encoding, which would be that of
+    file names, arguments, pipes and files. What we start inherits the mode. (Can go when no Python has another one.)"""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get(_UTF8_MODE) != "1":
+        os.environ[_UTF8_MODE] = "1"
+        # The same process, with its pipes.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606

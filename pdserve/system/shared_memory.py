@@ -17,20 +17,119 @@ mapped, open or attached, and who is known to have made it is dead. A POSIX segm
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
 import stat
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from pdserve.atomic_write import replace_text
-from pdserve.system import procfs, sysv_memory
-from pdserve.system.pid_lifetimes import Lives
+from pdserve.system import procfs
 from pdserve.system.procfs import ProcessId
-from pdserve.system.sysv_memory import SysvSegment
+
+_TABLE = Path("/proc/sysvipc/shm")
+_IPC_RMID = 0
+
+
+class SysvSegment(NamedTuple):
+    """A line of /proc/sysvipc/shm (proc_sysvipc(5), shmctl(2))."""
+
+    id: int
+    creator: int
+    """The PID that made it, as our PID namespace counts; 0: from outside. It may be another process's by now."""
+    uid: int
+    attached: int
+    """How many times it is attached now, over all processes."""
+    created: int
+    """Wall-clock second in which it was made, or its owner last changed its permissions."""
+
+
+def segments() -> list[SysvSegment]:
+    """All that exist; none on a kernel without SysV shared memory."""
+    try:
+        header, *lines = _TABLE.read_text().splitlines()
+    except (OSError, ValueError):
+        return []
+    names = header.split()
+    existing = []
+    for line in lines:
+        of = dict(zip(names, line.split(), strict=False))
+        existing.append(
+            SysvSegment(int(of["shmid"]), int(of["cpid"]), int(of["uid"]), int(of["nattch"]), int(of["ctime"]))
+        )
+    return existing
+
+
+def remove(segment: SysvSegment) -> bool:
+    """Takes it away, for those who have it attached once they are done with it. False: it was gone, or is not ours."""
+    code: int = ctypes.CDLL(None).shmctl(segment.id, _IPC_RMID, None)
+    return code == 0
+
+
+_CLOCK_SECONDS = 2.0
+"""By which two accounts of when something happened may differ."""
+_REMEMBERED_SECONDS = 60.0
+"""How long one that has ended is remembered: by then what it has made was looked at many times."""
+
+Kept = list[tuple[int, int, float, float | None]]
+"""As JSON: PID, start in clock ticks, wall-clock seconds of its beginning and of its end."""
+
+
+@dataclass
+class _Lifetime:
+    began: float
+    ended: float | None = None
+    """By when it had, at the latest; None: it has not been missed yet."""
+    forgotten: float | None = None
+    """Monotonic seconds."""
+
+
+class Lives:
+    """Of the processes that were seen at a look; one that came and went between two looks is not among them."""
+
+    def __init__(self, kept: Kept, until: float) -> None:
+        """`kept`: by an earlier look, and no longer than `until` (wall-clock seconds)."""
+        self._lives = {
+            ProcessId(pid=pid, start_ticks=ticks): _Lifetime(began, ended) for pid, ticks, began, ended in kept
+        }
+        for process, life in self._lives.items():
+            if life.ended is None and not process.alive():
+                life.ended = until
+
+    def kept(self) -> Kept:
+        """All that is remembered."""
+        return [(process.pid, process.start_ticks, life.began, life.ended) for process, life in self._lives.items()]
+
+    def see(self, pids: Iterable[int]) -> bool:
+        """These are ours and live now. True when that changes what is remembered."""
+        clock, known = time.monotonic(), len(self._lives)
+        changed = False
+        for process, life in list(self._lives.items()):
+            if life.ended is None and not process.alive():
+                life.ended, changed = time.time(), True
+            if life.ended is not None and life.forgotten is None:
+                life.forgotten = clock + _REMEMBERED_SECONDS
+            elif life.forgotten is not None and clock > life.forgotten:
+                del self._lives[process]
+                known -= 1
+        for process in procfs.identities(pids):
+            if process not in self._lives:
+                self._lives[process] = _Lifetime(procfs.started_at(process))
+        return changed or len(self._lives) != known
+
+    def of(self, pid: int, when: float) -> ProcessId | None:
+        """Who of ours had this PID at that wall-clock time; None: none."""
+        for process, life in self._lives.items():
+            until = time.time() if life.ended is None else life.ended
+            if process.pid == pid and life.began - _CLOCK_SECONDS <= when <= until + _CLOCK_SECONDS:
+                return process
+        return None
+
 
 _NAMED_AFTER_ITS_MAKER = re.compile(r"(?:torch|lmcache_kv)_([0-9]+)_")
 """torch 2.13 (at::NewProcessWideShmHandle), lmcache 0.5.6 (platform/devices/cpu/shm.py)."""
@@ -164,7 +263,7 @@ class ShmLedger:
                 if segment.sysv is None:
                     (procfs.SHM / name).unlink(missing_ok=True)
                 else:
-                    sysv_memory.remove(segment.sysv)
+                    remove(segment.sysv)
                 removed.append(name)
             del self._names[name]
             self._makers.pop(name, None)
@@ -197,6 +296,6 @@ def _existing(uid: int | None = None) -> Iterator[_Segment]:
             if stat.S_ISREG(info.st_mode) and uid in (None, info.st_uid):
                 named = _NAMED_AFTER_ITS_MAKER.match(entry.name)
                 yield _Segment(entry.name, info.st_ino, None if named is None else int(named[1]), info.st_ctime)
-    for segment in sysv_memory.segments():
+    for segment in segments():
         if uid in (None, segment.uid):
             yield _Segment(f"{_SYSV}{segment.id}", segment.created, segment.creator, segment.created, segment)

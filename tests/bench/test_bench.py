@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from pdserve.system import procfs
-from pdserve.system.markers import MARKER
+from pdserve.system.process import MARKER
 from pdserve.system.procfs import ProcessId
 from tests.bench.kit import serving_at, stand_in
 from tests.launch.deployment import Command, Deployment, pdserve, recipe, up

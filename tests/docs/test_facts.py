@@ -19,8 +19,7 @@ from pdserve.logs.symptoms import SYMPTOMS
 from pdserve.patches.registry import REGISTRY
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections import Lmcache
-from pdserve.run.directory import RunDir
-from pdserve.run.presence import LOST, UNRESPONSIVE
+from pdserve.run.directory import LOST, UNRESPONSIVE, RunDir
 from pdserve.run.state import Phase, ProcessPhase
 from tests.docs.markdown import (
     DOCTOR,

@@ -256,9 +256,9 @@ def test_down_lets_supervisors_go_on_that_stand_still(
         assert code == 0, output
         for name in held:
             pid = deployment.id_of(name).pid
-            assert re.search(rf"fake: stopped; .*{name}@\S+ \(PID {pid}\) stood still \(SIGSTOP\) and got", output)
+            assert re.search(rf"fake: stopped; .*{name}@\S+ \(PID {pid}\) was stopped \(SIGSTOP\); sent", output)
         assert deployment.command.finish() == 0, deployment.command.output
-        assert "stood still (SIGSTOP) and got a SIGCONT" in deployment.command.output
+        assert "was stopped (SIGSTOP); sent SIGCONT" in deployment.command.output
         # They did their own work, and nobody waited for them in vain.
         assert {event["name"] for event in deployment.events("stopped")} >= {"proxy", "decode-0", "prefill-0"}
         assert deployment.events("down")[-1]["clean"]
@@ -271,7 +271,7 @@ def test_down_lets_an_agent_go_on_whose_launcher_is_gone(tmp_path: Path, pdserve
         deployment.send_signal("launcher", signal.SIGKILL)
         deployment.command.finish()
         code, output = pdserve("down")
-        assert (code, "stood still (SIGSTOP) and got a SIGCONT" in output) == (0, True), output
+        assert (code, "was stopped (SIGSTOP); sent SIGCONT" in output) == (0, True), output
         assert_nothing_left(deployment)
 
 

@@ -217,7 +217,11 @@ def test_a_client_cannot_send_decode_to_an_address(split: Deployment) -> None:
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}
     text = json.dumps(body | {"request_id": ADDRESS})
     escaped = text.replace("___prefill", "\\u005f__prefill").replace("___decode", "_\\u005f_decode")
-    sent = ((json.dumps(body), {"x-request-id": ADDRESS}), (text, {}), (escaped, {}))
+    sent: tuple[tuple[str, dict[str, str]], ...] = (
+        (json.dumps(body), {"x-request-id": ADDRESS}),
+        (text, {}),
+        (escaped, {}),
+    )
     for content, headers in sent:
         answer = split.proxy.http.post("/v1/completions", content=content, headers=headers)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id"), content

@@ -19,7 +19,7 @@ from openai import OpenAI
 from pdserve.observe.metrics import engine_snapshot
 from pdserve.plan.engines.cpus import cpu_share
 from pdserve.system import procfs
-from pdserve.system.cpu_affinity import share_of_cpus
+from pdserve.system.process import share_of_cpus
 from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
 from tests.real import kv_faults
 from tests.real.conftest import brought_up

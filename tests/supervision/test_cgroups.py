@@ -191,7 +191,7 @@ HOG = "open('/proc/self/oom_score_adj', 'w').write('1000'); b'x' * (1 << 30)"
 WATCHES_A_CGROUP = f"""
 import subprocess, sys
 open(sys.argv[1] + "/cgroup.procs", "w").write("0")
-from pdserve.system.cgroup_memory import OomWatch
+from pdserve.system.cgroup import OomWatch
 watch = OomWatch(None)
 code = subprocess.run([sys.executable, "-c", {HOG!r}]).returncode
 print(watch.explain("killed by SIGKILL", code)[0])

@@ -20,7 +20,6 @@ from pdserve.node import supervised
 from pdserve.plan.process import Env, Process
 from pdserve.reach.protocol import Died, Started
 from pdserve.recipe.sections import Logs
-from pdserve.run import own_logs
 from pdserve.system.process import send
 from tests.launch.deployment import REPOSITORY
 from tests.namespaces import unshared
@@ -165,14 +164,14 @@ def test_a_log_that_cannot_be_cut_is_tried_again_also_where_nobody_can_be_told(
 
 def test_so_is_one_of_our_own_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stderr := FullDisk())
-    monkeypatch.setattr(own_logs, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(own_logs, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(rotation, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(rotation, "_AGAIN_SECONDS", 0.01)
     log = tmp_path / "launcher.log"
     log.write_text("line\n" * (300 << 10))
     earlier(log, 0).mkdir()
 
     async def scenario() -> None:
-        keeping = asyncio.create_task(own_logs.keep_bounded(tmp_path, lambda: Logs(max_mib=1, keep=1)))
+        keeping = asyncio.create_task(rotation.keep_bounded(tmp_path, lambda: Logs(max_mib=1, keep=1)))
         await cut_once_it_can_be(log, stderr)
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
@@ -239,13 +238,13 @@ def test_logs_of_our_own_processes_are_cut_and_those_that_an_agent_cuts_are_left
     for name in (*ours, theirs):
         (tmp_path / name).write_text(large)
     (tmp_path / "agent@small.log").write_text("line\n")
-    asyncio.run(own_logs.cut_large(tmp_path, Logs(max_mib=1, keep=1)))
+    asyncio.run(rotation.cut_large(tmp_path, Logs(max_mib=1, keep=1)))
     for name in ours:
         assert ((tmp_path / name).read_text(), earlier(tmp_path / name).read_text()) == ("", large)
     assert (tmp_path / theirs).read_text() == large
     assert (tmp_path / "agent@small.log").read_text() == "line\n"
     (tmp_path / "launcher.log").write_text(large)
-    asyncio.run(own_logs.cut_large(tmp_path, Logs(max_mib=0)))
+    asyncio.run(rotation.cut_large(tmp_path, Logs(max_mib=0)))
     assert (tmp_path / "launcher.log").read_text() == large, "0: never"
 
 

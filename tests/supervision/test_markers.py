@@ -13,8 +13,7 @@ import pytest
 from pdserve.reach.protocol import Died, Start, Started, Stop, Stopped
 from pdserve.system import procfs
 from pdserve.system.cgroup import SWITCH
-from pdserve.system.markers import MARKER
-from pdserve.system.process import send
+from pdserve.system.process import MARKER, send
 from pdserve.system.procfs import ProcessId
 from tests.supervision.agents import NEVER_READY, AgentUnderTest, agent, planned
 from tests.supervision.test_shared_memory import until

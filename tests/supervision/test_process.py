@@ -13,8 +13,18 @@ from pathlib import Path
 import pytest
 
 from pdserve.system import pipe_writer, process, procfs
-from pdserve.system.cpu_affinity import bring_back, share_of_cpus
-from pdserve.system.process import Child, output_of, pass_on, pid_end, process_end, send, spawn, stop_family
+from pdserve.system.process import (
+    Child,
+    bring_back,
+    output_of,
+    pass_on,
+    pid_end,
+    process_end,
+    send,
+    share_of_cpus,
+    spawn,
+    stop_family,
+)
 from pdserve.system.procfs import ProcessId
 
 pytestmark = pytest.mark.process

@@ -23,7 +23,7 @@ from pdserve.reach.protocol import Died, Gone, Hello, Start, Started, Stop, Stop
 from pdserve.run.directory import RunDir
 from pdserve.run.orphans import stop_left
 from pdserve.run.state import DeploymentState, NodeState
-from pdserve.system import procfs, sysv_memory
+from pdserve.system import procfs, shared_memory
 from pdserve.system.inotify import NewNames
 from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
@@ -393,11 +393,11 @@ def test_the_maker_of_a_strangers_segment_is_not_looked_for_again_and_again(ledg
 
 def test_the_kernel_knows_the_creator_of_a_sysv_segment(maker: Maker) -> None:
     name = maker.make("sysv")
-    (segment,) = [segment for segment in sysv_memory.segments() if f"sysv/{segment.id}" == name]
+    (segment,) = [segment for segment in shared_memory.segments() if f"sysv/{segment.id}" == name]
     assert (segment.creator, segment.uid, segment.attached) == (maker.pid, os.getuid(), 0)
     assert abs(segment.created - time.time()) < LIMIT
-    assert sysv_memory.remove(segment)
-    assert not sysv_memory.remove(segment), "it is gone"
+    assert shared_memory.remove(segment)
+    assert not shared_memory.remove(segment), "it is gone"
 
 
 def test_a_new_name_wakes_at_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
+from unittest.mock import Mock
 
 from pdserve.patches.nixl import ABANDONED_KV, FAILED, FAILED_GROUPS
 from pdserve.patches.scheduler import failed_group
@@ -327,7 +327,7 @@ def receive(what: str, policy: str, *, groups: int = 2, workers: int = 1) -> Any
     decode.lab.add("other", 40, max_tokens=12)
     for index, worker in enumerate(decode.workers):
         if index == 0 and what == "the handshake":
-            worker._nixl_handshake = mock.Mock(side_effect=ConnectionError("no prefill listens there"))
+            worker._nixl_handshake = Mock(side_effect=ConnectionError("no prefill listens there"))
         else:
             worker._remote_agents[PULL["remote_engine_id"]] = {}
             worker._read_blocks_for_req = lambda name, _, worker=worker: worker._recving_transfers[name].append(7)

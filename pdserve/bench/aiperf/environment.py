@@ -22,8 +22,7 @@ from pdserve.bench.aiperf import NAME, VERSION
 from pdserve.errors import PreflightError
 from pdserve.logs.lines import end_of, split
 from pdserve.printable import size_text
-from pdserve.system.markers import marker, new_token
-from pdserve.system.process import Exit, output_of, spawn
+from pdserve.system.process import Exit, marker, new_token, output_of, spawn
 
 NEEDED_BYTES = 2 * 2**30
 """1.2 GB installed, and what is downloaded stays in pip's own cache until then."""

@@ -24,7 +24,7 @@ from pdserve.preflight.node_checks import check_node
 from pdserve.preflight.nodes.cross_node import CrossNodePort
 from pdserve.preflight.nodes.reachability import connect, listen
 from pdserve.reach.channel import line_of
-from pdserve.system import utf8
+from pdserve.system import queued_output
 
 
 class WhatIs(Frozen):
@@ -190,7 +190,7 @@ class Probe:
 
 def main() -> int:
     """Entry: questions on stdin, answers on stdout."""
-    utf8.ensure()
+    queued_output.ensure_utf8()
     probe = Probe()
     try:
         _send(ProbeReady())
