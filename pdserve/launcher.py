@@ -28,8 +28,7 @@ from pdserve.launch.start_proofs import StartProofs
 from pdserve.launch.start_race import StartRace, StopRequested
 from pdserve.logs.rotation import keep_bounded
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.agent_line import has_lease
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node, has_lease
 from pdserve.plan.process import Process
 from pdserve.preflight import ENGINE_KEY
 from pdserve.reach.link import AgentLink

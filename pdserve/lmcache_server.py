@@ -1,6 +1,6 @@
 """Checks an LMCache MP server at run time: its memory, and whether engines are really attached.
 
-How it is started is the plan's business (plan/lmcache/argv.py), its readiness the probe's (health.py), what happens
+How it is started is the plan's business (plan/lmcache.py), its readiness the probe's (health.py), what happens
 at its death the launcher's (recovery.py).
 """
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pdserve.errors import PreflightError
-from pdserve.plan.nodes.reach import Srun, Ssh
+from pdserve.plan.node import Srun, Ssh
 from pdserve.reach.candidates import Candidates, in_containers, kill_wait, of_cluster, of_job
 from pdserve.reach.cluster_file import load_cluster
 from pdserve.recipe.model import Recipe

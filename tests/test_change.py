@@ -9,7 +9,7 @@ import pytest
 
 from pdserve.errors import StateError
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.run.change import can_exchange_kv, plan_between, recorded_change
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState, ProcessPhase, ProcessState

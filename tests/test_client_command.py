@@ -18,8 +18,7 @@ from pdserve.errors import CommandError, PreflightError
 from pdserve.node.agent_record import AgentRecord
 from pdserve.operations.launcher_process import ClientCommand
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.reach import Ssh
+from pdserve.plan.node import Node, Ssh
 from pdserve.run.directory import RunDir
 from pdserve.run.orphans import COMMAND, living, stop_left
 from pdserve.run.state import DeploymentState, NodeState

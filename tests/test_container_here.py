@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.operations.look import choose_destination
-from pdserve.plan.nodes.reach import Local
+from pdserve.plan.node import Local
 from pdserve.reach.candidates import in_containers
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from tests.launch.deployment import recipe

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.errors import PreflightError
-from pdserve.plan.nodes.nodelist import MOST_NAMES, expand, fold
+from pdserve.plan.slurm_nodes import MOST_NAMES, expand_nodelist, fold_nodelist
 from tests.tables import each_row
 
 READ: list[tuple[str, str]] = [
@@ -75,20 +75,20 @@ families = st.builds(
 def expanded(text: str) -> tuple[str, ...] | None:
     """The names; None where the text is refused."""
     try:
-        return expand(text)
+        return expand_nodelist(text)
     except PreflightError:
         return None
 
 
 @each_row("text, expected", READ)
 def test_a_nodelist_is_read(text: str, expected: str) -> None:
-    assert expand(text) == tuple(expected.split())
+    assert expand_nodelist(text) == tuple(expected.split())
 
 
 @each_row("text, place, what", REFUSED)
 def test_what_is_no_nodelist_is_refused_at_its_place(text: str, place: int, what: str) -> None:
     with pytest.raises(PreflightError) as caught:
-        expand(text, where="SLURM_JOB_NODELIST")
+        expand_nodelist(text, where="SLURM_JOB_NODELIST")
     assert caught.value.what == f"not a list of nodes, at character {place}: {what}"
     assert caught.value.where == "SLURM_JOB_NODELIST"
     assert caught.value.exit_code == 3
@@ -96,12 +96,12 @@ def test_what_is_no_nodelist_is_refused_at_its_place(text: str, place: int, what
 
 def test_the_place_is_shown_below_the_list() -> None:
     with pytest.raises(PreflightError) as caught:
-        expand("rack1,rack[2-3,x]")
+        expand_nodelist("rack1,rack[2-3,x]")
     assert caught.value.evidence == ("rack1,rack[2-3,x]", "               ^")
 
 
 def test_as_many_names_as_a_cluster_may_have_are_read() -> None:
-    assert len(expand(f"n[1-{MOST_NAMES}]")) == MOST_NAMES
+    assert len(expand_nodelist(f"n[1-{MOST_NAMES}]")) == MOST_NAMES
 
 
 @each_row("text, folded", [
@@ -112,23 +112,23 @@ def test_as_many_names_as_a_cluster_may_have_are_read() -> None:
     ("rack0n0 rack0n1 rack1n0", "rack0n[0-1],rack1n0"),
 ])  # fmt: skip
 def test_names_fold_to_one_bracket_at_the_end(text: str, folded: str) -> None:
-    assert fold(text.split()) == folded
+    assert fold_nodelist(text.split()) == folded
 
 
 @each_row("bad", [["n1", "n1"], ["a b"], [""], ["n[1-2]x]"], ["-w"], ["ü1"]])
 def test_what_is_no_name_cannot_be_folded(bad: list[str]) -> None:
     with pytest.raises(PreflightError):
-        fold(bad)
+        fold_nodelist(bad)
 
 
 @given(st.lists(names, unique=True, max_size=30) | st.lists(families, max_size=4).map(flattened))
 def test_what_was_folded_expands_to_the_same_names(hosts: list[str]) -> None:
     unique = list(dict.fromkeys(hosts))
     if unique:
-        assert expand(fold(unique)) == tuple(unique)
+        assert expand_nodelist(fold_nodelist(unique)) == tuple(unique)
 
 
 @given(st.text("n019[]-,. \nx", max_size=14) | st.text(max_size=8))
 def test_any_text_is_a_list_of_names_or_an_error(text: str) -> None:
     names = expanded(text)
-    assert names is None or (names and expand(fold(names)) == names)
+    assert names is None or (names and expand_nodelist(fold_nodelist(names)) == names)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.operations.submit import Submission, submit_and_follow
-from pdserve.plan.nodes.reach import Srun
+from pdserve.plan.node import Srun
 from tests.doctor import kit
 
 pytestmark = pytest.mark.process

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.weights.files import BrokenIndexError, CacheFolder, heavy, indexed, weights_in
+from pdserve.weights import BrokenIndexError, CacheFolder, heavy, indexed, weights_in
 from tests.fakes.hub import COMMIT
 from tests.tables import each_row
 

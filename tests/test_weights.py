@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.logs.progress import describe
-from pdserve.weights.files import CacheFolder
+from pdserve.weights import CacheFolder
 from tests.fakes.hub import COMMIT, FILES, Hub
 
 pytestmark = pytest.mark.process

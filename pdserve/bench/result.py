@@ -14,7 +14,7 @@ from pdserve.bench.workload import Load, Workload
 from pdserve.plan.frozen import SCHEMA, Frozen, SchemaVersion
 
 MODEL_FILES = "model files"
-"""In `planned`: which model lay where the recipe names it (pdserve.models.identity)."""
+"""In `planned`: which model lay where the recipe names it (pdserve.models.files)."""
 
 
 class Provenance(Frozen):

@@ -16,8 +16,8 @@ from pdserve.importing.launch import Draft
 from pdserve.operations import import_recipe
 from pdserve.operations.import_recipe import Ask, save
 from pdserve.operations.init_recipe import first_recipe
+from pdserve.starter.draft import HARDWARE
 from pdserve.starter.goal import Goal
-from pdserve.starter.hardware import HARDWARE
 from pdserve.sweep import imported
 
 

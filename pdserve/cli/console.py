@@ -16,8 +16,8 @@ from rich.text import Text
 
 from pdserve.errors import NotOursError, StateError
 from pdserve.operations.shown_change import ShownChange
+from pdserve.plan.bash import render_shell
 from pdserve.plan.model import Plan
-from pdserve.plan.render.bash import render_shell
 from pdserve.printable import printable
 from pdserve.run.directory import RunDir
 

@@ -17,7 +17,7 @@ from pdserve.reach.cluster_file import Cluster
 from pdserve.recipe.schema import json_schema, json_schema_of
 
 if TYPE_CHECKING:
-    from pdserve.sizing.given import Given
+    from pdserve.sizing import Given
 
 
 def run_validate(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, online: bool = False) -> None:
@@ -45,7 +45,7 @@ def run_plan(
 ) -> None:
     """Prints the numbers, then the edges that are crossed. Exit 2 when one of them is an error."""
     from pdserve.operations.size import size
-    from pdserve.sizing.rows import rows
+    from pdserve.sizing import sizing_rows
 
     sizing, planned = size(load(recipe, set_, unset), given, online=online)
     for warning in dict.fromkeys([*planned.loaded.warnings, *planned.plan.warnings]):
@@ -53,7 +53,7 @@ def run_plan(
     if as_json:
         typer.echo(sizing.model_dump_json(indent=2))
     else:
-        _show_numbers(list(rows(sizing)))
+        _show_numbers(list(sizing_rows(sizing)))
         for crossing in sizing.crossings:
             typer.echo(
                 f"{crossing.severity}: {planned.loaded.locate(crossing.where)}: {crossing.where}: {crossing.what}"

@@ -23,8 +23,8 @@ from pdserve.observe.metrics import EngineSnapshot, LmcacheSnapshot, ProxySnapsh
 from pdserve.observe.status import StatusView, look
 from pdserve.observe.watch import DeploymentWatch, Frame, Latency
 from pdserve.patches.record import merged_effects
+from pdserve.plan.build import RANDOM_PORT
 from pdserve.plan.model import Exposure
-from pdserve.plan.proxy.exposure import RANDOM_PORT
 from pdserve.printable import printable, size_text
 from pdserve.run.directory import LIVES_SECONDS, Silence, find, home
 from pdserve.system.stop_signals import held_back, interruptible

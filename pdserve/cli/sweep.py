@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pdserve.cli.console import Console, wide_console
 from pdserve.errors import InvalidSweepError
-from pdserve.plan.render.sbatch_array import RenderedArray
+from pdserve.plan.sbatch import RenderedArray
 from pdserve.reach.slurm_array import SlurmTask
 from pdserve.run.directory import home
 from pdserve.sweep.described import constant_settings, constant_work, letters, varied

@@ -20,7 +20,7 @@ from pdserve.operations.plan_recipe import load, recipe_words
 from pdserve.operations.shown_change import change_there
 from pdserve.operations.submit import JobError, submission, submit_and_follow
 from pdserve.operations.up import UpOptions, dry_run, recorded_recipe, up
-from pdserve.plan.render.bash import render_shell
+from pdserve.plan.bash import render_shell
 from pdserve.printable import printable
 from pdserve.run.directory import home
 

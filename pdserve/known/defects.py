@@ -42,7 +42,7 @@ def affected(package: str, text: str, versions: Versions) -> bool:
 _GROUPS = frozenset({"several KV groups", "connector"})
 _GROUPS_TODO = "use vllm >= 0.23 and lmcache >= 0.4.7 (LMCache PR 3419)"
 
-# What groups of KV a model has is in its config.json: plan/engines/hybrid.py asks for these.
+# What groups of KV a model has is in its config.json: plan/model_rules.py asks for these.
 STATE_NOT_LOADED = Defect(
     {"vllm": "<0.23"},
     frozenset({"recurrent state", "connector"}),
@@ -86,7 +86,7 @@ DRAFTS_IN_STATE = Defect(
     "use vllm >= 0.30, or leave speculative-config out of decode",
     refuse=True,
 )
-# plan/lmcache/rocm.py warns of it, in words of its own for each setting.
+# plan/lmcache.py warns of it, in words of its own for each setting.
 HANG_ON_ROCM = Defect(
     {},
     frozenset({"platform=rocm", "transfer_mode=lmcache_driven", "events of other processes"}),

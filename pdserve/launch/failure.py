@@ -16,8 +16,7 @@ from pdserve.lmcache_server import Attachment
 from pdserve.logs.causes import Hint, explain
 from pdserve.logs.lines import end_of, split
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.agent_line import in_docker
-from pdserve.plan.nodes.reach import Local, Ssh
+from pdserve.plan.node import Local, Ssh, in_docker
 from pdserve.printable import printable
 from pdserve.reach.docker_hang import docker_hangs
 from pdserve.reach.link import DOCKER_HANGS

@@ -16,8 +16,7 @@ from itertools import groupby
 from typing import Any, Literal, assert_never
 
 from pdserve.logs.causes import noted
-from pdserve.plan.engines.cpus import cpu_share
-from pdserve.plan.model import Plan
+from pdserve.plan.model import Plan, cpu_share
 from pdserve.plan.process import ExitProbe, Process
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import (

@@ -20,8 +20,8 @@ from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.lmcache_server import wait_attached
 from pdserve.logs.lines import GrowingLog, message
 from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.plan.preparation import WEIGHTS_RECORDS
 from pdserve.plan.process import HttpProbe, Process
-from pdserve.plan.weights import RECORDS
 from pdserve.preflight.nodes.cross_node import CrossNodePort, side_channels
 from pdserve.reach.protocol import AskNode
 from pdserve.recipe.effective import SPECULATIVE
@@ -356,7 +356,7 @@ async def same_commit(plan: Plan, run: RunDir) -> str | None:
 
 
 async def _record(run: RunDir, process: Process) -> Record:
-    file = run.path / RECORDS / f"{process.name}.json"
+    file = run.path / WEIGHTS_RECORDS / f"{process.name}.json"
     for _ in range(int(_PATIENCE_SECONDS / _LOOK_SECONDS)):
         if file.parent.is_dir() and file in list(file.parent.iterdir()):  # opening a folder shows what is new in it
             record: Record = json.loads(file.read_text(encoding="utf-8"))

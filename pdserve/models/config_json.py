@@ -2,6 +2,11 @@
 
 The types are those of transformers' configuration classes. Whatever is not of them is refused here, so that no function
 behind this one asks again whether a size is a number. Keys that are not read may hold anything.
+
+A checkpoint's quantization decides the type of KV that kv-cache-dtype auto asks for. The rules are vLLM 0.32's:
+_normalize_quantization_config (transformers_utils/model_arch_config_convertor.py), get_kv_cache_quant_algo_string
+(utils/torch_utils.py), and for compressed-tensors the class Attention (model_executor/layers/attention/attention.py)
+and CompressedTensorsKVCacheMethod.
 """
 
 from __future__ import annotations
@@ -13,6 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from pdserve.errors import PreflightError
+
+
+class UnknownModelError(Exception):
+    """The config.json does not allow to compute this. The message is a clause: why."""
+
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Keys of a config.json below which the config of its language model is."""
@@ -83,7 +93,7 @@ def texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     yield config
 
 
-def read(text: bytes, where: str, todo: str) -> dict[str, Any] | None:
+def read_config(text: bytes, where: str, todo: str) -> dict[str, Any] | None:
     """The object in a config.json; None: the text holds none. `where`, `todo`: of the error.
 
     Raises PreflightError for a key of another type than it has in every model.
@@ -94,11 +104,11 @@ def read(text: bytes, where: str, todo: str) -> dict[str, Any] | None:
         return None
     if not isinstance(config, dict):
         return None
-    check(config, where, todo)
+    check_config(config, where, todo)
     return config
 
 
-def check(config: Mapping[str, Any], where: str, todo: str) -> None:
+def check_config(config: Mapping[str, Any], where: str, todo: str) -> None:
     """Raises PreflightError as `read` does."""
     _check(config, "", _DEEPEST, where, todo)
 
@@ -129,3 +139,99 @@ def _shown(value: object) -> str:
 
 def _refused(what: str, where: str, todo: str) -> PreflightError:
     return PreflightError(what, where=where, cause="the file was edited or damaged, or is of no model", todo=todo)
+
+
+QUANTIZATION_KEY = "quantization_config"
+SEPARATE_QUANTIZATION = "hf_quant_config.json"
+"""Where ModelOpt wrote it until 0.29. vLLM reads it where config.json has no quantization_config."""
+_COMPRESSED_TENSORS = "compressed-tensors"
+_OF_PRODUCER = {
+    **dict.fromkeys(("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"), "modelopt"),
+    "NVFP4": "modelopt_fp4",
+}
+"""The quant_method of ModelOpt's own layout, by its quant_algo."""
+_MODELOPT_KV = ("fp8", "nvfp4")
+
+
+def with_separate_quantization(config: Mapping[str, Any], separate: object) -> dict[str, Any]:
+    """A config.json as vLLM completes it. `separate`: what hf_quant_config.json holds."""
+    return (
+        {**config, QUANTIZATION_KEY: separate}
+        if config.get(QUANTIZATION_KEY) is None and isinstance(separate, Mapping)
+        else dict(config)
+    )
+
+
+def is_quantized(config: Mapping[str, Any]) -> bool:
+    """Return whether the checkpoint states a quantization of its own."""
+    return bool(_stated(config))
+
+
+def kv_dtype_of(config: Mapping[str, Any], *, latent: bool) -> str | None:
+    """Return the type of KV; None: that of the model. `latent`: MLA, whose class does not look at compressed-tensors'
+    scheme.
+
+    Raises UnknownModelError for a checkpoint that vLLM does not load.
+    """
+    method = _method(_stated(config))
+    if method == _COMPRESSED_TENSORS:
+        return None if latent else _compressed(_stated(config).get("kv_cache_scheme"))
+    # vLLM looks for ModelOpt's at the top of config.json alone.
+    top = _mapping(config.get(QUANTIZATION_KEY))
+    return _modelopt(top) if _method(top).startswith("modelopt") else None
+
+
+def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """get_quant_config (model_executor/model_loader/weight_utils.py): in this order; empty: none."""
+    for holder, key in (
+        (config, QUANTIZATION_KEY),
+        (_mapping(config.get("text_config")), QUANTIZATION_KEY),
+        (config, "compression_config"),
+    ):
+        if isinstance(found := holder.get(key), Mapping):
+            return found
+    return {}
+
+
+def _method(stated: Mapping[str, Any]) -> str:
+    inner = _mapping(stated.get("quantization"))
+    by_modelopt = _mapping(stated.get("producer")).get("name") == "modelopt" or "modelopt_quant_config" in inner
+    if by_modelopt and (algorithm := inner.get("quant_algo")) is not None:
+        if (method := _OF_PRODUCER.get(str(algorithm).upper())) is None:
+            raise UnknownModelError(f"vLLM does not know the quant_algo {str(algorithm)[:40]!r} of ModelOpt")
+        return method
+    return str(stated.get("quant_method", "")).lower().replace("compressed_tensors", _COMPRESSED_TENSORS)
+
+
+def _modelopt(stated: Mapping[str, Any]) -> str | None:
+    inner = stated.get("quantization", stated)
+    inner = inner if isinstance(inner, Mapping) else {}
+    wanted = (
+        inner.get("kv_cache_scheme")
+        or stated.get("kv_cache_scheme")
+        or inner.get("kv_cache_quant_algo")
+        or stated.get("kv_cache_quant_algo")
+    )
+    if isinstance(wanted, Mapping):
+        return _of_scheme(wanted)
+    return wanted.lower() if isinstance(wanted, str) and wanted.lower() in _MODELOPT_KV else None
+
+
+def _of_scheme(scheme: Mapping[str, Any]) -> str | None:
+    if scheme.get("type") != "float":
+        return None
+    if scheme.get("num_bits") == 8 and scheme.get("dynamic") is False:
+        return "fp8"
+    return "nvfp4" if scheme.get("num_bits") == 4 else None
+
+
+def _compressed(scheme: object) -> str | None:
+    if scheme is None:
+        return None
+    if not isinstance(scheme, Mapping) or scheme.get("type") != "float" or scheme.get("num_bits") != 8:
+        raise UnknownModelError("vLLM takes no kv_cache_scheme of compressed-tensors but one of floats of 8 bits")
+    return "fp8"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -3,6 +3,12 @@
 Every block of the pool has the same size, and every group of layers takes its blocks from it by a table of its own
 (vllm/v1/core/kv_cache_utils.py: get_kv_cache_groups, get_kv_cache_configs, get_max_concurrency_for_kv_cache_config).
 Written for layouts in which the layer is the outer dimension, which are the default wherever all pages have one size.
+
+vLLM gives layers of one kind (full attention, a sliding window, recurrent state) block tables of their own, a group
+each, and their blocks may span different numbers of tokens. LMCache stores a chunk over all groups at once, so a chunk
+must consist of whole blocks of each. The rules are those of lmcache 0.5.6 (get_vllm_scheduler_block_size,
+validate_mamba_step_alignment, validate_kv_cache_groups, GetStoreMetadata) and of vllm 0.32 (offloading/config.py);
+tests/upstream/test_hybrid_groups.py compares.
 """
 
 from __future__ import annotations
@@ -10,9 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from pdserve.models.config_json import UnknownModelError
 from pdserve.models.layers import Keeps, Layer
-from pdserve.models.unknown import UnknownModelError
 
 _ELEMENT_BYTES = {"float32": 4.0, "float16": 2.0, "half": 2.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0}
 _NVFP4 = 1 / 2 + 1 / 16
@@ -28,7 +35,7 @@ _UNEVEN = 1.5
 
 @dataclass(frozen=True)
 class KvFlags:
-    """What flags and platform decide. `model_len` and `in_flight` only count blocks of a request."""
+    """The part that flags and platform decide. `model_len` and `in_flight` only count blocks of a request."""
 
     model_len: int
     block_size: int
@@ -69,7 +76,7 @@ class CacheGroup:
 
 @dataclass(frozen=True)
 class KvCache:
-    """Of one rank, before it has memory."""
+    """The KV cache of one rank, before it has memory."""
 
     flags: KvFlags
     groups: tuple[CacheGroup, ...]
@@ -82,16 +89,16 @@ class KvCache:
 
     @property
     def token_bytes(self) -> float:
-        """The same over all pipeline stages, one rank of each."""
+        """Bytes of a token over all pipeline stages, one rank of each."""
         return sum(group.page_bytes * len(group.layers) / group.block for group in self.groups)
 
     @property
     def blocks_a_request(self) -> int:
-        """At max-model-len, over all groups."""
+        """Blocks of a request of max-model-len, over all groups."""
         return sum(group.blocks_a_request for group in self.groups)
 
     def blocks(self, memory: int) -> int:
-        """That fit into so many bytes, the null block among them."""
+        """Return the blocks that fit into so many bytes, the null block among them."""
         return memory // self.block_bytes
 
     def concurrency(self, blocks: int) -> float:
@@ -115,7 +122,7 @@ class KvCache:
 
 @dataclass(frozen=True)
 class _Spec:
-    """What must be equal for layers to share a group."""
+    """The properties that layers of one group share."""
 
     keeps: Keeps
     block: int
@@ -167,7 +174,7 @@ def kv_cache(layers: Sequence[Layer], flags: KvFlags) -> KvCache:
 
 
 def _bytes_of(group: CacheGroup, stage: range) -> int:
-    """Of a block, in the layers of a pipeline stage."""
+    """Return the bytes of a block in the layers of a pipeline stage."""
     return sum(1 for index in group.layers if index in stage) * group.page_bytes
 
 
@@ -193,13 +200,13 @@ def element_bytes(dtype: str) -> float:
 
 
 def _attention_bytes(layer: Layer, flags: KvFlags) -> int:
-    """Of a token, on one rank."""
+    """Return the bytes of a token on one rank."""
     dtype = flags.dtype if flags.cache_dtype == "auto" else flags.cache_dtype
     if layer.latent and dtype in _PACKED_MLA:
         return _PACKED_MLA[dtype]
     if layer.latent and dtype.startswith("nvfp4"):
         raise UnknownModelError(f"the layout of MLA with kv-cache-dtype {dtype} is not known here")
-    return _some(int(layer.elements(flags.tp) * element_bytes(dtype)), layer)
+    return _positive(int(layer.elements(flags.tp) * element_bytes(dtype)), layer)
 
 
 def _state_bytes(layer: Layer, flags: KvFlags) -> int:
@@ -210,10 +217,10 @@ def _state_bytes(layer: Layer, flags: KvFlags) -> int:
         )
     wanted = flags.state_dtype or layer.state.dtype or flags.dtype
     convolution = layer.state.convolution(flags.tp, flags.draft_tokens) * element_bytes(flags.dtype)
-    return _some(int(convolution + layer.state.recurrent(flags.tp) * element_bytes(wanted)), layer)
+    return _positive(int(convolution + layer.state.recurrent(flags.tp) * element_bytes(wanted)), layer)
 
 
-def _some(size: int, layer: Layer) -> int:
+def _positive(size: int, layer: Layer) -> int:
     """Sizes so small that a rank has nothing of a layer: no blocks could be made of that."""
     if size < 1:
         raise UnknownModelError(f"nothing is left of layer {layer.index} on each rank, whose sizes are too small")
@@ -221,8 +228,8 @@ def _some(size: int, layer: Layer) -> int:
 
 
 def _aligned(layers: Sequence[Layer], flags: KvFlags) -> KvFlags:
-    """With recurrent layers vLLM enlarges the block until a page of attention holds a state
-    (Platform._align_hybrid_block_size)."""
+    """Enlarge the block as vLLM does: with recurrent layers it enlarges the block until a page of attention holds a
+    state (Platform._align_hybrid_block_size)."""
     states = [_state_bytes(layer, flags) for layer in layers if layer.state is not None]
     attention = [layer for layer in layers if layer.state is None]
     if not states or not attention:
@@ -294,3 +301,96 @@ def _blocks_a_request(spec: _Spec, flags: KvFlags) -> int:
 
 def _up(value: int, step: int) -> int:
     return -(-value // step) * step
+
+
+MambaMode = Literal["none", "align", "all"]
+
+
+@dataclass(frozen=True)
+class TableGroup:
+    """One block table. `block`: tokens of a block, as the group's own spec has it."""
+
+    block: int
+    kind: Literal["attention", "recurrent", "scratch"] = "attention"
+    """recurrent: state snapshots (Mamba, GDN, linear attention). scratch: never cached, it covers no tokens."""
+    mode: MambaMode = "align"
+    """Of a recurrent group: when its state is kept."""
+
+    def span(self, dcp: int = 1) -> int:
+        """Tokens of the whole sequence behind one block id. Under decode context parallelism an attention block is
+        one rank's share; recurrent state is on every rank."""
+        if self.kind == "scratch":
+            return 0
+        return self.block * dcp if self.kind == "attention" else self.block
+
+
+def table_groups(cache: KvCache) -> tuple[TableGroup, ...]:
+    """The groups of a cache as LMCache sees them."""
+    mode: MambaMode = "align" if cache.flags.prefix_caching else "none"
+    return tuple(
+        TableGroup(group.block, "recurrent", mode) if group.keeps == "recurrent" else TableGroup(group.block)
+        for group in cache.groups
+    )
+
+
+def scheduler_block(groups: Sequence[TableGroup], dcp: int = 1) -> int:
+    """The step that all groups have in common: the least common multiple of their spans. ValueError without groups
+    that cover tokens."""
+    spans = [span for group in groups if (span := group.span(dcp)) > 0]
+    if not spans:
+        raise ValueError("no group covers tokens")
+    return math.lcm(*spans)
+
+
+def lmcache_refusal(
+    groups: Sequence[TableGroup], chunk: int, *, dcp: int = 1, max_batched_tokens: int | None = None
+) -> str | None:
+    """Return why LMCache's connector or its registration refuses these groups with chunks of so many tokens; None: it
+    takes them. `max_batched_tokens`: of vLLM's scheduler; None: not known."""
+    unkept = [index for index, group in enumerate(groups) if group.kind == "recurrent" and group.mode == "none"]
+    if unkept:
+        return f"group {unkept[0]} keeps no recurrent state that could be stored (mamba-cache-mode none)"
+    aligned = {group.block for group in groups if group.kind == "recurrent" and group.mode == "align"}
+    if len(aligned) > 1:
+        return f"recurrent groups with blocks of different sizes: {_listed(sorted(aligned))}"
+    if aligned and max_batched_tokens is not None and max_batched_tokens < max(aligned):
+        return (
+            f"a step of {max_batched_tokens} tokens (max-num-batched-tokens) never fills a block of recurrent state, "
+            f"which has {max(aligned)}"
+        )
+    block = scheduler_block(groups, dcp)
+    if chunk % block:
+        spans = sorted({span for group in groups if (span := group.span(dcp))}, reverse=True)
+        return f"a chunk of {chunk} tokens does not consist of whole blocks of {_listed(spans)} tokens"
+    return None
+
+
+def can_store(chunk: int, longest_prompt: int) -> bool:
+    """Return whether any prompt fills a chunk: only whole chunks of a prompt are stored. `longest_prompt`: one less
+    than max-model-len, because vLLM wants room for a token of output."""
+    return chunk <= longest_prompt
+
+
+def good_chunk(groups: Sequence[TableGroup], wanted: int, dcp: int = 1) -> int:
+    """The chunk size closest below `wanted` that consists of whole blocks of every group, or the smallest there is."""
+    block = scheduler_block(groups, dcp)
+    return max(wanted // block, 1) * block
+
+
+def offloading_refusal(groups: Sequence[TableGroup], block_size: int | None, *, dcp: int = 1) -> str | None:
+    """Return why vLLM's own OffloadingConnector refuses these groups with `block_size` in its extra config (None: not
+    set, it then offloads block by block, each group by its own)."""
+    spans = sorted({span for group in groups if (span := group.span(dcp))}, reverse=True)
+    if not spans:
+        return "no group covers tokens"
+    if block_size is None:
+        return None
+    if len(spans) > 1:
+        return f"block_size needs groups with blocks of one size, and these have {_listed(spans)}: use blocks_per_chunk"
+    if block_size % spans[0]:
+        return f"block_size {block_size} is not a multiple of the KV block, {spans[0]} tokens"
+    return None
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -51,11 +51,12 @@ class Tensor:
 
     @property
     def stored_bytes(self) -> int:
-        """In the file."""
+        """The bytes in the file."""
         return math.prod(self.shape) * BITS[self.dtype] // 8
 
     def loaded_bytes(self, model_bytes: int) -> int:
-        """On the device: floating-point numbers of 32 bits take the model's type, unless they are scales."""
+        """Return the bytes on the device: floating-point numbers of 32 bits take the model's type, unless they are
+        scales."""
         if self.dtype == _FP32 and "scale" not in self.name and "correction" not in self.name:
             return math.prod(self.shape) * model_bytes
         return self.stored_bytes
@@ -63,7 +64,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one instance is spread, and what of the checkpoint it loads."""
+    """The spread of one instance over ranks, and the part of the checkpoint that it loads."""
 
     layers: int
     """num_hidden_layers."""
@@ -91,7 +92,7 @@ class Bytes:
 
 
 def rank_weights(tensors: Collection[Tensor], sharding: Sharding) -> Bytes:
-    """Of the rank that holds most."""
+    """Return the bytes of the rank that holds most."""
     stages = [range(*bounds) for bounds in stage_bounds(sharding.layers, sharding.pp)]
     totals = []
     for number, stage in enumerate(stages):
@@ -101,7 +102,8 @@ def rank_weights(tensors: Collection[Tensor], sharding: Sharding) -> Bytes:
 
 
 def loaded(tensors: Collection[Tensor], sharding: Sharding) -> Iterator[Tensor]:
-    """Without what vLLM skips: MTP modules that are not used, an output layer that is tied, precomputed angles."""
+    """Yield the tensors without what vLLM skips: MTP modules that are not used, an output layer that is tied,
+    precomputed angles."""
     for tensor in tensors:
         index = _index(tensor)
         if not sharding.drafts and (_DRAFT.search(tensor.name) or (index is not None and index >= sharding.layers)):
@@ -134,7 +136,7 @@ def _of_stage(
 
 
 def _index(tensor: Tensor) -> int | None:
-    """Of a layer of the language model."""
+    """Return the index of a layer of the language model."""
     match = None if _VISION.search(tensor.name) else _LAYER.search(tensor.name)
     return None if match is None else int(match.group(1))
 

@@ -17,7 +17,7 @@ import yaml
 
 from pdserve.plan.model import Plan
 from pdserve.plan.process import HttpProbe, Process
-from pdserve.plan.proxy.pdserve_proxy import WILDCARDS
+from pdserve.plan.proxy import WILDCARDS
 
 PROMETHEUS_FILE = "prometheus.yml"
 ALERTS_FILE = "alerts.yml"

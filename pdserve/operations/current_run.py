@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pdserve.errors import RecipeError, StateError
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.reach import Srun
+from pdserve.plan.node import Srun
 from pdserve.plan.running import Running
 from pdserve.recipe.load.loader import load_recipe
 from pdserve.run.directory import RunDir, find, lives

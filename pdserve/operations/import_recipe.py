@@ -30,8 +30,7 @@ from pdserve.installed import distributions
 from pdserve.installed.versions import Versions
 from pdserve.operations import vllm_parser_program
 from pdserve.operations.plan_recipe import load, plan_for
-from pdserve.plan.recipe_use import use_of
-from pdserve.plan.versions import check_coverage, hazards
+from pdserve.plan.versions import check_coverage, known_hazards, recipe_use
 from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.extends import text_of
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
@@ -159,10 +158,10 @@ def version_hazards(recipe: ImportedRecipe) -> list[str]:
     named = recipe.draft.versions
     if not named:
         return []
-    use = use_of(recipe.loaded.recipe)
-    always = set(hazards(use.features, use.flags, Versions()))
+    use = recipe_use(recipe.loaded.recipe)
+    always = set(known_hazards(use.features, use.flags, Versions()))
     versions = Versions.model_validate({package: str(at.value) for package, at in named.items()})
-    texts = [text for text in hazards(use.features, use.flags, versions) if text not in always]
+    texts = [text for text in known_hazards(use.features, use.flags, versions) if text not in always]
     texts += check_coverage(named, versions)
     where = ", ".join(f"{package} {at.value} ({_place(at)})" for package, at in named.items())
     return [f"the file names {where}: {text}" for text in texts]

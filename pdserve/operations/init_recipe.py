@@ -16,12 +16,9 @@ from pdserve.models import files
 from pdserve.operations.plan_recipe import plan_for
 from pdserve.operations.size import size
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
-from pdserve.sizing.findings import Crossing
-from pdserve.sizing.given import Given
-from pdserve.starter.draft import draft
+from pdserve.sizing import Crossing, Given
+from pdserve.starter.draft import HARDWARE, LONGEST, Hardware, InitChoice, draft
 from pdserve.starter.goal import Goal
-from pdserve.starter.hardware import HARDWARE, Hardware
-from pdserve.starter.wish import LONGEST, InitChoice
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -129,9 +126,9 @@ def _wish(
     if folder is not None and not _writable(str(folder)):
         todo = "rename the folder, or link it under a name of plain characters"
         raise RecipeError("the folder's name cannot be written into a recipe", where="--model", todo=todo)
-    there = folder if folder is not None else files.snapshot(files.hub_cache(environ), model, None)
+    there = folder if folder is not None else files.cached_snapshot(files.hub_cache(environ), model, None)
     config = None if there is None else files.config_in(there)
-    tensors = None if there is None or config is None else files.read(there).tensors
+    tensors = None if there is None or config is None else files.read_model(there).tensors
     count = hardware.devices if devices is None else devices
     return InitChoice(
         name=name,

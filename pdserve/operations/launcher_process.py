@@ -30,7 +30,7 @@ from pdserve.launch.client_task import Record
 from pdserve.launcher import Launcher
 from pdserve.logs.lines import end_of, split
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.preflight import ENGINE_KEY, resolve_secrets
 from pdserve.reach.agent_start import open_agent
 from pdserve.reach.link import AgentLink

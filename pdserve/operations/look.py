@@ -17,12 +17,12 @@ from pdserve.installed.versions import Versions
 from pdserve.launch.failure import report as failure_report
 from pdserve.operations.current_run import running_places
 from pdserve.operations.plan_recipe import Planned, located, plan_for
-from pdserve.plan.engines.devices import Platform
+from pdserve.plan.environment import Platform
 from pdserve.plan.model import LmcacheServer, Plan
-from pdserve.plan.nodes.allocation import check_allocation
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.plan.process import Process
 from pdserve.plan.running import NOTHING
+from pdserve.plan.sbatch import check_allocation
 from pdserve.preflight.engine_packages import check_installed
 from pdserve.preflight.fabric.paths import Wish
 from pdserve.preflight.facts import gather

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.errors import PdserveError
-from pdserve.models import files, hub
-from pdserve.models.identity import model_identity
+from pdserve.models import files
+from pdserve.models.files import model_identity
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Plan, Versions
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.render.job_time import check_time
-from pdserve.plan.render.sbatch import render_sbatch, signal_seconds
+from pdserve.plan.node import Node
 from pdserve.plan.running import NOTHING, Running
+from pdserve.plan.sbatch import check_job_time, render_sbatch, signal_seconds
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.reach.cluster_file import LoadedCluster
 from pdserve.recipe import effective
@@ -91,7 +90,7 @@ def model_folder(loaded: LoadedRecipe) -> Path | None:
     set_here = {name: value for name, value in effective.env_of(recipe, role).items() if isinstance(value, str)}
     download_dir = effective.args_of(recipe, role).get("download-dir")
     cache = files.hub_cache({**os.environ, **set_here}, download_dir if isinstance(download_dir, str) else None)
-    return files.snapshot(cache, recipe.model.id, recipe.model.revision)
+    return files.cached_snapshot(cache, recipe.model.id, recipe.model.revision)
 
 
 def model_files(loaded: LoadedRecipe) -> str | None:
@@ -111,7 +110,7 @@ def model_config(loaded: LoadedRecipe, *, online: bool = False) -> dict[str, Any
         return files.config_in(folder)
     if not online or not effective.on_hub(loaded.recipe):
         return None
-    return hub.fetch_config(model.id or "", model.revision, os.environ)
+    return files.fetch_config(model.id or "", model.revision, os.environ)
 
 
 @contextmanager
@@ -143,4 +142,4 @@ def batch_script(planned: Planned, words: Sequence[str], *, command: Sequence[st
 def check_job(planned: Planned) -> None:
     """Raises RecipeError where a job of this recipe would be stopped when it starts."""
     with located(planned.loaded):
-        check_time(planned.loaded.recipe, signal_seconds(planned.plan))
+        check_job_time(planned.loaded.recipe, signal_seconds(planned.plan))

@@ -12,9 +12,7 @@ from pdserve.operations.look import Destination, image_store, keep_interpreters,
 from pdserve.operations.plan_recipe import Planned, located, plan_for
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.agent_line import with_agent
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.reach import Local, Srun
+from pdserve.plan.node import Local, Node, Srun, with_agent
 from pdserve.preflight.nodes.container_stage import Report
 from pdserve.reach.candidates import DEFAULT_KILL_WAIT_SECONDS, Candidate, Candidates, in_containers
 from pdserve.recipe.load.loader import LoadedRecipe

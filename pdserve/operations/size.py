@@ -8,15 +8,13 @@ from pathlib import Path
 from pdserve.bench.result import MODEL_FILES
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.models import files
-from pdserve.models.unknown import UnknownModelError
+from pdserve.models.config_json import UnknownModelError
 from pdserve.operations.plan_recipe import Planned, located, model_files, model_folder, plan_for
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.sizes import of_crossings
 from pdserve.recipe import effective
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
-from pdserve.sizing.given import Given
-from pdserve.sizing.rows import rows
-from pdserve.sizing.whole import Sizing, size_recipe
+from pdserve.sizing import Given, Sizing, size_recipe, sizing_rows
 
 _BOUNDS = ("weights of", "memory for KV", "blocks of", "requests of", "tokens", "KV of a token and rank")
 
@@ -48,7 +46,7 @@ def planned_numbers(recipe: Path) -> dict[str, str]:
         sizing, _ = size(loaded, Given())
     except (PreflightError, RecipeError):
         return known
-    return known | {f"{of}: {label}": value for of, label, value in rows(sizing) if label.startswith(_BOUNDS)}
+    return known | {f"{of}: {label}": value for of, label, value in sizing_rows(sizing) if label.startswith(_BOUNDS)}
 
 
 def _sized(planned: Planned, given: Given) -> Sizing:
@@ -57,7 +55,7 @@ def _sized(planned: Planned, given: Given) -> Sizing:
     try:
         if folder is not None:
             load_format = effective.args_of(recipe, recipe.roles()[0][1]).get("load-format")
-            model = files.read(folder, load_format=load_format if isinstance(load_format, str) else "auto")
+            model = files.read_model(folder, load_format=load_format if isinstance(load_format, str) else "auto")
             sizing = size_recipe(recipe, plan, model.config, model.tensors, model.file_bytes, given)
             return sizing.model_copy(update={"lacking": model.lacks})
         if planned.model_config is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pdserve.errors import PdserveError, ReportedError, StateError
 from pdserve.operations.current_run import last_run
 from pdserve.operations.plan_recipe import batch_script, load, plan_for, recipe_words
-from pdserve.plan.nodes.reach import Srun
+from pdserve.plan.node import Srun
 from pdserve.reach.slurm_job import Job, cancel, look, submit
 from pdserve.run.directory import RunDir, home, lives
 from pdserve.run.inbox import Down, ask

@@ -2,16 +2,22 @@
 
 Engines inherit, because images carry what their libraries need; what would change an engine behind the plan's back is
 unset. LMCache and the proxy get an allow-list: LMCache prints its environment on /env, and neither needs more.
+
+ROCm reads ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL, and two of them
+compose: the second filters what the first has left and renumbered, so that sites whose Slurm sets ROCR_VISIBLE_DEVICES
+can end up with no device at all. vLLM on ROCm deprecates CUDA_VISIBLE_DEVICES (vllm#46636).
+
+The ids of a Node are therefore those of the bare machine, not of a job's already filtered view.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from pdserve.errors import RecipeError
-from pdserve.plan.engines.devices import device_env
-from pdserve.plan.nodes.placement import Instance
+from pdserve.plan.placement import Instance
 from pdserve.plan.ports import AssignedPorts
 from pdserve.plan.process import Env
 from pdserve.recipe import effective
@@ -20,6 +26,21 @@ from pdserve.recipe.connectors.base import EngineSide
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, kinds_of
 from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.sections import Lmcache
+
+Platform = Literal["cpu", "cuda", "rocm"]
+
+DEVICE_VARIABLE: dict[Platform, str] = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+"""The one variable of each platform. CPU has none."""
+
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def device_env(platform: Platform, devices: Sequence[int]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Variables to set and variables to unset. With no devices all are unset: CPU engines need none."""
+    variable = DEVICE_VARIABLE.get(platform)
+    setting = {variable: ",".join(str(device) for device in devices)} if variable and devices else {}
+    return setting, tuple(name for name in DEVICE_VARIABLES if name not in setting)
+
 
 ENGINE_KEY = "engine_key"
 """Name of the secret that every deployment makes for its engines."""
@@ -112,7 +133,7 @@ def engine_env(
     """
     share = instance.shares[rank]
     process = instance.process_name(rank)
-    wanted, secrets = _split(effective.env_of(recipe, instance.role))
+    wanted, secrets = _values_and_secrets(effective.env_of(recipe, instance.role))
     devices, hidden = device_env(recipe.platform, share.devices)
     setting = {
         **_engine_defaults(recipe, connector),
@@ -140,7 +161,7 @@ def engine_env(
 
 
 def patch_variables(recipe: Recipe, patches: Sequence[str], record: str) -> dict[str, str]:
-    """What patches/plugin.py and patches/lmcache_server_main.py read. `record`: the folder where
+    """Return the variables that patches/plugin.py and patches/lmcache_server_main.py read. `record`: the folder where
     the active patches are recorded. Named also when there are none: the launcher's own environment must not decide."""
     allowed = [name for name in recipe.allow_unknown_upstream if name in patches]
     return {
@@ -151,23 +172,24 @@ def patch_variables(recipe: Recipe, patches: Sequence[str], record: str) -> dict
 
 
 def setup_env(recipe: Recipe, hosts: Sequence[str]) -> Env:
-    """What the engines of all roles get from the recipe. No device is hidden: a command may look at all of them."""
+    """Return what the recipe gives the engines of all roles. No device is hidden: a command may look at all of them."""
     outer = recipe.container.env if recipe.container is not None else {}
-    wanted, secrets = _split({**outer, **recipe.engine.env})
+    wanted, secrets = _values_and_secrets({**outer, **recipe.engine.env})
     setting = {"PYTHONUNBUFFERED": "1", **wanted, **_no_proxy(wanted, secrets, hosts)}
     return Env(base="inherit", set=setting, secrets=secrets)
 
 
 def weights_env(recipe: Recipe, role: Role, hosts: Sequence[str]) -> Env:
-    """What the engines of a role get from the recipe, its secrets (HF_TOKEN) too: the same cache, hub and way there."""
-    wanted, secrets = _split(effective.env_of(recipe, role))
+    """Return what the recipe gives the engines of a role, its secrets (HF_TOKEN) too: the same cache, hub and way
+    there."""
+    wanted, secrets = _values_and_secrets(effective.env_of(recipe, role))
     setting = {"PYTHONUNBUFFERED": "1", **wanted, **_no_proxy(wanted, secrets, hosts)}
     return Env(base="inherit", set=setting, secrets=secrets)
 
 
 def lmcache_env(recipe: Recipe, section: Lmcache, devices: Sequence[int]) -> Env:
     """`devices`: those of all engines that attach; LMCache finds a device by its UUID, so numbering may differ."""
-    wanted, secrets = _split(section.env)
+    wanted, secrets = _values_and_secrets(section.env)
     if secrets:
         name = next(iter(secrets))
         raise RecipeError(
@@ -183,7 +205,7 @@ def lmcache_env(recipe: Recipe, section: Lmcache, devices: Sequence[int]) -> Env
         **device_env(recipe.platform, devices)[0],
     }
     allow = _LMCACHE_ALLOW_ON_ROCM if recipe.platform == "rocm" else _LMCACHE_ALLOW
-    return Env(base="allow", allow=_without(allow, setting), set=setting)
+    return Env(base="allow", allow=_names_not_set(allow, setting), set=setting)
 
 
 def store_master_env() -> Env:
@@ -192,7 +214,7 @@ def store_master_env() -> Env:
 
 
 def proxy_env() -> Env:
-    """No http_proxy and the like: its upstreams are our own engines."""
+    """Allow no http_proxy and the like: its upstreams are our own engines."""
     return Env(
         base="allow", allow=_BASE_ALLOW, set={"PYTHONUNBUFFERED": "1"}, secrets={"PDSERVE_ENGINE_KEY": ENGINE_KEY}
     )
@@ -235,7 +257,7 @@ def _no_proxy(wanted: Mapping[str, str], secrets: Mapping[str, str], hosts: Sequ
     return {name: value for name in _NO_PROXY if name not in secrets}
 
 
-def _split(env: Mapping[str, EnvValue]) -> tuple[dict[str, str], dict[str, str]]:
+def _values_and_secrets(env: Mapping[str, EnvValue]) -> tuple[dict[str, str], dict[str, str]]:
     """Plain values as text, and variable -> name of the secret."""
     plain = {name: str(value) for name, value in env.items() if not isinstance(value, SecretRef)}
     return plain, {name: value.secret for name, value in env.items() if isinstance(value, SecretRef)}
@@ -246,5 +268,5 @@ def _with_plugin(plugins: str) -> str:
     return ",".join(names if PLUGIN in names else [*names, PLUGIN])
 
 
-def _without(allow: Sequence[str], setting: Mapping[str, str]) -> tuple[str, ...]:
+def _names_not_set(allow: Sequence[str], setting: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name in allow if name not in setting)

@@ -14,15 +14,14 @@ from pdserve.installed.versions import Versions as Versions
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.plan.frozen import SCHEMA, SchemaVersion
 from pdserve.plan.frozen import Frozen as Frozen
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.reach import Local
+from pdserve.plan.node import Local, Node
 from pdserve.plan.process import Process
 from pdserve.recipe.model import Retention, Timeouts, Verify
 from pdserve.recipe.sections import Logs
 
 
 class LmcacheServer(Frozen):
-    """What the launcher must know of an LMCache server beyond its process."""
+    """An LMCache server as the launcher must know it, beyond its process."""
 
     process: str
     http_url: str
@@ -92,7 +91,8 @@ class Plan(Frozen):
     """What a user must know before trusting this plan: unverified connectors, unknown versions, ..."""
 
     def lacking(self) -> list[str]:
-        """What it names and does not have. A plan that was made has everything; one that was read may be edited."""
+        """Return the names that it uses and does not have. A plan that was made has everything; one that was read may
+        be edited."""
         processes = {process.name for process in self.processes}
         nodes = {node.name for node in self.nodes}
         named = {name for server in self.lmcache for name in (server.process, *server.engines)}
@@ -101,7 +101,7 @@ class Plan(Frozen):
         return [*proxy, *sorted(named - processes), *sorted({process.node for process in self.processes} - nodes)]
 
     def has_l2(self, server: LmcacheServer) -> bool:
-        """Whether LMCache keeps what it stores in a second tier too, by its command line."""
+        """Return whether a server's command line names a second tier (L2)."""
         argvs = [process.argv for process in self.processes if process.name == server.process]
         return any(argument.startswith("--l2-adapter") for argv in argvs for argument in argv)
 
@@ -119,7 +119,7 @@ class Plan(Frozen):
 
     @property
     def logs(self) -> Logs:
-        """How large the log of any process may become."""
+        """The limits of each process's log."""
         return self.processes[0].logs
 
     def node(self, name: str) -> Node:
@@ -131,7 +131,7 @@ class Plan(Frozen):
 
     @property
     def proxy_url(self) -> str:
-        """Where the proxy answers: on its node, and from other nodes if it does not listen on loopback only."""
+        """The proxy's URL: on its node, and from other nodes if it does not listen on loopback only."""
         host = self.proxy.host
         if host in ("0.0.0.0", "::", ""):
             host = self.node(self.process("proxy").node).address
@@ -140,12 +140,12 @@ class Plan(Frozen):
 
     @property
     def proxy_on_loopback(self) -> bool:
-        """Whether only its own node reaches it."""
+        """True if only its own node reaches the proxy."""
         return self.proxy.host in ("127.0.0.1", "localhost", "::1")
 
     @property
     def proxy_place(self) -> str:
-        """Where its URL holds, for people: empty if everywhere that the nodes' network reaches."""
+        """The node where its URL holds, for people: empty if everywhere that the nodes' network reaches."""
         proxy = self.process("proxy")
         here = all(isinstance(node.reach, Local) for node in self.nodes)
         if here or not self.proxy_on_loopback:
@@ -162,3 +162,30 @@ class Plan(Frozen):
     def names(self) -> tuple[str, ...]:
         """Names of all processes, in plan order."""
         return tuple(p.name for p in self.processes)
+
+
+_CPU_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+_ENGINE_PROCESSES = "VLLM_ENABLE_V1_MULTIPROCESSING"
+"""0: a single worker lives in its EngineCore, and nothing reads the setting above (vLLM 0.32, multiproc_executor)."""
+_NO_CPUS_NAMED = ("nobind", "auto")
+"""Values of vLLM's own setting that name no CPUs. `auto` takes all that the engine may use: its part."""
+
+
+def cpu_share(plan: Plan, name: str) -> tuple[int, int] | None:
+    """(i, n): a process may use the i-th of n equal parts of its node's CPUs; None: all. No part of `Process`: another
+    engine beside one that runs changes what both get at their next start, and is no reason to start that one anew."""
+    node = plan.process(name).node
+    engines = [process for process in plan.processes if process.ranks is not None and process.node == node]
+    bound = any(map(_binds_cpus, engines))
+    names = [engine.name for engine in engines]
+    if plan.platform != "cpu" or bound or len(names) < 2 or name not in names:
+        return None
+    return names.index(name), len(names)
+
+
+def _binds_cpus(engine: Process) -> bool:
+    """Return whether vLLM binds its workers to CPUs that the recipe names."""
+    single = engine.ranks is not None and engine.ranks.workers == engine.ranks.cores
+    if single and engine.env.set.get(_ENGINE_PROCESSES) == "0":
+        return False
+    return engine.env.set.get(_CPU_BINDING, "auto") not in _NO_CPUS_NAMED

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from pdserve.plan.environment import store_master_env
 from pdserve.plan.model import Exposure
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.placement import Instance
+from pdserve.plan.node import Node
+from pdserve.plan.placement import Instance
 from pdserve.plan.ports import AssignedPorts, Need
 from pdserve.plan.process import HttpProbe, Process
 from pdserve.recipe import effective
@@ -39,7 +39,7 @@ _HTTP = "mooncake_master_http"
 
 @dataclass(frozen=True)
 class StoreClient:
-    """What one engine process gets: its file in the run directory, and its variables."""
+    """A client of the store: an engine's file in the run directory, and its variables."""
 
     files: Mapping[str, str]
     variables: Mapping[str, str]
@@ -92,8 +92,8 @@ def master_processes(recipe: Recipe, node: Node, ports: AssignedPorts, *, python
 def client_of(
     recipe: Recipe, connector: AnyConnector | None, process: str, ports: AssignedPorts, master: Node, *, run_dir: str
 ) -> StoreClient:
-    """Of an engine process whose connector uses the store; empty otherwise, and where a raw connector has no section:
-    then its author's own variables count."""
+    """Return the client of an engine whose connector uses the store; an empty one otherwise, and where a raw connector
+    has no section: then its author's own variables count."""
     section = recipe.mooncake_store
     if section is None or not uses_store(connector):
         return StoreClient({}, {})
@@ -115,7 +115,7 @@ def client_of(
 
 
 def host_memory(recipe: Recipe, instance: Instance, rank: int) -> HostMemory:
-    """What the connectors of an instance take of its node of that rank."""
+    """Return the host memory that an instance's connectors take of its node of that rank."""
     share, dp = instance.shares[rank], instance.role.parallel.dp
     connector = effective.connector_of(recipe, instance.role_name, instance.role)
     memory = HostMemory()
@@ -129,7 +129,7 @@ def host_memory(recipe: Recipe, instance: Instance, rank: int) -> HostMemory:
 
 
 def exposed(recipe: Recipe, nodes: Sequence[Node], ports: AssignedPorts) -> Iterator[Exposure]:
-    """What the master leaves open without a key."""
+    """Yield what the master leaves open without a key."""
     if recipe.mooncake_store is None:
         return
     yield Exposure(
@@ -146,5 +146,5 @@ def _pool(section: MooncakeStore, workers: int) -> HostMemory:
 
 
 def _text(value: object) -> str:
-    """As gflags reads it."""
+    """Return the value as gflags reads it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -78,7 +78,7 @@ SET_ELSEWHERE: dict[str, Row] = {
 
 @dataclass(frozen=True)
 class Need:
-    """What one process wants: `count` ports in a row."""
+    """A process's request for `count` ports in a row."""
 
     node: str
     process: str

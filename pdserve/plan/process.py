@@ -36,7 +36,7 @@ class LmcacheProbe(Frozen):
 
 
 class ExitProbe(Frozen):
-    """Of a process that does one thing and ends: ready when it has ended with code 0. Any other end is a death."""
+    """Ready when a process that does one thing has ended with code 0. Any other end is a death."""
 
     kind: Literal["exit"] = "exit"
 
@@ -59,7 +59,7 @@ class Env(Frozen):
     secrets: dict[str, str] = Field(default={})
 
     def inherits(self, name: str) -> bool:
-        """Whether a variable of the agent's environment is passed on; `set` and `secrets` come on top."""
+        """Return whether a variable of the agent's environment is passed on; `set` and `secrets` come on top."""
         if self.base == "inherit":
             return name not in self.unset
         prefixes = tuple(rule.removesuffix("*") for rule in self.allow if rule.endswith("*"))
@@ -67,7 +67,7 @@ class Env(Frozen):
 
 
 class Ranks(Frozen):
-    """What runs inside an engine's process tree."""
+    """The EngineCores and workers inside an engine's process tree."""
 
     cores: int
     """EngineCores: its DP ranks on the node."""
@@ -147,37 +147,37 @@ class Process(Frozen):
 
     @property
     def is_engine(self) -> bool:
-        """Whether it is a vLLM engine, or a follower of one."""
+        """True for a vLLM engine, and a follower of one."""
         return is_engine(self.role)
 
     @property
     def is_lmcache(self) -> bool:
-        """Whether it is an LMCache server."""
+        """True for an LMCache server."""
         return self.role == "lmcache"
 
     @property
     def is_store_master(self) -> bool:
-        """Whether it is the master of a Mooncake store."""
+        """True for the master of a Mooncake store."""
         return self.role == "mooncake-master"
 
     @property
     def is_proxy(self) -> bool:
-        """Whether it is what clients talk to."""
+        """True for what clients talk to."""
         return self.role == "proxy"
 
     @property
     def fetches_weights(self) -> bool:
-        """Whether it downloads the model and ends."""
+        """True for a download of the model."""
         return self.role == "weights"
 
     @property
     def is_setup(self) -> bool:
-        """Whether it is a command of the recipe's setup, which ends."""
+        """True for a command of the recipe's setup."""
         return self.role == "setup"
 
     @property
     def ends_when_done(self) -> bool:
-        """Whether it does one thing before the others start, and then is no more."""
+        """True if it does one thing before the others start, and ends."""
         return isinstance(self.probe, ExitProbe)
 
     @property

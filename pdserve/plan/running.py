@@ -1,4 +1,4 @@
-"""What a deployment that runs has already: a new plan for it leaves instances, ports and names where they are.
+"""The places that a running deployment has: a new plan for it leaves instances, ports and names where they are.
 
 Planned anew from nothing, one more prefill would move every decode to other devices and ports, and so restart it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.plan.process import Process
 from pdserve.recipe.model import Ports
 from pdserve.roles import ProcessRole
@@ -54,7 +54,7 @@ class Running:
         return tuple(process for process in self._processes.values() if process.role == role)
 
     def moves(self, key: str, ports: Ports) -> bool:
-        """Whether a recipe with these `ports` numbers those of `key` otherwise."""
+        """Return whether a recipe with these `ports` numbers those of `key` otherwise."""
         return self._ports is not None and getattr(self._ports, key, None) != getattr(ports, key, None)
 
     def ports(self, role: ProcessRole, node: str, purpose: str) -> dict[str, range]:

@@ -1,4 +1,4 @@
-"""How long the start, the stop or a restart of a deployment may take, from its plan: who asks a launcher for one waits
+"""Limits of time for the start, the stop or a restart of a deployment, from its plan: who asks a launcher for one waits
 at least so long for the answer."""
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def stops_in_order(processes: Iterable[Process]) -> float:
 
 
 def down_seconds(plan: Plan) -> float:
-    """Of everything: the command of `pdserve run`, then stage after stage."""
+    """Return the seconds of a stop: the command of `pdserve run`, then stage after stage."""
     return plan.timeouts.stop_seconds + _STAGE_SECONDS + _stop(plan) + _AROUND_SECONDS
 
 
 def apply_seconds(running: Plan, new: Plan) -> float:
-    """Of another plan on a deployment that runs, as if every instance were replaced one after the other; and of
-    another change that is under way."""
+    """Return the seconds of another plan on a deployment that runs, as if every instance were replaced one after the
+    other; and of another change that is under way."""
     one_by_one = sum(_again(new, process) for process in new.processes if process.is_engine)
     return 2 * (_stop_and_start(running, new) + one_by_one)
 
@@ -42,8 +42,9 @@ def _stop_and_start(running: Plan, new: Plan) -> float:
 
 
 def restart_seconds(plan: Plan, name: str) -> float:
-    """Of a process with its instance, which may be on its way back by itself already; with what it waits for, and what
-    comes back after it, and after a change that is under way. One that the plan does not have is refused at once."""
+    """Return the seconds of a restart of a process with its instance, which may be on its way back by itself already;
+    with what it waits for, and what comes back after it, and after a change that is under way. One that the plan does
+    not have is refused at once."""
     if name not in plan.names():
         return _STAGE_SECONDS
     process = plan.instance_of(name)[0]

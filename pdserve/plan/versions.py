@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion
@@ -13,9 +14,14 @@ from pdserve.known.defects import DEFECTS, Defect, affected
 from pdserve.known.flags import FLAGS, Flag
 from pdserve.patches.patch import in_range
 from pdserve.plan.model import Versions
+from pdserve.recipe import effective
+from pdserve.recipe.connectors.registry import class_names, kinds_of
+from pdserve.recipe.load.problems import dotted
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.rules.engines import flag_path
 
 
-def features(
+def role_features(
     *,
     role: str,
     platform: str,
@@ -27,7 +33,7 @@ def features(
     speculative: bool = False,
     l2: bool = False,
 ) -> frozenset[str]:
-    """What a role uses, in the words of DEFECTS. `async_scheduling`: vLLM's default; `of_connectors`: what their
+    """Return what a role uses, in the words of DEFECTS. `async_scheduling`: vLLM's default; `of_connectors`: what their
     sections add."""
     used = {*connectors, *of_connectors, f"role={role}", f"platform={platform}"}
     if connectors:
@@ -57,7 +63,7 @@ def check_requires(requires: Iterable[tuple[str, str]], versions: Versions) -> N
                 f"{text!r} is not a version range", where=f"requires.{package}", todo='write it as ">=0.26,<0.34"'
             ) from error
         version = _version(package, versions)
-        if version is not None and _holds(version, text) is False:
+        if version is not None and _is_in_range(version, text) is False:
             raise PreflightError(
                 f"{package} {version} is installed, the recipe requires {text}",
                 where=f"requires.{package}",
@@ -87,7 +93,7 @@ def check_flags(flags: Mapping[str, str], package: str, versions: Versions) -> I
         yield f"{flags[flag.name]}: {what}; {flag.todo}"
 
 
-def hazards(
+def known_hazards(
     roles: Iterable[frozenset[str]], flags: Iterable[tuple[str, Mapping[str, str]]], versions: Versions
 ) -> Iterator[str]:
     """All that is known of these versions for such a recipe, and raised as nothing: they are those of another machine,
@@ -125,7 +131,7 @@ def check_coverage(packages: Iterable[str], versions: Versions) -> Iterator[str]
         version, text = _version(package, versions), KNOWN.get(package)
         if version is None:
             yield f"{package} is not installed here, or its version is unknown: nothing about it was checked"
-        elif text is not None and not _holds(version, text):
+        elif text is not None and not _is_in_range(version, text):
             tested = TESTED.get(package)
             yield f"{package} {version} is outside what is known ({text}); tested with {tested}"
 
@@ -135,9 +141,52 @@ def _version(package: str, versions: Versions) -> str | None:
     return version
 
 
-def _holds(version: str, text: str) -> bool | None:
-    """Whether the version is in the range; None for a version that follows no scheme (a build of a branch)."""
+def _is_in_range(version: str, text: str) -> bool | None:
+    """Return whether the version is in the range; None for a version that follows no scheme (a build of a branch)."""
     try:
         return in_range(version, text)
     except InvalidVersion:
         return None
+
+
+@dataclass(frozen=True)
+class RecipeUse:
+    """The features, flags and packages of a recipe, whatever is installed."""
+
+    features: tuple[frozenset[str], ...]
+    """Of each role."""
+    flags: tuple[tuple[str, Mapping[str, str]], ...]
+    """Package, and its flags with their keys in the recipe: of each role, then of LMCache."""
+    packages: frozenset[str]
+    """That its connectors need."""
+
+
+def recipe_use(recipe: Recipe) -> RecipeUse:
+    """Pure."""
+    section = recipe.lmcache
+    features: list[frozenset[str]] = []
+    flags: list[tuple[str, Mapping[str, str]]] = []
+    packages: set[str] = set()
+    for name, role, connector in effective.roles(recipe):
+        args = effective.args_of(recipe, role)
+        flags.append(("vllm", {flag: dotted(flag_path(recipe, name, flag)) for flag in args}))
+        packages |= {kind.package for kind in kinds_of(connector)}
+        features.append(
+            role_features(
+                role=name,
+                platform=recipe.platform,
+                connectors=class_names(connector),
+                per_tp_rank=section is not None and section.per == "tp-rank",
+                of_connectors=frozenset().union(*(leaf.features() for leaf in effective.sections(connector))),
+                lmcache_driven=any(
+                    effective.transfer_mode_of(recipe, leaf)[1] == "lmcache_driven"
+                    for leaf in effective.lmcache_leaves(connector)
+                ),
+                async_scheduling=args.get("async-scheduling") is not False,
+                speculative=effective.drafts(args),
+                l2=section is not None and bool(section.l2),
+            )
+        )
+    if section is not None:
+        flags.append(("lmcache", {flag: f"lmcache.extra_args.{flag}" for flag in section.extra_args}))
+    return RecipeUse(tuple(features), tuple(flags), frozenset(packages))

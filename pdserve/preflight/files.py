@@ -12,9 +12,9 @@ from pdserve.errors import PreflightError
 from pdserve.installed import distributions
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.limits import keys
+from pdserve.plan import proxy
 from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
-from pdserve.plan.proxy import vllm_router
 
 
 def check_model(plan: Plan) -> None:
@@ -109,18 +109,18 @@ def check_programs(processes: Iterable[Process]) -> None:
                 cause=cause,
                 todo=todo,
             )
-        if process.argv[0] == sys.executable and vllm_router.PACKAGE in process.packages:
-            check_router(distributions.version_of(vllm_router.PACKAGE))
+        if process.argv[0] == sys.executable and proxy.ROUTER_PACKAGE in process.packages:
+            check_router(distributions.version_of(proxy.ROUTER_PACKAGE))
 
 
 def check_router(version: str | None) -> None:
     """Raises PreflightError unless the vllm-router beside pdserve is the one whose flags a plan has."""
-    if version == vllm_router.VERSION:
+    if version == proxy.ROUTER_VERSION:
         return
     installed = "is not installed" if version is None else f"{version} is installed"
     raise PreflightError(
-        f"vllm-router {installed}, and {vllm_router.VERSION} is the version whose flags are known",
+        f"vllm-router {installed}, and {proxy.ROUTER_VERSION} is the version whose flags are known",
         where="proxy.kind",
-        todo=f"{sys.executable} -m pip install vllm-router=={vllm_router.VERSION}, or proxy.kind: pdserve; "
+        todo=f"{sys.executable} -m pip install vllm-router=={proxy.ROUTER_VERSION}, or proxy.kind: pdserve; "
         "proxy.command names a router in another place",
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pdserve.plan.model import Plan
 from pdserve.preflight.finding import ALL_NODES, Finding
-from pdserve.sizing.findings import Crossing
+from pdserve.sizing import Crossing
 
 
 def of_crossings(plan: Plan, crossings: Iterable[Crossing]) -> list[Finding]:

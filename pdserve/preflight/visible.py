@@ -2,21 +2,21 @@
 
 A batch system narrows a job down by variables, and not all by the same ones: Slurm sets CUDA_VISIBLE_DEVICES, on sites
 without NVIDIA's autodetection ROCR_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL beside it with the same ids. The plan's ids
-are those of the bare machine (plan/engines/devices.py), because a process gets one variable and loses the others.
+are those of the bare machine (plan/environment.py), because a process gets one variable and loses the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pdserve.plan.engines.devices import ALL_VARIABLES
+from pdserve.plan.environment import DEVICE_VARIABLES
 
 _NONE = ("", "-1", "NoDevFiles", "none", "void")
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of the environment that make devices visible."""
-    return {name: environ[name] for name in ALL_VARIABLES if name in environ}
+    return {name: environ[name] for name in DEVICE_VARIABLES if name in environ}
 
 
 def visible(platform: str, present: Sequence[int], setting: Mapping[str, str]) -> tuple[int, ...]:

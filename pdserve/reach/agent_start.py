@@ -6,9 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from pdserve.plan.nodes.agent_line import agent_argv, has_lease, in_docker, step_name
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.reach import Local
+from pdserve.plan.node import Local, Node, agent_argv, has_lease, in_docker, step_name
 from pdserve.reach.channel import Channel
 from pdserve.reach.docker_hang import until_docker_hangs
 from pdserve.reach.link import AgentLink

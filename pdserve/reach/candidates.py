@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pdserve
 from pdserve.errors import PreflightError
-from pdserve.plan.engines.devices import ALL_VARIABLES
-from pdserve.plan.nodes.container import Around, cache_of, image_of, needed_paths, source_folder, wrap
-from pdserve.plan.nodes.image import shared_file
-from pdserve.plan.nodes.nodelist import expand
-from pdserve.plan.nodes.reach import Local, Srun, Ssh
+from pdserve.plan.container import Around, cache_of, image_of, needed_paths, shared_file, source_folder, wrap_agent
+from pdserve.plan.environment import DEVICE_VARIABLES
+from pdserve.plan.node import Local, Srun, Ssh
+from pdserve.plan.slurm_nodes import expand_nodelist
 from pdserve.reach.cluster_file import LoadedCluster
 from pdserve.reach.slurm_job import gpus_asked_per_node
 from pdserve.reach.ssh_destination import machine_of
@@ -107,7 +106,7 @@ def of_job(environ: Mapping[str, str], exclude: Sequence[str]) -> Candidates | N
     job, nodelist = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NODELIST")
     if not job or not nodelist:
         return None
-    everything = expand(nodelist, where="SLURM_JOB_NODELIST")
+    everything = expand_nodelist(nodelist, where="SLURM_JOB_NODELIST")
     names = [name for name in everything if name not in exclude]
     if not names:
         raise PreflightError(
@@ -157,12 +156,12 @@ def in_containers(
             user=f"{os.getuid()}:{os.getgid()}",
             groups=tuple(os.getgroups()),
             # What Slurm, or the user's shell, has narrowed this down to. An image is given all devices of the node.
-            forward=(*ALL_VARIABLES, *(("SLURM_JOB_ID",) if in_slurm else ())),
+            forward=(*DEVICE_VARIABLES, *(("SLURM_JOB_ID",) if in_slurm else ())),
             in_slurm=in_slurm,
             rdma=rdma,
             compile_cache=cache,
         )
-        match = wrap(container, image, (), around)
+        match = wrap_agent(container, image, (), around)
         reach = candidate.reach.model_copy(update={"options": match.srun_options}) if in_slurm else candidate.reach
         return replace(candidate, command=match.argv, reach=reach)
 

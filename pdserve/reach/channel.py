@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from pdserve.plan.nodes.reach import Reach, Srun, reach_argv
+from pdserve.plan.node import Reach, Srun, reach_argv
 from pdserve.reach.slurm_variables import for_srun
 from pdserve.system.pipe_writer import PipeWriter
 from pdserve.system.process import pid_end, spawn_piped

@@ -7,10 +7,8 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pdserve.plan.nodes.agent_line import in_docker
-from pdserve.plan.nodes.container import docker_list_argv, docker_stop_argv
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.reach import Srun, reach_argv
+from pdserve.plan.container import docker_list_argv, docker_stop_argv
+from pdserve.plan.node import Node, Srun, in_docker, reach_argv
 from pdserve.reach.slurm_variables import for_srun
 from pdserve.system.process import Output, output_of
 

@@ -11,8 +11,8 @@ import contextlib
 from pathlib import Path
 
 from pdserve.logs.causes import Hint
-from pdserve.plan.nodes.container import docker_version_argv
-from pdserve.plan.nodes.reach import Reach
+from pdserve.plan.container import docker_version_argv
+from pdserve.plan.node import Reach
 from pdserve.reach.node_tool import run_tool
 
 _FIRST_SECONDS = 5.0

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from pdserve.errors import AgentProtocolError
-from pdserve.plan.nodes.agent_line import BEATS
+from pdserve.plan.node import BEATS
 from pdserve.reach.channel import Channel
 from pdserve.reach.protocol import (
     NOT_HEARD,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pdserve.plan.nodes.reach import Reach, Srun, reach_argv
+from pdserve.plan.node import Reach, Srun, reach_argv
 from pdserve.reach.slurm_variables import for_srun
 from pdserve.system.process import spawn
 from pdserve.time_limit import time_limit

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.plan.process import Process
-from pdserve.plan.proxy.pdserve_proxy import CONFIG_FILE
+from pdserve.plan.proxy import CONFIG_FILE
 from pdserve.run.directory import RunDir
 
 LIVING = ("starting", "ready", "degraded", "done")

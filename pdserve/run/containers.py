@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 
 from pdserve.node.agent_record import ledger_file
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.agent_line import in_docker
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.reach import Local
+from pdserve.plan.node import Local, Node, in_docker
 from pdserve.reach.containers import (
     LeftContainers,
     left_containers,

@@ -1,27 +1,308 @@
-"""A wish to a recipe as data, with the reason of each value."""
+"""A first recipe, as data with the reason of each value, from the words of the user and what is known of the model.
+
+An instance stays on one node. Sizes are powers of two, as the heads and experts of models are.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from pdserve.errors import RecipeError
-from pdserve.models.unknown import UnknownModelError
-from pdserve.plan.engines.kv_groups import good_chunk, table_groups
+from pdserve.models.config_json import UnknownModelError
+from pdserve.models.kv_cache import NULL_BLOCK, good_chunk, table_groups
+from pdserve.models.layers import text_config
+from pdserve.models.weights import Tensor
+from pdserve.recipe.base import FlagValue
 from pdserve.recipe.load.corrections import as_name
 from pdserve.recipe.load.environment import escape
 from pdserve.recipe.load.problems import Path
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections import Eviction
-from pdserve.sizing.engines import Sized, size_role
-from pdserve.sizing.given import GIB, Given
-from pdserve.sizing.lmcache import stored_token_bytes
+from pdserve.sizing import BESIDE_KV_GIB, GIB, Given, Sized, size_role, stored_token_bytes
 from pdserve.starter.goal import Goal
-from pdserve.starter.layout import Layout, choose, numbers
-from pdserve.starter.wish import InitChoice
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One kind of node."""
+
+    name: str
+    platform: Literal["cuda", "rocm", "cpu"]
+    device_gib: float
+    """Memory of a device, GiB, as PyTorch has it, in whole ones that are surely there; 0 without devices."""
+    devices: int
+    """Of a usual node; 0 without devices."""
+    transfer: Mapping[str, FlagValue]
+    """The connector that moves KV from prefill to decode."""
+    transfer_reason: str
+    args: Mapping[str, tuple[FlagValue, str]] = field(default_factory=dict)
+    """Flag -> value, reason."""
+    env: Mapping[str, tuple[FlagValue, str]] = field(default_factory=dict)
+
+
+_SHARE: Mapping[str, tuple[FlagValue, str]] = {
+    "gpu-memory-utilization": (0.9, "as in the shipped recipes; the rest is for what vLLM does not count")
+}
+_READY: tuple[FlagValue, str] = (3600, "vLLM gives its own engine 600 s to load; keep it at timeouts.engine_seconds")
+
+
+def _cuda(name: str, device_gib: float) -> Hardware:
+    return Hardware(
+        name,
+        "cuda",
+        device_gib,
+        8,
+        {"kind": "nixl"},
+        "as in the shipped recipes for H200; moves KV of several groups too",
+        _SHARE,
+        {"VLLM_ENGINE_READY_TIMEOUT_S": _READY},
+    )
+
+
+def _rocm(name: str, device_gib: float) -> Hardware:
+    return Hardware(
+        name,
+        "rocm",
+        device_gib,
+        8,
+        {"kind": "mooncake", "protocol": "tcp"},
+        "needs no RDMA device, but a Mooncake built for ROCm; try rdma where there are adapters",
+        _SHARE,
+        {"VLLM_ROCM_USE_AITER": (1, "AMD's kernels"), "VLLM_ENGINE_READY_TIMEOUT_S": _READY},
+    )
+
+
+_ALL = (
+    # 288 GiB: rocm.docs.amd.com/en/latest/reference/gpu-specs.html. PyTorch: 287.98.
+    _rocm("mi355x", 287),
+    # 192 GiB: the same page. PyTorch: 191.69 to 191.98.
+    _rocm("mi300x", 191),
+    # SXM, 80 GB: www.nvidia.com/en-us/data-center/h100/. PyTorch: 79.14 to 79.25. (The NVL has 94 GB.)
+    _cuda("h100", 79),
+    # 141 GB: www.nvidia.com/en-us/data-center/h200/. PyTorch: 139.80.
+    _cuda("h200", 139),
+    # 180 GB: 1,440 GB of 8, docs.nvidia.com/dgx/dgxb200-user-guide/introduction-to-dgxb200.html. PyTorch: 178.35.
+    _cuda("b200", 178),
+    Hardware(
+        "cpu",
+        "cpu",
+        0,
+        0,
+        {"kind": "mooncake", "protocol": "tcp"},
+        "a machine without devices has TCP",
+        {
+            "enforce-eager": (True, "compiling takes longer than a trial"),
+            "max-num-seqs": (16, "as in the shipped recipes for a CPU"),
+        },
+        {
+            "VLLM_CPU_KVCACHE_SPACE": (1, "GiB of KV, whole numbers only; vLLM's own choice is sized for a big host"),
+            "VLLM_CPU_OMP_THREADS_BIND": ("nobind", "by default every engine binds to the same cores"),
+            "OMP_NUM_THREADS": (1, "two engines share this machine"),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": (0, "an engine with one rank needs no process for it: a faster start"),
+        },
+    ),
+)
+HARDWARE: Mapping[str, Hardware] = {hardware.name: hardware for hardware in _ALL}
+"""Each device's memory has its vendor's figure beside it, and what PyTorch calls "total capacity" in public logs of it
+(vLLM takes its share of that), which is 0.7 to 1.8 GiB less on NVIDIA. None was measured here: a recipe is right only
+after `pdserve preflight` on the nodes."""
+
+
+LONGEST: Mapping[Goal, int] = {Goal.THROUGHPUT: 32768, Goal.LATENCY: 32768, Goal.AGENTS: 131072}
+"""Tokens of a request that a first recipe serves, where the model can do more."""
+
+_POSITIONS = "max_position_embeddings"
+
+
+@dataclass(frozen=True)
+class InitChoice:
+    """`config`, `tensors`: None where they are not on this machine."""
+
+    name: str
+    """The end of the model's path or id."""
+    path: str | None
+    """An absolute folder; None: `id` is of the hub."""
+    id: str | None
+    hardware: Hardware
+    nodes: int
+    devices: int
+    """Of each node; 0 on a CPU."""
+    goal: Goal
+    longest: int
+    """max-model-len is no more."""
+    config: Mapping[str, Any] | None
+    tensors: tuple[Tensor, ...] | None
+
+    @property
+    def model_length(self) -> int | None:
+        """The longest request that the model can serve; None: not known."""
+        if self.config is None:
+            return None
+        length = text_config(self.config).get(_POSITIONS) or self.config.get(_POSITIONS)
+        return length if isinstance(length, int) and length > 0 else None
+
+    @property
+    def length(self) -> int | None:
+        """max-model-len; None: left to vLLM. A model whose config.json has none gets the longest: without a length
+        nothing can be planned."""
+        if self.config is None:
+            return None
+        return self.longest if self.model_length is None else min(self.model_length, self.longest)
+
+    @property
+    def length_reason(self) -> str:
+        """The reason of max-model-len."""
+        limit = f"{LONGEST[self.goal]} for --goal {self.goal}"
+        fits = "" if self.longest == LONGEST[self.goal] else f", halved to {self.longest} until it fits"
+        if self.model_length is None:
+            return f"NOT CHECKED: config.json has no {_POSITIONS}; {limit}{fits}"
+        return f"the model's {self.model_length}, at most {limit}{fits}"
+
+    @property
+    def heads(self) -> int | None:
+        """Attention heads, which tensor parallelism deals out; None: not known."""
+        if self.config is None:
+            return None
+        heads = text_config(self.config).get("num_attention_heads")
+        return heads if isinstance(heads, int) and heads > 0 else None
+
+
+WANTED_REQUESTS = 4
+"""Requests of max-model-len that an instance should hold at once, where a larger one can."""
+
+Size = Callable[["Layout"], Sized | None]
+"""The planner on a layout; None: it does not know the model."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Instances of a recipe. `decode` is 0 where one engine does both."""
+
+    tp: int
+    prefill: int
+    decode: int
+    reason: str
+    """Of `tp`."""
+    sized: Sized | None = None
+
+    @property
+    def aggregated(self) -> bool:
+        """True if there is room for one instance only."""
+        return self.decode == 0
+
+
+def choose_layout(wish: InitChoice, size: Size) -> Layout:
+    """Raises RecipeError where no instance on one node can hold the weights and a request."""
+    if wish.hardware.platform == "cpu":
+        return _on_cpu(wish, size)
+    splits = [_split(wish, tp) for tp in _tp_sizes(wish)]
+    widest = max((split for split in splits if not split.aggregated), key=lambda split: split.tp, default=splits[0])
+    tried = [(split, size(split)) for split in splits]
+    known = [(split, sized) for split, sized in tried if sized is not None and sized.size.weights_bytes is not None]
+    if not known:
+        return Layout(
+            widest.tp,
+            widest.prefill,
+            widest.decode,
+            "NOT CHECKED: the weights are not known on this machine; this is the largest that the nodes have room for",
+            dict(tried)[widest],
+        )
+    fits = [entry for entry in known if _holds_one(entry[1])]
+    if not fits:
+        raise _too_large(wish, known[-1][1])
+    apart = [entry for entry in fits if not entry[0].aggregated] or fits
+    full = [entry for entry in apart if _requests(entry[1]) >= WANTED_REQUESTS]
+    split, sized = (full or apart)[0]
+    if wish.goal is Goal.LATENCY and widest.tp > split.tp:
+        split, sized = next(entry for entry in known if entry[0] == widest)
+        why = "the largest that the nodes have room for: more devices work on each token"
+    else:
+        why = "the smallest that holds the weights and leaves KV: most instances"
+    return Layout(split.tp, split.prefill, split.decode, why, sized)
+
+
+def describe_numbers(wish: InitChoice, sized: Sized) -> str:
+    """The planner's, of one rank and one instance."""
+    size = sized.size
+    weights, requests = size.weights_bytes, size.requests
+    held = "weights not known" if weights is None else f"{weights.high / GIB:.3g} of {wish.hardware.device_gib:g} GiB"
+    if requests is None:
+        return f"weights of a rank {held}"
+    return f"weights of a rank {held}; {requests.low:.1f} to {requests.high:.1f} requests of {size.model_len} tokens"
+
+
+def _on_cpu(wish: InitChoice, size: Size) -> Layout:
+    """The weights are in host memory, which preflight looks at; the memory for KV is stated in the recipe."""
+    plain = Layout(1, 1, 1, "a CPU engine is one rank")
+    sized = size(plain)
+    if sized is not None and sized.size.kv_bytes is not None and not _holds_one(sized):
+        raise _too_long(wish, sized, sized.size.kv_bytes.high / GIB)
+    return replace(plain, sized=sized)
+
+
+def _tp_sizes(wish: InitChoice) -> Iterator[int]:
+    tp = 1
+    while tp <= wish.devices:
+        if wish.heads is None or wish.heads % tp == 0:
+            yield tp
+        tp *= 2
+
+
+def _split(wish: InitChoice, tp: int) -> Layout:
+    instances = wish.nodes * (wish.devices // tp)
+    if instances == 1:
+        return Layout(tp, 1, 0, "")
+    small, large = instances // 2, instances - instances // 2
+    # Agents send long prompts and get short answers.
+    return Layout(tp, large, small, "") if wish.goal is Goal.AGENTS else Layout(tp, small, large, "")
+
+
+def _requests(sized: Sized) -> float:
+    """Return the requests at the planner's cautious end."""
+    return 0 if sized.size.requests is None else sized.size.requests.low
+
+
+def _holds_one(sized: Sized) -> bool:
+    """A request of max-model-len, beside the block that vLLM keeps for itself; at the planner's cautious end."""
+    blocks = sized.size.blocks
+    return blocks is not None and sized.cache.blocks_a_request <= int(blocks.low) - NULL_BLOCK
+
+
+def _too_long(wish: InitChoice, sized: Sized, has: float) -> RecipeError:
+    return RecipeError(
+        f"{wish.name} does not fit: a request of {sized.size.model_len} tokens takes {_request_gib(sized):.1f} GiB of "
+        f"KV, and an engine on a CPU has {has:g} GiB for it",
+        where="--hardware",
+        cause="a first recipe for a CPU is for a trial, and has VLLM_CPU_KVCACHE_SPACE as the shipped ones",
+        todo="give a smaller --model; or write the recipe by hand, with a larger VLLM_CPU_KVCACHE_SPACE or a shorter "
+        "max-model-len: recipes/tiny-cpu.yaml",
+    )
+
+
+def _too_large(wish: InitChoice, largest: Sized) -> RecipeError:
+    size, hardware = largest.size, wish.hardware
+    weights = 0.0 if size.weights_bytes is None else size.weights_bytes.high / GIB
+    return RecipeError(
+        f"{wish.name} does not fit: at TP {size.tp} a rank holds {weights:.1f} GiB of weights, a request of "
+        f"{size.model_len} tokens takes {_request_gib(largest):.1f} GiB of KV, and {hardware.name} has "
+        f"{hardware.device_gib:g} GiB a device",
+        where="--hardware",
+        cause=f"of {wish.devices} device(s) on a node an instance uses {size.tp}; of each 10 % are kept free, and up "
+        f"to {BESIDE_KV_GIB.high:g} GiB are counted for activations. More nodes give more instances, no larger ones",
+        todo="give --hardware with more memory, a larger --gpus-per-node, or a quantised --model; an instance over "
+        "several nodes is written by hand: recipes/deepseek-r1-wide-ep.yaml",
+    )
+
+
+def _request_gib(sized: Sized) -> float:
+    """KV of a request of max-model-len on a rank."""
+    return sized.cache.block_bytes * sized.cache.blocks_a_request / GIB
+
 
 _CHUNK = 256
 _L1_GIB = 64
@@ -52,7 +333,7 @@ def draft(wish: InitChoice) -> Starter:
     """Raises RecipeError where the model cannot be held by the hardware."""
     while True:
         try:
-            return _written(wish, choose(wish, partial(_sized, wish)))
+            return _written(wish, choose_layout(wish, partial(_sized, wish)))
         except RecipeError:
             if min(wish.longest, wish.length or 0) <= _SHORTEST:
                 raise
@@ -131,7 +412,7 @@ def _roles(wish: InitChoice, layout: Layout, made: Starter) -> None:
         made.put(role, "instances", value=instances, reason=None if number or layout.aggregated else ratio)
         made.put(role, "parallel", "tp", value=layout.tp, reason=None if number else layout.reason)
         if layout.sized is not None and layout.sized.size.weights_bytes is not None and wish.devices and not number:
-            made.reasons[(role, "parallel")] = numbers(wish, layout.sized)
+            made.reasons[(role, "parallel")] = describe_numbers(wish, layout.sized)
         transfer = [] if layout.aggregated else [dict(wish.hardware.transfer)]
         keeps = wish.goal is Goal.AGENTS and role != "decode"
         parts = [*transfer, *([{"kind": "lmcache-mp"}] if keeps else [])]

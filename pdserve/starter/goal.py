@@ -1,4 +1,4 @@
-"""What a deployment is for."""
+"""The goals of a first recipe. Apart from draft.py because the command line reads it for `--help`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Goal(StrEnum):
-    """What the deployment is for."""
+    """A goal of a deployment."""
 
     THROUGHPUT = "throughput"
     LATENCY = "latency"

@@ -11,8 +11,7 @@ from pathlib import Path
 from pdserve.errors import StateError
 from pdserve.logs.lines import end_of, split
 from pdserve.operations.plan_recipe import located, plan_for
-from pdserve.plan.nodes.allocation import job_shape
-from pdserve.plan.render.sbatch_array import ArrayMember, RenderedArray, render_arrays
+from pdserve.plan.sbatch import ArrayMember, RenderedArray, job_shape, render_arrays
 from pdserve.reach.slurm_array import SlurmTask, look_at_array, stop_array
 from pdserve.reach.slurm_job import cancel, submit
 from pdserve.sweep.points import Point, Variant, by_deployment

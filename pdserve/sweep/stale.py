@@ -19,7 +19,7 @@ from pdserve.bench.stored import read_result
 from pdserve.errors import PreflightError, StateError
 from pdserve.installed.versions import PACKAGES
 from pdserve.operations.plan_recipe import model_files
-from pdserve.plan.nodes.nodelist import expand
+from pdserve.plan.slurm_nodes import expand_nodelist
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.sweep.empty import not_emptied
@@ -97,7 +97,7 @@ def _in_its_job(environ: Mapping[str, str]) -> bool:
     if not nodes:
         return True
     try:
-        names = expand(nodes, where="SLURM_JOB_NODELIST")
+        names = expand_nodelist(nodes, where="SLURM_JOB_NODELIST")
     except PreflightError:  # the start of a deployment has the reason
         return False
     return socket.gethostname().partition(".")[0] in {name.partition(".")[0] for name in names}

@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.system.procfs import SHM, Place, lines_of, place
 
 _UNLIMITED = 1 << 60

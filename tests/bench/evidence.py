@@ -12,7 +12,7 @@ from pdserve.bench.snapshot import Clocks, Counts, DeploymentSnapshot
 from pdserve.bench.workload import Load, Workload
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.plan.model import LmcacheServer, Plan
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.plan.process import Env, Process
 from pdserve.recipe.model import Timeouts, Verify
 

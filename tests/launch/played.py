@@ -14,7 +14,7 @@ from pdserve.errors import PdserveError
 from pdserve.launch.fleet import Fleet
 from pdserve.launcher import Launcher
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.plan.process import HttpProbe
 from pdserve.preflight import ENGINE_KEY
 from pdserve.reach.protocol import (

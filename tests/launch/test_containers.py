@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.reach.containers import LeftContainers, left_containers, stop_left_containers
 
 pytestmark = pytest.mark.process

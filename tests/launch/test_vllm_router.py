@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.plan.proxy.vllm_router import VERSION
+from pdserve.plan.proxy import ROUTER_VERSION
 from pdserve.preflight import check_router
 from tests.launch.deployment import (
     Deployment,
@@ -195,7 +195,7 @@ def test_over_nixl_too(tmp_path: Path, pdserve_home: Path) -> None:
 
 
 def test_the_known_version_passes() -> None:
-    check_router(VERSION)
+    check_router(ROUTER_VERSION)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_no_router_or_an_unknown_one(version: str | None, message: str) -> None:
     with pytest.raises(PreflightError, match=message) as raised:
         check_router(version)
     assert raised.value.todo is not None
-    assert f"-m pip install vllm-router=={VERSION}" in raised.value.todo
+    assert f"-m pip install vllm-router=={ROUTER_VERSION}" in raised.value.todo
 
 
 def test_an_unknown_version_is_refused_before_anything_starts(

@@ -6,7 +6,7 @@ from typing import Any
 
 from pdserve.models.kv_cache import KvCache, kv_cache
 from pdserve.models.layers import layers_of
-from pdserve.plan.engines.kv_flags import drafts_for_itself, kv_flags
+from pdserve.plan.model_rules import drafts_for_itself, kv_flags
 from tests.models.tiny_configs import Tiny
 from tests.plan.kit import recipe
 

@@ -10,9 +10,9 @@ import pytest
 
 from pdserve.errors import PreflightError
 from pdserve.models import files
+from pdserve.models.config_json import UnknownModelError
 from pdserve.models.kv_cache import KvFlags, kv_cache
 from pdserve.models.layers import layers_of
-from pdserve.models.unknown import UnknownModelError
 from tests.models.tiny_configs import TINY
 from tests.tables import each_row
 

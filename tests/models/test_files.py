@@ -12,7 +12,7 @@ import pytest
 
 from pdserve.errors import PreflightError
 from pdserve.models import files
-from pdserve.models.headers import HeaderError, tensors_of
+from pdserve.models.files import HeaderError, tensors_of
 from pdserve.models.weights import Tensor
 from tests.tables import each_row
 
@@ -50,7 +50,7 @@ def test_a_folder(tmp_path: Path) -> None:
     second = safetensors(tmp_path / "model-2.safetensors", {"b": tensor(1)})
     index = {"weight_map": {"a": first.name, "b": second.name}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    model = files.read(tmp_path)
+    model = files.read_model(tmp_path)
     assert model.config == {"model_type": "llama"}
     assert [made.name for made in model.tensors or ()] == ["a", "b"]
     assert model.file_bytes == first.stat().st_size + second.stat().st_size
@@ -78,7 +78,7 @@ def test_weights_that_are_not_all_there_are_not_counted(tmp_path: Path) -> None:
     first = safetensors(tmp_path / "model-1.safetensors", {"a": tensor(1)})
     index = {"weight_map": {"a": first.name, "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    model = files.read(tmp_path)
+    model = files.read_model(tmp_path)
     assert (model.tensors, model.file_bytes, model.lacks) == (None, 0, "model-2.safetensors")
 
 
@@ -92,13 +92,13 @@ def test_shards_that_are_not_all_there_are_named(tmp_path: Path, file: str, inde
     second = file.replace("00001-", "00002-")
     if index is not None:
         (tmp_path / index).write_text(json.dumps({"weight_map": {"a": file, "b": second}}))
-    model = files.read(tmp_path)
+    model = files.read_model(tmp_path)
     assert (model.tensors, model.file_bytes, model.lacks) == (None, 0, second)
 
 
 def test_a_model_without_its_weights_lacks_no_file_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert files.read(tmp_path).lacks is None
+    assert files.read_model(tmp_path).lacks is None
 
 
 @each_row("config", [None, "{", "[]"])
@@ -106,14 +106,14 @@ def test_without_a_config_it_is_refused(tmp_path: Path, config: str | None) -> N
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     with pytest.raises(PreflightError, match=r"no config\.json that can be read"):
-        files.read(tmp_path)
+        files.read_model(tmp_path)
 
 
 def test_broken_weights_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
     with pytest.raises(PreflightError, match="cannot be sized") as refused:
-        files.read(tmp_path)
+        files.read_model(tmp_path)
     assert refused.value.todo is not None
 
 
@@ -122,7 +122,7 @@ def test_a_broken_index_of_mistral_is_refused(tmp_path: Path) -> None:
     safetensors(tmp_path / "consolidated.safetensors", {"a": tensor(1)})
     (tmp_path / "consolidated.safetensors.index.json").write_text("{")
     with pytest.raises(PreflightError, match=r"consolidated\.safetensors\.index\.json cannot be read"):
-        files.read(tmp_path)
+        files.read_model(tmp_path)
 
 
 @each_row("index", ["{", "{}"])
@@ -130,13 +130,13 @@ def test_a_broken_index_is_refused(tmp_path: Path, index: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(PreflightError, match=r"model\.safetensors\.index\.json cannot be read"):
-        files.read(tmp_path)
+        files.read_model(tmp_path)
 
 
 def test_dummy_weights_are_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     safetensors(tmp_path / "model.safetensors", {"a": tensor(1)})
-    assert files.read(tmp_path, load_format="dummy").tensors is None
+    assert files.read_model(tmp_path, load_format="dummy").tensors is None
 
 
 @each_row("environ, download_dir, expected", [
@@ -156,7 +156,7 @@ def test_a_snapshot_by_revision(tmp_path: Path) -> None:
     (folder / "snapshots" / COMMIT).mkdir(parents=True)
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text(COMMIT)
-    assert files.snapshot(tmp_path, "org/name", None) == folder / "snapshots" / COMMIT
-    assert files.snapshot(tmp_path, "org/name", COMMIT) == folder / "snapshots" / COMMIT
-    assert files.snapshot(tmp_path, "org/name", "v2") is None
-    assert files.snapshot(tmp_path, "org/other", None) is None
+    assert files.cached_snapshot(tmp_path, "org/name", None) == folder / "snapshots" / COMMIT
+    assert files.cached_snapshot(tmp_path, "org/name", COMMIT) == folder / "snapshots" / COMMIT
+    assert files.cached_snapshot(tmp_path, "org/name", "v2") is None
+    assert files.cached_snapshot(tmp_path, "org/other", None) is None

@@ -10,7 +10,7 @@ import pytest
 
 from pdserve.errors import PreflightError
 from pdserve.models import files
-from pdserve.models.headers import HeaderError, tensors_of
+from pdserve.models.files import HeaderError, tensors_of
 from pdserve.models.weights import BITS
 from tests.tables import each_row
 
@@ -59,7 +59,7 @@ def test_the_folder_of_such_a_file_is_refused_with_a_fix(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text("{}")
     written(tmp_path, json.dumps({"a": {**WHOLE, "shape": [-5]}}).encode())
     with pytest.raises(PreflightError, match="the weights cannot be sized: the header") as refused:
-        files.read(tmp_path)
+        files.read_model(tmp_path)
     assert "fetch the model again" in str(refused.value.todo)
 
 
@@ -68,7 +68,7 @@ def test_an_index_that_names_no_files_is_refused(tmp_path: Path, index: str) -> 
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(PreflightError, match=r"model\.safetensors\.index\.json cannot be read"):
-        files.read(tmp_path)
+        files.read_model(tmp_path)
 
 
 def test_every_type_of_safetensors_has_its_bits() -> None:

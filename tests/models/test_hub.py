@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.models.hub import fetch_config
+from pdserve.models.files import fetch_config
 from tests.tables import each_row
 
 TOKEN = "hf_secret"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdserve.models.kinds import hints_of
+from pdserve.models.layers import hints_of
 from tests.models.families import FAMILIES, Family
 from tests.tables import each_row
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from pdserve.models.config_json import UnknownModelError
 from pdserve.models.kv_cache import KvFlags, kv_cache, stage_bounds
 from pdserve.models.layers import Layer, layers_of
-from pdserve.models.unknown import UnknownModelError
 from tests.models.kv_of_tiny import cache_of, numbers_of, sorted_groups
 from tests.models.tiny_configs import TINY, Tiny
 from tests.tables import each_row

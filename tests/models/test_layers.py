@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pdserve.models.config_json import UnknownModelError
 from pdserve.models.layers import layers_of, text_config
-from pdserve.models.unknown import UnknownModelError
 from tests.tables import each_row
 
 BASE: dict[str, Any] = {

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.models.quantization import is_quantized, kv_dtype_of
-from pdserve.models.unknown import UnknownModelError
+from pdserve.models.config_json import UnknownModelError, is_quantized, kv_dtype_of
 from tests.tables import each_row
 
 FLOAT_8: dict[str, Any] = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor", "symmetric": True}

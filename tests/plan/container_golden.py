@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pdserve.plan.nodes.container import Around, wrap
+from pdserve.plan.container import Around, wrap_agent
 from pdserve.recipe.base import SecretRef
 from pdserve.recipe.sections import Container, Kind
 
@@ -47,7 +47,7 @@ def golden_files() -> dict[Path, str]:
     files = {}
     for kind in KINDS:
         for platform in PLATFORMS:
-            wrapped = wrap(container(kind), IMAGE, ARGUMENTS, around(platform))
+            wrapped = wrap_agent(container(kind), IMAGE, ARGUMENTS, around(platform))
             srun = ["srun", *wrapped.srun_options] if wrapped.srun_options else []
             files[FOLDER / f"{kind}-{platform}.txt"] = "\n".join([*srun, *wrapped.argv, ""])
     return files

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pdserve.plan.bash import render_shell
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Plan
-from pdserve.plan.render.bash import render_shell
-from pdserve.plan.render.sbatch import render_sbatch
+from pdserve.plan.sbatch import render_sbatch
 from pdserve.recipe.load.loader import load_recipe
 from pdserve.recipe.model import Recipe
 from tests.plan.kit import VERSIONS

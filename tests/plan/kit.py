@@ -6,7 +6,7 @@ from typing import Any
 
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Plan, Versions
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.plan.process import Process
 from pdserve.plan.running import NOTHING, Running
 from pdserve.recipe.model import Recipe

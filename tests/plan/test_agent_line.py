@@ -8,11 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
+from pdserve.plan.bash import render_shell
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.agent_line import agent_argv, with_agent
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.reach import Srun, Ssh
-from pdserve.plan.render.bash import render_shell
+from pdserve.plan.node import Node, Srun, Ssh, agent_argv, with_agent
 from pdserve.recipe.model import Timeouts
 from tests.plan.kit import MOONCAKE, plan, recipe
 

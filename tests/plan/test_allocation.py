@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.errors import PreflightError, RecipeError
-from pdserve.plan.nodes.allocation import JobShape, check_allocation, job_shape, usable_nodes
-from pdserve.plan.nodes.placement import place
-from pdserve.plan.nodes.submit_line import submit_line
+from pdserve.plan.placement import place
+from pdserve.plan.sbatch import JobShape, check_allocation, job_shape, usable_nodes
+from pdserve.plan.slurm_nodes import submit_line
 from tests.plan.kit import hosts, on_gpus, recipe
 
 BIG: tuple[dict[str, Any], ...] = (on_gpus(8, 8, "rocm"), {"devices_per_node": 8, "name": "big"})

@@ -13,7 +13,7 @@ import pytest
 import pdserve.plan
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.plan.model import Exposure
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.plan.process import HttpProbe
 from tests.plan.kit import MOONCAKE, MULTI, NIXL, aggregated, hosts, on_gpus, plan, recipe, with_lmcache
 
@@ -183,7 +183,7 @@ def test_every_pinned_port_is_listed_as_open() -> None:
 @pytest.mark.process
 def test_planning_imports_no_engine() -> None:
     code = (
-        "import sys, pdserve.plan.build, pdserve.plan.render.bash; "
+        "import sys, pdserve.plan.build, pdserve.plan.bash; "
         "print([m for m in ('vllm', 'lmcache', 'mooncake', 'torch', 'fastapi') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.plan.nodes.container import (
+from pdserve.plan.container import (
     Around,
     Wrapped,
     cache_of,
@@ -17,7 +17,7 @@ from pdserve.plan.nodes.container import (
     image_of,
     needed_paths,
     source_folder,
-    wrap,
+    wrap_agent,
 )
 from pdserve.recipe import effective
 from pdserve.recipe.base import SecretRef
@@ -27,7 +27,7 @@ from tests.plan.kit import on_gpus, recipe
 
 
 def wrapped(kind: Kind, image: str = IMAGE, **keys: Any) -> Wrapped:
-    return wrap(Container(kind=kind, **keys), image, ARGUMENTS, around())
+    return wrap_agent(Container(kind=kind, **keys), image, ARGUMENTS, around())
 
 
 def words(wrapped: Wrapped) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def test_it_runs_the_containers_own_interpreter_with_the_arguments_last(kind: Ki
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_secret_is_in_no_argument_and_its_value_goes_with_the_engines_orders(kind: Kind) -> None:
-    text = " ".join(words(wrap(container(kind), IMAGE, ARGUMENTS, around())))
+    text = " ".join(words(wrap_agent(container(kind), IMAGE, ARGUMENTS, around())))
     assert "TOKEN" not in text
     assert "HF_HOME=/hub" in text
     section = container(kind).model_dump()
@@ -98,7 +98,7 @@ def test_a_source_tree_is_mounted_and_installed_packages_of_the_node_are_not(kin
     assert source_folder("/nfs/pdserve/pdserve") == "/nfs/pdserve"
     assert source_folder("/venv/lib/python3.12/site-packages/pdserve/") is None
     here = Around(run_id="r", run_dir="/run/r", node="n", platform="cpu", package=None, in_slurm=True)
-    argv = wrap(Container(kind=kind), IMAGE, ARGUMENTS, here).argv
+    argv = wrap_agent(Container(kind=kind), IMAGE, ARGUMENTS, here).argv
     assert argv[argv.index("PYTHONPATH") - 1] == "-u"
 
 
@@ -113,7 +113,7 @@ def test_a_mount_of_the_recipe_takes_the_place_of_ours(kind: Kind) -> None:
 def test_a_path_that_no_mount_can_name_is_refused(path: str) -> None:
     here = Around(run_id="r", run_dir=path, node="n", platform="cpu", package="/p")
     with pytest.raises(PreflightError, match="cannot be mounted in a container"):
-        wrap(Container(kind="docker"), IMAGE, ARGUMENTS, here)
+        wrap_agent(Container(kind="docker"), IMAGE, ARGUMENTS, here)
 
 
 def test_docker_keeps_stdin_open_and_has_no_terminal() -> None:
@@ -146,7 +146,7 @@ def test_docker_runs_as_the_user_who_owns_the_run_directory() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_compile_cache_is_mounted_where_its_variables_lead(kind: Kind) -> None:
     here = replace(around(), compile_cache="/scratch/cache/m")
-    line = words(wrap(Container(kind=kind), IMAGE, ARGUMENTS, here))
+    line = words(wrap_agent(Container(kind=kind), IMAGE, ARGUMENTS, here))
     assert any("/scratch/cache/m:/scratch/cache/m" in word for word in line)
     for variable in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "AITER_JIT_DIR"):
         assert any(word.startswith(f"{variable}=/scratch/cache/m/") for word in line), variable
@@ -155,7 +155,7 @@ def test_a_compile_cache_is_mounted_where_its_variables_lead(kind: Kind) -> None
 
 def test_the_recipes_own_variable_wins_over_the_compile_caches() -> None:
     here = replace(around(), compile_cache="/c")
-    argv = wrap(Container(kind="docker", env={"TRITON_CACHE_DIR": "/mine"}), IMAGE, ARGUMENTS, here).argv
+    argv = wrap_agent(Container(kind="docker", env={"TRITON_CACHE_DIR": "/mine"}), IMAGE, ARGUMENTS, here).argv
     assert [word for word in argv if word.startswith("TRITON_CACHE_DIR=")] == ["TRITON_CACHE_DIR=/mine"]
 
 
@@ -194,7 +194,7 @@ def test_an_image_is_named_as_the_kind_names_images(kind: Kind, image: str, show
 
 def test_pyxis_is_srun_and_nothing_else() -> None:
     with pytest.raises(PreflightError, match="pyxis is an option of srun"):
-        wrap(Container(kind="pyxis"), IMAGE, ARGUMENTS, around(in_slurm=False))
+        wrap_agent(Container(kind="pyxis"), IMAGE, ARGUMENTS, around(in_slurm=False))
 
 
 def test_containers_of_a_run_are_found_by_its_label_and_stopped_in_their_own_time() -> None:

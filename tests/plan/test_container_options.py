@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.nodes.container import wrap
+from pdserve.plan.container import wrap_agent
 from pdserve.recipe.container_options import defaults, targets, uses_rdma
 from pdserve.recipe.sections import Container, Kind
 from tests.plan.container_golden import ARGUMENTS, IMAGE, KINDS, around
@@ -18,7 +18,7 @@ ROCM = defaults("docker", "rocm", rdma=False)
 def words(*options: str, kind: Kind = "docker", rdma: bool = False, **keys: Any) -> list[str]:
     """Everything between the program and the image, on a node with ROCm."""
     container = Container(kind=kind, options=list(options), **keys)
-    wrapped = wrap(container, IMAGE, ARGUMENTS, around(rdma=rdma))
+    wrapped = wrap_agent(container, IMAGE, ARGUMENTS, around(rdma=rdma))
     return [*wrapped.srun_options, *wrapped.argv]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.engines.cpus import cpu_share
+from pdserve.plan.model import cpu_share
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
 
 TWO_AND_TWO: dict[str, Any] = {"prefill": {"instances": 2}, "decode": {"instances": 2}}

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.plan.engines.devices import ALL_VARIABLES, Platform, device_env
+from pdserve.plan.environment import DEVICE_VARIABLES, Platform, device_env
 
 
 @pytest.mark.parametrize(("platform", "variable"), [("cuda", "CUDA_VISIBLE_DEVICES"), ("rocm", "HIP_VISIBLE_DEVICES")])
 def test_a_platform_has_one_variable_and_the_others_are_unset(platform: Platform, variable: str) -> None:
     setting, unset = device_env(platform, (4, 5))
     assert setting == {variable: "4,5"}
-    assert set(unset) == set(ALL_VARIABLES) - {variable}
+    assert set(unset) == set(DEVICE_VARIABLES) - {variable}
 
 
 def test_on_a_cpu_all_are_unset() -> None:
-    assert device_env("cpu", ()) == ({}, ALL_VARIABLES)
+    assert device_env("cpu", ()) == ({}, DEVICE_VARIABLES)
 
 
 def test_rocm_never_leaves_two_filters_that_compose() -> None:

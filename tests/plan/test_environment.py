@@ -6,7 +6,7 @@ import pytest
 
 from pdserve.errors import RecipeError
 from pdserve.node.supervised import environment
-from pdserve.plan.engines.devices import ALL_VARIABLES
+from pdserve.plan.environment import DEVICE_VARIABLES
 from pdserve.plan.process import Env
 from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
 
@@ -34,7 +34,7 @@ def test_what_would_change_an_engine_behind_the_plans_back_is_unset(variable: st
 def test_all_device_variables_are_decided() -> None:
     for platform in ("cuda", "rocm"):
         env = plan(recipe(on_gpus(platform=platform)), *hosts(2)).process("prefill-0").env
-        assert {*env.set, *env.unset} >= set(ALL_VARIABLES)
+        assert {*env.set, *env.unset} >= set(DEVICE_VARIABLES)
 
 
 def test_lmcache_on_rocm_runs_in_the_modes_that_the_image_gives_its_engines() -> None:

@@ -9,7 +9,7 @@ import pytest
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.installed.versions import Versions
 from pdserve.plan.build import build_plan, nodes_for
-from pdserve.plan.engines.hybrid import check
+from pdserve.plan.model_rules import check_kv_groups
 from pdserve.recipe.model import Recipe
 from tests.plan.kit import LMCACHE, MOONCAKE, MULTI, NIXL, VERSIONS, aggregated, on_gpus, recipe, with_lmcache
 
@@ -23,7 +23,7 @@ BLOCKS = {"engine": {"args": {"block-size": 1056}}, "lmcache": {"chunk_size": 10
 
 
 def warnings_of(config: dict[str, Any] | None, *changes: dict[str, Any], **versions: str | None) -> list[str]:
-    return list(check(recipe(*changes), config, installed(**versions)))
+    return list(check_kv_groups(recipe(*changes), config, installed(**versions)))
 
 
 def installed(**versions: str | None) -> Versions:

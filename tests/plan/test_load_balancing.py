@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pdserve.errors import PreflightError, RecipeError
-from pdserve.plan.engines import experts
-from pdserve.plan.engines.argv import CPU_SERVE
+from pdserve.plan import model_rules
+from pdserve.plan.engines import CPU_SERVE
 from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
 from pdserve.recipe.rules import problems
@@ -203,8 +203,8 @@ def test_what_cannot_be_is_refused_with_what_to_write(change: dict[str, Any], wh
 def test_a_model_without_experts_has_no_external_ranks() -> None:
     wanted = recipe(on_gpus(), wide(EXTERNAL))
     with pytest.raises(RecipeError, match="this model has no experts") as caught:
-        experts.check(wanted, {"model_type": "llama"})
+        model_rules.check_experts(wanted, {"model_type": "llama"})
     assert caught.value.todo == "write `instances: 4` with dp 1: that is the same"
     for config in ({"num_local_experts": 8}, {"text_config": {"n_routed_experts": 256}}, None):
-        experts.check(wanted, config)
-    experts.check(recipe(on_gpus(), wide(HYBRID)), {"model_type": "llama"})
+        model_rules.check_experts(wanted, config)
+    model_rules.check_experts(recipe(on_gpus(), wide(HYBRID)), {"model_type": "llama"})

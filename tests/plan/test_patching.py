@@ -9,8 +9,8 @@ import pytest
 
 from pdserve.errors import RecipeError
 from pdserve.patches.registry import REGISTRY
-from pdserve.plan.engines.patching import settings_of
 from pdserve.plan.model import Plan
+from pdserve.plan.patching import settings_of
 from pdserve.recipe import effective
 from tests.plan.kit import LMCACHE, MOONCAKE, aggregated, plan, recipe, with_lmcache
 

@@ -9,8 +9,8 @@ import pytest
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.operations.plan_recipe import plan_for
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.placement import Instance, nodes_for, place
+from pdserve.plan.node import Node
+from pdserve.plan.placement import Instance, nodes_for, place
 from pdserve.recipe.load.loader import load_recipe
 from tests.plan.kit import VERSIONS, hosts, on_gpus, recipe
 

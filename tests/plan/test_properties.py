@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from pdserve.errors import PdserveError
+from pdserve.plan.bash import render_shell
 from pdserve.plan.build import build_plan
 from pdserve.plan.model import Plan, Versions
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.render.bash import render_shell
+from pdserve.plan.node import Node
 from pdserve.plan.running import NOTHING, Running
 from pdserve.recipe.model import Recipe, Role
 from tests.plan.kit import MOONCAKE, MULTI, NIXL, VERSIONS, hosts, recipe

@@ -9,8 +9,7 @@ import pytest
 
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.config.settings import AuthSettings, PoolLimits, UpstreamTlsSettings
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.reach import Local, Reach, Srun
+from pdserve.plan.node import Local, Node, Reach, Srun
 from tests.plan.kit import aggregated, hosts, on_gpus, plan, recipe, value_of
 
 EVENTS = {"proxy": {"routing": {"decode": {"kind": "kv_events"}}}}

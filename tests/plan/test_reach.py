@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.plan.nodes.reach import Local, Srun, Ssh, reach_argv, term_seconds
+from pdserve.plan.node import Local, Srun, Ssh, reach_argv, term_seconds
 
 AGENT = ("/shared/venv/bin/python", "-m", "pdserve.node.agent", "--run-dir", "/shared/a run")
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.reach import Srun
-from pdserve.plan.proxy.reached import hints
+from pdserve.plan.node import Node, Srun
+from pdserve.plan.proxy import loopback_warnings
 from tests.plan.golden import shipped, shipped_plan
 from tests.plan.kit import hosts, on_gpus, recipe
 
@@ -17,7 +16,7 @@ TWO = hosts(8, 8)
 
 
 def warned(*changes: dict[str, Any], nodes: tuple[Node, ...] = TWO) -> list[str]:
-    return [*hints(recipe(on_gpus(8, 8), *changes), nodes)]
+    return [*loopback_warnings(recipe(on_gpus(8, 8), *changes), nodes)]
 
 
 def test_loopback_of_a_jobs_first_node_names_what_to_set_and_what_then_guards_it() -> None:
@@ -55,4 +54,4 @@ def test_the_recipe_of_two_hosts_is_open_to_other_nodes_and_asks_for_a_key() -> 
     proxy = shipped_plan("kimi-mi355x-2node").proxy
     assert proxy.host == "0.0.0.0"
     assert proxy.auth.keys_file == "/opt/pdserve/recipes/kimi-mi355x-2node.keys.jsonl"
-    assert [*hints(shipped("kimi-mi355x-2node"), TWO)] == []
+    assert [*loopback_warnings(shipped("kimi-mi355x-2node"), TWO)] == []

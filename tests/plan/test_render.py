@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from pdserve.node.supervised import environment
+from pdserve.plan.bash import render_shell
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.agent_line import with_agent
-from pdserve.plan.render.bash import render_shell
+from pdserve.plan.node import with_agent
 from pdserve.recipe.model import Recipe
 from tests.plan.kit import VERSIONS, on_gpus, recipe, with_lmcache
 

@@ -9,8 +9,8 @@ import pytest
 
 from pdserve.errors import PdserveError, PreflightError
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.placement import device_sum, devices_needed, nodes_for
+from pdserve.plan.node import Node
+from pdserve.plan.placement import device_sum, devices_needed, nodes_for
 from pdserve.plan.running import Running
 from pdserve.recipe.model import Recipe, Role
 from tests.plan.golden import RECIPES, shipped

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
 from pdserve.errors import RecipeError
-from pdserve.plan.render.job_time import seconds_of
-from pdserve.plan.render.sbatch import MARGIN_SECONDS, render_sbatch, signal_seconds
+from pdserve.plan.sbatch import MARGIN_SECONDS, job_seconds, render_sbatch, signal_seconds
 from tests.plan.golden import BATCH_SCRIPT, RECIPES, ROOT, batch_script, shipped_plan
 from tests.plan.kit import on_gpus, plan, recipe, with_lmcache
 
@@ -294,7 +293,7 @@ def test_a_job_with_a_command_that_lacks_pdserve_has_a_code_that_is_not_the_comm
     ],
 )
 def test_a_time_is_read_as_sbatch_reads_it(text: str, seconds: int | None) -> None:
-    assert seconds_of(text) == seconds
+    assert job_seconds(text) == seconds
 
 
 def test_a_job_that_would_be_stopped_when_it_starts_is_refused() -> None:

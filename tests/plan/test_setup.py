@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pdserve.plan.bash import render_shell
 from pdserve.plan.process import ExitProbe, Process
-from pdserve.plan.render.bash import render_shell
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
 
 BY_ID: dict[str, Any] = {"model": {"path": None, "id": "org/model"}}

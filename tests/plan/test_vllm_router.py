@@ -9,7 +9,7 @@ from vllm_router.launch_router import parse_router_args
 
 from pdserve.plan.model import Plan
 from pdserve.plan.process import HttpProbe
-from pdserve.plan.proxy.vllm_router import MODULE, VERSION
+from pdserve.plan.proxy import ROUTER_MODULE, ROUTER_VERSION
 from tests.plan.kit import NIXL, hosts, on_gpus, plan, recipe
 
 ROUTER: dict[str, Any] = {"proxy": {"kind": "vllm-router"}}
@@ -19,14 +19,14 @@ TWO: dict[str, Any] = {"prefill": {"instances": 2}, "decode": {"instances": 2}}
 def arguments(built: Plan) -> Any:
     """As the router itself understands them."""
     argv = built.process("proxy").argv
-    assert argv[:3] == ("python", "-m", MODULE)
+    assert argv[:3] == ("python", "-m", ROUTER_MODULE)
     return parse_router_args(list(argv[3:]))
 
 
 def test_the_parser_is_that_of_the_version_whose_flags_are_known() -> None:
     from vllm_router.version import __version__
 
-    assert __version__ == VERSION
+    assert __version__ == ROUTER_VERSION
 
 
 def test_it_gets_every_engine_and_where_prefills_are_asked_for_their_ids() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.preflight.facts import Limit, NodeFacts
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.interfaces import Interface

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.preflight.nodes.cross_node import CrossNodePort, cross_node, side_channels
 from tests.plan import kit
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.plan.nodes.image import layers, shared_file
-from pdserve.plan.nodes.reach import Local
+from pdserve.plan.container import pull_progress, shared_file
+from pdserve.plan.node import Local
 from pdserve.preflight.nodes import container_folders, container_stage
 from pdserve.preflight.nodes.image_faults import fault, is_absent
 from pdserve.preflight.nodes.images import provide_images
@@ -290,5 +290,5 @@ def test_what_is_not_known_has_none() -> None:
 
 def test_layers_are_counted_by_their_last_state() -> None:
     text = "a" * 12 + ": Pulling fs layer\n" + "b" * 12 + ": Already exists\n" + "a" * 12 + ": Download complete\n"
-    assert layers(text) == "2 of 2 layers downloaded, 1 unpacked"
-    assert layers("1.0: Pulling from org/x\n") is None
+    assert pull_progress(text) == "2 of 2 layers downloaded, 1 unpacked"
+    assert pull_progress("1.0: Pulling from org/x\n") is None

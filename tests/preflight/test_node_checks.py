@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.preflight.devices import find_devices
 from pdserve.preflight.facts import gather
 from pdserve.preflight.finding import Finding, failed

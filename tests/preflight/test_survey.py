@@ -16,8 +16,7 @@ import pytest
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.reach import Local
+from pdserve.plan.node import Local, Node
 from pdserve.preflight.interfaces import interfaces, is_loopback
 from pdserve.preflight.nodes import survey
 from pdserve.reach import channel

@@ -17,7 +17,7 @@ import yaml
 from openai import OpenAI
 
 from pdserve.observe.metrics import engine_snapshot
-from pdserve.plan.engines.cpus import cpu_share
+from pdserve.plan.model import cpu_share
 from pdserve.system import procfs
 from pdserve.system.process import share_of_cpus
 from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json

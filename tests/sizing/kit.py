@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdserve.plan.build import build_plan, nodes_for
-from pdserve.sizing.given import Given
-from pdserve.sizing.whole import Sizing, size_recipe
+from pdserve.sizing import Given, Sizing, size_recipe
 from tests.plan.kit import VERSIONS, recipe
 
 CONFIG: dict[str, Any] = {

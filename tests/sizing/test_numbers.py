@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.models.unknown import UnknownModelError
+from pdserve.models.config_json import UnknownModelError
 from pdserve.models.weights import Tensor
 from pdserve.plan.build import build_plan, nodes_for
-from pdserve.sizing.engines import BESIDE_KV_GIB
-from pdserve.sizing.given import GIB, Given, Span
-from pdserve.sizing.whole import size_recipe
+from pdserve.sizing import BESIDE_KV_GIB, GIB, Given, Span, size_recipe
 from tests.plan.kit import LMCACHE, MOONCAKE, NIXL, VERSIONS, on_gpus, recipe, with_lmcache
 from tests.sizing.kit import CONFIG, HYBRID, sizing
 from tests.tables import each_row

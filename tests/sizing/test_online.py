@@ -6,9 +6,7 @@ from typing import Any
 
 from pdserve.models.weights import Tensor
 from pdserve.plan.build import build_plan, nodes_for
-from pdserve.sizing.given import Given
-from pdserve.sizing.online import quantized_bits
-from pdserve.sizing.whole import Sizing, size_recipe
+from pdserve.sizing import Given, Sizing, quantized_bits, size_recipe
 from tests.plan.kit import VERSIONS, on_gpus, recipe
 from tests.sizing.kit import CONFIG, where
 from tests.tables import each_row

@@ -14,8 +14,8 @@ from pdserve.operations.init_recipe import FirstRecipe, first_recipe
 from pdserve.operations.plan_recipe import plan_for
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.model import Role
+from pdserve.starter.draft import HARDWARE
 from pdserve.starter.goal import Goal
-from pdserve.starter.hardware import HARDWARE
 from tests.messages.kit import Outcome, run
 from tests.plan.kit import VERSIONS
 from tests.starter.kit import model

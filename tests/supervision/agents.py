@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.plan.process import Env, HttpProbe, Process
 from pdserve.reach.agent_start import open_agent
 from pdserve.reach.link import AgentLink

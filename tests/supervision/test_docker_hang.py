@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.plan.nodes.reach import Local
+from pdserve.plan.node import Local
 from pdserve.reach import docker_hang
 from pdserve.reach.channel import Channel, line_of
 from pdserve.reach.docker_hang import docker_hangs, until_docker_hangs

@@ -19,8 +19,7 @@ import pytest
 from pdserve.errors import ServeError
 from pdserve.launch.failure import serve_error
 from pdserve.node import agent_record
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.reach import Ssh
+from pdserve.plan.node import Node, Ssh
 from pdserve.reach.agent_start import open_agent
 from pdserve.reach.channel import line_of
 from pdserve.reach.link import AgentLink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdserve.plan.render.sbatch_array import ArrayMember, render_arrays
+from pdserve.plan.sbatch import ArrayMember, render_arrays
 from tests.plan.kit import on_gpus, plan, recipe
 
 FILE = Path(__file__).parent / "array.sbatch"

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pdserve.cli.commands import app
 from pdserve.cli.sweep import run_sweep, words_of
 from pdserve.errors import PreflightError, RecipeError, StateError
-from pdserve.plan.render.sbatch_array import render_arrays
+from pdserve.plan.sbatch import render_arrays
 from pdserve.reach import slurm_array, slurm_job
 from pdserve.reach.slurm_array import SlurmTask, numbers, stop_array, tasks_in
 from pdserve.sweep.described import letters

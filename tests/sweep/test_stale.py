@@ -13,7 +13,7 @@ from pdserve.bench.result import MODEL_FILES, BenchResult
 from pdserve.bench.stored import RESULT
 from pdserve.cli.sweep import ArrayOptions
 from pdserve.cli.sweep import run_sweep as run
-from pdserve.models.identity import model_identity
+from pdserve.models.files import model_identity
 from pdserve.preflight.facts import own_pdserve
 from pdserve.sweep.file import load_sweep
 from pdserve.sweep.record import SweepFolder

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from pdserve.models.kinds import hints_of
-from pdserve.plan.engines.kv_groups import Group, can_store, lmcache_refusal, offloading_refusal, scheduler_block
+from pdserve.models.kv_cache import TableGroup, can_store, lmcache_refusal, offloading_refusal, scheduler_block
+from pdserve.models.layers import hints_of
 from tests.models.families import FAMILIES
 from tests.upstream.run import IN_RELEASE, INSTALLED_VLLM, all_hold, on
 
@@ -181,13 +181,13 @@ def the_published_rule() -> None:
         slice_block_ids_per_group(allocated([96, 64], 4096), [96, 64], 0, 256)
 
 
-def spec_of(group: Group) -> Any:
+def spec_of(group: TableGroup) -> Any:
     if group.kind == "recurrent":
         return MambaSpec(block_size=group.block, shapes=((1, 1),), dtypes=(torch.float32,), mamba_cache_mode=group.mode)
     return FullAttentionSpec(block_size=group.block, num_kv_heads=1, head_size=1, dtype=torch.float32)
 
 
-def configs_of(groups: list[Group], dcp: int, batched: int, extra: dict[str, Any]) -> tuple[Any, Any]:
+def configs_of(groups: list[TableGroup], dcp: int, batched: int, extra: dict[str, Any]) -> tuple[Any, Any]:
     """Return what vLLM hands to connectors, reduced to what geometry is made of."""
     align = any(group.kind == "recurrent" and group.mode == "align" for group in groups)
     parallel = SimpleNamespace(
@@ -229,11 +229,13 @@ def configs_of(groups: list[Group], dcp: int, batched: int, extra: dict[str, Any
 
 
 @st.composite
-def groups_of_a_model(draw: st.DrawFn) -> list[Group]:
-    attention = [Group(size) for size in draw(st.lists(st.sampled_from((16, 32, 48, 64, 256)), max_size=3))]
+def groups_of_a_model(draw: st.DrawFn) -> list[TableGroup]:
+    attention = [TableGroup(size) for size in draw(st.lists(st.sampled_from((16, 32, 48, 64, 256)), max_size=3))]
     # One mode for all of a model: --mamba-cache-mode.
     mode: Any = draw(st.sampled_from(("none", "align", "all")))
-    recurrent = [Group(size, "recurrent", mode) for size in draw(st.lists(st.sampled_from((16, 32, 528)), max_size=2))]
+    recurrent = [
+        TableGroup(size, "recurrent", mode) for size in draw(st.lists(st.sampled_from((16, 32, 528)), max_size=2))
+    ]
     assume(attention or recurrent)
     return [*attention, *recurrent]
 
@@ -245,7 +247,7 @@ def groups_of_a_model(draw: st.DrawFn) -> list[Group]:
     batched=st.sampled_from((8, 64, 528, 8192)),
     dcp=st.sampled_from((1, 2)),
 )
-def our_verdict_is_lmcaches(groups: list[Group], chunk: int, batched: int, dcp: int) -> None:
+def our_verdict_is_lmcaches(groups: list[TableGroup], chunk: int, batched: int, dcp: int) -> None:
     vllm_config, kv_cache_config = configs_of(groups, dcp, batched, {})
     try:
         validate_mamba_step_alignment(vllm_config, kv_cache_config)
@@ -261,7 +263,7 @@ def our_verdict_is_lmcaches(groups: list[Group], chunk: int, batched: int, dcp: 
 
 @QUICK
 @given(groups=groups_of_a_model(), dcp=st.sampled_from((1, 2)))
-def our_block_is_the_schedulers(groups: list[Group], dcp: int) -> None:
+def our_block_is_the_schedulers(groups: list[TableGroup], dcp: int) -> None:
     vllm_config, kv_cache_config = configs_of(groups, dcp, 8192, {})
     assert get_group_tokens_per_block(vllm_config, kv_cache_config) == [group.span(dcp) for group in groups]
     assert get_vllm_scheduler_block_size(vllm_config, kv_cache_config) == scheduler_block(groups, dcp)
@@ -275,7 +277,7 @@ def our_block_is_the_schedulers(groups: list[Group], dcp: int) -> None:
     dcp=st.sampled_from((1, 2)),
 )
 def our_verdict_is_vllms_offloading(attention: list[int], block_size: int | None, dcp: int) -> None:
-    groups = [Group(size) for size in attention]
+    groups = [TableGroup(size) for size in attention]
     extra = {} if block_size is None else {"block_size": block_size}
     try:
         build_offloading_config(*configs_of(groups, dcp, 8192, extra))

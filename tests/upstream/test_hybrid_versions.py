@@ -1,4 +1,4 @@
-"""On every supported vLLM KV of several groups survives a connector: the base of plan/engines/hybrid.py.
+"""On every supported vLLM KV of several groups survives a connector: the base of plan/model_rules.py.
 
 That older ones lose groups, and are refused for it, is in tests/plan/test_hybrid.py. Apart from test_hybrid_groups.py,
 which imports what older releases lack.
@@ -11,7 +11,7 @@ from typing import Any
 
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
-from pdserve.plan.engines.hybrid import check
+from pdserve.plan.model_rules import check_kv_groups
 from tests.plan.kit import on_gpus, recipe, with_lmcache
 from tests.plan.test_hybrid import STATE, WINDOWS
 from tests.upstream.run import IN_RELEASE, INSTALLED_LMCACHE, VLLM_VERSIONS, on
@@ -46,7 +46,7 @@ def test_every_supported_pair_keeps_all_groups_and_is_taken(version: str) -> Non
     versions = Versions(vllm=version, lmcache=INSTALLED_LMCACHE)
     for config in (WINDOWS, STATE):
         try:
-            list(check(recipe(on_gpus(), with_lmcache(transfer_mode="lmcache_driven")), config, versions))
+            list(check_kv_groups(recipe(on_gpus(), with_lmcache(transfer_mode="lmcache_driven")), config, versions))
         except PreflightError as error:
             raise AssertionError(config) from error
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pdserve.installed.versions import Versions
 from pdserve.patches.scheduler import stale_completions
-from pdserve.plan.versions import check_known, features
+from pdserve.plan.versions import check_known, role_features
 from tests.upstream.run import ALL_VLLM_VERSIONS, IN_RELEASE, VLLM_VERSIONS, on
 
 if IN_RELEASE:
@@ -56,7 +56,7 @@ def test_upstream_dies_of_bogus_notifications_and_of_true_ones_about_aborted_loa
 def test_two_plain_requests_preempt_each_other_for_ever_where_the_plan_warns_of_it(version: str) -> None:
     """vllm#49674, by overlapping steps beside a connector that can load; no transfer takes part, and nothing of ours
     changes it."""
-    used = features(role="decode", platform="cpu", connectors=frozenset({"NixlConnector"}), per_tp_rank=False)
+    used = role_features(role="decode", platform="cpu", connectors=frozenset({"NixlConnector"}), per_tp_rank=False)
     warned = any("vllm#49674" in warning for warning in check_known([used], Versions(vllm=version)))
     assert warned == ("0.27" <= version < "0.30")
     lab = Lab(num_blocks=9, max_num_batched_tokens=512, max_num_seqs=2, async_scheduling=True)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pdserve.pd.config.proxy import Protocol, ProxyConfig, WorkerConfig
 from pdserve.plan.model import LmcacheServer, Plan
-from pdserve.plan.nodes.node import Node
+from pdserve.plan.node import Node
 from pdserve.plan.process import Env, Process
 from pdserve.recipe.model import Timeouts, Verify
 from pdserve.verify import Proof, Report, run_proofs

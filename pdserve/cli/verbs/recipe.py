@@ -56,7 +56,7 @@ def plan(
     is sure to fail. What is assumed or known as a range only is shown as that; docs/plan.md has the errors.
     """
     from pdserve.cli.recipe import run_plan as run
-    from pdserve.sizing.given import Given
+    from pdserve.sizing import Given
 
     given = Given(
         device_gib=device_memory,

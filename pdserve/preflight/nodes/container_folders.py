@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 
 from pdserve.errors import PreflightError
-from pdserve.plan.nodes import compile_cache
-from pdserve.plan.nodes.container import cache_of
+from pdserve.plan import container
+from pdserve.plan.container import cache_of
 from pdserve.preflight.nodes.container_stage import ContainerStage, Report, on_all
 from pdserve.reach.candidates import Candidate
 from pdserve.recipe.container_options import VERBS, merged, uses_rdma
@@ -48,8 +48,8 @@ async def _verbs(stage: ContainerStage, on: Candidate) -> None:
 
 async def _cache(stage: ContainerStage, on: Candidate, folder: str) -> bool:
     """Whether anything is in it. It holds code that is loaded, so it must be the user's own."""
-    made = await stage.run(on, compile_cache.make_argv(folder))
-    looked = await stage.run(on, compile_cache.look_argv(folder)) if made.code == 0 else made
+    made = await stage.run(on, container.make_cache_argv(folder))
+    looked = await stage.run(on, container.inspect_cache_argv(folder)) if made.code == 0 else made
     lines = looked.text.splitlines()
     owner = next((line.split() for line in lines if line.startswith("owner ")), None)
     if looked.code != 0 or owner is None or len(owner) != 3:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pdserve.errors import PreflightError
-from pdserve.plan.nodes import image
-from pdserve.plan.nodes.container import image_of
+from pdserve.plan import container
+from pdserve.plan.container import image_of, shared_file
 from pdserve.preflight.nodes.container_folders import check_verbs, make_caches
 from pdserve.preflight.nodes.container_stage import ContainerStage, Report, on_all
 from pdserve.preflight.nodes.image_faults import is_absent
@@ -38,7 +38,7 @@ async def provide_images(
         container, image_of(recipe), run_dir, recipe.timeouts.container_seconds, report, nodes=len(machines)
     )
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    file = image.shared_file(container.kind, stage.image, store)
+    file = shared_file(container.kind, stage.image, store)
     if file is not None:
         await _make_file(stage, machines[0], Path(file))
     elif container.kind == "docker":
@@ -52,13 +52,13 @@ async def provide_images(
 
 async def _docker(stage: ContainerStage, on: Candidate) -> str:
     """The image's id there."""
-    looked = await stage.run(on, image.look_argv(stage.container, stage.image))
+    looked = await stage.run(on, container.find_image_argv(stage.container, stage.image))
     if looked.code != 0:
         if not is_absent(looked.text):
             raise stage.error(on.name, "docker cannot be asked for images", looked, "docker")
         await _check_disk(stage, on)
-        await _fetch(stage, on, image.fetch_argv("docker", stage.image, ""), image.layers)
-        looked = await stage.run(on, image.look_argv(stage.container, stage.image))
+        await _fetch(stage, on, container.fetch_image_argv("docker", stage.image, ""), container.pull_progress)
+        looked = await stage.run(on, container.find_image_argv(stage.container, stage.image))
         if looked.code != 0:
             raise stage.error(on.name, f"{stage.image} was fetched and is not there", looked, "docker")
     stage.complete += 1
@@ -68,11 +68,11 @@ async def _docker(stage: ContainerStage, on: Candidate) -> str:
 
 async def _check_disk(stage: ContainerStage, on: Candidate) -> None:
     """Silent where it cannot be known: then the fetch shows it."""
-    root = await stage.run(on, image.docker_root_argv())
+    root = await stage.run(on, container.docker_root_argv())
     folder = root.text.strip().splitlines()[-1] if root.code == 0 and root.text.strip() else ""
     if not folder.startswith("/"):
         return
-    free = await stage.run(on, image.free_argv(folder))
+    free = await stage.run(on, container.free_bytes_argv(folder))
     last = free.text.split()[-1] if free.code == 0 and free.text.split() else ""
     if last.isdecimal():
         _enough(stage, on.name, folder, int(last))
@@ -118,7 +118,7 @@ async def _make_file(stage: ContainerStage, on: Candidate, file: Path) -> None:
         return f"{size_text(size)} written; {lines[-1].strip()[:80] if lines else 'no word yet'}"
 
     try:
-        await _fetch(stage, on, image.fetch_argv(stage.container.kind, stage.image, str(part)), progress)
+        await _fetch(stage, on, container.fetch_image_argv(stage.container.kind, stage.image, str(part)), progress)
         if not part.exists():
             raise PreflightError(
                 f"{on.name} has made {part}, which is not here",
@@ -149,7 +149,7 @@ def _is_made(stage: ContainerStage, file: Path) -> bool:
 
 
 async def _file(stage: ContainerStage, on: Candidate) -> None:
-    looked = await stage.run(on, image.look_argv(stage.container, stage.image))
+    looked = await stage.run(on, container.find_image_argv(stage.container, stage.image))
     if looked.code == 1:
         raise PreflightError(
             f"{on.name} cannot read {stage.image}",

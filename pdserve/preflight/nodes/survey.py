@@ -15,9 +15,7 @@ from pydantic import ValidationError
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
 from pdserve.plan.model import Plan
-from pdserve.plan.nodes.agent_line import with_agent
-from pdserve.plan.nodes.node import Node
-from pdserve.plan.nodes.reach import Ssh, reach_argv
+from pdserve.plan.node import Node, Ssh, reach_argv, with_agent
 from pdserve.preflight.fabric.paths import Wish
 from pdserve.preflight.facts import NodeFacts, own_pdserve
 from pdserve.preflight.finding import Finding

@@ -233,7 +233,7 @@ _IDLE = ("LMCACHE_ROCM_MP_BLOCK_FALLBACK", "LMCACHE_ROCM_MP_BLOCK_FALLBACK_DTYPE
 
 
 def rocm_switches(recipe: Recipe) -> Iterator[Problem]:
-    """Variables that ask for patches of the LMCache server (plan/lmcache/patching.py)."""
+    """Variables that ask for patches of the LMCache server (plan/patching.py)."""
     for section in ("engine", *ENGINE_ROLES):
         for variable in getattr(getattr(recipe, section), "env", {}):
             if variable in (_ON_OFF, _STEP, *_IDLE):

@@ -1,1 +1,0 @@
-"""Engine instances: command line, KV transfer, patches, CPUs and devices."""

@@ -1,1 +1,0 @@
-"""LMCache MP servers."""

@@ -1,1 +1,0 @@
-"""Nodes: placement, allocation, containers, how each is reached."""

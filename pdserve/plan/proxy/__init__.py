@@ -1,1 +1,0 @@
-"""The proxy, or vllm-router in its place, and what either leaves open."""

@@ -1,1 +1,0 @@
-"""A plan as text: a shell script, a batch script."""

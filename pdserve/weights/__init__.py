@@ -1,1 +1,0 @@
-"""Fetches the weights of a model: `python -m pdserve.weights`."""
