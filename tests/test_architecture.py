@@ -115,7 +115,7 @@ def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them() -> Non
     # The client of a benchmark, the look at Mooncake's wheel, a reader of command lines and an end of a transfer are
     # programs of their own, run by the engines' interpreter.
     programs = (
-        "pdserve.bench.clients.vllm_program",
+        "pdserve.bench.vllm_program",
         "pdserve.installed.mooncake_build",
         "pdserve.operations.vllm_parser_program",
         "pdserve.preflight.fabric.transfer_program",

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pdserve.bench.answers import Invalid
-from pdserve.bench.deployment_checks import process_died
+from pdserve.bench.validity import Invalid, process_died
 from pdserve.cli.proofs import _meanwhile
-from pdserve.report.timeline import timeline
+from pdserve.report.rows import timeline
 from pdserve.run.directory import RunDir
 from pdserve.run.history import INCIDENTS, incident
 from tests.bench.evidence import healthy

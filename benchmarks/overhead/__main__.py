@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 import yaml
 
-from pdserve.bench.clients import vllm_program
+from pdserve.bench import vllm_program
 from pdserve.operations.plan_recipe import load, plan_for
 from pdserve.plan.process import HttpProbe
 from pdserve.run.directory import find, home

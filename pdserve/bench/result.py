@@ -1,17 +1,36 @@
-"""What a benchmark leaves: a file with what was measured, on what, and whether it counts."""
+"""The result of a benchmark: what was measured, on what, whether it counts, and where it is stored.
+
+<home>/<deployment>/bench/<id>/      beside the runs of the deployment, so that it outlives a run that is removed
+    result.json                      provenance, figures and verdict of every measurement
+    events.jsonl                     the history of the run, to the end of the last measurement
+    <load>.<repeat>.json, .log       the client's own result, and what it printed
+    <load>.<repeat>.warmup.*         the same of the warm-up, which counts in nothing
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
-from pdserve.bench.evidence import CpuUse
+from pdserve.bench.clients import LoadClient
 from pdserve.bench.figures import Figures
 from pdserve.bench.sampling import Peaks
 from pdserve.bench.snapshot import DeploymentSnapshot
-from pdserve.bench.traces.trace import TraceFacts
-from pdserve.bench.validity import BenchVerdict
+from pdserve.bench.traces import TraceFacts
+from pdserve.bench.validity import BenchVerdict, CpuUse
 from pdserve.bench.workload import Load, Workload
+from pdserve.errors import StateError
+from pdserve.installed.versions import PACKAGES
 from pdserve.plan.frozen import SCHEMA, Frozen, SchemaVersion
+from pdserve.plan.model import Plan
+from pdserve.preflight.facts import own_pdserve
+from pdserve.run.directory import RunDir
+from pdserve.run.stored_model import read_model
+from pdserve.system.process import output_of
 
 MODEL_FILES = "model files"
 """In `planned`: which model lay where the recipe names it (pdserve.models.files)."""
@@ -111,3 +130,190 @@ class BenchResult(Frozen):
     def valid(self) -> bool:
         """Whether every measurement counts."""
         return all(measurement.verdict.valid for measurement in self.measurements)
+
+
+_TOOL_SECONDS = 30.0
+_GPUS = (
+    ("nvidia-smi", "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader"),
+    ("rocm-smi", "--showproductname", "--csv"),
+)
+
+
+_CLIENT = "pdserve (client)"
+"""pdserve with a digest of its code, which has its patches too."""
+_SAME_KIND = ("series", "gfx version")
+"""Columns of rocm-smi that are the same of two cards of a kind."""
+
+
+def provenance(run: RunDir, plan: Plan, client: LoadClient, planned: Mapping[str, str]) -> Provenance:
+    """What cannot be read is left out."""
+    return Provenance(
+        deployment=plan.name,
+        run_id=run.run_id,
+        began=time.time(),
+        client=client.name,
+        tokenizer=_absolute(client.tokenizer),
+        versions={**_versions(run.versions), **client.versions, _CLIENT: own_pdserve()},
+        hardware=_hardware(plan),
+        recipe=_text(run.recipe),
+        planned=planned,
+    )
+
+
+def _absolute(tokenizer: str) -> str:
+    """A folder is the same from wherever it is named."""
+    return str(Path(tokenizer).resolve()) if Path(tokenizer).is_dir() else tokenizer
+
+
+def circumstances(about: Provenance) -> dict[str, str]:
+    """Of a result, what must not change within a sweep, as far as it is known: engines, pdserve's code, the kind of
+    machine, and the model. Not the host itself: another one of the same kind is the same."""
+    facts: dict[str, str | None] = {"pdserve": about.versions.get(_CLIENT)}
+    facts |= {package: about.versions.get(package) for package in PACKAGES}
+    facts |= _kind_of(about.hardware)
+    facts[MODEL_FILES] = about.planned.get(MODEL_FILES)
+    return {name: value for name, value in facts.items() if value}
+
+
+def circumstances_here(
+    versions: Mapping[str, str | None], model_files: str | None, hardware: Mapping[str, str]
+) -> dict[str, str]:
+    """The same of what would be measured now, as far as that is known here. `versions`: of the engines; `hardware`: of
+    `machine`."""
+    about = Provenance(
+        deployment="",
+        run_id="",
+        began=0.0,
+        client="",
+        tokenizer="",
+        versions={**versions, _CLIENT: own_pdserve()},
+        hardware=hardware,
+        recipe="",
+        planned={} if model_files is None else {MODEL_FILES: model_files},
+    )
+    return circumstances(about)
+
+
+def differences(measured: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+    """In a line; what is unknown on one side is no difference. None: there is none."""
+    lines = [
+        f"{name} {measured[name]}, here is {here[name]}"
+        for name in measured
+        if name in here and measured[name] != here[name]
+    ]
+    return f"measured with {'; '.join(lines)}" if lines else None
+
+
+def _kind_of(hardware: Mapping[str, str]) -> dict[str, str | None]:
+    return {
+        "CPU": hardware.get("cpu"),
+        "CPUs": hardware.get("cpus"),
+        "GPUs": _kinds_of_gpus(hardware["gpus"]) if "gpus" in hardware else None,
+    }
+
+
+def _kinds_of_gpus(listed: str) -> str:
+    """Without their numbers and how many a job shows: the recipe has how many are used."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in listed.splitlines() if line.strip()]
+    if rows and rows[0][0].lower() == "device":
+        same = [place for place, title in enumerate(rows[0]) if title.lower().endswith(_SAME_KIND)]
+        kinds = [[row[place] for place in same if place < len(row)] for row in rows[1:]]
+    else:
+        kinds = [row[1:] for row in rows]
+    return "; ".join(sorted({", ".join(kind) for kind in kinds if kind}))
+
+
+def _versions(file: Path) -> dict[str, str | None]:
+    try:
+        recorded = json.loads(_text(file))
+    except ValueError:
+        return {}
+    return {name: value for name, value in recorded.items() if value is None or isinstance(value, str)}
+
+
+def _hardware(plan: Plan) -> dict[str, str]:
+    placed = {
+        process.name: f"node {process.node}, devices {','.join(map(str, process.devices)) or 'none'}"
+        for process in plan.processes
+        if process.is_engine
+    }
+    return {**machine(plan.platform), **placed}
+
+
+def machine(of_platform: str) -> dict[str, str]:
+    """Hardware of this machine."""
+    facts = {
+        "host": platform.node(),
+        "cpu": _cpu(),
+        "cpus": str(os.cpu_count()),
+        "memory_gib": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f}",
+        "platform": of_platform,
+    }
+    if of_platform != "cpu":
+        for tool in _GPUS:
+            output = output_of(tool, timeout=_TOOL_SECONDS)
+            if output.code == 0:
+                facts["gpus"] = output.out.strip()
+                break
+    return facts
+
+
+def _cpu() -> str:
+    for line in _text(Path("/proc/cpuinfo")).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model"):
+            return value.strip()
+    return platform.machine()
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+RESULT, EVENTS = "result.json", "events.jsonl"
+_FOLDER = "bench"
+
+
+def new_folder(root: Path, deployment: str, bench_id: str) -> Path:
+    return root / deployment / _FOLDER / bench_id
+
+
+def read_result(root: Path, which: str) -> BenchResult:
+    """`which`: the id of a benchmark, its folder, or its file. Raises StateError."""
+    file = result_file(root, which)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise StateError(
+            "this result cannot be read", where=str(file), cause=error.strerror or str(error), todo=_known(root)
+        ) from None
+    todo = "measure again: pdserve bench"
+    return read_model(BenchResult, data, file, other_version=todo, damaged=todo)
+
+
+def result_file(root: Path, which: str) -> Path:
+    """Where it should be. Raises StateError for what is no id, no folder and no file."""
+    path = Path(which)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        return path / RESULT
+    matches = sorted(root.glob(f"*/{_FOLDER}/{which}/{RESULT}")) if "/" not in which and "*" not in which else []
+    if not matches:
+        raise StateError(
+            f"there is no benchmark {which!r}",
+            where=str(root),
+            cause="it is no id, no folder and no file of a result",
+            todo=_known(root),
+        )
+    return matches[0]
+
+
+def _known(root: Path) -> str:
+    ids = sorted(file.parent.name for file in root.glob(f"*/{_FOLDER}/*/{RESULT}"))
+    return (
+        f"the newest results are {', '.join(ids[-5:])}" if ids else "make a result: pdserve bench --concurrency 1,4,8"
+    )

@@ -11,18 +11,13 @@ from pathlib import Path
 
 import httpx
 
-from pdserve.bench.clients.client import ClientRun, LoadClient
-from pdserve.bench.evidence import Evidence
-from pdserve.bench.figures import figures
-from pdserve.bench.look import Looker, clocks, plan_digest
-from pdserve.bench.provenance import provenance
-from pdserve.bench.records import RequestRecord, UnreadableResultError
-from pdserve.bench.result import BenchResult, Measurement, Window
+from pdserve.bench.clients import ClientRun, LoadClient
+from pdserve.bench.figures import RequestRecord, UnreadableResultError, figures
+from pdserve.bench.result import EVENTS, RESULT, BenchResult, Measurement, Window, provenance
 from pdserve.bench.sampling import Sampler, cpu_use, proxy_pids
-from pdserve.bench.stored import EVENTS, RESULT
-from pdserve.bench.traces.prefix import asked_input, facts, prefix_hit
-from pdserve.bench.traces.trace import RequestTrace
-from pdserve.bench.validity import judge
+from pdserve.bench.snapshot import Looker, clocks, plan_digest
+from pdserve.bench.traces import RequestTrace, asked_input, facts, prefix_hit
+from pdserve.bench.validity import Evidence, judge
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import PreflightError
 from pdserve.logs.lines import end_of, split

@@ -7,9 +7,9 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pdserve.bench.evidence import CpuUse
-from pdserve.bench.look import Looker
-from pdserve.bench.records import RequestRecord
+from pdserve.bench.figures import RequestRecord
+from pdserve.bench.snapshot import Looker
+from pdserve.bench.validity import CpuUse
 from pdserve.observe.metrics import EngineSnapshot
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import Plan

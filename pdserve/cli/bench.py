@@ -15,13 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.bench.clients.choose import client_of
+from pdserve.bench.clients import client_of
 from pdserve.bench.figures import Spread
-from pdserve.bench.result import BenchResult, Measurement
+from pdserve.bench.result import RESULT, BenchResult, Measurement, new_folder
 from pdserve.bench.run import Task, bench
-from pdserve.bench.stored import RESULT, new_folder
-from pdserve.bench.traces.trace import RequestTrace
-from pdserve.bench.traces.use import with_trace
+from pdserve.bench.traces import RequestTrace, with_trace
 from pdserve.bench.workload import (
     SLO_MEANING,
     USUAL_OUTPUT,

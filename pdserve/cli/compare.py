@@ -13,16 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pdserve.bench.compare import Comparison, FigureChange, compare, shown_groups, zeros
-from pdserve.bench.result import BenchResult
-from pdserve.bench.stored import read_result, result_file
+from pdserve.bench.result import BenchResult, read_result, result_file
 from pdserve.cli.console import wide_console
 from pdserve.errors import StateError
-from pdserve.report.attempts import judged, missing, point_of
-from pdserve.report.changes_picture import change_pictures, pictures_of
-from pdserve.report.drawing import Picture, check_matplotlib
 from pdserve.report.page import comparison_page, report_page, sweep_comparison_page
-from pdserve.report.pictures import pictures
-from pdserve.report.rows import read_report
+from pdserve.report.pictures import Picture, change_pictures, check_matplotlib, pictures, pictures_of
+from pdserve.report.rows import judged, missing, point_of, read_report
 from pdserve.run.directory import home
 from pdserve.sweep.compare import MeasuredPoint, SweepComparison, compare_sweeps, is_sweep, read_sweep
 

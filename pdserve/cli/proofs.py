@@ -18,9 +18,7 @@ from rich.text import Text
 
 from pdserve.cli.console import event_text
 from pdserve.errors import StateError
-from pdserve.evaluation.harness import Score
-from pdserve.evaluation.run import evaluate, find_harness
-from pdserve.evaluation.settings import EvalSettings
+from pdserve.evaluation import EvalSettings, Score, evaluate, find_harness
 from pdserve.observe.remote_http import client, seen_from_here
 from pdserve.operations.serving import check_host
 from pdserve.plan.model import Plan

@@ -17,12 +17,18 @@ from pdserve.errors import InvalidSweepError
 from pdserve.plan.sbatch import RenderedArray
 from pdserve.reach.slurm_array import SlurmTask
 from pdserve.run.directory import home
-from pdserve.sweep.described import constant_settings, constant_work, letters, varied
-from pdserve.sweep.estimate import Estimate, array_seconds, estimate
-from pdserve.sweep.file import load_sweep
-from pdserve.sweep.points import Point, Variant, by_deployment
+from pdserve.sweep.file import (
+    Point,
+    Variant,
+    by_deployment,
+    constant_settings,
+    constant_work,
+    letters,
+    load_sweep,
+    varied,
+)
 from pdserve.sweep.record import POINTS, PointRecord, SweepFolder, records_in
-from pdserve.sweep.resolve import PlannedSweep, only, resolve
+from pdserve.sweep.resolve import Estimate, PlannedSweep, array_seconds, estimate, only, resolve
 from pdserve.sweep.run import SweepOptions, SweepRunner, to_run
 from pdserve.sweep.slurm import ArrayFollower, OnPoint, check_none_runs, scripts, submit_arrays, unfinished
 from pdserve.sweep.stale import StalePoints, is_measured_here, known_here, stale_points

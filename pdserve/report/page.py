@@ -9,11 +9,8 @@ from typing import Any
 
 from pdserve.bench.compare import Comparison, FigureChange, shown_groups, zeros
 from pdserve.bench.result import BenchResult
-from pdserve.report.bars import shares_of_caches
-from pdserve.report.drawing import Picture
-from pdserve.report.provenance import LACKING, provenance_view
-from pdserve.report.rows import ReportContents, ReportRow
-from pdserve.report.stages import STAGES, prompt_sources, stages
+from pdserve.report.pictures import Picture, shares_of_caches
+from pdserve.report.rows import LACKING, STAGES, ReportContents, ReportRow, prompt_sources, provenance_view, stages
 from pdserve.sweep.compare import SweepComparison
 
 OVERVIEW = ("TTFT p50", "TTFT p99", "ITL p50", "E2E mean", "output")

@@ -1,23 +1,412 @@
-"""What a report shows, of folders of sweeps and of results: a row for each measurement, with its verdict."""
+"""The contents of a report: a row for each measurement with its verdict, what was measured on what, and timelines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+from typing import Any, Literal
 
-from pdserve.bench.result import BenchResult, Measurement, Provenance
-from pdserve.bench.stored import EVENTS, RESULT, read_result
-from pdserve.bench.validity import Reason
+from pdserve.bench.compare import asked_of, facts_of, keys_of
+from pdserve.bench.result import EVENTS, RESULT, BenchResult, Measurement, Provenance, circumstances, read_result
+from pdserve.bench.validity import BenchVerdict, Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import StateError
-from pdserve.report.attempts import own, point_of
-from pdserve.report.sources import ReportedResult, distinct
-from pdserve.report.stages import theoretical_hit
-from pdserve.report.timeline import MeasuredSpan, Timeline, timeline
 from pdserve.run import history
-from pdserve.sweep.described import letter
-from pdserve.sweep.record import PointRecord, SweepFolder, has_result, records_in
+from pdserve.run.history import incident
+from pdserve.sweep.file import letter
+from pdserve.sweep.record import POINT, PointRecord, SweepFolder, has_result, read_point, records_in
+
+LaneState = Literal["starting", "ready", "silent", "dead", "stopping"]
+MarkKind = Literal["died", "restarting"]
+DEPLOYMENT = "deployment"
+"""The lane of all together."""
+_STATES: Mapping[str, LaneState | None] = {
+    "start": "starting",
+    "started": "starting",
+    "ready": "ready",
+    "responsive": "ready",
+    "unresponsive": "silent",
+    "died": "dead",
+    "late": "dead",
+    "given_up": "dead",
+    "cache_down": "dead",
+    "restarting": "dead",
+    "stop": "stopping",
+    "stopped": None,
+}
+"""What an event makes of its process; None: it is over."""
+_PHASES: Mapping[str, LaneState | None] = {
+    "starting": "starting",
+    "ready": "ready",
+    "degraded": "silent",
+    "failed": "dead",
+    "draining": "stopping",
+    "stopped": None,
+}
+
+
+@dataclass(frozen=True)
+class LaneSpan:
+    """Of a lane, in seconds since the beginning."""
+
+    state: LaneState
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class LaneMark:
+    """A death, or the moment from which it is started again."""
+
+    kind: MarkKind
+    at: float
+
+
+@dataclass
+class Lane:
+    """Of a process."""
+
+    name: str
+    spans: list[LaneSpan] = field(default_factory=list)
+    marks: list[LaneMark] = field(default_factory=list)
+    _state: LaneState | None = None
+    _since: float = 0.0
+
+    def turn(self, state: LaneState | None, at: float) -> None:
+        """From `at` on it is that."""
+        if state == self._state:
+            return
+        if self._state is not None and at > self._since:
+            self.spans.append(LaneSpan(self._state, self._since, at))
+        self._state, self._since = state, at
+
+    def mark(self, kind: MarkKind, at: float) -> None:
+        if LaneMark(kind, at) not in self.marks:
+            self.marks.append(LaneMark(kind, at))
+
+    def dead(self) -> bool:
+        return self._state in (None, "dead", "stopping")
+
+
+@dataclass(frozen=True)
+class MeasuredSpan:
+    """A measurement: by the wall clock, in a timeline in seconds since its beginning."""
+
+    began: float
+    ended: float
+    title: str
+    valid: bool
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Of a run."""
+
+    run_id: str
+    of: str
+    """What was measured on it."""
+    began: float
+    """Wall-clock seconds."""
+    seconds: float
+    lanes: tuple[Lane, ...]
+    windows: tuple[MeasuredSpan, ...]
+    incidents: tuple[tuple[float, str], ...]
+    """Seconds since the beginning, and what happened."""
+
+
+def timeline(
+    run_id: str, of: str, events: Sequence[Mapping[str, Any]], measured: Sequence[MeasuredSpan]
+) -> Timeline | None:
+    """None: nothing is known of the run. The end is the last event, or the end of the last measurement."""
+    times = [float(event["at"]) for event in events if event["event"] != "unreadable"]
+    times += [at for each in measured for at in (each.began, each.ended)]
+    if not events or not times:
+        return None
+    first, last = min(times), max(times)
+    lanes: dict[str, Lane] = {DEPLOYMENT: Lane(DEPLOYMENT)}
+    lanes[DEPLOYMENT].turn("starting", 0.0)
+    nodes: dict[str, str] = {}
+    incidents = []
+    for event in events:
+        at = float(event["at"]) - first
+        if (what := incident(event)) is not None:
+            why = event.get("how") or event.get("why")
+            incidents.append((at, f"{what}: {why}" if why else what))
+        for name in _concerned(event, nodes, lanes):
+            _apply(lanes.setdefault(name, Lane(name)), event, at)
+    for lane in lanes.values():
+        lane.turn(None, last - first)
+    windows = tuple(replace(each, began=each.began - first, ended=each.ended - first) for each in measured)
+    drawn = tuple(lane for lane in lanes.values() if lane.spans or lane.marks)
+    return Timeline(run_id, of, first, last - first, drawn, windows, tuple(incidents))
+
+
+def _concerned(event: Mapping[str, Any], nodes: dict[str, str], lanes: Mapping[str, Lane]) -> Iterable[str]:
+    """The lanes that an event is about. `nodes`: of each process, as far as it is known."""
+    kind, name = event["event"], event.get("name")
+    if kind in ("phase", "failed", "down"):
+        return [DEPLOYMENT]
+    if kind == "agent_gone":
+        # With its agent all processes of a node are gone.
+        return [each for each, node in nodes.items() if node == event.get("node") and not lanes[each].dead()]
+    if not isinstance(name, str) or kind not in _STATES:
+        return []
+    if isinstance(node := event.get("node"), str):
+        nodes[name] = node
+    return [name]
+
+
+def _apply(lane: Lane, event: Mapping[str, Any], at: float) -> None:
+    kind = event["event"]
+    if kind == "phase":
+        lane.turn(_PHASES.get(str(event.get("phase")), None), at)
+    elif kind == "failed":
+        lane.turn("dead", at)
+        lane.mark("died", at)
+    elif kind == "down":
+        lane.turn(None, at)
+    elif kind == "agent_gone":
+        lane.turn("dead", at)
+        lane.mark("died", at)
+    else:
+        if kind in ("died", "late", "given_up"):
+            lane.mark("died", at)
+        if kind == "restarting":
+            lane.mark("restarting", at)
+        # A command that has ended as it should is over, not ready.
+        lane.turn(None if kind == "ready" and event.get("done") else _STATES[kind], at)
+
+
+LACKING = "not there"
+"""What a reader sees where a result lacks something."""
+
+
+@dataclass(frozen=True)
+class ProvenanceView:
+    """Of all results of a page."""
+
+    times: tuple[str, ...]
+    """UTC, sorted."""
+    shared: Mapping[str, str]
+    """Versions and hardware; the keys of a recipe are in its own text."""
+    differs: Mapping[str, Mapping[str, tuple[str, ...]]]
+    """Value -> who has it."""
+    recipes: Mapping[str, tuple[str, ...]]
+    """Text -> who has it."""
+    mixed: tuple[str, ...] = ()
+    """Of what no sweep varies (pdserve.bench.result.circumstances), what is not the same for all."""
+
+
+def provenance_view(some: Sequence[tuple[str, Provenance]]) -> ProvenanceView:
+    """`some`: a name, and what was measured under it; a name may stand there several times."""
+    facts = [(name, facts_of(about)) for name, about in some]
+    values: dict[str, dict[str, dict[str, None]]] = {}
+    for fact in dict.fromkeys(fact for _, each in facts for fact in each):
+        for name, each in facts:
+            values.setdefault(fact, {}).setdefault(each.get(fact) or LACKING, {})[name] = None
+    recipes: dict[str, dict[str, None]] = {}
+    for name, about in some:
+        recipes.setdefault(about.recipe, {})[name] = None
+    return ProvenanceView(
+        times=tuple(
+            datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+            for at in sorted(about.began for _, about in some)
+        ),
+        shared={
+            fact: next(iter(seen))
+            for fact, seen in values.items()
+            if len(seen) == 1 and LACKING not in seen and not fact.startswith("recipe: ")
+        },
+        differs={
+            fact: {value: tuple(names) for value, names in seen.items()}
+            for fact, seen in values.items()
+            if len(seen) > 1
+        },
+        recipes={text: tuple(names) for text, names in recipes.items()},
+        mixed=_mixed([circumstances(about) for _, about in some]),
+    )
+
+
+def _mixed(some: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """Names of what two of them know otherwise."""
+    values: dict[str, set[str]] = {}
+    for name, value in (pair for each in some for pair in each.items()):
+        values.setdefault(name, set()).add(value)
+    return tuple(name for name, seen in values.items() if len(seen) > 1)
+
+
+_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class ReportedResult:
+    """A result of `bench`, or a point of a sweep."""
+
+    series: str
+    """What is varied."""
+    folder: Path
+    """As it was given."""
+    point: str
+    """Its id; empty: it is no point."""
+    workload: Workload
+    loads: tuple[Load, ...]
+    result: BenchResult | None
+    """None: nothing was measured."""
+    record: PointRecord | None
+    """Of a point, or of the point that has this result."""
+    run_id: str | None
+    events: Path | None
+    """The history of that run, if it was kept."""
+
+    @property
+    def identity(self) -> tuple[Path, str]:
+        return self.folder, self.point
+
+    @property
+    def recipe(self) -> str:
+        """A reader sees in the provenance what it is."""
+        if self.result is None:
+            return f"run {self.run_id}" if self.run_id is not None else "not measured"
+        return f"recipe {_digest(self.result.provenance.recipe)}"
+
+
+def distinct(sources: Sequence[ReportedResult]) -> list[ReportedResult]:
+    """With more in the name of each series that has the same load twice, or several recipes in a folder: the folder,
+    the recipe, then the point."""
+    common = os.path.commonpath([source.folder.absolute() for source in sources]) if sources else ""
+
+    def folder(source: ReportedResult) -> str:
+        below = os.path.relpath(source.folder.absolute(), common)
+        return source.folder.name if below == os.curdir else below
+
+    named = list(sources)
+    levels: list[Callable[[ReportedResult], str]] = [folder, lambda source: source.recipe, lambda source: source.point]
+    for level in levels:
+        for series in _unclear(named):
+            if len({level(source) for source in named if source.series == series}) > 1:
+                named = [
+                    replace(source, series=f"{series}; {level(source)}") if source.series == series else source
+                    for source in named
+                ]
+    return named
+
+
+def _unclear(sources: Sequence[ReportedResult]) -> list[str]:
+    """Series in which several results are of the same work at the same load, and those that have points of several
+    recipes in a folder: the loads may be others since the recipe was edited."""
+    same: dict[tuple[str, str, str], set[tuple[Path, str]]] = {}
+    recipes: dict[tuple[str, Path], set[str]] = {}
+    for source in sources:
+        for load in source.loads:
+            same.setdefault((source.series, source.workload.title, asked_of(load)), set()).add(source.identity)
+        if source.result is not None:
+            recipes.setdefault((source.series, source.folder), set()).add(source.recipe)
+    unclear = [series for (series, _, _), its in same.items() if len(its) > 1]
+    unclear += [series for (series, _), its in recipes.items() if len(its) > 1]
+    return list(dict.fromkeys(unclear))
+
+
+@cache
+def _digest(recipe: str) -> str:
+    """Of its keys but the name: each task of a Slurm array gives its deployment one of its own."""
+    keys = {key: value for key, value in keys_of(recipe).items() if key != "name"}
+    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+CACHES = ("engine's own cache", "cache tier")
+SOURCES = (*CACHES, "computed")
+STAGES = ("queue", "prefill", "transfer", "decode")
+
+
+def prompt_sources(each: Measurement) -> Mapping[str, float]:
+    """Per cent of the prompt tokens on prefill; empty: the engines do not count them."""
+    prefill = each.window.prefill
+    counted = [prefill.get(name, 0.0) for name in ("local_hits", "received", "computed")]
+    total = sum(counted)
+    return {name: 100 * value / total for name, value in zip(SOURCES, counted, strict=True)} if total else {}
+
+
+def theoretical_hit(result: BenchResult) -> float:
+    """Per cent of the prompt tokens that a cache without limits would have that was empty before. Each measurement has
+    a `cache_salt` of its own: a trace has what it repeats itself, and random prompts repeat nothing."""
+    return 0.0 if result.trace is None else 100 * result.trace.prefix_hit
+
+
+def stages(each: Measurement) -> Mapping[str, float]:
+    """Mean seconds a completed request. A stage that is not counted is missing."""
+    window, done = each.window, each.figures.completed
+    if not done:
+        return {}
+    # One engine that does both counts its decoding with its prefill. Where decode has engines of its own that could not
+    # be read, the count of prefill is none of decoding.
+    decode = window.prefill if _aggregated(each) else window.decode
+    queues = [counts.get("queue_seconds") for counts in (window.proxy, window.prefill)]
+    counted = {
+        "queue": sum(filter(None, queues)) if any(queue is not None for queue in queues) else None,
+        "prefill": window.prefill.get("prefill_seconds"),
+        "transfer": window.proxy.get("transfer_seconds"),
+        "decode": decode.get("decode_seconds"),
+    }
+    return {name: seconds / done for name, seconds in counted.items() if seconds is not None}
+
+
+def _aggregated(each: Measurement) -> bool:
+    """By the names of its engines, which begin with their role."""
+    return any(name.startswith("aggregated-") for name in each.before.engines)
+
+
+_REPEATS = "repeats"
+"""The check that some were not made: no fault of those that were."""
+
+
+def point_of(folder: Path) -> PointRecord | None:
+    """Of the point whose result is in this folder. None: it is of no sweep, or the point was measured again and has
+    another result. Raises StateError for a record that cannot be read."""
+    place = folder.resolve()
+    file = place.parent / POINT
+    if not file.is_file():
+        return None
+    record = read_point(file)
+    return record if record.result == place.name else None
+
+
+def own(of_point: Sequence[Reason], of_measurements: Sequence[Sequence[Reason]]) -> tuple[Reason, ...]:
+    """What the sweep has added to the verdicts of its measurements."""
+    return tuple(reason for reason in of_point if not any(reason in some for some in of_measurements))
+
+
+def judged(result: BenchResult, record: PointRecord | None) -> BenchResult:
+    """With what the sweep objects to at each measurement. Repeats that were not made are named by `missing`."""
+    wrong = [reason for reason in _added(result, record) if reason.check != _REPEATS]
+    if not wrong:
+        return result
+    measurements = [
+        each.model_copy(
+            update={
+                "verdict": BenchVerdict(
+                    status="INVALID", reasons=(*each.verdict.reasons, *wrong), unchecked=each.verdict.unchecked
+                )
+            }
+        )
+        for each in result.measurements
+    ]
+    return result.model_copy(update={"measurements": tuple(measurements)})
+
+
+def missing(name: str, result: BenchResult, record: PointRecord | None) -> tuple[str, ...]:
+    """That repeats were not made, in a line. `name`: what the result is called."""
+    texts = [reason.text for reason in _added(result, record) if reason.check == _REPEATS]
+    return tuple(f"{name} lacks repeats, by which its point is INVALID ({_REPEATS}): {text}" for text in texts)
+
+
+def _added(result: BenchResult, record: PointRecord | None) -> tuple[Reason, ...]:
+    return () if record is None else own(record.reasons, [each.verdict.reasons for each in result.measurements])
 
 
 @dataclass(frozen=True)

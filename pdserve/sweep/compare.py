@@ -20,12 +20,11 @@ from pdserve.bench.compare import (
     sides,
     work_of,
 )
-from pdserve.bench.result import BenchResult
-from pdserve.bench.stored import read_result
+from pdserve.bench.result import BenchResult, read_result
 from pdserve.bench.workload import Workload
 from pdserve.errors import StateError
 from pdserve.plan.frozen import Frozen
-from pdserve.sweep.described import letter
+from pdserve.sweep.file import letter
 from pdserve.sweep.record import POINT, PointRecord, records_in
 
 Key = tuple[tuple[tuple[str, str | None], ...], str, str]

@@ -1,21 +1,23 @@
-"""The sweep file: lists over keys of a recipe, workloads and loads. It is read as strictly as a recipe."""
+"""The sweep file, read as strictly as a recipe, and its points in the order that changes the deployment least."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pdserve.bench.traces import agentic
-from pdserve.bench.traces.trace import RequestTrace
-from pdserve.bench.traces.use import with_trace
-from pdserve.bench.workload import Workload
+from pdserve.bench.traces import AGENTIC, RequestTrace, with_trace
+from pdserve.bench.workload import Load, Workload, usual_requests
 from pdserve.errors import RecipeError
 from pdserve.recipe.base import Count, Name, Strict
-from pdserve.recipe.load import extends, show
+from pdserve.recipe.load import extends, show, yaml12
 from pdserve.recipe.load.problems import Line, Origin, Path, Problem, error, locate
 from pdserve.recipe.load.validation import validate
 
@@ -140,10 +142,10 @@ def _with_traces(sweep: Sweep, path: FilePath, origins: Mapping[Path, Origin]) -
 
 def _missing_traces(sweep: Sweep, path: FilePath) -> Iterator[Problem]:
     for index, workload in enumerate(sweep.workload):
-        if workload.trace is None or workload.trace == agentic.NAME:
+        if workload.trace is None or workload.trace == AGENTIC:
             continue
         if not (file := path.parent / workload.trace).exists():
-            todo = f"give a file, relative to this one, or {agentic.NAME}, which pdserve has"
+            todo = f"give a file, relative to this one, or {AGENTIC}, which pdserve has"
             yield Problem(("workload", index, "trace"), f"{file} does not exist", todo)
 
 
@@ -204,3 +206,137 @@ def _keys(sweep: Sweep) -> Iterator[Problem]:
                     what = f"{key} and {other} set the same part of the recipe"
                     yield Problem(path, what, "keep one of the two", also=(other_path,))
             before.append((path, key))
+
+
+Settings = tuple[tuple[str, str], ...]
+"""Keys of a recipe and their values, as `--set KEY=VALUE` takes them."""
+_DIGITS = 12
+
+
+def combinations(sweep: Sweep) -> tuple[Settings, ...]:
+    """What is set in each variant of the recipe: `zip` first with first, `cross` each with each."""
+    zipped = list(zip(*sweep.zip.values(), strict=True)) if sweep.zip else [()]
+    keys = (*sweep.zip, *sweep.cross)
+    return tuple(
+        tuple((key, yaml12.flow(value)) for key, value in zip(keys, (*first, *second), strict=True))
+        for first, second in itertools.product(zipped, itertools.product(*sweep.cross.values()))
+    )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant of the recipe."""
+
+    settings: Settings
+    digest: str
+    """Of the resolved recipe."""
+
+    @property
+    def title(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.settings) or "the recipe as it is"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A workload under a load, on a deployment."""
+
+    deployment: Variant
+    workload: Workload
+    load: Load
+
+    @property
+    def id(self) -> str:
+        """The same for the same resolved recipe, workload and load, wherever it stands in the file."""
+        about = {
+            "recipe": self.deployment.digest,
+            "workload": self._work(),
+            "load": self.load.model_dump(mode="json"),
+        }
+        name = re.sub(r"[^a-z0-9.]+", "-", self.load.title.lower())
+        return f"{name}-{_digest(about)}"
+
+    def _work(self) -> dict[str, Any]:
+        """A trace by its name and digest: where it stands does not matter."""
+        work = self.workload.model_dump(mode="json")
+        return work | ({"trace": FilePath(self.workload.trace).name} if self.workload.trace is not None else {})
+
+    @property
+    def work(self) -> str:
+        return self.workload.title
+
+    @property
+    def title(self) -> str:
+        return f"{self.deployment.title}; {self.work}; {self.load.title}"
+
+
+def recipe_digest(document: Mapping[str, Any], folder: str) -> str:
+    """Of a resolved recipe. The order of keys means nothing; what is relative in it depends on its folder."""
+    return _digest([document, folder])
+
+
+def points(
+    sweep: Sweep, digests: Sequence[tuple[Settings, str]], traces: Mapping[str, RequestTrace] | None = None
+) -> tuple[Point, ...]:
+    """All points of a deployment follow each other. Settings that resolve to the same recipe
+    are the same deployment, that of the first of them. `digests`: of the recipe of each combination. `traces`: of the
+    workloads that have one, by the workload as JSON."""
+    deployments = {digest: settings for settings, digest in reversed(digests)}
+    order = dict.fromkeys(digest for _, digest in digests)
+    made = [
+        Point(Variant(deployments[digest], digest), workload, load)
+        for digest, workload in itertools.product(order, sweep.workload)
+        for load in _loads(sweep, (traces or {}).get(workload.model_dump_json()))
+    ]
+    return tuple({point.id: point for point in made}.values())
+
+
+def by_deployment(some: Sequence[Point]) -> list[tuple[Variant, list[Point]]]:
+    """Runs of points of a deployment."""
+    return [(key, list(group)) for key, group in itertools.groupby(some, key=lambda point: point.deployment)]
+
+
+def _loads(sweep: Sweep, trace: RequestTrace | None) -> Iterator[Load]:
+    each = [*((concurrency, None) for concurrency in sweep.concurrency), *((None, rate) for rate in sweep.rate)]
+    requests = sweep.requests if trace is None else trace.requests
+    for concurrency, rate in each:
+        yield Load(
+            requests=requests or usual_requests(concurrency or rate or 0),
+            concurrency=concurrency,
+            rate=rate,
+            seconds=sweep.seconds,
+            grace_seconds=sweep.grace_seconds,
+        )
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def letter(index: int) -> str:
+    """A to Z, then A1 and so on."""
+    turn, place = divmod(index, 26)
+    return f"{chr(ord('A') + place)}{turn or ''}"
+
+
+def letters(points: Sequence[Point]) -> Mapping[Variant, str]:
+    """A short name of each deployment, in the order of the points."""
+    return {deployment: letter(index) for index, (deployment, _) in enumerate(by_deployment(points))}
+
+
+def constant_settings(points: Sequence[Point]) -> Settings:
+    """Keys of the recipe that every deployment sets to the same value; of a single deployment, all that it sets."""
+    every = [point.deployment.settings for point in points]
+    return tuple(pair for pair in (every[0] if every else ()) if all(pair in settings for settings in every))
+
+
+def varied(deployment: Variant, constant: Settings) -> str:
+    """What of its settings is not the same everywhere."""
+    own = [f"{key}={value}" for key, value in deployment.settings if (key, value) not in constant]
+    return ", ".join(own) or "the recipe as it is"
+
+
+def constant_work(points: Sequence[Point]) -> tuple[str, ...]:
+    """Prompts and repeats, where all points have the same."""
+    works, repeats = {point.work for point in points}, {point.workload.repeats for point in points}
+    same = [next(iter(works))] if len(works) == 1 else []
+    return (*same, *([f"repeats {next(iter(repeats))}"] if len(repeats) == 1 else []))

@@ -22,8 +22,7 @@ from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe
 from pdserve.roles import ENGINE_ROLES
-from pdserve.sweep.file import load_sweep
-from pdserve.sweep.points import combinations
+from pdserve.sweep.file import combinations, load_sweep
 from pdserve.sweep.resolve import PlannedSweep, resolve, set_of
 
 _TITLES = {

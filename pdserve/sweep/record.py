@@ -1,30 +1,44 @@
-"""What a sweep leaves, beside the runs of its deployment.
+"""The record of a sweep: its folder, its points, and who runs which of its deployments.
 
-<home>/<deployment>/sweep/<name>/
+<home>/<deployment>/sweep/<name>/        beside the runs of its deployment
     points/<point>/point.json            what it is, its verdict, where its result is
     points/<point>/<attempt>/            a result of `pdserve bench`: result.json, raw output and log of the client
     starts/<run id>/                     of each start of a deployment: recipe, plan, versions, history, logs
-    tasks/, arrays/                      who runs which deployment (pdserve.sweep.tasks)
+    tasks/<deployment's id>.json         the last task that ran this deployment: job, log, how it ended
+    tasks/<deployment's id>.lock         held by the process that runs it
+    arrays/<job>.json                    what was submitted to Slurm as an array: a deployment for each number
+<home>/<deployment>/sweep.lock           held by the sweep that starts and stops deployments of this name
 
-A point has no point.json until it is over: one that was cut off is measured again.
+A point has no point.json until it is over: one that was cut off is measured again. Each task writes a file of its own,
+so that tasks beside each other never write the same one; the record of a task that was killed has no end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fcntl
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from pdserve.atomic_write import replace_text
-from pdserve.bench.result import BenchResult
-from pdserve.bench.stored import RESULT
+from pdserve.bench.result import RESULT, BenchResult
+from pdserve.bench.run import ServingDeployment
+from pdserve.bench.snapshot import plan_digest
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
-from pdserve.errors import MAKE_ROOM, StateError
+from pdserve.errors import MAKE_ROOM, PdserveError, StateError
+from pdserve.logs.rotation import earlier
 from pdserve.plan.frozen import SCHEMA, Frozen, SchemaVersion
 from pdserve.run.directory import RunDir
-from pdserve.run.stored_model import read_model
-from pdserve.sweep.points import Point, Settings
+from pdserve.run.stored_model import ModelT, read_model
+from pdserve.sweep.file import Point, Settings
 
 POINT = "point.json"
 POINTS = "points"
@@ -81,16 +95,7 @@ class SweepFolder:
     def write(self, point: Point, record: PointRecord) -> None:
         """In one step, so that a crash leaves no half of it. Raises StateError."""
         file = self.point(point) / POINT
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            replace_text(file, record.model_dump_json(indent=1))
-        except OSError as error:
-            raise StateError(
-                "the record of a point cannot be written",
-                where=str(file),
-                cause=error.strerror or str(error),
-                todo=MAKE_ROOM,
-            ) from error
+        _write(file, record)
 
 
 def read_point(file: Path) -> PointRecord:
@@ -119,3 +124,322 @@ def reasons_of(result: BenchResult) -> tuple[tuple[Reason, ...], tuple[Reason, .
     wrong = dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)
     unchecked = dict.fromkeys(reason for verdict in verdicts for reason in verdict.unchecked)
     return tuple(wrong), tuple(unchecked)
+
+
+_TASKS, _ARRAYS = "tasks", "arrays"
+_NAME_LOCK = "sweep.lock"
+
+
+class TaskRecord(Frozen):
+    """Of a process that runs the points of one deployment."""
+
+    schema_version: SchemaVersion = SCHEMA
+    deployment: str
+    """Its id: the digest of its recipe."""
+    host: str
+    pid: int
+    job: str | None = None
+    """`123_4` of a Slurm array, `123` of a job; None: it runs in none."""
+    log: str | None = None
+    """The file that its output goes to."""
+    began: float
+    """Wall-clock seconds."""
+    ended: float | None = None
+    """None: it runs, or it was killed."""
+    error: str | None = None
+    """Why it ended before all of its points were measured."""
+
+    @property
+    def where(self) -> str:
+        """For a reader: the job and its log, or the process."""
+        named = f"job {self.job} on {self.host}" if self.job is not None else f"PID {self.pid} on {self.host}"
+        return f"{named}, log {self.log}" if self.log is not None else named
+
+
+class ArrayRecord(Frozen):
+    """Of an array that was submitted."""
+
+    schema_version: SchemaVersion = SCHEMA
+    job: str
+    deployments: tuple[str, ...]
+    """Ids; the place of each is the number of its task."""
+    submitted: float
+    """Wall-clock seconds."""
+
+
+def job_of(environ: Mapping[str, str]) -> str | None:
+    """As Slurm's tools call it."""
+    array, number = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{number}" if array and number else environ.get("SLURM_JOB_ID") or None
+
+
+def log_here() -> str | None:
+    """The file that this process prints to."""
+    with suppress(OSError):
+        file = Path("/proc/self/fd/1").readlink()
+        if file.is_file():
+            return str(file)
+    return None
+
+
+def _own_record(deployment: str, environ: Mapping[str, str]) -> TaskRecord:
+    return TaskRecord(
+        deployment=deployment,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        job=job_of(environ),
+        log=log_here(),
+        began=time.time(),
+    )
+
+
+@contextmanager
+def recorded(folder: SweepFolder, deployment: str, environ: Mapping[str, str]) -> Iterator[None]:
+    """The record of this process, with the error that ends the block. Raises StateError when it cannot be written."""
+    record = _own_record(deployment, environ)
+    file = folder.path / _TASKS / f"{deployment}.json"
+    _write(file, record)
+    error: str | None = "it ended by an error that its log has"
+    try:
+        yield
+        error = None
+    except (PdserveError, KeyboardInterrupt) as raised:
+        error = _why(raised)
+        raise
+    finally:
+        with suppress(StateError):  # the points are written, and an error of the block is the one to show
+            _write(file, record.model_copy(update={"ended": time.time(), "error": error}))
+
+
+@contextmanager
+def alone(folder: SweepFolder, deployments: tuple[str, ...]) -> Iterator[None]:
+    """Holds the locks of these deployments; the kernel lets go of them when this process dies, however it dies. Raises
+    StateError when another process runs one of them."""
+    with ExitStack() as stack:
+        for deployment in deployments:
+            file = folder.path / _TASKS / f"{deployment}.lock"
+            stack.enter_context(_held(file, partial(_taken, folder, deployment, file)))
+        yield
+
+
+@contextmanager
+def only_sweep(root: Path, name: str, environ: Mapping[str, str]) -> Iterator[None]:
+    """Holds the lock of a deployment's name: what runs under it is of no other sweep that lives. A sweep of an edited
+    recipe has other ids and the same name. Raises StateError when another sweep has it."""
+    file = root / name / _NAME_LOCK
+    with _held(file, partial(_measured_by_another, name, file)) as descriptor:
+        with suppress(OSError):  # it is for a reader of the error only
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, _own_record(name, environ).where.encode())
+        yield
+
+
+@contextmanager
+def _held(file: Path, taken: Callable[[], StateError]) -> Iterator[int]:
+    """Its descriptor. Raises `taken` when another process holds it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _no_lock(file, error) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise taken() from None
+        except OSError as error:
+            raise _no_lock(file, error) from error
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _no_lock(file: Path, error: OSError) -> StateError:
+    return StateError(
+        "the lock of a deployment of this sweep cannot be taken",
+        where=str(file),
+        cause=error.strerror or str(error),
+        todo=MAKE_ROOM,
+    )
+
+
+def _measured_by_another(name: str, file: Path) -> StateError:
+    who = ""
+    with suppress(OSError):
+        who = file.read_text(encoding="utf-8", errors="replace")
+    return StateError(
+        f"{name} is measured by another sweep now",
+        where=str(file),
+        cause=who or "it holds the lock",
+        todo="wait until it has ended, or give the deployment another name in the recipe",
+    )
+
+
+def _taken(folder: SweepFolder, deployment: str, file: Path) -> StateError:
+    record = task_of(folder, deployment)
+    return StateError(
+        f"the deployment {deployment} of this sweep is measured by another process now",
+        where=str(file),
+        cause="it holds the lock" if record is None else record.where,
+        todo="wait until it has ended: what it measures is not measured again",
+    )
+
+
+def task_of(folder: SweepFolder, deployment: str) -> TaskRecord | None:
+    """The last one that ran this deployment. Raises StateError for a record that cannot be read."""
+    file = folder.path / _TASKS / f"{deployment}.json"
+    return _read(TaskRecord, file) if file.exists() else None
+
+
+def write_array(folder: SweepFolder, record: ArrayRecord) -> None:
+    """Raises StateError."""
+    _write(folder.path / _ARRAYS / f"{record.job}.json", record)
+
+
+def arrays_of(folder: SweepFolder) -> list[ArrayRecord]:
+    """All that were submitted, the oldest first. Raises StateError."""
+    files = sorted((folder.path / _ARRAYS).glob("*.json"))
+    records = [_read(ArrayRecord, file) for file in files]
+    return sorted(records, key=lambda record: record.submitted)
+
+
+def _read(model: type[ModelT], file: Path) -> ModelT:
+    return read_model(model, file.read_bytes(), file, other_version="remove it", damaged="remove it")
+
+
+def _write(file: Path, record: Frozen) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        replace_text(file, record.model_dump_json(indent=1))
+    except OSError as error:
+        raise StateError(
+            "the record of a sweep cannot be written",
+            where=str(file),
+            cause=error.strerror or str(error),
+            todo=MAKE_ROOM,
+        ) from error
+
+
+def _why(error: PdserveError | KeyboardInterrupt) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "it was stopped: by Ctrl-C, scancel, or the job's time limit"
+    return str(error) or type(error).__name__
+
+
+_CHECK = "deployment"
+"""As that of a single measurement, which sees what changes while the client runs."""
+
+
+@dataclass(frozen=True)
+class OwnDeployment:
+    """As it was when its run began."""
+
+    run_id: str
+    plan: str
+    """Digest of its plan."""
+
+    def unlike(self, serving: ServingDeployment) -> str | None:
+        """Why what serves is another one; None: it is this one."""
+        return self._why(serving.run.run_id, plan_digest(serving.plan))
+
+    def not_measured_by(self, result: BenchResult) -> Reason | None:
+        """Why a result is of another deployment, before, between or after its repeats; None: it is of this one."""
+        for measurement in result.measurements:
+            for snapshot in (measurement.before, measurement.after):
+                if (why := self._why(snapshot.run_id, snapshot.plan)) is not None:
+                    return not_own(why)
+        return None
+
+    def _why(self, run_id: str, plan: str) -> str | None:
+        if run_id != self.run_id:
+            return f"another run serves now: {run_id}"
+        return None if plan == self.plan else "another plan was applied (pdserve up on the running deployment)"
+
+
+def not_own(why: str) -> Reason:
+    """Why a point is INVALID that this deployment did not serve."""
+    return Reason(check=_CHECK, text=why)
+
+
+def measured(
+    point: Point,
+    result: BenchResult,
+    own: OwnDeployment,
+    caches: Mapping[str, str],
+    *,
+    attempt: str,
+    start_seconds: float | None,
+    seconds: float,
+) -> PointRecord:
+    """Its verdict: that of each measurement, all of them made, and by the deployment that was started for it. `caches`:
+    what became of them before."""
+    wrong, unchecked = map(list, reasons_of(result))
+    other = own.not_measured_by(result)
+    if other is not None and other.check not in {reason.check for reason in wrong}:
+        wrong.append(other)
+    if len(result.measurements) < point.workload.repeats:
+        text = f"{len(result.measurements)} of {point.workload.repeats} repeats were made"
+        wrong.append(Reason(check="repeats", text=text))
+    return record_of(
+        point,
+        wrong,
+        unchecked,
+        caches=caches,
+        result=attempt,
+        run_id=result.provenance.run_id,
+        start_seconds=start_seconds,
+        seconds=seconds,
+    )
+
+
+def failed(point: Point, check: str, error: PdserveError, *, run_id: str | None, seconds: float = 0.0) -> PointRecord:
+    """Of a point without a result."""
+    return record_of(point, [Reason(check=check, text=error.render())], [], run_id=run_id, seconds=seconds)
+
+
+def record_of(
+    point: Point,
+    wrong: Sequence[Reason],
+    unchecked: Sequence[Reason],
+    *,
+    run_id: str | None,
+    seconds: float,
+    caches: Mapping[str, str] | None = None,
+    result: str | None = None,
+    start_seconds: float | None = None,
+) -> PointRecord:
+    """INVALID where anything is wrong."""
+    return PointRecord(
+        id=point.id,
+        settings=point.deployment.settings,
+        workload=point.workload,
+        load=point.load,
+        status="INVALID" if wrong else "VALID",
+        reasons=tuple(wrong),
+        unchecked=tuple(unchecked),
+        caches=caches or {},
+        result=result,
+        run_id=run_id,
+        start_seconds=start_seconds,
+        seconds=seconds,
+    )
+
+
+def keep_start(run: RunDir, starts: Path) -> None:
+    """Recipe, plan, versions, history, failure and logs; no key is among them. Raises StateError."""
+    there = starts / run.run_id
+    files = (run.recipe, run.plan, run.versions, run.state, run.events, earlier(run.events), run.failure)
+    try:
+        there.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for file in files:
+            if file.exists():
+                shutil.copy2(file, there / file.name)
+        if run.logs.exists():
+            shutil.copytree(run.logs, there / run.logs.name, dirs_exist_ok=True)
+    except OSError as error:
+        raise StateError(
+            "the logs of a start cannot be kept",
+            where=str(there),
+            cause=error.strerror or str(error),
+            todo=MAKE_ROOM,
+        ) from error

@@ -1,17 +1,20 @@
-"""Reads the recipe of every combination before anything runs, so that a sweep does not end at a typo after hours."""
+"""The planned sweep: the recipe of every combination, read before anything runs, and how long its points will take."""
 
 from __future__ import annotations
 
+import heapq
 import os
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from pdserve.bench.workload import Load, Workload
 from pdserve.errors import RecipeError
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
-from pdserve.sweep.file import LoadedSweep
-from pdserve.sweep.points import Point, Settings, Variant, by_deployment, combinations, points, recipe_digest
-from pdserve.sweep.starts import only_emptied_by_a_start
+from pdserve.sweep.caches import only_emptied_by_a_start
+from pdserve.sweep.file import LoadedSweep, Point, Settings, Variant, by_deployment, combinations, points, recipe_digest
+from pdserve.sweep.record import PointRecord
 
 _NAME_CHARACTERS, _ID_CHARACTERS = 48, 6
 """Of the name of a deployment (pdserve.recipe.base), and of its id in it."""
@@ -132,3 +135,43 @@ def _placed(error: RecipeError, loaded: LoadedSweep, settings: Settings) -> Reci
         todo=error.todo,
         evidence=tuple(placed(line) for line in error.evidence),
     )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of what is still to be run."""
+
+    seconds: float
+    """Of what is known."""
+    unknown_points: int
+    """Without a former measurement of the same work and load."""
+    starts: int
+    unknown_starts: int
+
+
+def estimate(to_run: Sequence[Point], former: Sequence[PointRecord], starts: int) -> Estimate:
+    """A point takes as long as those of the same work and load did on other deployments, a start as long as others.
+    `starts`: that these points need."""
+    measured: dict[tuple[str, str], list[float]] = {}
+    for record in former:
+        if record.result is not None:
+            measured.setdefault(_same(record.workload, record.load), []).append(record.seconds)
+    known = [measured.get(_same(point.workload, point.load)) for point in to_run]
+    took = [record.start_seconds for record in former if record.start_seconds is not None]
+    seconds = sum(statistics.fmean(each) for each in known if each) + (statistics.fmean(took) * starts if took else 0.0)
+    return Estimate(seconds, sum(each is None for each in known), starts, 0 if took else starts)
+
+
+def array_seconds(tasks: Sequence[Estimate], at_once: int | None) -> float:
+    """Of tasks that run beside each other, as Slurm starts them: in their order, each once another one has ended.
+    Without the time in the queue."""
+    if not tasks:
+        return 0.0
+    slots = [0.0] * min(len(tasks), at_once or len(tasks))
+    for task in tasks:
+        heapq.heapreplace(slots, slots[0] + task.seconds)
+    return max(slots)
+
+
+def _same(workload: Workload, load: Load) -> tuple[str, str]:
+    return workload.model_dump_json(), load.model_dump_json()

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, overload
 
-from pdserve.bench.aiperf.environment import installed_interpreter
-from pdserve.bench.clients.choose import client_of
-from pdserve.bench.look import plan_digest
+from pdserve.bench.aiperf_environment import installed_interpreter
+from pdserve.bench.clients import client_of
 from pdserve.bench.run import ServingDeployment, Task, bench
+from pdserve.bench.snapshot import plan_digest
 from pdserve.errors import PdserveError, ReportedError, StateError
 from pdserve.operations.current_run import find_running, last_run
 from pdserve.operations.down import down
@@ -22,15 +22,24 @@ from pdserve.operations.plan_recipe import recipe_words
 from pdserve.operations.serving import serving
 from pdserve.operations.up import UpOptions, VerbProgress, up
 from pdserve.run.directory import RunDir, new_run_id
-from pdserve.sweep.empty import CHECK as EMPTY_CACHE
-from pdserve.sweep.empty import NotEmptiedError, empty_caches, require_empty
-from pdserve.sweep.keep import keep_start
-from pdserve.sweep.own import OwnDeployment, not_own
-from pdserve.sweep.points import Point, Variant, by_deployment
-from pdserve.sweep.record import PointRecord, SweepFolder
+from pdserve.sweep.caches import CHECK as EMPTY_CACHE
+from pdserve.sweep.caches import NotEmptiedError, empty_caches, require_empty
+from pdserve.sweep.file import Point, Variant, by_deployment
+from pdserve.sweep.record import (
+    OwnDeployment,
+    PointRecord,
+    SweepFolder,
+    alone,
+    failed,
+    job_of,
+    keep_start,
+    measured,
+    not_own,
+    only_sweep,
+    record_of,
+    recorded,
+)
 from pdserve.sweep.resolve import PlannedSweep, set_of
-from pdserve.sweep.tasks import alone, job_of, only_sweep, recorded
-from pdserve.sweep.verdict import failed, measured, record_of
 from pdserve.system.stop_signals import interruptible, run_to_its_end
 
 OnPoint = Callable[[Point, PointRecord], None]

@@ -14,10 +14,9 @@ from pdserve.operations.plan_recipe import located, plan_for
 from pdserve.plan.sbatch import ArrayMember, RenderedArray, job_shape, render_arrays
 from pdserve.reach.slurm_array import SlurmTask, look_at_array, stop_array
 from pdserve.reach.slurm_job import cancel, submit
-from pdserve.sweep.points import Point, Variant, by_deployment
-from pdserve.sweep.record import PointRecord, SweepFolder
+from pdserve.sweep.file import Point, Variant, by_deployment
+from pdserve.sweep.record import ArrayRecord, PointRecord, SweepFolder, TaskRecord, arrays_of, task_of, write_array
 from pdserve.sweep.resolve import PlannedSweep, placed
-from pdserve.sweep.tasks import ArrayRecord, TaskRecord, arrays_of, task_of, write_array
 from pdserve.system.stop_signals import held_back
 
 _POLL_SECONDS = 5.0

@@ -13,26 +13,23 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from pdserve.bench.provenance import circumstances, circumstances_here, differences, machine
-from pdserve.bench.result import BenchResult
-from pdserve.bench.stored import read_result
+from pdserve.bench.result import BenchResult, circumstances, circumstances_here, differences, machine, read_result
 from pdserve.errors import PreflightError, StateError
 from pdserve.installed.versions import PACKAGES
 from pdserve.operations.plan_recipe import model_files
 from pdserve.plan.slurm_nodes import expand_nodelist
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.recipe.load.loader import LoadedRecipe
-from pdserve.sweep.empty import not_emptied
-from pdserve.sweep.points import by_deployment
-from pdserve.sweep.record import PointRecord, SweepFolder
+from pdserve.sweep.caches import not_emptied
+from pdserve.sweep.file import by_deployment
+from pdserve.sweep.record import PointRecord, SweepFolder, arrays_of, job_of
 from pdserve.sweep.resolve import PlannedSweep
-from pdserve.sweep.tasks import arrays_of, job_of
 
 GONE = "its result is gone or cannot be read"
 _HARDWARE = ("CPU", "CPUs", "GPUs")
 
 Here = Callable[[LoadedRecipe], Mapping[str, str]]
-"""What is known of a deployment as it would be measured now (pdserve.bench.provenance.circumstances)."""
+"""What is known of a deployment as it would be measured now (pdserve.bench.result.circumstances)."""
 
 
 @dataclass(frozen=True)

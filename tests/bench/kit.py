@@ -13,6 +13,14 @@ import yaml
 
 from tests.launch.deployment import REPOSITORY, Deployment, recipe, up
 
+AGENTIC_SESSIONS, AGENTIC_TURNS, AGENTIC_SEED = 8, 5, 20_261
+"""How the trace agentic-tiny was made."""
+
+
+def agentic_file(kind: str) -> str:
+    """Return the lines of agentic-tiny (jsonl), or what AIPerf's generator was given for it (json)."""
+    return (REPOSITORY / f"pdserve/bench/agentic-tiny.{kind}").read_text(encoding="utf-8")
+
 
 @contextmanager
 def serving_at(folder: Path, token_seconds: float) -> Iterator[Deployment]:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.bench.aiperf import VERSION, environment
+from pdserve.bench import aiperf_environment as environment
+from pdserve.bench.aiperf_environment import VERSION
 from pdserve.errors import PreflightError
 from tests.launch.deployment import LINE_SECONDS, Command, wait_until
 

@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.aiperf import NAME
-from pdserve.bench.aiperf.environment import made, place
-from pdserve.bench.traces import agentic
-from tests.bench.kit import serving_at
+from pdserve.bench.aiperf_environment import NAME, made, place
+from tests.bench.kit import AGENTIC_SEED, AGENTIC_SESSIONS, agentic_file, serving_at
 from tests.bench.test_bench import reasons, scripted
 from tests.launch.deployment import REPOSITORY, Deployment, pdserve
 
@@ -80,8 +78,8 @@ def test_a_trace_is_replayed_with_its_sessions_and_both_hits(serving: Deployment
 
 def test_the_agentic_trace_is_what_its_generator_makes(tmp_path: Path) -> None:
     configuration = tmp_path / "small.json"
-    configuration.write_text(agentic.configuration())
-    size = ("--num-sessions", str(agentic.SESSIONS), "--seed", str(agentic.SEED))
+    configuration.write_text(agentic_file("json"))
+    size = ("--num-sessions", str(AGENTIC_SESSIONS), "--seed", str(AGENTIC_SEED))
     argv = [
         str(place(os.environ) / "bin" / "aiperf"),
         "synthesize",
@@ -93,7 +91,7 @@ def test_the_agentic_trace_is_what_its_generator_makes(tmp_path: Path) -> None:
     done = subprocess.run([*argv, "--output", str(tmp_path)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (generated,) = tmp_path.glob("*/dataset.jsonl")
-    assert generated.read_text() == agentic.text()
+    assert generated.read_text() == agentic_file("jsonl")
 
 
 SAID = {"role": "user", "content": "What is in the file?"}

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.aiperf.records import cut_records, of_aiperf
-from pdserve.bench.figures import figures
-from pdserve.bench.records import UnreadableResultError
+from pdserve.bench.clients import cut_records, of_aiperf
+from pdserve.bench.figures import UnreadableResultError, figures
 from pdserve.bench.snapshot import Clocks
 from tests.launch.deployment import REPOSITORY
 from tests.tables import each_row

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pdserve.bench.answers import Answer, Invalid, Unknown
-from pdserve.bench.evidence import Evidence
 from pdserve.bench.snapshot import ENGINE, LMCACHE, Counts, counts
-from pdserve.bench.validity import CHECKS
+from pdserve.bench.validity import CHECKS, Answer, Evidence, Invalid, Unknown
 from pdserve.bench.workload import Load, Workload
 from pdserve.observe.metrics import samples_of
 from pdserve.pd.config.proxy import WorkerConfig

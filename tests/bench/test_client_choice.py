@@ -12,27 +12,23 @@ import pytest
 import typer
 from pydantic import ValidationError
 
-from pdserve.bench.aiperf.client import AiperfClient
-from pdserve.bench.clients.choose import client_of
-from pdserve.bench.clients.client import ClientRun
-from pdserve.bench.clients.vllm import VllmClient
-from pdserve.bench.traces import agentic
-from pdserve.bench.traces.read import read_trace
-from pdserve.bench.traces.trace import RequestTrace
+from pdserve.bench.clients import AiperfClient, ClientRun, VllmClient, client_of
+from pdserve.bench.traces import AGENTIC, RequestTrace, read_trace
 from pdserve.bench.workload import Load, Workload
 from pdserve.cli import bench
 from pdserve.errors import PreflightError
 from tests.bench.evidence import plan
+from tests.bench.kit import AGENTIC_SESSIONS, AGENTIC_TURNS
 from tests.tables import each_row
 
 KEY = "sk-very-secret"
 FIXED = Workload(input_tokens=300, output_tokens=5)
-TRACE = Workload(trace=agentic.NAME)
+TRACE = Workload(trace=AGENTIC)
 FOUR = Load(requests=40, concurrency=4)
 
 
 def trace(sessions: int | None = None) -> RequestTrace:
-    return read_trace(agentic.NAME, output_tokens=128, sessions=sessions)
+    return read_trace(AGENTIC, output_tokens=128, sessions=sessions)
 
 
 def run(folder: Path, workload: Workload = TRACE, load: Load = FOUR, **changes: Any) -> ClientRun:
@@ -75,11 +71,11 @@ def test_a_workload_that_makes_no_sense_is_refused(fields: dict[str, Any], text:
 
 @each_row("typed, load, text", [
     ({"client": "guidellm"}, {}, "'guidellm' is no client"),
-    ({"trace": agentic.NAME}, {"requests": 9}, "a trace has its own requests"),
-    ({"trace": agentic.NAME}, {"concurrencies": "9"}, "8 sessions are never 9 at a time"),
+    ({"trace": AGENTIC}, {"requests": 9}, "a trace has its own requests"),
+    ({"trace": AGENTIC}, {"concurrencies": "9"}, "8 sessions are never 9 at a time"),
     ({"client": "vllm"}, {"timed": bench.Timed(5.0)}, "vllm bench serve has none"),
     ({}, {"timed": bench.Timed(None, 5.0)}, "it is the time after --duration"),
-    ({"trace": agentic.NAME, "input_tokens": 3}, {}, "a trace has its own prompts"),
+    ({"trace": AGENTIC, "input_tokens": 3}, {}, "a trace has its own prompts"),
 ])  # fmt: skip
 def test_options_that_make_no_sense_are_refused(typed: dict[str, Any], load: dict[str, Any], text: str) -> None:
     every = {"client": None, "input_tokens": None, "output_tokens": None, "trace": None}
@@ -89,10 +85,10 @@ def test_options_that_make_no_sense_are_refused(typed: dict[str, Any], load: dic
 
 
 def test_a_trace_has_as_many_requests_as_its_sessions_and_its_digest_is_kept() -> None:
-    asked = bench.workload(client=None, input_tokens=None, output_tokens=None, trace=agentic.NAME, sessions=3)
+    asked = bench.workload(client=None, input_tokens=None, output_tokens=None, trace=AGENTIC, sessions=3)
     workload, (load,), read = bench.work(asked, "3", None, None, bench.Timed())
     assert read is not None
-    assert (load.requests, workload.trace_digest) == (3 * agentic.TURNS, read.digest)
+    assert (load.requests, workload.trace_digest) == (3 * AGENTIC_TURNS, read.digest)
 
 
 def test_fixed_lengths_are_text_completions_whose_requests_are_all_different(tmp_path: Path) -> None:
@@ -108,10 +104,10 @@ def test_a_trace_is_replayed_by_sessions_with_a_salt_and_the_header_of_the_sessi
     endpoint = settings["endpoint"]
     assert (endpoint["type"], endpoint["sessionHeader"]) == ("chat", "X-Session-ID")
     assert endpoint["extra"] == {"ignore_eos": True, "temperature": 0, "cache_salt": "salt-1"}
-    assert settings["profiling"] == {"type": "concurrency", "concurrency": 4, "sessions": agentic.SESSIONS}
+    assert settings["profiling"] == {"type": "concurrency", "concurrency": 4, "sessions": AGENTIC_SESSIONS}
     assert settings["dataset"]["format"] == "mooncake_trace"
     lines = Path(settings["dataset"]["path"]).read_text().splitlines()
-    assert len(lines) == agentic.SESSIONS * agentic.TURNS
+    assert len(lines) == AGENTIC_SESSIONS * AGENTIC_TURNS
     other = run(tmp_path, TRACE.model_copy(update={"session_header": "X-Affinity"}))
     assert (
         told(tmp_path, AiperfClient("p", "/m", trace()), other)["benchmark"]["endpoint"]["sessionHeader"]
@@ -120,10 +116,10 @@ def test_a_trace_is_replayed_by_sessions_with_a_salt_and_the_header_of_the_sessi
 
 
 def test_a_warm_up_takes_the_first_sessions_that_have_its_requests(tmp_path: Path) -> None:
-    asked = run(tmp_path, load=Load(requests=agentic.TURNS + 1, concurrency=1), warmup=True)
+    asked = run(tmp_path, load=Load(requests=AGENTIC_TURNS + 1, concurrency=1), warmup=True)
     settings = told(tmp_path, AiperfClient("p", "/m", trace()), asked)["benchmark"]
     assert settings["profiling"]["sessions"] == 2
-    assert len(Path(settings["dataset"]["path"]).read_text().splitlines()) == 2 * agentic.TURNS
+    assert len(Path(settings["dataset"]["path"]).read_text().splitlines()) == 2 * AGENTIC_TURNS
 
 
 def test_a_rate_is_poisson_and_a_time_has_its_grace(tmp_path: Path) -> None:

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.aiperf.client import AiperfClient
-from pdserve.bench.clients.client import ClientRun
-from pdserve.bench.clients.vllm import VllmClient
-from pdserve.bench.records import UnreadableResultError
+from pdserve.bench.clients import AiperfClient, ClientRun, VllmClient
+from pdserve.bench.figures import UnreadableResultError
 from pdserve.bench.snapshot import Clocks
 from pdserve.bench.workload import Load, Workload
 from tests.bench.evidence import plan

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from pdserve.bench.compare import compare, judged, keys_of
-from pdserve.bench.evidence import CpuUse
 from pdserve.bench.figures import figures
-from pdserve.bench.result import BenchResult, Measurement, Provenance, Window
+from pdserve.bench.result import BenchResult, Measurement, Provenance, Window, new_folder, read_result
 from pdserve.bench.sampling import Peaks
-from pdserve.bench.stored import new_folder, read_result
-from pdserve.bench.validity import BenchVerdict, Reason
+from pdserve.bench.validity import BenchVerdict, CpuUse, Reason
 from pdserve.bench.workload import USUAL_OUTPUT, Load, Workload
 from pdserve.cli.compare import run_compare as run
 from pdserve.errors import StateError

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from pdserve.bench.figures import figures, keeps
-from pdserve.bench.records import UnreadableResultError, of_vllm
+from pdserve.bench.figures import UnreadableResultError, figures, keeps, of_vllm
 from pdserve.bench.workload import Load, SloMetric
 from pdserve.cli import bench as bench_options
 from tests.bench.evidence import record

@@ -9,9 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pdserve.bench import look
-from pdserve.bench.look import Looker
-from pdserve.bench.snapshot import Counts, DeploymentSnapshot
+from pdserve.bench import snapshot
+from pdserve.bench.snapshot import Counts, DeploymentSnapshot, Looker
 from pdserve.patches.record import PatchRecord
 from pdserve.run.directory import RunDir
 from pdserve.run.patch_proof import records_folder
@@ -39,7 +38,7 @@ def run(tmp_path: Path) -> RunDir:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(snapshot, "_LOOK_SECONDS", 0.0)
 
 
 def read(computed: float, **changes: Counts) -> DeploymentSnapshot:
@@ -69,7 +68,7 @@ def test_where_a_process_has_died_nothing_is_waited_for(run: RunDir) -> None:
 
 
 def test_what_can_never_be_read_is_given_back_with_its_error(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(snapshot, "_SETTLE_SECONDS", 0.0)
     assert settled(run, read(1.0, proxy=SLOW)).proxy == SLOW
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pdserve.bench.look import Looker
 from pdserve.bench.sampling import Peaks, Sample, Sampler, cpu_use
+from pdserve.bench.snapshot import Looker
 from pdserve.observe.metrics import EngineSnapshot
 from pdserve.run.directory import RunDir
 from tests.bench.evidence import plan, record

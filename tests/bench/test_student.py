@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.bench.compare import judged
-from pdserve.bench.student import beyond, quantile
+from pdserve.bench.compare import beyond, judged, quantile
 from tests.tables import each_row
 
 TABLE = (

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.evidence import Evidence
 from pdserve.bench.result import Window
 from pdserve.bench.sampling import Sample, cpu_use
-from pdserve.bench.validity import judge
+from pdserve.bench.validity import Evidence, judge
 from pdserve.bench.workload import Load, Workload
 from tests.bench.evidence import INPUT, OUTPUT, REQUESTS, TOKENS, healthy, record
 from tests.tables import each_row

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.traces import agentic
-from pdserve.bench.traces.prefix import asked_input, facts, prefix_hit
-from pdserve.bench.traces.read import read_trace
-from pdserve.bench.traces.trace import RequestTrace
-from pdserve.bench.traces.use import with_trace
+from pdserve.bench.traces import AGENTIC, RequestTrace, asked_input, facts, prefix_hit, read_trace, with_trace
 from pdserve.bench.workload import Workload
 from pdserve.errors import RecipeError
+from tests.bench.kit import AGENTIC_SESSIONS, AGENTIC_TURNS
 from tests.tables import each_row
 
 USER, ANSWER = {"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}
@@ -128,8 +125,8 @@ def test_a_log_of_whole_conversations_is_a_request_for_each_answer_in_it(tmp_pat
 
 
 def test_only_the_first_sessions_are_taken(tmp_path: Path) -> None:
-    trace = read_trace(agentic.NAME, output_tokens=1, sessions=2)
-    assert (trace.roots, trace.requests) == (2, 2 * agentic.TURNS)
+    trace = read_trace(AGENTIC, output_tokens=1, sessions=2)
+    assert (trace.roots, trace.requests) == (2, 2 * AGENTIC_TURNS)
 
 
 @each_row("row, cause", [
@@ -173,10 +170,10 @@ def test_files_that_are_empty_or_not_there_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_agentic_trace_is_the_same_everywhere_and_fits_a_small_context() -> None:
-    trace = read_trace(agentic.NAME, output_tokens=1)
+    trace = read_trace(AGENTIC, output_tokens=1)
     about = facts(trace)
     assert about.digest == "e7ddf7dc3dbf58510efc0864690dbb195aa940802146ce3f880b5e21f275774e"
-    assert (about.sessions, about.requests) == (agentic.SESSIONS, agentic.SESSIONS * agentic.TURNS)
+    assert (about.sessions, about.requests) == (AGENTIC_SESSIONS, AGENTIC_SESSIONS * AGENTIC_TURNS)
     assert about.prefix_hit == pytest.approx(0.811, abs=0.001)
     assert not about.estimated
     tokens = [sum((turn.input_tokens or 0) + turn.output_tokens for turn in each.turns) for each in trace.sessions]
@@ -184,7 +181,7 @@ def test_the_agentic_trace_is_the_same_everywhere_and_fits_a_small_context() -> 
     firsts = [session.rows[0]["hash_ids"] for session in trace.sessions]
     assert len({tuple(ids[:5]) for ids in firsts}) == 1, "all sessions share the system prompt"
     assert len({tuple(ids[:7]) for ids in firsts}) == 2, "and each is of one of two projects"
-    assert len({tuple(ids) for ids in firsts}) == agentic.SESSIONS
+    assert len({tuple(ids) for ids in firsts}) == AGENTIC_SESSIONS
 
 
 def test_a_trace_that_changed_under_its_name_is_refused(tmp_path: Path) -> None:

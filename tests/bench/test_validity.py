@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pdserve.bench.answers import Invalid, Unknown
-from pdserve.bench.evidence import CpuUse, Evidence
 from pdserve.bench.snapshot import ENGINE, PROXY, Clocks, Counts, counts
-from pdserve.bench.validity import CHECKS, judge
+from pdserve.bench.validity import CHECKS, CpuUse, Evidence, Invalid, Unknown, judge
 from pdserve.bench.workload import Load, Workload
 from pdserve.observe.metrics import samples_of
 from pdserve.pd.telemetry.metrics import Metrics

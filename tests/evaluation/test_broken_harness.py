@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import NotProvenError, PreflightError, StateError
-from pdserve.evaluation.run import evaluate
-from pdserve.evaluation.settings import EvalSettings
-from pdserve.evaluation.verdict import EvalVerdict
+from pdserve.evaluation import EvalSettings, EvalVerdict, evaluate
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
 from tests.bench.evidence import plan

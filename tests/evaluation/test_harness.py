@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from pdserve.errors import NotProvenError, PreflightError, VerifyError
-from pdserve.evaluation.harness import configuration, environment, read_score
-from pdserve.evaluation.run import find_harness
-from pdserve.evaluation.settings import EvalSettings
-from pdserve.evaluation.verdict import EvalVerdict
+from pdserve.evaluation import EvalSettings, EvalVerdict, configuration, environment, find_harness, read_score
 from tests.plan import kit
 
 GSM8K: dict[str, Any] = {

@@ -7,14 +7,12 @@ import random
 from pathlib import Path
 from typing import Any, Literal
 
-from pdserve.bench.figures import figures
-from pdserve.bench.records import RequestRecord
-from pdserve.bench.result import BenchResult, Measurement, Provenance, Window
+from pdserve.bench.figures import RequestRecord, figures
+from pdserve.bench.result import RESULT, BenchResult, Measurement, Provenance, Window
 from pdserve.bench.snapshot import Clocks, Counts
-from pdserve.bench.stored import RESULT
 from pdserve.bench.validity import BenchVerdict, Reason
 from pdserve.bench.workload import Load, Workload
-from pdserve.sweep.points import Point, Settings, Variant
+from pdserve.sweep.file import Point, Settings, Variant
 from pdserve.sweep.record import PointRecord, SweepFolder
 from tests.bench.evidence import reading
 

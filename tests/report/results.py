@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pdserve.bench.result import Measurement, Window
-from pdserve.bench.stored import RESULT
+from pdserve.bench.result import RESULT, Measurement, Window
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
-from pdserve.sweep.points import Point, Settings, Variant
+from pdserve.sweep.file import Point, Settings, Variant
 from pdserve.sweep.record import PointRecord, SweepFolder
 from tests.bench.test_compare import INVALID, measured, result
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.bench.stored import RESULT
+from pdserve.bench.result import RESULT
 from pdserve.cli import compare
 from tests.cluster.machine import LabError
 from tests.report.browser import DESKTOP, PHONE, Page, Scheme, opened, programs

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from pdserve.bench.compare import compare
-from pdserve.bench.result import BenchResult
-from pdserve.bench.stored import RESULT
+from pdserve.bench.result import RESULT, BenchResult
 from pdserve.cli.compare import run_compare as run
 from pdserve.errors import StateError
-from pdserve.report.changes_picture import change_pictures
 from pdserve.report.page import comparison_page
+from pdserve.report.pictures import change_pictures
 from tests.bench.test_compare import INVALID, measured, result
 from tests.report.realistic import BEGAN, realistic_result
 

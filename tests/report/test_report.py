@@ -12,19 +12,14 @@ from typing import Any
 import pytest
 
 from pdserve.bench.figures import figures
-from pdserve.bench.result import Measurement, Window
-from pdserve.bench.stored import read_result
-from pdserve.bench.traces.trace import TraceFacts
+from pdserve.bench.result import Measurement, Window, read_result
+from pdserve.bench.traces import TraceFacts
 from pdserve.bench.validity import Reason
 from pdserve.cli.compare import run_report as run
 from pdserve.errors import PreflightError, StateError
-from pdserve.report.bars import bars_of
-from pdserve.report.curves import against_load, curves_of, front
-from pdserve.report.drawing import check_matplotlib
 from pdserve.report.page import report_page
-from pdserve.report.pictures import pictures
-from pdserve.report.rows import ReportRow, read_report
-from pdserve.report.stages import prompt_sources, stages
+from pdserve.report.pictures import against_load, bars_of, check_matplotlib, curves_of, front, pictures
+from pdserve.report.rows import ReportRow, prompt_sources, read_report, stages
 from pdserve.sweep.record import SweepFolder
 from tests.bench.evidence import reading, record
 from tests.report.results import WINDOW, bench_folder, one, sweep_point

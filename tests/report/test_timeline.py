@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.report.page import report_page
-from pdserve.report.rows import read_report
-from pdserve.report.timeline import Lane, MeasuredSpan, Timeline, timeline
-from pdserve.report.timeline_picture import timeline_picture
+from pdserve.report.pictures import timeline_picture
+from pdserve.report.rows import Lane, MeasuredSpan, Timeline, read_report, timeline
 from pdserve.sweep.record import SweepFolder
 from tests.report.realistic import ON, RUNS
 from tests.report.results import bench_folder, one

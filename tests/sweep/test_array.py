@@ -18,15 +18,21 @@ from pdserve.errors import PreflightError, RecipeError, StateError
 from pdserve.plan.sbatch import render_arrays
 from pdserve.reach import slurm_array, slurm_job
 from pdserve.reach.slurm_array import SlurmTask, numbers, stop_array, tasks_in
-from pdserve.sweep.described import letters
-from pdserve.sweep.estimate import Estimate, array_seconds
-from pdserve.sweep.file import load_sweep
-from pdserve.sweep.points import Point, by_deployment
-from pdserve.sweep.record import SweepFolder
-from pdserve.sweep.resolve import PlannedSweep, only, resolve
+from pdserve.sweep.file import Point, by_deployment, letters, load_sweep
+from pdserve.sweep.record import (
+    ArrayRecord,
+    SweepFolder,
+    TaskRecord,
+    alone,
+    arrays_of,
+    only_sweep,
+    recorded,
+    task_of,
+    write_array,
+)
+from pdserve.sweep.resolve import Estimate, PlannedSweep, array_seconds, only, resolve
 from pdserve.sweep.run import SweepOptions, SweepRunner
 from pdserve.sweep.slurm import check_none_runs, scripts, submit_arrays, unfinished
-from pdserve.sweep.tasks import ArrayRecord, TaskRecord, alone, arrays_of, only_sweep, recorded, task_of, write_array
 from tests.sweep.array_golden import FILE, array_script, member
 from tests.sweep.test_points import record
 from tests.tables import each_row

@@ -16,11 +16,9 @@ import yaml
 
 from pdserve.operations.current_run import find_running
 from pdserve.report.rows import read_report
-from pdserve.sweep.file import load_sweep
-from pdserve.sweep.points import by_deployment
-from pdserve.sweep.record import SweepFolder, records_in
+from pdserve.sweep.file import by_deployment, load_sweep
+from pdserve.sweep.record import SweepFolder, records_in, task_of
 from pdserve.sweep.resolve import resolve
-from pdserve.sweep.tasks import task_of
 from tests.launch.deployment import REPOSITORY, Command, Deployment, assert_nothing_left, free_ports, pdserve
 from tests.sweep.test_run import python, sweep_file
 

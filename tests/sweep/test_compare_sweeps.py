@@ -12,7 +12,7 @@ from pdserve.bench.workload import Load
 from pdserve.cli.compare import run_compare as run
 from pdserve.errors import StateError
 from pdserve.sweep.compare import MeasuredPoint, compare_sweeps, read_sweep
-from pdserve.sweep.points import Settings
+from pdserve.sweep.file import Settings
 from pdserve.sweep.record import PointRecord, SweepFolder
 from tests.bench.test_compare import INVALID, measured, result
 from tests.report import realistic

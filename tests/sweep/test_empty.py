@@ -15,8 +15,8 @@ import yaml
 
 from pdserve.plan.model import Plan
 from pdserve.plan.process import PlannedConnector
-from pdserve.sweep import empty as module
-from pdserve.sweep.empty import (
+from pdserve.sweep import caches as module
+from pdserve.sweep.caches import (
     CHECK,
     EMPTIED,
     LASTS,
@@ -83,7 +83,7 @@ def emptied(caches: Caches, *, endpoint: bool = True, of: Plan | None = None, ne
             return await empty(Target(chosen, client, "key"), new=new)
 
     with pytest.MonkeyPatch.context() as patched:
-        for name in ("pdserve.sweep.empty", "pdserve.verify.cache"):
+        for name in ("pdserve.sweep.caches", "pdserve.verify.cache"):
             patched.setattr(f"{name}._POLL_SECONDS", 0.0)
         return asyncio.run(run())
 

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from pdserve.bench.workload import Load, Workload
-from pdserve.sweep.estimate import estimate
-from pdserve.sweep.file import Sweep, load_sweep
-from pdserve.sweep.points import Point, Settings, by_deployment, combinations, points, recipe_digest
+from pdserve.sweep.file import Point, Settings, Sweep, by_deployment, combinations, load_sweep, points, recipe_digest
 from pdserve.sweep.record import PointRecord
-from pdserve.sweep.resolve import resolve
+from pdserve.sweep.resolve import estimate, resolve
 from tests.docs.markdown import REPOSITORY
 
 RECIPE = """\

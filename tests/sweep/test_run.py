@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdserve.bench.aiperf.environment import interpreter, place
+from pdserve.bench.aiperf_environment import interpreter, place
 from pdserve.operations.current_run import find_running
 from pdserve.report.rows import read_report
 from pdserve.run import history

@@ -8,19 +8,24 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.provenance import circumstances, circumstances_here, differences, machine
-from pdserve.bench.result import MODEL_FILES, BenchResult
-from pdserve.bench.stored import RESULT
+from pdserve.bench.result import (
+    MODEL_FILES,
+    RESULT,
+    BenchResult,
+    circumstances,
+    circumstances_here,
+    differences,
+    machine,
+)
 from pdserve.cli.sweep import ArrayOptions
 from pdserve.cli.sweep import run_sweep as run
 from pdserve.models.files import model_identity
 from pdserve.preflight.facts import own_pdserve
 from pdserve.sweep.file import load_sweep
-from pdserve.sweep.record import SweepFolder
+from pdserve.sweep.record import ArrayRecord, SweepFolder, write_array
 from pdserve.sweep.resolve import PlannedSweep, resolve
 from pdserve.sweep.run import SweepOptions, to_run
 from pdserve.sweep.stale import GONE, StalePoints, is_measured_here, known_here, stale_points
-from pdserve.sweep.tasks import ArrayRecord, write_array
 from tests.bench.test_compare import measured, result
 from tests.sweep.test_points import record
 from tests.tables import each_row

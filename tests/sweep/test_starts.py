@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdserve.sweep.starts import NO_ENDPOINT, ROUTER, ends_with_it, only_emptied_by_a_start
+from pdserve.sweep.caches import RESET_IS_OFF, ROUTER, ends_with_it, only_emptied_by_a_start
 from tests.recipe.kit import AGGREGATED, CPU, GPU, load
 from tests.tables import each_row
 
@@ -22,13 +22,13 @@ def raw(name: str) -> tuple[str, ...]:
 @each_row("text", [CPU, GPU, AGGREGATED])
 def test_with_the_endpoint_an_engine_and_lmcache_are_emptied_while_they_serve(tmp_path: Path, text: str) -> None:
     assert only_emptied_by_a_start(load(tmp_path, text, *ENDPOINT).recipe) is None
-    assert only_emptied_by_a_start(load(tmp_path, text).recipe) == NO_ENDPOINT
+    assert only_emptied_by_a_start(load(tmp_path, text).recipe) == RESET_IS_OFF
 
 
 def test_engines_that_cache_no_prefix_need_no_start(tmp_path: Path) -> None:
     plain = ("prefill.connector={kind: mooncake}", *NO_LMCACHE)
     some = load(tmp_path, GPU, *plain, "prefill.args.enable-prefix-caching=false").recipe
-    assert only_emptied_by_a_start(some) == NO_ENDPOINT, "decode has a cache"
+    assert only_emptied_by_a_start(some) == RESET_IS_OFF, "decode has a cache"
     none = load(tmp_path, GPU, *plain, "engine.args.enable-prefix-caching=false").recipe
     assert only_emptied_by_a_start(none) is None
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pdserve.bench.result import BenchResult, Window
 from pdserve.bench.workload import Load, Workload
-from pdserve.sweep.own import OwnDeployment
-from pdserve.sweep.points import Point, Variant
-from pdserve.sweep.record import PointRecord
-from pdserve.sweep.verdict import measured as judged_point
+from pdserve.sweep.file import Point, Variant
+from pdserve.sweep.record import OwnDeployment, PointRecord
+from pdserve.sweep.record import measured as judged_point
 from tests.bench.evidence import healthy
 from tests.bench.test_compare import INVALID, measured, result
 from tests.tables import each_row

@@ -108,7 +108,7 @@ def bench(
     if setup:
         import os
 
-        from pdserve.bench.aiperf.environment import make
+        from pdserve.bench.aiperf_environment import make
         from pdserve.cli.console import Console
         from pdserve.system.stop_signals import run_to_its_end
 

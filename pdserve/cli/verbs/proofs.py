@@ -97,7 +97,7 @@ def eval_(
     The results stay in the run directory.
     """
     from pdserve.cli.proofs import run_eval
-    from pdserve.evaluation.settings import EvalSettings
+    from pdserve.evaluation import EvalSettings
 
     settings = EvalSettings(
         task=task,

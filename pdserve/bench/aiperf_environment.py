@@ -1,7 +1,8 @@
 """AIPerf's own environment: a virtual environment in the user's cache folder, made once for each version.
 
-AIPerf has dozens of pinned packages, some of which the engines have in other versions: it never shares theirs. A marker
-file is written last: without it the environment is half made, and is made anew.
+Apart from the clients: `pdserve bench --setup` makes it, and no benchmark does. AIPerf has dozens of pinned packages,
+some of which the engines have in other versions: it never shares theirs. A marker file is written last: without it the
+environment is half made, and is made anew.
 """
 
 from __future__ import annotations
@@ -18,16 +19,32 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
-from pdserve.bench.aiperf import NAME, VERSION
 from pdserve.errors import PreflightError
 from pdserve.logs.lines import end_of, split
 from pdserve.printable import size_text
 from pdserve.system.process import Exit, marker, new_token, output_of, spawn
 
+VERSION = "0.13.0"
+NAME = f"AIPerf {VERSION}"
+_COMMIT = "0" * 40
+
+
+def put_into_cache(folder: Path, cache: Path) -> str:
+    """The id that `folder` has in `cache`, offline: nothing of it is copied. Raises OSError."""
+    # The hub's ids have letters, digits, and single dashes and dots.
+    name = re.sub(r"[^A-Za-z0-9]+", "-", folder.resolve().name).strip("-")[:80] or "model"
+    entry = cache / f"models--folder--{name}"
+    (entry / "snapshots").mkdir(parents=True, mode=0o700)
+    (entry / "refs").mkdir(mode=0o700)
+    (entry / "refs" / "main").write_text(_COMMIT, encoding="ascii")
+    (entry / "snapshots" / _COMMIT).symlink_to(folder.resolve(), target_is_directory=True)
+    return f"folder/{name}"
+
+
 NEEDED_BYTES = 2 * 2**30
 """1.2 GB installed, and what is downloaded stays in pip's own cache until then."""
 DOWNLOAD = "1.2 GB on disk"
-_REQUIREMENTS = "requirements.txt"
+_REQUIREMENTS = "aiperf-requirements.txt"
 _MARKER = "complete"
 _LOG = "setup.log"
 _LOOK_SECONDS = 0.5
@@ -51,7 +68,7 @@ Show = Callable[[str], None]
 
 def requirements() -> Path:
     """The pins, as the wheel has them."""
-    return Path(str(resources.files("pdserve.bench.aiperf") / _REQUIREMENTS))
+    return Path(str(resources.files("pdserve.bench") / _REQUIREMENTS))
 
 
 def place(environ: Mapping[str, str], python: str = sys.executable) -> Path:

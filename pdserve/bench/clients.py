@@ -1,0 +1,444 @@
+"""The load clients, `vllm bench serve` and AIPerf: what each is given, and how its output is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from pdserve.bench import vllm_program
+from pdserve.bench.aiperf_environment import NAME as AIPERF
+from pdserve.bench.aiperf_environment import VERSION, installed_interpreter, put_into_cache
+from pdserve.bench.figures import RequestRecord, UnreadableResultError, last_line, of_vllm, possible
+from pdserve.bench.snapshot import Clocks
+from pdserve.bench.traces import RequestTrace, TraceFormat, first_sessions
+from pdserve.bench.workload import SESSION_HEADER, Load, Workload
+from pdserve.errors import PreflightError
+from pdserve.plan.model import Plan
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_PATCHES = "PDSERVE_PATCHES"
+KEY = "OPENAI_API_KEY"
+"""Where clients find the key of the deployment. It is in no argument and in no file."""
+
+
+@dataclass(frozen=True)
+class ClientRun:
+    """A run of the client: what it sends, and where its files are."""
+
+    plan: Plan
+    workload: Workload
+    load: Load
+    salt: str
+    """Prompts of another salt are not in any cache, so that the same prompts can be measured again."""
+    seed: int
+    folder: Path
+    name: str
+    """Of this run: its files begin with it."""
+    warmup: bool = False
+
+    @property
+    def result(self) -> Path:
+        """The client's own result, one file."""
+        return self.folder / f"{self.name}.{'jsonl' if self.workload.client_for(self.load) == 'aiperf' else 'json'}"
+
+    @property
+    def log(self) -> Path:
+        """What it prints."""
+        return self.folder / f"{self.name}.log"
+
+
+class LoadClient(Protocol):
+    """A program that sends requests and records each of them."""
+
+    @property
+    def name(self) -> str:
+        """For people and provenance."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of what the run of the deployment has not recorded."""
+
+    @property
+    def program(self) -> str:
+        """The interpreter that runs it."""
+
+    @property
+    def tokenizer(self) -> str:
+        """A folder, or a name at Hugging Face."""
+
+    @property
+    def timing(self) -> tuple[str, ...]:
+        """How the titles of those of its processes begin that send and receive: the others may be busy."""
+
+    def prepare(self, run: ClientRun) -> list[str]:
+        """The command line. Writes the files that it needs, without secrets. Raises OSError."""
+
+    def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
+        """The key of the deployment is here and nowhere else."""
+
+    def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
+        """Of a run that is over. `clocks`: read before it began. Raises OSError and UnreadableResultError."""
+
+    def clean(self, run: ClientRun) -> None:
+        """Removes what it has left outside of its folder."""
+
+
+def direct(environ: Mapping[str, str]) -> dict[str, str]:
+    """Ours, without the variables that would send its requests through the site's proxy (a client may obey them)."""
+    return {name: value for name, value in environ.items() if name.lower() not in _PROXIES and name != _PATCHES}
+
+
+def trusts_remote_code(plan: Plan, tokenizer: str) -> bool:
+    """Whether the tokenizer's own code may run: it is that of the model, whose code the engines run already
+    (trust-remote-code of the recipe)."""
+    own = tokenizer in (plan.model_path, plan.model)
+    return own and any("--trust-remote-code" in process.argv for process in plan.processes if process.is_engine)
+
+
+def pinned_revision(plan: Plan, tokenizer: str) -> str | None:
+    """Of a model of the hub whose tokenizer this is; None: the recipe names none."""
+    return plan.revision if plan.model_path is None and tokenizer == plan.model else None
+
+
+_VLLM_BENCH = "vllm bench serve"
+
+
+@dataclass(frozen=True)
+class VllmClient:
+    """How the client is started against a deployment."""
+
+    program: str
+    """An interpreter that has vLLM."""
+    tokenizer: str
+    """A folder, or an id of the hub."""
+    name: str = _VLLM_BENCH
+    timing: tuple[str, ...] = ()
+    """It is a single process."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """The run has recorded vLLM's, unless --python names another one."""
+        return {}
+
+    def prepare(self, run: ClientRun) -> list[str]:
+        """A closed loop at a concurrency, Poisson arrivals at a rate."""
+        plan, workload, load = run.plan, run.workload, run.load
+        argv = [
+            # -P: the folder of the program is no place to import from.
+            *(self.program, "-P", vllm_program.__file__),
+            *("--backend", "openai", "--base-url", plan.proxy_url, "--endpoint", "/v1/completions"),
+            *("--model", plan.model_path or plan.model, "--served-model-name", plan.served_name),
+            *("--tokenizer", self.tokenizer, "--dataset-name", "random", "--random-range-ratio", "0"),
+            *("--random-input-len", str(workload.input_tokens), "--random-output-len", str(workload.output_tokens)),
+            *("--num-prompts", str(load.requests), "--seed", str(run.seed), "--temperature", "0"),
+            *("--extra-body", json.dumps({"cache_salt": run.salt})),
+            # Its own test request and warm-ups are the first prompt of the measurement, which is then in the caches.
+            *("--ready-check-timeout-sec", "0", "--num-warmups", "0"),
+            *("--save-result", "--save-detailed", "--disable-tqdm"),
+            *("--result-dir", str(run.result.parent), "--result-filename", run.result.name),
+        ]
+        if load.concurrency is not None:
+            argv += ["--max-concurrency", str(load.concurrency)]
+        if load.rate is not None:
+            argv += ["--request-rate", str(load.rate)]
+        # It takes no revision: code that nobody has pinned does not run where the recipe pins it.
+        if trusts_remote_code(plan, self.tokenizer) and pinned_revision(plan, self.tokenizer) is None:
+            argv.append("--trust-remote-code")
+        return argv + (["--insecure"] if plan.proxy.tls is not None else [])
+
+    def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
+        """Without the site's proxy, and without a look at the hub where the tokenizer is a folder."""
+        offline = {"HF_HUB_OFFLINE": "1"} if Path(self.tokenizer).is_absolute() else {}
+        return {**direct(environ), **offline, "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", KEY: key}
+
+    def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
+        """It counts by the monotonic clock already."""
+        return of_vllm(run.result.read_text(encoding="utf-8", errors="replace"))
+
+    def clean(self, run: ClientRun) -> None:
+        """It leaves nothing."""
+
+
+def vllm_client(plan: Plan, *, python: str | None, tokenizer: str | None) -> VllmClient:
+    """`python` None: the interpreter of the engines. Raises PreflightError when that is not known."""
+    engine = next(process for process in plan.processes if process.is_engine and process.probe is not None)
+    program = python or engine.argv[0]
+    if not Path(program).name.startswith("python"):
+        raise PreflightError(
+            "there is no client: the interpreter of the engines is not known",
+            where=engine.name,
+            cause=f"its command is not Python but {program}",
+            todo="--python /path/to/python of an environment that has vLLM",
+        )
+    return VllmClient(program, tokenizer or plan.model_path or plan.model)
+
+
+_NANOSECONDS, _MILLISECONDS = 1e9, 1e3
+_CANCELLED = re.compile(r"Phase profiling .*complete \| completed=\d+, cancelled=(\d+)")
+
+
+def of_aiperf(
+    text: str, clocks: Clocks, asked: Mapping[tuple[str, int], int] | None = None
+) -> tuple[RequestRecord, ...]:
+    """Of the measured phase, in the order in which they were sent. `clocks`: of one moment, because AIPerf has the wall
+    clock. `asked`: the length of each answer by session and turn. Raises UnreadableResultError.
+
+    A stream that ended early has no error: the count of its tokens gives it away.
+    """
+    records = []
+    # Not splitlines: JSON may hold U+2028 and U+0085 as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            raw: dict[str, Any] = json.loads(line)
+            if raw["metadata"]["benchmark_phase"] == "profiling":
+                records.append(possible(_record(raw, clocks, asked)))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise UnreadableResultError(f"line {number}: {type(error).__name__}: {error}") from error
+    return tuple(sorted(records, key=lambda record: record.started))
+
+
+def cut_records(log: str, records: Sequence[RequestRecord]) -> tuple[RequestRecord, ...]:
+    """Requests that were open when the time was over. AIPerf keeps no record of them, only their number in its log."""
+    counts = _CANCELLED.findall(log)
+    ended = max((record.ended for record in records), default=0.0)
+    one = RequestRecord(started=ended, ok=False, prompt_tokens=0, output_tokens=0, ttft=0.0, gaps=(), e2e=0.0, cut=True)
+    return (one,) * (int(counts[-1]) if counts else 0)
+
+
+def _record(raw: Mapping[str, Any], clocks: Clocks, asked: Mapping[tuple[str, int], int] | None) -> RequestRecord:
+    about, metrics = raw["metadata"], raw.get("metrics") or {}
+    error = _error(raw.get("error"))
+    output = int(_value(metrics, "usage_completion_tokens", "output_sequence_length"))
+    started = about["request_start_ns"] / _NANOSECONDS - clocks.wall + clocks.monotonic
+    took = (about["request_end_ns"] - about["request_start_ns"]) / _NANOSECONDS
+    wanted = None if asked is None else asked.get((about.get("conversation_id"), about.get("turn_index")))
+    return RequestRecord(
+        started=started,
+        # Without a first token there is no time to it, which would be 0 and keep any SLO.
+        ok=not error and output > 0 and not about["was_cancelled"] and "time_to_first_token" in metrics,
+        prompt_tokens=int(_value(metrics, "usage_prompt_tokens", "input_sequence_length")),
+        output_tokens=output,
+        ttft=_value(metrics, "time_to_first_token") / _MILLISECONDS,
+        gaps=tuple(gap / _MILLISECONDS for gap in _values(metrics, "inter_chunk_latency")),
+        e2e=_value(metrics, "request_latency") / _MILLISECONDS if "request_latency" in metrics else took,
+        error=error,
+        asked_output=wanted,
+        cut=bool(about["was_cancelled"]),
+    )
+
+
+def _error(error: Any) -> str:
+    """Its last line, with the code that the server gave."""
+    if not error:
+        return ""
+    if not isinstance(error, Mapping):
+        return last_line(str(error))
+    parts = (error.get("code"), error.get("type"), error.get("message"))
+    return " ".join(last_line(str(part)) for part in parts if part) or "error"
+
+
+def _value(metrics: Mapping[str, Any], *names: str) -> float:
+    """Of the first that is there; 0: none is."""
+    return next((float(metrics[name]["value"]) for name in names if name in metrics), 0.0)
+
+
+def _values(metrics: Mapping[str, Any], name: str) -> Iterator[float]:
+    for value in metrics.get(name, {}).get("value", ()):
+        yield float(value)
+
+
+FORMATS: Mapping[TraceFormat, str] = {
+    "mooncake": "mooncake_trace",
+    "messages": "mooncake_trace",
+    "conversations": "multi_turn",
+    "sub-agents": "dag_jsonl",
+}
+"""As AIPerf names them: a log of messages becomes lines of its Mooncake format, with the messages in them."""
+
+
+def configuration(
+    run: ClientRun, tokenizer: dict[str, Any], artifacts: Path, trace: RequestTrace | None, trace_file: Path | None
+) -> dict[str, Any]:
+    """`tokenizer`: that section of it; `trace_file`: the lines that AIPerf reads, of `trace`."""
+    plan, workload = run.plan, run.workload
+    return {
+        "schemaVersion": "2.0",
+        "randomSeed": run.seed,
+        "benchmark": {
+            "model": plan.served_name,
+            "endpoint": {
+                "url": plan.proxy_url,
+                # Text completions have no template: their prompts have the length that is asked for.
+                "type": "completions" if trace is None else "chat",
+                "streaming": True,
+                "timeout": plan.proxy.request_timeout_seconds,
+                "apiKey": f"${{{KEY}}}",
+                "useServerTokenCount": True,
+                "useLegacyMaxTokens": True,
+                "sessionHeader": workload.session_header or SESSION_HEADER,
+                "extra": {"ignore_eos": True, "temperature": 0, "cache_salt": run.salt},
+            },
+            "tokenizer": tokenizer,
+            "dataset": _synthetic(run) if trace is None else _file(trace, trace_file),
+            "profiling": _phase(run.load, trace),
+            "artifacts": {"dir": str(artifacts), "summary": ["json"], "records": ["jsonl"]},
+            # What the engines count is read by us, and over the same window.
+            "gpuTelemetry": {"enabled": False},
+            "serverMetrics": {"enabled": False},
+            "runtime": {"ui": "none"},
+        },
+    }
+
+
+def _synthetic(run: ClientRun) -> dict[str, Any]:
+    """A prompt of its own for every request, from a random place of its text. Its corpus `random` has ids that follow
+    each other, which in a small vocabulary are the same ones in many prompts."""
+    prompts = {
+        "isl": {"mean": run.workload.input_tokens, "stddev": 0},
+        "osl": {"mean": run.workload.output_tokens, "stddev": 0},
+    }
+    return {"type": "synthetic", "entries": run.load.requests, "prompts": prompts}
+
+
+def _file(trace: RequestTrace, file: Path | None) -> dict[str, Any]:
+    block = {} if trace.block is None else {"blockSize": trace.block}
+    return {"type": "file", "path": str(file), "format": FORMATS[trace.format], "sampling": "sequential", **block}
+
+
+def _phase(load: Load, trace: RequestTrace | None) -> dict[str, Any]:
+    """Until all is sent, or the time is over."""
+    end: dict[str, Any] = {"requests": load.requests} if trace is None else {"sessions": trace.roots}
+    if load.seconds is not None:
+        end |= {"duration": load.seconds, "gracePeriod": load.grace}
+    if load.rate is not None:
+        return {"type": "poisson", "rate": load.rate, **end}
+    return {"type": "concurrency", "concurrency": load.concurrency, **end}
+
+
+_EXPORT = "profile_export.jsonl"
+_NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+"""What leads to packages of ours; and offline, AIPerf takes a tokenizer's folder for an id of the hub."""
+
+
+@dataclass(frozen=True)
+class AiperfClient:
+    """How it is started against a deployment."""
+
+    program: str
+    """The interpreter of its own environment."""
+    tokenizer: str
+    """The folder of the model: its built-in tokenizer needs the network."""
+    trace: RequestTrace | None = None
+    name: str = AIPERF
+    timing: tuple[str, ...] = ("aiperf worker_",)
+    """They send, and take the times. Others read its records and are busy after each answer; the loop of its timing
+    manager never sleeps (0.13.0), so that its use of a CPU says nothing."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """That of the pins."""
+        return {"aiperf": VERSION}
+
+    def prepare(self, run: ClientRun) -> list[str]:
+        """Writes its configuration and the lines of the trace."""
+        run.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _temporary(run).mkdir(mode=0o700)
+        tokenizer: dict[str, Any] = {"name": self.tokenizer}
+        if self._has_folder:
+            tokenizer["name"] = put_into_cache(Path(self.tokenizer), _hub_cache(run))
+        elif (revision := pinned_revision(run.plan, self.tokenizer)) is not None:
+            tokenizer["revision"] = revision
+        if trusts_remote_code(run.plan, self.tokenizer):
+            tokenizer["trustRemoteCode"] = True
+        trace, file = self._of(run), None
+        if trace is not None:
+            file = run.folder / ("trace.warmup.jsonl" if run.warmup else "trace.jsonl")
+            if not file.exists():
+                rows = (row for session in trace.sessions for row in session.rows)
+                file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        config = run.folder / f"{run.name}.config.json"
+        settings = configuration(run, tokenizer, _artifacts(run), trace, file)
+        config.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+        # -I: no package but its own.
+        return [self.program, "-I", "-m", "aiperf", "profile", "--config", str(config)]
+
+    def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
+        """The key is where its configuration names it."""
+        ours = {name: value for name, value in direct(environ).items() if name not in _NOT_THEIRS}
+        insecure = {"AIPERF_HTTP_SSL_VERIFY": "false"} if run.plan.proxy.tls is not None else {}
+        # It would keep every prompt in the user's cache folder, and leave its files and sockets in /tmp.
+        places = {"AIPERF_DATASET_MMAP_CACHE_ENABLED": "false", "TMPDIR": str(_temporary(run))}
+        hub = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(_hub_cache(run))} if self._has_folder else {}
+        return {**ours, **insecure, **places, **hub, KEY: key}
+
+    @property
+    def _has_folder(self) -> bool:
+        """Rather than a name at Hugging Face."""
+        return Path(self.tokenizer).is_dir()
+
+    def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
+        """Its record of each request becomes the result's own file."""
+        export = _artifacts(run) / _EXPORT
+        export.replace(run.result)
+        asked = None if self.trace is None else self.trace.asked_output()
+        records = of_aiperf(run.result.read_text(encoding="utf-8", errors="replace"), clocks, asked)
+        return records + cut_records(run.log.read_text(encoding="utf-8", errors="replace"), records)
+
+    def clean(self, run: ClientRun) -> None:
+        """Its temporary files."""
+        shutil.rmtree(_temporary(run), ignore_errors=True)
+
+    def _of(self, run: ClientRun) -> RequestTrace | None:
+        """Before a measurement, so many sessions that the warm-up has its requests."""
+        if self.trace is None or not run.warmup:
+            return self.trace
+        some = next(
+            (n for n in range(1, self.trace.roots) if self._first(n).requests >= run.load.requests), self.trace.roots
+        )
+        return self._first(some)
+
+    def _first(self, sessions: int) -> RequestTrace:
+        assert self.trace is not None
+        return replace(self.trace, sessions=first_sessions(self.trace.sessions, sessions))
+
+
+def _hub_cache(run: ClientRun) -> Path:
+    return _temporary(run) / "hub"
+
+
+def _artifacts(run: ClientRun) -> Path:
+    return run.folder / f"{run.name}.aiperf"
+
+
+def _temporary(run: ClientRun) -> Path:
+    """Of this run alone. Its sockets are there, so that it cannot be in the folder of the result: the name of a socket
+    has 107 bytes at most."""
+    return (
+        Path(tempfile.gettempdir()) / f"pdserve-{hashlib.sha256(f'{run.salt}{run.folder}'.encode()).hexdigest()[:16]}"
+    )
+
+
+def client_of(
+    plan: Plan,
+    workload: Workload,
+    load: Load,
+    trace: RequestTrace | None,
+    environ: Mapping[str, str],
+    *,
+    python: str | None,
+    tokenizer: str | None,
+) -> LoadClient:
+    """`python` None: the interpreter of the engines, or that of `pdserve bench --setup`. Raises PreflightError when
+    there is none."""
+    if workload.client_for(load) == "vllm":
+        return vllm_client(plan, python=python, tokenizer=tokenizer)
+    return AiperfClient(python or installed_interpreter(environ), tokenizer or plan.model_path or plan.model, trace)
