@@ -56,13 +56,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     except LabError as error:
         pytest.skip(f"no Chromium: neither on this machine nor from Debian's packages ({str(error).splitlines()[0]})")
     folder = tmp_path_factory.mktemp("pages")
-    compare.run_report([realistic_sweep(folder / "sweep")], folder / "compare.html", None)
+    compare.run_report([realistic_sweep(folder / "sweep")], folder / "report.html", None)
     for name, faster in (("a", 1.0), ("b", 1.3)):
         (folder / name).mkdir()
         result = realistic_result(4, began=BEGAN, faster=faster, dies=name == "b")
         (folder / name / RESULT).write_text(result.model_dump_json())
     compare.run_compare(str(folder / "a"), str(folder / "b"), as_json=False, page=folder / "compare.html")
-    return {"report": folder / "compare.html", "compare": folder / "compare.html"}
+    return {"report": folder / "report.html", "compare": folder / "compare.html"}
 
 
 @pytest.fixture(scope="module", params=["report", "compare"])
