@@ -6,7 +6,7 @@ when everything that vLLM will open is there; a line that begins with `weights: 
 Nodes that share a cache folder all run it: the first takes the lock in the folder, the others wait and then find all
 of it there. (huggingface_hub has a lock for each file, which would do, but two nodes would then take turns.)
 
-The cache's layout is documented by huggingface_hub: The cache's layout is documented by huggingface_hub:
+The cache's layout is documented by huggingface_hub:
 `models--ORG--NAME/` with `refs/REVISION` (a file that holds a commit), `snapshots/COMMIT/FILE` (links, made when a file
 is complete) and `blobs/` (with `*.incomplete` of downloads).
 """

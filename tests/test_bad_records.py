@@ -23,6 +23,7 @@ from pdserve.logs.rotation import earlier
 from pdserve.run import inbox
 from pdserve.run.directory import RunDir, deployments, find
 from pdserve.run.state import DeploymentState, ProcessState
+from pdserve.system.process import new_token
 from pdserve.system.procfs import ProcessId
 from tests.plan import kit
 
@@ -206,7 +207,13 @@ def test_a_process_that_the_plan_no_longer_has_is_shown_without_ports(
     processes["decode-1"] = ProcessState(role="decode", node=plan.nodes[0].name)
     gone = ProcessId(pid=2**22, start_ticks=1)
     state = DeploymentState(
-        name="fake", run_id="run-1", host=os.uname().nodename, launcher=gone, processes=processes, started_at=0.0
+        token=new_token(),
+        name="fake",
+        run_id="run-1",
+        host=os.uname().nodename,
+        launcher=gone,
+        processes=processes,
+        started_at=0.0,
     )
     run.write(run.state, state.model_dump_json())
     run.write(run.plan, plan.model_dump_json())

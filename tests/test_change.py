@@ -13,6 +13,7 @@ from pdserve.plan.node import Node
 from pdserve.run.change import can_exchange_kv, plan_between, recorded_change
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState, ProcessPhase, ProcessState
+from pdserve.system.process import new_token
 from pdserve.system.procfs import ProcessId
 from tests.plan import kit
 from tests.tables import each_row
@@ -39,7 +40,13 @@ def running(folder: Path, plan: Plan, **phases: ProcessPhase) -> RunDir:
     }
     launcher = ProcessId(pid=1, start_ticks=1)
     state = DeploymentState(
-        name=plan.name, run_id="x", host="a", launcher=launcher, started_at=time.time(), processes=processes
+        token=new_token(),
+        name=plan.name,
+        run_id="x",
+        host="a",
+        launcher=launcher,
+        started_at=time.time(),
+        processes=processes,
     )
     run.write(run.plan, plan.model_dump_json())
     run.write(run.state, state.model_dump_json())

@@ -23,7 +23,7 @@ from pdserve.run.directory import RunDir
 from pdserve.run.orphans import COMMAND, living, stop_left
 from pdserve.run.state import DeploymentState, NodeState
 from pdserve.system import procfs
-from pdserve.system.process import send
+from pdserve.system.process import new_token, send
 from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import REPOSITORY
 from tests.plan import kit
@@ -89,7 +89,14 @@ def launched(run: RunDir, *command: str) -> subprocess.Popen[str]:
     (run.path / "agent@n-4194000.json").write_text(agent.model_dump_json())
     node = NodeState(agent=gone, guard=gone, hostname=here, place=place)
     state = DeploymentState(
-        name="test", run_id=run.run_id, host=here, place=place, launcher=gone, nodes={"n": node}, started_at=time.time()
+        token=new_token(),
+        name="test",
+        run_id=run.run_id,
+        host=here,
+        place=place,
+        launcher=gone,
+        nodes={"n": node},
+        started_at=time.time(),
     )
     run.write(run.state, state.model_dump_json())
     argv = [sys.executable, "-c", LAUNCHER, str(run.path), *command]

@@ -17,6 +17,7 @@ from pdserve.run.orphans import living, may_be_busy, members
 from pdserve.run.state import DeploymentState, NodeState, ProcessState
 from pdserve.system import procfs
 from pdserve.system.host import is_here
+from pdserve.system.process import new_token
 from pdserve.system.procfs import Place, ProcessId, place
 from tests.launch.deployment import REPOSITORY, recipe, up
 from tests.plan.kit import plan
@@ -57,6 +58,7 @@ def record(root: Path, engine: subprocess.Popen[bytes], where: Place | None, hos
     run = RunDir.create(root, "fake", "run-1")
     [identity] = procfs.identities([engine.pid])
     state = DeploymentState(
+        token=new_token(),
         name="fake",
         run_id="run-1",
         phase="ready",

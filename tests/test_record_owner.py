@@ -15,6 +15,7 @@ from pdserve.errors import NotOursError
 from pdserve.run.directory import RunDir, find
 from pdserve.run.state import DeploymentState, NodeState
 from pdserve.system import procfs
+from pdserve.system.process import new_token
 from tests.launch.deployment import REPOSITORY, recipe
 
 pytestmark = pytest.mark.process
@@ -39,6 +40,7 @@ def run(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> RunDir:
     [agent] = procfs.identities([bystander.pid])
     gone = procfs.ProcessId(pid=4_194_000, start_ticks=1)
     state = DeploymentState(
+        token=new_token(),
         name="fake",
         run_id="run-1",
         host=here,

@@ -18,7 +18,7 @@ from pdserve.run.directory import RunDir
 from pdserve.run.retention import discard_earlier, prune, prune_all
 from pdserve.run.state import DeploymentState, NodeState, Phase
 from pdserve.system import procfs
-from pdserve.system.process import MARKER
+from pdserve.system.process import MARKER, new_token
 from pdserve.system.procfs import ProcessId
 from tests.doctor import kit as doctor_kit
 from tests.launch.deployment import pdserve, recipe
@@ -51,7 +51,14 @@ def made(
     """A run that was started, written last so many days ago; the deployment's newest one is a later one."""
     run = RunDir.create(root, "fake", run_id(number))
     state = DeploymentState(
-        name="fake", run_id=run.run_id, phase=phase, host=host, launcher=launcher, nodes=nodes or {}, started_at=0
+        token=new_token(),
+        name="fake",
+        run_id=run.run_id,
+        phase=phase,
+        host=host,
+        launcher=launcher,
+        nodes=nodes or {},
+        started_at=0,
     )
     run.write(run.state, state.model_dump_json())
     (run.logs / "decode-0@n.log").write_text("x" * 1000)

@@ -40,7 +40,7 @@ class ClientRun:
     seed: int
     folder: Path
     name: str
-    """Of this run: its files begin with it."""
+    """Its files begin with this."""
     warmup: bool = False
 
     @property
@@ -50,7 +50,7 @@ class ClientRun:
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """The file of the client's own output."""
         return self.folder / f"{self.name}.log"
 
 
@@ -59,51 +59,52 @@ class LoadClient(Protocol):
 
     @property
     def name(self) -> str:
-        """For people and provenance."""
+        """Name the client, for people and provenance."""
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Of what the run of the deployment has not recorded."""
+        """Return the versions of packages that the run of the deployment has not recorded."""
 
     @property
     def program(self) -> str:
-        """The interpreter that runs it."""
+        """Return the interpreter that runs it."""
 
     @property
     def tokenizer(self) -> str:
-        """A folder, or a name at Hugging Face."""
+        """Return the tokenizer: a folder, or a name at Hugging Face."""
 
     @property
     def timing(self) -> tuple[str, ...]:
-        """How the titles of those of its processes begin that send and receive: the others may be busy."""
+        """Return how the titles of those processes begin that send and receive: the others may be busy."""
 
     def prepare(self, run: ClientRun) -> list[str]:
-        """The command line. Writes the files that it needs, without secrets. Raises OSError."""
+        """Write the files that it needs, without secrets; return its command line. Raises OSError."""
 
     def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
-        """The key of the deployment is here and nowhere else."""
+        """Return its environment. The key of the deployment is here and nowhere else."""
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
-        """Of a run that is over. `clocks`: read before it began. Raises OSError and UnreadableResultError."""
+        """Read the requests of a run that is over. `clocks`: read before it began. Raises OSError and
+        UnreadableResultError."""
 
     def clean(self, run: ClientRun) -> None:
-        """Removes what it has left outside of its folder."""
+        """Remove what it has left outside of its folder."""
 
 
 def direct(environ: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without the variables that would send its requests through the site's proxy (a client may obey them)."""
+    """Return our environment without what would send a client's requests through the site's proxy."""
     return {name: value for name, value in environ.items() if name.lower() not in _PROXIES and name != _PATCHES}
 
 
 def trusts_remote_code(plan: Plan, tokenizer: str) -> bool:
-    """Whether the tokenizer's own code may run: it is that of the model, whose code the engines run already
+    """Tell whether the tokenizer's own code may run: it is that of the model, whose code the engines run already
     (trust-remote-code of the recipe)."""
     own = tokenizer in (plan.model_path, plan.model)
     return own and any("--trust-remote-code" in process.argv for process in plan.processes if process.is_engine)
 
 
 def pinned_revision(plan: Plan, tokenizer: str) -> str | None:
-    """Of a model of the hub whose tokenizer this is; None: the recipe names none."""
+    """Return the revision of the hub's model whose tokenizer this is; None: the recipe names none."""
     return plan.revision if plan.model_path is None and tokenizer == plan.model else None
 
 
@@ -112,7 +113,7 @@ _VLLM_BENCH = "vllm bench serve"
 
 @dataclass(frozen=True)
 class VllmClient:
-    """How the client is started against a deployment."""
+    """Starts vLLM's client against a deployment."""
 
     program: str
     """An interpreter that has vLLM."""
@@ -154,7 +155,8 @@ class VllmClient:
         return argv + (["--insecure"] if plan.proxy.tls is not None else [])
 
     def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
-        """Without the site's proxy, and without a look at the hub where the tokenizer is a folder."""
+        """Return our environment without the site's proxy, and without a look at the hub where the tokenizer is a
+        folder."""
         offline = {"HF_HUB_OFFLINE": "1"} if Path(self.tokenizer).is_absolute() else {}
         return {**direct(environ), **offline, "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", KEY: key}
 
@@ -187,8 +189,8 @@ _CANCELLED = re.compile(r"Phase profiling .*complete \| completed=\d+, cancelled
 def of_aiperf(
     text: str, clocks: Clocks, asked: Mapping[tuple[str, int], int] | None = None
 ) -> tuple[RequestRecord, ...]:
-    """Of the measured phase, in the order in which they were sent. `clocks`: of one moment, because AIPerf has the wall
-    clock. `asked`: the length of each answer by session and turn. Raises UnreadableResultError.
+    """Read the requests of the measured phase, in the order in which they were sent. `clocks`: of one moment, because
+    AIPerf has the wall clock. `asked`: the length of each answer by session and turn. Raises UnreadableResultError.
 
     A stream that ended early has no error: the count of its tokens gives it away.
     """
@@ -237,7 +239,7 @@ def _record(raw: Mapping[str, Any], clocks: Clocks, asked: Mapping[tuple[str, in
 
 
 def _error(error: Any) -> str:
-    """Its last line, with the code that the server gave."""
+    """Return an error's last line, with the code that the server gave."""
     if not error:
         return ""
     if not isinstance(error, Mapping):
@@ -247,7 +249,7 @@ def _error(error: Any) -> str:
 
 
 def _value(metrics: Mapping[str, Any], *names: str) -> float:
-    """Of the first that is there; 0: none is."""
+    """Return the first metric of these that is there; 0: none is."""
     return next((float(metrics[name]["value"]) for name in names if name in metrics), 0.0)
 
 
@@ -315,7 +317,7 @@ def _file(trace: RequestTrace, file: Path | None) -> dict[str, Any]:
 
 
 def _phase(load: Load, trace: RequestTrace | None) -> dict[str, Any]:
-    """Until all is sent, or the time is over."""
+    """Return the phase that measures: until all is sent, or the time is over."""
     end: dict[str, Any] = {"requests": load.requests} if trace is None else {"sessions": trace.roots}
     if load.seconds is not None:
         end |= {"duration": load.seconds, "gracePeriod": load.grace}
@@ -331,7 +333,7 @@ _NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HF_HUB_OFFLINE", "TRA
 
 @dataclass(frozen=True)
 class AiperfClient:
-    """How it is started against a deployment."""
+    """Starts AIPerf against a deployment."""
 
     program: str
     """The interpreter of its own environment."""
@@ -345,7 +347,7 @@ class AiperfClient:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """That of the pins."""
+        """Return the version of the pins."""
         return {"aiperf": VERSION}
 
     def prepare(self, run: ClientRun) -> list[str]:
@@ -386,7 +388,7 @@ class AiperfClient:
         return Path(self.tokenizer).is_dir()
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
-        """Its record of each request becomes the result's own file."""
+        """Move AIPerf's record of each request to the result's own file, and read it."""
         export = _artifacts(run) / _EXPORT
         export.replace(run.result)
         asked = None if self.trace is None else self.trace.asked_output()
@@ -394,11 +396,11 @@ class AiperfClient:
         return records + cut_records(run.log.read_text(encoding="utf-8", errors="replace"), records)
 
     def clean(self, run: ClientRun) -> None:
-        """Its temporary files."""
+        """Remove AIPerf's temporary files."""
         shutil.rmtree(_temporary(run), ignore_errors=True)
 
     def _of(self, run: ClientRun) -> RequestTrace | None:
-        """Before a measurement, so many sessions that the warm-up has its requests."""
+        """Return the trace; for a warm-up only as many sessions as have its requests."""
         if self.trace is None or not run.warmup:
             return self.trace
         some = next(
@@ -420,8 +422,8 @@ def _artifacts(run: ClientRun) -> Path:
 
 
 def _temporary(run: ClientRun) -> Path:
-    """Of this run alone. Its sockets are there, so that it cannot be in the folder of the result: the name of a socket
-    has 107 bytes at most."""
+    """Return a folder of this run alone. Its sockets are there, so that it cannot be in the folder of the result: the
+    name of a socket has 107 bytes at most."""
     return (
         Path(tempfile.gettempdir()) / f"pdserve-{hashlib.sha256(f'{run.salt}{run.folder}'.encode()).hexdigest()[:16]}"
     )

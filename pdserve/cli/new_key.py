@@ -1,7 +1,8 @@
-"""`pdserve new-key`"""
+"""Makes a key of the proxy: `pdserve new-key`."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -40,10 +41,12 @@ def run(
         typer.echo(key)
         printed = True
     finally:
-        if not printed and file.exists():  # half a line would make the whole file unreadable for the proxy
-            os.truncate(file, len(before))
-            if not existed:
-                file.unlink()
+        if not printed:
+            with contextlib.suppress(OSError):  # the error that led here is the one to show
+                if existed:
+                    os.truncate(file, len(before))  # half a line would make all of it unreadable for the proxy
+                else:
+                    file.unlink()
 
 
 def _append(file: Path, text: bytes) -> None:

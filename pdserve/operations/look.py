@@ -114,9 +114,9 @@ def look(
     """Check the nodes, and plan for what they have. Raises PreflightError and RecipeError when no plan can be made.
 
     `machines` None: this one. `run` None: for a look alone; its run directory is gone afterwards, unless a node cannot
-    be looked at (failed_look.py). `running`: a deployment runs in `run`; the plan is fitted to it, and only what would
-    be started or replaced is looked at. `report` gets lines of what takes long: an image that is fetched, because the
-    nodes are looked at from inside of it. `fabric`: also try transfers between the nodes."""
+    be looked at (run/retention.py). `running`: a deployment runs in `run`; the plan is fitted to it, and only what
+    would be started or replaced is looked at. `report` gets lines of what takes long: an image that is fetched, because
+    the nodes are looked at from inside of it. `fabric`: also try transfers between the nodes."""
     if machines is None:
         return _check_this_machine(loaded, run, running=running)
     if run is not None:

@@ -31,11 +31,11 @@ class Message(BaseModel):
 
 class Start(Message):
     """Start a process and report when it is ready. `secrets`: variable -> value, resolved by the launcher. `token`: of
-    the run, for the name that it carries (markers.py)."""
+    the run, for the name that it carries (system/process.py)."""
 
     do: Literal["start"] = "start"
     process: Process
-    token: str = ""
+    token: str = Field(min_length=1)
     secrets: dict[str, str] = {}
     cpu_share: tuple[int, int] | None = None
     """(i, n): the i-th of n equal parts of the CPUs that the agent may use. None: all of them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from pdserve.plan.frozen import SCHEMA, SchemaVersion
 from pdserve.roles import ProcessRole
@@ -72,7 +72,7 @@ class DeploymentState(BaseModel):
     place: Place | None = None
     """Where the PID of the launcher counts; None: as for a node."""
     launcher: ProcessId
-    token: str = ""
+    token: str = Field(min_length=1)
     """In the names of its processes (system/process.py)."""
     command: ProcessId | None = None
     """Of `pdserve run`, once it was started: a process of the launcher's machine."""

@@ -41,7 +41,7 @@ def _reasons(recipe: Recipe) -> Iterator[str]:
             yield f"what {keeper} keeps ({name}) is only emptied by a start"
         if not recipe.engine.cache_reset_endpoint and args_of(recipe, role).get("enable-prefix-caching") is not False:
             yield RESET_IS_OFF
-        # Of a single worker it remembers nothing: pdserve.plan.proxy.vllm_router.
+        # Of a single worker it remembers nothing: pdserve.plan.proxy.
         several = recipe.proxy.kind == "vllm-router" and role.instances > 1
         if several and policy_of(recipe, name) == "prefix_aware":
             yield ROUTER

@@ -21,7 +21,7 @@ machine's files (the repository, /tmp) are the same everywhere, like a shared fi
 `processes(node)`, `segments(node)`, `left()`, `assert_nothing_left()`
 
 Node addresses exist in the namespaces only. Connected to from the test process itself, packets would leave the machine
-by its default route; guard.py refuses that to Python's sockets (not to libuv's). What `inside` runs must make its
+by its default route; machine.py refuses that to Python's sockets (not to libuv's). What `inside` runs must make its
 connections before it returns: a client that connects later does so from outside.
 
 The fixtures of conftest.py (`slurm`, `bare`) share one cluster in a session; each test that uses one must leave it as

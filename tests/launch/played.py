@@ -37,6 +37,7 @@ from pdserve.run import inbox
 from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Fetch, Reply, Request
 from pdserve.run.state import DeploymentState
+from pdserve.system.process import new_token
 from pdserve.system.procfs import ProcessId
 from pdserve.system.stop_signals import held_back
 from tests.plan import kit
@@ -150,7 +151,7 @@ class Played:
         self.run_dir.write(self.run_dir.plan, planned.model_dump_json())
         self.run_dir.write(self.run_dir.recipe, "name: first")
         self.state = DeploymentState(
-            name=planned.name, run_id="run-1", host="here", launcher=GONE, started_at=time.time()
+            token=new_token(), name=planned.name, run_id="run-1", host="here", launcher=GONE, started_at=time.time()
         )
         self.orders: list[tuple[str, str]] = []
         """What was ordered so far: (start or stop, name)."""

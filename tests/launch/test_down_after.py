@@ -15,6 +15,7 @@ from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Reply
 from pdserve.run.state import DeploymentState, NodeState
 from pdserve.system import procfs
+from pdserve.system.process import new_token
 from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import LINE_SECONDS
 from tests.plan import kit
@@ -27,6 +28,7 @@ def left_elsewhere(run: RunDir) -> DeploymentState:
     """Recorded: of a launcher on another machine that is gone, whose agents are on others."""
     node = NodeState(agent=GONE, guard=GONE, hostname="far.invalid")
     return DeploymentState(
+        token=new_token(),
         name="fake",
         run_id=run.run_id,
         phase="ready",
@@ -69,7 +71,9 @@ def test_it_does_not_wait_for_a_stranger_with_the_pid_of_the_launcher(
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
         launcher = ProcessId(pid=stranger.pid, start_ticks=1)
         host, place = socket.gethostname(), procfs.place()
-        state = DeploymentState(name="fake", run_id="run-1", host=host, place=place, launcher=launcher, started_at=0.0)
+        state = DeploymentState(
+            token=new_token(), name="fake", run_id="run-1", host=host, place=place, launcher=launcher, started_at=0.0
+        )
         run.write(run.state, state.model_dump_json())
         verb = threading.Thread(target=down.down, args=("fake", said.append))
         verb.start()

@@ -18,7 +18,7 @@ from pdserve.operations.launcher_process import follow
 from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Down, Reply, answer, ask, take
 from pdserve.run.state import DeploymentState
-from pdserve.system.process import Child, send, spawn
+from pdserve.system.process import Child, new_token, send, spawn
 from tests.plan import kit
 
 pytestmark = pytest.mark.process
@@ -40,7 +40,9 @@ def launcher(run: RunDir) -> Iterator[Child]:
 
 
 def state(launcher: Child) -> DeploymentState:
-    return DeploymentState(name="fake", run_id="run-1", host="here", launcher=launcher.identity, started_at=0.0)
+    return DeploymentState(
+        token=new_token(), name="fake", run_id="run-1", host="here", launcher=launcher.identity, started_at=0.0
+    )
 
 
 def test_a_deployment_that_is_up_is_seen_without_its_event(run: RunDir, launcher: Child) -> None:

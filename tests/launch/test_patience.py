@@ -18,6 +18,7 @@ from pdserve.plan.model import Plan, Versions
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
+from pdserve.system.process import new_token
 from tests.plan import kit
 
 DRAIN = 900.0
@@ -46,7 +47,13 @@ def run(pdserve_home: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     launcher, place = procfs.identify(os.getpid()), procfs.place()
     assert launcher is not None
     state = DeploymentState(
-        name="test", run_id="r1", host=socket.gethostname(), place=place, launcher=launcher, started_at=0.0
+        token=new_token(),
+        name="test",
+        run_id="r1",
+        host=socket.gethostname(),
+        place=place,
+        launcher=launcher,
+        started_at=0.0,
     )
     made.write(made.state, state.model_dump_json())
     made.write(made.plan, planned().model_dump_json())

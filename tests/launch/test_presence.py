@@ -15,7 +15,7 @@ from pdserve.operations.down import lateness
 from pdserve.run.directory import RunDir, lives, unheard
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
-from pdserve.system.process import send
+from pdserve.system.process import new_token, send
 from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import pdserve, read_json, recipe, until, up
 
@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def state(host: str, launcher: ProcessId) -> DeploymentState:
-    return DeploymentState(name="fake", run_id="run-1", host=host, launcher=launcher, started_at=0.0)
+    return DeploymentState(token=new_token(), name="fake", run_id="run-1", host=host, launcher=launcher, started_at=0.0)
 
 
 GONE = ProcessId(pid=2**22, start_ticks=1)

@@ -18,6 +18,7 @@ from pdserve.reach.protocol import Died, Late, Progress
 from pdserve.run.directory import RunDir, check_no_launcher, find
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
+from pdserve.system.process import new_token
 from tests.plan import kit
 
 pytestmark = pytest.mark.process
@@ -31,7 +32,9 @@ class Kept:
         own = procfs.identify(os.getpid())
         assert own is not None
         plan = kit.plan(kit.recipe())
-        state = DeploymentState(name="fake", run_id="run-1", host="here", launcher=own, started_at=0.0)
+        state = DeploymentState(
+            token=new_token(), name="fake", run_id="run-1", host="here", launcher=own, started_at=0.0
+        )
         record_run(self.run, plan, "name: fake", kit.VERSIONS)
         self.events: list[str] = []
         fleet = Fleet(plan, self.run, state, secrets={}, on_event=self._on_event, end=lambda: None)

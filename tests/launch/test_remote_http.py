@@ -15,6 +15,7 @@ from pdserve.observe.remote_http import client
 from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Reply
 from pdserve.run.state import DeploymentState
+from pdserve.system.process import new_token
 from pdserve.system.procfs import ProcessId
 
 URL = "http://b.pdserve:8080"
@@ -27,7 +28,9 @@ def through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> httpx.AsyncClien
     reply = Reply(exit_code=gone.exit_code, message=gone.render())
     monkeypatch.setattr(remote_http, "ask", lambda *_, **__: reply)
     launcher = ProcessId(pid=1, start_ticks=1)
-    state = DeploymentState(name="fake", run_id="run-1", host="elsewhere", launcher=launcher, started_at=0.0)
+    state = DeploymentState(
+        token=new_token(), name="fake", run_id="run-1", host="elsewhere", launcher=launcher, started_at=0.0
+    )
     return client(RunDir(tmp_path), state)
 
 

@@ -22,6 +22,7 @@ from pdserve.reach.protocol import Died, Late
 from pdserve.run.directory import RunDir, find
 from pdserve.run.state import DeploymentState, NodeState, ProcessState
 from pdserve.system import procfs
+from pdserve.system.process import new_token
 from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import LINE_SECONDS, REPOSITORY, Deployment, pdserve, recipe, up
 from tests.plan.kit import plan
@@ -98,6 +99,7 @@ def recorded(
     identity = procfs.identify(launcher or os.getpid())
     assert identity is not None
     state = DeploymentState(
+        token=new_token(),
         name=name,
         run_id=run.run_id,
         phase="ready",

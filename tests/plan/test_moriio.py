@@ -16,6 +16,7 @@ from pdserve.preflight.engine_packages import check_installed
 from pdserve.recipe.connectors.moriio import CLASS
 from pdserve.recipe.rules import problems, warnings
 from pdserve.run.state import DeploymentState
+from pdserve.system.process import new_token
 from pdserve.system.procfs import ProcessId
 from tests.plan.kit import LMCACHE, hosts, on_gpus, plan, recipe, value_of
 from tests.recipe.kit import GPU, refused
@@ -132,6 +133,7 @@ def test_status_says_that_it_ran_nowhere() -> None:
     """The recipe of this test calls itself tested."""
     built = plan(on_amd(), *hosts(8), versions=VERSIONS)
     state = DeploymentState(
+        token=new_token(),
         name="test",
         run_id="r1",
         phase="ready",

@@ -17,7 +17,7 @@ from pdserve.preflight.gpu_processes import find_gpu_processes, nvidia_indices, 
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState, NodeState, ProcessState
 from pdserve.system import procfs
-from pdserve.system.process import Output
+from pdserve.system.process import Output, new_token
 from pdserve.system.procfs import ProcessId
 from tests.plan import kit
 from tests.preflight import recorded
@@ -152,7 +152,14 @@ def recorded_as(folder: Path, pid: int) -> None:
     node = NodeState(agent=gone, guard=gone, hostname=socket.gethostname(), place=procfs.place())
     prefill = ProcessState(role="prefill", node="here", phase="ready", id=living)
     state = DeploymentState(
-        name="x", run_id="run-7", host="", launcher=gone, nodes={"here": node}, processes={"p": prefill}, started_at=0
+        token=new_token(),
+        name="x",
+        run_id="run-7",
+        host="",
+        launcher=gone,
+        nodes={"here": node},
+        processes={"p": prefill},
+        started_at=0,
     )
     run.write(run.state, state.model_dump_json())
 

@@ -15,6 +15,7 @@ from pdserve.reach.agent_start import open_agent
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event
 from pdserve.recipe.model import Timeouts
+from pdserve.system.process import new_token
 
 EventT = TypeVar("EventT")
 LIMIT = 120
@@ -47,6 +48,10 @@ def planned(name: str, code: str, *args: str, port: int = 1, ready_seconds: floa
         ready_seconds=ready_seconds,
         stop_seconds=5,
     )
+
+
+TOKEN = new_token()
+"""Of all runs of this worker: others beside it must not take its processes for what a run has left."""
 
 
 class AgentUnderTest:

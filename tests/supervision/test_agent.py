@@ -20,7 +20,7 @@ from pdserve.system.cgroup import SWITCH
 from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import free_ports
-from tests.supervision.agents import HTTP_SERVER, LIMIT, NEVER_READY, agent, planned
+from tests.supervision.agents import HTTP_SERVER, LIMIT, NEVER_READY, TOKEN, agent, planned
 
 pytestmark = pytest.mark.process
 
@@ -61,7 +61,7 @@ async def until_file(path: Path) -> int:
 def test_ready_when_its_own_socket_answers(tmp_path: Path, port: int) -> None:
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("web", HTTP_SERVER, str(port), port=port)))
+            under_test.link.send(Start(token=TOKEN, process=planned("web", HTTP_SERVER, str(port), port=port)))
             started = await under_test.expect(Started, "web")
             ready = await under_test.expect(Ready, "web")
             assert started.id.alive()
@@ -75,9 +75,9 @@ def test_no_process_is_started_in_the_place_of_one_that_lives(tmp_path: Path) ->
 
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", NEVER_READY)))
+            under_test.link.send(Start(token=TOKEN, process=planned("engine", NEVER_READY)))
             first = await under_test.expect(Started, "engine")
-            under_test.link.send(Start(process=planned("engine", NEVER_READY)))
+            under_test.link.send(Start(token=TOKEN, process=planned("engine", NEVER_READY)))
             died = await under_test.expect(Died, "engine")
             assert died.how == "could not be started: an earlier life of it was not stopped"
             under_test.link.send(Stop(name="engine", grace=5))
@@ -93,7 +93,7 @@ def test_a_death_while_starting_is_an_event_with_its_log(tmp_path: Path) -> None
 
     async def scenario() -> Died:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", code)))
+            under_test.link.send(Start(token=TOKEN, process=planned("engine", code)))
             died = await under_test.expect(Died, "engine")
             assert not any(isinstance(event, Ready | Late) for event in under_test.events)
             return died
@@ -106,7 +106,7 @@ def test_a_death_while_starting_is_an_event_with_its_log(tmp_path: Path) -> None
 def test_a_clean_exit_is_a_death_too(tmp_path: Path) -> None:
     async def scenario() -> Died:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", "pass")))
+            under_test.link.send(Start(token=TOKEN, process=planned("engine", "pass")))
             return await under_test.expect(Died, "engine")
 
     assert asyncio.run(scenario()).code == 0
@@ -117,7 +117,7 @@ def test_a_program_that_cannot_be_executed_is_a_death(tmp_path: Path) -> None:
 
     async def scenario() -> Died:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=process))
+            under_test.link.send(Start(token=TOKEN, process=process))
             return await under_test.expect(Died, "engine")
 
     died = asyncio.run(scenario())
@@ -128,7 +128,7 @@ def test_a_program_that_cannot_be_executed_is_a_death(tmp_path: Path) -> None:
 def test_alive_but_never_ready_is_late_with_diagnostics(tmp_path: Path) -> None:
     async def scenario() -> Late:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", NEVER_READY, ready_seconds=6)))
+            under_test.link.send(Start(token=TOKEN, process=planned("engine", NEVER_READY, ready_seconds=6)))
             started = await under_test.expect(Started, "engine")
             late = await under_test.expect(Late, "engine")
             assert started.id.alive(), "what to do with it is the launcher's decision"
@@ -146,7 +146,7 @@ def test_alive_but_never_ready_is_late_with_diagnostics(tmp_path: Path) -> None:
 def test_stop_is_answered_and_is_no_death(tmp_path: Path, port: int) -> None:
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("web", HTTP_SERVER, str(port), port=port)))
+            under_test.link.send(Start(token=TOKEN, process=planned("web", HTTP_SERVER, str(port), port=port)))
             started = await under_test.expect(Started, "web")
             under_test.link.send(Stop(name="web", grace=10))
             await under_test.expect(Stopped, "web")
@@ -168,7 +168,7 @@ def test_stopping_what_is_gone_already_is_answered(tmp_path: Path) -> None:
 def test_a_stopped_server_is_reported_and_its_return_too(tmp_path: Path, port: int) -> None:
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("web", HTTP_SERVER, str(port), port=port)))
+            under_test.link.send(Start(token=TOKEN, process=planned("web", HTTP_SERVER, str(port), port=port)))
             started = await under_test.expect(Started, "web")
             await under_test.expect(Ready, "web")
             send(started.id, signal.SIGSTOP)
@@ -188,7 +188,7 @@ def test_nothing_survives(tmp_path: Path, victims: tuple[str, ...]) -> None:
 
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", STUBBORN_CHILD, str(pid_file))))
+            under_test.link.send(Start(token=TOKEN, process=planned("engine", STUBBORN_CHILD, str(pid_file))))
             hello = await under_test.expect(Hello)
             started = await under_test.expect(Started, "engine")
             member = procfs.identify(await until_file(pid_file))
@@ -229,7 +229,9 @@ def test_an_agent_whose_guard_is_dead_leaves_no_daemon_that_it_has_adopted(
 
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", LEAVES_A_DAEMON, str(pid_file), WRITES_ITS_PID)))
+            under_test.link.send(
+                Start(token=TOKEN, process=planned("engine", LEAVES_A_DAEMON, str(pid_file), WRITES_ITS_PID))
+            )
             hello = await under_test.expect(Hello)
             daemon = procfs.identify(await until_file(pid_file))
             assert daemon is not None
@@ -277,7 +279,7 @@ def test_a_guard_that_gets_a_signal_while_it_clears_up_clears_up(tmp_path: Path)
 
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", STUBBORN_CHILD, str(pid_file))))
+            under_test.link.send(Start(token=TOKEN, process=planned("engine", STUBBORN_CHILD, str(pid_file))))
             hello = await under_test.expect(Hello)
             started = await under_test.expect(Started, "engine")
             member = procfs.identify(await until_file(pid_file))
@@ -307,7 +309,9 @@ def test_files_in_a_folder_of_dev_shm_are_not_touched(tmp_path: Path) -> None:
         async with agent(tmp_path) as under_test:
             await under_test.expect(Hello)
             folder.mkdir()
-            under_test.link.send(Start(process=planned("engine", LEAVES_SHM, f"{folder.name}/{weights.name}")))
+            under_test.link.send(
+                Start(token=TOKEN, process=planned("engine", LEAVES_SHM, f"{folder.name}/{weights.name}"))
+            )
             await under_test.expect(Started, "engine")
             while "mapped" not in (tmp_path / "logs/engine@here.log").read_text():
                 await asyncio.sleep(0.01)
@@ -328,7 +332,7 @@ def test_shared_memory_of_a_killed_process_is_removed(tmp_path: Path, how: str) 
 
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", LEAVES_SHM, name)))
+            under_test.link.send(Start(token=TOKEN, process=planned("engine", LEAVES_SHM, name)))
             hello = await under_test.expect(Hello)
             started = await under_test.expect(Started, "engine")
             while (
@@ -360,7 +364,7 @@ def test_shared_memory_of_strangers_is_not_touched(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", LEAVES_SHM, name)))
+            under_test.link.send(Start(token=TOKEN, process=planned("engine", LEAVES_SHM, name)))
             await under_test.expect(Started, "engine")
             while "mapped" not in (tmp_path / "logs/engine@here.log").read_text():
                 await asyncio.sleep(0.01)

@@ -22,7 +22,7 @@ from pdserve.system.cgroup import Cgroup, place
 from pdserve.system.process import Child, send, spawn, stop_family
 from pdserve.system.procfs import ProcessId
 from tests.fakes.engine_process import DAEMON
-from tests.supervision.agents import LIMIT, agent, planned
+from tests.supervision.agents import LIMIT, TOKEN, agent, planned
 
 pytestmark = pytest.mark.process
 
@@ -228,7 +228,7 @@ def test_a_daemon_of_an_agents_process_ends_with_it(tmp_path: Path, how: str, ou
         async with agent(tmp_path) as under_test:
             hello = await under_test.expect(Hello)
             assert (hello.cgroup is None) == bool(hello.no_cgroup) == (ours is None)
-            under_test.link.send(Start(process=planned("engine", AND_STAYS)))
+            under_test.link.send(Start(token=TOKEN, process=planned("engine", AND_STAYS)))
             started = await under_test.expect(Started, "engine")
             daemon = await daemon_of(tmp_path / "logs/engine@here.log")
             if how == "stop":

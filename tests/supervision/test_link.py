@@ -31,7 +31,7 @@ from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import free_ports
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
-from tests.supervision.agents import HTTP_SERVER, LIMIT, agent, planned
+from tests.supervision.agents import HTTP_SERVER, LIMIT, TOKEN, agent, planned
 
 pytestmark = pytest.mark.process
 
@@ -176,7 +176,7 @@ def events(popen: subprocess.Popen[bytes], kind: str) -> dict[str, object]:
 def order(popen: subprocess.Popen[bytes], code: str, **planning: float) -> ProcessId:
     assert popen.stdin is not None
     process = planned("engine", code).model_copy(update={"probe": None, **planning})
-    popen.stdin.write(line_of(Start(process=process)))
+    popen.stdin.write(line_of(Start(token=TOKEN, process=process)))
     popen.stdin.flush()
     return ProcessId.model_validate(events(popen, "started")["id"])
 
@@ -295,7 +295,7 @@ def test_after_a_term_from_outside_all_stops_fit_its_time(tmp_path: Path) -> Non
 def test_requests_are_made_on_the_agents_node(tmp_path: Path, port: int) -> None:
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("web", HTTP_SERVER, str(port), port=port)))
+            under_test.link.send(Start(token=TOKEN, process=planned("web", HTTP_SERVER, str(port), port=port)))
             await under_test.expect(Started)
             await under_test.expect(Ready)
             answer = await under_test.link.ask("GET", f"http://127.0.0.1:{port}/x", seconds=60)
@@ -323,7 +323,7 @@ def test_a_request_without_an_answer_has_its_reason(tmp_path: Path) -> None:
 
 def test_events_after_the_loss_are_not_believed(tmp_path: Path, ssh: Path) -> None:
     async def scenario(remote: Remote, hello: Hello) -> None:
-        remote.link.send(Start(process=planned("engine", "import time; time.sleep(600)")))
+        remote.link.send(Start(token=TOKEN, process=planned("engine", "import time; time.sleep(600)")))
         await remote.expect(Started)
         send(hello.agent, signal.SIGSTOP)
         await remote.expect(Gone)

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from pdserve.reach.protocol import Died, Start, Started, Stop, Stopped
 from pdserve.system import procfs
@@ -101,3 +102,9 @@ def test_the_name_of_a_process_is_seen_by_its_user_alone(tmp_path: Path) -> None
             return mode
 
     assert asyncio.run(scenario()) & 0o077 == 0
+
+
+def test_no_process_is_started_without_the_token_of_its_run() -> None:
+    """Who clears up after a run without one would end the processes of every other run without one."""
+    with pytest.raises(ValidationError, match="token"):
+        Start(process=planned("engine", NEVER_READY), token="")

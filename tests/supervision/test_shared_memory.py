@@ -28,7 +28,7 @@ from pdserve.system.inotify import NewNames
 from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
-from tests.supervision.agents import LIMIT, agent, planned
+from tests.supervision.agents import LIMIT, TOKEN, agent, planned
 
 pytestmark = pytest.mark.process
 
@@ -464,7 +464,9 @@ def test_nothing_of_a_killed_engine_is_left_in_whatever_order_all_die(tmp_path: 
 
     async def scenario() -> None:
         async with agent(run.path) as under_test:
-            under_test.link.send(Start(process=planned("engine", MAKER, "sysv", "torch", "lmcache", "open")))
+            under_test.link.send(
+                Start(token=TOKEN, process=planned("engine", MAKER, "sysv", "torch", "lmcache", "open"))
+            )
             hello = await under_test.expect(Hello)
             engine = (await under_test.expect(Started, "engine")).id
             await until(lambda: log.exists() and log.read_text().endswith("\n"))
@@ -489,7 +491,13 @@ def test_nothing_of_a_killed_engine_is_left_in_whatever_order_all_die(tmp_path: 
                 here = socket.gethostname()
                 node = NodeState(agent=hello.agent, guard=hello.guard, hostname=here)
                 state = DeploymentState(
-                    name="fake", run_id="run-1", host=here, launcher=hello.agent, nodes={"here": node}, started_at=0
+                    token=TOKEN,
+                    name="fake",
+                    run_id="run-1",
+                    host=here,
+                    launcher=hello.agent,
+                    nodes={"here": node},
+                    started_at=0,
                 )
                 assert not await stop_left(state, run)
 

@@ -18,7 +18,7 @@ from pdserve.reach.protocol import Died, Start, Started, Stopped
 from pdserve.system import process as system
 from pdserve.system.cgroup import Made
 from pdserve.system.shared_memory import ShmLedger, existing
-from tests.supervision.agents import NEVER_READY, planned
+from tests.supervision.agents import NEVER_READY, TOKEN, planned
 
 pytestmark = pytest.mark.process
 
@@ -55,7 +55,7 @@ def kernel_that_ends_nobody() -> Iterator[None]:
 
 def test_it_is_said_and_no_other_life_is_started_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
-    order = Start(process=planned("decode-0", NEVER_READY))
+    order = Start(token=TOKEN, process=planned("decode-0", NEVER_READY))
 
     async def scenario(agent: Recording) -> None:
         agent._start(order)

@@ -16,6 +16,7 @@ from pdserve.observe.status import StatusView
 from pdserve.observe.watch import CacheMinute, EngineMinute, Frame, Latency, MinuteTraffic
 from pdserve.plan.model import Plan
 from pdserve.run.state import DeploymentState, NodeState, ProcessState
+from pdserve.system.process import new_token
 from pdserve.system.procfs import ProcessId
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
 from tests.tables import each_row
@@ -59,6 +60,7 @@ def frame(
         for process in planned.processes
     }
     state = DeploymentState(
+        token=new_token(),
         name="test",
         run_id="r1",
         phase="ready",

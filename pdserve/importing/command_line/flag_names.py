@@ -77,4 +77,4 @@ LISTED = FlagNames(
     SWITCHES,
     LISTS,
 )
-"""Those of vLLM 0.32.0 (recipe/vllm_flags.py; the short names from its engine/arg_utils.py)."""
+"""Those of vLLM 0.32.0 (recipe/vllm_names.py; the short names from its engine/arg_utils.py)."""

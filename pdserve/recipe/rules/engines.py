@@ -89,7 +89,7 @@ def unknown_flags(recipe: Recipe) -> Iterator[Problem]:
 
 def unknown_variables(recipe: Recipe) -> Iterator[Problem]:
     """Variables that the vLLM this was written against does not read: it logs a warning, and runs as if they were not
-    set. The names of `environment_variables` in its envs.py are in vllm_variables.py."""
+    set. The names of `environment_variables` in its envs.py are in vllm_names.py."""
     sections = list(_sections(recipe, "env"))
     if recipe.container is not None:
         sections.append(("container", dict(recipe.container.env)))

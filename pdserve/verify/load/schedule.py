@@ -1,4 +1,8 @@
-"""x"""
+"""Choose the requests of a load: a pure function of a seed and the request's number.
+
+Prompts have one of a few prefixes, so that caches are used by many requests at once, and tails of mixed length, most of
+them short. Some prompts come once more, some requests are left by their client.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""x"""
+"""Send the load, window by window, and read what was reloaded between two of them.
+
+Between two windows the engines' own caches are cleared, so that what the next one shares with earlier prompts has to
+come back from LMCache.
+"""
 
 from __future__ import annotations
 
