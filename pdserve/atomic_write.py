@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -10,7 +11,12 @@ from pathlib import Path
 def replace_text(file: Path, text: str) -> None:
     """Write `text` beside `file` under a hidden name of this process alone, then rename it into place.
 
-    Raises OSError, also where the folder is gone."""
+    Raises OSError, also where the folder is gone; the old text stands then, and nothing is left beside it."""
     temporary = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.rename(file)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.rename(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 
+from pdserve.atomic_write import replace_text
 from pdserve.cli import status
 from pdserve.errors import StateError
 from pdserve.launch.failure import report
@@ -369,3 +370,10 @@ def test_nothing_that_an_engine_has_logged_moves_a_terminal() -> None:
         assert r"red \x1b]52;c;ZXZpbA==\x07 \x9b2J \x08\x7f tab" in text
         assert not set(text) & {"\x1b", "\x07", "\x9b", "\x08", "\x7f"}
         assert "tab\there" in text
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "record" / "old").mkdir(parents=True)
+    with pytest.raises(OSError, match="record"):
+        replace_text(tmp_path / "record", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["record"]

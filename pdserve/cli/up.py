@@ -98,7 +98,7 @@ def run_in_slurm(
     dry: bool,
 ) -> None:
     """The whole run as a job, which is followed. The program is looked for on the job's first node: it may be there
-    alone. Raises what `run` does, and JobError with the code of the `pdserve run` in the job."""
+    alone. Raises what `run_command` does, and JobError with the code of the `pdserve run` in the job."""
     if cluster is not None:
         raise typer.BadParameter(_IN_SLURM.format(option="--cluster", others="those of a file"))
     if this_machine:

@@ -138,8 +138,8 @@ _MIB = 1 << 20
 
 
 async def keep_bounded(folder: Path, settings: Callable[[], Logs]) -> None:
-    """Cuts each of them in the folder whenever it is too large, until it is cancelled. `settings`: of the plan of
-    then."""
+    """Cut each of them in the folder whenever it is too large, until it is cancelled. `settings`: of the plan that
+    holds then."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         try:
@@ -151,7 +151,7 @@ async def keep_bounded(folder: Path, settings: Callable[[], Logs]) -> None:
 
 
 async def cut_large(folder: Path, settings: Logs) -> None:
-    """Once. Raises OSError."""
+    """Cut each log in the folder that is too large. Raises OSError."""
     if limit := settings.max_mib * _MIB:
         for log in _larger(folder, limit):
             await cut(log, limit, settings.keep)
