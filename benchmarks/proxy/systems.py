@@ -183,8 +183,9 @@ def command(name: str, port: int, mock: dict[str, list[int]], folder: Path) -> l
             "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin",
             "--prometheus-port", str(free_port()), "--log-level", "error",
         ]  # fmt: skip
+    name, _, other_python = name.partition("@")
     bare, _, variant = name.partition("-")
-    config = folder / f"{name}.json"
+    config = folder / f"{name}-{port}.json"
     try:
         if bare != "pdserve":
             raise KeyError(name)
@@ -193,7 +194,7 @@ def command(name: str, port: int, mock: dict[str, list[int]], folder: Path) -> l
         raise StartError(f"no such system: {name}") from None
     config.write_text(json.dumps(settings))
     # With -P what is installed is measured, as users have it; without, the source in the folder that this runs in.
-    python = [sys.executable] if variant == pdserve_settings.INTERPRETED else [sys.executable, "-P"]
+    python = [sys.executable] if variant == pdserve_settings.INTERPRETED else [other_python or sys.executable, "-P"]
     return [*python, "-m", "pdserve.proxy", "--config", str(config), "--no-control"]
 
 
@@ -206,7 +207,7 @@ def start(name: str, mock: Mock, cores: Cores, folder: Path, wrap: Sequence[str]
     argv = command(name, port, mock.ports, folder)
     if wrap:
         argv = [*wrap, *argv[2:]]
-    log = folder / f"{name}.log"
+    log = folder / f"{name.partition('@')[0]}-{port}.log"
     with log.open("w") as output, pinned(cores.proxy):
         process = _spawn(argv, output)
     system = System(name, Address("127.0.0.1", port), process)
