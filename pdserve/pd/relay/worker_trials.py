@@ -81,6 +81,8 @@ class WorkerTrials:
         watches = _watches(worker)
         relayed = max(watch.client.last_byte for watch in watches)
         silent = min(now - worker.judgement.alive, monotonic() - relayed)
+        if silent <= PATIENCE_SECONDS:
+            return
         siblings = [other for other in self._registry.ready(worker.config.role) if other is not worker]
         serving = [other for other in siblings if now - other.judgement.alive <= PATIENCE_SECONDS]
         longest = max((_waited(watch, other) for other in serving for watch in _watches(other)), default=0.0)
