@@ -40,8 +40,8 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--systems",
         default=",".join(SYSTEMS),
-        help="comma-separated; also pdserve-without-FEATURE, pdserve-with-kv-events, and pdserve@PYTHON: another build, of "
-        "that interpreter's environment (default: %(default)s)",
+        help="comma-separated; also pdserve-without-FEATURE, pdserve-with-kv-events, and pdserve@PYTHON: another "
+        "build, of that interpreter's environment (default: %(default)s)",
     )
     parser.add_argument("--soak", action="store_true", help="only whether memory stays flat (vllm-router, pdserve)")
     parser.add_argument("--features", action="store_true", help="only what each feature of pdserve costs")
