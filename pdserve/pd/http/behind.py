@@ -11,8 +11,8 @@ from pdserve.pd.http.incoming import ClientLimits
 
 
 class Behind:
-    """How long it is waited for: as long as it reads on, up to a limit. Whether it does is seen when the longest pause
-    is over, so that one which stops is waited for up to two of them."""
+    """Wait for a client that lags, as long as it reads on, up to a limit. Whether it does is seen when the longest
+    pause is over, so that one which stops is waited for up to two of them."""
 
     __slots__ = ("_limits", "_transport", "_unread", "_until", "deadline")
 

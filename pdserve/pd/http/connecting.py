@@ -12,8 +12,8 @@ from pdserve.time_limit import time_limit
 
 
 class StreamProtocol(Protocol):
-    """What an event loop calls on a connection: asyncio.Protocol by its methods. Our connections are no subclasses of
-    it, because a class with an interpreted base is not compiled: each attribute is then looked up by its name."""
+    """Name what an event loop calls on a connection: asyncio.Protocol by its methods. Our connections are no subclasses
+    of it, because a class with an interpreted base is not compiled: each attribute is then looked up by its name."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
 
@@ -37,7 +37,7 @@ def factory(make: Callable[[], C]) -> Callable[[], asyncio.Protocol]:
 
 
 def lacks_descriptors(error: OSError) -> bool:
-    """Whether a connection could not be made because this process, or its machine, has no descriptor left."""
+    """Return whether a connection could not be made because this process, or its machine, has no descriptor left."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 

@@ -334,7 +334,7 @@ class Connection(ClientConnection):
             self._past_parser = long and self._parser.should_keep_alive()
 
     def _take_body(self, data: bytes) -> bytes:
-        """What is behind the body, for a parser that knows nothing of this request; empty if it takes all."""
+        """Return what follows the body, for a parser that knows nothing of this request; empty: the body takes all."""
         request = self._current
         assert request is not None
         left = request.left

@@ -1,4 +1,4 @@
-"""Which web pages may ask and read the answers (CORS): what browsers are told about pages of other origins.
+"""Tell browsers which web pages of other origins may ask and read the answers (CORS).
 
 A browser asks first (a preflight: OPTIONS without a key and without a body), then sends the page's own request, and
 shows the page an answer only if that names its origin.
@@ -33,7 +33,7 @@ class Cors:
         return self._any or origin.lower() in self._origins
 
     def headers(self, request: Request) -> Headers:
-        """What every answer to this request has beside its own headers."""
+        """Return the headers that every answer to this request has beside its own."""
         origin = request.header(b"origin")
         if self._any and not self._credentials:
             shared: Headers = []
@@ -58,7 +58,7 @@ class Cors:
         )
 
     def refusal(self, preflight: Request) -> ApiError | None:
-        """Why this page may not ask."""
+        """Return why this page may not ask; None: it may."""
         origin = preflight.header(b"origin") or b""
         if self.allows(origin):
             return None
@@ -66,7 +66,8 @@ class Cors:
 
     @staticmethod
     def permissions(preflight: Request) -> Headers:
-        """What a page may send, beside `headers`. Whatever its request has: what reaches engines is decided later."""
+        """Return what a page may send, beside `headers`: all that its request has. What reaches engines is decided
+        later."""
         permissions = [(b"access-control-allow-methods", _METHODS), (b"access-control-max-age", _MAX_AGE)]
         asked = preflight.header(b"access-control-request-headers")
         return permissions if asked is None else [*permissions, (b"access-control-allow-headers", asked)]

@@ -21,7 +21,7 @@ _EVERY: Final = 64
 
 
 def due(reads: int) -> bool:
-    """Whether the option is to be set at this read of an answer, counted from 1."""
+    """Return whether the option is to be set at this read of an answer, counted from 1."""
     return reads % _EVERY == _FIRST
 
 

@@ -20,7 +20,7 @@ SWEEP_SECONDS: Final = 0.5
 
 
 class Handler(Protocol):
-    """Who answers. Both are called from the event loop and must not block."""
+    """Answers requests. Both methods are called from the event loop and must not block."""
 
     def refuse(self, request: Request) -> ApiError | None:
         """Called when the headers are complete: an error ends the request without reading its body."""
@@ -55,7 +55,7 @@ class Front:
         self.budget = Budget(self.limits.max_buffered_bytes)
 
     def place_for_new(self, now: float) -> int:
-        """As places.Places decides; `now`: loop time."""
+        """Return the place that places.Places gives a new connection; `now`: loop time."""
         return self.places.for_new(self.connections, self.limits.max_connections, now)
 
     def sweep(self) -> None:
@@ -65,7 +65,7 @@ class Front:
             connection.late()
 
     def close_idle(self) -> None:
-        """From now on connections end with their reply; those that wait for a request end at once."""
+        """End connections with their reply from now on, and those that wait for a request at once."""
         self.closing = self.closed = True
         for connection in list(self.connections):
             connection.close_if_idle()

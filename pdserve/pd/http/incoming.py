@@ -11,7 +11,7 @@ from pdserve.pd.limits.api_keys import ApiKey
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """What one client may cost. Bytes and seconds."""
+    """Limits of what one client may cost, in bytes and seconds."""
 
     max_body_bytes: int = 64 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
@@ -50,7 +50,7 @@ class Budget:
         self.held = 0
 
     def fits(self, size: int, more: int = 0) -> bool:
-        """Whether a request of that size, of which `more` bytes are not held yet, has room."""
+        """Return whether a request of that size, of which `more` bytes are not held yet, has room."""
         if self.held + more + size <= self._for_large:
             return True
         return size <= _SMALL_BYTES and self.held + more <= self._limit
@@ -100,21 +100,21 @@ class Request:
 
     @property
     def path(self) -> bytes:
-        """Without the query, as it was sent."""
+        """Return the target without the query, as it was sent."""
         if self._path is None:
             self._path = self.target.partition(b"?")[0]
         return self._path
 
     @property
     def body(self) -> bytes:
-        """In one piece."""
+        """Return the body in one piece."""
         if len(self.parts) != 1:
             self.parts = [b"".join(self.parts)]
         return self.parts[0]
 
     def to_origin_form(self) -> None:
-        """For a target that is a whole URL (RFC 9112, 3.2.2), as clients write it who take us for their proxy: its host
-        counts, whatever the Host header is. Other targets stay as they are."""
+        """Take host and path out of a target that is a whole URL (RFC 9112, 3.2.2), as clients write it who take us for
+        their proxy: its host counts, whatever the Host header is. Other targets stay as they are."""
         match = _ABSOLUTE.match(self.target)
         if match is None:
             return

@@ -1,4 +1,4 @@
-"""Who gets a connection when a process has as many as it may have.
+"""Decide who gets a connection when a process has as many as it may have.
 
 One client must not keep the others out with connections on which it asks nothing. So the new one comes in, and the
 client with the most connections loses one on which nothing is being answered: first those that never asked for

@@ -1,4 +1,4 @@
-"""What is wrong with a request that is refused before its body is read."""
+"""Refuse requests before their body is read, with what is wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ONCE: Final = (b"host", b"content-length", b"transfer-encoding")
 
 
 def of_head(request: Request, version: str, max_body_bytes: int) -> ApiError | None:
-    """What is wrong with its head, as HTTP defines it. Of one that is right `announced` is known then."""
+    """Return what is wrong with a request's head, as HTTP defines it; None: nothing, and `announced` is known."""
     named = request.named()
     if named.get(b"host") is None if version == "1.1" else version != "1.0":
         return ApiError(400, "This is not a valid HTTP/1.1 request: it needs one Host header.")

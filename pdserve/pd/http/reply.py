@@ -45,7 +45,7 @@ class ReplyConnection:
 
 
 class HttpReply:
-    """What a handler answers with. Everything written after the client has gone is dropped: `gone` is True then."""
+    """Takes what a handler answers. Everything written after the client has gone is dropped: `gone` is True then."""
 
     __slots__ = (
         "_chunked",

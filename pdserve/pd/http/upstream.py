@@ -158,7 +158,7 @@ class UpstreamConnection:
         self._pool.opened(self)
 
     def pause_writing(self) -> None:
-        """What is sent is one request."""
+        """Do nothing: what is sent is one request."""
 
     def resume_writing(self) -> None:
         self._check_sent()
@@ -296,7 +296,7 @@ class Pool:
             self._idle.popleft().abort()
 
     def opened(self, connection: UpstreamConnection) -> None:
-        """Not before: uvloop makes the protocol of an attempt that then fails, too."""
+        """Note a connection that is open. Not before: uvloop makes the protocol of an attempt that then fails, too."""
         self._open.add(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:

@@ -49,7 +49,7 @@ class WholeAnswer(Sink):
             self.done.set_result(Answer(self._status, self._content_type, bytes(self._data)))
 
     def on_sent(self) -> None:
-        """Of no interest here."""
+        """Do nothing: the answer alone is awaited."""
 
     def on_lost(self) -> None:
         if not self.done.done():

@@ -1,1 +1,1 @@
-"""What a client may use: keys, quotas, admission, allowed hosts."""
+"""Limit what a client may use: keys, quotas, admission, allowed hosts."""

@@ -1,11 +1,10 @@
-"""Who may enter a pool now, who waits, and who is turned away.
+"""Decide who may enter a pool now, who waits, and who is turned away.
 
 A gate for each pool: limits of requests and prompt tokens in flight for each ready worker, and of KV use. Whoever does
 not fit waits in a bounded queue, by priority and within one priority in order of arrival; no request is overtaken by a
-request of the same or a worse priority, also not by a smaller one. With several proxy processes each has a queue of
-its own, while limits and order hold over all of them, the order of arrival to a tenth of a second: each shows the
-others who is first in its queue, and looks often at what they show. A process that is not heard of is waited for by
-nobody.
+request of the same or a worse priority, also not by a smaller one. With several proxy processes each has a queue of its
+own, while limits and order hold over all of them, the order of arrival to a tenth of a second: each shows the others
+who is first in its queue, and looks often at what they show. A process that is not heard of is waited for by nobody.
 """
 
 from __future__ import annotations
@@ -223,12 +222,13 @@ class AdmissionGate:
             self._let_in_next()
 
     def _let_in_next(self) -> None:
-        """After one has left the pool or the queue. With a limit of tokens, that can make room for several."""
+        """Let in whom there is room for after one has left the pool or the queue. With a limit of tokens, that can make
+        room for several."""
         paced = self._max_tokens == _UNLIMITED or self._limits.max_kv_usage is not None
         self._let_in(1 if paced else self.waiting)
 
     def _let_in(self, most: int) -> int:
-        """Those who are first and fit, up to so many; how many there were."""
+        """Let in those who are first and fit, up to `most`; return how many there were."""
         entered = 0
         while entered < most and self.waiting:
             waiter = next(iter(self._queues[self._priorities[0]]))
@@ -347,5 +347,5 @@ class AdmissionGate:
 
 
 def _limit(each: int | None, workers: int) -> float:
-    """Of a pool. A number that no float holds is none."""
+    """Return the limit of a pool. A number that no float holds is none."""
     return _UNLIMITED if each is None or each > _COUNTABLE else float(each * workers)

@@ -1,4 +1,4 @@
-"""Which names a client may use for a proxy that asks for no key.
+"""Check the names that clients use for a proxy that asks for no key.
 
 Whoever reaches loopback is trusted, and a web page that a user of this machine has opened reaches loopback too: by a
 form or a script (its `Origin` is then another host), or by a name of its own that points to 127.0.0.1 (its `Host`).
@@ -36,7 +36,7 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, config: ProxyConfig) -> AllowedHosts | None:
-        """None: any name is allowed."""
+        """Return the names that a configuration allows; None: any."""
         names = config.allowed_hosts
         if names is None and (config.auth.keys_file is not None or not _is_loopback(_plain(config.host))):
             return None
@@ -45,7 +45,7 @@ class AllowedHosts:
         return cls((config.host, *(names or ())))
 
     def refusal(self, host: bytes | None, origin: bytes | None) -> ApiError | None:
-        """Why a request with these headers is not answered; None: it may be."""
+        """Return why a request with these headers is not answered; None: it may be."""
         if host is not None and host not in self.seen:
             if not self._allowed(host):
                 return self._refusal("Host", host)

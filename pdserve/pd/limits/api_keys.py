@@ -12,7 +12,7 @@ _BEARER: Final = b"bearer "
 
 
 class ApiKey:
-    """What is known of a client's key. The key itself is nowhere."""
+    """The record of a client's key. The key itself is nowhere."""
 
     __slots__ = ("digest", "limited", "max_requests", "name", "priority", "requests_per_minute")
 

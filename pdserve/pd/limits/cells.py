@@ -19,12 +19,12 @@ class Cells:
         raise NotImplementedError
 
     def total(self, first: int, step: int) -> float:
-        """Of every `step`th from `first` on."""
+        """Return the sum of every `step`th from `first` on."""
         raise NotImplementedError
 
 
 class OwnCells(Cells):
-    """Of the only process."""
+    """Numbers of the only process."""
 
     __slots__ = ("_numbers",)
 
@@ -49,7 +49,7 @@ class OwnCells(Cells):
 
 
 class SharedCells(Cells):
-    """Of several processes (processes.shared_numbers)."""
+    """Numbers of several processes (processes.shared_numbers)."""
 
     __slots__ = ("_numbers",)
 

@@ -49,7 +49,7 @@ class _Rate:
         self._first, self._total, self._last = first, first + _SECONDS, first + _SECONDS + 1
 
     def total(self, second: int) -> float:
-        """What counts in that second."""
+        """Return what counts in that second."""
         if second > self._cells.get(self._last):
             self._advance(second)
         return self._cells.get(self._total)
@@ -104,7 +104,7 @@ class _Row:
 
 
 class Use:
-    """What one request has taken, until `end`."""
+    """The share of a quota that one request has taken, until `end`."""
 
     __slots__ = ("_row",)
 

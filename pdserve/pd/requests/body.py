@@ -61,7 +61,7 @@ _MOST_BACKSLASHES: Final = 64
 
 
 class MembersAtOnce:
-    """Of an object whose large values were found before the others."""
+    """Members of an object whose large values were found before the others."""
 
     __slots__ = ("compared", "values")
 
@@ -107,7 +107,7 @@ class Body:
         return self.spliced(plus={}) if self._instead is not None else self.raw
 
     def replaced(self, name: str, value: bytes) -> Body:
-        """The same body with one member that is ours; `value` is JSON, `name` needs no escape."""
+        """Return this body with one member of ours; `value` is JSON, `name` needs no escape."""
         body = Body(self.raw, like=self)
         body.members[name] = msgspec.Raw(value)
         body._instead = {**(self._instead or {}), name: value}
@@ -135,7 +135,7 @@ class Body:
         return self.beginning((name,), 1)
 
     def count(self, name: str, byte: bytes, most: int) -> int:
-        """How often a byte is in the first `most` bytes of a value, without a copy of it."""
+        """Return how often a byte is in the first `most` bytes of a value, without a copy of it."""
         if name not in self.members:
             return 0
         begin, end = self.place(name)
@@ -151,14 +151,15 @@ class Body:
         return end - begin
 
     def place(self, name: str) -> tuple[int, int]:
-        """Where in `raw` a value of the client's own is: of a member that was not replaced. KeyError: there is none."""
+        """Return begin and end in `raw` of a value of the client's own (a member that was not replaced). KeyError:
+        none."""
         for span in self._spans:
             if span.name == name:
                 return span.value, span.end
         raise KeyError(name)
 
     def beginning(self, names: tuple[str, ...], most: int) -> bytes:
-        """These values one after the other, as they were sent, up to so many bytes."""
+        """Return these values one after the other, as they were sent, up to `most` bytes."""
         beginning = b""
         for name in names:
             left = most - len(beginning)
@@ -172,8 +173,8 @@ class Body:
         return beginning
 
     def has_single_or_plain_items(self, name: str) -> bool:
-        """Whether a value is a list of one item, or one of several numbers and the like: no list, string or object
-        among them. Not decoded: a list may have millions of items. False also when that is not easily seen."""
+        """Return whether a value is a list of one item, or one of several numbers and the like: no list, string or
+        object among them. Not decoded: a list may have millions of items. False also when that is not easily seen."""
         value = self.members.get(name)
         if value is None or self.begins(name) != b"[":
             return False
@@ -203,7 +204,7 @@ class Body:
         return self.cut(without.union(plus), written(plus))
 
     def cut(self, without: frozenset[str], added: bytes) -> Payload:
-        """The same with members that are `written` already; what they replace is in `without`."""
+        """Return the body with members that are written already (`added`); what they replace is in `without`."""
         if self._instead is not None:
             own = {name: value for name, value in self._instead.items() if name not in without}
             without = without.union(own)
@@ -229,7 +230,7 @@ class Body:
         return Pieces(pieces)
 
     def _kept(self, without: frozenset[str]) -> list[tuple[int, int]]:
-        """Where the members are that stay: those that follow each other as one place."""
+        """Return the places of the members that stay; those that follow each other are one place."""
         kept: list[tuple[int, int]] = []
         # No member is at 0: there stands the brace.
         first = last = 0
@@ -319,7 +320,7 @@ def encode(value: Any) -> bytes:
 
 
 def _end_of_string(raw: bytes, begin: int, end: int) -> int:
-    """Behind its last quote; 0 when it is not near."""
+    """Return the position behind a string's last quote; 0: it is not near."""
     at = begin
     for _ in range(_MOST_QUOTES):
         at = raw.find(b'"', at + 1, end)

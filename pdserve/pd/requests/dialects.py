@@ -63,7 +63,7 @@ def _flag(value: Any) -> bool:
 
 
 def _only(*allowed: Any) -> Check:
-    """None, or exactly one of these: 1 and True are not the same here."""
+    """Check for None, or exactly one of these: 1 and True differ here."""
     return lambda value: value is None or any(type(value) is type(option) and value == option for option in allowed)
 
 
@@ -187,15 +187,15 @@ class Dialect:
         return body.spliced(without=INTERNAL, plus={**extra, _TRANSFER: transfer})
 
     def whole_body(self, body: Body) -> Payload:
-        """For one engine that does both."""
+        """Return the body for one engine that does both."""
         extra = _clean_extra(body)
         if not extra and not any(name in body for name in INTERNAL):
             return body.payload
         return body.spliced(without=INTERNAL, plus=extra)
 
     def prompt(self, body: Body) -> tuple[bytes, int, int]:
-        """What shapes the prompt, as it was sent, and where in those bytes it begins and ends: equal bytes are equal
-        prompts, but for what is far behind. To be asked before members of the body are replaced."""
+        """Return what shapes the prompt, as it was sent, and where in those bytes it begins and ends: equal bytes are
+        equal prompts, but for what is far behind. To be asked before members of the body are replaced."""
         members = body.members
         fields = [name for name in self.prompt_fields if name in members]
         if len(fields) == 1:
@@ -210,7 +210,7 @@ class Dialect:
         return json.dumps(error.body()).encode()
 
     def error_event(self, error: ApiError, before: bytes) -> bytes:
-        """The same as the last event of a stream. `before`: the end of what the client has."""
+        """Return the error as the last event of a stream. `before`: the end of what the client has."""
         return b"data: " + self.error_body(error) + b"\n\n"
 
 
@@ -289,7 +289,7 @@ class _Whole(Dialect):
 
 
 class _WholeMessages(_Messages):
-    """The same of Anthropic's. (No second base: mypyc knows none.)"""
+    """Answers that come as a whole, in Anthropic's dialect. (No second base: mypyc knows none.)"""
 
     def needs_single_engine(self, body: Body) -> str | None:
         return self.name

@@ -49,8 +49,8 @@ def _parser() -> Parser | None:
 
 
 def _names(raw: bytes) -> list[str] | None:
-    """Of the members of the object `raw`. None: it is none, has very many, is not valid, or has what simdjson refuses
-    and other readers may not (numbers of more than 64 bits)."""
+    """Return the names of the members of the object `raw`. None: it is none, has very many, is not valid, or has what
+    simdjson refuses and other readers may not (numbers of more than 64 bits)."""
     parser = _parser()
     if parser is None or not raw.startswith(b"{"):
         return None
@@ -99,9 +99,9 @@ def members_around_long(raw: bytes) -> MembersAtOnce | None:
 
 
 def _has_long_numbers(raw: bytes) -> bool:
-    """Whether a sample of the body has them, one place in some 160. What takes 5 ms is seen in 99 of 100 cases. No body
-    can be made to hide it: strides are drawn, several, for what comes again and again could fit one. Other text with 15
-    digits in a row is msgspec's then, too."""
+    """Return whether a sample of the body has long numbers, one place in some 160. What takes 5 ms is seen in 99 of 100
+    cases. No body can be made to hide it: strides are drawn, several, for what comes again and again could fit one.
+    Other text with 15 digits in a row is msgspec's then, too."""
     for _ in range(_SAMPLES):
         stride = _LEAST_STRIDE + 2 * int(random() * _STRIDES)  # noqa: S311
         first = int(random() * stride)  # noqa: S311
@@ -116,8 +116,8 @@ def _has_long_numbers(raw: bytes) -> bool:
 
 
 def _before(raw: bytes, at: int, byte: bytes) -> int:
-    """Where what is before this byte ends, which is the last one before `at`, blanks aside. -1: another one is, or so
-    many blanks are there that it is not seen."""
+    """Return the end of what precedes `byte`, the last one before `at`, blanks aside. -1: it is another byte, or not
+    seen for blanks."""
     first = max(0, at - _MOST_BLANKS)
     piece = raw[first:at].rstrip(_BLANKS) if at >= 0 else b""
     if not piece.endswith(byte):

@@ -1,4 +1,4 @@
-"""Where the members of a JSON object stand that was read in one, and that no name comes twice in it.
+"""Find the members of a JSON object in its bytes, and refuse a name that comes twice.
 
 msgspec gives the last value of a name that comes twice, and drops the others. So the members that it gave are looked
 for in the bytes of the object: when these are nothing else, none was dropped.
@@ -36,8 +36,8 @@ _QUOTED: Final[dict[str, bytes]] = {}
 
 
 def spans_of(raw: bytes, members: Members, compared: dict[str, int]) -> list[MemberSpan]:
-    """Of each member of the object `raw`, in order. `compared`: where large values stand that were cut out of it before
-    the others were read; empty: all were read in one. ApiError 400: a name comes twice."""
+    """Return the span of each member of the object `raw`, in order. `compared`: where large values stand that were cut
+    out of it before the others were read; empty: all were read in one. ApiError 400: a name comes twice."""
     # Where the first name ends, if it has no colon itself: what is guessed wrong is walked slowly.
     colon = raw.find(b":")
     separator = 2 if raw[colon + 1 : colon + 2] == b" " else 1
@@ -49,8 +49,8 @@ def spans_of(raw: bytes, members: Members, compared: dict[str, int]) -> list[Mem
 
 
 def _together(raw: bytes, members: Members, separator: int) -> list[MemberSpan] | None:
-    """The same for a small object that is written as programs do, with separators of this length: compact, or with a
-    blank after each. What its members make when they are put together again is it. None: it is not."""
+    """Return the spans of a small object by putting its members together again, with separators of this length, as
+    programs write them: compact, or with a blank after each. None: that does not make the object."""
     colon, comma = (_COLON, _COMMA) if separator == 1 else (_COLON_BLANK, _COMMA_BLANK)
     pieces: list[bytes] = []
     spans: list[MemberSpan] = []
@@ -66,8 +66,8 @@ def _together(raw: bytes, members: Members, separator: int) -> list[MemberSpan] 
 
 
 def _around_largest(raw: bytes, members: Members, compared: dict[str, int], separator: int) -> list[MemberSpan] | None:
-    """The same for a larger object, whose largest value L is not looked at again: to compare it takes as long as to
-    copy it.
+    """Return the spans of a larger object, whose largest value L is not looked at again: to compare it takes as long as
+    to copy it.
 
     What is before L, and what is behind it, is what the other members make, and L has the length that is left. That is
     enough. If nothing was dropped, L is what is there. If something was, then in the place of L: a first value of its
@@ -104,8 +104,8 @@ def _around_largest(raw: bytes, members: Members, compared: dict[str, int], sepa
 
 
 def _step(raw: bytes, members: Members) -> list[MemberSpan]:
-    """The same for any object. What msgspec took is walked along; a step that does not fit is a member that it has
-    dropped, which only happens to one of two with the same name."""
+    """Return the spans of any object. What msgspec took is walked along; a step that does not fit is a member that it
+    has dropped, which only happens to one of two with the same name."""
     position = raw.index(b"{") + 1
     spans: list[MemberSpan] = []
     for name, value in members.items():
@@ -131,14 +131,14 @@ def _step(raw: bytes, members: Members) -> list[MemberSpan]:
 
 
 def value_behind(raw: bytes, name: str) -> int:
-    """Where the value of the first thing in `raw` begins that looks like a member of that name; -1: there is none."""
+    """Return where the value begins of the first thing in `raw` that looks like a member of that name; -1: none."""
     at = raw.find(quoted_name(name))
     key = None if at < 0 else _KEY.match(raw, at)
     return -1 if key is None else key.end()
 
 
 def quoted_name(name: str) -> bytes:
-    """As programs write it. The same names come again and again. ApiError 400: it is very long."""
+    """Return a member's name as programs write it. The same names come again and again. ApiError 400: it is very long."""
     known = _QUOTED.get(name)
     if known is not None:
         return known

@@ -28,7 +28,7 @@ class Stages:
 
 
 class ClientRequest:
-    """What is sent on, what routing may look at, and what became of it: the line in the log, the spans, the metrics."""
+    """Holds what is sent on, what routing may look at, and what became of it: for log, spans and metrics."""
 
     __slots__ = (
         "ask",
@@ -87,7 +87,7 @@ class ClientRequest:
         """The place in the prefill pool, given back as soon as the prompt is computed."""
 
     def copy(self) -> ClientRequest:
-        """For what goes on when another attempt has been made, and its answer has begun."""
+        """Return a copy for what goes on when another attempt was made and its answer has begun."""
         return ClientRequest(self.dialect, self.body, self.target, self.request_id, self.headers, self.ask)
 
     def drop_content(self) -> None:

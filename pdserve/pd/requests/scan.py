@@ -51,7 +51,7 @@ _BEHIND: Final = 9
 
 
 class MemberSpan:
-    """Where a member is in the bytes of its object."""
+    """The place of a member in the bytes of its object."""
 
     __slots__ = ("end", "name", "start", "value")
 
@@ -273,14 +273,14 @@ def _broken(why: str) -> ApiError:
 
 
 def _without_escapes(piece: bytes) -> bytes:
-    """Of strings: without what a backslash may hide."""
+    """Return strings without what a backslash may hide."""
     if b"\\" not in piece:
         return piece
     return piece.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
 def _outside_strings(piece: bytes, in_string: bool) -> tuple[bytes, bool]:
-    """What of it is in no string, and whether its end is in one."""
+    """Return what of the piece is in no string, and whether its end is in one."""
     parts = _without_escapes(piece).split(b'"')
     return b"".join(parts[1::2] if in_string else parts[0::2]), in_string == (len(parts) % 2 == 1)
 
@@ -309,7 +309,7 @@ def _levels(brackets: bytes) -> tuple[int, int, int]:
 
 
 def _end_of_brackets(piece: bytes, depth: int, in_string: bool) -> int:
-    """Behind the bracket that ends the value; it is in this slice."""
+    """Return the position behind the bracket that ends the value, which is in this slice."""
     escaped = False
     for index, byte in enumerate(piece):
         if in_string:

@@ -91,7 +91,7 @@ class ServedModels:
 
 
 def _name(body: Body) -> bytes:
-    """Of the model, as JSON. One that is too long for a name is cut, and so is the name of no model."""
+    """Return the model's name, as JSON. One that is too long for a name is cut, and so is the name of no model."""
     if body.length("model") <= _LONGEST_NAME:
         return body.beginning(_MODEL, _LONGEST_NAME)
     beginning = body.beginning(_MODEL, SHOWN).decode("utf-8", "replace")

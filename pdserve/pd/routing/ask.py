@@ -1,4 +1,4 @@
-"""What a policy may look at of a request."""
+"""Name what a policy may look at of a request."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RoutingRequest:
         return chain
 
     def token_chain(self, block_tokens: int) -> Chain | None:
-        """None without tokens, or with ids that no vocabulary has."""
+        """Return the prompt's blocks by tokens; None: there are none, or ids that no vocabulary has."""
         chain = self.chains.get(block_tokens)
         if chain is None:
             if self.tokens is None:

@@ -39,5 +39,5 @@ def digest(data: bytes, view: memoryview, begin: int, end: int, before: int) -> 
 
 
 def digest_without_xxhash(data: bytes, begin: int, end: int, before: int) -> int:
-    """Not of a view: the hash of a memoryview hashes all that it is a view of."""
+    """Return the digest of bytes, not of a view: the hash of a memoryview hashes all that it is a view of."""
     return hash((before, data[begin:end]))

@@ -20,7 +20,8 @@ from pdserve.roles import EngineRole
 
 
 def make(routing: RoutingSettings, role: EngineRole, random: Random | None = None) -> Policy:
-    """For one pool. `random`: a seeded one makes its choices repeatable. RecipeError: there is no such policy."""
+    """Make the policy of one pool. `random`: a seeded one makes its choices repeatable. RecipeError: there is no such
+    policy."""
     if random is None:
         random = Random(SystemRandom().getrandbits(64))  # noqa: S311  # spreads load, protects nothing
     burden = Burden(role, routing.load, random)
@@ -55,6 +56,6 @@ def _plain(settings: routing_settings.Policy, role: EngineRole, burden: Burden, 
 
 
 def policy_names() -> tuple[str, ...]:
-    """As recipes name them."""
+    """Return the policies' names in recipes."""
     union, _ = get_args(routing_settings.Policy)
     return tuple(model.model_fields["kind"].default for model in get_args(union))

@@ -1,4 +1,4 @@
-"""How busy a worker is, in its role, and when it is too busy for a request that would otherwise be its own."""
+"""Compare how busy workers are, and tell which is too busy for a request that would otherwise be its own."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Burden:
         return self._turns.next(equals)
 
     def too_busy(self, worker: RoutingCandidate, least: RoutingCandidate, saved: int = 0) -> bool:
-        """Whether `worker` should not get a request although it holds `saved` more tokens of it than `least`."""
+        """Return whether `worker` should not get a request although it holds `saved` more tokens of it than `least`."""
         if worker is least:
             return False
         if self.role != "decode" and worker.prompt_tokens - least.prompt_tokens > self._slack_tokens + saved:

@@ -26,7 +26,7 @@ _FINE_BLOCKS: Final = 16
 
 
 def pack(tokens: Sequence[int]) -> bytes | None:
-    """None when one of them cannot be a token id."""
+    """Return the tokens as bytes; None: one of them cannot be a token id."""
     try:
         return array("I", tokens).tobytes()
     except (OverflowError, TypeError):
@@ -39,7 +39,7 @@ def _cutter(blocks: int, size: int) -> struct.Struct:
 
 
 def names(parent: int, data: bytes, size: int, offset: int, blocks: int) -> list[int]:
-    """Of `blocks` whole blocks from `offset` on, the first of them after the block `parent`."""
+    """Return the names of `blocks` whole blocks from `offset` on, the first of them after the block `parent`."""
     hashes = []
     for block in _cutter(blocks, size).unpack_from(data, offset):
         parent = hash((parent, block))
@@ -59,7 +59,7 @@ class Chain:
         self.blocks = len(data) // size
 
     def first(self, count: int) -> list[int]:
-        """At most `count` names from the beginning on."""
+        """Return at most `count` names from the beginning on."""
         known = self._names
         count = min(count, self.blocks)
         while len(known) < count:
@@ -67,7 +67,7 @@ class Chain:
         return known[:count]
 
     def held(self, by: Container[int]) -> int:
-        """How many blocks from the beginning on are in `by`, without a gap."""
+        """Count the blocks from the beginning on that are in `by`, without a gap."""
         known = self._names
         depth = 0
         while depth < self.blocks:
@@ -79,7 +79,7 @@ class Chain:
         return depth
 
     def _grow(self) -> None:
-        """By a few blocks."""
+        """Add a few blocks."""
         known = self._names
         done = len(known)
         count = min(_STEP, self.blocks - done)
@@ -99,8 +99,8 @@ class GrowingChain:
     __slots__ = ("_begin", "_data", "_ends", "_whole", "length", "names", "size")
 
     def __init__(self, data: bytes, size: int, begin: int = 0, end: int | None = None, root: int = SECRET) -> None:
-        """Of `data` from `begin` to `end`. `root`: before its first block; chains of different roots have no name in
-        common."""
+        """Cut `data` into blocks, from `begin` to `end`. `root`: before its first block; chains of different roots have
+        no name in common."""
         self.size = size
         self.length = length = (len(data) if end is None else end) - begin
         self._data = data
@@ -130,7 +130,7 @@ class GrowingChain:
         """From the beginning on."""
 
     def held(self, by: Container[int]) -> int:
-        """How many bytes from the beginning on are in `by`. That must have no block without those before it."""
+        """Count the bytes from the beginning on that are in `by`. That must have no block without those before it."""
         names = self.names
         low, high = 0, self._whole
         while low < high:
@@ -164,7 +164,7 @@ _layouts: dict[int, list[int]] = {}
 
 
 def _ends(size: int, total: int) -> list[int]:
-    """Where the blocks of a GrowingChain end, up to the first of them beyond `total`; perhaps more."""
+    """Return the ends of a GrowingChain's blocks, up to the first beyond `total`; perhaps more."""
     ends = _layouts.get(size)
     if ends is None:
         ends = _layouts[size] = [size]

@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Step(Enum):
-    """What to do with a batch."""
+    """An order about a batch."""
 
     APPLY = "apply"
     SKIP = "skip"

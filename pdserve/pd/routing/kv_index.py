@@ -1,4 +1,4 @@
-"""Which prompts are in whose KV cache, exactly as the engines' events report it.
+"""Remember which prompts are in whose KV cache, exactly as the engines' events report it.
 
 Engines name blocks by hashes that only they can compute (seed, algorithm and extra keys differ). So each block gets a
 name of ours, from its token ids and the name of its parent, at the moment that it is stored; the engine's hash only

@@ -1,4 +1,4 @@
-"""Where an engine publishes its KV events."""
+"""Find the addresses at which an engine publishes its KV events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Source:
 
 
 def sources_from(answer: object, host: str) -> tuple[Source, ...]:
-    """From the answer of GET /kv_event_sources (vLLM 0.31 and later). `host`: of the worker's URL, for publishers that
+    """Read the answer of GET /kv_event_sources (vLLM 0.31 and later). `host`: of the worker's URL, for publishers that
     listen everywhere. Empty: this engine publishes none. Raises ValueError.
 
     A publisher whose endpoint names a host (no wildcard) connects instead of binding, and has no listener; one with
@@ -41,8 +41,8 @@ def sources_from(answer: object, host: str) -> tuple[Source, ...]:
 
 
 def sources_of(endpoint: str, replay_endpoint: str | None, topic: str, host: str, ranks: int) -> tuple[Source, ...]:
-    """From the engine's own --kv-events-config, for versions that cannot be asked: rank n publishes at port + n.
-    Raises ValueError."""
+    """Read the engine's own --kv-events-config, for versions that cannot be asked: rank n publishes at port + n. Raises
+    ValueError."""
     return tuple(
         Source(
             rank,

@@ -131,7 +131,7 @@ class KvSubscriber:
 
 
 class _EndpointFollower:
-    """What has been heard of one publisher."""
+    """Follows one publisher."""
 
     def __init__(self, index: KvIndex, counts: Counter[str], worker: str, source: Source) -> None:
         self._index = index
@@ -156,7 +156,7 @@ class _EndpointFollower:
         self._index.apply(self.worker, self._rank, batch.events)
 
     def begin_at(self, number: int, payload: bytes, *, live: bool) -> None:
-        """Without what came before: some of what is known may be gone by now, and it is unknown what."""
+        """Begin without what came before: some of what is known may be gone by now, and it is unknown what."""
         self.forget()
         self.feed.jump(number, live=live)
         self.apply(payload)

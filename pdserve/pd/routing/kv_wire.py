@@ -107,7 +107,7 @@ _TYPES = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
 
 @dataclass(frozen=True, slots=True)
 class KvEventBatch:
-    """What one step of a scheduler did to its cache."""
+    """The events of one step of a scheduler."""
 
     events: Sequence[Event]
     rank: int | None
@@ -117,7 +117,7 @@ class KvEventBatch:
 
 
 class BadEventsError(ValueError):
-    """Not a batch of KV events. Its events are lost, so what is known of that cache may be wrong now."""
+    """A message is no batch of KV events. Its events are lost, so what is known of that cache may be wrong now."""
 
 
 def decode(payload: bytes) -> KvEventBatch:
@@ -135,7 +135,7 @@ def decode(payload: bytes) -> KvEventBatch:
 
 
 def _event(part: msgspec.Raw) -> Event | None:
-    """None: of a type that is not known here."""
+    """Return the event; None: its type is not known here."""
     is_map = _is_map(part)
     try:
         return _EVENT_MAP.decode(part) if is_map else _EVENT_ARRAY.decode(part)
@@ -148,6 +148,6 @@ def _event(part: msgspec.Raw) -> Event | None:
 
 
 def _is_map(data: bytes | msgspec.Raw) -> bool:
-    """By msgpack's first byte: fixmap, map 16, map 32."""
+    """Return whether msgpack's first byte begins a map: fixmap, map 16, map 32."""
     first = memoryview(data)[:1].tobytes()
     return b"\x80" <= first <= b"\x8f" or first in (b"\xde", b"\xdf")

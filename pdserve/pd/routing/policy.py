@@ -1,4 +1,4 @@
-"""What a routing policy is. A policy belongs to one role: a pool has its own."""
+"""Define a routing policy. A policy belongs to one role: a pool has its own."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """As in the recipe."""
+        """Return the policy's name in a recipe."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class Policy(Protocol):
         ...
 
     def forget(self, name: str) -> None:
-        """This worker lost its cache: it died, restarted or was removed."""
+        """Forget a worker that lost its cache: it died, restarted or was removed."""
         ...
 
     def matched(self, worker: RoutingCandidate, ask: RoutingRequest) -> int:

@@ -13,7 +13,7 @@ class RecentBlocks:
     __slots__ = ("_half", "_keeps_older", "_newer", "_older")
 
     def __init__(self, most: int) -> None:
-        """At least 1."""
+        """Keep at most so many blocks, at least 1."""
         self._half = max(1, most // 2)
         self._keeps_older = most > 1
         self._newer: set[int] = set()

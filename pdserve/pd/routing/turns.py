@@ -1,4 +1,4 @@
-"""Whose turn it is: every worker once a round."""
+"""Give turns: every worker has one a round."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pdserve.pd.routing.policy import W
 
 
 class WorkerTurn:
-    """When a worker's next turn is: in this round, after those with a smaller `order`."""
+    """The next turn of a worker: in this round, after those with a smaller `order`."""
 
     __slots__ = ("order", "round")
 
@@ -19,7 +19,7 @@ class WorkerTurn:
 
 
 class Turns:
-    """In a fixed order, or in a new random order each round.
+    """Orders workers in a fixed order, or in a new random one each round.
 
     One pool in a fixed order and the other shuffled: two fixed orders in step would only ever form the same pairs, with
     pools of equal size as many pairs as workers. A policy does not know the size of the other pool, so no fixed shift
@@ -36,7 +36,7 @@ class Turns:
         self._turns: dict[str, WorkerTurn] = {}
 
     def next(self, candidates: Sequence[W]) -> W:
-        """Who has waited longest of them; it has now had its turn."""
+        """Return the worker that has waited longest; it has now had its turn."""
         chosen, least = candidates[0], self._turn(candidates[0].name)
         for place in range(1, len(candidates)):
             candidate = candidates[place]

@@ -78,5 +78,5 @@ class Affinity:
 
 
 def _hash(text: str) -> int:
-    """The same in every process, unlike Python's."""
+    """Return a hash that is equal in every process, unlike Python's."""
     return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")

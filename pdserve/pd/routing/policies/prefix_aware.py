@@ -20,7 +20,7 @@ from pdserve.pd.routing.recent_blocks import RecentBlocks
 
 
 class PrefixAware:
-    """For each worker the blocks of prompts that it was sent lately."""
+    """Remembers for each worker the blocks of prompts that it was sent lately."""
 
     name = "prefix_aware"
     needs_tokens = False
