@@ -69,7 +69,7 @@ class RecipeError(PdserveError):
 
 
 class PreflightError(PdserveError):
-    """This machine cannot run the recipe: devices, memory, ports, missing packages or model files."""
+    """The machine cannot run the recipe: devices, memory, ports, missing packages or model files."""
 
     exit_code = 3
 

@@ -91,7 +91,7 @@ _STDERR = "_stderr"
 
 @dataclass(frozen=True)
 class Score:
-    """Of one run of the harness."""
+    """The score of one run of the harness."""
 
     value: float
     stderr: float | None
@@ -101,7 +101,7 @@ class Score:
 
 
 def configuration(plan: Plan, settings: EvalSettings, results: Path) -> dict[str, Any]:
-    """For `lm_eval run --config`. No secret is in it."""
+    """Return the configuration for `lm_eval run --config`. No secret is in it."""
     fields = {
         "model": "local-completions",
         "model_args": {
@@ -134,7 +134,8 @@ def environment(plan: Plan, environ: Mapping[str, str], key: str) -> dict[str, s
 
 
 def read_score(document: Mapping[str, Any], metric: str | None, where: str) -> Score:
-    """From the results of one task. Raises NotProvenError when the metric is not there, or there is a choice."""
+    """Read the score from the results of one task. Raises NotProvenError when the metric is not there, or there is a
+    choice."""
     try:
         task, figures = next(iter(document["results"].items()))
         parts = len(document["results"])

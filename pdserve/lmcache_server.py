@@ -63,8 +63,9 @@ def registered_workers(status: Mapping[str, Any]) -> int:
 
 
 def parts_of_a_chunk(status: Mapping[str, Any]) -> int | None:
-    """Into how many objects, at least, an engine of this server cuts a chunk: one for each rank that has KV of its own
-    (all ranks of a model with MLA alone have the same). LMCache counts objects. None: a /status without it."""
+    """Return into how many objects, at least, an engine of this server cuts a chunk: one for each rank that has
+    KV of its own (all ranks of a model with MLA alone have the same). LMCache counts objects. None: a /status
+    without it."""
     known = [meta for key in _META_KEYS for meta in (status.get(key) or {}).values()]
     sizes = [meta["world_size"] for meta in known]
     return min(map(int, sizes), default=None)

@@ -129,7 +129,7 @@ def _rates(result: BenchResult) -> Table:
 
 
 def windows(result: BenchResult) -> Table:
-    """What pdserve counted of each measurement."""
+    """Return the table of what pdserve counted in each measurement."""
     table = Table(title="measured by pdserve over the same window", header_style="bold")
     theory = "-" if result.trace is None else f"{'~' if result.trace.estimated else ''}{result.trace.prefix_hit:.0%}"
     columns = ("prompt tokens computed", f"prefix hit (theory {theory})", "received by decode", "computed by decode")
@@ -212,14 +212,14 @@ USUAL_INPUT = 1024
 
 @dataclass(frozen=True)
 class Timed:
-    """Of --duration and --grace."""
+    """The values of --duration and --grace."""
 
     seconds: float | None = None
     grace_seconds: float | None = None
 
 
 def workload(**typed: Any) -> Workload:
-    """What is sent. The usual lengths are those of no trace. Raises BadParameter."""
+    """Return what is sent. The usual lengths are not for a trace. Raises BadParameter."""
     if typed["client"] not in (None, *get_args(ClientKind)):
         raise _bad_option("--client", f"{typed['client']!r} is no client: {' or '.join(get_args(ClientKind))}")
     if typed["trace"] is None:
@@ -255,7 +255,7 @@ def work(
 def loads(
     concurrencies: str | None, rates: str | None, requests: int | None, timed: Timed | None = None
 ) -> tuple[Load, ...]:
-    """Of `1,4,8` and `0.5,1`. Raises BadParameter."""
+    """Read loads such as `1,4,8` and `0.5,1`. Raises BadParameter."""
     many = _numbers("--concurrency", concurrencies)
     if fraction := next((number for number in many if number != int(number)), None):
         raise _bad_option("--concurrency", f"{fraction:g} is no whole number")
@@ -272,7 +272,7 @@ def loads(
 
 
 def slo(text: str | None) -> dict[SloMetric, float]:
-    """Of `ttft=500,itl=50`, in milliseconds. Raises BadParameter."""
+    """Read limits such as `ttft=500,itl=50`, in milliseconds. Raises BadParameter."""
     limits: dict[SloMetric, float] = {}
     for part in filter(None, (part.strip() for part in (text or "").split(","))):
         name, _, value = part.partition("=")

@@ -24,7 +24,7 @@ from pdserve.sweep.compare import MeasuredPoint, SweepComparison, compare_sweeps
 
 
 def run_compare(a: str, b: str, *, as_json: bool, page: Path | None = None) -> None:
-    """What differs first, then each figure. `page`: where it is written as HTML too."""
+    """Print what differs, then each figure. `page`: where it is written as HTML too."""
     sweeps = [is_sweep(Path(each)) for each in (a, b)]
     if all(sweeps):
         _compare_sweeps(Path(a), Path(b), as_json=as_json, page=page)
@@ -62,7 +62,8 @@ def run_compare(a: str, b: str, *, as_json: bool, page: Path | None = None) -> N
 
 
 def _read(root: Path, which: str, name: str) -> tuple[BenchResult, tuple[str, ...]]:
-    """With the verdict of the sweep that has made it, if one has; and a line for repeats that it lacks."""
+    """Read a result with the verdict of the sweep that has made it, if one has; and a line for repeats that it
+    lacks."""
     result, record = read_result(root, which), point_of(result_file(root, which).parent)
     return judged(result, record), missing(name, result, record)
 
@@ -86,7 +87,7 @@ def _show_differences(comparison: Comparison, out: Console) -> None:
 
 
 def _compare_sweeps(a: Path, b: Path, *, as_json: bool, page: Path | None = None) -> None:
-    """What differs first, then points that are not compared, then each figure of each point that both have."""
+    """Print what differs first, then points that are not compared, then each figure of each point that both have."""
     points = read_sweep(a), read_sweep(b)
     comparison = compare_sweeps(*points)
     if page is not None:

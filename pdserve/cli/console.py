@@ -1,4 +1,5 @@
-"""What a person sees while a deployment starts: one line a fact, a heartbeat while nothing happens; and a plan."""
+"""Print what a person sees while a deployment starts: one line a fact, a heartbeat while nothing happens; and a
+plan."""
 
 from __future__ import annotations
 
@@ -145,8 +146,8 @@ def event_text(event: dict[str, Any]) -> str | None:
 
 
 def _serves_here(run: RunDir) -> bool:
-    """Whether this process is the launcher. One that only follows another ends with the error that it saw, and the
-    entry point prints that."""
+    """Return whether this process is the launcher. One that only follows another ends with the error that it saw, and
+    the entry point prints that."""
     try:
         return run.read_state().launcher.pid == os.getpid()
     except (StateError, NotOursError):
@@ -240,8 +241,8 @@ _COLUMNS_OF_A_FILE = 200
 
 
 def wide_console(*, stderr: bool = False, goes_on: bool = False) -> RichConsole:
-    """As wide as the terminal; in a file or a pipe, wide enough that no cell is cut. `goes_on`: also when nothing takes
-    its lines any more."""
+    """Return a console as wide as the terminal; in a file or a pipe, wide enough that no cell is cut. `goes_on`: also
+    when nothing takes its lines any more."""
     console = (
         ProgressTerminal(stderr=stderr) if goes_on else RichConsole(stderr=stderr, soft_wrap=True, highlight=False)
     )

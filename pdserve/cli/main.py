@@ -64,7 +64,7 @@ def _open_closed_streams() -> None:
 
 
 def _output_failure(error: OSError) -> OSError | None:
-    """Why stdout takes nothing (a full disk), or None if `error` is of something else.
+    """Return why stdout takes nothing (a full disk), or None if `error` is of something else.
 
     What was not written is still buffered, and fails again. Without a buffer (PYTHONUNBUFFERED) the errno has to do:
     our own files have errors of their own.
@@ -97,7 +97,7 @@ def _report(failure: OSError) -> int:
 
 
 def _print_error(text: str) -> None:
-    """On stderr. Where that takes nothing, the exit code is right all the same."""
+    """Print an error on stderr. Where that takes nothing, the exit code is right all the same."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:

@@ -72,7 +72,7 @@ def _planned(recipe: Path, set_: Sequence[str], unset: Sequence[str]) -> Plan:
 
 
 def _node(plan: Plan, node: str | None) -> str:
-    """Where Prometheus runs: beside the proxy, unless another node was named."""
+    """Return where Prometheus runs: beside the proxy, unless another node was named."""
     names = [known.name for known in plan.nodes]
     if node is None:
         return plan.process("proxy").node

@@ -52,8 +52,8 @@ def run_verify(name: str | None, *, as_json: bool, load: LoadOptions | None = No
 
 
 def load_options(typed: Mapping[str, int | float | None], *, load: bool) -> LoadOptions | None:
-    """None: no load was asked for. `typed`: field of LoadOptions -> what was typed. Raises BadParameter for options
-    without --load."""
+    """Return the options of a load; None: no load was asked for. `typed`: field of LoadOptions -> what was typed.
+    Raises BadParameter for options without --load."""
     given = {name: value for name, value in typed.items() if value is not None}
     if not load:
         if given:
@@ -73,8 +73,8 @@ async def _prove(run_dir: RunDir, state: DeploymentState, plan: Plan, load: Load
 
 
 def _meanwhile(run_dir: RunDir, began: int, *, failed: bool) -> tuple[str, ...]:
-    """What went wrong in the deployment since a byte of its history, a line an event. A request fails a moment before
-    the launcher has recorded the death that is its cause: after a failure that moment is waited for."""
+    """Return what went wrong in the deployment since a byte of its history, a line an event. A request fails a moment
+    before the launcher has recorded the death that is its cause: after a failure that moment is waited for."""
     until = time.monotonic() + (_RECORDED_SECONDS if failed else 0.0)
     while True:
         events, _ = run_dir.read_events(began)

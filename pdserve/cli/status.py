@@ -58,7 +58,7 @@ def _print(view: StatusView, *, as_json: bool) -> None:
 
 
 def head(view: StatusView) -> list[str]:
-    """What is above the table, as a terminal may have it: reasons of others are in it."""
+    """Return what is above the table, as a terminal may have it: reasons of others are in it."""
     return list(map(printable, _head(view)))
 
 
@@ -98,7 +98,7 @@ def _silent_launcher(view: StatusView, silence: Silence) -> str:
 
 
 def _cgroups(view: StatusView) -> Iterator[str]:
-    """Whether the kernel knows all that a node's processes have started, or only their trees do."""
+    """Tell whether the kernel knows all that a node's processes have started, or only their trees do."""
     if not (view.left or view.launcher_lives):
         return
     with_cgroup = [name for name, node in view.state.nodes.items() if node.cgroup is not None]
@@ -131,7 +131,7 @@ def _patches(view: StatusView) -> Iterator[str]:
 
 
 def _row(view: StatusView, name: str) -> tuple[str, ...]:
-    """As a terminal may have it: progress and reasons are lines of logs."""
+    """Return a row as a terminal may have it: progress and reasons are lines of logs."""
     process = view.state.processes[name]
     uptime = view.uptime(name)
     cells = (
@@ -212,7 +212,7 @@ def duration(seconds: float) -> str:
 
 
 def _open_ports(view: StatusView) -> list[str]:
-    """What a running deployment leaves open; nothing of one that is over is."""
+    """Return what a running deployment leaves open; nothing of one that is over is."""
     exposed = view.plan.exposed if view.left or view.launcher_lives else ()
     lines = [f"open without key: {_address(exposure)} {exposure.process}: {exposure.what}" for exposure in exposed]
     return list(map(printable, lines))
@@ -239,7 +239,7 @@ def _render(view: StatusView) -> Table:
 
 
 def _print_lines(view: StatusView) -> None:
-    """For pipes: one process a line, tab separated, then what is open."""
+    """Print for a pipe: one process a line, tab separated, then what is open."""
     for line in head(view):
         typer.echo(line)
     typer.echo("\t".join(_COLUMNS))
@@ -287,7 +287,7 @@ def run_watch(name: str | None, *, as_json: bool, interval: float) -> None:
 
 
 def render(frame: Frame) -> Group:
-    """For a terminal. What needs a look comes first: where the terminal ends, the rest is not shown."""
+    """Render a frame for a terminal. What needs a look comes first: where the terminal ends, the rest is not shown."""
     first, *rest = heading(frame.view)
     parts: list[Text | Table] = [Text(f"{datetime.now():%H:%M:%S} {first}", style=_PHASE_STYLES[frame.view.healthy])]
     parts += [Text(line) for line in (*rest, *traffic_lines(frame))]
@@ -303,7 +303,7 @@ def render(frame: Frame) -> Group:
 
 
 def plain(frame: Frame) -> list[str]:
-    """For pipes: the same, a process a line, cells by tabs; of the events only the new ones."""
+    """Return a frame's lines for a pipe: a process a line, cells by tabs; of the events only the new ones."""
     lines = [*heading(frame.view), *traffic_lines(frame), "\t".join(_ENGINE_COLUMNS)]
     lines += ["\t".join(cells) for cells in engine_rows(frame).values()]
     if caches := cache_rows(frame):
@@ -318,7 +318,7 @@ def heading(view: StatusView) -> list[str]:
 
 
 def traffic_lines(frame: Frame) -> Iterator[str]:
-    """What clients had; latencies on a line of their own."""
+    """Yield what clients had; latencies on a line of their own."""
     traffic = frame.traffic
     if not traffic.seconds:
         yield "clients: no figures yet"
@@ -383,7 +383,7 @@ def _place(frame: Frame, name: str) -> tuple[str, str, str]:
 
 
 def notes(frame: Frame) -> list[str]:
-    """What is out of the ordinary, and why."""
+    """Return what is out of the ordinary, and why."""
     view = frame.view
     lines = [f"left behind: {line}" for line in view.left]
     lines += [f"node {name} is lost: {node.lost}" for name, node in view.state.nodes.items() if node.lost]
@@ -404,7 +404,7 @@ def notes(frame: Frame) -> list[str]:
 
 
 def _table(frame: Frame, columns: Sequence[str], rows: Rows) -> Table:
-    """What is not ready comes first."""
+    """Return the table of processes; what is not ready comes first."""
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for name in sorted(rows, key=lambda name: frame.view.state.processes[name].phase == "ready"):
         table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in rows[name]))

@@ -92,9 +92,9 @@ def _conclude(
     stale: Collection[str],
     out: RichConsole,
 ) -> None:
-    """What all tasks have measured so far, whichever of them ends last; then an error for what does not count. `again`:
-    the former records of points that were to be measured again; `stale`: the ids of those that do not count as they
-    were."""
+    """Print what all tasks have measured so far, whichever of them ends last; then an error for what does not count.
+    `again`: the former records of points that were to be measured again; `stale`: the ids of those that do not count as
+    they were."""
 
     def stands(record: PointRecord) -> bool:
         return record.id not in stale or record != again.get(record.id)
@@ -149,7 +149,7 @@ STATUS_STYLES = {"VALID": "green", "INVALID": "bold red", "to run": ""}
 def _show_points(
     planned: PlannedSweep, some: Collection[Point], former: Mapping[str, PointRecord], out: RichConsole
 ) -> None:
-    """What is the same at all points once, each deployment once, then a short row for each point."""
+    """Print what is the same at all points once, each deployment once, then a short row for each point."""
     points, name = planned.points, planned.loaded.sweep.name
     short, constant, work = letters(points), constant_settings(points), constant_work(points)
     out.print(Text(f"{name}: {len(points)} points on {len(short)} deployments, in their order", style="bold"))
@@ -187,7 +187,7 @@ def _show_points(
 def _by_cause(
     planned: PlannedSweep, some: Collection[Point], short: Mapping[Variant, str]
 ) -> Mapping[str, Sequence[str]]:
-    """Of deployments with several points to run."""
+    """Return the restarts by cause, of deployments with several points to run."""
     causes: dict[str, list[str]] = {}
     for deployment, letter in short.items():
         why = planned.start_for_each_point(deployment)
@@ -197,8 +197,8 @@ def _by_cause(
 
 
 def _show_stale(planned: PlannedSweep, stale: StalePoints, folder: SweepFolder, out: RichConsole) -> None:
-    """Which points are not left as they were measured, and why; and which of them may be otherwise where they would be
-    measured now."""
+    """Print which points are not left as they were measured, and why; and which of them may be otherwise where they
+    would be measured now."""
     for why, numbers in _by_reason(planned, stale.again).items():
         out.print(Text(f"measured again: {numbers}: {why}", style="yellow"))
     for why, numbers in _by_reason(planned, stale.named).items():
@@ -222,7 +222,7 @@ def _by_reason(planned: PlannedSweep, why: Mapping[str, str]) -> Mapping[str, st
 
 
 def _time_left(left: Estimate, some: Collection[Point]) -> str:
-    """In words, with what is not known."""
+    """Return the time that is left in words, with what is not known."""
     what = f"to run: {_count(len(some), 'point')} on {_count(left.starts, 'start')} of the deployment"
     if not some:
         return f"{what}; INVALID ones are measured again with --retry"
@@ -246,7 +246,7 @@ def _without(left: Estimate) -> str:
 
 @dataclass(frozen=True)
 class ArrayOptions:
-    """Of --slurm."""
+    """The options of --slurm."""
 
     at_once: int | None
     """Tasks at a time; None: as many as Slurm starts."""

@@ -51,7 +51,7 @@ def run_up(
 
 
 def _progress(line: str) -> None:
-    """Beside the plan on stdout."""
+    """Print progress on stderr, beside the plan on stdout."""
     typer.echo(printable(line), err=True)
 
 
@@ -127,7 +127,7 @@ def _own_codes() -> Iterator[None]:
 
 
 def _then(argv: Sequence[str]) -> str:
-    """What follows the plan, as comments: the deployment is taken down after it."""
+    """Return what follows the plan, as comments: the deployment is taken down after it."""
     text = shlex.join(argv)
     shown = text if text.isprintable() else repr(text)  # a line break would end the comment
     return f"\n# `pdserve run` then runs this on this machine, and takes the deployment down after it:\n#   {shown}\n"

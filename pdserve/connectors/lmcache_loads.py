@@ -15,7 +15,7 @@ CAP_SWITCH = "CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD"
 
 
 class Taken(NamedTuple):
-    """What a request reloads."""
+    """The part of a prompt that a request reloads."""
 
     end: int
     """In tokens of the prompt: the reload ends here, at a boundary of LMCache's chunks unless nothing was cut."""
@@ -103,7 +103,7 @@ _CUT = "pdserve_cut"
 
 
 class Cut(NamedTuple):
-    """What was done about a request's hit the last time that vLLM asked."""
+    """A request's hit, as it was cut the last time that vLLM asked."""
 
     hit: int
     """Where the hit ends, and with it the read locks of its lookup."""
@@ -113,7 +113,7 @@ class Cut(NamedTuple):
 
 
 def awaits_admission(tracker: Any) -> bool:
-    """Whether the lookup's result is unused: vLLM has allocated no blocks for the request yet."""
+    """Return whether the lookup's result is unused: vLLM has allocated no blocks for the request yet."""
     return bool(tracker.state.name == "PREFETCHING")
 
 
@@ -128,5 +128,5 @@ def remember(tracker: Any, cut: Cut) -> None:
 
 
 def last_cut(tracker: Any) -> Cut | None:
-    """None: vLLM was never offered a load of this request."""
+    """Return the last cut; None: vLLM was never offered a load of this request."""
     return getattr(tracker, _CUT, None)

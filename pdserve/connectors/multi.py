@@ -91,7 +91,7 @@ class SelectionCounts:
         self._loading.pop(request_id, None)
 
     def take(self) -> SelectionStats | None:
-        """What has changed since the last call."""
+        """Return what has changed since the last call."""
         data: dict[str, dict[str, int]] = {}
         if self._changed:
             for name, counts in self._counts.items():
@@ -108,7 +108,7 @@ class SelectionCounts:
 
 
 def rebuilt(value: Any) -> SelectionStats:
-    """From what another process sent, or the object itself."""
+    """Return the figures from what another process sent, or the object itself."""
     if isinstance(value, SelectionStats):
         return value
     return SelectionStats(data=value.get("data", value))

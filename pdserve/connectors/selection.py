@@ -1,4 +1,4 @@
-"""Which child of a MultiConnector loads a request's KV. Pure arithmetic: imports no engine."""
+"""Choose the child of a MultiConnector that loads a request's KV. Pure arithmetic: imports no engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT_PATIENCE_SECONDS = 1.0
 
 
 class ChildAnswer(NamedTuple):
-    """What a child's get_num_new_matched_tokens returned."""
+    """The result of a child's get_num_new_matched_tokens."""
 
     tokens: int | None
     """None: its lookup has not ended."""

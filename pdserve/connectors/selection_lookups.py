@@ -76,7 +76,7 @@ class LookupKeeper:
         request_configs: Any = None,
         reserve_last_token: bool = False,
     ) -> None:
-        """The same where the arguments are known (lmcache 0.5.6): names that need no dictionary cost half as much."""
+        """Submit where the arguments are known (lmcache 0.5.6): names that need no dictionary cost half as much."""
         if request_id not in self._open:
             self._note(request_id, token_ids, cache_salt, request_configs, reserve_last_token)
         self._submit(request_id, token_ids, cache_salt, request_configs, reserve_last_token)
@@ -87,12 +87,13 @@ class LookupKeeper:
         self._open[asked["request_id"]] = returned.asked if returned else asked
 
     def cleanup_lookup_result(self, request_id: str) -> None:
-        """Only once the locks are given back."""
+        """Clean up only once the locks are given back."""
         if request_id not in self._unwanted:
             self._adapter.cleanup_lookup_result(request_id)
 
     def end_session(self, request_id: str) -> None:
-        """Only once the locks are given back: the server forgets with the session what the lookup had locked."""
+        """End the session only once the locks are given back: the server forgets with the session what the lookup had
+        locked."""
         if request_id in self._unwanted:
             self._unwanted[request_id].session_over = True
         else:

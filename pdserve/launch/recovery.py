@@ -337,7 +337,7 @@ class Recovery:
         return [server for server in self._fleet.plan.lmcache if engine in server.engines]
 
     def _has_servers(self, engine: str) -> bool:
-        """Those that it attaches to are ready. One that is not comes back first."""
+        """Return whether the servers that it attaches to are ready. One that is not comes back first."""
         return all(map(self._is_ready, self._servers_of(engine)))
 
     def _is_ready(self, server: LmcacheServer) -> bool:

@@ -1,7 +1,7 @@
-"""Why a process died, as far as its last log lines and its exit code show, and what to do about it.
+"""Find why a process died, as far as its last log lines and its exit code show, and what to do about it.
 
-The known causes are data (known_causes). A cause found in the log wins over the signal, the signal over messages
-that only report a failure in another place.
+The known causes are data (known_causes). A cause found in the log wins over the signal, the signal over messages that
+only report a failure in another place.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def explain(lines: Sequence[str], *, exit_code: int | None, role: str) -> Hint |
 
 
 def noted(lines: Sequence[str], *, exit_code: int | None, role: str) -> dict[str, str | None]:
-    """What the history keeps of it, None where nothing is recognized: the log goes on with the next life."""
+    """Return what the history keeps of a cause, None where nothing is recognized: the log goes on with the next
+    life."""
     hint = explain(lines, exit_code=exit_code, role=role)
     return {"cause": None, "todo": None} if hint is None else {"cause": hint.cause, "todo": hint.todo}
 
@@ -62,7 +63,7 @@ def _search(rules: Sequence[Rule], text: str, role: str) -> Hint | None:
 
 
 def of_match(rule: Rule, role: str, match: re.Match[str]) -> Hint:
-    """What a rule means by a line that it matches."""
+    """Return what a rule means by a line that it matches."""
     return _hint(rule.cause, rule.todo, role, match)
 
 

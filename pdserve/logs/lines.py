@@ -39,7 +39,7 @@ def message(line: str) -> str:
 
 
 def may_name_cause(line: str) -> bool:
-    """Whether a plain line can be about a failure: INFO and WARNING mention errors that did not happen."""
+    """Return whether a plain line can be about a failure: INFO and WARNING mention errors that did not happen."""
     return not _HARMLESS.search(line[:LINE_CHARACTERS])
 
 
@@ -82,8 +82,9 @@ class GrowingLog:
 
 
 def read_from(file: Path, offset: int, limit: int = -1) -> bytes | None:
-    """What stands in a log from a byte on, nothing where there is no log; None: it ends before that byte, because it
-    was cut (logs/rotation.py): the rest stands in `earlier(file)` from there on, or where `lost_of(file)` points."""
+    """Return what stands in a log from a byte on, nothing where there is no log; None: it ends before that byte,
+    because it was cut (logs/rotation.py): the rest stands in `earlier(file)` from there on, or where `lost_of(file)`
+    points."""
     try:
         # A pipe without a writer must not block its reader.
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:

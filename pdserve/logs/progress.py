@@ -1,4 +1,4 @@
-"""What a starting process is doing, by its log, so that a slow start differs from a stalled one."""
+"""Tell what a starting process is doing, by its log, so that a slow start differs from a stalled one."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def describe(line: str) -> str | None:
 
 
 def is_fatal(line: str) -> bool:
-    """Whether a log line means that this start has failed for good, whatever still lives."""
+    """Return whether a log line means that this start has failed for good, whatever still lives."""
     return _FATAL in message(line)

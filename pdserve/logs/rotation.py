@@ -35,7 +35,7 @@ _LOST_LINE = re.compile(re.escape(_LOST).replace(r"\{\}", r"(\d+)").encode())
 
 @dataclass(frozen=True)
 class Lost:
-    """What a log that was cut in place has lost, and the line that reports it."""
+    """The part that a log has lost which was cut in place, and the line that reports it."""
 
     lost: int
     """Bytes from its beginning."""
@@ -43,12 +43,12 @@ class Lost:
     """Bytes of that line, with which it begins now."""
 
     def now_at(self, offset: int) -> int:
-        """Where a byte stands that stood at `offset` before the cut; 0 if it is gone."""
+        """Return where a byte stands that stood at `offset` before the cut; 0 if it is gone."""
         return offset - self.lost + self.line if offset >= self.lost else 0
 
 
 def earlier(log: Path, number: int = 1) -> Path:
-    """Where what was cut off is; 1 is the latest."""
+    """Return the file of what was cut off; 1 is the latest."""
     return log.with_name(f"{log.name}.{number}")
 
 
@@ -108,7 +108,7 @@ def cut_in_place(log: Path, limit: int) -> Lost:
 
 
 def lost_of(log: Path) -> Lost | None:
-    """What a log has lost when it was cut in place, by its first line; None for one that was copied before."""
+    """Return what a log has lost when it was cut in place, by its first line; None for one that was copied before."""
     try:
         with log.open("rb") as file:
             head = file.read(2 * len(_LOST))

@@ -244,7 +244,8 @@ def state_of(text: Mapping[str, Any]) -> State | None:
 
 def _state(model: str, text: Mapping[str, Any]) -> State | None:
     def of(key: str) -> int:
-        """These keys mean other things in other models, so config_json.py leaves them alone."""
+        """Return a number of the configuration. These keys mean other things in other models, so config_json.py leaves
+        them alone."""
         value = text.get(key)
         if type(value) is not int or not 0 < value <= _LARGEST_SIZE:
             raise KeyError(key)

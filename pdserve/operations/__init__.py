@@ -1,1 +1,1 @@
-"""What a verb does, behind the command line."""
+"""Do what a verb does, behind the command line."""

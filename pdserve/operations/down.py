@@ -118,7 +118,7 @@ def _patience(run: RunDir) -> float:
 
 
 def lateness(run: RunDir, state: DeploymentState) -> str | None:
-    """Why a launcher that counts as living may not answer, and how long the wait for it is; None: it is heard.
+    """Return why a launcher that counts as living may not answer, and how long the wait for it is; None: it is heard.
 
     On its own machine silence ends nothing, because the process is there to be seen.
     """

@@ -73,7 +73,7 @@ def ask_none(lines: Sequence[CommandLine]) -> str:
 def read_with(
     ask: Ask, read: Callable[[LineReader], Read], lines_of: Callable[[Read], Iterable[CommandLine]]
 ) -> tuple[Read, str]:
-    """What `read` gives with the answers to its own command lines, and who read the flags, for people.
+    """Return what `read` gives with the answers to its own command lines, and who read the flags, for people.
 
     Its first reading is by the list. Where other names make other lines of it, these are asked about too."""
     result = read(BY_LIST)
@@ -142,7 +142,7 @@ def import_file(
 
 
 def _as_accepted(draft: Draft) -> list[str]:
-    """What only the user may write counts as written: whether the rest is valid does not depend on it."""
+    """Return the draft's lines with what only the user may write: whether the rest is valid does not depend on it."""
     return [
         f"{dotted((role, 'connector', *key))}=true"
         for role in ENGINE_ROLES
@@ -152,7 +152,7 @@ def _as_accepted(draft: Draft) -> list[str]:
 
 
 def version_hazards(recipe: ImportedRecipe) -> list[str]:
-    """What is known of the versions that the file names, for what its recipe uses; an entry for each.
+    """Return what is known of the versions that the file names, for what its recipe uses; an entry for each.
 
     What is known whatever the version is not repeated: the plan warns of it."""
     named = recipe.draft.versions
@@ -172,7 +172,8 @@ def _place(at: Sourced) -> str:
 
 
 def _check_writable(text: str, file: Path) -> None:
-    """What is in no value is in the comments: names of files, which Linux does not ask to be UTF-8."""
+    """Refuse a text that UTF-8 cannot hold. What is in no value is in the comments: names of files, which Linux does
+    not ask to be UTF-8."""
     for written in text.splitlines():
         if (half := _SURROGATE.search(written)) is not None:
             raise RecipeError(

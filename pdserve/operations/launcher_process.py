@@ -286,8 +286,8 @@ class ClientCommand:
             await _stop(child, plan.timeouts.stop_seconds)
 
     def exit_code(self) -> int:
-        """Of the command, after the deployment is down; 128 + N after signal N. Raises CommandError when it could not
-        be executed, and KeyboardInterrupt when a stop was asked for before its end."""
+        """Return the command's exit code, after the deployment is down; 128 + N after signal N. Raises CommandError
+        when it could not be executed, and KeyboardInterrupt when a stop was asked for before its end."""
         if self._failure is not None:
             raise self._failure
         if self._ended is None or self._ended.code is None:

@@ -1,4 +1,4 @@
-"""Where a deployment goes, a look at the nodes there before anything starts, and the plan for what is there.
+"""Decide where a deployment goes, look at the nodes there before anything starts, and the plan for what is there.
 
 `up`, `up --dry-run` and `preflight` use the same functions on this machine as on others: this machine is looked at in
 this process, others through a probe on each, inside of the recipe's container where there is one.

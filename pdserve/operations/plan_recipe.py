@@ -1,4 +1,4 @@
-"""From the words of a command line to a plan: load the recipe, learn the versions, place it on nodes."""
+"""Bring the words of a command line to a plan: load the recipe, learn the versions, place it on nodes."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def plan_for(
 
 
 def model_folder(loaded: LoadedRecipe) -> Path | None:
-    """Where the model lies on this machine: its folder, or its snapshot in the hub's cache that the engines would use
-    here; None: it is in no cache."""
+    """Return where the model lies on this machine: its folder, or its snapshot in the hub's cache that the engines
+    would use here; None: it is in no cache."""
     recipe = loaded.recipe
     if recipe.model.path is not None:
         return loaded.path.parent / recipe.model.path
@@ -94,7 +94,7 @@ def model_folder(loaded: LoadedRecipe) -> Path | None:
 
 
 def model_files(loaded: LoadedRecipe) -> str | None:
-    """Which model that is, by its files here; None: it is not on this machine."""
+    """Return which model that is, by its files here; None: it is not on this machine."""
     folder = model_folder(loaded)
     return None if folder is None else model_identity(folder)
 

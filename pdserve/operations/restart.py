@@ -11,8 +11,8 @@ from pdserve.run.inbox import Restart, ask
 
 
 def restart(process: str, name: str | None) -> str:
-    """What the launcher answers. Raises StateError, and ReportedError with the launcher's own exit code when the
-    process does not come back."""
+    """Restart a process, and return what the launcher answers. Raises StateError, and ReportedError with the launcher's
+    own exit code when the process does not come back."""
     run = find(home(os.environ), name)
     state, plan = run.read_state(), run.read_plan()
     if not lives(run, state):

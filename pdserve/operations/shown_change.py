@@ -1,4 +1,4 @@
-"""What `pdserve up` would do to a deployment that runs, shown before it is done."""
+"""Show what `pdserve up` would do to a deployment that runs, before it is done."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ShownChange(Frozen):
     """Run on as they are."""
 
     def lines(self, *, replace: bool) -> Iterator[str]:
-        """For people. `replace`: restarts of more than the proxy were asked for."""
+        """Yield the change as lines. `replace`: restarts of more than the proxy were asked for."""
         if not (self.start or self.restart or self.stop):
             yield f"this deployment runs ({self.run}), and pdserve up would change nothing"
             return
@@ -72,7 +72,7 @@ def change_there(loaded: LoadedRecipe, there: Destination, report: Report) -> tu
 
 
 def change_on_paper(loaded: LoadedRecipe) -> tuple[Plan, ShownChange] | None:
-    """The same without a look at any machine: for the nodes and versions that its record names."""
+    """Return the change without a look at any machine: for the nodes and versions that its record names."""
     try:
         run = find_running(home(os.environ), loaded.recipe.name)
         if run is None:

@@ -36,8 +36,8 @@ def find_crossings(planned: Planned) -> list[Finding]:
 
 
 def planned_numbers(recipe: Path) -> dict[str, str]:
-    """Which model that is, and of what `pdserve plan` has of a recipe the numbers that bound a load, as lines. What
-    cannot be computed here is missing."""
+    """Return which model that is, and the numbers of `pdserve plan` that bound a load, as lines. What cannot be
+    computed here is missing."""
     known: dict[str, str] = {}
     try:
         loaded = load_recipe(recipe, environ=os.environ)

@@ -104,7 +104,7 @@ class _Following:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """In order, if its launcher runs already; a second Ctrl-C cancels the job."""
+        """Stop in order, if the launcher runs already; a second Ctrl-C cancels the job."""
         try:
             if (run := self._run()) is None:
                 cancel(self._job)
@@ -167,7 +167,7 @@ class _Following:
         return run if isinstance(reach, Srun) and reach.job == self._job else None
 
     def _endpoint(self) -> str | None:
-        """Of the proxy, once the deployment is ready."""
+        """Return the address of the proxy, once the deployment is ready."""
         if (run := self._run()) is None:
             return None
         return next((str(event["endpoint"]) for event in run.read_events()[0] if event["event"] == "up"), None)

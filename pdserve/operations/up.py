@@ -43,7 +43,7 @@ from pdserve.system.stop_signals import held_back, interruptible
 
 @dataclass(frozen=True)
 class UpOptions:
-    """How a deployment is brought up."""
+    """The options by which a deployment is brought up."""
 
     detach: bool = False
     """Return once it is ready; its launcher serves on."""
@@ -179,7 +179,7 @@ def _check_before_start(loaded: LoadedRecipe, there: Destination, run: RunDir, s
 
 
 def _fabric(loaded: LoadedRecipe) -> Wish | None:
-    """None where the recipe does without, or where a command of its own may run anything."""
+    """Return what the fabric check is to try; None: the recipe does without, or its own command may run anything."""
     recipe = loaded.recipe
     if not recipe.fabric.check or recipe.engine.command:
         return None
@@ -287,7 +287,7 @@ def apply(run: RunDir, seen: CheckedPlan, show: VerbProgress, *, replace: bool) 
 
 
 class VerbProgress(Protocol):
-    """What a verb has to report, in the order in which it happens."""
+    """Takes what a verb has to report, in the order in which it happens."""
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Each warning once."""
@@ -296,10 +296,10 @@ class VerbProgress(Protocol):
         """Facts on the way to a start."""
 
     def result(self, line: str) -> None:
-        """What the verb has done."""
+        """Report what the verb has done."""
 
     def begin(self, run: RunDir, plan: Plan) -> None:
-        """From now on events of this run follow."""
+        """Report the events of this run from now on."""
 
     def event(self, event: dict[str, Any]) -> None:
         """One event of the run's history."""

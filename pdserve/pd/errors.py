@@ -1,7 +1,6 @@
-"""What goes wrong for one request, in OpenAI's JSON shape. Nothing here names an internal address.
+"""Define the errors of one request, in OpenAI's JSON shape. Nothing here names an internal address.
 
-ApiError         answered to the client with its status
-NoWorkerError    one of them: no engine of a role may be used
+ApiError         answered to the client with its status NoWorkerError    one of them: no engine of a role may be used
 ClientGoneError  the client has left: there is no answer
 """
 

@@ -45,7 +45,7 @@ class FileReads:
         self._thread = ThreadPoolExecutor(1, "file-reads")
 
     async def run(self, read: Callable[[], T]) -> T:
-        """What `read` gives, or raises. TimeoutError: it takes longer than READ_SECONDS, or the one before still does.
-        What has begun goes on, and what it gives is dropped."""
+        """Return what `read` gives, or raise what it raises. TimeoutError: it takes longer than READ_SECONDS, or the
+        one before still does. What has begun goes on, and what it gives is dropped."""
         async with time_limit(READ_SECONDS):
             return await asyncio.get_running_loop().run_in_executor(self._thread, read)

@@ -331,7 +331,7 @@ def _connector_ports(instance: Instance, rank: int, connector: AnyConnector | No
 
 
 def _ports_of(instance: Instance, connector: AnyConnector | None, ports: AssignedPorts) -> dict[str, range]:
-    """Those of the first process of the instance, by purpose."""
+    """Return the ports of the first process of the instance, by purpose."""
     name = instance.process_name(0)
     purposes = ("http", *(port.purpose for port in _connector_ports(instance, 0, connector)))
     return {purpose: taken for purpose in purposes if (taken := ports.range(name, purpose))}

@@ -356,7 +356,7 @@ def _computed_groups(case: _Case) -> Sequence[TableGroup]:
 
 
 def _short_prompts(case: _Case) -> PdserveError | None:
-    """Only whole chunks of a prompt are stored."""
+    """Refuse prompts that fill no chunk: whole chunks alone are stored."""
     section, longest = case.recipe.lmcache, case.number("max-model-len")
     if section is None or not case.lmcache or longest is None or can_store(section.chunk_size, longest - 1):
         return None

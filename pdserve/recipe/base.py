@@ -46,7 +46,7 @@ EnvMap = dict[EnvName, EnvValue]
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTransfer:
-    """How a transfer of a connector is tried before its engines start (preflight/fabric)."""
+    """A transfer of a connector, tried before its engines start (preflight/fabric)."""
 
     engine: Literal["mooncake", "nixl"]
     pulled: bool

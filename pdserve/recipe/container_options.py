@@ -42,7 +42,7 @@ def _configs(recipe: Recipe, name: EngineRole, connector: AnyConnector | None) -
 
 
 def _variables(connector: AnyConnector | None, env: Mapping[str, object]) -> dict[str, str]:
-    """What of the engines' environment decides it: a connector's defaults, then the recipe's values."""
+    """Return what of the engines' environment decides: a connector's defaults, then the recipe's values."""
     defaults = [leaf.default_environment() for leaf in effective.leaves(connector) if not isinstance(leaf, RawSection)]
     plain = {name: str(value) for name, value in env.items() if not isinstance(value, SecretRef)}
     return {**{name: value for setting in defaults for name, value in setting.items()}, **plain}
@@ -127,7 +127,7 @@ class Option(NamedTuple):
 
     @property
     def word(self) -> str:
-        """As a command line takes it."""
+        """Return the option as a command line takes it."""
         return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
 
 
@@ -153,23 +153,23 @@ def _option(kind: Kind, text: str) -> Option | None:
 
 
 def valid(kind: Kind, options: Sequence[str]) -> list[Option]:
-    """Those of a recipe whose rules hold."""
+    """Return the options of a recipe whose rules hold."""
     return [option for _, option in read(kind, options) if option is not None]
 
 
 def defaults(kind: Kind, platform: Platform, *, rdma: bool) -> tuple[str, ...]:
-    """What pdserve sets on every node of a platform. pyxis and apptainer get RDMA by a mount."""
+    """Return the options that pdserve sets on every node of a platform. pyxis and apptainer get RDMA by a mount."""
     verbs = (f"--device={VERBS}",) if rdma and kind == "docker" else ()
     return (*_ALWAYS[kind], *_DEVICES[kind][platform], *verbs)
 
 
 def can_be_left_out(kind: Kind, platform: Platform, *, rdma: bool) -> tuple[str, ...]:
-    """What `container.leave_out` may name, for messages: whole words, and names without a value."""
+    """Return what `container.leave_out` may name, for messages: whole words, and names without a value."""
     return (*defaults(kind, platform, rdma=rdma), *(f"--{name}" for name in _OF_THE_NODE[kind]))
 
 
 def is_set(option: Option, kind: Kind, platform: Platform, *, rdma: bool) -> bool:
-    """Whether pdserve sets it, so that it can be left out."""
+    """Return whether pdserve sets it, so that it can be left out."""
     ours = valid(kind, defaults(kind, platform, rdma=rdma))
     return option.name in _OF_THE_NODE[kind] or any(_leaves_out(option, our) for our in ours)
 
@@ -193,7 +193,7 @@ def _leaves_out(drop: Option, option: Option) -> bool:
 
 
 def _place(option: Option) -> tuple[str, str]:
-    """What only one option can have: of those that may stand several times, the thing that each is about."""
+    """Return what only one option can have: for those that may stand several times, the thing that each is about."""
     name, value = option.name, option.value or ""
     match name:
         case "device":

@@ -1,4 +1,4 @@
-"""What a role gets once defaults and shared settings are applied: connector, flags, environment, models, memory."""
+"""Apply defaults and shared settings to a role: connector, flags, environment, models, memory."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def connector_of(recipe: Recipe, name: EngineRole, role: Role) -> AnyConnector |
 
 
 def restart_of(name: EngineRole, role: Role, connector: AnyConnector | None) -> RestartPolicy:
-    """What happens when an instance of a role dies. By default a prefill with MoRI-IO stays dead: decode never reaches
-    the one that takes its place."""
+    """Return what happens when an instance of a role dies. By default a prefill with MoRI-IO stays dead: decode never
+    reaches the one that takes its place."""
     chosen = "policy" in role.restart.model_fields_set
     if not chosen and name == "prefill" and any(isinstance(leaf, MoriioSection) for leaf in leaves(connector)):
         return role.restart.model_copy(update={"policy": "never"})
@@ -46,7 +46,7 @@ def restart_of(name: EngineRole, role: Role, connector: AnyConnector | None) -> 
 
 
 def drafts(args: Mapping[str, Any]) -> bool:
-    """Whether the flags of an engine ask for drafts (speculative decoding)."""
+    """Return whether the flags of an engine ask for drafts (speculative decoding)."""
     return any(value and flag.partition(".")[0] in _SPECULATIVE for flag, value in args.items())
 
 
@@ -68,7 +68,8 @@ def sections(connector: AnyConnector | None) -> list[AnyLeaf]:
 
 
 def caches(connector: AnyConnector | None) -> bool:
-    """Whether a part of it keeps KV by the block hashes of prefix caching. Of a raw connector that is its author's."""
+    """Return whether a part of the connector keeps KV by the block hashes of prefix caching. Of a raw connector that is
+    its author's."""
     return any(leaf.ABOUT.caches for leaf in sections(connector))
 
 
@@ -120,22 +121,22 @@ def policy_of(recipe: Recipe, name: EngineRole) -> str:
 
 
 def publishes_kv_events(recipe: Recipe, name: EngineRole) -> bool:
-    """Whether the engines of a role publish what their KV caches hold."""
+    """Return whether the engines of a role publish what their KV caches hold."""
     return policy_of(recipe, name) == "kv_events"
 
 
 def on_hub(recipe: Recipe) -> bool:
-    """Whether the model comes from the hub: a folder does not, nor s3://..., nor ModelScope's."""
+    """Return whether the model comes from the hub: a folder does not, nor s3://..., nor ModelScope's."""
     return bool(_HUB_ID.fullmatch(recipe.model.id or "")) and not _from_modelscope(recipe)
 
 
 def fetches(recipe: Recipe) -> bool:
-    """Whether models of the hub are fetched before the engines start."""
+    """Return whether models of the hub are fetched before the engines start."""
     return recipe.model.download and not _from_modelscope(recipe)
 
 
 def downloads(recipe: Recipe) -> bool:
-    """Whether the recipe's own model is."""
+    """Return whether the recipe's own model is fetched before the engines start."""
     return recipe.model.download and on_hub(recipe)
 
 
@@ -164,7 +165,7 @@ class HubModel(NamedTuple):
 
 
 def hub_models(recipe: Recipe, role: Role) -> tuple[HubModel, ...]:
-    """What is fetched for the engines of a role before they start, the recipe's model first."""
+    """Return the models that are fetched for the engines of a role before they start, the recipe's first."""
     own = [HubModel(recipe.model.id or "", recipe.model.revision)] if downloads(recipe) else []
     return tuple(dict.fromkeys([*own, *draft_models(recipe, role)]))
 
@@ -188,7 +189,8 @@ _GIB = 1 << 30
 
 
 def stated_kv_bytes(recipe: Recipe, role: Role) -> int | None:
-    """Of one worker; None: the recipe leaves it to vLLM. Raises ValueError for a flag that vLLM does not take."""
+    """Return the KV memory of one worker in bytes; None: the recipe leaves it to vLLM. Raises ValueError for a flag
+    that vLLM does not take."""
     on_cpu = recipe.platform == "cpu"
     space = str(env_of(recipe, role).get("VLLM_CPU_KVCACHE_SPACE", "")).strip()
     if on_cpu and space.isdecimal():

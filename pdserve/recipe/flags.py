@@ -30,7 +30,7 @@ class Each:
 
 @dataclass(frozen=True)
 class Condition:
-    """When pdserve sets a flag that a recipe may set otherwise."""
+    """A condition under which pdserve sets a flag that a recipe may set otherwise."""
 
     text: str
     """for ..."""
@@ -89,7 +89,7 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the processes of an instance meet: the leader's address and ports."""
+    """The place where the processes of an instance meet: the leader's address and ports."""
 
     address: str
     master_port: int | None
@@ -99,7 +99,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLine:
-    """What the flags of an engine process depend on."""
+    """The facts that the flags of an engine process depend on."""
 
     served_name: str
     revision: str | None
@@ -120,7 +120,7 @@ def _spans_nodes(recipe: Recipe, section: str) -> bool:
 
 
 def _with_master(line: EngineLine, value: str | int | None) -> str | int | None:
-    """Of the flags by which vLLM itself spreads an instance over nodes."""
+    """Return the value of a flag by which vLLM itself spreads an instance over nodes."""
     return None if line.rendezvous is None or line.rendezvous.master_port is None else value
 
 
@@ -246,7 +246,7 @@ def known_flags() -> frozenset[str]:
 
 
 def where_instead(flag: str, role: str) -> str | None:
-    """What to write instead of `flag`, if pdserve sets it in every recipe."""
+    """Return what to write instead of `flag`, if pdserve sets it in every recipe."""
     owned = ENGINE_FLAGS.get(flag.split(".")[0])
     text = owned.instead if owned is not None and owned.condition is None else None
     if owned is None and flag.startswith("data-parallel-"):
@@ -255,7 +255,7 @@ def where_instead(flag: str, role: str) -> str | None:
 
 
 def env_instead(variable: str, role: str) -> str | None:
-    """What to do instead of setting `variable`, if pdserve sets it."""
+    """Return what to do instead of setting `variable`, if pdserve sets it."""
     text = _OWNED_ENV.get(variable)
     if text is None and variable.startswith("PDSERVE_"):
         text = "PDSERVE_ variables are how pdserve talks to its own processes"
@@ -274,7 +274,7 @@ _STAGING = frozenset({"fs", "fs_native"})
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLine:
-    """What the flags of a server depend on."""
+    """The facts that the flags of a server depend on."""
 
     section: Lmcache
     instance_id: str

@@ -68,7 +68,7 @@ class Proxy(Serving):
 
 
 class Model(Strict):
-    """What is served. Exactly one of `path` and `id`."""
+    """The model that is served: exactly one of `path` and `id`."""
 
     path: str | None = Field(default=None, description="A local folder, relative to the recipe's file; on every node.")
     id: str | None = Field(default=None, description="A model id that the engine resolves (hub or cache).")
@@ -95,7 +95,7 @@ class Model(Strict):
 
 
 class Engine(Strict):
-    """What all roles share."""
+    """Settings that all roles share."""
 
     args: FlagMap = Field(default={}, description="vLLM flags for every role; a role's own args win.")
     env: EnvMap = Field(default={}, description="Environment for every role; a role's own env wins.")
@@ -178,7 +178,7 @@ class Ports(ConnectorPorts, HttpPorts):
 
 
 class Timeouts(Strict):
-    """How long a stage may take. Death always ends a wait at once; these end the wait for a live process."""
+    """Limits of how long a stage may take. Death always ends a wait at once; these end the wait for a live process."""
 
     setup_seconds: Seconds = Field(default=600, description="One command of the setup on one node.")
     weights_seconds: Seconds = Field(
@@ -228,8 +228,8 @@ class Timeouts(Strict):
 
 
 class Retention(Strict):
-    """Which old runs of the deployment are kept: `pdserve up` and `pdserve list --prune` remove the others. The last
-    run always is, and one of which anything lives."""
+    """The rule by which old runs of the deployment are kept: `pdserve up` and `pdserve list --prune` remove the others.
+    The last run always is, and one of which anything lives."""
 
     runs: Annotated[int, Field(ge=0)] = Field(
         default=10, description="The newest runs that are kept, the current one among them. 0: any number."
@@ -240,7 +240,7 @@ class Retention(Strict):
 
 
 class Verify(Strict):
-    """How `pdserve verify` compares the deployment with one instance alone."""
+    """The comparison by `pdserve verify` of the deployment with one instance alone."""
 
     output: Literal["exact", "logprobs"] = Field(
         default="logprobs",

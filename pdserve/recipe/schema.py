@@ -115,6 +115,6 @@ def _plain(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _restricted(schema: dict[str, Any]) -> bool:
-    """Whether a scalar that is not just any text is expected."""
+    """Return whether a scalar that is not just any text is expected."""
     scalar = schema.get("type") in ("integer", "number", "boolean")
     return scalar or "enum" in schema or "const" in schema or (schema.get("type") == "string" and "pattern" in schema)

@@ -131,7 +131,7 @@ def _named_secret(path: Path) -> bool:
 
 
 def _in_env(path: Path) -> bool:
-    """Whether a secret may stand there by its name."""
+    """Return whether a secret may stand there by its name."""
     return len(path) > 1 and path[-2] == "env" and path[0] != "lmcache"
 
 

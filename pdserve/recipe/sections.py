@@ -61,7 +61,7 @@ class Parallel(Strict):
 
     @property
     def servers(self) -> int:
-        """Those of them that have an API server."""
+        """Return the processes of an instance that have an API server."""
         return 1 if self.load_balancing == "internal" else self.processes
 
     @property
@@ -76,7 +76,7 @@ class Parallel(Strict):
 
 
 class RestartPolicy(Strict):
-    """What happens when one instance of a role dies while others serve."""
+    """The reaction when one instance of a role dies while others serve."""
 
     policy: Literal["never", "on-failure"] = Field(
         default="on-failure",
@@ -94,7 +94,7 @@ TransferMode = Literal["auto", "lmcache_driven", "engine_driven"]
 
 
 class Eviction(Strict):
-    """When and how much L1 is emptied."""
+    """The eviction from L1: when, and how much."""
 
     policy: Literal["LRU", "ARC", "IsolatedLRU", "noop"] = Field(
         default="LRU", description="The server has no default: it exits 1 without one."
@@ -242,7 +242,7 @@ class Fabric(Strict):
 
 
 class Network(Strict):
-    """Where engines, LMCache and the proxy reach each other. Exactly one of `interface` and `cidr`."""
+    """The network on which engines, LMCache and the proxy reach each other. Exactly one of `interface` and `cidr`."""
 
     interface: str | None = Field(
         default=None, description="Name of the network interface (eth0, ib0), the same on every node."
@@ -326,7 +326,7 @@ class Container(Strict):
 
 
 class Logs(Strict):
-    """How large the log of one process may become. Its writer is never interrupted."""
+    """The size that the log of one process may have. Its writer is never interrupted."""
 
     max_mib: Annotated[int, Field(ge=0)] = Field(
         default=256,

@@ -45,7 +45,7 @@ def stated_int(args: Mapping[str, Any], flag: str) -> int | None:
 
 
 def known_int(args: Mapping[str, Any], flag: str) -> int | None:
-    """The same; None too for what is no such number."""
+    """Return the number of a flag; None too for what is no such number."""
     try:
         return stated_int(args, flag)
     except ValueError:

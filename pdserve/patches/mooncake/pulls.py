@@ -174,7 +174,7 @@ class OpenPulls:
         return {request: peer.batch[request].transfer_id for request in peer.unsettled if request in peer.batch}
 
     def settle(self, peer: Peer, request: str, *, failed: bool) -> None:
-        """This peer will not write for this request again."""
+        """Note that this peer will not write for this request again."""
         if request not in peer.unsettled:
             return
         peer.unsettled.discard(request)

@@ -59,7 +59,7 @@ class ProxyConfig(Serving):
     """Proxy processes that share the port, the load figures and the limits (`proxy.workers` of a recipe)."""
 
     def lack_of(self, worker: WorkerConfig) -> str:
-        """What the protocol needs of this worker and it does not have; empty: nothing."""
+        """Return what the protocol needs of this worker and it does not have; empty: nothing."""
         if self.protocol == "mooncake" and worker.role == "prefill" and not worker.bootstrap_url:
             return f"{worker.name} has no bootstrap_url, which Mooncake needs"
         return ""

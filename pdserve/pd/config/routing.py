@@ -1,4 +1,4 @@
-"""Which worker gets a request: the `routing` part of the settings.
+"""Define the `routing` part of the settings: how the worker of a request is chosen.
 
 The policies (pd/routing) get these models themselves. What is needed for each request they read once, when they are
 made: an attribute of a model costs more than one of their own.
@@ -77,7 +77,7 @@ Policy = Annotated[
 
 
 class LoadSettings(Settings):
-    """What counts as load, and when a worker that a policy prefers is too busy to get a request."""
+    """The measure of load, by which a worker that a policy prefers is too busy to get a request."""
 
     kv_weight: Annotated[float, Field(ge=0)] = Field(
         default=32, description="Decode: streams that a completely full KV cache counts for; 0: only streams count."
@@ -121,7 +121,7 @@ class ConditionalSettings(Settings):
 
 
 class RoutingSettings(Settings):
-    """Which worker of each pool gets a request."""
+    """The choice of the worker that gets a request, for each pool."""
 
     prefill: Policy = Field(default=LeastLoadedSettings(), description="Policy of the prefill pool.")
     decode: Policy = Field(default=LeastLoadedSettings(), description="Policy of the decode pool.")

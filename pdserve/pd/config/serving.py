@@ -1,4 +1,4 @@
-"""How the proxy serves: what a recipe's `proxy:` section and the proxy's own configuration have in common.
+"""Define what a recipe's `proxy:` section and the proxy's own configuration have in common.
 
 Both are made of this one model, so that every setting which a recipe takes reaches the proxy.
 """

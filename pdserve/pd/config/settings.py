@@ -23,7 +23,7 @@ class Settings(BaseModel):
 
 
 class PoolLimits(Settings):
-    """What one pool takes at once, and how requests wait for it. What is null is not limited."""
+    """Limits of what one pool takes at once, and of how requests wait for it; null: no limit."""
 
     max_requests: Count | None = Field(default=None, description="Requests in flight, for each ready worker.")
     max_kv_usage: Share | None = Field(
@@ -41,7 +41,7 @@ class PoolLimits(Settings):
 
 
 class AdmissionSettings(Settings):
-    """How many requests each pool takes."""
+    """The number of requests that each pool takes."""
 
     prefill: PoolLimits = Field(default=PoolLimits(), description="Limits of the prefill pool.")
     decode: PoolLimits = Field(default=PoolLimits(), description="Limits of the decode pool.")
@@ -55,9 +55,9 @@ class AdmissionSettings(Settings):
 
 
 class BreakerSettings(Settings):
-    """When the breaker of a failing worker opens. What counts: no connection; a canary (one token of nobody's) that
-    failed; a request that failed and that another worker then answered, unless this one has answered any for
-    `open_seconds`. Long before that, a worker that only fails gets no request while another one may be used."""
+    """The breaker of a failing worker. It opens after failures; these count: no connection; a canary (one token of
+    nobody's) that failed; a request that failed and that another worker then answered, unless this one has answered any
+    for `open_seconds`. Long before that, a worker that only fails gets no request while another one may be used."""
 
     failures: Count = Field(default=5, description="Failures in a row after which the breaker opens.")
     open_seconds: Seconds = Field(
@@ -76,7 +76,7 @@ class HealthSettings(Settings):
 
 
 class LimitsSettings(Settings):
-    """What one client may do to the proxy. `max_body_bytes` stands beside this section."""
+    """Limits of what one client may do to the proxy. `max_body_bytes` stands beside this section."""
 
     max_header_bytes: Count = Field(default=65_536, description="Request line and headers; larger ones get 431.")
     header_seconds: Seconds = Field(default=10, description="From the first byte of a request to its last header.")
@@ -110,7 +110,7 @@ class LimitsSettings(Settings):
 
 
 class AuthSettings(Settings):
-    """Who may ask, and what becomes of a client's Authorization header."""
+    """The clients that may ask, and what becomes of their Authorization header."""
 
     keys_file: str | None = Field(
         default=None,

@@ -9,7 +9,7 @@ from pdserve.pd.processes.heartbeat import Beats
 
 
 class Configured:
-    """What members are started with: the text of their configuration, and the files that they share."""
+    """The start of members: the text of their configuration, and the files that they share."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class MemberProcess:
         return child
 
     def heir(self) -> Heir:
-        """What the next program is to know of it."""
+        """Return what the next program is to know of this process."""
         return Heir(
             self.index,
             self.pid,

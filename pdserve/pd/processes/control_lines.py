@@ -23,7 +23,7 @@ class ControlLines:
 
     @property
     def changes(self) -> list[bytes]:
-        """In the order in which those came that are there."""
+        """Return the changes that are there, in the order in which they came."""
         changes = [line for lines in self._changes.values() for line in lines]
         return changes if self._all is None else [self._all, *changes]
 
@@ -48,7 +48,7 @@ class ControlLines:
         return message
 
     def take_over(self, changes: Iterable[bytes], states: dict[str, bytes]) -> None:
-        """What the program before has remembered."""
+        """Take over what the program before has remembered."""
         for line in changes:
             self.remember(line)
         self.states = states
@@ -71,7 +71,7 @@ class ControlLines:
         # Else it came and went: the configuration, which never had it, is right again.
 
     def again(self) -> list[bytes]:
-        """What a new member is to hear."""
+        """Return the lines that a new member is to hear."""
         return [*self.changes, *self.states.values()]
 
 

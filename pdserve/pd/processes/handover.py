@@ -38,7 +38,7 @@ class Heir(NamedTuple):
 
 
 class SharedFiles(NamedTuple):
-    """What the processes of one generation share: file descriptors."""
+    """The file descriptors that the processes of one generation share."""
 
     numbers: int
     pages: list[int]
@@ -64,7 +64,7 @@ class Inheritance(NamedTuple):
 
 
 def taken() -> Inheritance | None:
-    """What this program was handed, once."""
+    """Return what this program was handed, once."""
     file = os.environ.pop(_VARIABLE, None)
     if file is None:
         return None

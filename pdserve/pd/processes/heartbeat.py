@@ -23,7 +23,7 @@ _BYTES = 8
 
 
 class Beats:
-    """Of the processes 0 to `count` - 1. `file`: a memfd that all of them have."""
+    """Heartbeats of the processes 0 to `count` - 1. `file`: a memfd that all of them have."""
 
     def __init__(self, file: int, count: int) -> None:
         self.file = file
@@ -47,14 +47,14 @@ class Beats:
 
 
 class Vigil:
-    """Whether a process is silent while others run: what held up the parent too (a SIGSTOP of all, a suspended machine)
-    is no process's fault, and each gets the whole time anew after it."""
+    """Notices a process that is silent while others run: what held up the parent too (a SIGSTOP of all, a suspended
+    machine) is no process's fault, and each gets the whole time anew after it."""
 
     def __init__(self) -> None:
         self._looked = self._since = time.monotonic()
 
     def look(self) -> None:
-        """To be called every BEAT_SECONDS."""
+        """Look at the heartbeats; to be called every BEAT_SECONDS."""
         now = time.monotonic()
         if now - self._looked > 2 * BEAT_SECONDS:
             self._since = now

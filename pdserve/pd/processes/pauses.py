@@ -1,5 +1,5 @@
-"""How long the place of a process that has ended stays empty: one that serves and ends at once, again and again, must
-not keep its parent busy with forks."""
+"""Decide how long the place of a process that has ended stays empty: one that serves and ends at once, again and again,
+must not keep its parent busy with forks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_SECONDS = 30.0
 
 
 class Pauses:
-    """Of the places of all processes. The first short life costs nothing; from the second in a row on the pause
+    """Pauses of the places of all processes. The first short life costs nothing; from the second in a row on the pause
     doubles."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

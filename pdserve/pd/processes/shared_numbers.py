@@ -80,7 +80,8 @@ def shared(path: Path, size: int, *, process: int, processes: int) -> Numbers:
 
 
 def _make_private(mapped: mmap.mmap, descriptor: int) -> None:
-    """The same content at the same address, which others hold; what is written from now on stays in this process."""
+    """Map the same content at the same address, which others hold. What is written from now on stays in this
+    process."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

@@ -90,7 +90,7 @@ class Processes:
         self._refused = 0
 
     def run(self) -> int:
-        """Until all members have ended; the exit code."""
+        """Supervise until all members have ended; return the exit code."""
         wake, waker = os.pipe()
         for end in (wake, waker):
             os.set_blocking(end, False)
@@ -129,7 +129,7 @@ class Processes:
         return self._code
 
     def _longest_wait(self) -> float | None:
-        """Until something is to be looked at, whatever happens."""
+        """Return the seconds until something is to be looked at, whatever happens."""
         beat = None if self.beats is None else heartbeat.BEAT_SECONDS
         pause = None if self._ending else self._pauses.left()
         return min((seconds for seconds in (beat, pause) if seconds is not None), default=None)
@@ -322,7 +322,7 @@ class Processes:
                 self._end(signal.SIGTERM)
 
     def _hear_out(self, child: MemberProcess) -> None:
-        """What one that has ended had still to say: it may have served."""
+        """Read what a member that has ended had still to say: it may have served."""
         while child.asks in self._selector.get_map() and select.select([child.asks], [], [], 0)[0]:
             self._read_child(child)
 
@@ -483,4 +483,4 @@ def line_of(message: dict[str, Any]) -> bytes:
 
 
 def _ignore(_: int, __: FrameType | None) -> None:
-    """Only the wake-up counts."""
+    """Do nothing: the wake-up alone counts."""

@@ -31,6 +31,7 @@ def check_of_response(request: ClientRequest) -> None:
 
 
 def without_commas(request_id: str) -> str:
-    """For engines of NIXL. Decode's heartbeats are ids with commas between them (base_worker.py, `_send_heartbeats`):
-    one with a comma in it extends no lease, and prefill's blocks may hold other prompts when decode pulls them."""
+    """Return an id without commas, for engines of NIXL. Decode's heartbeats are ids with commas between them
+    (base_worker.py, `_send_heartbeats`): one with a comma in it extends no lease, and prefill's blocks may hold other
+    prompts when decode pulls them."""
     return request_id.replace(",", "_")

@@ -1,7 +1,7 @@
-"""From a request to the workers that answer it: split or not, which of them, and what to try when one fails.
+"""Bring a request to the workers that answer it: split or not, which of them, and what to try when one fails.
 
-An attempt that fails before the first byte because of a worker is made again at once with other workers: a new
-transfer and both legs anew. workers/judgement.py has the rule for how often, and for what that says of a worker.
+An attempt that fails before the first byte because of a worker is made again at once with other workers: a new transfer
+and both legs anew. workers/judgement.py has the rule for how often, and for what that says of a worker.
 
 A request that finds no engine of a role waits for one (relay.hold): before it has a place in a pool, and after an
 attempt when its only engine has died.
@@ -141,7 +141,7 @@ class Dispatcher:
     async def _admitted(
         self, request: ClientRequest, client: Client, roles: tuple[EngineRole, ...], attempt: Attempt
     ) -> None:
-        """With a place in each pool, until the end; with other workers after a failure."""
+        """Make attempts with a place in each pool, until the end; with other workers after a failure."""
         priority, tokens = request.priority, request.ask.estimate
         tickets = self._entrance.enter_now(roles, priority, tokens)
         while len(tickets) < len(roles):
@@ -193,8 +193,8 @@ class Dispatcher:
         avoid: list[Worker],
         inquiry: Inquiry,
     ) -> bool:
-        """After a failed attempt: what the next one must know, or the error when there cannot be another. True: there
-        can be one once the engine that failed has come back, if it has died (`_next_life`)."""
+        """Note after a failed attempt what the next one must know, or raise the error when there cannot be another.
+        True: there can be one once the engine that failed has come back, if it has died (`_next_life`)."""
         worker, now = failure.worker, self._loop.time()
         role = worker.config.role
         if failure.fault == "absent" and not self._lacks_it(worker, now):
@@ -233,8 +233,8 @@ class Dispatcher:
         log.warning("%s: %s; once more, as an engine is back", request.request_id, error)
 
     def _lacks_it(self, worker: Worker, now: float) -> bool:
-        """Whether a 404 may be the worker's own fault. The first one in a row counts, and is its client's all the
-        same."""
+        """Return whether a 404 may be the worker's own fault. The first one in a row counts, and is its client's all
+        the same."""
         siblings = self._registry.ready(worker.config.role, (worker,))
         if not any(sibling.judgement.answers(now) for sibling in siblings):
             return False
@@ -244,7 +244,7 @@ class Dispatcher:
         return unproven
 
     def _whole_role(self) -> EngineRole:
-        """Who computes what cannot be split: decode, whose answers are then its own."""
+        """Return the role that computes what cannot be split: decode, whose answers are then its own."""
         if not self._registry.ready("decode") and self._config.on_empty_pool == "aggregate":
             return "prefill"
         return "decode"

@@ -17,7 +17,7 @@ _CONNECT_SECONDS: Final = 5.0
 
 
 class EngineIds:
-    """What the bootstrap servers have answered."""
+    """Remembers what the bootstrap servers have answered."""
 
     def __init__(self) -> None:
         self._known: dict[Worker, tuple[int, list[tuple[str, str]]]] = {}

@@ -175,7 +175,7 @@ class MooncakeProtocol:
                 return
 
     async def _refuses(self, decode: Worker, headers: bytes, body: bytes) -> bool:
-        """Whether that decode has refused what it was asked."""
+        """Return whether that decode has refused what it was asked."""
         leg = Leg(decode, self._engines.post(decode, _WITHDRAW_PATH, headers, body), body, never, is_load=False)
         await settle((leg,), lambda: leg.complete, _WITHDRAW_SECONDS)
         refused = leg.failure is not None and leg.failure.error.status < 500
@@ -199,7 +199,7 @@ _REFUSED: Final = b'{"model":%b,"prompt":[1],"max_tokens":2147483647,"kv_transfe
 
 
 async def wait_for_slot(prefill: Worker, watch: Watch) -> None:
-    """For one of the places for transfers at a prefill, in the order of arrival. It is then taken."""
+    """Wait for one of the places for transfers at a prefill, in the order of arrival. It is then taken."""
     slots, poke = prefill.slots, watch.poke
     slots.enqueue(poke)
     try:
@@ -215,7 +215,8 @@ async def wait_for_slot(prefill: Worker, watch: Watch) -> None:
 
 
 async def _first_event(legs: Legs, watch: Watch) -> None:
-    """Until decode's answer begins, and prefill's is there; a failure of prefill until then ends the wait at once."""
+    """Wait until decode's answer begins, and prefill's is there. A failure of prefill until then ends the wait
+    at once."""
     prefill, decode = legs.prefill, legs.decode
     await watch.until(lambda: decode.settled or (prefill.complete and not prefill_leg.ended_well(prefill)))
     if not decode.settled:

@@ -149,7 +149,7 @@ class NixlProtocol:
         return leg
 
     def _asked(self) -> bytes:
-        """What asks a prefill to keep the KV of one prompt."""
+        """Return what asks a prefill to keep the KV of one prompt."""
         return _ASK
 
     def _next_rank(self, prefill: Worker) -> bytes:

@@ -66,8 +66,8 @@ def check(leg: Leg) -> None:
 
 
 def good_end(answer: bytes) -> bool:
-    """Whether it is seen at once that a prefill has ended well. The bare word proves nothing: an aborted one may have
-    written it as its token."""
+    """Return whether it is seen at once that a prefill has ended well. The bare word proves nothing: an aborted one may
+    have written it as its token."""
     # Without its last quote, which is everywhere in JSON, the text takes a third of the time to find.
     at = answer.find(_LENGTH)
     while at >= 0:
@@ -79,7 +79,7 @@ def good_end(answer: bytes) -> bool:
 
 
 def bad_end(answer: bytes) -> str | None:
-    """How a prefill ended that has dropped its KV; None: it has not."""
+    """Return how a prefill ended that has dropped its KV; None: it has not."""
     try:
         choices = json.loads(answer).get("choices")
         # The other APIs have no reasons that mean trouble: they answer with an error.

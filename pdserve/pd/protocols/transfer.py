@@ -10,7 +10,7 @@ from pdserve.pd.workers.registry import Worker
 
 
 class Transfer:
-    """From one rank of a prefill."""
+    """A transfer of KV from one rank of a prefill."""
 
     __slots__ = ("engine_id", "id", "prefill", "rank", "ranks")
 
@@ -23,7 +23,7 @@ class Transfer:
         self.ranks = ranks
 
     def of_engine(self, engine_id: str) -> Transfer:
-        """The same from another life of that prefill."""
+        """Return the transfer from another life of that prefill."""
         return Transfer(self.id, self.prefill, self.rank, engine_id, self.ranks)
 
     def for_prefill(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Who is being answered: a relayed answer on its way to the client, and the error when there is none.
+"""Answer a client: a relayed answer on its way to the client, and the error when there is none.
 
 What arrives from an engine is written to the client as it is, in whole events: so an error event can always follow.
 """

@@ -71,7 +71,7 @@ class Hold:
             held.watch.wake()
 
     def waiting(self) -> Iterator[tuple[EngineRole, int, float]]:
-        """For each role: requests that wait for an engine of it, and for how many seconds the first has waited."""
+        """Yield for each role the requests that wait for an engine of it, and the seconds that the first has waited."""
         now = monotonic()
         ages: dict[EngineRole, list[float]] = {role: [] for role in self._registry.roles}
         for held in self._held:
@@ -103,8 +103,8 @@ class Hold:
     async def next_life(
         self, client: Client, roles: tuple[EngineRole, ...], left: Lives, lost: Worker, error: ApiError
     ) -> None:
-        """As `engines`, after the request has failed at `lost`, its last engine of a role. `error`: what it gets when
-        that has not died, and when nobody waits here."""
+        """Wait as `engines` does, after the request has failed at `lost`, its last engine of a role. `error`: what it
+        gets when that has not died, and when nobody waits here."""
         if not self._waits or self._stopped.is_set():
             raise error
         life = lost.life
@@ -130,7 +130,7 @@ class Hold:
     async def _until(
         self, client: Client, roles: tuple[EngineRole, ...], left: Lives, seconds: float, over: Callable[[], bool]
     ) -> None:
-        """Until there is an engine of each role, the time is up, or `over`."""
+        """Wait until there is an engine of each role, the time is up, or `over`."""
         watch = Watch(client, ())
         held = HeldRequest(watch, roles, left)
         end = self._loop.time() + seconds

@@ -175,7 +175,7 @@ class Leg(Sink):
             self._completed()
 
     def hang_up(self) -> None:
-        """As `close`, but an answer that the engine has sent before it sees that is still taken. Needs a close."""
+        """Close, but still take an answer that the engine has sent before it sees that. Needs a close."""
         if self._connection is None:
             self.close()
             return
@@ -183,7 +183,7 @@ class Leg(Sink):
         self._connection.hang_up()
 
     def relay_to(self, client: Receiver) -> None:
-        """From now on data goes straight to the client."""
+        """Send data straight to the client from now on."""
         self._client = client
 
     def hold(self, wait: bool) -> None:

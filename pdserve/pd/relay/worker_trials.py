@@ -109,8 +109,8 @@ class WorkerTrials:
         return (PATIENCE_SECONDS + self._interval + prompts) * 2.0 ** (asked.attempts - 1)
 
     def _must_be_heard(self, asked: ClientRequest, worker: Worker) -> bool:
-        """Whether it could not compute for so long unheard: a prefill has one token to make, a stream begins with its
-        first one, and of others it is seen in the figures."""
+        """Return whether the worker could not compute for so long unheard: a prefill has one token to make, a stream
+        begins with its first one, and of others it is seen in the figures."""
         return worker.config.role == "prefill" or self._health.shows_tokens(worker) or asked.body.get("stream") is True
 
     # --- canaries
@@ -141,7 +141,7 @@ class WorkerTrials:
         return (other, worker) if role == "prefill" else (worker, other)
 
     def _judge(self, error: ApiError, prefill: Worker, decode: Worker, began: float) -> None:
-        """Who of the two has failed with a canary. A refusal (4xx) is no failure: not every model completes."""
+        """Judge which of the two has failed with a canary. A refusal (4xx) is no failure: not every model completes."""
         cause, now = error.__cause__, self._loop.time()
         worker: Worker | None = None
         fault: Fault | None = None

@@ -138,7 +138,7 @@ def value_behind(raw: bytes, name: str) -> int:
 
 
 def quoted_name(name: str) -> bytes:
-    """Return a member's name as programs write it. The same names come again and again. ApiError 400: it is very long."""
+    """Return a member's name as programs write it, kept for the next one. ApiError 400: it is very long."""
     known = _QUOTED.get(name)
     if known is not None:
         return known

@@ -1,4 +1,4 @@
-"""What is kept of a request when it is over: figures, a line in the log, a span."""
+"""Keep figures, a line in the log and a span of a request that is over."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from pdserve.roles import EngineRole
 
 
 class Workers(Protocol):
-    """What the registry can do for an admin."""
+    """The registry's operations for an admin."""
 
     def describe(self) -> list[dict[str, Any]]:
         """Every worker: name, role, state, load."""

@@ -55,7 +55,7 @@ _REFUSED = (
 
 
 class AdminWorkers:
-    """What an admin may do to the registry (admin.Workers); the other processes of the proxy are notified."""
+    """Lets an admin change the registry (admin.Workers), and notifies the other processes of the proxy."""
 
     def __init__(self, gateway: Controlled, notify: Callable[[dict[str, Any]], None]) -> None:
         self._gateway, self._registry, self._notify = gateway, gateway.registry, notify
@@ -113,7 +113,7 @@ class AdminServer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """From here on no connection is refused."""
+        """Start to listen: no connection is refused from here on."""
         self._socket.listen(_BACKLOG)
         self._task = asyncio.ensure_future(self._serve())
 

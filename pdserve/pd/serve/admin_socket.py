@@ -49,7 +49,7 @@ class AdminSocket:
 
 
 def _is_a_rest(path: Path) -> bool:
-    """Whether there is something, and it may be replaced. OSError: it may not."""
+    """Return whether there is a socket that may be replaced. OSError: it may not."""
     try:
         info = path.lstat()
     except FileNotFoundError:
@@ -78,7 +78,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Against other proxies. The lock is the folder's own: no file is left."""
+    """Lock the folder against other proxies. The lock is the folder's own: no file is left."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""How glibc's malloc treats the bodies of requests, which are most of what it is asked for here.
+"""Set how glibc's malloc treats the bodies of requests, which are most of what it is asked for here.
 
 By itself it returns each block of more than 128 KiB to the system when that is freed, and gets it back page by page: a
 fault for every 4 KiB of every body. It learns better from what is freed, but then up to 32 MiB, and keeps twice as much
@@ -20,7 +20,7 @@ _LARGE_BYTES: Final = 4 * 1024 * 1024
 
 
 def keep_for_bodies() -> None:
-    """Of this process, from now on. Nothing happens where malloc is another one."""
+    """Keep freed memory for the next bodies of this process, where malloc is glibc's."""
     _set(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     _set(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 

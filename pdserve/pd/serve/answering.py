@@ -80,7 +80,7 @@ class Answering:
         return bool(self._tasks)
 
     def handle(self, request: Request, reply: HttpReply) -> None:
-        """As front.Handler."""
+        """Answer a request (front.Handler)."""
         dialect = BY_PATH.get(request.path)
         method = b"POST"
         if dialect is None:
@@ -97,7 +97,7 @@ class Answering:
             request.release()
 
     def failed(self, request: Request | None, reply: HttpReply, error: ApiError) -> None:
-        """As front.Handler."""
+        """Answer a request whose body was refused (front.Handler)."""
         self._fail(request, reply, error, request_id_of(request) if request is not None else new_id())
 
     def _fail(self, request: Request | None, reply: HttpReply, error: ApiError, request_id: str) -> None:
@@ -160,7 +160,8 @@ class Answering:
                 self._accounting.over(asked, client, dialect.path, reason, now=monotonic(), key=key, trace=trace)
 
     async def _find_tokens(self, asked: ClientRequest, client: Client) -> None:
-        """For policies that look at exact tokens. Of a request that gets 429 at once no engine is asked."""
+        """Ask an engine for the prompt's tokens, for policies that look at them; not for a request that gets 429 at
+        once."""
         if self._entrance.turns_away(asked.priority, asked.ask.estimate):
             return
         watch = Watch(client, ())
@@ -171,7 +172,7 @@ class Answering:
         asked.ask.set_tokens(found)
 
     def _answers_preflight(self, request: Request, reply: HttpReply) -> bool:
-        """Whether it is the question of a browser that goes before a request."""
+        """Answer a browser's question that goes before a request; return whether it was one."""
         cors = self._cors
         if cors is None or not cors.is_preflight(request):
             return False

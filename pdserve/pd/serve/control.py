@@ -42,7 +42,7 @@ class WorkerSet(BaseModel):
 
 
 class Controlled(Protocol):
-    """What the lines act on."""
+    """The gateway, as the lines of control act on it."""
 
     config: ProxyConfig
     registry: Registry
@@ -98,7 +98,7 @@ def apply(gateway: Controlled, line: bytes) -> None:
 
 
 def _open_admin(gateway: Controlled) -> None:
-    """Without its admin a process serves on, and hears of the workers."""
+    """Open the admin; without it a process serves on, and hears of the workers."""
     try:
         gateway.open_admin()
     except PdserveError as error:

@@ -13,7 +13,7 @@ RESERVED = 64
 
 
 def raised_limit() -> int:
-    """How many this process may have, after its soft limit was raised as far as it may go."""
+    """Raise the soft limit of descriptors as far as it may go, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

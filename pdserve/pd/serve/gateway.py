@@ -159,7 +159,7 @@ class Gateway:
 
     @staticmethod
     def numbers(config: ProxyConfig) -> int:
-        """How many shared numbers it takes."""
+        """Return how many shared numbers a gateway takes."""
         processes = config.processes
         quotas = cells_needed(processes) if config.auth.keys_file else 0
         return LoadBoard.cells(processes) + quotas + 2 * CELLS_PER_PROCESS * processes
@@ -245,7 +245,7 @@ class Gateway:
         return results
 
     async def _read(self, what: str, read: Callable[[], T]) -> T | str:
-        """What `read` gives, or why it has given nothing in time."""
+        """Return what `read` gives, or why it has given nothing in time."""
         try:
             return await self._files[what].run(read)
         except TimeoutError:
@@ -305,7 +305,8 @@ class Gateway:
                 self.registry.set_state(name, state)
 
     def page(self, *, keys: bool = False) -> bytes:
-        """What Prometheus reads, over all processes of this proxy. `keys`: also what names API keys, for the admin."""
+        """Return the page that Prometheus reads, over all processes of this proxy. `keys`: also what names API keys,
+        for the admin."""
         return self.metrics.page(() if self._pages is None else self._pages.others(), keys=keys)
 
     def _reconfigure(self, fresh: ProxyConfig) -> None:
@@ -417,7 +418,7 @@ class Gateway:
             yield "failovers", failover, count
 
     async def _tick(self) -> None:
-        """What no event reports: time that is up, a changed file, places that another process has freed."""
+        """Look for what no event reports: time that is up, a changed file, places that another process has freed."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             now = monotonic()
@@ -433,7 +434,7 @@ class Gateway:
 
 
 def _configuration(read_again: Callable[[], ProxyConfig]) -> ProxyConfig | str:
-    """As it is now, or why it cannot be used."""
+    """Return the configuration as it is now, or why it cannot be used."""
     try:
         return read_again()
     except PdserveError as error:
@@ -449,4 +450,4 @@ def write_stderr(lines: bytes) -> None:
 
 
 def _no_other_process(_: dict[str, Any]) -> None:
-    """This process is the only one."""
+    """Do nothing: this process is the only one."""

@@ -1,4 +1,4 @@
-"""What is done with each request before anything waits: refused by its head, read, counted against its key's limits.
+"""Take in each request before anything waits: refuse it by its head, read it, count it against its key's limits.
 
 Apart from the gateway, so that it is compiled (hatch_build.py).
 """
@@ -48,7 +48,7 @@ class Intake:
         self._served, self._parser, self._metrics = served, parser, metrics
 
     def refuse(self, request: Request) -> ApiError | None:
-        """Why a request is not answered, as far as its head shows it. Its key is known afterwards."""
+        """Return why a request is not answered, as far as its head shows it. Its key is known afterwards."""
         hosts = self._hosts
         if hosts is not None:
             host, origin = request.header(b"host"), request.header(b"origin")

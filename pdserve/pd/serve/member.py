@@ -50,7 +50,7 @@ def create_app() -> Starlette:
     figures = PageLimit(lambda: app.state.gateway.page())  # noqa: PLW0108  (it is set later)
 
     async def health(_: Request) -> Response:
-        """This process lives. `generation` grows with each rolling restart."""
+        """Answer that this process lives. `generation` grows with each rolling restart."""
         body = {"status": "alive", "generation": app.state.generation}
         refused: str = app.state.gateway.not_restarted
         return JSONResponse(body | {"not_restarted": refused} if refused else body)
@@ -61,7 +61,7 @@ def create_app() -> Starlette:
         return JSONResponse(body, status_code=200 if ok else 503, headers=None if ok else _LATER)
 
     async def workers(_: Request) -> Response:
-        """What each has to do, over all processes but those that end what they have begun (`retiring`)."""
+        """Answer what each worker has to do, over all processes but those that are being replaced (`retiring`)."""
         gateway: Gateway = app.state.gateway
         return JSONResponse({"workers": gateway.readiness()[1]["workers"], "retiring": gateway.retiring})
 
@@ -74,7 +74,7 @@ def create_app() -> Starlette:
         return Response(status_code=200 if ok else 503, headers=None if ok else _LATER)
 
     async def load(_: Request) -> Response:
-        """Of the deployment, as an engine reports its own."""
+        """Answer the load of the deployment, as an engine reports its own."""
         return JSONResponse({"server_load": app.state.gateway.load()})
 
     async def version(_: Request) -> Response:
@@ -147,7 +147,7 @@ def parse_config(text: bytes, path: Path) -> ProxyConfig:
 
 @dataclass(frozen=True)
 class MemberContext:
-    """What one process of the proxy shares with the others."""
+    """The things that one process of the proxy shares with the others."""
 
     numbers: Numbers
     sock: socket.socket

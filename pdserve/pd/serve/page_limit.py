@@ -1,4 +1,5 @@
-"""How often the page of figures is made: it takes 2 ms of the event loop, and a client needs no key to ask for it."""
+"""Limit how often the page of figures is made: it takes 2 ms of the event loop, and a client needs no key to ask for
+it."""
 
 from __future__ import annotations
 

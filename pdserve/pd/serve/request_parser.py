@@ -1,4 +1,4 @@
-"""What a client asks for, out of its body and headers: the request as the rest of the proxy has it."""
+"""Parse what a client asks for, out of its body and headers, into the request as the rest of the proxy has it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class RequestParser:
 
 
 def _root(body: Body) -> int:
-    """Of its cache_salt, as it was sent. What is no text, as null, is none."""
+    """Return the root of the prompt's blocks, by its cache_salt as it was sent. What is no text, as null, is none."""
     begin, end = body.place("cache_salt")
     if body.raw[begin : begin + 1] != b'"':
         return SECRET
@@ -131,17 +131,17 @@ def _root(body: Body) -> int:
 
 
 def _better(asked: bytes | None, best: int) -> bool:
-    """Whether a client asks for more than its key's best priority; the smaller the sooner."""
+    """Return whether a client asks for more than its key's best priority; the smaller the sooner."""
     return asked is not None and (not _INTEGER.fullmatch(asked) or int(asked) < best)
 
 
 def _is_json(content_type: bytes | None) -> bool:
-    """As vLLM sees it."""
+    """Return whether a content type is JSON, as vLLM sees it."""
     return content_type is not None and content_type.lower().split(b";", 1)[0] == _PLAIN
 
 
 def not_json() -> ApiError:
-    """In vLLM's words."""
+    """Return the error of a body that is not JSON, in vLLM's words."""
     message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
     return ApiError(400, message, type_="Bad Request")
 

@@ -38,7 +38,7 @@ _SUCCESSOR_SECONDS = 60.0
 
 
 class ServedGateway(Protocol):
-    """What a Server serves."""
+    """The gateway, as a server needs it."""
 
     tls: ClientTls | None
     """None: clients speak plain HTTP."""
@@ -112,7 +112,7 @@ class ProxyServer:
         self._hurry = asyncio.Event()
 
     async def run(self) -> None:
-        """Until a signal ends it."""
+        """Serve until a signal ends it."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)

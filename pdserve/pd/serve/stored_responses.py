@@ -115,7 +115,7 @@ class StoredResponses:
                 ticket.release()
 
     async def _relay(self, request: ClientRequest, client: Client, worker: Worker) -> None:
-        """Only this worker can answer: it is asked once more where another one would be."""
+        """Relay the answer of the only worker that has it: it is asked once more where another one would be."""
         while True:
             request.attempts += 1
             try:
@@ -131,7 +131,7 @@ class StoredResponses:
                 return
 
     def _keepers(self) -> list[Worker]:
-        """Who may have a response. One that drains still has its own."""
+        """Return the workers that may have a response. One that drains still has its own."""
         roles = self._registry.roles if self._prefill_answers else self._registry.roles[-1:]
         return [
             worker

@@ -31,7 +31,7 @@ def with_cached_tokens(data: bytes, cached: int) -> bytes:
 
 
 def safe_length(data: bytes) -> int:
-    """How much of `data` can be put right while what follows is not known yet."""
+    """Return how much of `data` can be put right while what follows is not known yet."""
     end = max(0, len(data) - _LONGEST)
     for pattern in (_CACHED, _MESSAGES):
         for match in pattern.finditer(data, max(0, end - _LONGEST)):

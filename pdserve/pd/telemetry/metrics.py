@@ -1,4 +1,4 @@
-"""What /metrics of the proxy shows: plain numbers that are counted where things happen.
+"""Count what /metrics of the proxy shows: plain numbers, counted where things happen.
 
 Counting must cost nothing next to a request: a histogram is a list of ints and a bisection, a counter a dictionary of
 label values. With several processes each gives its `snapshot`, and the one that is asked adds them up (metrics_page).
@@ -77,7 +77,7 @@ class Metrics:
         self._counter_readers.append(reader)
 
     def snapshot(self) -> bytes:
-        """For `page` in another process."""
+        """Return the numbers for `page` in another process."""
         return msgspec.msgpack.encode(self._numbers())
 
     def page(self, others: Iterable[bytes] = (), *, keys: bool = False) -> bytes:

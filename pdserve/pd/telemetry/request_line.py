@@ -1,4 +1,4 @@
-"""What is written of one request: the fields of its line in the log. Not compiled: msgspec reads its annotations."""
+"""Define the fields of a request's line in the log. Not compiled: msgspec reads its annotations."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _random = random.SystemRandom()
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Where a request belongs: its trace, its own span, and the client's span, if it named one."""
+    """The place of a request: its trace, its own span, and the client's span, if it named one."""
 
     trace_id: str
     span_id: str
@@ -39,7 +39,7 @@ class Trace:
 
     @property
     def traceparent(self) -> str:
-        """For the engines: their spans become children of ours."""
+        """Return the header for the engines, whose spans become children of ours."""
         return f"00-{self.trace_id}-{self.span_id}-{self.sampled:02x}"
 
 
@@ -53,7 +53,7 @@ class StageTime:
 
 
 class Spans(Protocol):
-    """What the data plane needs of tracing."""
+    """Tracing, as the data plane needs it."""
 
     def begin(self, traceparent: str | None) -> Trace | None:
         """The trace of a new request. None: the client's own headers go on as they are."""

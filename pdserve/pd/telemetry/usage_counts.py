@@ -15,7 +15,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class UsageFields(msgspec.Struct):
-    """None: the engine did not report it. Anthropic's input_tokens are those that no cache had."""
+    """Counts of a usage; None: the engine did not report it. Anthropic's input_tokens are those that no cache had."""
 
     prompt_tokens: _Count | None = None
     completion_tokens: _Count | None = None
@@ -25,7 +25,7 @@ class UsageFields(msgspec.Struct):
     cache_creation_input_tokens: _Count | None = None
 
     def tokens(self) -> tuple[int | None, int | None]:
-        """Of prompt and answer; None: not reported."""
+        """Return the tokens of prompt and answer; None: not reported."""
         prompt = self.prompt_tokens
         if prompt is None and self.input_tokens is not None:
             cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)

@@ -1,4 +1,4 @@
-"""What every request to an engine has: its request line, and the headers that the engine may see."""
+"""Write what every request to an engine has: its request line, and the headers that the engine may see."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Engines:
 
 
 def upstream_tls(settings: UpstreamTlsSettings | None) -> ssl.SSLContext | None:
-    """For workers whose URL is https. RecipeError: a file that is named cannot be used."""
+    """Return the context for workers whose URL is https. RecipeError: a file that is named cannot be used."""
     if settings is None:
         return None
     try:

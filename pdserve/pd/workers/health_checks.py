@@ -114,7 +114,7 @@ class HealthChecks:
         self._has_lacked(worker, sum(map(float, _NO_SOCKETS.findall(figures.body))))
 
     def shows_tokens(self, worker: Worker) -> bool:
-        """Whether a worker that computes for long without an answer is known to be alive."""
+        """Return whether a worker that computes for long without an answer is known to be alive."""
         return worker in self._counted
 
     def _has_counted(self, worker: Worker, counts: list[float]) -> None:

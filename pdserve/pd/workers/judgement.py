@@ -42,7 +42,7 @@ _FIRST_PAUSE: Final = 1.0
 
 
 class Judgement:
-    """What is thought of one worker. Times are those of the event loop."""
+    """The judgement of one worker. Times are those of the event loop."""
 
     __slots__ = (
         "_all_doubtful",
@@ -180,7 +180,7 @@ class Judgement:
 
 
 class Inquiry:
-    """What becomes of one request with which a worker failed."""
+    """Finds out why a worker failed with one request."""
 
     __slots__ = ("_lost", "_suspects", "_tries")
 

@@ -1,4 +1,4 @@
-"""What the policy kv_events needs of the deployment: the engines' KV events, and the token ids of each prompt."""
+"""Get what the policy kv_events needs of the deployment: the engines' KV events, and the token ids of each prompt."""
 
 from __future__ import annotations
 

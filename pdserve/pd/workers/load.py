@@ -1,4 +1,5 @@
-"""How much each worker has to do, over all processes of the proxy: each has its own row, each process adds them up.
+"""Count how much each worker has to do, over all processes of the proxy: each has its own row, each process adds them
+up.
 
 A row has one writer, so no lock is needed to count, but for a limit over all rows; a process that died leaves a row
 that its successor clears. Which row is whose all processes read from one place: they hear of workers at different
@@ -72,7 +73,7 @@ class WorkerLoad:
 
 
 class _Own(WorkerLoad):
-    """As the only process sees it."""
+    """The load of a worker, as the only process sees it."""
 
     __slots__ = ("_prompt_tokens", "_requests", "_transfers")
 
@@ -118,7 +119,7 @@ class _Own(WorkerLoad):
 
 
 class _Shared(WorkerLoad):
-    """As one of several processes sees it."""
+    """The load of a worker, as one of several processes sees it."""
 
     __slots__ = ("_cells", "_first", "_lock", "_mine")
 
@@ -197,11 +198,12 @@ class LoadBoard:
 
     @staticmethod
     def cells(processes: int) -> int:
-        """How many numbers it takes."""
+        """Return how many numbers a board takes."""
         return 0 if processes == 1 else MAX_WORKERS + _ROW * processes
 
     def worker(self, name: str) -> WorkerLoad:
-        """The same row in every process, whenever that hears of the worker. ValueError: there are too many."""
+        """Return a worker's load: the same row in every process, whenever that hears of the worker. ValueError: there
+        are too many."""
         if self._alone:
             return self._own.setdefault(name, _Own())
         owner = _digest(name)

@@ -56,7 +56,8 @@ async def models(registry: Registry, engines: Engines, served_name: str) -> dict
 
 
 async def engine_version(registry: Registry, engines: Engines) -> dict[str, Any]:
-    """What an engine answers, of those that clients get their answers from. ApiError: none is ready or answers."""
+    """Return the version that an engine answers, of those that clients get their answers from. ApiError: none is ready
+    or answers."""
     role = registry.roles[-1]
     workers = registry.ready(role)
     if not workers:

@@ -46,7 +46,7 @@ class Pools:
         return worker
 
     def skips_prefill(self, ask: RoutingRequest, decode: Worker) -> str | None:
-        """Why this decode computes the prompt itself; None: prefill does."""
+        """Return why this decode computes the prompt itself; None: prefill does."""
         if self._thresholds is None:
             return None
         held = self.policies["decode"].matched(decode, ask)

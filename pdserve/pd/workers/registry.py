@@ -97,7 +97,7 @@ class Worker:
         self.served += 1
 
     def closed(self) -> None:
-        """That leg has ended."""
+        """Count a leg that has ended."""
         self.load.add_request(-1)
 
     def died(self) -> None:
@@ -111,7 +111,7 @@ class Worker:
         return self.state == "ready" and self.healthy
 
     def unfit(self) -> str:
-        """Why it may not be used; empty: it may."""
+        """Return why the worker may not be used; empty: it may."""
         if self.state != "ready":
             return self.state
         if not self.healthy:
@@ -204,7 +204,7 @@ class Registry:
         return new
 
     def remove_left(self) -> None:
-        """Those that are leaving, and in which no process of this proxy has a request any more."""
+        """Remove workers that are leaving, and in which no process of this proxy has a request any more."""
         for worker in list(self.workers.values()):
             if worker.leaving and not worker.requests:
                 self.remove(worker.name)
@@ -254,7 +254,7 @@ class Registry:
             self.set_state(name, "ready")
 
     def ready(self, role: EngineRole, avoid: Collection[Worker] = ()) -> Sequence[Worker]:
-        """Those that may be used now: the doubtful ones only where there is no other."""
+        """Return the workers that may be used now: the doubtful ones only where there is no other."""
         workers = self._ready.get(role)
         if workers is None:
             workers = self._ready[role] = [
@@ -266,7 +266,7 @@ class Registry:
         return [worker for worker in usable if not worker.judgement.doubtful] or usable
 
     def no_worker(self, role: EngineRole) -> NoWorkerError:
-        """What a client gets while no worker of this role may be used: 503, with how its workers are."""
+        """Return the error for a client while no worker of this role may be used: 503, with how its workers are."""
         unfit = Counter(worker.unfit() for worker in self.workers.values() if worker.config.role == role)
         # Usable and still here: it is one that this request has just tried.
         reasons = ", ".join(f"{count} {why or 'just tried'}" for why, count in sorted(unfit.items()))

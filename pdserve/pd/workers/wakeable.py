@@ -1,4 +1,4 @@
-"""What waits for a worker or a client, as those see it that wake it."""
+"""Define a waiter for a worker or a client, as those see it that wake it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a KV connector is to a deployment. Data and pure functions: nothing here knows nodes or other connectors."""
+"""Define what a KV connector is to a deployment. Data and pure functions: nothing here knows nodes or other
+connectors."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class ConnectorPort:
     """Bound on every interface; otherwise on the node's address."""
 
     def shared_with(self, other: ConnectorPort) -> ConnectorPort:
-        """The same port of a process that has both connectors."""
+        """Return this port of a process that has both connectors."""
         roles = {*self.reached_by, *other.reached_by}
         peers = {
             role: tuple(dict.fromkeys((*self.reached_by.get(role, ()), *other.reached_by.get(role, ()))))
@@ -66,7 +67,7 @@ class ConnectorPort:
 
 @dataclass(frozen=True)
 class EngineSide:
-    """What the environment of an engine process depends on."""
+    """The facts that the environment of an engine process depends on."""
 
     address: str
     ports: Mapping[str, range]
@@ -78,7 +79,7 @@ class EngineSide:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """What a connector takes of a node's memory, in bytes."""
+    """The memory of a node that a connector takes, in bytes."""
 
     total: int = 0
     in_shm: int = 0
@@ -90,7 +91,7 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class Context:
-    """What a connector's mapping depends on beside its own section."""
+    """The facts that a connector's mapping depends on beside its own section."""
 
     role_name: EngineRole
     platform: str
@@ -111,7 +112,7 @@ class Context:
         return _KV_ROLE[self.role_name]
 
     def module(self, class_name: str, upstream: str | None = None) -> Config:
-        """Where vLLM finds the class: our subclass of that name, else `upstream`, else vLLM's own registry."""
+        """Return where vLLM finds the class: our subclass of that name, else `upstream`, else vLLM's own registry."""
         module = self.modules.get(class_name, upstream)
         return {} if module is None else {"kv_connector_module_path": module}
 
@@ -130,7 +131,7 @@ def _no_trial(config: Mapping[str, Any]) -> TrialTransfer | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorKind:
-    """What holds of a connector class of vLLM, whether a section or a raw mapping names it."""
+    """The facts of a connector class of vLLM, whether a section or a raw mapping names it."""
 
     class_name: str
     """vLLM's."""
@@ -191,11 +192,12 @@ class LeafSection(Strict, ABC):
         return ()
 
     def features(self) -> frozenset[str]:
-        """What it uses, in the words of the table of known defects (plan/versions.py)."""
+        """Return what the connector uses, in the words of the table of known defects."""
         return frozenset()
 
     def host_memory(self, *, ranks: int, workers: int, platform: str) -> HostMemory:
-        """Of the part of one instance that is on one node: so many data-parallel ranks, so many workers."""
+        """Return the memory of the part of one instance that is on one node: so many data-parallel ranks, so many
+        workers."""
         return HostMemory()
 
     def proxy_settings(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ _SIDE_CHANNEL = ConnectorPort(
 
 
 def _trial(config: Mapping[str, Any]) -> TrialTransfer | None:
-    """Only UCX is tried."""
+    """Return the trial of a transfer over UCX; None: another backend."""
     extra = config.get("kv_connector_extra_config")
     backends = extra.get("backends", ["UCX"]) if isinstance(extra, Mapping) else ["UCX"]
     if backends != ["UCX"]:

@@ -19,7 +19,7 @@ from pdserve.recipe.connectors.nixl import NixlPorts, NixlSection
 
 @dataclass(frozen=True)
 class Refused:
-    """Why one is refused, and what to use instead."""
+    """A connector that is refused: why, and what to use instead."""
 
     why: str
     todo: str
@@ -127,7 +127,7 @@ def class_names(connector: AnyConnector | None) -> frozenset[str]:
 
 
 def kinds_of(connector: AnyConnector | None) -> tuple[ConnectorKind, ...]:
-    """What is known of the connector and its children, in the order of the registration."""
+    """Return the kinds of a connector and its children, in the order of the registration."""
     names = class_names(connector)
     return tuple(kind for name, kind in KINDS.items() if name in names)
 
@@ -142,17 +142,17 @@ def ports_of(connector: AnyConnector | None) -> tuple[ConnectorPort, ...]:
 
 
 def uses_store(connector: AnyConnector | None) -> bool:
-    """Whether engines with this connector need the master of a Mooncake store."""
+    """Return whether engines with this connector need the master of a Mooncake store."""
     return any(kind.uses_store for kind in kinds_of(connector))
 
 
 def attaches_lmcache(connector: AnyConnector | None) -> bool:
-    """Whether engines with this connector register at the node's LMCache server."""
+    """Return whether engines with this connector register at the node's LMCache server."""
     return any(kind.attaches_lmcache for kind in kinds_of(connector))
 
 
 def untested(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of these class names of vLLM that are experimental, whatever a recipe says of its state."""
+    """Return those of these class names of vLLM that are experimental, whatever a recipe says of its state."""
     return tuple(sorted(name for name in set(names) if name in KINDS and KINDS[name].experimental))
 
 

@@ -1,1 +1,1 @@
-"""From a file to a validated recipe: YAML, extends, overrides, and problems with their lines."""
+"""Load a file as a validated recipe: YAML, extends, overrides, and problems with their lines."""

@@ -1,5 +1,5 @@
-"""What to write in place of a wrong value: another word of those that are allowed, the kind of a connector, a number
-without its unit or quotes, a text in quotes. Where nothing is that close, what the key is for."""
+"""Find what to write in place of a wrong value: another word of those that are allowed, the kind of a connector, a
+number without its unit or quotes, a text in quotes. Where nothing is that close, what the key is for."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Wrong:
 
 
 class Correction(NamedTuple):
-    """What is added to the message, what to do, and the line to write."""
+    """A correction: what is added to the message, what to do, and the line to write."""
 
     why: str | None = None
     todo: str | None = None
@@ -80,7 +80,7 @@ def correction(wrong: Wrong) -> Correction:
 
 
 def about(path: Path, data: Any, shape: Shape) -> str | None:
-    """What the key at `path` is for, by its declaration."""
+    """Return what the key at `path` is for, by its declaration."""
     info = shape.field_at(path, data)
     return info.description.rstrip(".") if info is not None and info.description else None
 

@@ -43,7 +43,7 @@ _PATTERNS = {
 
 @dataclass(frozen=True)
 class _Document:
-    """What was validated, and what it should look like."""
+    """The document that was validated, and what it should look like."""
 
     data: dict[str, Any]
     shape: Shape
@@ -102,7 +102,7 @@ def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Pr
 
 
 def _union(path: Path) -> str:
-    """What the branches of the union at `path` are."""
+    """Return the branches of the union at `path`, in words."""
     return "policy" if path[:2] == ("proxy", "routing") else "connector"
 
 

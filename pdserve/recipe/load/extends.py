@@ -129,7 +129,7 @@ def _merge(base: Document, over: Document, path: Path, into: dict[str, Any], dat
 
 
 def _of_another_kind(path: Path, old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether each kind has keys of its own at `path`, and the new mapping is of another one."""
+    """Return whether each kind has keys of its own at `path`, and the new mapping is of another one."""
     return old.get("kind") != new.get("kind", old.get("kind")) and bool(RECIPE.kinds(path))
 
 
@@ -157,7 +157,7 @@ class _MissingFileError(RecipeError):
 
 
 def text_of(path: FilePath, chain: tuple[FilePath, ...] = ()) -> str:
-    """What is in the file; `chain`: the recipes that extend it. Raises RecipeError where it cannot be read."""
+    """Return the text of a file; `chain`: the recipes that extend it. Raises RecipeError where it cannot be read."""
     what, todo = f"{path} does not exist", "correct the path"
     try:
         if path.is_file():
@@ -187,7 +187,7 @@ def text_of(path: FilePath, chain: tuple[FilePath, ...] = ()) -> str:
 
 
 def _in_a_circle(path: FilePath) -> bool:
-    """Whether the file, or a folder on the way to it, is a link that leads back to itself."""
+    """Return whether the file, or a folder on the way to it, is a link that leads back to itself."""
     try:
         path.stat()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What can be wrong with a recipe, as data: where, which key, what, and what to write instead."""
+"""Describe what is wrong with a recipe, as data: where, which key, what, and what to write instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value was written: a line of a file, or (line 0) an option of the command line."""
+    """The place where a value was written: a line of a file, or (line 0) an option of the command line."""
 
     source: str
     line: int = 0
@@ -27,15 +27,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Line:
-    """What can be written as it stands: `yaml`, the value of `path` on one line. `example`: one value of many."""
+    """A line that can be written as it stands: `yaml`, the value of `path` on one line. `example`: one value of
+    many."""
 
     path: Path
     yaml: str
     example: bool = False
 
     def typed(self, origin: Origin, origins: Mapping[Path, Origin]) -> str:
-        """As it is typed where `origin` is: a line of the file, with the sections that are not there yet (`origins`
-        has those that are), an item of a list, or an option."""
+        """Return the line as it is typed where `origin` is: a line of the file, with the sections that are not there
+        yet (`origins` has those that are), an item of a list, or an option."""
         if origin.line == 0 and origin.source.startswith("--"):
             return f"--set {shlex.quote(f'{dotted(self.path)}={self.yaml}')}"
         text = self.yaml if isinstance(self.path[-1], int) else f"{self.path[-1]}: {self.yaml}"
@@ -65,11 +66,11 @@ class Problem:
         return {path for path in (self.path, self.meant) if path}
 
     def concerns(self, path: Path) -> bool:
-        """Whether the problem may be a mere consequence of another one at `path`."""
+        """Return whether the problem may be a mere consequence of another one at `path`."""
         return any(_related(mine, path) for mine in (self.path, *self.also))
 
     def advice(self, origin: Origin, origins: Mapping[Path, Origin]) -> str | None:
-        """What to do, with the line to write as it is typed at `origin`."""
+        """Return what to do, with the line to write as it is typed at `origin`."""
         if self.write is None:
             return self.todo
         line = f"write {'for example ' if self.write.example else ''}`{self.write.typed(origin, origins)}`"
@@ -82,7 +83,7 @@ def dotted(path: Path) -> str:
 
 
 def locate(path: Path, origins: Mapping[Path, Origin]) -> Origin | None:
-    """Where `path` was written, or its nearest ancestor that was."""
+    """Return where `path`, or its nearest ancestor, was written."""
     for end in range(len(path), -1, -1):
         if (origin := origins.get(path[:end])) is not None:
             return origin

@@ -1,4 +1,4 @@
-"""What the models of a file allow at a path, read from the models themselves: for "did you mean" and for the rules."""
+"""Read from the models of a file what they allow at a path: for "did you mean" and for the rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MULTIS = {role: {"connector": {"kind": "multi", "of": [{}]}} for role in ENGINE
 
 @dataclass(frozen=True)
 class Shape:
-    """What a file may contain whose top level is `root`."""
+    """The contents that a file may have whose top level is `root`."""
 
     root: type[BaseModel]
 
@@ -65,7 +65,7 @@ class Shape:
         return f"{low:g} to {high:g}" if "gt" not in limits else f"more than {low:g} and at most {high:g}"
 
     def scalars_at(self, path: Path, data: Any) -> tuple[bool, bool]:
-        """Whether text, and whether a number or boolean, may stand at `path`."""
+        """Return whether text, and whether a number or boolean, may stand at `path`."""
         options = _walk(self.root, path, data)
         text = any(o is str or any(isinstance(v, str) for v in _literals(o)) for o in options)
         return text, any(o in (int, float, bool) or any(isinstance(v, int) for v in _literals(o)) for o in options)
@@ -140,7 +140,7 @@ def _flatten(annotation: Any) -> Iterator[Any]:
 
 
 def _marks(annotation: Any) -> Iterator[Any]:
-    """What Annotated adds, at any depth of a union."""
+    """Yield what Annotated adds, at any depth of a union."""
     if get_origin(annotation) is Annotated:
         for mark in get_args(annotation)[1:]:
             yield from getattr(mark, "metadata", [mark])

@@ -41,7 +41,7 @@ _CREDENTIALS_IN_URL = re.compile(r"://[^/\s:\"]*:[^/\s\"]+@")
 
 
 def secret_name(name: str) -> bool:
-    """Whether a variable or key of this name usually holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM,
+    """Return whether a variable or key of this name usually holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM,
     MAX_TOKENS, SSL_KEY_FILE, KeyError, max_load_batch_keys and long-prefill-token-threshold do not."""
     words = [w for w in re.split(r"[^A-Z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).upper()) if w]
     if words[:1] in (["MAX"], ["MIN"], ["NUM"]) and words[-1] in ("KEYS", "TOKEN"):
@@ -56,7 +56,8 @@ def secret_name(name: str) -> bool:
 
 
 def secret_value(value: object) -> bool:
-    """Whether a text carries credentials wherever it stands: https://user:password@host, or a key of a known form."""
+    """Return whether a text carries credentials wherever it stands: https://user:password@host, or a key of a known
+    form."""
     return isinstance(value, str) and bool(_CREDENTIALS_IN_URL.search(value) or token(value))
 
 
@@ -67,7 +68,7 @@ def token(value: str) -> str | None:
 
 
 def looks_secret(text: str) -> bool:
-    """Whether a line of text should not be repeated in a message."""
+    """Return whether a line of text should not be repeated in a message."""
     return any(secret_name(word) for word in re.findall(r"[A-Za-z0-9_-]+", text)) or secret_value(text)
 
 

@@ -48,7 +48,7 @@ def validate(
 
 
 def _droppable(path: Path) -> Path:
-    """What to leave out when `path` is wrong: half a connector means nothing."""
+    """Return what to leave out when `path` is wrong: half a connector means nothing."""
     return path[: path.index("connector") + 1] if "connector" in path else path
 
 

@@ -100,5 +100,5 @@ def problems(recipe: Recipe) -> list[Problem]:
 
 
 def warnings(recipe: Recipe) -> list[Problem]:
-    """What may be meant, but has surprised people."""
+    """Return what may be meant, but has surprised people."""
     return list(chain.from_iterable(rule(recipe) for rule in _WARNINGS))

@@ -261,7 +261,7 @@ def _server(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _lmcache_path(name: str, connector: AnyConnector | None) -> Path | None:
-    """Where the role's lmcache-mp stands, if it has one."""
+    """Return the path of the role's lmcache-mp, if it has one."""
     connectors: list[Any] = leaves(connector)
     for i, leaf in enumerate(connectors):
         if isinstance(leaf, LmcacheMpSection):
@@ -306,7 +306,7 @@ def registration_timeouts(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _stated_kv_gib(recipe: Recipe) -> float:
-    """Of all workers of the largest role that attaches; 0 where the recipe leaves the size to vLLM."""
+    """Return the KV of all workers of the largest role that attaches, in GiB; 0: the recipe leaves the size to vLLM."""
     sizes = [0.0]
     for _, role, connector in roles(recipe):
         with suppress(ValueError):  # a flag that vLLM refuses: the engine does not come that far
@@ -406,7 +406,7 @@ def store_prefix_caching(recipe: Recipe) -> Iterator[Problem]:
 
 
 def store_path(name: str, connector: object) -> Path | None:
-    """Where a role has its mooncake-store, if it has one."""
+    """Return the path of a role's mooncake-store, if it has one."""
     if isinstance(connector, MooncakeStoreSection):
         return (name, "connector")
     if isinstance(connector, MultiSection):

@@ -61,7 +61,7 @@ def transfer_path(recipe: Recipe) -> Iterator[Problem]:
 
 
 def role_agreement(recipe: Recipe) -> Iterator[Problem]:
-    """What prefill and decode have to agree on."""
+    """Find what prefill and decode have to agree on and do not."""
     if recipe.mode == "aggregated":
         return
     (_, prefill_role, prefill), (_, decode_role, decode) = roles(recipe)
@@ -141,7 +141,7 @@ def tensor_parallel(recipe: Recipe) -> Iterator[Problem]:
 
 
 def repeated_children(recipe: Recipe) -> Iterator[Problem]:
-    """The same child twice in a multi."""
+    """Find a child that stands twice in a multi."""
     for name, _, connector in roles(recipe):
         if not isinstance(connector, MultiSection):
             continue
@@ -286,7 +286,7 @@ def moriio_limits(recipe: Recipe) -> Iterator[Problem]:
 
 
 def moriio_proxy(recipe: Recipe) -> Iterator[Problem]:
-    """Only pdserve's own proxy ends requests in the time that the limits are made from."""
+    """Refuse another proxy than pdserve's own, which alone ends requests in the time that the limits are made from."""
     if recipe.proxy.kind == VLLM_ROUTER and next(_used(recipe), None) is not None:
         yield Problem(
             ("proxy", "kind"),

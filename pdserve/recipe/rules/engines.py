@@ -120,7 +120,7 @@ def memory_utilization(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _number(value: object) -> float:
-    """Of a flag's value, a per cent sign or not; 0: it is none."""
+    """Return the number of a flag's value, with a per cent sign or not; 0: it is none."""
     try:
         return float(str(value).strip().removesuffix("%"))
     except ValueError:
@@ -128,13 +128,13 @@ def _number(value: object) -> float:
 
 
 def flag_path(recipe: Recipe, role: str, flag: str) -> Path:
-    """Where the flag that counts for `role` is written."""
+    """Return where the flag that counts for `role` is written."""
     section = getattr(recipe, role)
     return (role, "args", flag) if section is not None and flag in section.args else ("engine", "args", flag)
 
 
 def env_path(recipe: Recipe, role: str, variable: str) -> Path:
-    """Where the variable that counts for `role` is written."""
+    """Return where the variable that counts for `role` is written."""
     section = getattr(recipe, role)
     return (role, "env", variable) if section is not None and variable in section.env else ("engine", "env", variable)
 
@@ -289,7 +289,7 @@ def unpinned_model(recipe: Recipe) -> Iterator[Problem]:
 
 
 def unpinned_drafts(recipe: Recipe) -> Iterator[Problem]:
-    """The same for the model that writes drafts: with other weights its drafts are refused more often."""
+    """Warn of drafts without a pinned revision: with other weights its drafts are refused more often."""
     reported: set[HubModel] = set()
     for name, role in recipe.roles():
         for draft in draft_models(recipe, role):

@@ -164,7 +164,7 @@ def restart_pauses(recipe: Recipe) -> Iterator[Problem]:
 
 
 def development_endpoints(recipe: Recipe) -> Iterator[Problem]:
-    """What others on the network can reach."""
+    """Warn of development endpoints that others on the network can reach."""
     if recipe.engine.cache_reset_endpoint and recipe.platform != "cpu":
         yield Problem(
             ("engine", "cache_reset_endpoint"),
@@ -225,7 +225,7 @@ def data_parallel_caches(recipe: Recipe) -> Iterator[Problem]:
 
 
 def context_parallel(recipe: Recipe) -> Iterator[Problem]:
-    """Where vLLM 0.32 does not run prefill context parallelism. In its code: the attention of the CPU has no
+    """Refuse prefill context parallelism where vLLM 0.32 does not run it. In its code: the attention of the CPU has no
     `supports_pcp`; mooncake_utils.py registers workers by their ranks of data, tensor and pipeline parallelism, so that
     the second context-parallel worker of a prefill is refused; nixl/connector.py raises."""
     for name, role, connector in roles(recipe):

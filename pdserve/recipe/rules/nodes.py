@@ -50,7 +50,7 @@ def network(recipe: Recipe) -> Iterator[Problem]:
 
 
 def network_problems(network: Network, path: Path) -> Iterator[Problem]:
-    """What is wrong with a network section at `path`: exactly one key, and a subnet that is one."""
+    """Yield what is wrong with a network section at `path`: exactly one key, and a subnet that is one."""
     if (network.interface is None) == (network.cidr is None):
         what = "neither interface nor cidr is set" if network.cidr is None else "both interface and cidr are set"
         todo = "set one of them; without the section the route between the nodes decides"
@@ -83,7 +83,7 @@ def excluded_nodes(recipe: Recipe) -> Iterator[Problem]:
 
 
 def names_problems(names: list[str], path: Path) -> Iterator[Problem]:
-    """What is wrong with a list of node names at `path`."""
+    """Yield what is wrong with a list of node names at `path`."""
     for index, name in enumerate(names):
         if not NODE_NAME.fullmatch(name):
             yield Problem((*path, index), f"{show.value(name)} is not the name of a node", "list each node by its name")
@@ -125,8 +125,8 @@ def slurm_job(recipe: Recipe) -> Iterator[Problem]:
 def option_problems(
     option: str, path: Path, owned: dict[str, str], program: str, *, quotes: bool = False
 ) -> Iterator[Problem]:
-    """What is wrong with one `--name=value` for `program`; `owned`: options of pdserve -> what to do instead. `quotes`:
-    the value may hold quotes and backslashes."""
+    """Yield what is wrong with one `--name=value` for `program`; `owned`: options of pdserve -> what to do instead.
+    `quotes`: the value may hold quotes and backslashes."""
     match = _OPTION.fullmatch(option)
     if match is None or not option.isprintable():
         todo = "write --name=value: one item for each option, in its long form"
@@ -324,7 +324,7 @@ def setup_commands(recipe: Recipe) -> Iterator[Problem]:
 
 
 def unexpanded_setup(recipe: Recipe) -> Iterator[Problem]:
-    """What a shell would act on is an argument like any other, because no shell reads it."""
+    """Warn of what a shell would act on: it is an argument like any other, because no shell reads it."""
     for index, command in enumerate(recipe.setup):
         words = words_of(command)
         if words[0].rpartition("/")[2] in ("bash", "sh", "dash", "zsh", "env") or not isinstance(command, str):
@@ -357,7 +357,8 @@ def tilde_paths(recipe: Recipe) -> Iterator[Problem]:
 
 
 def unexpanded_tildes(recipe: Recipe) -> Iterator[Problem]:
-    """In flags and variables it is passed on; some programs expand it, and in a container the home is another one."""
+    """Warn of a tilde in flags and variables. It is passed on; some programs expand it, and in a container the home is
+    another one."""
     for section in ("engine", *ENGINE_ROLES):
         for key in ("args", "env"):
             for name, value in getattr(getattr(recipe, section), key, {}).items():

@@ -198,8 +198,8 @@ _OURS = "remove it, or write proxy.kind: pdserve"
 
 
 def router_mode(recipe: Recipe) -> Iterator[Problem]:
-    """Without prefill and decode it passes on the client's Authorization and has no key of its own (measured; its
-    --api-key changes nothing), and clients have none that engines take."""
+    """Refuse vllm-router in mode aggregated: it passes on the client's Authorization and has no key of its own
+    (measured; --api-key changes nothing), and clients have none that engines take."""
     if recipe.proxy.kind == VLLM_ROUTER and recipe.mode == "aggregated":
         yield Problem(
             _KIND,
@@ -285,7 +285,7 @@ class _Range:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """What the processes of a role take of one kind of port: one block each."""
+    """The ports of one kind that the processes of a role take: one block each."""
 
     role: str
     count: int
