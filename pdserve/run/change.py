@@ -1,4 +1,5 @@
-"""What changes when a running deployment gets another plan: computed for `up`, and for the launcher that does it."""
+"""Compute what changes when a running deployment gets another plan: computed for `up`, and for the launcher that does
+it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ LIVING = ("starting", "ready", "degraded", "done")
 
 @dataclass(frozen=True)
 class Change:
-    """From the plan that runs to another one. Names of processes, in the order of their plan."""
+    """The change from the plan that runs to another one. Names of processes, in the order of their plan."""
 
     starting: tuple[str, ...]
     """Do not run, or run with another command or environment, or follow a command of the setup that does; and
@@ -65,13 +66,13 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
 
 
 def runs_on(running: Process, new: Process) -> bool:
-    """Whether a process that runs need not be started again to be the new one. The proxy's configuration names its
-    workers, but while it runs the launcher tells it which there are (`Fleet.adopt`)."""
+    """Return whether a process that runs need not be started again to be the new one. The proxy's configuration names
+    its workers, but while it runs the launcher tells it which there are (`Fleet.adopt`)."""
     return _as_started(new) == _as_started(running)
 
 
 def _as_started(process: Process) -> Process:
-    """Without what is told to it while it runs."""
+    """Return a process without what is told to it while it runs."""
     if process.control != "stdin":
         return process
     files = {path: json.dumps({**json.loads(text), "workers": []}) for path, text in process.files.items()}
@@ -92,8 +93,8 @@ def _not_undone(setup: Iterable[str]) -> str:
 
 
 def _after_setup(new: Plan, changed: Collection[str]) -> set[str]:
-    """What was prepared by a command that is run now, or not before: all that follows it on its node. The proxy needs
-    nothing of it, and a deployment that runs would lose its clients."""
+    """Return what was prepared by a command that is run now, or not before: all that follows it on its node. The proxy
+    needs nothing of it, and a deployment that runs would lose its clients."""
     prepared: dict[str, int] = {}
     for process in new.processes:
         if process.is_setup and process.name in changed:
@@ -106,7 +107,8 @@ def _after_setup(new: Plan, changed: Collection[str]) -> set[str]:
 
 
 def recorded_change(run: RunDir, plan: Plan) -> Change:
-    """From what runs in `run`, by its record, to `plan`. Raises StateError when the run has no record."""
+    """Return the change from what runs in `run`, by its record, to `plan`. Raises StateError when the run has no
+    record."""
     processes = run.read_state().processes
     return change(run.read_plan(), plan, {name for name, process in processes.items() if process.phase in LIVING})
 
@@ -187,8 +189,8 @@ them (compatibility hash, vllm nixl/metadata.py); Mooncake copies blocks of the 
 
 
 def can_exchange_kv(running: Plan, new: Plan) -> bool:
-    """Whether the engines of both plans can hand KV to each other: the same model, program, connectors and layout of
-    blocks in every role that both have."""
+    """Return whether the engines of both plans can hand KV to each other: the same model, program, connectors and
+    layout of blocks in every role that both have."""
     if (running.model, running.revision, running.mode) != (new.model, new.revision, new.mode):
         return False
     before, after = _generation(running), _generation(new)
@@ -196,7 +198,7 @@ def can_exchange_kv(running: Plan, new: Plan) -> bool:
 
 
 def _generation(plan: Plan) -> dict[str, set[object]]:
-    """What decides with whom the engines of a role can exchange KV."""
+    """Return what decides with whom the engines of a role can exchange KV."""
     found: dict[str, set[object]] = {}
     for process in plan.processes:
         if process.is_engine:

@@ -1,5 +1,5 @@
-"""What is left of a run whose agents are in docker containers: the containers, and the shared memory of those that were
-killed.
+"""Clear up what is left of a run whose agents are in docker containers: the containers, and the shared memory of those
+that were killed.
 
 The processes of a container end with its first one, all at once, so that neither agent nor guard is left to remove what
 they had in /dev/shm, which is the node's own. Their ledger is in the run directory.
@@ -29,7 +29,7 @@ _REMOVE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Cleared:
-    """What was cleared up, and where that is not known."""
+    """The containers that were cleared up, and where that is not known."""
 
     containers: LeftContainers = field(default_factory=LeftContainers)
     memory: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Cleared:
     """Where no container of the run is left."""
 
     def lines(self) -> list[str]:
-        """For people; none where nothing was left."""
+        """Return lines for people; none where nothing was left."""
         lines = []
         if self.containers.names:
             lines.append(
@@ -90,7 +90,7 @@ def _reachable(plan: Plan, state: DeploymentState) -> list[Node]:
 
 
 def _is_here(node: Node, state: DeploymentState) -> bool:
-    """Whether that is this machine. A container of docker that shares the node's network has the node's name."""
+    """Return whether that is this machine. A container of docker that shares the node's network has the node's name."""
     if isinstance(node.reach, Local):
         return is_named_here(state.host)
     known = state.nodes.get(node.name)
@@ -99,5 +99,5 @@ def _is_here(node: Node, state: DeploymentState) -> bool:
 
 
 def _shares_memory(node: Node) -> bool:
-    """Whether its /dev/shm is the node's. One of its own has gone with the container."""
+    """Return whether its /dev/shm is the node's. One of its own has gone with the container."""
     return "--ipc=host" in node.command

@@ -52,7 +52,8 @@ from pdserve.system.procfs import is_stopped
 
 
 def usual_folder(environ: Mapping[str, str], uid: int) -> Path:
-    """Where this session keeps its keys. A relative XDG_RUNTIME_DIR counts for none, as its specification has it."""
+    """Return the folder in which this session keeps its keys. A relative XDG_RUNTIME_DIR counts for none, as its
+    specification has it."""
     chosen = environ.get("XDG_RUNTIME_DIR", "")
     return Path(chosen if chosen.startswith("/") else f"/tmp/pdserve-{uid}")  # noqa: S108  (mode 0700, checked)
 
@@ -142,7 +143,8 @@ class TakenError(StateError):
 
 
 class LauncherLock:
-    """In the hands of the launcher. A lock whose file is removed or replaced protects nothing: it is taken anew."""
+    """The lock in the hands of the launcher. A lock whose file is removed or replaced protects nothing: it is taken
+    anew."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -161,7 +163,7 @@ class LauncherLock:
             self._descriptor = descriptor
 
     def _held(self) -> bool:
-        """Whether what we hold is the file that the next one opens."""
+        """Return whether what we hold is the file that the next one opens."""
         try:
             return self._descriptor is not None and os.path.samestat(os.fstat(self._descriptor), self._file.lstat())
         except FileNotFoundError:
@@ -199,7 +201,8 @@ def check_lock_free(file: Path) -> None:
 
 
 def is_lock_free(file: Path) -> bool:
-    """Whether no process holds it, in whatever PID namespace. False where there is none, or it cannot be opened."""
+    """Return whether no process holds it, in whatever PID namespace. False where there is none, or it cannot be
+    opened."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -280,7 +283,7 @@ _LATE_SECONDS = 3 * BEAT_SECONDS
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """Where deployments are recorded: PDSERVE_HOME, or the user's state directory. Raises StateError."""
+    """Return where deployments are recorded: PDSERVE_HOME, or the user's state directory. Raises StateError."""
     try:
         if chosen := environ.get("PDSERVE_HOME"):
             return Path(chosen).absolute()
@@ -360,8 +363,8 @@ class RunDir:
             yield
 
     def keep_current(self) -> str | None:
-        """For the launcher: makes sure that it holds the lock, which a cleaner may have removed, and that `current`
-        leads here. Who holds the lock instead, if another launcher has made its own run the current one meanwhile: both
+        """Make sure for the launcher that it holds the lock, which a cleaner may have removed, and that `current` leads
+        here. Who holds the lock instead, if another launcher has made its own run the current one meanwhile: both
         pulling at it would leave `current` on none of them. Raises OSError."""
         link = self.path.parent / "current"
         here = link.is_symlink() and str(link.readlink()) == self.run_id
@@ -430,7 +433,7 @@ class RunDir:
         return plan
 
     def read_versions(self) -> Versions:
-        """Of the packages that the plan was made for, as far as they are recorded."""
+        """Read the versions of the packages that the plan was made for, as far as they are recorded."""
         try:
             document = json.loads(_contents(self.versions))
             return Versions.model_validate({name: document[name] for name in Versions.model_fields if name in document})
@@ -444,7 +447,7 @@ class RunDir:
         return folder / f"pdserve-{self.run_id}.key"
 
     def read_key_folder(self) -> Path | None:
-        """Where the launcher's session keeps its keys; None where that is not recorded, or torn."""
+        """Return where the launcher's session keeps its keys; None where that is not recorded, or torn."""
         try:
             text = _contents(self.key_folder).decode()
         except (OSError, NotOursError, ValueError):
@@ -463,7 +466,7 @@ class RunDir:
         self.write(self.key_folder, str(usual_folder(os.environ, os.getuid())))
 
     def forget_key(self) -> None:
-        """This run is over. The key belongs to no other run: each has its own."""
+        """Delete the key of a run that is over. It belongs to no other run: each has its own."""
         with contextlib.suppress(OSError):
             self.key_file.unlink(missing_ok=True)
 
@@ -487,7 +490,8 @@ def _lock(deployment: Path) -> Path:
 
 
 def _make_ours(folder: Path) -> None:
-    """Of a deployment: with a umask of 002 the group could write there, and with none everybody. Raises OSError."""
+    """Make a deployment's folder for us alone: with a umask of 002 the group could write there, and with none
+    everybody. Raises OSError."""
     for above in reversed(folder.parents):
         if not above.exists():
             above.mkdir(mode=0o700, exist_ok=True)
@@ -511,7 +515,8 @@ def _check_folders(deployment: Path, run: RunDir) -> None:
 
 
 def _check_ours(path: Path, uid: int, mode: int, folder: Path) -> None:
-    """As ssh asks it of its files: they belong to who reads them, or to root, and no other user can write them."""
+    """Refuse what is not ours, as ssh asks it of its files: they belong to who reads them, or to root, and no other
+    user can write them."""
     if uid not in (0, os.geteuid()) and uid != _owner_in(folder):
         raise NotOursError(
             "this record belongs to another user, and is not obeyed",
@@ -531,7 +536,7 @@ def _check_ours(path: Path, uid: int, mode: int, folder: Path) -> None:
 
 
 def _owner_in(folder: Path) -> int | None:
-    """Whose what we make there is: a network file system may map root to another user."""
+    """Return the owner of what we make there: a network file system may map root to another user."""
     try:
         with tempfile.TemporaryFile(dir=folder) as new:
             return os.fstat(new.fileno()).st_uid
@@ -540,7 +545,7 @@ def _owner_in(folder: Path) -> int | None:
 
 
 def _contents(file: Path) -> bytes:
-    """Of a file that is ours. Raises NotOursError, and OSError: also of a pipe, which would block."""
+    """Read a file that is ours. Raises NotOursError, and OSError: also of a pipe, which would block."""
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -602,9 +607,9 @@ def _no_record(where: Path, error: OSError) -> StateError:
 
 
 def lives(run: RunDir, state: DeploymentState) -> bool:
-    """Whether the launcher of a run lives: on its machine by its PID; on others, over the shared folder, by its last
-    sign of life, up to half a minute late. In another container of its machine, or before that was booted again, the
-    lock shows at once that it is dead: it is not held.
+    """Return whether the launcher of a run lives: on its machine by its PID; on others, over the shared folder, by its
+    last sign of life, up to half a minute late. In another container of its machine, or before that was booted again,
+    the lock shows at once that it is dead: it is not held.
 
     How old that is, is by the clock of the shared file system: those of two machines may differ by more.
     """
@@ -637,7 +642,7 @@ def beaten_since(run: RunDir) -> float | None:
 
 
 def _time_at(folder: Path) -> float:
-    """Of the file system; this machine's for one who may not write there."""
+    """Return the time of the file system; this machine's for one who may not write there."""
     try:
         with tempfile.TemporaryFile(dir=folder) as new:
             return os.fstat(new.fileno()).st_mtime
@@ -646,7 +651,7 @@ def _time_at(folder: Path) -> float:
 
 
 def serves(run: RunDir) -> bool:
-    """The same of a run whose record may not be there: that one is asked for by its name."""
+    """Return whether a run lives whose record may not be there: that one is asked for by its name."""
     try:
         return lives(run, run.read_state())
     except (StateError, NotOursError):
@@ -689,7 +694,7 @@ UNRESPONSIVE = "unresponsive"
 
 @dataclass(frozen=True)
 class Silence:
-    """Of a launcher that counts as living."""
+    """The silence of a launcher that counts as living."""
 
     seconds: float | None
     """Since its last sign of life; None: there was none."""
@@ -698,7 +703,8 @@ class Silence:
 
 
 def silence(run: RunDir, state: DeploymentState) -> Silence | None:
-    """None: it is heard. A process that stands still is seen at once, other silence once a sign of life is late."""
+    """Return the silence of a launcher; None: it is heard. A process that stands still is seen at once, other silence
+    once a sign of life is late."""
     if is_here(state.host, state.place) and is_stopped(state.launcher):
         return Silence(beaten_since(run), stopped=True)
     late = unheard(run)

@@ -118,6 +118,7 @@ INCIDENTS: Mapping[str, str] = {
 
 
 def incident(event: Mapping[str, Any]) -> str | None:
-    """What went wrong, by an event of the history; None: nothing did. What names no process is the deployment's."""
+    """Return what went wrong, by an event of the history; None: nothing did. What names no process is the
+    deployment's."""
     what = INCIDENTS.get(event["event"])
     return None if what is None else f"{event.get('name') or event.get('node') or 'the deployment'} {what}"

@@ -1,4 +1,4 @@
-"""What still runs of a deployment whose supervisors are gone, from its recorded PIDs and start times, and its end.
+"""Find and end what still runs of a deployment whose supervisors are gone, by its recorded PIDs and start times.
 
 Normally nothing: agents stop their processes when the launcher dies, guards when the agent dies. If all of them were
 killed at once (a process group, the OOM killer), this is what is left to clear up with.
@@ -107,25 +107,25 @@ def _agents(state: DeploymentState, run: RunDir) -> list[AgentRecord]:
 
 
 def _cgroups(state: DeploymentState, run: RunDir) -> list[cgroup.Cgroup]:
-    """Of the run, on this machine, as far as they are still there."""
+    """Return the run's cgroups on this machine, as far as they are still there."""
     here = {agent.cgroup for agent in _agents(state, run) if agent.here}
     return [group for each in here if (group := cgroup.recorded(each, run.run_id)) is not None]
 
 
 def _remove_empty_cgroups(state: DeploymentState, run: RunDir) -> None:
-    """What is left once all that was in it has ended, supervisors and processes. Only while no supervisor lives."""
+    """Remove cgroups once all that was in them has ended, supervisors and processes. Only while no supervisor lives."""
     for group in _cgroups(state, run):
         group.remove()
 
 
 def _last_heard_of(run: RunDir) -> float:
-    """When its launcher last wrote anything; 0: it has left nothing."""
+    """Return when its launcher last wrote anything; 0: it has left nothing."""
     times = [file.stat().st_mtime for file in (run.beat, run.state) if file.exists()]
     return max(times, default=0.0)
 
 
 def supervised(state: DeploymentState) -> bool:
-    """Whether an agent or a guard lives here: then it is clearing up, if its launcher is gone."""
+    """Return whether an agent or a guard lives here: then it is clearing up, if its launcher is gone."""
     return any(supervisor.alive() for supervisor in _supervisors(state).values())
 
 
@@ -165,8 +165,8 @@ async def _resume_loop(state: DeploymentState, report: Callable[[str], None]) ->
 
 
 def may_be_busy(state: DeploymentState, run: RunDir, node: str) -> bool:
-    """Whether anything of a node whose guard was not seen leaving may still run: False where this machine shows that
-    nothing of the run is left."""
+    """Return whether anything of a node whose guard was not seen leaving may still run: False where this machine shows
+    that nothing of the run is left."""
     known = state.nodes.get(node)
     return known is None or not is_here(known.hostname, known.place) or bool(members(state, run))
 

@@ -14,12 +14,13 @@ from pdserve.run.directory import RunDir
 
 
 def records_folder(run: RunDir, process: str) -> Path:
-    """Where the processes of an engine leave their records; the plan names the same folder in their environment."""
+    """Return where the processes of an engine leave their records; the plan names the same folder in their
+    environment."""
     return run.patches / process
 
 
 def records(run: RunDir, process: str) -> list[PatchRecord]:
-    """What the processes of an engine have reported since it was started last."""
+    """Return what the processes of an engine have reported since it was started last."""
     return read_records(records_folder(run, process))
 
 
@@ -32,7 +33,7 @@ def forget(run: RunDir, process: str) -> None:
 
 
 def lacking(process: Process, run: RunDir) -> list[str]:
-    """What keeps an engine that is healthy from being proven patched, one sentence each; none: it is."""
+    """Return what keeps an engine that is healthy from being proven patched, one sentence each; none: it is."""
     if process.ranks is None or process.probe is None:
         return []
     return shortcomings(

@@ -30,7 +30,7 @@ _NAME = re.compile(r"(?:preflight-)?([0-9]{8}-[0-9]{6}-[0-9a-f]{6})")
 
 
 def is_run_name(name: str) -> bool:
-    """Whether a folder of a run, or of a look before one, may be called so."""
+    """Return whether a folder of a run, or of a look before one, may be called so."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -49,7 +49,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def is_failed_look(run: RunDir) -> bool:
-    """Whether nothing of it was ever started, and nothing will be."""
+    """Return whether nothing of it was ever started, and nothing will be."""
     return run.failure.is_file() and not any(file.exists() for file in (run.recipe, run.plan, run.state))
 
 
@@ -100,7 +100,8 @@ class Removed:
 
 
 def rule_of(deployment: Path) -> Retention:
-    """By the recipe of its current run. Raises StateError and NotOursError: what its recipe keeps is not known."""
+    """Return the rule of a deployment, by the recipe of its current run. Raises StateError and NotOursError: what its
+    recipe keeps is not known."""
     return RunDir(deployment / "current").read_plan().retention
 
 
@@ -114,7 +115,8 @@ def prune_all(root: Path, *, dry_run: bool = False) -> list[Removed]:
 
 
 def _prune_by_its_rule(deployment: Path, dry_run: bool) -> list[Removed]:
-    """Without a rule that can be read every run stays: its recipe may keep all of them."""
+    """Prune a deployment by its own rule. Without one that can be read every run stays: its recipe may keep all of
+    them."""
     try:
         return prune(deployment, rule_of(deployment), dry_run=dry_run)
     except (StateError, NotOursError) as error:
@@ -123,7 +125,7 @@ def _prune_by_its_rule(deployment: Path, dry_run: bool) -> list[Removed]:
 
 
 def _has_old(deployment: Path) -> bool:
-    """Whether a rule has anything to say there: the newest run stays by each."""
+    """Return whether a rule has anything to say there: the newest run stays by each."""
     try:
         return sum(not is_failed_look(RunDir(path)) for path in named_runs(deployment)) > 1
     except OSError:
@@ -154,14 +156,15 @@ def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[R
 
 
 def remove_empty_cgroups(deployment: Path) -> None:
-    """Of all runs whose agents and guards are gone: a killed one has not removed its own, and no process is in them."""
+    """Remove the cgroups of all runs whose agents and guards are gone: a killed one has not removed its own, and no
+    process is in them."""
     with contextlib.suppress(OSError):
         for path in named_runs(deployment):
             agent_record.remove_empty_cgroups(path, path.name)
 
 
 def _old(deployment: Path, rule: Retention) -> list[Path]:
-    """With all failed looks, which are no runs and count for none. Raises OSError."""
+    """Return the old runs, with all failed looks, which are no runs and count for none. Raises OSError."""
     named = named_runs(deployment)
     looks = sorted(path for path in named if is_failed_look(RunDir(path)))
     runs = {path: began for path, began in named.items() if path not in looks}
@@ -182,7 +185,7 @@ def _old(deployment: Path, rule: Retention) -> list[Path]:
 
 
 def _may_live(run: RunDir, written: float) -> bool:
-    """Whether anything of it lives, as far as this machine can know."""
+    """Return whether anything of it lives, as far as this machine can know."""
     unseen = time.time() - written < _UNSEEN_SECONDS
     try:
         state = run.read_state()
@@ -260,7 +263,8 @@ def _is(path: Path, status: os.stat_result | None) -> bool:
 
 
 def _last_written(path: Path) -> float:
-    """By its launcher or what prepared it. The folder's own time does not count: also a look may change it."""
+    """Return when its launcher, or what prepared it, wrote last. The folder's own time does not count: also a look may
+    change it."""
     run = RunDir(path)
     times = [
         file.stat().st_mtime

@@ -71,7 +71,7 @@ class Cgroup:
         return Cgroup.at(self.path / name)
 
     def exists(self) -> bool:
-        """Whether it is still there, and no other one in its place."""
+        """Return whether it is still there, and no other one in its place."""
         try:
             with self._opened():
                 return True
@@ -194,7 +194,7 @@ def _start_counting(folder: Path) -> None:
 
 
 def _stop_counting(folder: Path) -> None:
-    """If it was us who began, and no cgroup is in it any more that would be counted."""
+    """Turn the memory controller off, if we turned it on and no cgroup is in it any more that would be counted."""
     with contextlib.suppress(OSError):
         os.getxattr(folder, _BY_US)
         if not any(each.is_dir() for each in folder.iterdir()):
@@ -211,8 +211,8 @@ def recorded(identity: CgroupId | None, run_id: str) -> Cgroup | None:
 
 
 def is_known(identity: CgroupId) -> bool:
-    """Whether it can be seen from here what is in it: it is there, or it was removed, which the kernel does not allow
-    while anything lives in it."""
+    """Return whether it can be seen from here what is in it: it is there, or it was removed, which the kernel does not
+    allow while anything lives in it."""
     if Cgroup(identity).exists():
         return True
     try:
@@ -270,7 +270,7 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True)
 class Names:
-    """Of the files of one version of cgroups."""
+    """The names of the files of one version of cgroups."""
 
     events: str
     limit: str
@@ -301,7 +301,7 @@ def counted(folder: Path, top: Path, names: Names = V2) -> Path | None:
 
 
 def counts(folder: Path, top: Path, names: Names = V2) -> MemoryCounts | None:
-    """What is counted in `folder`; None: nothing is."""
+    """Return what is counted in `folder`; None: nothing is."""
     if (kills := _kills(folder, names)) is None:
         return None
     limits = [limit for level in _way_up(folder, top) if (limit := _number(level / names.limit)) is not None]
@@ -309,7 +309,7 @@ def counts(folder: Path, top: Path, names: Names = V2) -> MemoryCounts | None:
 
 
 class OomWatch:
-    """Whether the kernel has killed a process for memory since this was made."""
+    """Tells whether the kernel has killed a process for memory since this was made."""
 
     def __init__(self, cgroup: Cgroup | None) -> None:
         """`cgroup`: the process's own. Without one, or where it does not count memory, what counts is shared with
@@ -323,7 +323,7 @@ class OomWatch:
         return None if self._at is None else counts(*self._at)
 
     def explain(self, how: str, code: int | None) -> tuple[str, bool]:
-        """How something ended, with the kernel's counts; True: it, or a process of its, was killed for memory.
+        """Return how something ended, with the kernel's counts; True: it, or a process of its, was killed for memory.
 
         `code`: as in protocol.Died.
         """

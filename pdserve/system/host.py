@@ -26,29 +26,30 @@ class MemoryFacts:
 
     @property
     def usable(self) -> int:
-        """What a process can still get before the kernel kills one."""
+        """Return the bytes that a process can still get before the kernel kills one."""
         return self.available if self.limit_free is None else min(self.available, self.limit_free)
 
 
 def local_node(platform: str) -> Node:
-    """This machine as a node: loopback address, all devices of the platform."""
+    """Return this machine as a node: loopback address, all devices of the platform."""
     return Node(name=socket.gethostname().partition(".")[0] or "localhost", devices=devices(platform))
 
 
 def is_here(hostname: str, recorded: Place | None) -> bool:
-    """Whether PIDs of that place mean the same here. Without one, where it was not to be
-    read, the hostname decides."""
+    """Return whether PIDs of that place mean the same here. Without one, where it was not to be read, the hostname
+    decides."""
     ours = place()
     return is_named_here(hostname) if recorded is None or ours is None else recorded == ours
 
 
 def is_named_here(hostname: str) -> bool:
-    """Whether that is this machine's name: what has it may still be another container, or an earlier boot."""
+    """Return whether that is this machine's name: what has it may still be another container, or an earlier boot."""
     return hostname == socket.gethostname()
 
 
 def is_beside(hostname: str, recorded: Place | None) -> bool:
-    """Whether that is another PID namespace under this machine's name: a container, or what is outside of this one."""
+    """Return whether that is another PID namespace under this machine's name: a container, or what is outside of this
+    one."""
     ours = place()
     return (
         is_named_here(hostname)
@@ -71,7 +72,7 @@ def devices(platform: str) -> tuple[int, ...]:
 
 
 def memory() -> MemoryFacts:
-    """What is free now."""
+    """Return what is free now."""
     meminfo = Path("/proc/meminfo").read_text()
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     available = int(match.group(1)) * 1024 if match else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

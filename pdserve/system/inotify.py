@@ -1,4 +1,4 @@
-"""To be woken when a name appears in a folder (inotify(7)), with a limit of time."""
+"""Wait until a name appears in a folder (inotify(7)), with a limit of time."""
 
 from __future__ import annotations
 

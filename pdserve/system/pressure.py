@@ -1,4 +1,5 @@
-"""What holds a process back on its host: memory that was swapped out, CPU time that a limit has taken. Reads only."""
+"""Measure what holds a process back on its host: memory that was swapped out, CPU time that a limit has taken. Reads
+only."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ SWAPPED_ENOUGH = 64 << 20
 
 @dataclass(frozen=True)
 class Pressure:
-    """Of a process tree."""
+    """The pressure on a process tree."""
 
     swapped_bytes: int
     throttled_seconds: float | None
@@ -32,8 +33,8 @@ class Pressure:
 
 
 def pressure_of(root: int, top: Path | None, v1: Path | None = None, *, proc: Path = _PROC) -> Pressure:
-    """Of a living process and its descendants; what has gone meanwhile counts nothing. `top`: the mount of cgroups v2,
-    `v1`: that of v1's cpu controller; None: there is none."""
+    """Return the pressure on a living process and its descendants; what has gone meanwhile counts nothing. `top`: the
+    mount of cgroups v2, `v1`: that of v1's cpu controller; None: there is none."""
     pids = {root, *procfs.descendants(root)} if proc == _PROC else {root}
     folders = [] if top is None else _cgroups_of(root, proc, top)
     folders += [] if v1 is None else _cgroups_of(root, proc, v1, _CPU)
@@ -80,7 +81,7 @@ def busiest(before: dict[int, float], after: dict[int, float], seconds: float) -
 
 
 def swapped_bytes(pids: Iterable[int], proc: Path = _PROC) -> int:
-    """Of these processes together, in swap; one that has gone has none."""
+    """Return the bytes of these processes together in swap; one that has gone has none."""
     total = 0
     for pid in pids:
         try:

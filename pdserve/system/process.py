@@ -57,7 +57,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 @dataclass(frozen=True)
 class Exit:
-    """How a process ended; `code` None when it was not our child and only its end could be seen."""
+    """The end of a process; `code` None when it was not our child and only its end could be seen."""
 
     code: int | None
 
@@ -117,8 +117,8 @@ class Child:
         return self._marker in procfs.environment(pid)
 
     def collect_adopted(self) -> None:
-        """Of the tree, those that have ended as our own children: an owner that has adopted orphans would keep them. No
-        other child, as an agent's `reap_adopted` would: a launcher has children that others wait for."""
+        """Wait for those of the tree that have ended as our own children: an owner that has adopted orphans would keep
+        them. No other child, as an agent's `reap_adopted` would: a launcher has children that others wait for."""
         children = procfs.identities(procfs.children() - {self.pid})
         # One that has ended shows no environment any more.
         self._adopted = {child for child in children if child in self._adopted or self._has_left(child.pid)}
@@ -126,14 +126,14 @@ class Child:
             os.waitpid(child.pid, os.WNOHANG)
 
     def _has_left(self, child: int) -> bool:
-        """Whether a child of ours was started by the tree."""
+        """Return whether a child of ours was started by the tree."""
         try:
             return os.getsid(child) == self.pid or self._is_ours(child)
         except ProcessLookupError:
             return False
 
     def poll(self) -> Exit | None:
-        """How the root ended; None while it runs."""
+        """Return how the root ended; None while it runs."""
         ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
         code = self._popen.poll()
         if code is None:
@@ -267,9 +267,10 @@ def send(target: ProcessId, signum: signal.Signals) -> bool:
 
 
 def pass_on(child: int, signums: Iterable[signal.Signals]) -> None:
-    """From now on this process hands these signals on to a child of its own that it has not waited for yet.
+    """Hand these signals on, from now on, to a child of this process that it has not waited for yet.
 
-    Once the child was waited for they do nothing: its number may be another process's by then, and its pidfd is closed.
+    Once the child was waited for they do nothing: its number may be another process's by then, and its pidfd is
+    closed.
     """
     pidfd = os.pidfd_open(child)  # kept for as long as a signal may come, which is as long as we live
 
@@ -288,7 +289,7 @@ async def pid_end(pid: int) -> None:
 
 
 async def process_end(target: ProcessId) -> None:
-    """The same of exactly this process, which may have ended before: never of a later one with its PID."""
+    """Wait for the end of exactly this process, which may have ended before: never of a later one with its PID."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(target.pid)
         if procfs.identify(target.pid) == target:
@@ -364,7 +365,8 @@ def spawn_piped(argv: Sequence[str], *, env: Mapping[str, str], stderr: Path) ->
 
 
 class Output(NamedTuple):
-    """Of a short-lived tool. `code` None: it could not be run, took too long or wrote too much; `err` has which."""
+    """The output of a short-lived tool. `code` None: it could not be run, took too long or wrote too much; `err` has
+    which."""
 
     code: int | None
     out: str
@@ -466,7 +468,7 @@ MARKER = "PDSERVE_PROCESS"
 
 
 def new_token() -> str:
-    """Of a new run."""
+    """Return the token of a new run."""
     return secrets.token_hex(16)
 
 

@@ -36,12 +36,12 @@ class ProcessId(BaseModel):
 
 
 def in_first_pid_namespace() -> bool:
-    """Whether our PIDs are those of the whole machine: the kernel gives its first namespace a fixed inode."""
+    """Return whether our PIDs are those of the whole machine: the kernel gives its first namespace a fixed inode."""
     return os.readlink(_PROC / "self/ns/pid") == _FIRST_PID_NAMESPACE  # noqa: PTH115  (it is no path)
 
 
 class Place(BaseModel):
-    """Where a PID means what was recorded: one PID namespace, of one boot of a machine."""
+    """The place where a PID means what was recorded: one PID namespace, of one boot of a machine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,7 +51,7 @@ class Place(BaseModel):
 
 
 def place() -> Place | None:
-    """Of this process; None where /proc does not show it."""
+    """Return the place of this process; None where /proc does not show it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return Place(boot=boot, pids=Path("/proc/self/ns/pid").stat().st_ino)
@@ -60,7 +60,7 @@ def place() -> Place | None:
 
 
 def identities(pids: Iterable[int]) -> list[ProcessId]:
-    """Of those that still exist."""
+    """Return the identities of those that still exist."""
     return [identity for pid in pids if (identity := identify(pid)) is not None]
 
 
@@ -71,8 +71,8 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def lines_of(file: Path) -> list[str]:
-    """Of a file of /proc. It holds names that any user may choose (files, mount points, threads): bytes of any kind.
-    Raises OSError."""
+    """Return the lines of a file of /proc. It holds names that any user may choose (files, mount points, threads):
+    bytes of any kind. Raises OSError."""
     return [line for line in file.read_bytes().decode(errors="surrogateescape").split("\n") if line]
 
 
@@ -113,7 +113,7 @@ def cpu_ticks(pid: int) -> int | None:
 
 
 class Relations(NamedTuple):
-    """Of one live process to others. Zombies have none."""
+    """The relations of one live process to others. Zombies have none."""
 
     parent: int
     session: int
@@ -121,7 +121,7 @@ class Relations(NamedTuple):
 
 
 def relations() -> dict[int, Relations]:
-    """Of every live process, in one reading."""
+    """Return the relations of every live process, in one reading."""
     processes = {}
     for pid in _pids():
         stat = _stat(pid)
@@ -131,7 +131,8 @@ def relations() -> dict[int, Relations]:
 
 
 def children() -> set[int]:
-    """Of this process, with those that have ended and were not waited for. None where the kernel does not list them."""
+    """Return the children of this process, with those that have ended and were not waited for. None where the kernel
+    does not list them."""
     try:
         tasks = [(task / "children").read_bytes() for task in (_PROC / "self/task").iterdir()]
     except OSError:
@@ -168,7 +169,7 @@ def ancestry(pid: int, seen: Mapping[int, Relations]) -> set[int]:
 
 
 def grown(members: set[int], seen: Mapping[int, Relations]) -> set[int]:
-    """With all their descendants."""
+    """Return these processes with all their descendants."""
     members = set(members)
     grew = True
     while grew:
@@ -214,7 +215,7 @@ def environment(pid: int) -> list[bytes]:
 
 
 def environment_values(name: str) -> dict[int, bytes]:
-    """What a variable is in the environments of all live processes that we may look into, by PID."""
+    """Return what a variable is in the environments of all live processes that we may look into, by PID."""
     prefix = f"{name}=".encode()
     every = ((pid, variable) for pid in _pids() for variable in environment(pid) if variable.startswith(prefix))
     return {pid: variable.removeprefix(prefix) for pid, variable in every}
@@ -253,8 +254,8 @@ def command(pid: int) -> str:
 
 
 def title(pid: int) -> str:
-    """What a process calls itself: its thread name (15 characters), or the start of a rewritten command line that
-    begins with it."""
+    """Return what a process calls itself: its thread name (15 characters), or the start of a rewritten command line
+    that begins with it."""
     try:
         name = (_PROC / str(pid) / "comm").read_bytes().decode(errors="replace").strip()
     except OSError:
@@ -279,7 +280,7 @@ def listeners(port: int) -> set[str]:
 
 
 def owners(inodes: set[str], pids: Iterable[int]) -> set[int]:
-    """Those of the PIDs that hold one of the sockets open."""
+    """Return those of the PIDs that hold one of the sockets open."""
     wanted = {f"socket:[{inode}]" for inode in inodes}
     return {pid for pid in pids if wanted & set(_open_files(pid))}
 
@@ -322,7 +323,7 @@ def listener_owner(port: int) -> str | None:
 
 
 def _open_files(pid: int) -> Iterator[str]:
-    """Where the descriptors of a process lead."""
+    """Yield where the descriptors of a process lead."""
     return (link for _, link in _descriptors(pid))
 
 

@@ -80,7 +80,7 @@ class QueuedFile:
                 self._lines.clear()
 
     def _next(self) -> tuple[int, bytes] | None:
-        """What is to be written next. None: nothing will be."""
+        """Return what is to be written next. None: nothing will be."""
         with self._news:
             while not self._lines:
                 if self._over:
@@ -121,7 +121,8 @@ class _Lines(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: Any, /) -> int:
-        """Of a line that has no end yet, nothing is written: another stream could have the same file."""
+        """Queue whole lines. Of a line that has no end yet, nothing is written: another stream could have the same
+        file."""
         text = self._partial + bytes(data)
         end = text.rfind(b"\n") + 1
         self._partial = text[end:]
@@ -138,7 +139,7 @@ class _Lines(io.RawIOBase):
 
 @contextlib.contextmanager
 def queued_output(*, last_seconds: float = _LAST_SECONDS) -> Iterator[None]:
-    """For the block, what this process prints waits in a queue for whoever reads it; what is printed after the block
+    """Let what this process prints in the block wait in a queue for whoever reads it; what is printed after the block
     comes after it. The end of the block waits at most `last_seconds` for what has not been read yet."""
     before = sys.stdout, sys.stderr
     files: dict[tuple[int, int], QueuedFile] = {}
@@ -159,7 +160,7 @@ def queued_output(*, last_seconds: float = _LAST_SECONDS) -> Iterator[None]:
 
 
 def _queued(stream: TextIO, files: dict[tuple[int, int], QueuedFile], places: list[_Lines]) -> TextIO:
-    """The same file below another stream; those of one file have one queue, which keeps their order."""
+    """Return a stream over the same file; those of one file have one queue, which keeps their order."""
     try:
         stream.flush()
         descriptor = stream.fileno()

@@ -90,7 +90,8 @@ class _Lifetime:
 
 
 class Lives:
-    """Of the processes that were seen at a look; one that came and went between two looks is not among them."""
+    """The lives of the processes that were seen at a look; one that came and went between two looks is not
+    among them."""
 
     def __init__(self, kept: Kept, until: float) -> None:
         """`kept`: by an earlier look, and no longer than `until` (wall-clock seconds)."""
@@ -106,7 +107,7 @@ class Lives:
         return [(process.pid, process.start_ticks, life.began, life.ended) for process, life in self._lives.items()]
 
     def see(self, pids: Iterable[int]) -> bool:
-        """These are ours and live now. True when that changes what is remembered."""
+        """Note that these are ours and live now. True: that changes what is remembered."""
         clock, known = time.monotonic(), len(self._lives)
         changed = False
         for process, life in list(self._lives.items()):
@@ -123,7 +124,7 @@ class Lives:
         return changed or len(self._lives) != known
 
     def of(self, pid: int, when: float) -> ProcessId | None:
-        """Who of ours had this PID at that wall-clock time; None: none."""
+        """Return who of ours had this PID at that wall-clock time; None: none."""
         for process, life in self._lives.items():
             until = time.time() if life.ended is None else life.ended
             if process.pid == pid and life.began - _CLOCK_SECONDS <= when <= until + _CLOCK_SECONDS:
@@ -153,7 +154,7 @@ class _Segment(NamedTuple):
         return self.mark if self.sysv is None else self.name
 
     def among(self, inodes: Container[int]) -> bool:
-        """Whether it is one of these files of /dev/shm."""
+        """Return whether it is one of these files of /dev/shm."""
         return self.sysv is None and self.mark in inodes
 
 
@@ -187,13 +188,15 @@ class ShmLedger:
         be one of ours by now, and the time that they show is that of their last change."""
 
     def unknown(self) -> bool:
-        """Whether there is a segment that may be of one of ours and is not recorded. Cheap: no process is looked at."""
+        """Return whether there is a segment that may be of one of ours and is not recorded. Cheap: no process is looked
+        at."""
         return any(
             segment.name not in self._names and segment.name not in self._others for segment in self._candidates()
         )
 
     def see(self, pids: Iterable[int]) -> None:
-        """These processes are ours: what they make from now on is known by their PID, also when they are gone."""
+        """Note that these processes are ours: what they make from now on is known by their PID, also when they are
+        gone."""
         if self._lives.see(pids):
             self.save()
 
@@ -221,8 +224,8 @@ class ShmLedger:
             self.save()
 
     def record_of_all(self, ours: Callable[[], set[int]]) -> None:
-        """As `record`, where `ours` finds all that live of ours: what another one has made before is not looked at
-        again."""
+        """Record as `record` does, where `ours` finds all that live of ours: what another one has made before is not
+        looked at again."""
         candidates = list(self._candidates())
         self.record(ours())
         self._others = {segment.name for segment in candidates if segment.sysv is not None} - self._names.keys()
@@ -270,7 +273,7 @@ class ShmLedger:
         return removed
 
     def _candidates(self) -> Iterator[_Segment]:
-        """What is of our user and did not exist before, under whatever name."""
+        """Yield the segments of our user that did not exist before, under whatever name."""
         inodes = {mark for name, mark in self._strangers.items() if not name.startswith(_SYSV)}
         return (
             segment

@@ -23,23 +23,23 @@ Asked = Callable[[signal.Signals], None]
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Without those of a terminal that are ignored from the start, as under nohup. A TERM always counts: pdserve itself
-    sends it."""
+    """Return the signals that stop, without those of a terminal that are ignored from the start, as under nohup. A TERM
+    always counts: pdserve itself sends it."""
     of_terminal = (signal.SIGINT, signal.SIGHUP)
     return [signal.SIGTERM, *(each for each in of_terminal if signal.getsignal(each) is not signal.SIG_IGN)]
 
 
 def interruptible() -> None:
-    """From here on each of them is a Ctrl-C: for a command that has something to clear up, and no loop."""
+    """Let each of them be a Ctrl-C from here on, for a command that has something to clear up, and no loop."""
     for signum in stop_signals():
         signal.signal(signum, signal.default_int_handler)
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """What comes meanwhile is kept for a loop that hears it (`hear_stops`). What no loop has heard is a
-    KeyboardInterrupt at the end, unless the block raises an error, which has more to say.
-    After it the signals have the handlers that they had before. Within another one it leaves all to that."""
+    """Keep what comes meanwhile for a loop that hears it (`hear_stops`). What no loop has heard is a KeyboardInterrupt
+    at the end, unless the block raises an error, which has more to say. After it the signals have the handlers that
+    they had before. Within another one it leaves all to that."""
     if isinstance(signal.getsignal(signal.SIGTERM), _Held):
         yield
         return

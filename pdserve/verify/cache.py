@@ -160,7 +160,7 @@ async def received_meanwhile(target: Target, before: Counters, wanted: int) -> i
 
 
 async def _use(target: Target, salts: Collection[str]) -> SaltUse | None:
-    """Of all servers together; None if one does not count by salt."""
+    """Return the use of all servers together; None: one does not count by salt."""
     uses = [await lmcache_salt_use(server.http_url, salts, target.client) for server in target.plan.lmcache]
     known = [use for use in uses if use is not None]
     if len(known) < len(uses):
@@ -204,7 +204,7 @@ _STORE_CLASS, _OFFLOAD_CLASS = "MooncakeStoreConnector", "OffloadingConnector"
 
 @dataclass(frozen=True)
 class _Keeper:
-    """What a prompt is reloaded from."""
+    """The cache that a prompt is reloaded from."""
 
     title: str
     engines: Collection[str]
@@ -313,7 +313,7 @@ def _engines(plan: Plan, class_name: str) -> tuple[str, ...]:
 
 
 def _since(before: Counters, after: Counters, names: Collection[str]) -> StoreUse | None:
-    """Of these engines together. None: one of them could not be read."""
+    """Return the use by these engines together. None: one of them could not be read."""
     if not all(counters.engines[name].reachable for counters in (before, after) for name in names):
         return None
 

@@ -50,7 +50,7 @@ async def prove_endpoints(target: Target) -> Outcome:
 
 
 async def _models(target: Target, name: str, url: str) -> list[str]:
-    """What is wrong with a list of models; nothing, if nothing is."""
+    """Return what is wrong with a list of models; nothing, if nothing is."""
     answer = await target.get(url, "/v1/models")
     trouble = _trouble(answer)
     if trouble is None and isinstance(answer, httpx.Response):
@@ -79,9 +79,9 @@ leave it out report one less; hybrid models load one token less."""
 
 
 async def prove_transfer(target: Target, trials: Trials) -> Outcome:
-    """From the counters of the decode engines: what an answer's usage calls cached is what prefill had in a cache. The
-    salt was new, so decode's own prefix cache cannot be the source. Requests of others count too: beside traffic that
-    does not go through prefill the proof can fail, never hold by mistake for them alone."""
+    """Prove the transfer from the counters of the decode engines: what an answer's usage calls cached is what prefill
+    had in a cache. The salt was new, so decode's own prefix cache cannot be the source. Requests of others count too:
+    beside traffic that does not go through prefill the proof can fail, never hold by mistake for them alone."""
     prompts = [trial.answer.prompt_tokens for trial in trials.trials]
     numbers: Numbers = {"prompts": len(prompts), "prompt tokens": len(trials.trials[0].prompt)}
     received = [trials.received(worker.name) for worker in target.decoders]
@@ -240,7 +240,7 @@ async def prove_clean(target: Target, trials: Trials) -> Outcome:
 
 
 async def left_behind(target: Target, before: Mapping[str, EngineSnapshot], numbers: Numbers) -> str:
-    """What engines still have that they had not `before`, as a reason; empty once they are as before. Adds to
+    """Return what engines still have that they had not `before`, as a reason; empty once they are as before. Adds to
     `numbers`."""
     began = time.monotonic()
     # Less than prefill keeps KV that is never fetched: what only its timeout frees was left behind.
@@ -265,7 +265,7 @@ async def left_behind(target: Target, before: Mapping[str, EngineSnapshot], numb
 
 
 def why_not_comparable(before: Mapping[str, EngineSnapshot]) -> str:
-    """Why it cannot be seen what requests leave behind; empty: it can."""
+    """Return why it cannot be seen what requests leave behind; empty: it can."""
     if busy := [name for name, snapshot in before.items() if snapshot.unfinished]:
         return f"{', '.join(busy)} also serve others: what they leave looks like what these requests leave"
     if silent := [
@@ -276,8 +276,8 @@ def why_not_comparable(before: Mapping[str, EngineSnapshot]) -> str:
 
 
 async def quiet(target: Target) -> dict[str, EngineSnapshot]:
-    """What engines report when none of our requests runs: the lowest of a few readings, because blocks of the last
-    requests are released a step after their answers."""
+    """Return what engines report when none of our requests runs: the lowest of a few readings, because blocks of the
+    last requests are released a step after their answers."""
     lowest = await _settle(target, None, _QUIET_SECONDS)
     for _ in range(_QUIET_READINGS):
         for name, snapshot in (await _nudged(target)).items():
@@ -365,8 +365,8 @@ class _Run:
 
 
 def _proofs(plan: Plan) -> list[tuple[str, str, Prove]]:
-    """In the order in which they are carried out. `stored` comes before other requests fill LMCache; `clean` last,
-    when nothing else of ours is on its way."""
+    """Return the proofs in the order in which they are carried out. `stored` comes before other requests fill LMCache;
+    `clean` last, when nothing else of ours is on its way."""
     proofs: list[tuple[str, str, Prove]] = []
     if plan.mode == "disaggregated":
         proofs.append(("transfer", TRANSFER_CLAIM, prove_transfer))

@@ -134,6 +134,6 @@ class Proofs:
 
 
 def one_line(error: VerifyError) -> str:
-    """For a reason: the parts of the error in one line."""
+    """Return the parts of an error in one line, for a reason."""
     parts = [f"{error.where}: {error.what}" if error.where else error.what]
     return "; ".join([*parts, *(part for part in (error.cause, error.todo) if part)])

@@ -100,12 +100,12 @@ def read_completion(answer: dict[str, Any], url: str) -> Completion:
 
 
 def read_tokens(answer: dict[str, Any], url: str) -> tuple[int, ...]:
-    """Of /tokenize; at least one. Raises VerifyError."""
+    """Read the tokens of /tokenize; at least one. Raises VerifyError."""
     return _read(_Tokens, answer, url, "/tokenize").tokens
 
 
 def read_max_model_len(answer: dict[str, Any], url: str) -> int | None:
-    """Of /v1/models; None: it has no limit there. Raises VerifyError."""
+    """Read the limit of /v1/models; None: it has none there. Raises VerifyError."""
     cards = _read(_Models, answer, url, "/v1/models").data
     return cards[0].max_model_len if cards else None
 
@@ -183,7 +183,7 @@ class Target:
         return f"{VERIFY_SALT}{self.run}-{leg}"
 
     def log(self, name: str) -> str:
-        """Where the log of a process is, relative to the run directory."""
+        """Return where the log of a process is, relative to the run directory."""
         return self.plan.process(name).log
 
     async def complete(
@@ -279,8 +279,8 @@ async def cancel_after_first_chunk(target: Target, prompt: tuple[int, ...], leg:
 async def cancel_before_first_byte(
     target: Target, prompt: tuple[int, ...], leg: str, tokens: int, *, after: float
 ) -> bool:
-    """Not streamed: no byte comes before the whole answer. Leaves `after` so many seconds. False: the engine was
-    faster."""
+    """Send a request that is not streamed, so that no byte comes before the whole answer. Leaves `after` so many
+    seconds. False: the engine was faster."""
     body = target.body(prompt, salt=target.salt(leg), max_tokens=tokens)
     try:
         async with time_limit(after):

@@ -39,7 +39,7 @@ async def make_prompts(target: Target, count: int) -> list[tuple[int, ...]]:
 
 
 async def longest_answer(target: Target, prompt: tuple[int, ...], tokens: int) -> int:
-    """As many tokens as the model's limit leaves, `tokens` at most."""
+    """Return as many tokens as the model's limit leaves, `tokens` at most."""
     longest = await max_model_len(target)
     return tokens if longest is None else min(tokens, longest - len(prompt))
 
@@ -66,7 +66,8 @@ async def _tokenize(target: Target, text: str) -> tuple[int, ...]:
 
 
 async def max_model_len(target: Target) -> int | None:
-    """None: the engine does not say, or not now. Raises VerifyError for an answer that cannot be read."""
+    """Return the engine's limit; None: it does not say, or not now. Raises VerifyError for an answer that cannot be
+    read."""
     url = target.reference.url
     answer = await target.get(url, "/v1/models")
     if isinstance(answer, str) or answer.status_code != 200:
@@ -89,19 +90,19 @@ class Trial:
 
 @dataclass(frozen=True)
 class Counters:
-    """What engines (by process name) and LMCache servers report at one moment."""
+    """The reports of engines (by process name) and LMCache servers at one moment."""
 
     engines: dict[str, EngineSnapshot]
     lmcache: tuple[LmcacheSnapshot, ...]
 
     @property
     def objects(self) -> int | None:
-        """Of all servers together. None: one could not be read."""
+        """Return the objects of all servers together. None: one could not be read."""
         return _together([server.objects for server in self.lmcache])
 
     @property
     def bytes_used(self) -> int | None:
-        """As `objects`."""
+        """Return the bytes of all servers together. None: one could not be read."""
         return _together([server.bytes_used for server in self.lmcache])
 
 
@@ -123,7 +124,8 @@ class Trials:
 
 
 def received_since(before: EngineSnapshot, after: EngineSnapshot) -> int | None:
-    """None: the engine does not count them, or could not be read. A counter that is not there yet counts as zero."""
+    """Return the tokens received since; None: the engine does not count them, or could not be read. A counter that is
+    not there yet counts as zero."""
     if not before.reachable or not after.reachable or after.received_tokens is None:
         return None
     return after.received_tokens - (before.received_tokens or 0)
@@ -187,12 +189,12 @@ class Forced:
 
     @property
     def greedy_gap(self) -> float:
-        """How much better than the given tokens the reference's own choices are; 0: it would choose the same."""
+        """Return how much better than the given tokens the reference's own choices are; 0: it would choose the same."""
         return max((best - chosen for best, chosen in zip(self.best, self.chosen, strict=True)), default=0.0)
 
 
 async def generate(target: Target, prompt: tuple[int, ...], leg: str) -> Completion:
-    """What the reference answers by itself. Raises VerifyError if a cache helped it."""
+    """Return what the reference answers by itself. Raises VerifyError if a cache helped it."""
     answer = await target.complete(
         target.reference.url, prompt, salt=target.salt(leg), max_tokens=target.plan.verify.output_tokens
     )

@@ -57,7 +57,7 @@ class LoadWindow(BaseModel):
 
 
 class LoadReport(Report):
-    """As Report; `windows` has when in the run answers failed or differed."""
+    """A Report; `windows` has when in the run answers failed or differed."""
 
     windows: tuple[LoadWindow, ...] = ()
 
@@ -80,7 +80,7 @@ def make_windows(traffic: Traffic, compared: Collection[int], different: Collect
 
 
 def when(traffic: Traffic, of: Collection[int], wrong: Collection[int]) -> str:
-    """In which windows: `requests 0-49: 3 of 12; requests 100-149: 6 of 11`. Only windows with wrong ones."""
+    """Return in which windows: `requests 0-49: 3 of 12; requests 100-149: 6 of 11`. Only windows with wrong ones."""
     parts = []
     for window in make_windows(traffic, of, wrong):
         if window.different:
@@ -104,7 +104,7 @@ class ComparedAnswers:
 
 @dataclass(frozen=True)
 class _Distance:
-    """How far an answer is from what the reference computes of a prompt."""
+    """The distance of an answer from what the reference computes of a prompt."""
 
     differs: bool
     size: float
@@ -162,7 +162,7 @@ async def _output_control(target: Target, schedule: Schedule, trials: dict[int, 
 
 
 async def _distance(target: Target, trial: Trial, prompt: tuple[int, ...], leg: str) -> _Distance:
-    """From the answer of `trial` to what the reference makes of `prompt`."""
+    """Return the distance from the answer of `trial` to what the reference makes of `prompt`."""
     verify = target.plan.verify
     if verify.output == "exact":
         alone = await generate(target, prompt, leg)
@@ -192,7 +192,8 @@ _Cleared = tuple[SentWindow, tuple[PrefixReload, ...]]
 
 
 def reload_claim(target: Target) -> str:
-    """Where engines do not reload from the same place, one may be chosen that never had a prefix."""
+    """Return what is claimed of reloads: where engines do not reload from the same place, one may never have had a
+    prefix."""
     return f"{_RELOAD_CLAIM}." if common_place(target) else f"{_RELOAD_CLAIM} wherever it was known to be kept."
 
 
@@ -227,7 +228,7 @@ async def prove_reload(target: Target, traffic: Traffic) -> Outcome:
 
 
 def _why_open(target: Target, cleared: Sequence[_Cleared]) -> str:
-    """Why it is not known that all prefixes came back. Empty: it is."""
+    """Return why it is not known that all prefixes came back. Empty: it is."""
     begins = [
         window.served[len(reloads)] for window, reloads in cleared if len(reloads) < min(GROUPS, len(window.served))
     ]
@@ -349,9 +350,9 @@ def prove_answers(target: Target, traffic: Traffic, options: LoadOptions) -> Out
 
 
 async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
-    """From the counters of the decode engines. Decode may have a prefix in its own cache: from an earlier transfer. It
-    counts each prompt whole, by source, once the first token is there. Of a request that was left before its first byte
-    nobody knows whether it came so far."""
+    """Prove the transfer from the counters of the decode engines. Decode may have a prefix in its own cache: from an
+    earlier transfer. It counts each prompt whole, by source, once the first token is there. Of a request that was left
+    before its first byte nobody knows whether it came so far."""
     prompts = sum(len(request.planned.prompt) for request in traffic.served if request.begun)
     until = time.monotonic() + _COUNT_SECONDS
     while True:
@@ -511,7 +512,8 @@ async def _send(target: Target, options: LoadOptions, on_window: OnWindow | None
 
 
 def _applicable_proofs(target: Target) -> list[tuple[str, str, Prove]]:
-    """Those that apply, in order. `load-clean` comes before the comparison, which sends requests of its own."""
+    """Return the proofs that apply, in order. `load-clean` comes before the comparison, which sends requests of its
+    own."""
     applicable: list[tuple[str, str, Prove]] = []
     if target.decoders:
         applicable.append(("load-transfer", TRANSFER_CLAIM, lambda sent: prove_transfer(target, sent.traffic)))

@@ -60,7 +60,7 @@ class LoadRequest:
 
     @property
     def leg(self) -> str:
-        """Of its salt: prompts with the same prefix share caches."""
+        """Return the part of its salt by which prompts with the same prefix share caches."""
         return f"load-{self.group}"
 
 

@@ -39,7 +39,7 @@ _THRESHOLD = re.compile(r'"store_threshold": *(\d+)')
 
 @dataclass(frozen=True)
 class PrefixReload:
-    """What became of a group's prefix, by one prompt that was sent alone."""
+    """The reload of a group's prefix, seen by one prompt that was sent alone."""
 
     number: int
     """Of the request."""
@@ -71,13 +71,13 @@ class Prefixes:
         """Place and group: a prompt of the group was answered there."""
 
     async def read(self) -> Snapshots:
-        """Before a prompt is sent, for `look`."""
+        """Read the counters before a prompt is sent, for `look`."""
         return {
             worker.name: await engine_snapshot(worker.url, self._target.client) for worker in self._target.producers
         }
 
     async def look(self, planned: LoadRequest, before: Snapshots) -> PrefixReload:
-        """After the answer to a prompt that was sent alone since `before`."""
+        """Read the counters after the answer to a prompt that was sent alone since `before`."""
         unit, wanted, tokens = _unit(self._target, before), 0, len(planned.prompt)
         if unit:
             wanted = _reloaded_tokens(self._target, len(self._schedule.prefix(planned.group)), unit)
@@ -96,8 +96,9 @@ class Prefixes:
         return PrefixReload(planned.number, planned.group, self._target.salt(planned.leg), wanted, loaded, engine, came)
 
     async def _growth(self, before: Snapshots, tokens: int, wanted: int, unit: int) -> dict[str, _Growth] | None:
-        """By engine, once all together have counted so many prompt tokens. None: they do not, or not in time. When
-        others are served meanwhile, `wanted` tokens are waited for: theirs may be counted before those of the prompt.
+        """Return the growth by engine, once all together have counted so many prompt tokens. None: they do not, or not
+        in time. When others are served meanwhile, `wanted` tokens are waited for: theirs may be counted before those of
+        the prompt.
         """
         until = time.monotonic() + _COUNT_SECONDS
         while True:
@@ -115,13 +116,14 @@ class Prefixes:
 
 
 def common_place(target: Target) -> frozenset[str] | None:
-    """What all engines that compute prompts reload from. None: they do not have the same."""
+    """Return what all engines that compute prompts reload from. None: they do not have the same."""
     places = {place_of(target, worker.name) for worker in target.producers}
     return places.pop() if len(places) == 1 else None
 
 
 def place_of(target: Target, engine: str) -> frozenset[str] | None:
-    """What an engine reloads from, as names. None: it keeps nothing, or its ranks do not share what they keep."""
+    """Return what an engine reloads from, as names. None: it keeps nothing, or its ranks do not share what they
+    keep."""
     plan = target.plan
     worker = next(worker for worker in target.producers if worker.name == engine)
     if plan.lmcache:
@@ -154,14 +156,15 @@ def _piece(target: Target, engine: str, block: int | None) -> int | None:
 
 
 def _reloaded_tokens(target: Target, prefix: int, unit: int) -> int:
-    """Of a prefix of so many tokens: whole pieces, as the recipe's bounds allow. 0: none."""
+    """Return the tokens that are reloaded of a prefix of so many tokens: whole pieces, as the recipe's bounds allow. 0:
+    none."""
     cap, least = target.plan.max_tokens_per_load, target.plan.min_load_tokens or 0
     tokens = (prefix if cap is None else min(prefix, cap)) // unit * unit
     return tokens if tokens >= least else 0
 
 
 def _since(before: EngineSnapshot, after: EngineSnapshot) -> _Growth | None:
-    """None: the engine does not count its prompt tokens, or could not be read."""
+    """Return the growth; None: the engine does not count its prompt tokens, or could not be read."""
     loaded = received_since(before, after)
     each = [tokens_since(before, after, source) for source in _SOURCES]
     known = [count for count in each if count is not None]
@@ -201,7 +204,7 @@ OnWindow = Callable[["SentWindow"], None]
 
 @dataclass(frozen=True)
 class Served:
-    """What became of one request."""
+    """The outcome of one request."""
 
     planned: LoadRequest
     ended: Ended
@@ -320,7 +323,8 @@ async def _send_alone(
 async def _send_window(
     target: Target, schedule: Schedule, numbers: range, concurrency: int, until: float | None
 ) -> tuple[Served, ...]:
-    """In order of their numbers; fewer than `numbers` when the time is over."""
+    """Send a window's requests; return their outcomes in order of their numbers, fewer than `numbers` when the time is
+    over."""
     left = iter(numbers)
     served: list[Served] = []
 
