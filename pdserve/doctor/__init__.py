@@ -1,1 +1,2 @@
-"""Why a run failed, or is slow: rules over what its run directory and its live processes show. Nothing is changed."""
+"""Find why a run failed, or is slow: rules over what its run directory and its live processes show. Nothing is
+changed."""

@@ -47,7 +47,7 @@ _FIGURE = re.compile(r"'?(?P<name>[A-Z][\w ]+(?: \([\w/]+\))?)'?[=:] ?(?P<value>
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """What an engine did in one interval."""
+    """The load of an engine in one interval."""
 
     text: str
     rank: int | None
@@ -85,7 +85,7 @@ _Line = TypeVar("_Line", EngineLoad, Transfers)
 
 
 def engine_loads(lines: Iterable[str]) -> Iterator[EngineLoad]:
-    """Of every such line."""
+    """Yield the load of every such line."""
     for line in lines:
         if " KV cache usage: " in line and (match := _LOAD.search(line)):
             external = match["external"]
@@ -102,7 +102,7 @@ def engine_loads(lines: Iterable[str]) -> Iterator[EngineLoad]:
 
 
 def engine_transfers(lines: Iterable[str]) -> Iterator[Transfers]:
-    """Of every such line."""
+    """Yield the transfers of every such line."""
     rank = None
     for line in lines:
         _, mark, figures = line.partition(_TRANSFERS)
@@ -128,7 +128,8 @@ def engine_transfers(lines: Iterable[str]) -> Iterator[Transfers]:
 
 
 def busiest_rank(lines: Iterable[_Line]) -> list[_Line]:
-    """Those of the rank that has the most: as many intervals have passed, however many ranks write a line in each."""
+    """Return the lines of the rank that has the most: as many intervals have passed, however many ranks write a line in
+    each."""
     ranks: dict[int | None, list[_Line]] = {}
     for line in lines:
         ranks.setdefault(line.rank, []).append(line)
@@ -144,7 +145,7 @@ _FIELD = re.compile(r' (?P<name>prompt_tokens|queue_ms|error)=(?P<value>"(?:[^"\
 
 
 class _Fields(BaseModel):
-    """Of a line in JSON. A number beyond these bounds is of a line that was changed."""
+    """The fields of a line in JSON. A number beyond these bounds is of a line that was changed."""
 
     model_config = ConfigDict(strict=True)
 
@@ -156,7 +157,7 @@ class _Fields(BaseModel):
 
 @dataclass(frozen=True)
 class EndedRequest:
-    """How a request ended. None: the line does not have it."""
+    """The end of a request. None: the line does not have it."""
 
     text: str
     status: int
@@ -166,7 +167,7 @@ class EndedRequest:
 
 
 def ended_requests(lines: Iterable[str]) -> Iterator[EndedRequest]:
-    """Of every such line; what is none, or is torn, is left out."""
+    """Yield the request of every such line; what is none, or is torn, is left out."""
     for line in lines:
         if (request := _of_json(line) if line.startswith("{") else _of_text(line)) is not None:
             yield request
@@ -217,7 +218,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class LogFacts:
-    """Of one process."""
+    """The facts of one process's log."""
 
     process: str
     role: str

@@ -129,7 +129,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _record(read: Callable[[], RecordT], unread: list[str], file: Path) -> RecordT | None:
-    """None where it cannot be read; what was never written is no fault."""
+    """Read a record; None: it cannot be read. What was never written is no fault."""
     try:
         return read()
     except (StateError, NotOursError) as error:
@@ -173,7 +173,7 @@ def _live(run: RunDir, state: DeploymentState, plan: Plan, unread: list[str]) ->
 
 
 def _proxy(view: StatusView, plan: Plan) -> ProxySnapshot | None:
-    """None where it does not run, or another program is in its place."""
+    """Read the proxy's figures; None: it does not run, or another program is in its place."""
     if plan.proxy_kind != "pdserve" or view.phase not in ("ready", "degraded"):
         return None
 
@@ -185,7 +185,7 @@ def _proxy(view: StatusView, plan: Plan) -> ProxySnapshot | None:
 
 
 def _pressure(state: DeploymentState) -> dict[str, Pressure]:
-    """Of the processes that live on this machine."""
+    """Return the pressure on the processes that live on this machine."""
     here = {name for name, node in state.nodes.items() if is_here(node.hostname, node.place)}
     pids = {
         name: process.id.pid

@@ -31,7 +31,7 @@ class ProcessLog:
 
 @dataclass(frozen=True)
 class Failure:
-    """What failure.md says, which is all that there is of a run that failed before it started a process."""
+    """The failure in failure.md, which is all that there is of a run that failed before it started a process."""
 
     what: str
     cause: str = ""
@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class LiveFigures:
-    """What the processes report now, by name; empty for a run that is over."""
+    """The figures that the processes report now, by name; empty for a run that is over."""
 
     engines: Mapping[str, EngineSnapshot] = field(default_factory=dict)
     caches: Mapping[str, LmcacheSnapshot] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class RunRecords:
     """What could not be read, each with why."""
 
     def role(self, process: str) -> str:
-        """By the plan, else by the name: prefill-0 is a prefill."""
+        """Return a process's role by the plan, else by the name: prefill-0 is a prefill."""
         for planned in self.plan.processes if self.plan is not None else ():
             if planned.name == process:
                 return planned.role
@@ -119,7 +119,7 @@ class Diagnosis:
 
 
 def merged(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """The same cause of several processes, or of one process several times, is one entry, in the order of the first."""
+    """Merge the same cause of several processes, or of one several times, into one entry, in the order of the first."""
     kept: dict[tuple[str, str, str, str], Diagnosis] = {}
     for each in diagnoses:
         key = (each.rule, each.cause, each.todo, each.setting)
@@ -152,14 +152,14 @@ def events_of(records: RunRecords, kind: str) -> list[Event]:
 
 
 def evidence_of(event: Event) -> EvidenceLine:
-    """As a line: its kind and its fields."""
+    """Return an event as a line of evidence: its kind and its fields."""
     left_out = (*_NO_FIELDS, *_ANSWERS.get(text(event, "event"), ()))
     fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in left_out)
     return EvidenceLine(HISTORY, clock(event), f"{event.get('event')} {fields}".strip())
 
 
 def clock(event: Event) -> str:
-    """In this machine's time, as logs have theirs."""
+    """Return an event's time in this machine's, as logs have theirs."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(number(event, "at")))
     except (OverflowError, ValueError, OSError):
@@ -189,7 +189,7 @@ _SEATS = 256
 
 
 def value_at(recipe: Mapping[str, Any], key: str) -> Any:
-    """Of a dotted key; None where the recipe does not set it."""
+    """Return the value of a dotted key; None: the recipe does not set it."""
     here: Any = recipe
     for part in key.split("."):
         if not isinstance(here, Mapping):
@@ -243,14 +243,14 @@ def _reduced(key: str, now: object, lacking: int, step: float) -> str:
 
 
 def _default(key: str) -> float:
-    """Of a number in the lmcache section; 0: it has none."""
+    """Return the default of a number in the lmcache section; 0: it has none."""
     section, _, leaf = key.partition(".")
     default = Lmcache.model_fields[leaf].default if section == "lmcache" and leaf in Lmcache.model_fields else None
     return default if isinstance(default, int | float) and not isinstance(default, bool) else 0
 
 
 def _now(records: RunRecords, key: str) -> Any:
-    """What the run had: of the recipe, or its default; None: not known."""
+    """Return what the run had: of the recipe, or its default; None: not known."""
     section, _, leaf = key.partition(".")
     value = value_at(records.recipe, key)
     if value is not None or not records.recipe:

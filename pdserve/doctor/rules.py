@@ -228,14 +228,14 @@ def _limit_of(role: str) -> str:
 
 
 def _lived_again(records: RunRecords, event: Event) -> bool:
-    """Whether its process was started anew after that: then the log ends with another life."""
+    """Return whether its process was started anew after that: then the log ends with another life."""
     after = records.events[records.events.index(event) + 1 :]
     return any(each.get("event") == "started" and text(each, "name") == text(event, "name") for each in after)
 
 
 def _explained(event: Event, log: LogFacts | None, code: int | None, role: str, *, again: bool) -> Hint | None:
-    """By the log, which has what was logged after the report too, or by the report where another life goes on in the
-    log."""
+    """Explain a death by the log, which has what was logged after the report too, or by the report where another life
+    goes on in the log."""
     cause, todo = text(event, "cause"), text(event, "todo")
     noted = Hint(cause, todo) if cause and todo else None
     if again:
@@ -350,7 +350,7 @@ def starved_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Dia
 
 
 def failed_transfers(_: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """What the engine itself counts; the line with the reason is a symptom of its own."""
+    """Find failed transfers that the engine itself counts; the line with the reason is a symptom of its own."""
     for log in logs:
         failed = [each for each in log.transfers if each.failed or each.expired]
         if failed:
@@ -585,7 +585,7 @@ def _reason(records: RunRecords, logs: Sequence[LogFacts]) -> _Reason:
 
 
 def _short_prompts(records: RunRecords, logs: Sequence[LogFacts]) -> _Reason | None:
-    """Only whole chunks are kept: most prompts have none."""
+    """Return the reason that most prompts are below a chunk: whole chunks alone are kept."""
     chunk = records.plan.chunk_size if records.plan is not None else None
     with_tokens = [(log, request) for log in logs for request in log.requests if request.prompt_tokens is not None]
     if chunk is None or not with_tokens:
@@ -657,7 +657,7 @@ def unanswered(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis
 
 
 def counted_preemptions(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Where the log shows none: its lines are off, or were cut off."""
+    """Find preemptions in the counters where the log shows none: its lines are off, or were cut off."""
     shown = {log.process for log in logs for load in log.loads if load.preemptions}
     for name, engine in records.live.engines.items():
         role = records.role(name)

@@ -1,1 +1,1 @@
-"""What a running deployment reports of itself: recorded state, engines, LMCache."""
+"""Read what a running deployment reports of itself: recorded state, engines, LMCache."""

@@ -38,7 +38,7 @@ Page = list[Sample] | str
 
 @dataclass(frozen=True)
 class StoreUse:
-    """What an engine did with a Mooncake store, in keys: a KV block of one worker and one KV group each."""
+    """The use of a Mooncake store by an engine, in keys: a KV block of one worker and one KV group each."""
 
     stored: int
     failed: int
@@ -134,7 +134,7 @@ class LmcacheSnapshot:
 
 @dataclass(frozen=True)
 class SaltUse:
-    """What an LMCache server did for requests of one `cache_salt`: its counters carry the salt as a label, so these
+    """The work of an LMCache server for requests of one `cache_salt`: its counters carry the salt as a label, so these
     numbers are one request's own whatever else the server does meanwhile."""
 
     chunks_written: int
@@ -152,7 +152,7 @@ async def engine_snapshot(url: str, client: httpx.AsyncClient) -> EngineSnapshot
 
 
 def engine_figures(url: str, samples: Page) -> EngineSnapshot:
-    """From the /metrics of an engine."""
+    """Read the figures of an engine from its /metrics."""
     if isinstance(samples, str):
         return EngineSnapshot(url, error=samples)
     return EngineSnapshot(
@@ -179,7 +179,7 @@ def _by_source(samples: list[Sample]) -> dict[str, int] | None:
 
 
 def _sum_of(samples: list[Sample], names: Iterable[str]) -> int | None:
-    """None: none of these metrics is there."""
+    """Return the sum of these metrics; None: none of them is there."""
     counts = [count for name in names if (count := total(samples, name)) is not None]
     return sum(counts) if counts else None
 
@@ -230,8 +230,8 @@ async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheS
 
 
 def lmcache_figures(http_url: str, samples: Page) -> LmcacheSnapshot:
-    """From the /metrics of a server alone: each /status makes it check its allocator and log four lines, which is too
-    much for who asks every two seconds."""
+    """Read the figures of a server from its /metrics alone: each /status makes it check its allocator and log four
+    lines, which is too much for who asks every two seconds."""
     if isinstance(samples, str):
         return LmcacheSnapshot(http_url, error=samples)
     used, ratio = total(samples, f"{_L1}_memory_usage_bytes"), _fold(samples, f"{_L1}_usage_ratio", max)
@@ -256,7 +256,8 @@ def _salts(samples: Iterable[Sample]) -> int | None:
 
 
 async def lmcache_salt_use(http_url: str, salts: Collection[str], client: httpx.AsyncClient) -> SaltUse | None:
-    """Of these salts together. None: the server cannot be asked, or its metrics are off or carry no salts (yet)."""
+    """Return the use of these salts together. None: the server cannot be asked, or its metrics are off or carry no
+    salts (yet)."""
     samples = await read_metrics(http_url, client)
     if isinstance(samples, str) or not any("cache_salt" in sample.labels for sample in samples):
         return None
@@ -278,7 +279,7 @@ async def read_metrics(url: str, client: httpx.AsyncClient) -> Page:
 
 
 def samples_of(text: str) -> list[Sample]:
-    """Of the text of /metrics. Raises ValueError when it is something else."""
+    """Parse the text of /metrics. Raises ValueError when it is something else."""
     try:
         return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     except IndexError as error:  # of the parser, for example where a label has no name
@@ -304,7 +305,7 @@ def total(samples: Iterable[Sample], name: str) -> int | None:
 
 
 def _fold(samples: Iterable[Sample], name: str, fold: Callable[[list[float]], float]) -> float | None:
-    """None without samples. Nothing is known where one is NaN or infinite."""
+    """Fold the samples of a metric; None: there are none, or one is NaN or infinite."""
     values = [sample.value for sample in samples if sample.name == name]
     return fold(values) if values and all(map(math.isfinite, values)) else None
 
@@ -315,7 +316,7 @@ def _rate(part: int | None, whole: int | None) -> float | None:
 
 @dataclass(frozen=True)
 class ProxySnapshot:
-    """Since the proxy was started, all of its processes summed."""
+    """The proxy's figures since it was started, all of its processes summed."""
 
     url: str
     error: str | None = None
@@ -372,7 +373,7 @@ async def store_snapshot(url: str, client: httpx.AsyncClient) -> StoreSnapshot:
 
 
 def store_figures(url: str, samples: Page) -> StoreSnapshot:
-    """From the /metrics of a master."""
+    """Read the figures of a master from its /metrics."""
     if isinstance(samples, str):
         return StoreSnapshot(url, error=samples)
     return StoreSnapshot(

@@ -1,6 +1,7 @@
-"""What listens on the loopback of another node, read through the launcher and the agent there.
+"""Read what listens on the loopback of another node, through the launcher and the agent there.
 
-Such a URL has the host `NODE.pdserve`, which exists for this client only: two nodes have the same loopback address.
+Such a URL has the host `NODE.pdserve`, which exists for this client only: two nodes have the same loopback
+address.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def loopback_of(process: Process, port: int, state: DeploymentState) -> str:
 
 
 def client(run: RunDir, state: DeploymentState, *, taken_within: float | None = None) -> httpx.AsyncClient:
-    """For the URLs of `seen_from_here`, and for all others as ever. `taken_within`: see control.ask."""
+    """Return a client for the URLs of `seen_from_here`, and for all others as ever. `taken_within`: see control.ask."""
     return view_client({f"all://*{_SUFFIX}": _ThroughLauncher(run, state, taken_within)})
 
 

@@ -66,8 +66,8 @@ class StatusView:
         return time.time() - process.started_at
 
     def ports(self, name: str) -> dict[str, int]:
-        """Those that the plan pins. None for a process that it does not have: an `up` that replaces it writes its plan
-        first, and a plan can be edited by hand."""
+        """Return the ports that the plan pins; none for a process that it does not have: an `up` that replaces it
+        writes its plan first, and a plan can be edited by hand."""
         return next((dict(process.ports) for process in self.plan.processes if process.name == name), {})
 
     @property
@@ -76,7 +76,7 @@ class StatusView:
         return untested(connector.class_name for process in self.plan.processes for connector in process.connectors)
 
     def to_json(self) -> dict[str, Any]:
-        """For `status --json`: stable keys, no secrets."""
+        """Return the document of `status --json`: stable keys, no secrets."""
         planned = {process.name: process for process in self.plan.processes}
         unheard = None if self.silence is None else self.silence.seconds
         return {
@@ -126,7 +126,7 @@ def look(run: RunDir) -> StatusView:
 
 
 def recorded(run: RunDir) -> StatusView:
-    """By the run directory and the PIDs of this machine alone; no endpoint is asked."""
+    """Return the view by the run directory and the PIDs of this machine alone; no endpoint is asked."""
     state, plan = run.read_state(), run.read_plan()
     alive = lives(run, state)
     here = {name for name, node in state.nodes.items() if is_here(node.hostname, node.place)}
@@ -159,7 +159,7 @@ def recorded(run: RunDir) -> StatusView:
 
 @dataclass(frozen=True)
 class _Reports:
-    """What the processes say of themselves, by name."""
+    """The reports of the processes on themselves, by name."""
 
     engines: dict[str, EngineSnapshot]
     caches: dict[str, LmcacheSnapshot]
@@ -179,7 +179,7 @@ class Endpoints:
 
 
 def endpoints(view: StatusView) -> Endpoints:
-    """Of the processes that live and answer by the record."""
+    """Return the endpoints of the processes that live and answer by the record."""
     state, plan = view.state, seen_from_here(view.plan, view.state)
 
     def answers(name: str) -> bool:
@@ -202,7 +202,7 @@ def endpoints(view: StatusView) -> Endpoints:
 
 
 def endpoint_client(run: RunDir, view: StatusView) -> httpx.AsyncClient:
-    """For the URLs of `endpoints`. It does not wait for a launcher that stands still."""
+    """Return a client for the URLs of `endpoints`. It does not wait for a launcher that stands still."""
     return client(run, view.state, taken_within=_TAKEN_SECONDS if view.silence is None else 0.0)
 
 

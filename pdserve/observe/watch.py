@@ -53,12 +53,12 @@ class Distribution:
 
     @property
     def largest_bound(self) -> float:
-        """What no estimate exceeds; 0 without buckets."""
+        """Return the bound that no estimate exceeds; 0 without buckets."""
         return self.buckets[-2][0] if len(self.buckets) > 1 else 0.0
 
     def quantile(self, share: float) -> float | None:
-        """As Prometheus estimates it: even within a bucket, and the largest bound for what is beyond it. None without
-        observations."""
+        """Estimate a quantile as Prometheus does: even within a bucket, and the largest bound for what is beyond it.
+        None without observations."""
         wanted, below, low = share * self.count, 0.0, 0.0
         if not self.count:
             return None
@@ -100,12 +100,12 @@ class MetricsWindow:
             readings.popleft()
 
     def seconds(self, process: str) -> float:
-        """What lies between its first and last reading; 0 with fewer than two."""
+        """Return the seconds between the first and the last reading of a process; 0 with fewer than two."""
         readings = self._readings.get(process)
         return 0.0 if readings is None else readings[-1].at - readings[0].at
 
     def increase(self, process: str, name: str, **labels: str) -> float | None:
-        """What all series of that name and these labels have added. None: there is no such series, or only one
+        """Return what all series of that name and these labels have added. None: there is no such series, or only one
         reading."""
         if not self.seconds(process):
             return None
@@ -119,7 +119,7 @@ class MetricsWindow:
         return sum(added) if added else None
 
     def rate(self, process: str, name: str, **labels: str) -> float | None:
-        """The same a second."""
+        """Return the increase a second."""
         added = self.increase(process, name, **labels)
         return None if added is None else added / self.seconds(process)
 
@@ -156,7 +156,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class MinuteTraffic:
-    """What clients had. None: not reported."""
+    """The traffic of clients in the last minute. None: not reported."""
 
     measured_by: str
     """The proxy, or the engines that write answers where the proxy has no such figures."""
@@ -181,7 +181,7 @@ class MinuteTraffic:
 
 @dataclass(frozen=True)
 class EngineMinute:
-    """Of one engine, tokens a second. None: not reported."""
+    """The last minute of one engine, tokens a second. None: not reported."""
 
     computed: float | None
     received: float | None
@@ -196,7 +196,7 @@ class EngineMinute:
 
 @dataclass(frozen=True)
 class CacheMinute:
-    """Of one LMCache server. Chunks a second."""
+    """The last minute of one LMCache server, chunks a second."""
 
     hit_rate: float | None
     stored: float | None
@@ -250,7 +250,7 @@ def _of_proxy(window: MetricsWindow, prompts: float | None, outputs: float | Non
 
 
 def engine_minute(window: MetricsWindow, name: str) -> EngineMinute:
-    """Of one engine, its data-parallel ranks together."""
+    """Return the last minute of one engine, its data-parallel ranks together."""
     by_vllm = _sum([window.increase(name, metric) for metric in FAILED_TRANSFERS])
     pulls = window.increase(name, "pdserve_patch_effects_total", patch="mooncake-pulls", effect="pulls-failed")
     # The same pulls. Before vllm 0.33 vLLM leaves some out, and without its patch it exports none.
@@ -269,7 +269,7 @@ def engine_minute(window: MetricsWindow, name: str) -> EngineMinute:
 
 
 def cache_minute(window: MetricsWindow, name: str) -> CacheMinute:
-    """Of one LMCache server, all salts together."""
+    """Return the last minute of one LMCache server, all salts together."""
     return CacheMinute(
         hit_rate=_share(window, name, "lmcache_mp_lookup_hit_tokens_total", "lmcache_mp_lookup_requested_tokens_total"),
         stored=window.rate(name, "lmcache_mp_l1_write_chunks_total"),
@@ -316,7 +316,7 @@ class Frame:
     """Those since the frame before; all that are kept in the first one."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `status --json` has, except for LMCache's /status, and the last minute."""
+        """Return what `status --json` has, except for LMCache's /status, and the last minute."""
         minute = {
             "traffic": {**asdict(self.traffic), "waiting_at_proxy": self.waiting_at_proxy},
             "engines": {name: asdict(engine) for name, engine in self.engines.items()},
@@ -379,7 +379,7 @@ def _writers(view: StatusView) -> list[str]:
 
 
 def _waiting(page: list[Sample] | None) -> int | None:
-    """For a place in a pool, or for an engine."""
+    """Return how many wait for a place in a pool, or for an engine."""
     if page is None:
         return None
     return (total(page, f"{PREFIX}queue_depth") or 0) + (total(page, f"{PREFIX}held_requests") or 0)
