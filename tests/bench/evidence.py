@@ -33,7 +33,14 @@ def record(**changes: Any) -> RequestRecord:
     return RequestRecord(**(values | changes))
 
 
-def plan(*, mode: str = "disaggregated", lmcache: bool = True, conditional: int | None = None, **changes: Any) -> Plan:
+def plan(
+    *,
+    mode: str = "disaggregated",
+    lmcache: bool | tuple[LmcacheServer, ...] = True,
+    conditional: int | None = None,
+    **changes: Any,
+) -> Plan:
+    """`lmcache`: its servers, or whether there is one beside the first engine."""
     roles = ("prefill", "decode") if mode == "disaggregated" else ("aggregated",)
     first = roles[0]
     config = ProxyConfig.model_validate(
@@ -56,15 +63,8 @@ def plan(*, mode: str = "disaggregated", lmcache: bool = True, conditional: int 
             "routing": {"conditional": None if conditional is None else {"min_prompt_tokens": conditional}},
         }
     )
-    server = LmcacheServer(
-        process="lmcache-0",
-        http_url="http://127.0.0.1:8",
-        instance_id="l",
-        engines=(f"{first}-0",),
-        expected_workers=1,
-        l1_bytes=1,
-        shm_name=None,
-    )
+    if isinstance(lmcache, bool):
+        lmcache = (lmcache_server(engines=(f"{first}-0",)),) if lmcache else ()
     values: dict[str, Any] = {
         "name": "d",
         "mode": mode,
@@ -73,8 +73,8 @@ def plan(*, mode: str = "disaggregated", lmcache: bool = True, conditional: int 
         "model": "m",
         "model_path": None,
         "nodes": (Node(name="here"),),
-        "processes": tuple(_process(f"{role}-0", role) for role in roles),
-        "lmcache": (server,) if lmcache else (),
+        "processes": tuple(process(f"{role}-0", role) for role in roles),
+        "lmcache": lmcache,
         "proxy": config,
         "canary_seconds": 1,
         "timeouts": Timeouts(),
@@ -85,30 +85,40 @@ def plan(*, mode: str = "disaggregated", lmcache: bool = True, conditional: int 
     return Plan(**(values | changes))
 
 
-def _process(name: str, role: str, *connectors: str) -> Process:
-    return Process.model_validate(
-        {
-            "name": name,
-            "role": role,
-            "node": "here",
-            "argv": ("python3",),
-            "env": Env(),
-            "log": "log",
-            "probe": None,
-            "start_stage": 0,
-            "stop_stage": 0,
-            "ready_seconds": 1,
-            "stop_seconds": 1,
-            "patches": ("mooncake-pulls",),
-            "connectors": [{"class_name": name} for name in connectors],
-        }
-    )
+def lmcache_server(**changes: Any) -> LmcacheServer:
+    values: dict[str, Any] = {
+        "process": "lmcache-0",
+        "http_url": "http://127.0.0.1:8",
+        "instance_id": "l",
+        "expected_workers": 1,
+        "l1_bytes": 1,
+        "shm_name": None,
+    }
+    return LmcacheServer(**(values | changes))
+
+
+def process(name: str, role: str, *connectors: str, **changes: Any) -> Process:
+    values: dict[str, Any] = {
+        "name": name,
+        "role": role,
+        "node": "here",
+        "argv": ("python3",),
+        "env": Env(),
+        "log": "log",
+        "probe": None,
+        "start_stage": 0,
+        "stop_stage": 0,
+        "ready_seconds": 1,
+        "stop_seconds": 1,
+        "patches": ("mooncake-pulls",),
+        "connectors": [{"class_name": name} for name in connectors],
+    }
+    return Process.model_validate(values | changes)
 
 
 def with_connector(class_name: str) -> Plan:
     """Mode aggregated with another cache tier instead of LMCache."""
-    process = _process("aggregated-0", "aggregated", class_name)
-    return plan(mode="aggregated", lmcache=False, processes=(process,))
+    return plan(mode="aggregated", lmcache=False, processes=(process("aggregated-0", "aggregated", class_name),))
 
 
 def reading(at: float, engines: Mapping[str, Mapping[str, float]], **changes: Any) -> DeploymentSnapshot:

@@ -1,14 +1,11 @@
-"""`pdserve bench` over fake engines and a fake client: a healthy deployment is VALID, each fault of it is INVALID."""
+"""`pdserve bench` over fake engines and fake clients: a healthy deployment is VALID, each fault of it is INVALID."""
 
 from __future__ import annotations
 
 import json
-import select
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -16,19 +13,20 @@ import pytest
 from pdserve.system import procfs
 from pdserve.system.process import MARKER
 from pdserve.system.procfs import ProcessId
-from tests.bench.kit import serving_at, stand_in
-from tests.launch.deployment import Command, Deployment, pdserve, recipe, up
+from tests.bench.kit import bench, reasons, serving_at, stand_in
+from tests.launch.deployment import Command, Deployment, pdserve, recipe, until, up
 from tests.sizing.kit import CONFIG
 
 pytestmark = pytest.mark.process
 
 LENGTHS = ("--isl", "600", "--osl", "4")
 FEW = ("--requests", "6", "--concurrency", "2", "--repeats", "1", "--warmup", "0", *LENGTHS)
+TRACED = ("--trace", "agentic-tiny", "--concurrency", "2", "--repeats", "1", "--warmup", "0")
 
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with serving_at(tmp_path_factory.mktemp("bench"), 0.01) as deployment:
+    with serving_at(tmp_path_factory.mktemp("bench"), 0.02) as deployment:
         model = deployment.run.read_plan().model_path
         assert model is not None
         (Path(model) / "config.json").write_text(json.dumps(CONFIG))  # fakes do not read it; the planner does
@@ -41,22 +39,10 @@ def python(tmp_path: Path) -> str:
     return stand_in(tmp_path, "bench_client.py")
 
 
-def bench(python: str, *arguments: str) -> tuple[int, Any, str]:
-    """Exit code, result, and all that was printed."""
-    code, output = pdserve("bench", "--json", "--python", python, *(arguments or FEW))
-    result, _ = json.JSONDecoder().raw_decode(output, output.index("{\n"))  # an error follows
-    return code, result, output
-
-
-def reasons(result: Any) -> set[str]:
-    return {reason["check"] for each in result["measurements"] for reason in each["verdict"]["reasons"]}
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        select.select([], [], [], 0.05)
+@pytest.fixture
+def aiperf(tmp_path: Path) -> str:
+    """What stands for the interpreter of AIPerf's environment."""
+    return stand_in(tmp_path, "aiperf_client.py")
 
 
 def clients(folder: Path) -> list[ProcessId]:
@@ -66,27 +52,9 @@ def clients(folder: Path) -> list[ProcessId]:
     return procfs.identities(pid for pid, name in named.items() if name.startswith(ours))
 
 
-def scripted(deployment: Deployment, name: str, **faults: object) -> None:
-    plan = deployment.run.read_plan()
-    url = next(worker.url for worker in plan.proxy.workers if worker.name == name)
-    httpx.post(f"{url}/fake/script", json=faults, trust_env=False).raise_for_status()
-
-
 def test_a_healthy_deployment_is_valid_and_the_result_has_what_was_measured(serving: Deployment, python: str) -> None:
-    code, result, output = bench(
-        python,
-        "--requests",
-        "6",
-        "--concurrency",
-        "1,2",
-        "--repeats",
-        "1",
-        "--warmup",
-        "2",
-        *LENGTHS,
-        "--slo",
-        "ttft=60000,itl=60000",
-    )
+    loads = ("--concurrency", "1,2", "--warmup", "2", "--slo", "ttft=60000,itl=60000")
+    code, result, output = bench("--python", python, *FEW, *loads)
     assert (code, reasons(result)) == (0, set()), output
     assert [each["load"]["concurrency"] for each in result["measurements"]] == [1, 2]
     first = result["measurements"][0]
@@ -97,9 +65,8 @@ def test_a_healthy_deployment_is_valid_and_the_result_has_what_was_measured(serv
     assert first["window"]["lmcache"]["written"] == 6 * (600 // 256)
     assert result["provenance"]["recipe"].startswith("schema")
     assert result["provenance"]["versions"]["pdserve"]
-    assert {"prefill: KV of a token and rank", "decode: KV of a token and rank"} <= result["provenance"][
-        "planned"
-    ].keys()
+    planned = result["provenance"]["planned"].keys()
+    assert {"prefill: KV of a token and rank", "decode: KV of a token and rank"} <= planned
     folder = Path(result["folder"])
     assert json.loads((folder / "result.json").read_text())["workload"]["slo"] == {"ttft": 60000.0, "itl": 60000.0}
     assert (folder / first["raw"]).exists()
@@ -114,11 +81,11 @@ def test_a_healthy_deployment_is_valid_and_the_result_has_what_was_measured(serv
     ids=["every-request-fails", "streams-are-cut"],
 )
 def test_failures_are_invalid(serving: Deployment, python: str, fault: dict[str, int], expected: set[str]) -> None:
-    scripted(serving, "decode-0", **fault)
+    serving.script("decode-0", **fault)
     try:
-        code, result, output = bench(python)
+        code, result, output = bench("--python", python, *FEW)
     finally:
-        scripted(serving, "decode-0", **dict.fromkeys(fault, 0))
+        serving.script("decode-0", **dict.fromkeys(fault, 0))
     assert (code, reasons(result)) == (9, expected), output
     assert "error: fake: 1 of 1 measurements are INVALID" in output
 
@@ -130,14 +97,14 @@ def test_a_client_that_fails_or_asks_something_else_makes_it_invalid(
     serving: Deployment, python: str, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
 ) -> None:
     monkeypatch.setenv("FAKE_CLIENT", fault)
-    code, result, output = bench(python)
+    code, result, output = bench("--python", python, *FEW)
     assert code == 9, output
     assert reason in reasons(result)
 
 
 def test_a_client_that_hangs_is_stopped(serving: Deployment, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CLIENT", "hang")
-    code, _, output = bench(python, *FEW, "--limit", "2")
+    code, _, output = bench("--python", python, *FEW, "--limit", "2")
     assert code == 9, output
     assert "was stopped after 2 s (--limit)" in output
 
@@ -151,18 +118,11 @@ def test_a_signal_that_ends_it_stops_the_client_too(
     monkeypatch.setenv("FAKE_CLIENT", "hang")
     folder = serving.run.path.parent / "bench"
     command = Command("bench", "--python", python, *FEW)
-    wait_until(lambda: bool(clients(folder)))
+    until(lambda: bool(clients(folder)))
     (client,) = clients(folder)
     command.popen.send_signal(signum)
     assert command.finish() == code, command.output
     assert not client.alive()
-
-
-def test_the_site_proxy_is_not_used(serving: Deployment, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    code, _, output = bench(python)
-    assert code == 0, output
 
 
 def test_an_interpreter_that_is_not_there_is_refused_with_the_fix(serving: Deployment) -> None:
@@ -173,26 +133,20 @@ def test_an_interpreter_that_is_not_there_is_refused_with_the_fix(serving: Deplo
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "code", "text"),
     [
-        ((), "--concurrency 1,4,8"),
-        (("--concurrency", "1,two"), "'two' is no number above 0"),
-        (("--concurrency", "1.5"), "1.5 is no whole number"),
-        (("--rate", "0"), "'0' is no number above 0"),
-        (("--concurrency", "1", "--slo", "latency=3"), "no limit"),
-        (("--concurrency", "8", "--requests", "7"), "7 requests are never 8 at a time"),
+        (("--concurrency", "1,two"), 2, "'two' is no number above 0"),
+        (("--concurrency", "8", "--requests", "7"), 2, "7 requests are never 8 at a time"),
+        (("--concurrency", "1"), 8, "pdserve up"),
     ],
+    ids=["a wrong option", "options that contradict", "a deployment that does not run"],
 )
-def test_a_wrong_option_is_refused(pdserve_home: Path, arguments: tuple[str, ...], text: str) -> None:
-    code, output = pdserve("bench", *arguments)
-    assert code == 2
+def test_what_cannot_be_measured_is_refused(
+    pdserve_home: Path, arguments: tuple[str, ...], code: int, text: str
+) -> None:
+    ended, output = pdserve("bench", *arguments)
+    assert ended == code
     assert text in " ".join(output.replace("│", " ").split())
-
-
-def test_a_deployment_that_does_not_run_is_refused(pdserve_home: Path) -> None:
-    code, output = pdserve("bench", "--concurrency", "1")
-    assert code == 8
-    assert "pdserve up" in output
 
 
 def test_a_death_is_invalid(tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +155,53 @@ def test_a_death_is_invalid(tmp_path: Path, pdserve_home: Path, python: str, mon
         deployment.command.expect("serving fake")
         command = Command("bench", "--json", "--python", python, *FEW)
         folder = pdserve_home / "fake" / "bench"
-        wait_until(lambda: any(folder.glob("*/*.log")))
+        until(lambda: any(folder.glob("*/*.log")))
         deployment.send_signal("decode-1", signal.SIGKILL)
         assert command.finish() == 9, command.output
         assert "processes: decode-1 died" in command.output
+
+
+# --- traces, which AIPerf replays
+
+
+def test_a_trace_keeps_its_sessions_and_both_its_hits(serving: Deployment, aiperf: str) -> None:
+    code, result, output = bench("--python", aiperf, *TRACED, "--sessions", "3")
+    assert (code, reasons(result)) == (0, set()), output
+    assert result["provenance"]["client"] == "AIPerf 0.13.0"
+    assert result["provenance"]["versions"]["aiperf"] == "0.13.0"
+    assert result["workload"]["trace_digest"] == result["trace"]["digest"]
+    (one,) = result["measurements"]
+    assert one["load"]["requests"] == one["figures"]["completed"] == 15
+    window = one["window"]["prefill"]
+    hits = window["local_hits"] + window["received"]
+    assert hits / (hits + window["computed"]) == pytest.approx(result["trace"]["prefix_hit"], abs=0.1)
+    assert not one["verdict"]["unchecked"]
+    folder = Path(result["folder"])
+    assert (folder / one["raw"]).read_text().count("\n") == 15
+    assert not [file for file in folder.iterdir() if file.is_file() and serving.run.read_key() in file.read_text()]
+    log = "".join(file.read_text() for file in serving.run.logs.glob("proxy*"))
+    assert log.count("/v1/chat/completions") >= 15
+
+
+@pytest.mark.full
+def test_each_repeat_of_a_trace_is_as_cold_as_the_first_and_the_proxy_gets_its_sessions(
+    serving: Deployment, aiperf: str
+) -> None:
+    repeated = ("--sessions", "2", "--repeats", "2", "--warmup", "5", "--session-header", "X-Session-ID")
+    code, result, output = bench("--python", aiperf, *TRACED, *repeated)
+    assert (code, reasons(result)) == (0, set()), output
+    first, second = (each["window"]["prefill"]["computed"] for each in result["measurements"])
+    assert first == pytest.approx(second, rel=0.1)
+    plan = serving.run.read_plan()
+    decode = next(worker.url for worker in plan.proxy.workers if worker.name == "decode-0")
+    headers = {"Authorization": f"Bearer {serving.run.read_key()}"}
+    sent = httpx.get(f"{decode}/fake/requests", headers=headers, trust_env=False).json()[-10:]
+    assert len({request["headers"].get("x-session-id") for request in sent}) == 2
+
+
+@pytest.mark.full
+def test_aiperf_that_dies_makes_it_invalid(serving: Deployment, aiperf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_AIPERF", "die")
+    code, result, output = bench("--python", aiperf, *TRACED, "--sessions", "2")
+    assert (code, reasons(result)) == (9, {"client", "completed"}), output
+    assert "TokenizerError" in output

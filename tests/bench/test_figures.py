@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 import typer
 
-from pdserve.bench.figures import UnreadableResultError, figures, keeps, of_vllm
+from pdserve.bench.figures import figures, keeps
 from pdserve.bench.workload import Load, SloMetric
 from pdserve.cli import bench as bench_options
 from tests.bench.evidence import record
@@ -71,10 +68,6 @@ def test_without_an_answer_there_are_no_times() -> None:
     assert (seen.completed, seen.ttft, seen.goodput, seen.output_per_second_per_gpu) == (0, None, None, None)
 
 
-def test_without_a_gpu_nothing_is_divided_by_their_number() -> None:
-    assert figures([record()], gpus=0, slo={}).output_per_second_per_gpu is None
-
-
 def test_chunks_of_several_tokens_are_seen() -> None:
     assert figures([record(output_tokens=10, gaps=(0.1,) * 4)], gpus=0, slo={}).tokens_per_chunk == 2.0
 
@@ -88,39 +81,6 @@ def test_chunks_of_several_tokens_are_seen() -> None:
 def test_a_request_is_good_when_it_keeps_the_limit(metric: SloMetric, limit: float, kept: bool) -> None:
     gaps = (0.01,) * 8 + (0.1,) if metric == "itl" else (0.01,) * 9
     assert keeps(record(gaps=gaps), {metric: limit}) is kept
-
-
-def test_a_failed_request_is_never_good() -> None:
-    assert not keeps(record(ok=False), {"ttft": 1e9})
-
-
-def written(**changes: Any) -> str:
-    """As `vllm bench serve --save-detailed` writes it: an answered request, a refused request, and a traceback."""
-    raw: dict[str, Any] = {
-        "start_times": [1.0, 2.0, 3.0],
-        "input_lens": [8, 8, 8],
-        "output_lens": [3, 0, 0],
-        "ttfts": [0.5, 0.0, 0.0],
-        "itls": [[0.1, 0.2], [], []],
-        "latencies": [0.8, 0.0, 0.0],
-        "errors": ["", "", "Traceback (most recent call last):\n  File\nClientPayloadError: cut\n"],
-        "mean_ttft_ms": float("nan"),
-    }
-    return json.dumps(raw | changes)
-
-
-def test_the_file_of_vllm_bench_serve() -> None:
-    answered, refused, cut = of_vllm(written())
-    assert (answered.ok, answered.gaps) == (True, (0.1, 0.2))
-    assert answered.tpot == pytest.approx(0.15)
-    assert not refused.ok, "an HTTP error without a reason phrase has an empty text"
-    assert (cut.ok, cut.error) == (False, "ClientPayloadError: cut")
-
-
-@each_row("text", ["", "[]", "{}", written(ttfts=[0.5]), written(itls=None), written(output_lens=["x", 0, 0])])
-def test_a_file_that_is_not_whole_is_no_result(text: str) -> None:
-    with pytest.raises(UnreadableResultError):
-        of_vllm(text)
 
 
 def test_lists_of_loads() -> None:

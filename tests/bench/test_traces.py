@@ -124,11 +124,6 @@ def test_a_log_of_whole_conversations_is_a_request_for_each_answer_in_it(tmp_pat
     assert "no line asks for an answer" in str(error.cause)
 
 
-def test_only_the_first_sessions_are_taken(tmp_path: Path) -> None:
-    trace = read_trace(AGENTIC, output_tokens=1, sessions=2)
-    assert (trace.roots, trace.requests) == (2, 2 * AGENTIC_TURNS)
-
-
 @each_row("row, cause", [
     ("{", "Expecting property name"), ("[1]", "it is a list, not an object"),
     ({"prompt": "x"}, "its keys (prompt) are of no format"),

@@ -134,16 +134,6 @@ def test_requests_links_pipes_and_what_is_not_ours_stay_out(archive: Archive) ->
     assert "private" not in "".join(archive.texts.values())
 
 
-def test_the_list_is_shown_first_and_counts_what_was_removed(archive: Archive) -> None:
-    assert archive.err.index("will hold:") < archive.err.index("is written")
-    [line] = [line for line in archive.err.splitlines() if "logs/decode-0@" in line]
-    assert "secrets removed" in line
-
-
-def test_json_on_stdout_is_one_document(archive: Archive) -> None:
-    assert json.loads(archive.out)["diagnoses"][0]["processes"] == ["decode-0"]
-
-
 def test_it_is_its_users_alone_and_replaces_nothing(archive: Archive) -> None:
     assert archive.file.stat().st_mode & 0o777 == 0o600
     before = archive.file.read_bytes()
@@ -280,19 +270,6 @@ def test_a_line_without_an_end_takes_no_time_without_an_end(piece: str) -> None:
     clean = redacted(piece * PIECES + " TOKEN=swordfish1")
     assert time.thread_time() - began < 2
     assert "swordfish1" not in clean
-
-
-def test_a_long_log_is_its_beginning_and_its_end(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "BEGINNING_BYTES", 1000)
-    monkeypatch.setattr(bundle, "END_BYTES", 2000)
-    log = next(run.logs.glob("prefill-0@*.log"), run.logs / "prefill-0@host.log")
-    middle = b"0123456789abcde\n" * 1000
-    log.write_bytes(b"first\n" + middle + b"last\n")
-    text = bundled(run, tmp_path / "issue.tar.gz")[f"logs/{log.name}"]
-    assert text.startswith("first\n")
-    assert text.endswith("last\n")
-    assert "bytes are left out" in text
-    assert len(text) < len(middle)
 
 
 def test_a_secret_that_is_not_set_here_is_named_before_the_archive_is_written(

@@ -10,7 +10,6 @@ from typing import Any
 from pdserve.run.directory import RunDir
 from pdserve.run.state import Phase
 from tests.doctor.kit import diagnosed, died, only, rules, run_dir
-from tests.doctor.symptom_lines import LINES
 from tests.tables import each_row
 
 EVENTS: list[tuple[dict[str, Any], str, str]] = [
@@ -56,15 +55,6 @@ def test_a_late_process_gets_the_limit_of_its_own_stage(tmp_path: Path) -> None:
         assert only(run_dir(tmp_path / str(number), events=[late])).setting == f"timeouts.{key}=60"
 
 
-def test_a_late_process_whose_log_has_the_cause_needs_no_more_time(tmp_path: Path) -> None:
-    late = {"event": "late", "name": "decode-0", "seconds": 30.0, "last_answer": "none", "diagnostics": "d"}
-    diagnosis = only(
-        run_dir(tmp_path, events=[late], logs={"decode-0": ["OSError: [Errno 28] No space left on device"]})
-    )
-    assert "disk is full" in diagnosis.cause
-    assert diagnosis.setting == ""
-
-
 NEXT_LIFE = [
     {"event": "restarting", "name": "decode-0", "attempt": 1, "after_seconds": 1},
     {"event": "started", "name": "decode-0", "node": "n1", "pid": 2},
@@ -84,38 +74,10 @@ def test_a_death_keeps_its_cause_when_its_process_lives_again(tmp_path: Path) ->
     assert "lower it" not in diagnosis.evidence[0].text
 
 
-def test_a_start_that_was_late_keeps_its_cause_too(tmp_path: Path) -> None:
-    late = {"event": "late", "name": "decode-0", "seconds": 30.0, "last_answer": "none", "diagnostics": None}
-    known = {**late, "cause": "a disk is full", "todo": "df -h"}
-    unknown = {**late, "cause": None, "todo": None}
-    for number, (event, cause) in enumerate([(known, "a disk is full"), (unknown, "its probe was last answered")]):
-        run = run_dir(tmp_path / str(number), events=[event, *NEXT_LIFE], logs={"decode-0": [OF_THE_NEXT_LIFE]})
-        assert cause in only(run).cause
-
-
 def test_a_death_that_nothing_explained_is_not_explained_by_the_next_life(tmp_path: Path) -> None:
     death = died("decode-0", 1, cause=None, todo=None)
     run = run_dir(tmp_path, events=[death, *NEXT_LIFE], logs={"decode-0": [OF_THE_NEXT_LIFE]})
     assert "its log names no known cause" in only(run).cause
-
-
-def test_the_last_life_is_explained_by_all_that_it_has_logged(tmp_path: Path) -> None:
-    """The report of a death may come before what the others of the process have to say of it."""
-    death = died("decode-0", 1, cause="the engine core failed", todo="read on")
-    full = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    assert "device ran out" in only(run_dir(tmp_path / "a", events=[death], logs={"decode-0": [full]})).cause
-    assert "the engine core failed" in only(run_dir(tmp_path / "b", events=[death], logs={"decode-0": ["x"]})).cause
-
-
-def test_no_file_is_named_for_a_late_process_that_left_none(tmp_path: Path) -> None:
-    late = {"event": "late", "name": "decode-0", "seconds": 30.0, "last_answer": "none", "diagnostics": None}
-    assert only(run_dir(tmp_path, events=[late])).todo == "a slow host needs more time"
-
-
-def test_restarts_are_a_cause_when_they_do_not_help(tmp_path: Path) -> None:
-    again = {"event": "restarting", "name": "decode-0", "attempt": 1, "after_seconds": 1}
-    assert rules(run_dir(tmp_path / "one", events=[died("decode-0", 1), again])) == {"process-died"}
-    assert rules(run_dir(tmp_path / "two", events=[died("decode-0", 1), again, again])) == {"process-died", "restarts"}
 
 
 def test_a_death_is_named_once_for_each_process_however_often(tmp_path: Path) -> None:
@@ -149,30 +111,6 @@ def test_the_error_that_ended_a_run_which_had_served_is_no_failed_start(tmp_path
     run = run_dir(tmp_path, events=[{"event": "up", "total_seconds": 9.0}], phase="failed")
     (run.path / "failure.md").write_text(FAILED)
     assert (only(run).rule, only(run).todo) == ("ended-with-error", "read its log")
-
-
-def test_a_lost_node_is_named_once(tmp_path: Path) -> None:
-    gone = {"event": "agent_gone", "node": "a", "how": "it was killed by SIGKILL"}
-    run = run_dir(tmp_path, events=[{"event": "up", "total_seconds": 9.0}, gone], phase="failed")
-    (run.path / "failure.md").write_text(FAILED)
-    assert only(run).rule == "node-lost"
-
-
-@each_row("event", [died("decode-1", -9), {"event": "unresponsive", "name": "decode-1", "why": "w"}])
-def test_kv_that_a_dead_decode_did_not_fetch_is_no_queue(tmp_path: Path, event: dict[str, Any]) -> None:
-    line = next(sample for sample in LINES if sample.rule == "kv-never-fetched").line()
-    run = run_dir(tmp_path, events=[event], logs={"prefill-0": [line]})
-    [diagnosis] = [each for each in diagnosed(run) if each.rule == "kv-never-fetched"]
-    assert "decode-1 had died or stood still" in diagnosis.cause
-    assert not diagnosis.setting
-
-
-def test_a_run_in_order_has_no_cause(tmp_path: Path) -> None:
-    events = [
-        {"event": "ready", "name": "decode-0", "seconds": 1.0},
-        {"event": "down", "phase": "stopped", "clean": True},
-    ]
-    assert diagnosed(run_dir(tmp_path, events=events)) == []
 
 
 # --- records that are torn, not text, or another user's
@@ -229,16 +167,6 @@ def test_a_record_that_others_can_write_is_not_believed(tmp_path: Path) -> None:
     run.path.chmod(0o755)
     run.state.chmod(0o666)
     assert "can be written by others" in only(run).evidence[0].text
-
-
-def test_hostile_lines_of_a_log_stay_evidence(tmp_path: Path) -> None:
-    line = "\x1b]52;c;ZXZpbA==\x07" + "x" * 100_000
-    run = run_dir(
-        tmp_path,
-        logs={"decode-0": [line, "\x1b[31mE1 OSError: [Errno 28] No space left on device"]},
-        events=[died("decode-0", 1)],
-    )
-    assert "disk is full" in only(run).cause
 
 
 def test_numbers_that_no_run_has_hide_no_other_cause(tmp_path: Path) -> None:

@@ -6,18 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from pdserve.doctor import read_run
 from pdserve.doctor.records import RunRecords, filled
-from pdserve.logs.rotation import earlier
 from pdserve.logs.symptoms import SYMPTOMS
 from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.loader import load_recipe
-from tests.doctor.kit import RECIPE, diagnosed, died, only, plan, rules, run_dir
+from tests.doctor.kit import RECIPE, diagnosed, died, only, run_dir
 from tests.doctor.symptom_lines import LINES, VLLM, SymptomLine
 from tests.tables import each_row
-from tests.test_log_echoes import death
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 
@@ -51,23 +46,10 @@ def test_a_death_has_the_cause_of_its_log(tmp_path: Path, process: str, code: in
     assert last.source.startswith(f"logs/{process}@")
 
 
-def test_a_death_under_load_has_the_cause_too(tmp_path: Path) -> None:
-    """Each request that the engine had repeats that it is dead, after the cause."""
-    run = run_dir(tmp_path, events=[died("decode-0", 1)], logs={"decode-0": death(300)}, phase="failed")
-    diagnosis = only(run)
-    assert "has not answered execute_model" in diagnosis.cause
-    assert "RPC call to execute_model timed out" in diagnosis.evidence[1].text
-
-
 def test_a_kill_for_memory_is_the_kernels_whatever_the_log_has(tmp_path: Path) -> None:
     event = died("decode-0", -9, out_of_memory=True)
     run = run_dir(tmp_path, events=[event], logs={"decode-0": recorded("vllm-model-len")}, phase="failed")
     assert "the kernel killed it" in only(run).cause
-
-
-def test_a_log_of_a_process_that_is_well_has_no_cause(tmp_path: Path) -> None:
-    logs = {"prefill-0": recorded("vllm-ready"), "lmcache-0": recorded("lmcache-ready")}
-    assert rules(run_dir(tmp_path, logs=logs)) == set()
 
 
 # --- the lines of living processes
@@ -85,49 +67,11 @@ def test_a_known_line_is_a_cause_with_its_place_and_time(tmp_path: Path, sample:
     assert diagnosis.todo
 
 
-FAILED = "(EngineCore pid=1) ERROR 11-22 14:54:41 [x.py:1] Sending to 10.0.0.1:1 failed (ret=-1)"
-FILLER = b"(APIServer pid=1) INFO 11-22 14:54:41 [x.py:1] nothing\n"
-
-
-def filler(size: int) -> bytes:
-    return FILLER * (size // len(FILLER) + 1)
-
-
-@pytest.fixture
-def short_parts(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """So many bytes are read of the beginning and of the end of a log, so that a long one need not be large."""
-    monkeypatch.setattr(read_run, "BEGINNING_BYTES", 8 << 10)
-    monkeypatch.setattr(read_run, "END_BYTES", 32 << 10)
-    return 8 << 10, 32 << 10
-
-
-def test_a_line_of_a_log_that_was_cut_a_moment_ago_is_seen_once(tmp_path: Path, short_parts: tuple[int, int]) -> None:
-    run = run_dir(tmp_path, logs={"decode-0": [FAILED, "the end"]})
-    log = run.path / plan().process("decode-0").log
-    earlier(log).write_bytes(filler(short_parts[1]) + f"{FAILED}\n".encode())
-    assert only(run).times == 2
-
-
-@each_row("more", [-100, 4 << 10, 12 << 10])
-def test_a_line_of_a_long_log_is_seen_once(tmp_path: Path, short_parts: tuple[int, int], more: int) -> None:
-    run = run_dir(tmp_path, logs={"decode-0": []})
-    line = f"{FAILED}\n".encode()
-    beginning = line + filler(6 << 10) + line
-    log = run.path / plan().process("decode-0").log
-    log.write_bytes(beginning + filler(short_parts[1] + more - len(beginning)) + line)
-    assert only(run).times == 3
-
-
 def test_every_symptom_of_engines_and_caches_has_a_line() -> None:
     """Each pattern, not only each name: the patterns of one name have causes of their own."""
     for symptom in SYMPTOMS:
         if symptom.roles is None or "proxy" not in symptom.roles:
             assert any(symptom.pattern.search(sample.text) for sample in LINES), symptom.pattern.pattern
-
-
-def test_a_known_line_of_another_role_is_no_cause(tmp_path: Path) -> None:
-    line = next(sample for sample in LINES if sample.rule == "cache-too-small").line()
-    assert rules(run_dir(tmp_path, logs={"decode-0": [line]})) == set()
 
 
 QUOTED = "x Request abc timed out after 5 seconds without being sent"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.deployment import REPOSITORY, Command, Deployment, pdserve, read_json, recipe, up
+from tests.launch.deployment import (
+    REPOSITORY,
+    Command,
+    Deployment,
+    home_in,
+    pdserve,
+    read_json,
+    recipe,
+    serving,
+    until,
+    up,
+)
 
 pytestmark = pytest.mark.process
 
@@ -26,16 +36,11 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-@pytest.fixture
-def fake(tmp_path: Path, pdserve_home: Path) -> Iterator[Deployment]:
-    with up(recipe(tmp_path), pdserve_home) as deployment:
-        deployment.wait_for("phase", phase="ready")
-        yield deployment
-
-
-def results(deployment: Deployment) -> Path:
-    (folder,) = (deployment.run.path / "evals").iterdir()
-    return folder
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("eval")
+    with home_in(folder) as home, up(recipe(folder), home) as deployment:
+        yield serving(deployment)
 
 
 def test_a_score_is_the_mean_of_its_repeats(fake: Deployment, harness: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,15 +49,15 @@ def test_a_score_is_the_mean_of_its_repeats(fake: Deployment, harness: Path, mon
     assert code == 0, output
     verdict = read_json(output)
     assert (verdict["scores"], verdict["mean"], verdict["questions"], verdict["passed"]) == ([0.5, 1.0], 0.75, 4, True)
-    folder = results(fake)
+    folder = Path(verdict["folder"])
     assert json.loads((folder / "verdict.json").read_text()) == verdict
     assert sorted(path.name for path in folder.iterdir()) == ["repeat-1", "repeat-2", "verdict.json"]
     key = fake.run.read_key()
     assert not [path for path in folder.rglob("*") if path.is_file() and key in path.read_text()]
 
-    # Below the threshold, the same deployment.
-    (folder / "verdict.json").rename(folder.parent / "kept")
-    Path(os.environ["FAKE_RUNS"]).unlink()
+
+def test_a_score_below_the_threshold_fails(fake: Deployment, harness: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SCORES", "0.5")
     code, output = pdserve("eval", "capitals", "--threshold", "0.75", "--harness", harness)
     assert code == 6, output
     assert "exact_match,none is 0.5000, at least 0.75 was asked for" in output
@@ -64,7 +69,28 @@ def test_a_harness_that_fails_is_no_score(fake: Deployment, harness: Path, monke
     assert code == 7, output
     assert "the harness exited with code 1, and there is no score" in output
     assert "| ValueError: Tasks not found: nothing" in output
-    assert str(results(fake) / "repeat-1" / "harness.log") in output
+    assert "/repeat-1/harness.log" in output
+
+
+@pytest.mark.parametrize("text", ['{"results": {"capi', ""], ids=["half", "nothing"])
+def test_results_that_are_torn_are_no_score(
+    fake: Deployment, harness: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("FAKE_SCORES", "1")
+    monkeypatch.setenv("FAKE_RESULTS", text)
+    code, output = pdserve("eval", "capitals", "--threshold", "0", "--harness", harness)
+    assert code == 7, output
+    assert "results cannot be read" in output
+
+
+def test_a_harness_whose_python_is_gone_cannot_be_started(fake: Deployment, tmp_path: Path) -> None:
+    harness = tmp_path / "lm_eval"
+    harness.write_text(f"#!{tmp_path}/gone/python\n")
+    harness.chmod(0o755)
+    code, output = pdserve("eval", "capitals", "--threshold", "0", "--harness", harness)
+    assert code == 3, output
+    assert "the harness cannot be started: No such file" in output
+    assert "first line" in output
 
 
 @pytest.mark.parametrize(
@@ -77,14 +103,9 @@ def test_a_signal_that_ends_it_ends_the_harness(
     started = tmp_path / "started"
     monkeypatch.setenv("FAKE_HANGS", str(started))
     command = Command("eval", "capitals", "--threshold", "0", "--harness", harness)
-    until_exists(command, started)
+    until(started.exists)
     command.popen.send_signal(signum)
     assert command.finish() == code
-
-
-def until_exists(command: Command, file: Path) -> None:
-    while not file.exists():
-        assert command.popen.poll() is None, command.output
 
 
 @pytest.mark.parametrize(
@@ -95,11 +116,6 @@ def test_a_task_file_that_cannot_be_read(tmp_path: Path, pdserve_home: Path, tas
     code, output = pdserve("eval", tmp_path / task, "--threshold", "1", "--harness", "/bin/true")
     assert code == 2, output
     assert message in output
-
-
-def test_nothing_is_asked_of_what_does_not_run(pdserve_home: Path) -> None:
-    code, _ = pdserve("eval", "gsm8k", "--threshold", "1", "--harness", "/bin/true")
-    assert code == 8
 
 
 def test_without_a_deployment_the_harness_is_not_asked_for(pdserve_home: Path) -> None:

@@ -60,9 +60,6 @@ class TestScore:
         assert (strict.value, strict.stderr, strict.questions) == (0.75, 0.02, 100)
         assert read_score(GSM8K, "exact_match,flexible-extract", "results.json").stderr is None
 
-    def test_the_only_metric_needs_no_name(self) -> None:
-        assert read_score(results(**{"acc,none": 1}), None, "results.json").metric == "acc,none"
-
     @pytest.mark.parametrize("metric", [None, "acc,none"])
     def test_an_ambiguous_or_unknown_metric_is_answered_with_those_that_there_are(self, metric: str | None) -> None:
         with pytest.raises(NotProvenError) as refused:
@@ -77,15 +74,6 @@ class TestScore:
     def test_other_results_are_not_a_score(self, document: dict[str, Any]) -> None:
         with pytest.raises(NotProvenError, match="cannot be read"):
             read_score(document, None, "results.json")
-
-    def test_a_group_of_tasks_is_not_one_score(self) -> None:
-        group = results(**{"acc,none": 1}) | {"results": {"mmlu": {"acc,none": 0.5}, "mmlu_law": {"acc,none": 0.4}}}
-        with pytest.raises(NotProvenError, match="of 2 tasks"):
-            read_score(group | {"n-samples": {}}, None, "results.json")
-
-    def test_a_task_without_a_figure_has_no_score(self) -> None:
-        with pytest.raises(NotProvenError, match="has no score"):
-            read_score(results(), None, "results.json")
 
 
 class TestVerdict:

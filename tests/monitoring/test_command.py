@@ -15,7 +15,6 @@ from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir
 from tests.plan.golden import ROOT
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
-from tests.tables import each_row
 
 TINY = str(ROOT / "recipes" / "tiny-cpu.yaml")
 
@@ -46,11 +45,6 @@ def test_a_recipe_of_one_node_needs_no_deployment(tmp_path: Path) -> None:
         "LmcacheNeverHits",
         "MooncakePullsFail",
     }
-
-
-def test_overrides_count(tmp_path: Path) -> None:
-    monitoring(TINY, "--set", "ports.decode=8300", "--out", tmp_path)
-    assert "127.0.0.1:8300" in (tmp_path / "prometheus.yml").read_text()
 
 
 def test_a_part_that_the_recipe_does_not_have_has_no_panel_and_no_alert(tmp_path: Path) -> None:
@@ -100,13 +94,6 @@ def test_a_recipe_of_several_nodes_is_refused_until_it_runs(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_node_is_refused_with_those_that_there_are(pdserve_home: Path, tmp_path: Path) -> None:
-    deployed(pdserve_home, plan(recipe(on_gpus(8, 8), with_lmcache()), *hosts(8, 8)))
-    with pytest.raises(StateError, match="no node 'host7'") as refused:
-        monitoring("--node", "host7", "--out", tmp_path)
-    assert "host0, host1" in refused.value.render()
-
-
 def test_a_file_that_was_edited_is_kept_and_no_other_is_written(tmp_path: Path) -> None:
     (tmp_path / "alerts.yml").write_text("mine")
     with pytest.raises(StateError, match=r"alerts\.yml there has other contents"):
@@ -123,15 +110,3 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_path(tmp_path: Path) 
     with pytest.raises(RecipeError, match="cannot be written: Not a directory") as refused:
         monitoring(TINY, "--out", tmp_path / "file" / "below")
     assert str(tmp_path / "file") in refused.value.render()
-
-
-@each_row("arguments, why", [
-    (("--set", "ports.decode=1"), "give one"),
-    ((TINY, "--deployment", "test"), "two sources of a plan"),
-    ((), "Missing option '--out'"),
-])  # fmt: skip
-def test_options_that_do_nothing_are_refused(tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
-    out = ("--out", str(tmp_path)) if arguments else ()
-    ended = CliRunner().invoke(app, ["monitoring", *arguments, *out])
-    assert ended.exit_code == 2
-    assert why in ended.output

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.monitoring.expressions import NAMES
+from tests.monitoring.test_expressions import NAMES
 
 pytestmark = pytest.mark.real
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.realistic import realistic_sweep
+from tests.report.results import realistic_sweep
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from pdserve.bench.compare import compare
-from pdserve.bench.result import RESULT, BenchResult
+from pdserve.bench.result import RESULT, BenchResult, Measurement
+from pdserve.bench.validity import Reason
 from pdserve.cli.compare import run_compare as run
 from pdserve.errors import StateError
 from pdserve.report.page import comparison_page
 from pdserve.report.pictures import change_pictures
+from pdserve.report.rows import read_report
+from pdserve.sweep.record import SweepFolder
 from tests.bench.test_compare import INVALID, measured, result
-from tests.report.realistic import BEGAN, realistic_result
+from tests.report.results import BEGAN, bench_folder, one, realistic_result, sweep_point
+from tests.tables import each_row
 
 
 def page_of(a: BenchResult, b: BenchResult) -> str:
@@ -51,31 +55,6 @@ def test_only_a_change_beyond_the_noise_is_real_and_has_no_parentheses() -> None
     assert "(+0.0 %)" in shown["ITL mean"]
 
 
-def test_figures_are_in_groups_and_what_nothing_was_counted_of_is_below() -> None:
-    text = page_of(result(*[measured(0.1)] * 2), result(*[measured(0.2)] * 2))
-    assert text.index(">latencies<") < text.index(">rates<") < text.index("0 on both sides: failed, cut.")
-    assert "total per GPU" in rows(text)
-    counted = realistic_result(4, began=BEGAN)
-    assert {"prefix hit", "computed on prefill", "LMCache had"} <= set(rows(page_of(counted, counted)))
-
-
-def test_results_within_noise_are_summed_up_as_that() -> None:
-    a = result(*(measured(ttft) for ttft in (0.08, 0.10, 0.12)))
-    b = result(*(measured(ttft) for ttft in (0.10, 0.12, 0.14)))
-    text = page_of(a, b)
-    assert re.search(r"None of \d+ figures changed by more than the noise", text)
-    assert "real:" not in text
-    assert "B is better" not in text
-
-
-def test_single_repeats_are_not_judged_and_the_page_tells_why() -> None:
-    text = page_of(result(measured(0.1)), result(measured(9.0)))
-    assert "Nothing can be judged" in text
-    assert "--repeats 3" in text
-    assert "real:" not in text
-    assert "not judged" in rows(text)["TTFT mean"]
-
-
 def test_invalid_repeats_are_named_with_their_reason_and_count_in_nothing() -> None:
     a = result(measured(0.1), measured(0.11), measured(5.0, INVALID))
     text = page_of(a, result(*(measured(ttft) for ttft in (0.1, 0.11, 0.12))))
@@ -108,3 +87,65 @@ def test_the_verb_writes_the_page(pdserve_home: Path, tmp_path: Path, capsys: py
     with pytest.raises(StateError, match="cannot be written") as refused:
         run(str(tmp_path / "a"), str(tmp_path / "b"), as_json=False, page=tmp_path / "none" / "page.html")
     assert "--html FILE" in refused.value.render()
+
+
+# --- the result of a point, given without its sweep: what the sweep objects to counts all the same
+
+WARM = Reason(check="cold-cache", text="it was warm")
+FEW = Reason(check="repeats", text="2 of 3 repeats were made")
+
+
+def attempt(sweep: Path, measurement: Measurement, *reasons: Reason) -> Path:
+    """The folder of the result of the only point of a sweep."""
+    sweep_point(SweepFolder(sweep), (("c", "1"),), measurement, "INVALID" if reasons else "VALID", *reasons)
+    (found,) = sweep.glob("points/*/attempt")
+    return found
+
+
+def compared(a: Path, b: Path, capsys: pytest.CaptureFixture[str], page: Path | None = None) -> str:
+    run(str(a), str(b), as_json=False, page=page)
+    return " ".join(capsys.readouterr().out.split())
+
+
+@each_row("reason", [WARM, FEW])
+def test_a_report_of_an_attempt_has_the_verdict_of_its_point(reason: Reason, tmp_path: Path) -> None:
+    (row,) = read_report([attempt(tmp_path, one(), reason)]).rows
+    assert row.status == "INVALID"
+    assert row.reasons == (reason,)
+
+
+def test_an_attempt_that_its_point_does_not_name_has_its_own_verdict(tmp_path: Path) -> None:
+    """`--retry` has measured the point again."""
+    newest = attempt(tmp_path, one(), WARM)
+    (row,) = read_report([newest.rename(newest.with_name("former"))]).rows
+    assert row.status == "VALID"
+
+
+def test_an_attempt_of_a_point_on_warm_caches_is_not_compared_and_that_is_said(
+    tmp_path: Path, pdserve_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm, good = attempt(tmp_path / "s", one(), WARM), bench_folder(tmp_path / "b", one())
+    page = tmp_path / "page.html"
+    for which in (warm, warm / "result.json"):
+        said = compared(which, good, capsys, page)
+        assert "not compared: concurrency 4, 20 requests: 1 of 1 repeats of A are INVALID (cold-cache)" in said
+        assert "TTFT mean" not in said
+        assert "1 of 2 measurements are INVALID" in " ".join(page.read_text().split())
+    monkeypatch.chdir(warm)
+    assert "INVALID (cold-cache)" in compared(good, Path(), capsys)
+
+
+def test_lacking_repeats_are_said(tmp_path: Path, pdserve_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in two sweeps: only repeats that are INVALID by themselves are left out."""
+    said = compared(bench_folder(tmp_path / "b", one()), attempt(tmp_path / "s", one(), FEW), capsys)
+    assert "not compared: B lacks repeats, by which its point is INVALID (repeats): 2 of 3 repeats were made" in said
+    assert "TTFT mean" in said
+
+
+def test_a_sweep_and_a_result_are_not_compared(tmp_path: Path, pdserve_home: Path) -> None:
+    folder = attempt(tmp_path, one())
+    with pytest.raises(StateError) as refused:
+        run(str(tmp_path), str(folder), as_json=False)
+    way = str(refused.value.todo).rpartition(" ")[2]
+    assert way == "points/POINT/ATTEMPT/"
+    assert folder == tmp_path / way.replace("POINT", folder.parent.name).replace("ATTEMPT", folder.name)

@@ -21,8 +21,9 @@ from pdserve.report.page import report_page
 from pdserve.report.pictures import against_load, bars_of, check_matplotlib, curves_of, front, pictures
 from pdserve.report.rows import ReportRow, prompt_sources, read_report, stages
 from pdserve.sweep.record import SweepFolder
-from tests.bench.evidence import reading, record
+from tests.bench.evidence import record
 from tests.report.results import WINDOW, bench_folder, one, sweep_point
+from tests.tables import each_row
 
 
 class Parsed(HTMLParser):
@@ -68,28 +69,17 @@ def test_each_row_has_its_verdict_and_its_reason(tmp_path: Path) -> None:
     assert any("errors:" in text for text in shown.texts)
 
 
-def test_each_row_has_the_kv_that_was_moved(tmp_path: Path) -> None:
-    unknown = one(4).model_copy(update={"window": Window()})
-    shown = parsed(bench_folder(tmp_path / "b", one(1), unknown))
-    assert shown.column(12) == ["2.5 / 0.25", "- / -"]
-
-
-def test_a_point_that_is_invalid_makes_its_valid_measurement_invalid(tmp_path: Path) -> None:
+def test_a_point_that_is_invalid_or_never_started_is_a_row_that_does_not_count(
+    tmp_path: Path,
+) -> None:
     sweep = SweepFolder(tmp_path)
     sweep_point(sweep, (("c", "1"),), one(), "INVALID", Reason(check="cold-cache", text="it was warm"))
     sweep_point(sweep, (("c", "2"),), one())
+    sweep_point(sweep, (("c", "3"),), None, "INVALID", Reason(check="start", text="no engine"))
     report = read_report([tmp_path])
-    assert {(row.series, row.valid) for row in report.rows} == {("c=1", False), ("c=2", True)}
-    assert "it was warm" in "".join(Parsed(report_page(report, [])).texts)
-
-
-def test_a_point_that_never_started_is_a_row_without_figures(tmp_path: Path) -> None:
-    sweep_point(SweepFolder(tmp_path), (("c", "1"),), None, "INVALID", Reason(check="start", text="no engine"))
-    shown = parsed(tmp_path)
-    texts = " ".join(shown.texts)
-    assert "nothing was measured" in texts
-    assert "no engine" in texts
-    assert shown.column(0) == ["INVALID"]
+    assert {(row.series, row.valid) for row in report.rows} == {("c=1", False), ("c=2", True), ("c=3", False)}
+    said = "".join(Parsed(report_page(report, [])).texts)
+    assert all(text in said for text in ("it was warm", "nothing was measured", "no engine"))
 
 
 def test_provenance_comes_before_pictures_and_names_what_differs(tmp_path: Path) -> None:
@@ -105,13 +95,6 @@ def test_provenance_comes_before_pictures_and_names_what_differs(tmp_path: Path)
     assert "name: second" in text
 
 
-def test_points_of_a_sweep_under_other_circumstances_are_named_as_that(tmp_path: Path) -> None:
-    first, other = (bench_folder(tmp_path / vllm, one(), vllm=vllm) for vllm in ("0.31.0", "0.32.0"))
-    said = "Not all were measured under the same circumstances. Different: vllm."
-    assert said in "".join(parsed(first, other).texts)
-    assert said not in "".join(parsed(first, bench_folder(tmp_path / "x", one(8), vllm="0.31.0")).texts)
-
-
 def test_the_page_is_one_file_for_a_phone_in_light_and_dark_and_runs_nothing(tmp_path: Path) -> None:
     folder = bench_folder(tmp_path / "b", one(), recipe="name: <script>alert(1)</script>\n")
     report = read_report([folder])
@@ -125,36 +108,23 @@ def test_the_page_is_one_file_for_a_phone_in_light_and_dark_and_runs_nothing(tmp
     assert "prefers-color-scheme: dark" in text
 
 
-def test_stages_are_a_request_and_sources_are_shares() -> None:
-    # One request completed.
-    assert stages(one()) == {"queue": 2.0, "prefill": 2.0, "transfer": 3.0, "decode": 4.0}
+@each_row("window, shown", [
+    (WINDOW, {"queue": 2.0, "prefill": 2.0, "transfer": 3.0, "decode": 4.0}),
+    # vllm-router has none of our counters: a stage that nobody counts is missing, and not zero.
+    (WINDOW.model_copy(update={"proxy": {}}), {"queue": 1.0, "prefill": 2.0, "decode": 4.0}),
+    # An engine of prefill counts seconds of decode too, and nearly none.
+    (
+        WINDOW.model_copy(update={"prefill": {**WINDOW.prefill, "decode_seconds": 0.0}, "decode": {}}),
+        {"queue": 2.0, "prefill": 2.0, "transfer": 3.0},
+    ),
+])  # fmt: skip
+def test_stages_are_those_of_a_request(window: Window, shown: dict[str, float]) -> None:
+    assert stages(one().model_copy(update={"window": window})) == shown
+
+
+def test_sources_are_shares() -> None:
     assert prompt_sources(one()) == {"computed": 90.0, "engine's own cache": 10.0, "cache tier": 0.0}
-
-
-def test_a_stage_that_nobody_counts_is_missing_and_not_zero() -> None:
-    """vllm-router has none of our counters."""
-    some = one().model_copy(update={"window": WINDOW.model_copy(update={"proxy": {}})})
-    assert stages(some) == {"queue": 1.0, "prefill": 2.0, "decode": 4.0}
     assert prompt_sources(one().model_copy(update={"window": Window()})) == {}
-
-
-def test_decode_that_could_not_be_read_is_missing_and_not_what_prefill_counts() -> None:
-    """An engine of prefill counts seconds of decode too, and nearly none."""
-    prefill = {**WINDOW.prefill, "decode_seconds": 0.0}
-    unread = one().model_copy(update={"window": WINDOW.model_copy(update={"prefill": prefill, "decode": {}})})
-    assert stages(unread) == {"queue": 2.0, "prefill": 2.0, "transfer": 3.0}
-
-
-def test_one_engine_that_does_both_has_its_decode_among_its_own_counts() -> None:
-    window = Window(prefill={"prefill_seconds": 2.0, "decode_seconds": 4.0})
-    before = reading(0.0, {"aggregated-0": {}})
-    both = one().model_copy(update={"window": window, "before": before})
-    assert stages(both) == {"prefill": 2.0, "decode": 4.0}
-
-
-def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="neither a sweep nor a benchmark"):
-        read_report([tmp_path])
 
 
 def test_a_folder_that_is_not_there_and_a_file_are_told_apart_from_one_without_results(tmp_path: Path) -> None:
@@ -256,30 +226,11 @@ def test_the_verb_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
     }
 
 
-def test_a_picture_counts_what_it_cannot_draw(tmp_path: Path) -> None:
-    sweep = SweepFolder(tmp_path)
-    sweep_point(sweep, (("c", "1"),), one())
-    sweep_point(sweep, (("c", "2"),), None, "INVALID", Reason(check="start", text="no engine"))
-    assert "1 of 2 measurements INVALID (1 not drawn)" in ttft_axes(tmp_path).get_title()
-
-
-def test_answers_of_a_single_token_have_no_itl_and_are_drawn_all_the_same(tmp_path: Path) -> None:
-    folder = bench_folder(tmp_path / "b", single_token())
-    assert set(drawn(folder)) == {"ttft", "sources", "stages"}
-    assert parsed(folder).column(6) == ["-"]
-
-
 def test_what_completed_nothing_leaves_no_picture(tmp_path: Path) -> None:
     nothing = one(4, valid=False).model_copy(update={"figures": figures([record(ok=False)], gpus=2, slo={})})
     folder = bench_folder(tmp_path / "b", nothing)
     assert drawn(folder) == {}
     assert "There is no measurement to draw" in " ".join(parsed(folder).texts)
-
-
-def test_what_lmcache_had_is_not_called_a_hit_for_it_may_not_have_been_loaded(tmp_path: Path) -> None:
-    texts = parsed(bench_folder(tmp_path / "b", one())).texts
-    assert "LMCache had" in texts
-    assert "LMCache hit" not in "".join(texts)
 
 
 def test_a_bar_is_the_mean_of_the_valid_repeats_of_a_load_and_has_its_theory(tmp_path: Path) -> None:
@@ -318,31 +269,6 @@ def test_what_a_sweep_adds_is_told_from_what_a_repeat_has(swept: Path) -> None:
     assert [[reason.check for reason in row.reasons] for row in of_point] == [["point"], ["processes"], ["point"]]
 
 
-def test_series_are_in_the_order_of_their_runs_and_have_a_letter(swept: Path) -> None:
-    report = read_report([swept])
-    assert [report.letter(series) for series in report.names] == ["A", "B", "C"]
-    assert "lmcache=null" in next(iter(report.names))
-    assert "4000" in list(report.names)[-1]
-
-
-def test_curves_of_different_prompts_are_different_and_provenance_names_them(tmp_path: Path) -> None:
-    sweep = SweepFolder(tmp_path)
-    sweep_point(sweep, (("c", "1"),), one())
-    longer = bench_folder(tmp_path / "other", one())
-    text = (longer / "result.json").read_text().replace('"input_tokens":10,', '"input_tokens":20,', 1)
-    (longer / "result.json").write_text(text)
-    report = read_report([tmp_path, longer])
-    assert list(report.names) == ["10 in, 5 out; c=1", "20 in, 5 out; d other"]
-    assert {series for series, _ in report.provenance} == set(report.names)
-
-
-def test_what_is_the_same_at_all_points_is_no_part_of_a_name(tmp_path: Path) -> None:
-    sweep = SweepFolder(tmp_path)
-    sweep_point(sweep, (("lmcache", "null"), ("blocks", "96")), one())
-    sweep_point(sweep, (("lmcache", "on"), ("blocks", "96")), one())
-    assert {row.series for row in read_report([tmp_path]).rows} == {"lmcache=null", "lmcache=on"}
-
-
 def ttft_means(*folders: Path) -> dict[str, list[float]]:
     """Of each series, the means that its line goes through."""
 
@@ -367,17 +293,6 @@ def test_points_of_an_earlier_recipe_are_a_curve_of_their_own(tmp_path: Path) ->
     assert [bar.text for bar in bars] == ["concurrency 4, 1 repeat"] * 4
 
 
-def test_so_are_they_where_the_loads_were_changed_with_the_recipe(tmp_path: Path) -> None:
-    sweep = SweepFolder(tmp_path / "s")
-    for number, concurrency in enumerate((1, 4, 8, 16)):
-        recipe = f"name: d\nx: {number // 2}\n"
-        some = one(concurrency, ttft=0.1 * (number + 1))
-        sweep_point(sweep, (("l1", "1"),), some, recipe=recipe, concurrency=concurrency)
-    means = ttft_means(sweep.path)
-    assert sorted(means.values()) == [[100, 200], [300, 400]]
-    assert all(re.fullmatch(r"l1=1; recipe [0-9a-f]{8}", series) for series in means)
-
-
 def test_tasks_of_a_slurm_array_have_names_of_their_own_and_the_same_recipe(tmp_path: Path) -> None:
     """Half of the points were measured here, the other half by a task."""
     sweep = SweepFolder(tmp_path / "s")
@@ -387,16 +302,6 @@ def test_tasks_of_a_slurm_array_have_names_of_their_own_and_the_same_recipe(tmp_
     assert ttft_means(sweep.path) == {"l1=1": [100, 100]}
 
 
-def test_recipes_are_told_apart_over_folders(tmp_path: Path) -> None:
-    edited = SweepFolder(tmp_path / "a" / "s")
-    for concurrency in (1, 4):
-        some = one(concurrency, ttft=0.1 * concurrency)
-        sweep_point(edited, (("l1", "1"),), some, recipe=f"x: {concurrency}\n", concurrency=concurrency)
-    other = SweepFolder(tmp_path / "b" / "s")
-    sweep_point(other, (("l1", "1"),), one(8, ttft=0.8), recipe="x: 4\n", concurrency=8)
-    assert sorted(ttft_means(edited.path, other.path).values()) == [[100], [400], [800]]
-
-
 def test_the_same_sweep_in_two_folders_is_two_curves(tmp_path: Path) -> None:
     folders = []
     for version, ttft in (("v032", 0.1), ("v033", 0.5)):
@@ -404,13 +309,6 @@ def test_the_same_sweep_in_two_folders_is_two_curves(tmp_path: Path) -> None:
         sweep_point(sweep, (("l1", "1"),), one(ttft=ttft))
         folders.append(sweep.path)
     assert ttft_means(*folders) == {"l1=1; v032/cache": [100], "l1=1; v033/cache": [500]}
-
-
-def test_folders_of_different_loads_are_one_curve(tmp_path: Path) -> None:
-    """A sweep that was carried on somewhere else."""
-    here = bench_folder(tmp_path / "a" / "b", one(1, ttft=0.1))
-    there = bench_folder(tmp_path / "c" / "b", one(4, ttft=0.5))
-    assert ttft_means(here, there) == {"d b": [100, 500]}
 
 
 def test_a_load_of_fewer_requests_is_another_load(tmp_path: Path) -> None:

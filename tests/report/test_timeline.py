@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from pdserve.report.page import report_page
 from pdserve.report.pictures import timeline_picture
 from pdserve.report.rows import Lane, MeasuredSpan, Timeline, read_report, timeline
 from pdserve.sweep.record import SweepFolder
-from tests.report.realistic import ON, RUNS
-from tests.report.results import bench_folder, one
+from tests.report.results import ON, RUNS
 
 HEALTHY: tuple[tuple[float, str, dict[str, Any]], ...] = (
     (0, "start", {"name": "decode-0", "node": "n"}),
@@ -92,13 +90,6 @@ def test_a_node_that_is_lost_takes_its_processes_along_and_no_others() -> None:
     assert spans(made, "prefill-0")[-1] == ("ready", 5, 12)
 
 
-def test_a_command_that_has_ended_as_it_should_is_not_ready_for_ever() -> None:
-    made = drawn(
-        (0, "start", {"name": "weights", "node": "n"}), (9, "ready", {"name": "weights", "done": True}), *HEALTHY
-    )
-    assert spans(made, "weights") == [("starting", 0, 9)]
-
-
 def test_a_line_that_cannot_be_read_and_an_unknown_event_move_nothing() -> None:
     unread = {"at": 0.0, "event": "unreadable", "text": "{"}
     unknown = {"at": 1001.0, "event": "of a later version", "name": "decode-0"}
@@ -106,21 +97,6 @@ def test_a_line_that_cannot_be_read_and_an_unknown_event_move_nothing() -> None:
     made = timeline("r", "x", some, ())
     assert made is not None
     assert (made.began, made.seconds) == (1000.0, 6.0)
-
-
-def test_without_a_history_there_is_no_timeline() -> None:
-    assert timeline("r", "x", (), ()) is None
-    assert timeline("r", "x", (), (MeasuredSpan(0, 1, "c", True),)) is None
-
-
-def test_the_history_beside_a_result_is_drawn_with_its_measurements(tmp_path: Path) -> None:
-    folder = bench_folder(tmp_path / "b", one(1), one(4, valid=False))
-    began = one(1).before.clocks.wall
-    events = [{"at": began + at, "event": kind, **more} for at, kind, more in HEALTHY]
-    (folder / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    (made,) = read_report([folder]).timelines
-    assert made.run_id == "r"
-    assert not made.windows, "its measurements were made on another run"
 
 
 def test_a_sweep_has_a_timeline_for_each_start_and_an_uneventful_one_is_folded(swept: Path) -> None:

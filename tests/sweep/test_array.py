@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
-from pdserve.cli.sweep import run_sweep, words_of
+from pdserve.cli.sweep import words_of
 from pdserve.errors import PreflightError, RecipeError, StateError
 from pdserve.plan.sbatch import render_arrays
 from pdserve.reach import slurm_array, slurm_job
 from pdserve.reach.slurm_array import SlurmTask, numbers, stop_array, tasks_in
-from pdserve.sweep.file import Point, by_deployment, letters, load_sweep
+from pdserve.sweep.file import by_deployment, letters, load_sweep
 from pdserve.sweep.record import (
     ArrayRecord,
     SweepFolder,
@@ -30,37 +28,12 @@ from pdserve.sweep.record import (
     task_of,
     write_array,
 )
-from pdserve.sweep.resolve import Estimate, PlannedSweep, array_seconds, only, resolve
-from pdserve.sweep.run import SweepOptions, SweepRunner
+from pdserve.sweep.resolve import only, resolve
+from pdserve.sweep.run import SweepOptions
 from pdserve.sweep.slurm import check_none_runs, scripts, submit_arrays, unfinished
 from tests.sweep.array_golden import FILE, array_script, member
-from tests.sweep.test_points import record
+from tests.sweep.kit import CROSS, RECIPE, SWEEP, planned, record
 from tests.tables import each_row
-
-RECIPE = """\
-schema: 1
-name: small
-platform: cuda
-devices_per_node: 8
-model: {id: org/small, served_name: small}
-engine: {args: {max-model-len: 1024}}
-prefill: {instances: 1}
-decode: {instances: 1}
-"""
-SWEEP = """\
-schema: 1
-name: load
-recipe: r.yaml
-workload: [{input_tokens: 8, output_tokens: 4}]
-concurrency: [1, 4]
-cross:
-"""
-
-
-def planned(folder: Path, cross: str = "  decode.instances: [1, 2]\n", extra: str = "") -> PlannedSweep:
-    (folder / "r.yaml").write_text(RECIPE + extra)
-    (folder / "s.yaml").write_text(SWEEP + cross)
-    return resolve(load_sweep(folder / "s.yaml"), {})
 
 
 def test_the_script_has_a_task_for_each_deployment_and_is_as_it_was_read() -> None:
@@ -69,7 +42,7 @@ def test_the_script_has_a_task_for_each_deployment_and_is_as_it_was_read() -> No
 
 def test_deployments_of_other_sizes_are_in_arrays_of_their_own(tmp_path: Path) -> None:
     """17 instances of a GPU each need three nodes of eight."""
-    made = planned(tmp_path, "  decode.instances: [1, 2, 17]\n")
+    made = planned(tmp_path, "cross:\n  decode.instances: [1, 2, 17]\n")
     arrays = scripts(made, made.points, ["s.yaml"], at_once=None)
     assert [(array.nodes, len(array.members)) for array in arrays] == [(1, 2), (3, 1)]
     assert "#SBATCH --nodes=3\n" in arrays[1].script
@@ -78,7 +51,7 @@ def test_deployments_of_other_sizes_are_in_arrays_of_their_own(tmp_path: Path) -
 
 
 def test_a_recipe_that_is_no_job_is_named_and_not_the_first_one(tmp_path: Path) -> None:
-    made = planned(tmp_path, "  decode.instances: [17]\n  slurm.nodes: [3, 1]\n")
+    made = planned(tmp_path, "cross:\n  decode.instances: [17]\n  slurm.nodes: [3, 1]\n")
     with pytest.raises(RecipeError) as caught:
         scripts(made, made.points, ["s.yaml"], at_once=None)
     text = caught.value.render()
@@ -98,7 +71,7 @@ def test_a_deployment_without_points_to_run_is_no_task(tmp_path: Path) -> None:
 
 def test_an_array_of_the_recipe_itself_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="pdserve sets --array"):
-        planned(tmp_path, extra='slurm: {options: ["--array=1-4"]}\n')
+        planned(tmp_path, text=RECIPE + 'slurm: {options: ["--array=1-4"]}\n')
 
 
 @pytest.mark.process
@@ -129,7 +102,7 @@ def test_a_deployment_alone_has_a_name_of_its_own_and_the_points_of_the_sweep(tm
 
 def test_the_id_of_a_deployment_is_the_same_inside_of_a_job(tmp_path: Path) -> None:
     extra = "description: in ${SLURM_JOB_ID:-local}\n"
-    outside = planned(tmp_path, extra=extra)
+    outside = planned(tmp_path, text=RECIPE + extra)
     inside = resolve(load_sweep(tmp_path / "s.yaml"), {"SLURM_JOB_ID": "77"})
     assert [point.id for point in inside.points] == [point.id for point in outside.points]
     assert "in 77" in str(next(iter(inside.recipes.values())).document)
@@ -149,7 +122,7 @@ def test_a_tokenizer_is_a_path_here(
 
 def test_a_job_in_the_name_of_a_recipe_is_none_in_that_of_the_folder(tmp_path: Path) -> None:
     """Else each job would measure all of it anew, and nobody would see what its tasks have measured."""
-    (tmp_path / "s.yaml").write_text(SWEEP + "  decode.instances: [1, 2]\n")
+    (tmp_path / "s.yaml").write_text(SWEEP + CROSS)
     (tmp_path / "r.yaml").write_text(RECIPE.replace("name: small", "name: small-${SLURM_JOB_ID:-local}", 1))
     outside, first, second = (
         resolve(load_sweep(tmp_path / "s.yaml"), {} if job is None else {"SLURM_JOB_ID": job})
@@ -161,20 +134,6 @@ def test_a_job_in_the_name_of_a_recipe_is_none_in_that_of_the_folder(tmp_path: P
     assert only(first, deployment, {"SLURM_JOB_ID": "77"}).name == f"small-77-{deployment[:6]}"
 
 
-def test_a_name_that_only_a_job_has_is_that_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "s.yaml").write_text(SWEEP + "  decode.instances: [1, 2]\n")
-    (tmp_path / "r.yaml").write_text(RECIPE.replace("name: small", "name: small-${SLURM_JOB_ID}", 1))
-    assert resolve(load_sweep(tmp_path / "s.yaml"), {"SLURM_JOB_ID": "77"}).folder_name == "small-77"
-
-
-def test_the_time_of_an_array_is_that_of_its_tasks_beside_each_other() -> None:
-    tasks = [Estimate(seconds, 0, 1, 0) for seconds in (30.0, 10.0, 10.0, 10.0)]
-    assert array_seconds(tasks, None) == 30.0
-    assert array_seconds(tasks, 2) == 30.0
-    assert array_seconds(tasks, 1) == 60.0
-    assert array_seconds([], 2) == 0.0
-
-
 def test_the_script_goes_to_stdout_after_the_plan_and_nothing_is_written(tmp_path: Path, pdserve_home: Path) -> None:
     planned(tmp_path)
     result = CliRunner().invoke(app, ["sweep", str(tmp_path / "s.yaml"), "--slurm", "--dry-run", "--at-once", "1"])
@@ -184,28 +143,6 @@ def test_the_script_goes_to_stdout_after_the_plan_and_nothing_is_written(tmp_pat
     assert "to run: 4 points on 4 starts" in result.stderr
     assert "task 0 = A, 1 = B" in result.stderr
     assert not (pdserve_home / "small").exists()
-
-
-def test_a_full_disk_below_the_log_of_a_task_costs_no_point(
-    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Points are kept in files of their own: their lines are no reason to stop measuring."""
-    made = planned(tmp_path)
-    measured: list[str] = []
-
-    def measure(runner: SweepRunner, some: Sequence[Point]) -> None:
-        for point in some:
-            kept = record(point, 1.0)
-            runner.folder.write(point, kept)
-            runner.on_point(point, kept)
-            measured.append(point.id)
-
-    monkeypatch.setattr(SweepRunner, "run", measure)
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        run_sweep(tmp_path / "s.yaml", SweepOptions(None, None, 60.0), dry=False, retry=False)
-    assert measured == [point.id for point in made.points]
-    assert capsys.readouterr().err.count("stdout: the progress cannot be written: No space left on device") == 1
 
 
 @each_row("words, said", [
@@ -220,18 +157,6 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, words: l
     result = CliRunner().invoke(app, ["sweep", str(tmp_path / "s.yaml"), *words])
     assert result.exit_code != 0
     assert said in re.sub(r"\s+", " ", result.output + str(result.exception))
-
-
-def test_the_table_of_a_wide_sweep_fits_a_hundred_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = "  engine.args.max-model-len: [1024]\n  decode.env: [{A: 1}, {A: 2, B: " + "x" * 150 + "}]\n"
-    planned(tmp_path, wide)
-    result = CliRunner().invoke(app, ["sweep", str(tmp_path / "s.yaml"), "--dry-run"])
-    assert result.exit_code == 0, result.output
-    table = [line for line in result.stdout.splitlines() if "│" in line or "┃" in line]
-    assert len(table) == 1 + 4
-    assert max(map(len, table)) <= 100
-    assert result.stdout.count("max-model-len=1024") == 1
-    assert "the same at all points: engine.args.max-model-len=1024, 8 in, 4 out, repeats 3" in result.stdout
 
 
 # The records of tasks
@@ -313,44 +238,6 @@ def test_a_task_that_has_left_points_behind_is_named_with_job_log_and_reason(tmp
     assert [array.job for array in arrays_of(folder)] == ["12", "13"]
 
 
-@each_row("environ", [{}, {"SLURM_JOB_ID": "50"}])
-def test_what_ran_after_the_array_is_named_and_the_array_is_not(tmp_path: Path, environ: dict[str, str]) -> None:
-    made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
-    (_, _), (second, _) = by_deployment(made.points)
-    write_array(folder, ArrayRecord(job="41", deployments=(second.digest,), submitted=1.0))
-    with pytest.raises(StateError), recorded(folder, second.digest, environ):
-        raise StateError("the disk is full")
-    (line,) = unfinished(made, folder, letters(made.points), {"41_0": SlurmTask(0, "FAILED", "None", 1, None)})
-    assert line.startswith(f"B: 2 of 2 points were not measured: {'job 50' if environ else 'PID'} ")
-    assert line.endswith("; the disk is full")
-    assert "41" not in line.partition("log")[0].replace(str(os.getpid()), "")
-
-
-def test_a_task_that_was_to_measure_points_again_and_did_not_is_named(tmp_path: Path) -> None:
-    """Their records are there, of the time before: they have nothing to say of the task that ended."""
-    made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
-    (first, its_points), (second, others) = by_deployment(made.points)
-    for point in (*its_points, *others):
-        folder.write(point, record(point, 1.0))
-    again = {point.id: record(point, 1.0) for point in (its_points[0], others[0])}
-    write_array(folder, ArrayRecord(job="12", deployments=(first.digest, second.digest), submitted=1.0))
-    with recorded(folder, first.digest, {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "0"}):
-        pass  # it has found the same once more
-    states = {"12_1": SlurmTask(1, "NODE_FAIL", "NodeDown", 137, None)}
-    (line,) = unfinished(made, folder, letters(made.points), states, again)
-    assert line.startswith("B: 1 of 2 points were not measured again: job 12_1; node_fail (NodeDown)")
-    assert unfinished(made, folder, letters(made.points), states) == []
-
-
-def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path)
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "aaaa.json").write_text("{")
-    with pytest.raises(StateError, match=r"aaaa\.json"):
-        task_of(folder, "aaaa")
-    assert TaskRecord(deployment="a", host="h", pid=1, began=0.0).where == "PID 1 on h"
-
-
 # What Slurm says
 
 
@@ -405,7 +292,7 @@ def answer(tools: Path, name: str, out: str = "", err: str = "", code: int = 0) 
 
 @pytest.mark.process
 def test_arrays_follow_each_other_where_there_is_a_limit(tmp_path: Path, tools: Path) -> None:
-    made, folder = planned(tmp_path, "  decode.instances: [1, 17]\n"), SweepFolder(tmp_path / "sweep")
+    made, folder = planned(tmp_path, "cross:\n  decode.instances: [1, 17]\n"), SweepFolder(tmp_path / "sweep")
     arrays = scripts(made, made.points, ["s.yaml"], at_once=3)
     answer(tools, "sbatch", out="41\n")
     said: list[str] = []
@@ -428,7 +315,7 @@ def test_an_array_that_cannot_be_recorded_is_cancelled(tmp_path: Path, tools: Pa
 @pytest.mark.process
 def test_a_ctrl_c_while_sbatch_answers_cancels_all_that_is_submitted(tmp_path: Path, tools: Path) -> None:
     """Also those that are cancelled after another Ctrl-C."""
-    made, folder = planned(tmp_path, "  decode.instances: [1, 17]\n"), SweepFolder(tmp_path / "sweep")
+    made, folder = planned(tmp_path, "cross:\n  decode.instances: [1, 17]\n"), SweepFolder(tmp_path / "sweep")
     (tools / "sbatch").write_text(
         f"#!/bin/sh\ncat >/dev/null\necho >>{tools}/n\nn=$(wc -l <{tools}/n)\n[ $n = 1 ] || kill -INT $PPID\necho 4$n\n"
     )

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.bench.result import BenchResult, Window
 from pdserve.bench.validity import Reason
-from pdserve.bench.workload import Load
+from pdserve.bench.workload import Load, Workload
 from pdserve.cli.compare import run_compare as run
 from pdserve.errors import StateError
 from pdserve.sweep.compare import MeasuredPoint, compare_sweeps, read_sweep
-from pdserve.sweep.file import Settings
-from pdserve.sweep.record import PointRecord, SweepFolder
+from pdserve.sweep.file import Point, Settings, Variant
+from pdserve.sweep.record import OwnDeployment, PointRecord, SweepFolder
+from pdserve.sweep.record import measured as judged_point
+from tests.bench.evidence import healthy
 from tests.bench.test_compare import INVALID, measured, result
-from tests.report import realistic
-from tests.report.realistic import realistic_sweep
-from tests.report.results import sweep_point
+from tests.report import results
+from tests.report.results import realistic_sweep, sweep_point
 from tests.tables import each_row
 
 
@@ -43,37 +45,6 @@ def test_points_are_matched_by_the_keys_that_vary_and_the_others_are_named_as_di
     assert (only.difference.what, only.difference.a, only.difference.b) == ("recipe: v", "1", "9")
     assert only.points == ("A",)
     assert [line.split(": ")[-1] for line in compared.unmatched] == ["B has no such point", "A has no such point"]
-
-
-def test_a_change_within_noise_and_one_without_repeats_are_not_real() -> None:
-    a = [point(0.08, 0.10, 0.12), point(0.1, concurrency=8)]
-    b = [point(0.10, 0.12, 0.14), point(9.0, concurrency=8)]
-    compared = compare_sweeps(a, b)
-    noise, single = compared.pairs
-    assert {change.judgement for change in noise.changes} == {"within noise"}
-    assert {change.judgement for change in single.changes} == {"not judged"}
-    assert single.verdict == "not judged: too few repeats"
-    assert compared.verdict.startswith("None of ")
-
-
-def test_starts_of_their_own_are_one_difference_and_the_verdict_has_what_is_not_in_the_noise() -> None:
-    def of(run_id: str, concurrency: int) -> MeasuredPoint:
-        some = point(0.1, 0.11, concurrency=concurrency)
-        assert some.result is not None
-        about = some.result.provenance.model_copy(update={"run_id": run_id})
-        return MeasuredPoint(some.record, some.result.model_copy(update={"provenance": about}))
-
-    a, b = [of("r1", 4), of("r1", 8)], [of("r2", 4), of("r3", 8)]
-    compared = compare_sweeps(a, b)
-    (only,) = compared.differences
-    assert (only.difference.what, only.difference.a, only.difference.b) == (
-        "another start of the deployment",
-        "r1",
-        "2 starts",
-    )
-    assert only.points == ("A", "B")
-    assert "what changes from start to start is not in the noise" in compared.verdict
-    assert "start to start" not in compare_sweeps(a, a).verdict
 
 
 def test_a_real_change_is_counted_at_its_point() -> None:
@@ -120,24 +91,6 @@ def test_a_later_recipe_that_does_not_start_is_the_newest_and_is_named() -> None
         assert compared.unmatched[1].endswith("A was not measured (start)")
 
 
-def test_an_earlier_recipe_that_did_not_start_is_not_the_newest() -> None:
-    newer = started(point(0.1, 0.11, began=1.0), "20260101-100001-000000")
-    (pair,) = compare_sweeps([newer, never_started(newer, "20260101-100000-ffffff")], [point(0.1, 0.11)]).pairs
-    assert pair.changes
-
-
-def test_a_point_that_never_had_a_run_is_as_new_as_its_record(tmp_path: Path) -> None:
-    """`up` has refused the recipe before there was a run."""
-    older = started(point(0.1, 0.11), "20260101-100000-ffffff")
-    assert compare_sweeps([older, never_started(older, None, written=4e9)], [point(0.1, 0.11)]).pairs == ()
-    assert compare_sweeps([older, never_started(older, None, written=1.0)], [point(0.1, 0.11)]).pairs
-    sweep = SweepFolder(tmp_path)
-    sweep_point(sweep, (("c", "1"),), None, "INVALID", Reason(check="start", text="no node"))
-    (read,) = read_sweep(tmp_path)
-    (file,) = tmp_path.glob("points/*/point.json")
-    assert read.written == file.stat().st_mtime
-
-
 @each_row("name, values", [("warmup", (0, 8)), ("client", ("vllm", "aiperf"))])
 def test_workloads_sent_otherwise_are_other_points(name: str, values: tuple[object, object]) -> None:
     """Cold and warm, or two clients, in one sweep: neither is an older measurement of the other."""
@@ -180,7 +133,7 @@ def test_a_point_that_does_not_count_is_not_compared_and_an_invalid_repeat_is_le
 def test_two_folders_are_compared_on_the_terminal_and_as_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realistic, "LOADS", (1, 16))
+    monkeypatch.setattr(results, "LOADS", (1, 16))
     a = realistic_sweep(tmp_path / "a")
     b = realistic_sweep(tmp_path / "b", faster=1.3, vllm="0.33.0")
     page = tmp_path / "page.html"
@@ -206,3 +159,39 @@ def test_a_sweep_and_a_benchmark_are_not_compared(tmp_path: Path, pdserve_home: 
     (tmp_path / "empty" / "points").mkdir(parents=True)
     with pytest.raises(StateError, match="no sweep with points"):
         run(str(sweep.path), str(tmp_path / "empty"), as_json=False)
+
+
+# --- the verdict on a point: that of its measurements, all repeats made, by the sweep's own deployment
+
+OWN = OwnDeployment(run_id=healthy().before.run_id, plan=healthy().before.plan)
+COLD = {"computed": 10.0, "local_hits": 0.0, "received": 0.0}
+
+
+def judged(*windows: Window, repeats: int | None = None) -> PointRecord:
+    measurements = [measured(0.1).model_copy(update={"window": window}) for window in windows]
+    return record_for(result(*measurements), repeats or len(windows))
+
+
+def record_for(some: BenchResult, repeats: int) -> PointRecord:
+    workload = Workload(input_tokens=10, output_tokens=5, repeats=repeats)
+    point = Point(Variant((), "d"), workload, Load(requests=20, concurrency=4))
+    return judged_point(point, some, OWN, {}, attempt="a", start_seconds=None, seconds=1.0)
+
+
+def test_a_repeat_that_was_not_made_is_invalid() -> None:
+    record = judged(Window(prefill=COLD), repeats=3)
+    assert [reason.text for reason in record.reasons] == ["1 of 3 repeats were made"]
+
+
+@each_row("change, said", [({"run_id": "theirs"}, "another run serves now: theirs"), ({"plan": "x"}, "another plan")])
+def test_another_deployment_is_invalid_from_the_beginning(change: dict[str, str], said: str) -> None:
+    """As after a `pdserve up --replace` between two repeats: each of the two has seen one plan only."""
+    mine = measured(0.1).model_copy(update={"window": Window(prefill=COLD)})
+    theirs = mine.model_copy(
+        update={each: getattr(mine, each).model_copy(update=change) for each in ("before", "after")}
+    )
+    assert record_for(result(mine, mine), 2).status == "VALID"
+    record = record_for(result(mine, theirs), 2)
+    assert record.status == "INVALID"
+    assert [reason.check for reason in record.reasons] == ["deployment"]
+    assert said in record.reasons[0].text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,18 +23,20 @@ from pdserve.sweep.caches import (
     NO_ENDPOINT,
     NO_ROUTE,
     NONE,
+    RESET_IS_OFF,
+    ROUTER,
     NotEmptiedError,
     empty,
     not_emptied,
+    only_emptied_by_a_start,
     require_empty,
 )
-from pdserve.verify.target import Target
 from tests.bench.evidence import plan
 from tests.launch.deployment import pdserve, recipe
-from tests.sweep.test_run import python, records, starts, sweep_file
+from tests.recipe.kit import AGGREGATED, CPU, GPU, load
+from tests.sweep.kit import records, sweep_file
 from tests.tables import each_row
-
-__all__ = ["python"]
+from tests.verify.deployment import asked
 
 
 @dataclass
@@ -77,15 +78,11 @@ class Caches:
 
 
 def emptied(caches: Caches, *, endpoint: bool = True, of: Plan | None = None, new: bool = False) -> Mapping[str, str]:
-    async def run() -> Mapping[str, str]:
-        async with httpx.AsyncClient(transport=httpx.MockTransport(caches)) as client:
-            chosen = (of or plan()).model_copy(update={"cache_reset_endpoint": endpoint})
-            return await empty(Target(chosen, client, "key"), new=new)
-
     with pytest.MonkeyPatch.context() as patched:
         for name in ("pdserve.sweep.caches", "pdserve.verify.cache"):
             patched.setattr(f"{name}._POLL_SECONDS", 0.0)
-        return asyncio.run(run())
+        chosen = (of or plan()).model_copy(update={"cache_reset_endpoint": endpoint})
+        return asked(caches, lambda target: empty(target, new=new), chosen)
 
 
 def of_engines(**changes: object) -> Plan:
@@ -112,12 +109,6 @@ def test_what_is_held_for_a_moment_is_waited_for() -> None:
     caches = Caches(locked=2, busy=2)
     assert emptied(caches)["lmcache-0"] == "emptied of 40 objects"
     assert caches.cleared.count("/cache/clear") == 3
-
-
-def test_an_empty_lmcache_is_left_alone() -> None:
-    caches = Caches(objects=0)
-    assert emptied(caches)["lmcache-0"] == "emptied of 0 objects"
-    assert "/cache/clear" not in caches.cleared
 
 
 def test_engines_without_the_endpoint_are_left_alone_and_that_is_named() -> None:
@@ -167,10 +158,6 @@ def test_an_l2_is_kept_which_is_named_and_needs_no_start() -> None:
     assert not_emptied(outcome) is None
 
 
-def test_an_lmcache_that_has_no_such_route_is_named() -> None:
-    assert emptied(Caches(status=404))["lmcache-0"] == NO_ROUTE
-
-
 @each_row("caches, why", [
     (Caches(locked=1000), "LMCache could not be emptied: 40 objects are left"),
     (Caches(status=503), "POST /cache/clear was answered 503"),
@@ -214,40 +201,6 @@ def test_a_point_does_not_find_what_the_one_before_has_stored(tmp_path: Path, pd
 
 
 @pytest.mark.process
-@pytest.mark.full
-def test_a_full_cache_is_invalid(
-    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a start: so another start is no help for the next point."""
-    file = sweep_file(tmp_path)
-    full = {"FAKE_LMCACHE_LOCKED": "3", "FAKE_LMCACHE_OBJECTS": "5"}
-    recipe(tmp_path, engine__cache_reset_endpoint=True, lmcache__env=full)
-    code, output = pdserve("sweep", "--python", python, file)
-    assert code == 12, output
-    for record in records(pdserve_home):
-        assert [reason.check for reason in record.reasons] == [CHECK]
-        assert "3 objects are left" in record.reasons[0].text
-        assert (record.result, record.caches) == (None, {})
-    assert "LMCache could not be emptied" in output
-    assert starts(pdserve_home) == 1
-
-
-@pytest.mark.process
-@pytest.mark.full
-def test_an_lmcache_that_nothing_empties_is_started_anew(tmp_path: Path, pdserve_home: Path, python: str) -> None:
-    """Which only the server itself shows: the plan had one start."""
-    file = sweep_file(tmp_path)
-    store_in_lmcache(tmp_path, FAKE_LMCACHE_NO_CLEAR="1")
-    code, output = pdserve("sweep", "--python", python, file)
-    assert code == 0, output
-    assert "to run: 2 points on 1 start of" in output
-    assert f"a new start, so that the next point begins with empty caches: lmcache-0: {NO_ROUTE}" in output
-    first, second = records(pdserve_home)
-    assert first.run_id != second.run_id
-    assert {first.caches["lmcache-0"], second.caches["lmcache-0"]} == {"emptied of 0 objects"}
-
-
-@pytest.mark.process
 @pytest.mark.parametrize("restarts", [True, False])
 @pytest.mark.full
 def test_leaked_locks_cost_a_start(tmp_path: Path, pdserve_home: Path, python: str, restarts: bool) -> None:
@@ -280,10 +233,55 @@ def test_without_the_endpoint_each_point_has_a_start(tmp_path: Path, pdserve_hom
     file.write_text(yaml.safe_dump(document))
     code, output = pdserve("sweep", "--python", python, file)
     assert code == 0, output
-    assert "to run: 2 points on 1 start of" in output
     third, fourth = records(pdserve_home)[2:]
     assert (set(third.caches.values()), set(fourth.caches.values())) == ({NEW}, {NO_ENDPOINT})
     assert third.run_id == fourth.run_id
     file.write_text(yaml.safe_dump(document | {"restart_to_empty_caches": True}))
     _, output = pdserve("sweep", "--dry-run", file)
     assert f"measured again: point 2: measured with a cache that was not empty (prefill-0: {NO_ENDPOINT})" in output
+
+
+# --- which deployments are started anew before each point, to begin with empty caches
+
+NO_LMCACHE = ("lmcache=null",)
+STORE = ("mooncake_store.segment_gib=1",)
+ENDPOINT = ("engine.cache_reset_endpoint=true",)
+OFFLOADING = "prefill.connector={kind: multi, of: [{kind: mooncake}, {kind: offloading, cpu_gib: 1}]}"
+
+
+def raw(name: str) -> tuple[str, ...]:
+    connector = f"{{kind: raw, config: {{kv_connector: {name}, kv_role: kv_both}}}}"
+    return (f"prefill.connector={connector}", f"decode.connector={connector}", *NO_LMCACHE)
+
+
+@each_row("text", [CPU, GPU, AGGREGATED])
+def test_with_the_endpoint_an_engine_and_lmcache_are_emptied_while_they_serve(tmp_path: Path, text: str) -> None:
+    assert only_emptied_by_a_start(load(tmp_path, text, *ENDPOINT).recipe) is None
+    assert only_emptied_by_a_start(load(tmp_path, text).recipe) == RESET_IS_OFF
+
+
+def test_engines_that_cache_no_prefix_need_no_start(tmp_path: Path) -> None:
+    plain = ("prefill.connector={kind: mooncake}", *NO_LMCACHE)
+    some = load(tmp_path, GPU, *plain, "prefill.args.enable-prefix-caching=false").recipe
+    assert only_emptied_by_a_start(some) == RESET_IS_OFF, "decode has a cache"
+    none = load(tmp_path, GPU, *plain, "engine.args.enable-prefix-caching=false").recipe
+    assert only_emptied_by_a_start(none) is None
+
+
+@each_row("settings, keeper", [
+    ((OFFLOADING, *NO_LMCACHE), "OffloadingConnector"),
+    (raw("MyConnector"), "MyConnector"),
+    (raw("LMCacheMPConnector"), "LMCacheMPConnector"),  # its server is none of the deployment's
+])  # fmt: skip
+def test_what_a_connector_keeps_needs_one(tmp_path: Path, settings: tuple[str, ...], keeper: str) -> None:
+    some = load(tmp_path, GPU, *settings, *ENDPOINT).recipe
+    assert only_emptied_by_a_start(some) == f"what {keeper} keeps (prefill) is only emptied by a start"
+
+
+def test_a_router_that_remembers_prompts_needs_one(tmp_path: Path) -> None:
+    """It knows no salt: the prompts of a point would go where those of the one before went."""
+    router = ("proxy.kind=vllm-router", "proxy.routing.prefill={kind: prefix_aware}", *ENDPOINT)
+    assert only_emptied_by_a_start(load(tmp_path, GPU, *router).recipe) is None, "there is one prefill to go to"
+    two = (*router, "prefill.instances=2")
+    assert only_emptied_by_a_start(load(tmp_path, GPU, *two).recipe) == ROUTER
+    assert only_emptied_by_a_start(load(tmp_path, GPU, *two, "proxy.kind=pdserve").recipe) is None

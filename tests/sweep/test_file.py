@@ -59,11 +59,6 @@ def test_what_is_wrong_has_its_line_and_a_fix(tmp_path: Path, text: str, line: s
     assert f"{file}{line}" in message
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="does not exist"):
-        load_sweep(tmp_path / "sweep.yaml")
-
-
 def test_a_bad_line_of_a_trace_is_found_when_the_sweep_is_read(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"messages": []}\n')
     with pytest.raises(RecipeError) as raised:
@@ -88,11 +83,3 @@ def test_a_trace_is_beside_the_sweep_file(tmp_path: Path, monkeypatch: pytest.Mo
     trace = loaded.trace_of(loaded.sweep.workload[0])
     assert trace is not None
     assert trace.requests == 5
-
-
-def test_a_made_trace_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = load_sweep(written(tmp_path, TRACED + LOADS)).sweep.workload
-    (tmp_path / "current").mkdir()
-    (tmp_path / "current" / "agentic-tiny").write_text('{"input_length": 3}\n' * 4)
-    monkeypatch.chdir(tmp_path / "current")
-    assert load_sweep(tmp_path / "sweep.yaml").sweep.workload == made

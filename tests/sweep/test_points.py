@@ -8,22 +8,11 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.workload import Load, Workload
 from pdserve.sweep.file import Point, Settings, Sweep, by_deployment, combinations, load_sweep, points, recipe_digest
-from pdserve.sweep.record import PointRecord
 from pdserve.sweep.resolve import estimate, resolve
-from tests.docs.markdown import REPOSITORY
+from tests.launch.deployment import REPOSITORY
+from tests.sweep.kit import RECIPE, SWEEP, record
 
-RECIPE = """\
-schema: 1
-name: r
-platform: cuda
-devices_per_node: 8
-model: {id: org/m, served_name: m}
-prefill: {instances: 1}
-decode: {instances: 1}
-"""
-FILE = "schema: 1\nname: s\nrecipe: r.yaml\nconcurrency: [1]\nworkload: [{input_tokens: 8, output_tokens: 4}]\n"
 SHORT, LONG = {"input_tokens": 8, "output_tokens": 4}, {"input_tokens": 64, "output_tokens": 4}
 
 
@@ -38,26 +27,8 @@ def planned(some: Sweep, same: Mapping[Settings, str] | None = None) -> tuple[Po
     return points(some, digests)
 
 
-def record(point: Point, seconds: float, start: float | None = None, result: str | None = "r") -> PointRecord:
-    return PointRecord(
-        id=point.id,
-        settings=point.deployment.settings,
-        workload=point.workload,
-        load=point.load,
-        status="VALID",
-        result=result,
-        start_seconds=start,
-        seconds=seconds,
-    )
-
-
 def titles(some: Sequence[Point]) -> list[str]:
     return [f"{point.deployment.title}; {point.load.title}" for point in some]
-
-
-def test_without_lists_there_is_the_recipe_as_it_is() -> None:
-    assert combinations(sweep()) == ((),)
-    assert titles(planned(sweep())) == ["the recipe as it is; concurrency 1", "the recipe as it is; concurrency 4"]
 
 
 def test_zip_goes_first_with_first_and_cross_each_with_each() -> None:
@@ -88,11 +59,6 @@ def test_settings_that_mean_the_same_recipe_are_the_same_deployment() -> None:
     ]
 
 
-def test_the_order_of_keys_in_a_recipe_means_nothing_and_its_folder_does() -> None:
-    assert recipe_digest({"a": 1, "b": 2}, "/x") == recipe_digest({"b": 2, "a": 1}, "/x")
-    assert recipe_digest({"a": 1}, "/x") != recipe_digest({"a": 1}, "/y")
-
-
 def test_a_point_keeps_its_id_when_others_are_added_and_gets_another_one_with_other_work() -> None:
     before = {point.id for point in planned(sweep(cross={"c": [2]}))}
     after = {point.id for point in planned(sweep(cross={"c": [1, 2]}, concurrency=[1, 2, 4]))}
@@ -105,17 +71,6 @@ def test_the_estimate_is_of_points_with_the_same_work_and_load_and_counts_the_ot
     assert estimate([one], [], 1).unknown_points == 1
     left = estimate([four, other_one, other_four], [record(one, 10.0, start=30.0)], 2)
     assert (left.seconds, left.unknown_points, left.unknown_starts) == (10.0 + 2 * 30.0, 2, 0)
-
-
-def test_a_point_that_was_not_measured_gives_no_time() -> None:
-    one, _, other_one, _ = planned(sweep(cross={"c": [1, 2]}))
-    assert estimate([other_one], [record(one, 0.1, result=None)], 1).unknown_points == 1
-
-
-def test_loads_are_those_of_bench() -> None:
-    (first, *_) = planned(sweep(concurrency=[8], rate=[2.0]))
-    assert first.workload == Workload.model_validate(SHORT)
-    assert first.load == Load(concurrency=8, requests=80)
 
 
 def test_the_example_turns_lmcache_off_and_on_with_a_start_each_under_fixed_prompts_and_a_trace() -> None:
@@ -157,8 +112,8 @@ def test_a_point_is_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest
     for name in ("here", "beside"):
         (tmp_path / name).mkdir()
     (tmp_path / "here" / "r.yaml").write_text(RECIPE)
-    (tmp_path / "here" / "s.yaml").write_text(FILE)
-    (tmp_path / "beside" / "s.yaml").write_text(FILE.replace("r.yaml", "../here/r.yaml"))
+    (tmp_path / "here" / "s.yaml").write_text(SWEEP)
+    (tmp_path / "beside" / "s.yaml").write_text(SWEEP.replace("r.yaml", "../here/r.yaml"))
 
     def ids(folder: str, file: str) -> list[str]:
         monkeypatch.chdir(tmp_path / folder)
@@ -172,7 +127,7 @@ def test_a_point_is_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest
 
 def test_a_point_without_two_dots_in_its_path_keeps_the_id_that_it_had(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(RECIPE)
-    (tmp_path / "s.yaml").write_text(FILE)
+    (tmp_path / "s.yaml").write_text(SWEEP)
     made = resolve(load_sweep(tmp_path / "s.yaml"), {})
     (recipe,) = made.recipes.values()
     assert made.points[0].deployment.digest == recipe_digest(recipe.document, str(tmp_path))

@@ -6,7 +6,9 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,69 +19,23 @@ from pdserve.operations.current_run import find_running
 from pdserve.report.rows import read_report
 from pdserve.run import history
 from pdserve.run.directory import find
-from pdserve.sweep.record import PointRecord, SweepFolder, records_in
-from tests.launch.deployment import REPOSITORY, Command, Deployment, assert_nothing_left, pdserve, recipe, up
+from pdserve.sweep.file import by_deployment, load_sweep
+from pdserve.sweep.record import SweepFolder, records_in, task_of
+from pdserve.sweep.resolve import resolve
+from tests.launch.deployment import REPOSITORY, Command, Deployment, assert_nothing_left, free_ports, pdserve, up
 from tests.strikes import at_a_call, strike
+from tests.sweep.kit import WORK, measured, records, starts, sweep_file
 
 pytestmark = pytest.mark.process
 
 CLIENT_JUST_STARTED = ("pdserve/bench/sampling.py", "proxy_pids")
 LOOP_CLOSES = ("asyncio/base_events.py", "close")
-WORK = {"input_tokens": 300, "output_tokens": 2, "repeats": 1, "warmup": 0}
-
-
-@pytest.fixture
-def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What stands for the engines' interpreter: it runs the fake client, which waits more than it computes, so that it
-    is not saturated on a busy machine."""
-    monkeypatch.setenv("FAKE_TOKEN_SECONDS", "0.4")
-    program = tmp_path / "python-fake"
-    client = REPOSITORY / "tests/fakes/bench_client.py"
-    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(client)])} "$@"\n')
-    program.chmod(0o755)
-    return str(program)
-
-
-def sweep_file(folder: Path, **changes: object) -> Path:
-    """Over a recipe without LMCache, whose fakes start fast."""
-    base = recipe(
-        folder,
-        lmcache=None,
-        prefill__connector={"kind": "mooncake", "protocol": "tcp"},
-        engine__cache_reset_endpoint=True,  # or each point would be a start
-    )
-    document = {
-        "schema": 1,
-        "name": "s",
-        "recipe": base.name,
-        "workload": [WORK],
-        "concurrency": [1, 2],
-        "requests": 4,
-        **changes,
-    }
-    file = folder / "sweep.yaml"
-    file.write_text(yaml.safe_dump(document, sort_keys=False))
-    return file
 
 
 def clients_of(python: str) -> list[str]:
     """Command lines of the fake client that run."""
     lines = [path.read_bytes().replace(b"\0", b" ").decode() for path in Path("/proc").glob("[0-9]*/cmdline")]
     return [line for line in lines if str(Path(python).parent) in line and "bench_client.py" in line]
-
-
-def records(home: Path) -> list[PointRecord]:
-    folder = SweepFolder.of(home, "fake", "s").path
-    return sorted(records_in(folder).values(), key=lambda record: (record.settings, record.load.concurrency or 0))
-
-
-def _by_load(home: Path) -> list[tuple[Path, PointRecord]]:
-    every = records_in(SweepFolder.of(home, "fake", "s").path)
-    return sorted(every.items(), key=lambda pair: pair[1].load.concurrency or 0)
-
-
-def starts(home: Path) -> int:
-    return len(list(SweepFolder.of(home, "fake", "s").starts.iterdir()))
 
 
 def test_each_recipe_is_started_once(tmp_path: Path, pdserve_home: Path, python: str) -> None:
@@ -99,7 +55,7 @@ def test_each_recipe_is_started_once(tmp_path: Path, pdserve_home: Path, python:
     assert starts(pdserve_home) == 2
     assert find_running(pdserve_home, "fake") is None
     assert_nothing_left(Deployment(None, pdserve_home))
-    folder = SweepFolder.of(pdserve_home, "fake", "s")
+    folder = measured(pdserve_home)
     for path, record in records_in(folder.path).items():
         result = json.loads((path / str(record.result) / "result.json").read_text())
         assert "drain_seconds: " + record.settings[0][1] in result["provenance"]["recipe"]
@@ -109,27 +65,6 @@ def test_each_recipe_is_started_once(tmp_path: Path, pdserve_home: Path, python:
         assert (kept / "versions.json").exists()
     code, output = pdserve("sweep", "--dry-run", file)
     assert "to run: 0 points" in output
-
-
-@pytest.mark.full
-def test_other_code_or_no_result_is_measured_once_more(tmp_path: Path, pdserve_home: Path, python: str) -> None:
-    file = sweep_file(tmp_path)
-    assert pdserve("sweep", "--python", python, file)[0] == 0
-    before = records(pdserve_home)
-    old, lost = (path / str(each.result) / "result.json" for path, each in _by_load(pdserve_home))
-    document = json.loads(old.read_text())
-    document["provenance"]["versions"]["pdserve (client)"] = "0.0.1 (old)"
-    old.write_text(json.dumps(document))
-    lost.unlink()
-    code, output = pdserve("sweep", "--python", python, file)
-    assert code == 0, output
-    assert "measured again: point 1: measured with pdserve 0.0.1 (old), here is " in output
-    assert "measured again: point 2: its result is gone or cannot be read" in output
-    assert "2 of 2 points are VALID" in output
-    after = records(pdserve_home)
-    assert not {each.result for each in before} & {each.result for each in after}
-    assert starts(pdserve_home) == 2
-    assert "to run: 0 points" in pdserve("sweep", "--dry-run", file)[1]
 
 
 def test_a_failed_start_is_invalid_and_the_next_run(tmp_path: Path, pdserve_home: Path, python: str) -> None:
@@ -161,29 +96,13 @@ def test_a_history_has_its_death(
     os.kill(decode.pid, signal.SIGKILL)
     assert command.finish() == 12, command.output
     (record,) = records(pdserve_home)
-    folder = SweepFolder.of(pdserve_home, "fake", "s")
+    folder = measured(pdserve_home)
     events, _ = history.read(folder.events(str(record.run_id)), 0)
     assert "decode-0" in [event["name"] for event in events if event["event"] == "died"]
     assert events[-1]["event"] == "down", "it is kept to the end"
     (drawn,) = read_report([folder.path]).timelines
     assert any(text.startswith("decode-0 died") for _, text in drawn.incidents)
     assert_nothing_left(Deployment(None, pdserve_home))
-
-
-@pytest.mark.full
-def test_a_start_that_failed_names_its_run(tmp_path: Path, pdserve_home: Path, python: str) -> None:
-    base = sweep_file(tmp_path, concurrency=[1])
-    recipe_file = tmp_path / "fake.yaml"
-    document = yaml.safe_load(recipe_file.read_text())
-    document["engine"]["command"] = [sys.executable, "-c", "raise SystemExit(7)"]
-    recipe_file.write_text(yaml.safe_dump(document))
-    code, output = pdserve("sweep", "--python", python, base)
-    assert code == 12, output
-    (record,) = records(pdserve_home)
-    assert record.reasons[0].check == "start"
-    assert record.run_id is not None
-    events, _ = history.read(SweepFolder.of(pdserve_home, "fake", "s").events(record.run_id), 0)
-    assert "died" in {event["event"] for event in events}
 
 
 @pytest.mark.full
@@ -215,28 +134,6 @@ def test_a_killed_one_goes_on(tmp_path: Path, pdserve_home: Path, python: str, m
     done, second = records(pdserve_home)
     assert done == first, "what is whole is not measured again"
     assert second.status == "VALID"
-    assert_nothing_left(Deployment(None, pdserve_home))
-
-
-@pytest.mark.full
-def test_ctrl_c_stops_it(tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_CLIENT", "hang")
-    command = Command("sweep", "--python", python, sweep_file(tmp_path))
-    command.expect("serving fake")
-    command.interrupt()
-    assert command.finish() == 130, command.output
-    assert not records(pdserve_home)
-    assert_nothing_left(Deployment(None, pdserve_home))
-
-
-@pytest.mark.full
-def test_a_late_ctrl_c_stops_it(
-    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strike(tmp_path / "site", at_a_call("sweep", ("pdserve/operations/down.py", "down")), monkeypatch)
-    code, output = pdserve("sweep", "--python", python, sweep_file(tmp_path))
-    assert code == 130, output
-    assert len(records(pdserve_home)) == 2, "all was measured"
     assert_nothing_left(Deployment(None, pdserve_home))
 
 
@@ -276,14 +173,6 @@ def test_a_combination_that_is_no_recipe_is_refused_before_anything_runs(tmp_pat
     assert code == 2
     assert "sweep.yaml:" in output
     assert "prefill.instances=two" in output
-    assert not (pdserve_home / "fake").exists()
-
-
-def test_a_trace_without_its_client(tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    code, output = pdserve("sweep", sweep_file(tmp_path, workload=[{"trace": "agentic-tiny"}], requests=None))
-    assert code == 3
-    assert "pdserve bench --setup" in output
     assert not (pdserve_home / "fake").exists()
 
 
@@ -330,3 +219,149 @@ def test_one_that_had_come_up_is_tried_once_more(tmp_path: Path, pdserve_home: P
     assert [reason.check for reason in second.reasons] == ["start"]
     assert len({first.run_id, second.run_id, third.run_id}) == 3
     assert_nothing_left(Deployment(None, pdserve_home))
+
+
+# --- its own deployment, and no other one
+
+
+def measure(folder: Path, python: str, *between: Sequence[object]) -> tuple[int, str]:
+    """The verb, with these commands after its first point is written and before the second is begun."""
+    commands = [[sys.executable, "-m", "pdserve.cli.main", *map(str, words)] for words in between]
+    program = folder / "measure.py"
+    program.write_text(
+        "import subprocess, sys\nfrom pdserve.cli.main import main\nfrom pdserve.sweep.record import SweepFolder\n"
+        f"write, commands = SweepFolder.write, {commands!r}\n"
+        "def written(self, point, record):\n"
+        "    write(self, point, record)\n"
+        "    while commands:\n"
+        "        subprocess.run(commands.pop(0), check=True)\n"
+        "SweepFolder.write = written\n"
+        f"sys.argv = {['pdserve', 'sweep', '--python', python, str(folder / 'sweep.yaml')]!r}\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def measured_recipes(home: Path) -> list[str]:
+    """Of each point that was measured, the recipe of the deployment that served."""
+    every = records_in(SweepFolder.of(home, "fake", "s").path)
+    return [
+        json.loads((folder / record.result / "result.json").read_text())["provenance"]["recipe"]
+        for folder, record in every.items()
+        if record.result is not None
+    ]
+
+
+@pytest.mark.full
+def test_another_plan_is_not_the_sweeps_own(tmp_path: Path, pdserve_home: Path, python: str) -> None:
+    sweep_file(tmp_path)
+    replace = ("up", tmp_path / "fake.yaml", "--replace", "--set", "proxy.drain_seconds=9")
+    code, output = measure(tmp_path, python, replace)
+    assert code == 0, output
+    assert [record.status for record in records(pdserve_home)] == ["VALID", "VALID"]
+    assert not [text for text in measured_recipes(pdserve_home) if "drain_seconds: 9" in text]
+    assert starts(pdserve_home) == 2
+    assert "fake: another plan was applied (pdserve up on the running deployment); the next point needs a new" in output
+    assert_nothing_left(Deployment(None, pdserve_home))
+
+
+def test_anothers_deployment_is_left_alone(tmp_path: Path, pdserve_home: Path, python: str) -> None:
+    sweep_file(tmp_path)
+    try:
+        code, output = measure(tmp_path, python, ("down", "fake"), ("up", "--detach", tmp_path / "fake.yaml"))
+        assert code == 8, output
+        assert "fake is running already" in output
+        assert [record.load.concurrency for record in records(pdserve_home)] == [1]
+        theirs = find_running(pdserve_home, "fake")
+        assert theirs is not None
+        assert not (measured(pdserve_home).starts / theirs.run_id).exists()
+    finally:
+        pdserve("down", "fake")
+    assert_nothing_left(Deployment(None, pdserve_home))
+
+
+# --- the tasks of an array, as processes beside each other
+
+
+PORTS = ("proxy", "prefill", "decode", "bootstrap")
+
+
+def side_by_side(folder: Path) -> Path:
+    """Two deployments that may run on one machine at once: each with ports of its own."""
+    blocks = free_ports(9 + 2 * len(PORTS))[9:]
+    apart = {f"ports.{kind}": [blocks[2 * place], blocks[2 * place + 1]] for place, kind in enumerate(PORTS)}
+    return sweep_file(folder, zip=apart)
+
+
+def ids(file: Path) -> list[str]:
+    return [deployment.digest for deployment, _ in by_deployment(resolve(load_sweep(file), os.environ).points)]
+
+
+def own_name(deployment: str) -> str:
+    """Of a deployment that may run beside the others of its sweep."""
+    return f"fake-{deployment[:6]}"
+
+
+def test_tasks_beside_each_other_leave_a_whole_sweep(tmp_path: Path, pdserve_home: Path, python: str) -> None:
+    file = side_by_side(tmp_path)
+    first, second = ids(file)
+    tasks = [
+        Command(
+            *("sweep", "--only", deployment, "--python", python, file),
+            env={"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(number)},
+        )
+        for number, deployment in enumerate((first, second))
+    ]
+    ends = [task.finish() for task in tasks]
+    assert ends == [0, 0], "\n".join(task.output for task in tasks)
+    folder = measured(pdserve_home)
+    assert [record.status for record in records_in(folder.path).values()] == ["VALID"] * 4
+    for number, deployment in enumerate((first, second)):
+        record = task_of(folder, deployment)
+        assert record is not None
+        assert (record.job, record.error) == (f"7_{number}", None)
+        assert record.ended is not None
+        assert find_running(pdserve_home, own_name(deployment)) is None
+    assert any("4 of 4 points are VALID" in task.output for task in tasks), "whichever ended last"
+    report = read_report([folder.path])
+    assert (len(report.rows), report.invalid, len(report.timelines)) == (4, 0, 2)
+    code, output = pdserve("sweep", "--dry-run", file)
+    assert code == 0
+    assert "to run: 0 points" in output
+    for deployment in (first, second):
+        assert_nothing_left(Deployment(None, pdserve_home, own_name(deployment)))
+
+
+@pytest.mark.full
+def test_a_stopped_task_stops_its_deployment(tmp_path: Path, pdserve_home: Path, python: str) -> None:
+    file = side_by_side(tmp_path)
+    first, _ = ids(file)
+    task = Command("sweep", "--only", first, "--python", python, file, env={"SLURM_JOB_ID": "9"})
+    task.expect("concurrency 1: VALID")
+    task.popen.send_signal(signal.SIGTERM)
+    assert task.finish() == 130, task.output
+    assert_nothing_left(Deployment(None, pdserve_home, own_name(first)))
+    folder = measured(pdserve_home)
+    (done,) = records_in(folder.path).values()
+    record = task_of(folder, first)
+    assert record is not None
+    assert record.error is not None
+    assert "it was stopped" in record.error
+    code, output = pdserve("sweep", "--dry-run", file)
+    assert code == 0
+    assert "A: 1 of 2 points were not measured: job 9 on " in output
+    assert "to run: 3 points on 2 starts" in output
+    code, output = pdserve("sweep", "--only", first, "--python", python, file)
+    assert code == 0, output
+    assert "2 of 4 points are VALID, 2 not measured" in output
+    assert done in records_in(folder.path).values(), "what is whole is not measured again"

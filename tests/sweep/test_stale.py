@@ -21,32 +21,19 @@ from pdserve.cli.sweep import ArrayOptions
 from pdserve.cli.sweep import run_sweep as run
 from pdserve.models.files import model_identity
 from pdserve.preflight.facts import own_pdserve
-from pdserve.sweep.file import load_sweep
-from pdserve.sweep.record import ArrayRecord, SweepFolder, write_array
-from pdserve.sweep.resolve import PlannedSweep, resolve
+from pdserve.sweep.record import SweepFolder
+from pdserve.sweep.resolve import PlannedSweep
 from pdserve.sweep.run import SweepOptions, to_run
-from pdserve.sweep.stale import GONE, StalePoints, is_measured_here, known_here, stale_points
+from pdserve.sweep.stale import GONE, StalePoints, stale_points
 from tests.bench.test_compare import measured, result
-from tests.sweep.test_points import record
+from tests.sweep import kit
+from tests.sweep.kit import record
 from tests.tables import each_row
 
-RECIPE = """\
-schema: 1
-name: small
-platform: cpu
-model: {path: model, served_name: m}
-engine: {args: {max-model-len: 1024}}
-prefill: {instances: 1}
-decode: {instances: 1}
-slurm: {partition: p}
-"""
-SWEEP = """\
-schema: 1
-name: load
-recipe: r.yaml
-workload: [{input_tokens: 8, output_tokens: 4}]
-concurrency: [1, 4]
-"""
+RECIPE = (
+    kit.RECIPE.replace("cuda\ndevices_per_node: 8", "cpu").replace("id: org/small", "path: model")
+    + "slurm: {partition: p}\n"
+)
 OPTIONS = SweepOptions(None, None, 60.0)
 HERE = {"vllm": "0.32.0", "pdserve": "0.1.0 (aa)", "CPU": "new", "GPUs": "H100", MODEL_FILES: "m1"}
 
@@ -54,9 +41,7 @@ HERE = {"vllm": "0.32.0", "pdserve": "0.1.0 (aa)", "CPU": "new", "GPUs": "H100",
 def planned(folder: Path) -> PlannedSweep:
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text('{"architectures": []}')
-    (folder / "r.yaml").write_text(RECIPE)
-    (folder / "s.yaml").write_text(SWEEP)
-    return resolve(load_sweep(folder / "s.yaml"), {})
+    return kit.planned(folder, "", RECIPE)
 
 
 def measured_with(versions: Mapping[str, str | None], **about: Any) -> BenchResult:
@@ -104,28 +89,12 @@ def test_other_circumstances_are_measured_again(tmp_path: Path, changes: dict[st
     assert len(to_run(made, folder, found.again, retry=False)) == 2
 
 
-@each_row("versions", [{}, {"vllm": None}, {"vllm": "0.32.0", "mori": "1"}])
-def test_what_is_not_known_on_both_sides_makes_nothing_stale(tmp_path: Path, versions: dict[str, str | None]) -> None:
-    made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
-    keep(folder, made, measured_with(versions, hardware={"host": "another", "memory_gib": "1"}))
-    assert stale(made, folder) == StalePoints()
-
-
 def test_where_the_nodes_are_others_a_difference_is_named_and_the_hardware_is_none(tmp_path: Path) -> None:
     made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
     keep(folder, made, measured_with({"vllm": "0.31.0"}, hardware={"cpu": "of the nodes"}))
     found = stale(made, folder, measured_here=False)
     assert found.again == {}
     assert set(found.named.values()) == {"measured with vllm 0.31.0, here is 0.32.0"}
-
-
-def test_a_sweep_that_slurm_measures_is_compared_in_its_jobs_only(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path)
-    assert is_measured_here(folder, {}, array=False)
-    assert not is_measured_here(folder, {}, array=True)
-    write_array(folder, ArrayRecord(job="41", deployments=("aaaa",), submitted=1.0))
-    assert not is_measured_here(folder, {}, array=False), "a login node, after --detach"
-    assert is_measured_here(folder, {"SLURM_JOB_ID": "41"}, array=False)
 
 
 def test_gpus_are_compared_by_kind_and_driver_whichever_of_them_a_job_shows() -> None:
@@ -147,14 +116,6 @@ def test_what_a_result_has_of_here_is_what_is_known_of_here() -> None:
     ).provenance
     assert circumstances(about) == here
     assert differences(circumstances(about), here) is None
-
-
-def test_versions_are_not_known_where_this_machine_is_no_node_of_the_job_and_in_an_image(tmp_path: Path) -> None:
-    (recipe,) = planned(tmp_path).recipes.values()
-    elsewhere = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "far-[1-2]"}
-    known = known_here(elsewhere, this_machine=False)(recipe)
-    assert sorted(known) == sorted({"pdserve", "CPU", "CPUs", MODEL_FILES})
-    assert known_here({}, this_machine=False)(recipe)[MODEL_FILES] == known[MODEL_FILES]
 
 
 def test_another_model_at_the_same_path_is_another_one(tmp_path: Path) -> None:

@@ -6,23 +6,46 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+import httpx
 
 from pdserve.pd.config.proxy import Protocol, ProxyConfig, WorkerConfig
-from pdserve.plan.model import LmcacheServer, Plan
-from pdserve.plan.node import Node
-from pdserve.plan.process import Env, Process
-from pdserve.recipe.model import Timeouts, Verify
+from pdserve.plan.model import Plan
+from pdserve.recipe.model import Verify
 from pdserve.verify import Proof, Report, run_proofs
+from pdserve.verify.load import LoadReport
+from pdserve.verify.target import Target
+from tests.bench.evidence import lmcache_server, plan, process
 from tests.launch.deployment import free_ports
 from tests.proxy.deployment import KEY, MODEL, Child, Proxy
 
 DETAILS = "--enable-prompt-tokens-details"
+Result = TypeVar("Result")
 MOONCAKE = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+def proof(report: Report | LoadReport, name: str) -> Proof:
+    (match,) = [proof for proof in report.proofs if proof.name == name]
+    return match
+
+
+def asked(
+    answer: Callable[[httpx.Request], httpx.Response],
+    ask: Callable[[Target], Awaitable[Result]],
+    of: Plan | None = None,
+) -> Result:
+    """What `ask` makes of a deployment in which everything is answered so."""
+
+    async def run() -> Result:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            return await ask(Target(of or plan(), client, "key"))
+
+    return asyncio.run(run())
 
 
 class FakeLmcache(Child):
@@ -121,11 +144,11 @@ class Deployment:
         flags: tuple[str, ...] = (DETAILS,),
         naive_proxy: tuple[str, ...] = (),
         faults: dict[str, dict[str, object]] | None = None,
-        **plan: Any,
+        **fields: Any,
     ) -> Self:
         """`cached`: with LMCache, whose faults are `lmcache`; `beside`: another connector that caches;
         `flags`: of all engines; `faults`: by engine or role;
-        `plan`: other fields of the plan. `naive_proxy`: tests/verify/naive_proxy.py with these engines, instead of the
+        `fields`: others of the plan. `naive_proxy`: tests/verify/naive_proxy.py with these engines, instead of the
         real proxy."""
         if cached:
             self.lmcache = FakeLmcache("lmcache-0", **(lmcache or {}))
@@ -141,7 +164,7 @@ class Deployment:
             engine.ready()
             self.engines[name] = engine
         self._beside = beside
-        self.plan = self._plan("aggregated" if aggregated else "mooncake", flags, naive_proxy, plan)
+        self.plan = self._plan("aggregated" if aggregated else "mooncake", flags, naive_proxy, fields)
         return self
 
     def verify(self, on_proof: Callable[[Proof], None] | None = None, key: str = KEY) -> Report:
@@ -163,42 +186,30 @@ class Deployment:
         )
         port = self._proxy(config, naive)
         processes = [
-            _process(name, engine.role, flags, None if engine.role == "decode" else self._beside)
+            process(
+                name,
+                engine.role,
+                *([self._beside] if self._beside and engine.role != "decode" else []),
+                argv=flags,
+                log=f"logs/{name}.log",
+            )
             for name, engine in self.engines.items()
         ]
         servers = []
         if self.lmcache:
-            processes.append(_process("lmcache-0", "lmcache", ()))
+            processes.append(process("lmcache-0", "lmcache", log="logs/lmcache-0.log"))
             stores = tuple(name for name, engine in self.engines.items() if engine.role != "decode")
-            servers.append(
-                LmcacheServer(
-                    process="lmcache-0",
-                    http_url=self.lmcache.url,
-                    instance_id="lmcache-0",
-                    engines=stores,
-                    expected_workers=len(stores),
-                    l1_bytes=1 << 30,
-                    shm_name=None,
-                )
-            )
+            servers.append(lmcache_server(http_url=self.lmcache.url, engines=stores, expected_workers=len(stores)))
         values: dict[str, Any] = {
             "name": "fakes",
-            "mode": "aggregated" if protocol == "aggregated" else "disaggregated",
-            "platform": "cpu",
             "served_name": MODEL,
-            "model": "fake-model",
-            "model_path": None,
-            "nodes": (Node(name="here"),),
-            "processes": (*processes, _process("proxy", "proxy", ())),
-            "lmcache": tuple(servers),
+            "processes": (*processes, process("proxy", "proxy", log="logs/proxy.log")),
             "proxy": config.model_copy(update={"port": port}),
             "canary_seconds": 20,
-            "timeouts": Timeouts(),
             "verify": Verify(output="exact"),
-            "cache_reset_endpoint": True,
-            "chunk_size": 256 if self.lmcache else None,
         }
-        return Plan(**(values | fields))
+        mode = "aggregated" if protocol == "aggregated" else "disaggregated"
+        return plan(mode=mode, lmcache=tuple(servers), **(values | fields))
 
     def _proxy(self, config: ProxyConfig, naive: tuple[str, ...]) -> int:
         if naive:
@@ -214,22 +225,3 @@ class Deployment:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self._stack.close()
-
-
-def _process(name: str, role: str, flags: tuple[str, ...], beside: str | None = None) -> Process:
-    return Process.model_validate(
-        {
-            "name": name,
-            "role": role,
-            "node": "here",
-            "argv": flags,
-            "env": Env(),
-            "log": f"logs/{name}.log",
-            "probe": None,
-            "start_stage": 0,
-            "stop_stage": 0,
-            "ready_seconds": 10,
-            "stop_seconds": 10,
-            "connectors": () if beside is None else ({"class_name": beside},),
-        }
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,8 @@ from pdserve.verify.load.traffic import Ended, SentWindow, Served, Traffic
 from pdserve.verify.report import Outcome
 from pdserve.verify.target import Target
 from pdserve.verify.trials import Counters
-from tests.bench.evidence import plan
+from tests.bench.evidence import lmcache_server, plan, process
+from tests.verify.deployment import asked
 
 PROXY = plan().processes[0].model_copy(update={"name": "proxy", "role": "proxy"})
 
@@ -44,9 +44,6 @@ class TestAnswers:
         assert (outcome.status, outcome.goes_on) == ("not-proven", True)
         assert "could not be read" in outcome.reason
 
-    def test_none_of_them(self) -> None:
-        assert self.proved(0)[0].status == "proven"
-
     def test_of_vllm_router_nothing_is_claimed_of_them(self) -> None:
         outcome, claim = self.proved(None, proxy_kind="vllm-router")
         assert outcome.status == "proven"
@@ -64,14 +61,11 @@ class TestTransfer:
             f'vllm:prompt_tokens_by_source_total{{source="{source}"}} {count}\n'
             for source, count in (("local_compute", computed), ("external_kv_transfer", received))
         )
-
-        async def prove() -> Outcome:
-            transport = httpx.MockTransport(lambda request: httpx.Response(200, text=page))
-            async with httpx.AsyncClient(transport=transport) as client:
-                sent = tuple(SentWindow(number, tuple(served), at, 1.0) for number, (served, at) in enumerate(windows))
-                return await proofs.prove_transfer(Target(plan(), client, "key"), Traffic(sent, 0, None, False))
-
-        return asyncio.run(prove())
+        sent = tuple(SentWindow(number, tuple(served), at, 1.0) for number, (served, at) in enumerate(windows))
+        traffic = Traffic(sent, 0, None, False)
+        return asked(
+            lambda request: httpx.Response(200, text=page), lambda target: proofs.prove_transfer(target, traffic)
+        )
 
     @pytest.mark.parametrize(("requests", "tokens", "lost"), [(200, 272, 1), (50, 80, 1), (50, 32, 3)])
     def test_a_whole_prompt_is_not_hidden_by_the_tokens_that_are_always_computed(
@@ -134,22 +128,14 @@ class TestClean:
                 return self.status(locks.pop(0) if len(locks) > 1 else locks[0])
             return httpx.Response(200, json={"choices": [{"token_ids": [1]}], "usage": {"prompt_tokens": 1}})
 
-        async def prove() -> Outcome:
-            one = plan().lmcache[0]
-            several = tuple(
-                one.model_copy(update={"http_url": url, "process": f"lmcache-{number}"})
-                for number, url in enumerate(reports)
-            )
-            processes = (
-                *plan().processes,
-                *(plan().processes[0].model_copy(update={"name": s.process}) for s in several),
-            )
-            at = plan(lmcache=True, processes=processes).model_copy(update={"lmcache": several})
-            idle = {w.name: EngineSnapshot(w.url, running=0, waiting=0, kv_cache_usage=0.0) for w in at.proxy.workers}
-            async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-                return await proofs.prove_clean(Target(at, client, "key"), idle)
-
-        return asyncio.run(prove())
+        several = tuple(
+            lmcache_server(http_url=url, process=f"lmcache-{number}", engines=("prefill-0",))
+            for number, url in enumerate(reports)
+        )
+        processes = (*plan().processes, *(process(server.process, "lmcache") for server in several))
+        at = plan(processes=processes, lmcache=several)
+        idle = {w.name: EngineSnapshot(w.url, running=0, waiting=0, kv_cache_usage=0.0) for w in at.proxy.workers}
+        return asked(answer, lambda target: proofs.prove_clean(target, idle), at)
 
     def status(self, locks: int | str | None) -> httpx.Response:
         if locks == "500":
@@ -169,9 +155,6 @@ class TestClean:
         assert outcome.status == "not-proven"
         assert outcome.numbers["chunks locked in LMCache"] is None
         assert "not every LMCache server reports" in outcome.reason
-
-    def test_a_server_is_asked_again(self) -> None:
-        assert self.proved([0], ["500", 0]).status == "proven"
 
     def test_locks_that_were_seen_fail_whatever_the_others_say(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(proofs, "_UNLOCK_SECONDS", 0.0)

@@ -51,9 +51,6 @@ class Engines:
         self._counts, self._block = counts, block
         self._addresses = {worker.name: httpx.URL(worker.url).port for worker in of.proxy.workers}
         self._tokens: dict[int | None, list[int]] = {port: [70_000, 50_000] for port in self._addresses.values()}
-        self.unread = False
-        self.later: list[tuple[str, int, int]] = []
-        """Counted after the next reading."""
 
     def count(self, engine: str, prompt: int, loaded: int) -> None:
         of = self._tokens[self._addresses[engine]]
@@ -61,8 +58,6 @@ class Engines:
         of[1] += loaded
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        if self.unread:
-            raise httpx.ReadTimeout("slow", request=request)
         computed, loaded = self._tokens[request.url.port]
         page = "" if self._block is None else f'vllm:cache_config_info{{block_size="{self._block}"}} 1\n'
         if self._counts:
@@ -70,8 +65,6 @@ class Engines:
                 f'vllm:prompt_tokens_by_source_total{{source="local_compute"}} {computed}\n'
                 f'vllm:prompt_tokens_by_source_total{{source="external_kv_transfer"}} {loaded}\n'
             )
-        while self.later:
-            self.count(*self.later.pop())
         return httpx.Response(200, text=page)
 
 
@@ -122,13 +115,6 @@ class TestOnePlace:
             assert asked.came(group, 0) == "new"
             assert asked.came(group, tokens) == "back"
             assert asked.came(group, tokens - 256) == "lost"
-
-    def test_what_is_said_of_it(self) -> None:
-        asked = Asked(plan())
-        asked.ask(1, 0)
-        lost = asked.ask(1, 256)
-        assert (lost.number, lost.group, lost.wanted, lost.loaded, lost.engine) == (17, 1, 512, 256, "prefill-0")
-        assert lost.salt.endswith("-load-1")
 
     def test_two_engines_beside_one_server(self) -> None:
         asked = Asked(several(plan(), beside_one_server=True))
@@ -209,27 +195,9 @@ class TestOthers:
     def test_what_they_load_does_not_stand_for_a_prefix(self) -> None:
         assert self.asked().came(1, 0, others=[("prefill-0", 600, 512)]) == "disturbed"
 
-    def test_that_it_came_back_is_not_known_either(self) -> None:
-        assert self.asked().came(1, 512, others=[("prefill-0", 600, 0)]) == "disturbed"
-
-    def test_a_prefix_that_is_lost_in_spite_of_them_is_lost(self) -> None:
-        assert self.asked().came(1, 0, others=[("prefill-0", 600, 256)]) == "lost"
-
     def test_prompts_too_short_to_be_loaded_disturb_nothing(self) -> None:
         """As those that `verify` itself sends to idle engines."""
         assert self.asked().came(1, 512, others=[("prefill-0", 1, 0), ("prefill-0", 1, 0)]) == "back"
-
-    def test_theirs_may_be_counted_before_the_prompt_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked, long = self.asked(), len(SCHEDULE.planned(17).prompt)
-        monkeypatch.setattr(traffic, "_COUNT_SECONDS", 60.0)
-
-        async def late(prefixes: Prefixes) -> PrefixReload:
-            before = await prefixes.read()
-            asked.engines.count("prefill-0", long + 256, 0)
-            asked.engines.later.append(("prefill-0", long, 512))
-            return await prefixes.look(SCHEDULE.planned(17), before)
-
-        assert asyncio.run(late(asked.prefixes)).came == "disturbed", "and not lost"
 
     def test_more_than_the_prefix_and_what_they_can_have_loaded_is_enough(self) -> None:
         assert self.asked().came(1, 512, others=[("prefill-0", 300, 256)]) == "back"
@@ -242,11 +210,6 @@ class TestUncounted:
     def test_a_prompt_that_no_engine_has_counted(self) -> None:
         """It went to decode alone."""
         assert Asked(plan()).came(0, 0, counted=False) == "uncounted"
-
-    def test_engines_that_cannot_be_read(self) -> None:
-        asked = Asked(plan())
-        asked.engines.unread = True
-        assert asked.came(0, 256) == "uncounted"
 
     def test_blocks_of_unknown_size(self) -> None:
         asked = Asked(with_connector("MooncakeStoreConnector"), block=None)
@@ -323,11 +286,6 @@ class TestProof:
         outcome = self.proved(came)
         assert outcome.status == "not-proven"
         assert reason in outcome.reason
-
-    def test_a_prefix_that_was_new_once_and_came_back_elsewhere(self) -> None:
-        outcome = self.proved(("back", "back", "new", "back"), ALL_BACK)
-        assert outcome.status == "proven"
-        assert outcome.numbers["prefixes not known to be there"] == 1
 
     def test_prefixes_that_are_too_short(self) -> None:
         assert self.proved(("too-short", "back", "too-short", "back")).status == "proven"

@@ -8,7 +8,8 @@ import pytest
 
 from pdserve.recipe.model import Verify
 from pdserve.verify import Report
-from tests.verify.deployment import Deployment
+from tests.proxy.deployment import KEY
+from tests.verify.deployment import Deployment, proof
 
 pytestmark = pytest.mark.process
 
@@ -18,17 +19,21 @@ def statuses(report: Report) -> dict[str, str]:
 
 
 def numbers(report: Report, name: str) -> dict[str, object]:
-    (proof,) = [proof for proof in report.proofs if proof.name == name]
-    return dict(proof.numbers)
+    return dict(proof(report, name).numbers)
 
 
-def test_one_prefill_and_one_decode(deployment: Deployment) -> None:
-    report = deployment.up().verify()
-    assert statuses(report) == dict.fromkeys(
-        ["endpoints", "requests", "transfer", "stored", "output", "reload", "clean"], "proven"
-    ), report
-    assert report.exit_code == 0
-    report.raise_for_status()
+def test_one_prefill_and_one_decode_are_proven_as_often_as_it_is_asked(deployment: Deployment) -> None:
+    heard: list[str] = []
+    first = deployment.up().verify(on_proof=lambda proof: heard.append(proof.name))
+    proofs = ["endpoints", "requests", "transfer", "stored", "output", "reload", "clean"]
+    assert statuses(first) == dict.fromkeys(proofs, "proven"), first
+    assert heard == proofs
+    text = json.dumps(first.to_json())
+    assert json.loads(text)["exit_code"] == 0
+    assert KEY not in text
+    again = deployment.verify()
+    assert again.exit_code == 0, "what the first has stored is not loaded"
+    again.raise_for_status()
 
 
 def test_the_numbers_are_those_of_prompts_of_two_chunks_and_a_tail(deployment: Deployment) -> None:
@@ -59,12 +64,6 @@ def test_every_leg_has_a_salt_of_its_own(deployment: Deployment) -> None:
         request["body"]["cache_salt"] for request in prefill.requests() if not request["body"].get("kv_transfer_params")
     }
     assert through & alone == {salt for salt in through if salt.endswith("nudge")}
-
-
-def test_two_runs_share_no_cache(deployment: Deployment) -> None:
-    deployment.up()
-    assert deployment.verify().exit_code == 0
-    assert deployment.verify().exit_code == 0
 
 
 def test_teacher_forced_logprobs(deployment: Deployment) -> None:
@@ -101,13 +100,40 @@ def test_aggregated_engines_transfer_nothing(deployment: Deployment) -> None:
     ), report
 
 
-def test_proofs_are_heard_of_one_by_one(deployment: Deployment) -> None:
-    heard: list[str] = []
-    report = deployment.up(cached=False).verify(on_proof=lambda proof: heard.append(proof.name))
-    assert heard == [proof.name for proof in report.proofs]
+# --- KV that engines keep without LMCache: a Mooncake store, and vLLM's own offloading
 
 
-def test_the_report_is_plain_data_without_the_key(deployment: Deployment) -> None:
-    text = json.dumps(deployment.up(cached=False).verify().to_json())
-    assert json.loads(text)["exit_code"] == 0
-    assert "engine-key" not in text
+STORE, OFFLOAD = "MooncakeStoreConnector", "OffloadingConnector"
+
+
+def test_a_store_is_proven_by_what_its_engines_stored_and_loaded(deployment: Deployment) -> None:
+    report = deployment.up(cached=False, beside=STORE).verify()
+    assert report.exit_code == 0, report
+    assert [entry.name for entry in report.proofs] == [
+        *("endpoints", "requests", "transfer", "pool-stored", "output", "pool-reload", "clean")
+    ]
+    # Two prompts of 619 tokens, in the fake's blocks of 256.
+    stored, reloaded = proof(report, "pool-stored").numbers, proof(report, "pool-reload").numbers
+    assert (stored["blocks expected"], stored["keys stored"], stored["keys failed"]) == (4, 4, 0)
+    assert (reloaded["tokens loaded"], reloaded["keys loaded"], reloaded["same tokens"]) == (512, 2, True)
+
+
+def test_a_store_that_takes_nothing_is_a_failure(deployment: Deployment) -> None:
+    report = deployment.up(cached=False, beside=STORE, faults={"prefill": {"store_fails": 1}}).verify()
+    assert proof(report, "pool-stored").status == "failed"
+    assert "0 keys were stored and 4 failed; see logs/prefill-0" in proof(report, "pool-stored").reason
+    assert proof(report, "pool-reload").status == "failed"
+    assert "was computed again instead of being reloaded" in proof(report, "pool-reload").reason
+
+
+def test_without_the_endpoint_that_clears_caches_a_reload_is_not_proven(deployment: Deployment) -> None:
+    report = deployment.up(cached=False, beside=STORE, cache_reset_endpoint=False).verify()
+    assert proof(report, "pool-stored").status == "proven"
+    assert proof(report, "pool-reload").status == "not-proven"
+
+
+def test_offloading_is_proven_by_its_reload(deployment: Deployment) -> None:
+    report = deployment.up(aggregated=1, cached=False, beside=OFFLOAD).verify()
+    assert report.exit_code == 0, report
+    numbers = proof(report, "offload-reload").numbers
+    assert (numbers["tokens loaded"], numbers["same tokens"]) == (512, True)
