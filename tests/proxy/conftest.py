@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.proxy.deployment import Deployment
-from tests.proxy.raw import RawDeployment, raw_deployment
+from tests.proxy.raw import RawDeployment, lent, raw_deployment
 
 PROXIES = {"deployment", "engines", "impatient", "pair", "proxy", "raw", "shared", "slow", "split", "strict", "tight"}
 """Fixtures with a proxy in a process of its own."""
 BY_HAND = {"raw_deployment", "Proxy"}
 """Names by which a test starts one itself."""
 ON_BOTH_BUILDS = {"test_contract.py"}
+LOOP_SECONDS = 120.0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,6 +37,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("wheel")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine, in a loop as the proxy has it."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), LOOP_SECONDS))
+    return True
+
+
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
     """Not started: each test says with `up` what it needs."""
@@ -42,16 +56,15 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 @pytest.fixture(scope="module")
-def module_raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
-    limits = {"max_header_bytes": 16_384}
-    with raw_deployment(tmp_path_factory.mktemp("raw"), limits=limits, max_body_bytes=2 << 20) as raw:
+def module_raw(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
+    """A module's own settings are its RAW."""
+    usual = {"limits": {"max_header_bytes": 16_384}, "max_body_bytes": 2 << 20}
+    with raw_deployment(tmp_path_factory.mktemp("raw"), **getattr(request.module, "RAW", usual)) as raw:
         yield raw
 
 
 @pytest.fixture
 def raw(module_raw: RawDeployment) -> Iterator[RawDeployment]:
-    """One for this module: whatever a test has done to it, it must serve on. Its limits of time are the usual ones, so
-    that a slow machine is no client that means harm."""
-    module_raw.engine.seen.clear()
-    yield module_raw
-    module_raw.unharmed()
+    """One for this module. Its limits of time are the usual ones, so that a slow machine is no client that means
+    harm."""
+    yield from lent(module_raw)

@@ -21,6 +21,9 @@ from urllib.parse import urlencode
 import httpx
 
 from pdserve.pd.config.proxy import Protocol, ProxyConfig, WorkerConfig
+from pdserve.pd.processes import shared_numbers
+from pdserve.pd.workers.load import LoadBoard
+from pdserve.pd.workers.registry import Registry
 from pdserve.system import procfs
 from tests.nursery import PIPE_BYTES, REPOSITORY, Forked, Nursery
 
@@ -219,6 +222,13 @@ class Proxy(Child):
         assert match is not None
         return int(match[1]) * 1024
 
+    def shows(self, figure: str) -> str:
+        """Wait until a page of metrics has this; the page. Over connections of its own: any process may answer, and
+        each writes its figures twice a second."""
+        while figure not in (page := httpx.get(f"{self.url}/metrics", **PLAIN).text):
+            pass
+        return page
+
     def send_all(self, signum: int) -> None:
         """A signal for every process of it, as for a machine that is suspended."""
         for pid in (self.process.pid, *self.members):
@@ -333,6 +343,11 @@ class Deployment:
             **{"protocol": protocol, "workers": [fake.config().model_dump() for fake in self.fakes]} | fields
         )
 
+    def rewrite(self, **config: Any) -> None:
+        """Change fields in the file of the proxy's configuration, which it may be told to read again."""
+        path = self.folder / "proxy.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+
     def complete(self, prompt: object = "hello world", **more: Any) -> httpx.Response:
         return self.proxy.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 8} | more)
 
@@ -374,6 +389,12 @@ def proxy_config(**fields: Any) -> ProxyConfig:
         "allowed_hosts": ["proxy"],
     }
     return ProxyConfig.model_validate(values | fields)
+
+
+def registry_of(protocol: Protocol, *workers: WorkerConfig, **config: Any) -> Registry:
+    """Return what a proxy of one process knows of these workers."""
+    wanted = proxy_config(protocol=protocol, workers=[worker.model_dump() for worker in workers], **config)
+    return Registry(wanted, LoadBoard(shared_numbers.private(LoadBoard.cells(1))))
 
 
 def over_socket(path: Path | str, **headers: str) -> httpx.Client:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import select
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -206,6 +208,16 @@ def whole(body: bytes, content_type: str = "application/json") -> bytes:
     return head(content_type, len(body)) + body
 
 
+HEALTH = b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n"
+METRICS = b"GET /metrics HTTP/1.1\r\nhost: proxy\r\n\r\n"
+PATH = "/v1/completions"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n"
+BODY = b'{"prompt": "hi"}'
+SSE = "text/event-stream; charset=utf-8"
+STREAM_HEAD = head(SSE)
+EVENT = b'data: {"choices": [{"text": "a"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+MEGABYTE = 1 << 20
 ANSWER = json.dumps(
     {
         "id": "cmpl-1",
@@ -225,11 +237,12 @@ class RawEngine:
     """Bytes that the network took from it in answers, ever."""
     busy: int = 0
     """Requests that are being answered."""
+    tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port = int(self._listener.getsockname()[1])
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
         self._open: set[socket.socket] = set()
         self._changed = threading.Condition()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -268,6 +281,8 @@ class RawEngine:
                 self._changed.notify_all()
 
         try:
+            if self.tls is not None:
+                connection = self.tls.wrap_socket(connection, server_side=True)
             reader = connection.makefile("rb")
             while (line := reader.readline().decode("latin-1").rstrip()) != "":
                 headers = []
@@ -336,10 +351,6 @@ class RawDeployment:
         """Bytes of memory that the proxy has."""
         return self.proxy.memory("VmRSS")
 
-    def most_resident(self) -> int:
-        """The most that it ever had."""
-        return self.proxy.memory("VmHWM")
-
     def unharmed(self) -> None:
         """It still serves, and soon nothing of what was before is left: no leg in flight, nobody in a queue."""
         for engine in self.engines:
@@ -353,7 +364,7 @@ class RawDeployment:
     def _left(self) -> list[str]:
         """Return the numbers of what is under way. The proxy may still be about to notice that a client has gone."""
         workers = self.ask(b"GET /workers HTTP/1.1\r\nhost: proxy\r\n\r\n").json()["workers"]
-        page = self.ask(b"GET /metrics HTTP/1.1\r\nhost: proxy\r\n\r\n").body.decode()
+        page = self.ask(METRICS).body.decode()
         counted = r"^(pdserve_proxy_(?:queue_depth|pool_requests|prompt_tokens_in_flight)\{.*) ([1-9].*)$"
         return [worker["name"] for worker in workers if worker["in_flight"]] + [
             f"{name} {value}" for name, value in re.findall(counted, page, re.M)
@@ -385,3 +396,38 @@ def raw_deployment(
         proxy.end()
         for engine in engines:
             engine.close()
+
+
+def lent(raw: RawDeployment) -> Iterator[RawDeployment]:
+    """Give a deployment of a module to one of its tests: whatever that has done to it, it must serve on."""
+    for engine in raw.engines:
+        engine.seen.clear()
+    yield raw
+    raw.unharmed()
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def listening(serve: Serve) -> AsyncIterator[str]:
+    """Serve connections in this loop, and give the URL. At its end all that were accepted are over."""
+    served: set[asyncio.Task[None]] = set()
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        served.add(task)
+        task.add_done_callback(served.discard)
+        with suppress(ConnectionResetError):
+            await serve(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        while served:
+            await asyncio.wait(served)
+        await server.wait_closed()

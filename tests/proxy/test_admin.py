@@ -49,6 +49,10 @@ class Pool:
         del self.workers[name]
 
 
+async def reloaded() -> dict[str, str]:
+    return {"keys": "ok"}
+
+
 class Admin:
     def __init__(self, token: str | None = TOKEN, header: str | None = f"Bearer {TOKEN}") -> None:
         self.pool = Pool()
@@ -92,33 +96,6 @@ def test_without_a_configured_token_none_is_asked_for() -> None:
     assert Admin(token=None, header=None).http.get("/workers").status_code == 200
 
 
-def test_workers_are_listed_added_drained_and_removed() -> None:
-    there = Admin()
-    assert there.http.get("/workers").json() == {"workers": [{"name": "decode-0", "state": "ready"}]}
-    assert there.http.post("/workers", json=NEW).status_code == 201
-    assert there.pool.added == [WorkerConfig(name="decode-9", role="decode", url="http://10.0.0.9:8200")]
-    assert there.http.post("/workers/decode-0/drain").json()["workers"][0]["state"] == "draining"
-    assert there.http.delete("/workers/decode-0").json() == {"workers": [{"name": "decode-9", "state": "starting"}]}
-
-
-def test_a_prefill_brings_its_bootstrap_server() -> None:
-    there = Admin()
-    prefill = {"name": "prefill-9", "role": "prefill", "url": "http://h:1/", "bootstrap_url": "http://[::1]:8998"}
-    assert there.http.post("/workers", json=prefill).status_code == 201
-    assert (there.pool.added[0].url, there.pool.added[0].bootstrap_url) == ("http://h:1", "http://[::1]:8998")
-
-
-@each_row("method, path", [("POST", "/workers/nobody/drain"), ("DELETE", "/workers/nobody")])
-def test_a_worker_that_does_not_exist_is_404(method: str, path: str) -> None:
-    answer = Admin().http.request(method, path)
-    assert (answer.status_code, answer.json()["error"]["message"]) == (404, "There is no worker nobody.")
-
-
-def test_a_name_that_is_taken_is_409() -> None:
-    answer = Admin().http.post("/workers", json={**NEW, "name": "decode-0"})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (409, "there is a worker decode-0 already")
-
-
 @each_row(
     "change",
     [
@@ -152,12 +129,6 @@ def test_a_body_that_is_no_json_object_is_400(body: bytes) -> None:
     assert Admin().http.post("/workers", content=body).status_code == 400
 
 
-def test_reload_reports_what_it_did() -> None:
-    there = Admin()
-    assert there.http.post("/reload").json() == {"keys": "ok"}
-    assert there.reloads == 1
-
-
 def test_the_token_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(f"  {TOKEN}\n")
@@ -180,26 +151,8 @@ def test_a_token_file_that_is_missing_is_refused(tmp_path: Path) -> None:
 # --- the file of the admin's unix socket: whose it may replace, and which it removes
 
 
-class NoWorkers:
-    def describe(self) -> list[dict[str, object]]:
-        return []
-
-    def add(self, worker: WorkerConfig) -> None:
-        raise AssertionError
-
-    def drain(self, name: str) -> None:
-        raise AssertionError
-
-    def remove(self, name: str) -> None:
-        raise AssertionError
-
-
-async def nothing() -> dict[str, str]:
-    return {}
-
-
 def server(path: Path) -> AdminServer:
-    return AdminServer(AdminSettings(socket=str(path)), NoWorkers(), nothing, bytes)
+    return AdminServer(AdminSettings(socket=str(path)), Pool(), reloaded, bytes)
 
 
 @pytest.fixture
@@ -237,15 +190,12 @@ def test_a_socket_at_which_a_process_answers_is_left_to_it(path: Path, listening
         client.close()
 
 
-def test_a_second_proxy_is_refused_and_the_first_ones_socket_stays(path: Path) -> None:
-    async def both() -> None:
-        first = server(path)
-        assert "another process answers there" in refused(path)
-        first.start()
-        assert "another process answers there" in refused(path)
-        await first.stop()
-
-    asyncio.run(both())
+async def test_a_second_proxy_is_refused_and_the_first_ones_socket_stays(path: Path) -> None:
+    first = server(path)
+    assert "another process answers there" in refused(path)
+    first.start()
+    assert "another process answers there" in refused(path)
+    await first.stop()
     assert not path.exists()
 
 
@@ -272,25 +222,19 @@ def test_the_rest_of_another_user_is_left_alone(path: Path, listening: socket.so
     assert path.is_socket()
 
 
-def test_a_proxy_removes_only_the_socket_that_it_made(path: Path) -> None:
-    async def replaced() -> None:
-        ours = server(path)
-        path.unlink()
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.bind(str(path))
-            await ours.stop()
-            assert path.is_socket()
-
-    asyncio.run(replaced())
-
-
-def test_it_is_for_this_user_only(path: Path) -> None:
-    async def once() -> None:
-        ours = server(path)
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+async def test_a_proxy_removes_only_the_socket_that_it_made(path: Path) -> None:
+    ours = server(path)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(str(path))
         await ours.stop()
+        assert path.is_socket()
 
-    asyncio.run(once())
+
+async def test_it_is_for_this_user_only(path: Path) -> None:
+    ours = server(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    await ours.stop()
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:

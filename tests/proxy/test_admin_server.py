@@ -83,6 +83,7 @@ def test_a_removed_worker_is_gone_and_other_streams_go_on(admin: httpx.Client, d
         deployment.decodes[0].script(hold="")
         assert [*lines][-1] == "data: [DONE]"
     assert admin.delete("/workers/decode-9").status_code == 404
+    assert admin.post("/workers/decode-9/drain").status_code == 404
 
 
 def test_a_worker_that_comes_back_under_its_name_is_looked_at_at_once(deployment: Deployment, tmp_path: Path) -> None:
@@ -190,10 +191,7 @@ def test_keys_and_policies_are_read_again_while_a_stream_runs(
     body = {"model": MODEL, "prompt": "hi", "max_tokens": 5, "stream": True}
     with deployment.proxy.begun("/v1/completions", body) as lines:
         (tmp_path / "keys").write_text(key_line("other", "another-key", max_requests=1))
-        path = deployment.folder / "proxy.json"
-        config = json.loads(path.read_text())
-        config["routing"]["decode"] = {"kind": "round_robin"}
-        path.write_text(json.dumps(config))
+        deployment.rewrite(routing={"decode": {"kind": "round_robin"}})
         if how == "admin":
             assert admin.post("/reload").json() == {"keys": "ok", "policies": "ok"}
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pdserve.pd.errors import ApiError
 from pdserve.pd.limits import admission
 from pdserve.pd.limits.admission import CELLS_PER_PROCESS, AdmissionGate, Ticket
 from pdserve.pd.processes import shared_numbers
+from pdserve.pd.processes.shared_numbers import Numbers
 from pdserve.pd.relay.entrance import admit
 from pdserve.pd.serve.request_parser import priority_of
 from pdserve.pd.workers import load
@@ -34,15 +35,10 @@ def no_worker() -> ApiError:
     return ApiError(503, "Nobody is there.")
 
 
-def gate(*workers: Worker, **limits: Any) -> AdmissionGate:
-    pool = list(workers) or [Worker()]
-    return AdmissionGate(
-        "decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), no_worker
-    )
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
+def gate(pool: list[Worker] | None = None, numbers: Numbers | None = None, **limits: Any) -> AdmissionGate:
+    workers = pool or [Worker()]
+    numbers = numbers or shared_numbers.private(CELLS_PER_PROCESS)
+    return AdmissionGate("decode", PoolLimits(**limits), lambda: workers, numbers, no_worker)
 
 
 async def turns(count: int = 3) -> None:
@@ -63,7 +59,7 @@ def test_without_limits_everybody_enters_at_once_and_is_counted() -> None:
 
 
 def test_the_limit_is_for_each_worker() -> None:
-    door = gate(Worker(), Worker(), max_requests=2)
+    door = gate([Worker(), Worker()], max_requests=2)
     assert [door.try_admit() is not None for _ in range(5)] == [True] * 4 + [False]
 
 
@@ -93,272 +89,117 @@ def test_prompt_tokens_are_limited_and_one_that_is_larger_enters_alone() -> None
     assert door.try_admit(0, 40) is not None
 
 
-def test_each_freed_place_wakes_one_in_order() -> None:
-    async def test() -> None:
-        door = gate(max_requests=1)
-        inside = await admit(door)
-        waiting = [queued(door) for _ in range(3)]
-        await turns()
-        assert door.waiting == 3
-        for position in range(3):
-            inside.release()
-            await turns()
-            assert [task.done() for task in waiting] == [index <= position for index in range(3)]
-            inside = waiting[position].result()
-            assert door.requests == 1
-
-    run(test)
-
-
-def test_the_better_priority_goes_first() -> None:
-    async def test() -> None:
-        door = gate(max_requests=1)
-        inside = await admit(door)
-        order: list[str] = []
-
-        async def enter(name: str, priority: int) -> None:
-            ticket = await admit(door, priority)
-            order.append(name)
-            ticket.release()
-
-        tasks = []
-        for name, priority in (("late", 5), ("b", 0), ("urgent", -3), ("c", 0)):
-            tasks.append(asyncio.create_task(enter(name, priority)))
-            await turns()
-        inside.release()
-        await asyncio.gather(*tasks)
-        assert order == ["urgent", "b", "c", "late"]
-
-    run(test)
-
-
-def test_a_small_request_does_not_overtake_a_large_one_of_its_priority() -> None:
-    async def test() -> None:
-        door = gate(max_prompt_tokens_in_flight=100)
-        inside = await admit(door, 0, 60)
-        large = queued(door, 0, 80)
-        await turns()
-        assert door.try_admit(0, 10) is None
-        small = queued(door, 0, 10)
-        await turns()
-        assert not small.done()
-        assert door.try_admit(-1, 10) is not None
-        inside.release()
-        await turns()
-        assert (large.done(), small.done()) == (True, True)
-
-    run(test)
-
-
-def test_a_full_queue_answers_429_with_a_time_and_openais_body() -> None:
-    async def test() -> None:
-        door = gate(max_requests=1, queue_size=1)
+async def test_a_full_queue_answers_429_with_a_time_and_openais_body() -> None:
+    door = gate(max_requests=1, queue_size=1)
+    await admit(door)
+    waiting = queued(door)
+    await turns()
+    with pytest.raises(ApiError) as refused:
         await admit(door)
-        waiting = queued(door)
-        await turns()
-        with pytest.raises(ApiError) as refused:
-            await admit(door)
-        assert refused.value.status == 429
-        assert refused.value.headers()["retry-after"] == "1"
-        assert refused.value.body()["error"]["code"] == 429
-        assert door.rejected_full == 1
-        assert not waiting.done()
-        waiting.cancel()
-
-    run(test)
+    assert refused.value.status == 429
+    assert refused.value.headers()["retry-after"] == "1"
+    assert refused.value.body()["error"]["code"] == 429
+    assert door.rejected_full == 1
+    assert not waiting.done()
+    waiting.cancel()
 
 
-def test_a_better_priority_evicts_the_last_of_the_worst() -> None:
-    async def test() -> None:
-        door = gate(max_requests=1, queue_size=3)
-        inside = await admit(door)
-        fair, first, last = queued(door, 0), queued(door, 7), queued(door, 7)
-        await turns()
-        urgent = queued(door, -1)
-        await turns()
-        with pytest.raises(ApiError, match="better priority"):
-            last.result()
-        with pytest.raises(ApiError, match="queue is full"):
-            await admit(door, 7)
-        inside.release()
-        await turns()
-        assert [task.done() for task in (urgent, fair, first)] == [True, False, False]
-        fair.cancel()
-        first.cancel()
-
-    run(test)
+async def test_a_better_priority_evicts_the_last_of_the_worst() -> None:
+    door = gate(max_requests=1, queue_size=3)
+    inside = await admit(door)
+    fair, first, last = queued(door, 0), queued(door, 7), queued(door, 7)
+    await turns()
+    urgent = queued(door, -1)
+    await turns()
+    with pytest.raises(ApiError, match="better priority"):
+        last.result()
+    with pytest.raises(ApiError, match="queue is full"):
+        await admit(door, 7)
+    inside.release()
+    await turns()
+    assert [task.done() for task in (urgent, fair, first)] == [True, False, False]
+    fair.cancel()
+    first.cancel()
 
 
-def test_a_queue_of_size_zero_lets_no_request_wait() -> None:
-    async def test() -> None:
-        door = gate(max_requests=1, queue_size=0)
+async def test_whoever_waits_too_long_gets_429_and_leaves_no_trace() -> None:
+    door = gate(max_requests=1, queue_seconds=0.001)
+    inside = await admit(door)
+    with pytest.raises(ApiError, match="no place has become free") as late:
         await admit(door)
-        with pytest.raises(ApiError):
-            await admit(door)
-
-    run(test)
-
-
-def test_whoever_waits_too_long_gets_429_and_leaves_no_trace() -> None:
-    async def test() -> None:
-        door = gate(max_requests=1, queue_seconds=0.001)
-        inside = await admit(door)
-        with pytest.raises(ApiError, match="no place has become free") as late:
-            await admit(door)
-        assert late.value.status == 429
-        assert (door.waiting, door.requests, door.rejected_late) == (0, 1, 1)
-        inside.release()
-        assert door.requests == 0
-
-    run(test)
+    assert late.value.status == 429
+    assert (door.waiting, door.requests, door.rejected_late) == (0, 1, 1)
+    inside.release()
+    assert door.requests == 0
 
 
-def test_a_waiter_that_leaves_makes_way_for_the_one_behind_it() -> None:
-    async def test() -> None:
-        door = gate(max_prompt_tokens_in_flight=100)
-        await admit(door, 0, 60)
-        large, small = queued(door, 0, 80), queued(door, 0, 10)
-        await turns()
-        large.cancel()
-        await turns()
-        assert small.done()
-        assert door.waiting == 0
-
-    run(test)
-
-
-def test_a_place_given_to_one_who_leaves_in_the_same_turn_is_not_lost() -> None:
-    async def test() -> None:
-        door = gate(max_requests=1)
-        inside = await admit(door)
-        leaving, staying = queued(door), queued(door)
-        await turns()
-        inside.release()
-        leaving.cancel()
-        await turns()
-        assert leaving.cancelled()
-        assert staying.done()
-        assert door.requests == 1
-
-    run(test)
-
-
-def test_one_who_has_been_cancelled_but_has_not_run_yet_gets_no_place() -> None:
-    async def test() -> None:
-        door = gate(max_requests=1)
-        inside = await admit(door)
-        leaving, staying = queued(door), queued(door)
-        await turns()
-        leaving.cancel()
-        inside.release()
-        await turns()
-        assert staying.done()
-        assert door.requests == 1
-
-    run(test)
-
-
-def test_kv_use_closes_the_gate_until_a_new_figure_opens_it() -> None:
-    async def test() -> None:
-        first, second = Worker(0.95), Worker(0.5)
-        door = gate(first, second, max_kv_usage=0.9)
-        assert door.try_admit() is not None
-        second.kv_usage = 0.91
-        door.refresh()
-        waiting = [queued(door) for _ in range(3)]
-        await turns()
-        assert door.waiting == 3
-        second.kv_usage = 0.3
-        door.refresh()
-        await turns()
-        # One, since one worker has room: what it costs shows in the next figure.
-        assert [task.done() for task in waiting] == [True, False, False]
-        waiting[0].result().release()
-        await turns()
-        assert [task.done() for task in waiting] == [True, True, False]
-        waiting[2].cancel()
-
-    run(test)
+async def test_kv_use_closes_the_gate_until_a_new_figure_opens_it() -> None:
+    first, second = Worker(0.95), Worker(0.5)
+    door = gate([first, second], max_kv_usage=0.9)
+    assert door.try_admit() is not None
+    second.kv_usage = 0.91
+    door.refresh()
+    waiting = [queued(door) for _ in range(3)]
+    await turns()
+    assert door.waiting == 3
+    second.kv_usage = 0.3
+    door.refresh()
+    await turns()
+    # One, since one worker has room: what it costs shows in the next figure.
+    assert [task.done() for task in waiting] == [True, False, False]
+    waiting[0].result().release()
+    await turns()
+    assert [task.done() for task in waiting] == [True, True, False]
+    waiting[2].cancel()
 
 
 def test_an_idle_pool_takes_a_request_whatever_its_old_gauges_show() -> None:
-    door = gate(Worker(1.0), max_kv_usage=0.9)
+    door = gate([Worker(1.0)], max_kv_usage=0.9)
     assert door.try_admit() is not None
     assert door.try_admit() is None
 
 
-def test_the_queue_follows_the_number_of_workers() -> None:
-    async def test() -> None:
-        pool = [Worker()]
-        limits = PoolLimits(max_requests=1)
-        door = AdmissionGate("prefill", limits, lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), no_worker)
-        await admit(door)
-        second, third = queued(door), queued(door)
-        await turns()
-        pool.append(Worker())
-        door.refresh()
-        await turns()
-        assert (second.done(), third.done()) == (True, False)
-        pool.clear()
-        door.refresh()
-        await turns()
-        with pytest.raises(ApiError, match="Nobody is there") as raised:
-            third.result()
-        assert raised.value.status == 503
-
-    run(test)
+async def test_the_queue_follows_the_number_of_workers() -> None:
+    pool = [Worker()]
+    door = gate(pool, max_requests=1)
+    await admit(door)
+    second, third = queued(door), queued(door)
+    await turns()
+    pool.append(Worker())
+    door.refresh()
+    await turns()
+    assert (second.done(), third.done()) == (True, False)
+    pool.clear()
+    door.refresh()
+    await turns()
+    with pytest.raises(ApiError, match="Nobody is there") as raised:
+        third.result()
+    assert raised.value.status == 503
 
 
-def test_limits_can_change_while_a_request_waits() -> None:
-    async def test() -> None:
-        door = gate(max_requests=1)
-        await admit(door)
-        waiting = queued(door)
-        await turns()
-        door.configure(PoolLimits())
-        await turns()
-        assert waiting.done()
-
-    run(test)
+async def test_limits_can_change_while_a_request_waits() -> None:
+    door = gate(max_requests=1)
+    await admit(door)
+    waiting = queued(door)
+    await turns()
+    door.configure(PoolLimits())
+    await turns()
+    assert waiting.done()
 
 
-def test_retry_after_is_the_queue_at_its_pace() -> None:
-    async def test() -> None:
-        door = gate(max_requests=1, queue_seconds=50)
-        assert door.retry_after() == 1
-        door._interval = 4.0
-        inside = await admit(door)
-        waiting = [queued(door) for _ in range(4)]
-        await turns()
-        assert door.retry_after() == 20
-        door._interval = 400.0
-        assert door.retry_after() == 50
-        inside.release()
-        for task in waiting:
-            task.cancel()
-
-    run(test)
-
-
-def test_processes_share_the_limit_and_successors_clear(tmp_path: Path) -> None:
-    path = tmp_path / "numbers"
-    path.touch()
-
-    def process(index: int) -> AdmissionGate:
-        numbers = shared_numbers.shared(path, CELLS_PER_PROCESS * 2, process=index, processes=2)
-        pool = [Worker()]
-        return AdmissionGate("decode", PoolLimits(max_requests=3), lambda: pool, numbers, no_worker)
-
-    first, second = process(0), process(1)
-    tickets = [first.try_admit(0, 5), second.try_admit(0, 7), first.try_admit(0, 5)]
-    assert second.try_admit() is None
-    assert first.try_admit() is None
-    assert (second.requests, second.tokens) == (3, 17)
-    assert tickets[0] is not None
-    tickets[0].release()
-    assert second.try_admit() is not None
-    replaced = process(0)
-    assert (replaced.requests, second.requests) == (2, 2)
+async def test_retry_after_is_the_queue_at_its_pace() -> None:
+    door = gate(max_requests=1, queue_seconds=50)
+    assert door.retry_after() == 1
+    door._interval = 4.0
+    inside = await admit(door)
+    waiting = [queued(door) for _ in range(4)]
+    await turns()
+    assert door.retry_after() == 20
+    door._interval = 400.0
+    assert door.retry_after() == 50
+    inside.release()
+    for task in waiting:
+        task.cancel()
 
 
 Step = tuple[str, int, int]
@@ -384,14 +225,12 @@ LIMITS = st.fixed_dictionaries(
 @settings(max_examples=settings().max_examples * 3, deadline=None)
 @given(limits=LIMITS, steps=STEPS)
 def test_limits_hold_and_order_is_kept_whatever_happens(limits: dict[str, Any], steps: list[Step]) -> None:
-    run(lambda: _story(limits, steps))
+    asyncio.run(story(limits, steps))
 
 
-async def _story(limits: dict[str, Any], steps: list[Step]) -> None:
+async def story(limits: dict[str, Any], steps: list[Step]) -> None:
     pool = [Worker(), Worker()]
-    door = AdmissionGate(
-        "decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), no_worker
-    )
+    door = gate(pool, **limits)
     inside: list[Ticket] = []
     tasks: list[asyncio.Task[None]] = []
     arrived: list[tuple[int, int]] = []
@@ -471,7 +310,7 @@ Gates = Callable[..., AdmissionGate]
 
 @pytest.fixture
 def gate_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gates:
-    """Makes the gate_of of one of two processes. On a busy machine neither is taken for dead. Their order is exact."""
+    """Makes the gate of one of two processes. On a busy machine neither is taken for dead. Their order is exact."""
     monkeypatch.setattr(admission, "HEARD_SECONDS", 60.0)
     monkeypatch.setattr(admission, "APART_SECONDS", 0.0)
     path = tmp_path / "numbers"
@@ -479,220 +318,173 @@ def gate_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gates:
 
     def make(process: int, *workers: Worker, **limits: Any) -> AdmissionGate:
         numbers = shared_numbers.shared(path, CELLS_PER_PROCESS * 2, process=process, processes=2)
-        pool = list(workers) or [Worker()]
-        return AdmissionGate("decode", PoolLimits(**limits), lambda: pool, numbers, no_worker)
+        return gate(list(workers), numbers, **limits)
 
     return make
 
 
-def run_soon(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))
+async def test_clients_of_one_process_do_not_shut_out_those_of_another(gate_of: Gates) -> None:
+    served: Counter[int] = Counter()
+    enough = asyncio.Event()
 
-
-def test_clients_of_one_process_do_not_shut_out_those_of_another(gate_of: Gates) -> None:
-    async def test() -> None:
-        served: Counter[int] = Counter()
-        enough = asyncio.Event()
-
-        async def client(door: AdmissionGate, process: int) -> None:
-            while not enough.is_set():
-                ticket = await admit(door)
-                await turns(2)
-                served[process] += 1
-                ticket.release()
-                if served.total() == 120:
-                    enough.set()
-
-        doors = [gate_of(process, max_requests=2) for process in range(2)]
-        tasks = [asyncio.create_task(client(door, process)) for process, door in enumerate(doors) for _ in range(6)]
-        await enough.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        assert min(served[0], served[1]) > served.total() / 4
-
-    run_soon(test)
-
-
-def test_all_that_wait_enter_by_priority_and_then_in_order_of_arrival(gate_of: Gates) -> None:
-    async def test() -> None:
-        doors = gate_of(0, max_requests=1), gate_of(1, max_requests=1)
-        inside = await admit(doors[0])
-        order: list[str] = []
-
-        async def enter(name: str, process: int, priority: int) -> None:
-            ticket = await admit(doors[process], priority)
-            order.append(name)
+    async def client(door: AdmissionGate, process: int) -> None:
+        while not enough.is_set():
+            ticket = await admit(door)
+            await turns(2)
+            served[process] += 1
             ticket.release()
+            if served.total() == 120:
+                enough.set()
 
-        tasks = []
-        arrivals = [("g", 0, 5), ("c", 0, 0), ("d", 1, 0), ("a", 1, -3), ("e", 1, 0), ("f", 0, 0), ("b", 0, -3)]
-        for arrival in arrivals:
-            tasks.append(asyncio.create_task(enter(*arrival)))
-            await turns()
-        inside.release()
-        await asyncio.gather(*tasks)
-        assert order == list("abcdefg")
-        assert [door.waiting for door in doors] == [0, 0]
+    doors = [gate_of(process, max_requests=2) for process in range(2)]
+    tasks = [asyncio.create_task(client(door, process)) for process, door in enumerate(doors) for _ in range(6)]
+    await enough.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert min(served[0], served[1]) > served.total() / 4
 
-    run_soon(test)
+
+async def test_all_that_wait_enter_by_priority_and_then_in_order_of_arrival(gate_of: Gates) -> None:
+    doors = gate_of(0, max_requests=1), gate_of(1, max_requests=1)
+    inside = await admit(doors[0])
+    order: list[str] = []
+
+    async def enter(name: str, process: int, priority: int) -> None:
+        ticket = await admit(doors[process], priority)
+        order.append(name)
+        ticket.release()
+
+    tasks = []
+    arrivals = [("g", 0, 5), ("c", 0, 0), ("d", 1, 0), ("a", 1, -3), ("e", 1, 0), ("f", 0, 0), ("b", 0, -3)]
+    for arrival in arrivals:
+        tasks.append(asyncio.create_task(enter(*arrival)))
+        await turns()
+    inside.release()
+    await asyncio.gather(*tasks)
+    assert order == list("abcdefg")
+    assert [door.waiting for door in doors] == [0, 0]
 
 
 @pytest.mark.parametrize("apart", [3600.0, 0.0])
-def test_a_place_changes_the_process_only_after_a_while(
+async def test_a_place_changes_the_process_only_after_a_while(
     gate_of: Gates, monkeypatch: pytest.MonkeyPatch, apart: float
 ) -> None:
     """It is empty until the other one looks: in the exact order of a mixed queue most places would be."""
     monkeypatch.setattr(admission, "APART_SECONDS", apart)
+    doors = gate_of(0, max_requests=2), gate_of(1, max_requests=2)
+    inside = [await admit(door) for door in doors]
+    order: list[int] = []
+    half = asyncio.Event()
 
-    async def test() -> None:
-        doors = gate_of(0, max_requests=2), gate_of(1, max_requests=2)
-        inside = [await admit(door) for door in doors]
-        order: list[int] = []
-        half = asyncio.Event()
+    async def enter(process: int) -> None:
+        ticket = await admit(doors[process])
+        order.append(process)
+        if len(order) == 20:
+            half.set()
+        await turns()
+        ticket.release()
 
-        async def enter(process: int) -> None:
-            ticket = await admit(doors[process])
-            order.append(process)
-            if len(order) == 20:
-                half.set()
+    tasks = []
+    for _ in range(20):
+        for process in range(2):
+            tasks.append(asyncio.create_task(enter(process)))
             await turns()
-            ticket.release()
-
-        tasks = []
-        for _ in range(20):
-            for process in range(2):
-                tasks.append(asyncio.create_task(enter(process)))
-                await turns()
-        # The first process has most of the queue's turns in one go: of its places none waits for the second one.
-        inside[0].release()
-        await half.wait()
-        assert (1 in order) is (apart == 0)
-        inside[1].release()
-        await asyncio.gather(*tasks)
-        assert Counter(order) == {0: 20, 1: 20}
-
-    run_soon(test)
+    # The first process has most of the queue's turns in one go: of its places none waits for the second one.
+    inside[0].release()
+    await half.wait()
+    assert (1 in order) is (apart == 0)
+    inside[1].release()
+    await asyncio.gather(*tasks)
+    assert Counter(order) == {0: 20, 1: 20}
 
 
-def test_a_new_kv_figure_lets_in_as_many_over_processes(gate_of: Gates) -> None:
-    async def test() -> None:
-        workers = [Worker(0.5) for _ in range(4)]
-        first, second = (gate_of(process, *workers, max_kv_usage=0.9) for process in range(2))
-        inside = await admit(first)
-        waiting = []
-        for _ in range(4):
-            for door in (second, first):
-                waiting.append(door.enqueue().future)
-        first.refresh()
-        second.refresh()
-        await asyncio.gather(*waiting)
-        inside.release()
-
-    run_soon(test)
+async def test_a_new_kv_figure_lets_in_as_many_over_processes(gate_of: Gates) -> None:
+    workers = [Worker(0.5) for _ in range(4)]
+    first, second = (gate_of(process, *workers, max_kv_usage=0.9) for process in range(2))
+    inside = await admit(first)
+    waiting = []
+    for _ in range(4):
+        for door in (second, first):
+            waiting.append(door.enqueue().future)
+    first.refresh()
+    second.refresh()
+    await asyncio.gather(*waiting)
+    inside.release()
 
 
-def test_a_newcomer_overtakes_in_another_process_only_worse_priorities(gate_of: Gates) -> None:
-    async def test() -> None:
-        first, second = gate_of(0, max_prompt_tokens_in_flight=100), gate_of(1, max_prompt_tokens_in_flight=100)
-        inside = await admit(first, 0, 60)
-        large = queued(second, 0, 80)
-        await turns()
-        assert first.try_admit(0, 10) is None
-        better = first.try_admit(-1, 10)
-        assert better is not None
-        inside.release()
-        better.release()
-        assert (await large).tokens == 80
-
-    run_soon(test)
+async def test_a_newcomer_overtakes_in_another_process_only_worse_priorities(gate_of: Gates) -> None:
+    first, second = gate_of(0, max_prompt_tokens_in_flight=100), gate_of(1, max_prompt_tokens_in_flight=100)
+    inside = await admit(first, 0, 60)
+    large = queued(second, 0, 80)
+    await turns()
+    assert first.try_admit(0, 10) is None
+    better = first.try_admit(-1, 10)
+    assert better is not None
+    inside.release()
+    better.release()
+    assert (await large).tokens == 80
 
 
-def test_a_place_that_another_process_frees_is_seen_without_being_told(gate_of: Gates) -> None:
-    async def test() -> None:
-        first, second = gate_of(0, max_requests=1), gate_of(1, max_requests=1)
-        inside = await admit(first)
-        waiting = queued(second)
-        await turns()
-        inside.release()
-        await waiting
-
-    run_soon(test)
-
-
-def test_kv_use_lets_one_more_in_for_one_that_another_process_lets_out(gate_of: Gates) -> None:
+async def test_kv_use_lets_one_more_in_for_one_that_another_process_lets_out(gate_of: Gates) -> None:
     """And not the whole queue: what they cost shows late."""
-
-    async def test() -> None:
-        worker = Worker(0.5)
-        first, second = gate_of(0, worker, max_kv_usage=0.9), gate_of(1, worker, max_kv_usage=0.9)
-        leaving, staying = await admit(first), await admit(first)
-        worker.kv_usage = 0.95
-        second.refresh()
-        waiting = [queued(second) for _ in range(3)]
-        await turns()
-        worker.kv_usage = 0.5
-        second.refresh()
-        await waiting[0]
-        leaving.release()
-        await waiting[1]
-        assert not waiting[2].done()
-        staying.release()
-        await waiting[2]
-
-    run_soon(test)
+    worker = Worker(0.5)
+    first, second = gate_of(0, worker, max_kv_usage=0.9), gate_of(1, worker, max_kv_usage=0.9)
+    leaving, staying = await admit(first), await admit(first)
+    worker.kv_usage = 0.95
+    second.refresh()
+    waiting = [queued(second) for _ in range(3)]
+    await turns()
+    worker.kv_usage = 0.5
+    second.refresh()
+    await waiting[0]
+    leaving.release()
+    await waiting[1]
+    assert not waiting[2].done()
+    staying.release()
+    await waiting[2]
 
 
-def test_what_one_process_alone_takes_for_full_holds_up_no_other(gate_of: Gates) -> None:
+async def test_what_one_process_alone_takes_for_full_holds_up_no_other(gate_of: Gates) -> None:
     """It has lost sight of a worker that the other one sees."""
-
-    async def test() -> None:
-        first, second = gate_of(0, max_requests=1), gate_of(1, Worker(), Worker(), max_requests=1)
-        inside = await admit(first)
-        waiting = queued(first)
-        await turns()
-        other = second.try_admit()
-        assert other is not None
-        assert not waiting.done()
-        other.release()
-        inside.release()
-        await waiting
-
-    run_soon(test)
+    first, second = gate_of(0, max_requests=1), gate_of(1, Worker(), Worker(), max_requests=1)
+    inside = await admit(first)
+    waiting = queued(first)
+    await turns()
+    other = second.try_admit()
+    assert other is not None
+    assert not waiting.done()
+    other.release()
+    inside.release()
+    await waiting
 
 
-def test_a_process_that_has_died_or_hangs_is_waited_for_by_nobody(
+async def test_a_process_that_has_died_or_hangs_is_waited_for_by_nobody(
     gate_of: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung = gate_of(1, max_requests=1)
 
-    async def test() -> None:
-        door = gate_of(0, max_requests=1)
-        inside = await admit(door)
-        # Its loop ends, and what waits there stays.
-        await asyncio.to_thread(asyncio.run, wait_in(hung))
-        inside.release()
-        assert door.try_admit() is None
-        monkeypatch.setattr(admission, "HEARD_SECONDS", 0.1)
-        await admit(door)
-
     async def wait_in(door: AdmissionGate) -> None:
         door.enqueue()
 
-    run_soon(test)
+    door = gate_of(0, max_requests=1)
+    inside = await admit(door)
+    # Its loop ends, and what waits there stays.
+    await asyncio.to_thread(asyncio.run, wait_in(hung))
+    inside.release()
+    assert door.try_admit() is None
+    monkeypatch.setattr(admission, "HEARD_SECONDS", 0.1)
+    await admit(door)
 
 
-def test_a_successor_clears_a_dead_process_place_in_the_order(gate_of: Gates) -> None:
-    async def test() -> None:
-        first, second = gate_of(0, max_requests=1), gate_of(1, max_requests=1)
-        inside = await admit(first)
-        second.enqueue()
-        inside.release()
-        assert first.try_admit() is None
-        gate_of(1, max_requests=1)
-        assert first.try_admit() is not None
-
-    run_soon(test)
+async def test_a_successor_clears_a_dead_process_place_in_the_order(gate_of: Gates) -> None:
+    first, second = gate_of(0, max_requests=1), gate_of(1, max_requests=1)
+    inside = await admit(first)
+    second.enqueue()
+    inside.release()
+    assert first.try_admit() is None
+    gate_of(1, max_requests=1)
+    assert first.try_admit() is not None
 
 
 # --- places for transfers at one prefill: one count and one order over all processes of the proxy
@@ -733,66 +525,39 @@ class Waiting:
             self.has_place.set()
 
 
-async def full(first: Slots) -> None:
-    assert first.take()
-    assert first.take()
+def full(first: Slots) -> None:
+    assert [first.take(), first.take()] == [True, True]
 
 
-def test_places_are_counted_over_all_processes(process: Process) -> None:
+def test_places_are_counted_over_all_processes_and_a_successor_gives_back(process: Process) -> None:
     first, second = process(0), process(1)
     assert [slots.take() for slots in (first, second, first, second)] == [True, True, False, False]
-    second.give()
+    first.give()
     assert (first.free, second.free) == (1, 1)
+    process(1)
+    assert first.free == 2
 
 
-def test_a_place_that_another_process_gives_back_is_found(process: Process) -> None:
-    async def test() -> None:
-        first, second = process(0), process(1)
-        await full(first)
-        waiting = Waiting(second)
-        first.give()
-        await waiting.has_place.wait()
-        assert first.free == 0
-
-    asyncio.run(asyncio.wait_for(test(), 60))
-
-
-def test_who_came_first_has_the_place_first_whichever_process_it_is_in(process: Process) -> None:
-    async def test() -> None:
-        first, second = process(0), process(1)
-        await full(first)
-        earlier, later = Waiting(second), Waiting(first)
-        first.give()
-        assert not first.take(), "nor does one that comes now"
-        await earlier.has_place.wait()
-        assert not later.has_place.is_set()
-        first.give()
-        await later.has_place.wait()
-
-    asyncio.run(asyncio.wait_for(test(), 60))
+async def test_who_came_first_has_the_place_first_whichever_process_it_is_in(process: Process) -> None:
+    first, second = process(0), process(1)
+    full(first)
+    earlier, later = Waiting(second), Waiting(first)
+    first.give()
+    assert not first.take(), "nor does one that comes now"
+    await earlier.has_place.wait()
+    assert not later.has_place.is_set()
+    first.give()
+    await later.has_place.wait()
 
 
-def test_a_process_that_hangs_is_waited_for_by_nobody(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        first, second = process(0), process(1)
-        await full(first)
-        await asyncio.to_thread(asyncio.run, wait_in(second))  # its loop ends, and looks no more
-        first.give()
-        assert not first.take()
-        monkeypatch.setattr(load, "HEARD_SECONDS", 0.0)
-        assert first.take()
-
+async def test_a_process_that_hangs_is_waited_for_by_nobody(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     async def wait_in(slots: Slots) -> None:
         Waiting(slots)
 
-    asyncio.run(asyncio.wait_for(test(), 60))
-
-
-def test_a_successor_gives_back_what_a_dead_process_had_taken(process: Process) -> None:
-    first = process(0)
-    second = process(1)
-    assert second.take()
-    assert second.take()
-    assert first.free == 0
-    process(1)
-    assert first.free == 2
+    first, second = process(0), process(1)
+    full(first)
+    await asyncio.to_thread(asyncio.run, wait_in(second))  # its loop ends, and looks no more
+    first.give()
+    assert not first.take()
+    monkeypatch.setattr(load, "HEARD_SECONDS", 0.0)
+    assert first.take()

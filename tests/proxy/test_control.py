@@ -20,33 +20,18 @@ from tests.proxy.deployment import KEY, MODEL, PLAIN, Deployment, Fake
 STREAM: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 1000, "stream": True}
 
 
-def test_workers_begin_as_starting_and_nothing_is_served(deployment: Deployment) -> None:
-    deployment.up(control=True)
-    for fake in deployment.fakes:
-        deployment.proxy.push(fake.name, "starting")
-    ready = deployment.proxy.http.get("/ready")
-    assert ready.status_code == 503
-    assert ready.json()["empty_pools"] == ["prefill", "decode"]
-    assert {worker["state"] for worker in ready.json()["workers"]} == {"starting"}
-    assert deployment.proxy.http.get("/health").status_code == 200
-
-
-def test_ready_needs_one_worker_of_each_role(deployment: Deployment) -> None:
-    deployment.up(control=True)
-    assert deployment.proxy.http.get("/ready").status_code == 200
-    deployment.proxy.push("decode-0", "dead")
-    answer = deployment.proxy.http.get("/ready")
-    assert (answer.status_code, answer.json()["empty_pools"]) == (503, ["decode"])
-
-
 def test_an_empty_pool_is_a_503_with_retry_after(deployment: Deployment) -> None:
     deployment.up(control=True)
+    assert deployment.proxy.http.get("/ready").status_code == 200
     for state in ("starting", "draining", "dead"):
         deployment.proxy.push("prefill-0", state)
         answer = deployment.complete()
         assert (answer.status_code, int(answer.headers["retry-after"]) > 0) == (503, True)
         assert f"(1 {state})" in answer.json()["error"]["message"]
+        ready = deployment.proxy.http.get("/ready")
+        assert (ready.status_code, ready.json()["empty_pools"]) == (503, ["prefill"])
     assert deployment.decodes[0].state()["received"] == 0
+    assert deployment.proxy.http.get("/health").status_code == 200
 
 
 def test_a_dead_worker_gets_no_further_request(deployment: Deployment) -> None:
@@ -105,19 +90,6 @@ def test_a_draining_worker_finishes_what_it_has(deployment: Deployment) -> None:
         assert answer.result().status_code == 200
     assert deployment.complete().status_code == 200
     assert (busy.state()["received"], other.state()["received"]) == (1, 1)
-
-
-def test_a_prefill_that_comes_back_is_asked_for_its_new_engine_id(deployment: Deployment) -> None:
-    deployment.up(control=True)
-    assert deployment.complete().status_code == 200
-    old = deployment.prefills[0]
-    deployment.proxy.push(old.name, "dead")
-    old.end()
-    deployment.prefills[0] = deployment.engine(old.name, "prefill", port=old.port, bootstrap=old.bootstrap)
-    deployment.proxy.push(old.name, "starting")
-    deployment.proxy.push(old.name, "ready")
-    assert deployment.complete().status_code == 200
-    assert deployment.decodes[0].state()["received"] == 2, "no attempt went out with the old engine id"
 
 
 def test_a_line_that_makes_no_sense_is_skipped(deployment: Deployment) -> None:
@@ -379,17 +351,18 @@ def test_it_goes_to_its_pair_whatever_their_state_is(deployment: Deployment, pro
     assert not [line for line in page.splitlines() if line.startswith("pdserve_proxy_requests_total") and "/v1" in line]
 
 
-def test_a_prefill_that_starts_anew_is_asked_for_its_new_engine_id(deployment: Deployment) -> None:
-    """Its restart was asked for, so that nobody called it dead."""
+@pytest.mark.parametrize("before", ["draining", "dead"])
+def test_a_prefill_that_starts_anew_is_asked_for_its_new_engine_id(deployment: Deployment, before: str) -> None:
+    """Where its restart was asked for nobody has called it dead."""
     deployment.up(control=True)
     assert canary(deployment).status_code == 200
     old = deployment.prefills[0]
-    deployment.proxy.push("prefill-0", "draining")
+    deployment.proxy.push("prefill-0", before)
     old.end()
     deployment.proxy.push("prefill-0", "starting")
     deployment.engine("prefill-0", "prefill", port=old.port, bootstrap=old.bootstrap)
     assert canary(deployment).status_code == 200
-    assert deployment.decodes[0].state()["received"] == 2
+    assert deployment.decodes[0].state()["received"] == 2, "no attempt went out with the old engine id"
 
 
 def test_a_failed_one_is_tried_nowhere_else(deployment: Deployment) -> None:

@@ -162,29 +162,47 @@ def heard_again(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines.again()]
 
 
-def test_only_the_last_state_of_a_worker_counts() -> None:
-    heard = heard_again(state("decode-0", "ready"), state("decode-1", "ready"), state("decode-0", "dead"))
-    assert heard == [state("decode-0", "dead"), state("decode-1", "ready")]
+ALL: dict[str, Any] = {"workers": [{"name": "decode-0"}, {"name": "decode-1"}], "states": {"decode-0": "ready"}}
 
 
-def test_workers_come_and_go_in_their_order() -> None:
-    assert heard_again(state("decode-0", "ready"), ADD, state("decode-3", "draining"), {"reload": True}) == [
-        ADD,
-        state("decode-0", "ready"),
-        state("decode-3", "draining"),
-    ]
-
-
-@each_row("was", ["draining", "dead"])
-def test_a_new_worker_is_not_what_the_one_before_it_was(was: str) -> None:
-    assert heard_again(ADD, state("decode-3", was), REMOVE, ADD) == [ADD]
-    assert heard_again(state("decode-3", was), REMOVE, ADD) == [REMOVE, ADD]
-    assert heard_again(state("decode-3", was), ADD) == [ADD]
-
-
-def test_a_state_of_the_new_one_counts() -> None:
-    heard = heard_again(state("decode-3", "dead"), REMOVE, ADD, state("decode-3", "draining"))
-    assert heard == [REMOVE, ADD, state("decode-3", "draining")]
+@each_row(
+    "said, heard",
+    [
+        # Only the last state of a worker counts.
+        (
+            [state("decode-0", "ready"), state("decode-1", "ready"), state("decode-0", "dead")],
+            [state("decode-0", "dead"), state("decode-1", "ready")],
+        ),
+        # Workers come and go in their order.
+        (
+            [state("decode-0", "ready"), ADD, state("decode-3", "draining"), {"reload": True}],
+            [ADD, state("decode-0", "ready"), state("decode-3", "draining")],
+        ),
+        # A new worker is not what the one before it was, and has states of its own.
+        ([ADD, state("decode-3", "dead"), REMOVE, ADD], [ADD]),
+        ([state("decode-3", "draining"), REMOVE, ADD], [REMOVE, ADD]),
+        ([state("decode-3", "dead"), ADD], [ADD]),
+        (
+            [state("decode-3", "dead"), REMOVE, ADD, state("decode-3", "draining")],
+            [REMOVE, ADD, state("decode-3", "draining")],
+        ),
+        # A line of all workers replaces what was heard before, but for the workers of an admin.
+        (
+            [state("decode-0", "dead"), {"workers": [{"name": "decode-1"}], "states": {}}, ALL],
+            [ALL],
+        ),
+        (
+            [{"remove": "decode-0"}, ADD, state("decode-3", "draining"), ALL],
+            [ALL, ADD, state("decode-3", "draining")],
+        ),
+        (
+            [ADD, state("decode-3", "draining"), ALL | {"workers": [ADD["add"]]}],
+            [ALL | {"workers": [ADD["add"]]}],
+        ),
+    ],
+)
+def test_what_a_new_process_hears(said: list[dict[str, Any]], heard: list[dict[str, Any]]) -> None:
+    assert heard_again(*said) == heard
 
 
 @each_row("before, kept", [((), []), ((REMOVE,), [REMOVE])])
@@ -193,24 +211,6 @@ def test_only_how_a_worker_ended_is_heard_again(before: tuple[dict[str, Any], ..
     often = [ADD, REMOVE] * 1000
     assert heard_again(*before, *often) == kept
     assert heard_again(*before, *often, other, ADD) == [other, *kept, ADD]
-
-
-def test_a_line_of_all_workers_replaces_what_was_heard() -> None:
-    all_workers = {"workers": [{"name": "decode-0"}, {"name": "decode-1"}], "states": {"decode-0": "ready"}}
-    others = {"workers": [{"name": "decode-1"}], "states": {}}
-    assert heard_again(state("decode-0", "dead"), others, all_workers, state("decode-1", "ready")) == [
-        all_workers,
-        state("decode-1", "ready"),
-    ]
-
-
-def test_an_admins_worker_stays_and_a_removed_one_is_back() -> None:
-    all_workers = {"workers": [{"name": "decode-0"}], "states": {}}
-    draining = state("decode-3", "draining")
-    assert heard_again({"remove": "decode-0"}, ADD, draining, all_workers) == [all_workers, ADD, draining]
-    assert heard_again(ADD, draining, all_workers | {"workers": [ADD["add"]]}) == [
-        all_workers | {"workers": [ADD["add"]]}
-    ]
 
 
 def test_what_the_program_before_has_remembered_is_heard_again() -> None:

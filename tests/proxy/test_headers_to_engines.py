@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,7 @@ from tests.tables import each_row
 
 COMPLETIONS = "/v1/completions"
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
-
-
-@pytest.fixture(scope="module")
-def module_raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
-    folder = tmp_path_factory.mktemp("headers")
-    with raw_deployment(folder, forward_headers=["Baggage", "x-tenant"], log="json") as raw:
-        yield raw
+RAW: dict[str, Any] = {"forward_headers": ["Baggage", "x-tenant"], "log": "json"}
 
 
 def engine_headers(raw: RawDeployment) -> dict[str, str]:
@@ -105,7 +98,6 @@ def test_open_connections_are_counted(raw: RawDeployment) -> None:
             pass  # the page is made 20 times a second at most
 
 
-@pytest.mark.process
 def test_a_request_that_gets_429_at_once_is_not_tokenized(tmp_path: Path) -> None:
     limits = {"aggregated": {"max_requests": 1, "queue_size": 0}}
     routing = {"aggregated": {"kind": "kv_events"}}

@@ -161,8 +161,7 @@ def test_queued_requests_wait_on_when_the_last_engine_dies(deployment: Deploymen
         running = pool.submit(deployment.complete)
         deployment.decodes[0].wait(running=1)
         queued = pool.submit(deployment.complete)
-        while 'queue_depth{pool="decode"} 1' not in deployment.proxy.http.get("/metrics").text:
-            pass
+        deployment.proxy.shows('queue_depth{pool="decode"} 1')
         deployment.proxy.push("decode-0", "dead")
         held(deployment, 2)
         deployment.decodes[0].script(hold="")

@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.hostile import BODY, HEAD, MEGABYTE, METRICS, PATH
 from tests.proxy.raw import (
     ANSWER,
+    BODY,
+    HEAD,
+    MEGABYTE,
+    METRICS,
+    PATH,
     SECONDS,
     RawDeployment,
     chunk,
+    lent,
     post,
     raw_deployment,
 )
 from tests.tables import each_row
-
-pytestmark = pytest.mark.process
 
 
 def test_a_length_over_the_limit_is_refused_before_the_body_is_sent(raw: RawDeployment) -> None:
@@ -30,9 +33,10 @@ def test_a_length_over_the_limit_is_refused_before_the_body_is_sent(raw: RawDepl
     assert (answer.status, answer.json()["error"]["code"]) == (413, 413)
 
 
-def test_a_chunked_body_is_refused_once_it_is_too_large(raw: RawDeployment) -> None:
+@each_row("offer", [b"", b"connection: Upgrade\r\nupgrade: h2c\r\n"])
+def test_a_chunked_body_is_refused_once_it_is_too_large(raw: RawDeployment, offer: bytes) -> None:
     with raw.client() as client:
-        client.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        client.send(HEAD + offer + b"transfer-encoding: chunked\r\n\r\n")
         client.flood(chunk(b"x" * 65_536), 64 * MEGABYTE)
         assert client.response().status == 413
     assert raw.engine.seen == []
@@ -74,8 +78,7 @@ def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
     """One that may hold 5 MiB of requests, and an engine that answers when it is told to."""
     limits = {"max_buffered_bytes": 5 * MEGABYTE}
     with raw_deployment(tmp_path_factory.mktemp("tight"), limits=limits, max_body_bytes=2 * MEGABYTE) as raw:
-        yield raw
-        raw.unharmed()
+        yield from lent(raw)
 
 
 def completion(size: int) -> bytes:
@@ -162,7 +165,7 @@ def test_a_large_list_of_tokens_takes_a_few_times_its_size_in_memory(tmp_path_fa
         # A scripted prefill gives no transfer parameters back: what counts is what both were sent.
         raw.ask(post(PATH, body))
         assert all(engine.seen[-1].body.startswith(b'{"prompt": [1,1,') for engine in raw.engines)
-        assert raw.most_resident() - before < 4 * len(body)
+        assert raw.proxy.memory("VmHWM") - before < 4 * len(body)
 
 
 BROKEN: dict[str, bytes] = {

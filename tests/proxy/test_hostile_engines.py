@@ -15,7 +15,11 @@ import pytest
 
 from tests.proxy.raw import (
     ANSWER,
+    DONE,
+    EVENT,
+    PATH,
     SECONDS,
+    SSE,
     CutError,
     RawDeployment,
     Response,
@@ -23,6 +27,7 @@ from tests.proxy.raw import (
     Send,
     chunk,
     head,
+    lent,
     post,
     raw_deployment,
     sends,
@@ -30,25 +35,13 @@ from tests.proxy.raw import (
 )
 from tests.tables import each_row
 
-pytestmark = pytest.mark.process
-
-PATH = "/v1/completions"
 STREAM = {"prompt": "hi", "stream": True}
-SSE = "text/event-stream; charset=utf-8"
-EVENT = b'data: {"choices": [{"text": "a"}]}\n\n'
-DONE = b"data: [DONE]\n\n"
 
 
 @pytest.fixture(scope="module", params=["one engine", "two legs"])
 def module_raw(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
     with raw_deployment(tmp_path_factory.mktemp("raw"), split=request.param == "two legs") as raw:
         yield raw
-
-
-@pytest.fixture
-def raw(module_raw: RawDeployment) -> Iterator[RawDeployment]:
-    yield module_raw
-    module_raw.unharmed()
 
 
 def forever(beginning: bytes, again: bytes) -> Script:
@@ -138,18 +131,15 @@ def test_a_prefill_without_an_answer_is_a_clear_error(script: Script, split: Raw
     prefill.wait_left()
 
 
+@pytest.fixture
+def split(module_split: RawDeployment) -> Iterator[RawDeployment]:
+    yield from lent(module_split)
+
+
 @pytest.fixture(scope="module")
 def module_split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
     with raw_deployment(tmp_path_factory.mktemp("raw"), split=True) as raw:
         yield raw
-
-
-@pytest.fixture
-def split(module_split: RawDeployment) -> Iterator[RawDeployment]:
-    for engine in module_split.engines:
-        engine.seen.clear()
-    yield module_split
-    module_split.unharmed()
 
 
 def test_provisional_answers_are_passed_over(raw: RawDeployment) -> None:

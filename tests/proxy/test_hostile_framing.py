@@ -9,8 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from tests.proxy.hostile import BODY, HEAD, MEGABYTE, PATH
-from tests.proxy.raw import ANSWER, RawDeployment, chunk, post, raw_deployment
+from tests.proxy.raw import ANSWER, BODY, HEAD, MEGABYTE, PATH, RawDeployment, chunk, post, raw_deployment
 from tests.tables import each_row
 
 SMUGGLED = {
@@ -141,14 +140,6 @@ def test_an_offered_upgrade_is_not_taken_and_the_request_counts(raw: RawDeployme
             answer = client.send(request[:pause], request[pause:]).response()
             assert (answer.status, answer.body) == (200, ANSWER)
     assert [seen.body for seen in raw.engine.seen] == [BODY, BODY]
-
-
-def test_an_offered_upgrade_does_not_lift_a_limit(raw: RawDeployment) -> None:
-    offer = b"connection: Upgrade\r\nupgrade: h2c\r\n"
-    with raw.client() as client:
-        client.send(HEAD + offer + b"transfer-encoding: chunked\r\n\r\n")
-        client.flood(chunk(b"x" * 65_536), 64 * MEGABYTE)
-        assert client.response().status == 413
 
 
 @each_row("method", [b"CONNECT proxy:443", b"TRACE /", b"DELETE /v1/completions"])

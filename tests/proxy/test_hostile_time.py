@@ -10,8 +10,24 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.hostile import BODY, EVENT, HEAD, MEGABYTE, PATH, STREAM_HEAD
-from tests.proxy.raw import ANSWER, RawClient, RawDeployment, Send, chunk, post, raw_deployment, sends, whole
+from tests.proxy.raw import (
+    ANSWER,
+    BODY,
+    EVENT,
+    HEAD,
+    MEGABYTE,
+    PATH,
+    STREAM_HEAD,
+    RawClient,
+    RawDeployment,
+    Send,
+    chunk,
+    lent,
+    post,
+    raw_deployment,
+    sends,
+    whole,
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +40,7 @@ def module_impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDe
 @pytest.fixture
 def impatient(module_impatient: RawDeployment) -> Iterator[RawDeployment]:
     """Another one, for tests that wait for its limits of time."""
-    module_impatient.engine.seen.clear()
-    yield module_impatient
-    module_impatient.unharmed()
+    yield from lent(module_impatient)
 
 
 STOPS = (b"POST /v1/comp", HEAD, HEAD + b"content-length: 16\r\n\r\n", HEAD + b"content-length: 16\r\n\r\n" + BODY[:5])
@@ -173,9 +187,7 @@ def module_slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeploym
 @pytest.fixture
 def slow(module_slow: RawDeployment) -> Iterator[RawDeployment]:
     """Its limits of time are those for clients that read slowly."""
-    module_slow.engine.seen.clear()
-    yield module_slow
-    module_slow.unharmed()
+    yield from lent(module_slow)
 
 
 def turn(slow: RawDeployment) -> None:

@@ -63,36 +63,16 @@ def held(events: list[Event], *tokens: int) -> int:
     return index.matched("w", ask(*tokens))[0]
 
 
-def test_whole_blocks_from_the_beginning_on_count() -> None:
-    events: list[Event] = [stored((1, 2, 3, 4, 5, 6))]
-    assert held(events, 1, 2, 3, 4, 5, 6) == 6
-    assert held(events, 1, 2, 3, 4, 5) == 4
-    assert held(events, 1, 2, 3, 9, 5, 6) == 2
-    assert held(events, 3, 4, 5, 6) == 0
-    assert held(events, 1) == 0
-    assert held(events) == 0
-
-
 def test_a_block_is_linked_to_its_parent() -> None:
     assert held([stored((1, 2)), stored((1, 2, 3, 4), begin=1)], 1, 2, 3, 4) == 4
     assert held([stored((1, 2)), stored((9, 9, 3, 4), begin=1)], 1, 2, 3, 4) == 2, "an unknown parent"
     assert held([stored((1, 2, 3, 4), begin=1), stored((1, 2))], 1, 2, 3, 4) == 2, "known too late"
 
 
-def test_a_removed_block_ends_a_match() -> None:
-    events: list[Event] = [stored((1, 2, 3, 4, 5, 6)), removed((1, 2, 3, 4))]
-    assert held(events, 1, 2, 3, 4, 5, 6) == 2
-    assert held([*events, stored((1, 2, 3, 4), begin=1)], 1, 2, 3, 4, 5, 6) == 6, "its successor was there all the time"
-
-
 def test_a_removed_parent_is_still_a_parent() -> None:
     """Of two copies of a block one is evicted, which vLLM reports like the eviction of both."""
     events: list[Event] = [stored((1, 2)), removed((1, 2)), stored((1, 2, 3, 4), begin=1), stored((1, 2))]
     assert held(events, 1, 2, 3, 4) == 4
-
-
-def test_cleared_is_empty() -> None:
-    assert held([stored((1, 2, 3, 4)), AllBlocksCleared()], 1, 2) == 0
 
 
 def test_the_block_size_is_the_event_s() -> None:
@@ -167,23 +147,6 @@ def test_groups_that_need_no_whole_prefix_do_not_count(kind: str) -> None:
     window = stored((1, 2))
     window.group_idx, window.kv_cache_spec_kind = 1, kind
     assert held([stored((1, 2, 3, 4)), window], 1, 2, 3, 4) == 4
-
-
-def test_ranks_and_workers_are_apart() -> None:
-    index = KvIndex(1000)
-    index.apply("a", 0, [stored((1, 2))])
-    index.apply("a", 1, [stored((1, 2, 3, 4))])
-    index.apply("b", 0, [stored((5, 6))])
-    assert index.matched("a", ask(1, 2, 3, 4)) == {0: 2, 1: 4}
-    assert index.matched("b", ask(1, 2, 3, 4)) == {0: 0}
-    assert index.matched("c", ask(1, 2, 3, 4)) == {}
-    index.forget("a", 1)
-    assert index.matched("a", ask(1, 2, 3, 4)) == {0: 2}
-    index.apply("a", 0, [AllBlocksCleared()])
-    assert index.matched("a", ask(1, 2, 3, 4)) == {0: 0}
-    index.forget("a")
-    assert index.matched("a", ask(1, 2, 3, 4)) == {}
-    assert index.matched("b", ask(5, 6)) == {0: 2}
 
 
 @each_row("tokens", [None, [-1, 2], [2**40, 1], ["x", "y"]])
@@ -314,38 +277,6 @@ def test_the_policy_knows_the_best_rank() -> None:
 
 
 # --- the numbers of batches: each is applied exactly once and in order, or what is known is forgotten
-
-
-def test_in_order() -> None:
-    feed = Feed()
-    assert [feed.live(number) for number in range(3)] == [Step.APPLY] * 3
-    assert feed.expected == 3
-
-
-def test_a_gap_that_a_replay_fills() -> None:
-    feed = Feed()
-    feed.live(0)
-    assert feed.live(3) is Step.GAP
-    assert [feed.replayed(number) for number in (1, 2, 3, 4)] == [Step.APPLY] * 4
-    assert [feed.live(number) for number in (3, 4, 5)] == [Step.SKIP, Step.SKIP, Step.APPLY]
-
-
-def test_a_gap_that_is_never_filled() -> None:
-    feed = Feed()
-    feed.live(0)
-    assert feed.live(3) is Step.GAP
-    assert feed.live(3) is Step.GAP, "asking changes nothing"
-    feed.jump(3, live=True)
-    assert feed.live(4) is Step.APPLY
-
-
-def test_a_replay_that_begins_too_late() -> None:
-    feed = Feed()
-    assert feed.live(9) is Step.GAP
-    assert feed.replayed(5) is Step.GAP
-    feed.jump(5, live=False)
-    assert [feed.replayed(number) for number in (4, 6, 7, 8, 9)] == [Step.SKIP] + [Step.APPLY] * 4
-    assert feed.live(9) is Step.SKIP
 
 
 @each_row("first", [0, 1])

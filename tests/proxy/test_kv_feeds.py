@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -13,8 +14,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
-from pdserve.pd.processes import shared_numbers
+from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import kv_events_of
 from pdserve.pd.routing.kv_index import KvIndex
@@ -22,18 +22,10 @@ from pdserve.pd.routing.kv_sources import Source, sources_from
 from pdserve.pd.routing.kv_subscriber import KvSubscriber
 from pdserve.pd.workers.engines import Engines
 from pdserve.pd.workers.kv_feeds import KvFeeds
-from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.pools import Pools
 from pdserve.pd.workers.registry import Registry
-
-DEADLINE_SECONDS = 120
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(test(), DEADLINE_SECONDS)
-
-    asyncio.run(limited())
+from tests.proxy.deployment import registry_of
+from tests.proxy.raw import listening, whole
 
 
 def block(number: int) -> list[object]:
@@ -107,182 +99,130 @@ class Publisher:
         self._context.destroy(linger=0)
 
 
+@dataclass
+class Followed:
+    """A publisher that is followed, and what is known of it."""
+
+    publisher: Publisher
+    index: KvIndex
+    subscriber: KvSubscriber
+
+    async def tells(self, *events: list[object], holds: int) -> None:
+        """Send a batch, and wait until so many tokens are known to be held."""
+        await self.publisher.send(batch(*events))
+        await until(lambda: held(self.index) == holds)
+
+
 @asynccontextmanager
-async def following(publisher: Publisher) -> AsyncIterator[tuple[KvIndex, KvSubscriber]]:
+async def following(publisher: Publisher) -> AsyncIterator[Followed]:
     index = KvIndex(1000)
     subscriber = KvSubscriber(index, replay_timeout_seconds=60)
     subscriber.start("w", [publisher.source])
     try:
         await publisher.heard()
-        yield index, subscriber
+        yield Followed(publisher, index, subscriber)
     finally:
         await subscriber.close()
         await publisher.close()
 
 
-@pytest.mark.parametrize(("replay", "topic"), [(True, ""), (False, "kv-events")])
-def test_events_reach_the_index(tmp_path: Path, replay: bool, topic: str) -> None:
-    async def test() -> None:
-        publisher = Publisher(tmp_path, replay=replay, topic=topic)
-        async with following(publisher) as (index, subscriber):
-            for number in range(3):
-                await publisher.send(batch(block(number)))
-            await until(lambda: held(index) == 6)
-            assert subscriber.counts["gaps"] == 0
-
-    run(test)
-
-
 @pytest.mark.parametrize("old_frames", [False, True])
-def test_what_was_before_is_asked_for(tmp_path: Path, old_frames: bool) -> None:
+async def test_what_was_before_is_asked_for(tmp_path: Path, old_frames: bool) -> None:
     """Replay answers had no topic before vLLM 0.27."""
-
-    async def test() -> None:
-        publisher = Publisher(tmp_path, replay=True, old_frames=old_frames)
-        await publisher.send(batch(block(0), block(1)), lost=True)
-        async with following(publisher) as (index, _):
-            await until(lambda: held(index) == 4)
-            await publisher.send(batch(block(2)))
-            await until(lambda: held(index) == 6)
-            assert publisher.asked == [0]
-
-    run(test)
+    publisher = Publisher(tmp_path, replay=True, old_frames=old_frames)
+    await publisher.send(batch(block(0), block(1)), lost=True)
+    async with following(publisher) as engine:
+        await until(lambda: held(engine.index) == 4)
+        await engine.tells(block(2), holds=6)
+        assert publisher.asked == [0]
 
 
-def test_what_was_lost_is_asked_for(tmp_path: Path) -> None:
-    async def test() -> None:
-        publisher = Publisher(tmp_path, replay=True)
-        async with following(publisher) as (index, subscriber):
-            await publisher.send(batch(block(0)))
-            await until(lambda: held(index) == 2)
-            await publisher.send(batch(block(1)), lost=True)
-            await publisher.send(batch(block(2)), lost=True)
-            await publisher.send(batch(block(3)))
-            await until(lambda: held(index) == 8)
-            assert publisher.asked == [0, 1]
-            assert subscriber.counts["applied"] == 4, "each once"
-
-    run(test)
+async def test_what_was_lost_is_asked_for(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, replay=True, topic="kv-events")
+    async with following(publisher) as engine:
+        await engine.tells(block(0), holds=2)
+        await publisher.send(batch(block(1)), lost=True)
+        await publisher.send(batch(block(2)), lost=True)
+        await engine.tells(block(3), holds=8)
+        assert publisher.asked == [0, 1]
+        assert engine.subscriber.counts["applied"] == 4, "each once"
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_what_cannot_be_asked_for_makes_the_rest_doubtful(tmp_path: Path, replay: bool) -> None:
+async def test_what_cannot_be_asked_for_makes_the_rest_doubtful(tmp_path: Path, replay: bool) -> None:
     """A removal may have been in it: what was known is forgotten."""
-
-    async def test() -> None:
-        publisher = Publisher(tmp_path, replay=replay)
-        async with following(publisher) as (index, subscriber):
-            await publisher.send(batch(block(0), block(1)))
-            await until(lambda: held(index) == 4)
-            await publisher.send(batch(["BlockRemoved", [b"1"], "GPU"]), lost=True)
-            publisher.first_kept = 2
-            await publisher.send(batch(block(0)))
-            await until(lambda: held(index) == 2)
-            await publisher.send(batch(block(1)))
-            await until(lambda: held(index) == 4)
-            assert subscriber.counts["gaps"] == 1
-
-    run(test)
+    publisher = Publisher(tmp_path, replay=replay)
+    async with following(publisher) as engine:
+        await engine.tells(block(0), block(1), holds=4)
+        await publisher.send(batch(["BlockRemoved", [b"1"], "GPU"]), lost=True)
+        publisher.first_kept = 2
+        await engine.tells(block(0), holds=2)
+        await engine.tells(block(1), holds=4)
+        assert engine.subscriber.counts["gaps"] == 1
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_an_engine_that_began_anew_has_an_empty_cache(tmp_path: Path, replay: bool) -> None:
-    async def test() -> None:
-        publisher = Publisher(tmp_path, replay=replay)
-        async with following(publisher) as (index, subscriber):
-            for number in range(3):
-                await publisher.send(batch(block(number)))
-            await until(lambda: held(index) == 6)
-            await publisher.begin_anew()
-            await publisher.send(batch(block(0)))
-            await until(lambda: held(index) == 2)
-            assert subscriber.counts["restarts"] == 1
-
-    run(test)
+async def test_an_engine_that_began_anew_has_an_empty_cache(tmp_path: Path, replay: bool) -> None:
+    publisher = Publisher(tmp_path, replay=replay)
+    async with following(publisher) as engine:
+        for number in range(3):
+            await engine.tells(block(number), holds=2 * number + 2)
+        await publisher.begin_anew()
+        await engine.tells(block(0), holds=2)
+        assert engine.subscriber.counts["restarts"] == 1
 
 
-def test_a_batch_that_cannot_be_read_makes_the_rest_doubtful(tmp_path: Path) -> None:
-    async def test() -> None:
-        publisher = Publisher(tmp_path, replay=False)
-        async with following(publisher) as (index, subscriber):
-            await publisher.send(batch(block(0), block(1)))
-            await until(lambda: held(index) == 4)
-            await publisher.send(b"nonsense")
-            await publisher.send(batch(block(0)))
-            await until(lambda: held(index) == 2)
-            assert subscriber.counts["bad"] == 1
-
-    run(test)
+async def test_what_cannot_be_read_makes_the_rest_doubtful(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, replay=False)
+    async with following(publisher) as engine:
+        for no_batch in ([b"alone"], [b"", b"no number", b"payload"]):
+            await publisher._socket.send_multipart(no_batch)
+        await engine.tells(block(0), block(1), holds=4)
+        await publisher.send(b"nonsense")
+        await engine.tells(block(0), holds=2)
+        assert engine.subscriber.counts["bad"] == 3
 
 
-def test_messages_that_are_no_batches_are_passed_over(tmp_path: Path) -> None:
-    async def test() -> None:
-        publisher = Publisher(tmp_path, replay=False)
-        async with following(publisher) as (index, subscriber):
-            await publisher._socket.send_multipart([b"alone"])
-            await publisher._socket.send_multipart([b"", b"no number", b"payload"])
-            await publisher.send(batch(block(0)))
-            await until(lambda: held(index) == 2)
-            assert subscriber.counts["bad"] == 2
-
-    run(test)
+async def test_the_rank_is_the_one_that_the_engine_says(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, replay=False)
+    async with following(publisher) as engine:
+        await publisher.send(batch(block(0), rank=5))
+        await publisher.send(batch(block(1), rank=None))
+        await until(lambda: held(engine.index, rank=5) == 4)
 
 
-def test_the_rank_is_the_one_that_the_engine_says(tmp_path: Path) -> None:
-    async def test() -> None:
-        publisher = Publisher(tmp_path, replay=False)
-        async with following(publisher) as (index, _):
-            await publisher.send(batch(block(0), rank=5))
-            await until(lambda: held(index, rank=5) == 2)
-            await publisher.send(batch(block(1), rank=None))
-            await until(lambda: held(index, rank=5) == 4)
-
-    run(test)
-
-
-def test_a_worker_that_is_gone_holds_nothing_and_is_not_followed(tmp_path: Path) -> None:
-    async def test() -> None:
-        publisher = Publisher(tmp_path, replay=False)
-        async with following(publisher) as (index, subscriber):
-            await publisher.send(batch(block(0)))
-            await until(lambda: held(index) == 2)
-            await subscriber.stop("w")
-            assert index.matched("w", RoutingRequest(prompt=b"", tokens=[0, 1])) == {}
-            assert await publisher._socket.recv() == b"\0", "unsubscribed"
-            subscriber.start("w", [publisher.source])
-            await publisher.heard()
-            await publisher.send(batch(block(0)))
-            await until(lambda: held(index) == 2)
-
-    run(test)
+async def test_a_worker_that_is_gone_holds_nothing_and_is_not_followed(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, replay=False)
+    async with following(publisher) as engine:
+        await engine.tells(block(0), holds=2)
+        await engine.subscriber.stop("w")
+        assert engine.index.matched("w", RoutingRequest(prompt=b"", tokens=[0, 1])) == {}
+        assert await publisher._socket.recv() == b"\0", "unsubscribed"
+        engine.subscriber.start("w", [publisher.source])
+        await publisher.heard()
+        await engine.tells(block(0), holds=2)
 
 
-def test_an_impossible_endpoint_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        subscriber = KvSubscriber(KvIndex(10), replay_timeout_seconds=1)
-        subscriber.start("w", [Source(0, "tcp://not an address")])
-        await until(lambda: "cannot follow" in caplog.text)
-        await subscriber.close()
-
-    run(test)
+async def test_an_impossible_endpoint_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    subscriber = KvSubscriber(KvIndex(10), replay_timeout_seconds=1)
+    subscriber.start("w", [Source(0, "tcp://not an address")])
+    await until(lambda: "cannot follow" in caplog.text)
+    await subscriber.close()
 
 
-def test_a_replay_endpoint_that_is_silent_does_not_stop_the_events(
+async def test_a_replay_endpoint_that_is_silent_does_not_stop_the_events(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        publisher = Publisher(tmp_path, replay=False)
-        index = KvIndex(1000)
-        subscriber = KvSubscriber(index, replay_timeout_seconds=0.05)
-        subscriber.start("w", [Source(0, publisher.source.endpoint, f"ipc://{tmp_path}/nobody")])
-        await publisher.heard()
-        await publisher.send(batch(block(0)))
-        await until(lambda: held(index) == 2)
-        assert "does not answer" in caplog.text
-        await subscriber.close()
-        await publisher.close()
-
-    run(test)
+    publisher = Publisher(tmp_path, replay=False)
+    index = KvIndex(1000)
+    subscriber = KvSubscriber(index, replay_timeout_seconds=0.05)
+    subscriber.start("w", [Source(0, publisher.source.endpoint, f"ipc://{tmp_path}/nobody")])
+    await publisher.heard()
+    await publisher.send(batch(block(0)))
+    await until(lambda: held(index) == 2)
+    assert "does not answer" in caplog.text
+    await subscriber.close()
+    await publisher.close()
 
 
 @pytest.mark.real
@@ -334,7 +274,7 @@ def test_the_installed_vllm_s_publisher_is_followed(tmp_path: Path) -> None:
         await subscriber.close()
 
     try:
-        run(test)
+        asyncio.run(asyncio.wait_for(test(), 120))
     finally:
         publisher.shutdown()
 
@@ -349,17 +289,8 @@ def followed() -> set[str]:
 
 @asynccontextmanager
 async def deployment(decode: WorkerConfig) -> AsyncIterator[tuple[Registry, KvIndex]]:
-    config = ProxyConfig.model_validate(
-        {
-            "port": 0,
-            "served_name": "tiny",
-            "protocol": "nixl",
-            "workers": [decode.model_dump()],
-            "routing": {"decode": {"kind": "kv_events"}},
-        }
-    )
-    registry = Registry(config, LoadBoard(shared_numbers.private(LoadBoard.cells(1))))
-    pools = Pools(config, registry)
+    registry = registry_of("nixl", decode, routing={"decode": {"kind": "kv_events"}})
+    pools = Pools(registry._config, registry)
     feeds = KvFeeds(registry, pools, Engines(None))
     policy = kv_events_of(pools.policies["decode"])
     assert policy is not None
@@ -386,66 +317,56 @@ def decode_of(publisher: Publisher) -> WorkerConfig:
 
 
 @pytest.mark.parametrize("how", ["removed", "dead"])
-def test_a_lost_worker_is_not_followed(tmp_path: Path, how: str) -> None:
-    async def test() -> None:
-        async with published(tmp_path) as publisher, deployment(decode_of(publisher)) as (registry, index):
-            registry.set_state("decode-0", "ready")
-            await publisher.heard()
-            await publisher.send(batch(block(0)))
-            await until(lambda: index.blocks("decode-0") == 1)
-            if how == "removed":
-                registry.remove("decode-0")
-            else:
-                registry.set_state("decode-0", "dead")
-            await until(lambda: not followed())
-            assert await publisher._socket.recv() == b"\0", "unsubscribed"
-            await publisher.send(batch(block(1)))
-            assert index.blocks("decode-0") == 0
-
-    run(test)
-
-
-def test_a_worker_that_comes_back_at_once_is_followed(tmp_path: Path) -> None:
-    """Its removal and its return reach the feeds in one turn of the loop."""
-
-    async def test() -> None:
-        async with published(tmp_path) as publisher, deployment(decode_of(publisher)) as (registry, index):
-            registry.set_state("decode-0", "ready")
-            await publisher.heard()
+async def test_a_lost_worker_is_not_followed(tmp_path: Path, how: str) -> None:
+    async with published(tmp_path) as publisher, deployment(decode_of(publisher)) as (registry, index):
+        registry.set_state("decode-0", "ready")
+        await publisher.heard()
+        await publisher.send(batch(block(0)))
+        await until(lambda: index.blocks("decode-0") == 1)
+        if how == "removed":
             registry.remove("decode-0")
-            registry.add(decode_of(publisher))
-            registry.set_state("decode-0", "ready")
-            # The publisher does not say which of the two it has lost: it is asked until the new one hears it.
-            while not index.blocks("decode-0"):
-                await publisher.send(batch(block(0)))
-                await asyncio.sleep(0)
-            assert followed()
-
-    run(test)
-
-
-def test_a_worker_lost_while_it_is_asked_is_not_followed(tmp_path: Path) -> None:
-    async def test() -> None:
-        asked, told = asyncio.Event(), asyncio.Event()
-        body = json.dumps({"0": {"endpoint": f"ipc://{tmp_path}/events"}}).encode()
-
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            asked.set()
-            await told.wait()
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-            writer.close()
-
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server, deployment(WorkerConfig(name="decode-0", role="decode", url=url)) as (registry, _):
-            before = asyncio.all_tasks()
-            registry.set_state("decode-0", "ready")
-            await asked.wait()
-            following = asyncio.all_tasks() - before
+        else:
             registry.set_state("decode-0", "dead")
-            told.set()
-            await asyncio.wait(following)
-            assert not followed()
+        await until(lambda: not followed())
+        assert await publisher._socket.recv() == b"\0", "unsubscribed"
+        await publisher.send(batch(block(1)))
+        assert index.blocks("decode-0") == 0
 
-    run(test)
+
+async def test_a_worker_that_comes_back_at_once_is_followed(tmp_path: Path) -> None:
+    """Its removal and its return reach the feeds in one turn of the loop."""
+    async with published(tmp_path) as publisher, deployment(decode_of(publisher)) as (registry, index):
+        registry.set_state("decode-0", "ready")
+        await publisher.heard()
+        registry.remove("decode-0")
+        registry.add(decode_of(publisher))
+        registry.set_state("decode-0", "ready")
+        # The publisher does not say which of the two it has lost: it is asked until the new one hears it.
+        while not index.blocks("decode-0"):
+            await publisher.send(batch(block(0)))
+            await asyncio.sleep(0)
+        assert followed()
+
+
+async def test_a_worker_lost_while_it_is_asked_is_not_followed(tmp_path: Path) -> None:
+    asked, told = asyncio.Event(), asyncio.Event()
+    body = json.dumps({"0": {"endpoint": f"ipc://{tmp_path}/events"}}).encode()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await told.wait()
+        writer.write(whole(body))
+
+    async with (
+        listening(answer) as url,
+        deployment(WorkerConfig(name="decode-0", role="decode", url=url)) as (registry, _),
+    ):
+        before = asyncio.all_tasks()
+        registry.set_state("decode-0", "ready")
+        await asked.wait()
+        following = asyncio.all_tasks() - before
+        registry.set_state("decode-0", "dead")
+        told.set()
+        await asyncio.wait(following)
+        assert not followed()

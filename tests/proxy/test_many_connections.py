@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,14 +13,13 @@ import pytest
 
 from pdserve.pd.http.places import PLACE, PROBE_PLACE, PROBE_PLACES, Places
 from tests.proxy.deployment import KEY, Child, Deployment
-from tests.proxy.raw import ANSWER, RawClient, RawDeployment, RawEngine, Send, post, raw_deployment, whole
+from tests.proxy.raw import ANSWER, HEALTH, RawClient, RawDeployment, RawEngine, post, raw_deployment
 
 MOST = 24
 GREEDY, OTHER = "127.0.0.2", "127.0.0.3"
 REQUEST = post("/v1/completions", {"prompt": "hi"})
 HALF = REQUEST[: REQUEST.index(b"\r\n") + 2]
 BODY_TO_COME = REQUEST[: REQUEST.index(b"\r\n\r\n") + 4]
-HEALTH = b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n"
 
 
 @pytest.fixture
@@ -64,13 +62,7 @@ def test_who_has_asked_before_outlives_who_never_did(raw: RawDeployment) -> None
 
 
 def test_when_all_are_busy_probes_are_answered_and_others_get_503(raw: RawDeployment) -> None:
-    go_on = threading.Event()
-
-    def held(send: Send) -> None:
-        go_on.wait()
-        send(whole(ANSWER))
-
-    raw.engine.script = held
+    go_on = raw.hold()
     with ExitStack() as stack:
         stack.callback(go_on.set)
         asking = [stack.enter_context(raw.client(address=GREEDY)).send(REQUEST) for _ in range(MOST)]
@@ -86,7 +78,7 @@ def test_when_all_are_busy_probes_are_answered_and_others_get_503(raw: RawDeploy
             client.close()
         go_on.set()
         assert [client.response().status for client in asking] == [200] * MOST
-        assert ask_until_served(raw)
+        ask_until_served(raw.proxy.port)
 
 
 def test_that_no_connection_can_be_closed_is_remembered_for_a_moment() -> None:
@@ -112,12 +104,12 @@ def test_that_no_connection_can_be_closed_is_remembered_for_a_moment() -> None:
     assert places.for_new(held, MOST, 2.01) == PLACE
 
 
-def ask_until_served(raw: RawDeployment) -> bool:
+def ask_until_served(port: int) -> None:
     """The proxy hears of closed connections a moment later."""
-    while True:
-        with RawClient(raw.proxy.port) as client:
-            if client.send(REQUEST).response().status == 200:
-                return True
+    served = False
+    while not served:
+        with RawClient(port) as client:
+            served = client.send(REQUEST).response().status == 200
 
 
 # --- a proxy whose files are few: clients that do nothing take none from the connections to engines
@@ -160,7 +152,4 @@ def test_idle_clients_up_to_the_limit_leave_requests_their_engines(proxy: Child,
     assert [(answer.status, answer.body) for answer in answers] == [(200, ANSWER)] * 12
     for client in (*active, *idle):
         client.close()
-    while True:
-        with RawClient(proxy.port) as client:
-            if client.send(REQUEST).response().status == 200:
-                break
+    ask_until_served(proxy.port)

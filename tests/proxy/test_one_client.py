@@ -18,17 +18,28 @@ from pdserve.pd.requests.dialects import BY_PATH, CHAT, COMPLETIONS
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.routing.ask import RoutingRequest
 from tests.proxy.deployment import MODEL, Deployment
-from tests.proxy.hostile import EVENT, MEGABYTE, PATH, STREAM_HEAD
-from tests.proxy.raw import SECONDS, RawClient, RawDeployment, Send, chunk, post, raw_deployment
+from tests.proxy.raw import (
+    DONE,
+    EVENT,
+    MEGABYTE,
+    PATH,
+    SECONDS,
+    STREAM_HEAD,
+    RawClient,
+    RawDeployment,
+    Send,
+    chunk,
+    post,
+    raw_deployment,
+    sends,
+)
 from tests.tables import each_row
-
-MIB = 1 << 20
 
 
 def test_large_uploads_leave_room_for_small_requests() -> None:
-    budget = Budget(512 * MIB)
+    budget = Budget(512 * MEGABYTE)
     uploads = 0
-    size = 64 * MIB
+    size = 64 * MEGABYTE
     while size > 65_536:
         if budget.fits(size, more=size):
             budget.held += size
@@ -41,7 +52,6 @@ def test_large_uploads_leave_room_for_small_requests() -> None:
         budget.held += 60_000
 
 
-@pytest.mark.process
 def test_a_request_of_thousands_of_headers_is_refused(tmp_path: Path) -> None:
     """Each takes 150 bytes of memory, however short it is."""
     with raw_deployment(tmp_path) as raw, RawClient(raw.proxy.port) as client:
@@ -64,7 +74,6 @@ def test_a_client_that_leaves_what_decode_refuses_leaves_no_kv(deployment: Deplo
     assert deployment.complete().status_code == 200
 
 
-@pytest.mark.process
 def test_many_who_ask_for_the_models_ask_an_engine_once(tmp_path: Path) -> None:
     with raw_deployment(tmp_path) as raw:
         before = len(raw.engine.seen)
@@ -144,7 +153,7 @@ def test_while_its_engine_may_still_fail_it_is_kept(tmp_path: Path) -> None:
         send(STREAM_HEAD)
         begun.release()
         release.wait()
-        send(chunk(EVENT) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        send(chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n")
 
     with raw_deployment(tmp_path, **LIMITS) as raw, ExitStack() as stack:
         raw.engine.script = held
@@ -157,7 +166,7 @@ def test_while_its_engine_may_still_fail_it_is_kept(tmp_path: Path) -> None:
 
 
 def test_the_log_still_has_its_id_and_its_times(raw: RawDeployment) -> None:
-    raw.engine.script = lambda send: send(STREAM_HEAD + chunk(EVENT) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+    raw.engine.script = sends(STREAM_HEAD + chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n")
     with raw.client() as client:
         client.send(post(PATH, large(), "x-request-id: begun-stream-1"))
         assert client.response().headers["x-request-id"] == "begun-stream-1"
@@ -170,7 +179,7 @@ def test_one_that_is_read_in_steps_is_dropped_too(tmp_path: Path) -> None:
     def held(send: Send) -> None:
         send(STREAM_HEAD + chunk(EVENT))
         release.wait()
-        send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        send(chunk(DONE) + b"0\r\n\r\n")
 
     with raw_deployment(tmp_path) as raw, ExitStack() as stack:
         raw.engine.script = held

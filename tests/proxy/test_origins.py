@@ -104,7 +104,6 @@ def ask_as(strict: RawDeployment, *headers: str) -> tuple[int, str]:
     return answer.status, answer.body.decode()
 
 
-@pytest.mark.process
 @each_row("headers", [["host: evil.example"], ["host: localhost", "origin: http://evil.example"]])
 def test_a_strange_page_gets_403(strict: RawDeployment, headers: list[str]) -> None:
     status, message = ask_as(strict, *headers)
@@ -112,7 +111,6 @@ def test_a_strange_page_gets_403(strict: RawDeployment, headers: list[str]) -> N
     assert strict.engine.seen == []
 
 
-@pytest.mark.process
 @each_row(
     "url, host, status",
     [
@@ -135,7 +133,6 @@ def test_of_a_target_that_is_a_whole_url_its_own_host_counts(
     )
 
 
-@pytest.mark.process
 def test_a_tunnel_with_another_port_is_served(strict: RawDeployment) -> None:
     assert ask_as(strict, "host: localhost:18000", "origin: http://localhost:18000")[0] == 200
     strict.engine.seen.clear()
@@ -147,6 +144,8 @@ def test_a_tunnel_with_another_port_is_served(strict: RawDeployment) -> None:
 PAGE = "https://chat.example"
 COMPLETIONS = "/v1/completions"
 ASKED = {"prompt": "hi"}
+RAW: dict[str, Any] = {"cors": {"origins": [PAGE]}, "allowed_hosts": ["proxy"]}
+"""On loopback and without keys: `allowed_hosts` alone would let no page of another host ask."""
 STREAM = head("text/event-stream") + chunk(b'data: {"choices":[]}\n\n') + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 ALLOWED = "access-control-allow-origin"
 
@@ -186,14 +185,6 @@ def test_an_answer_names_the_origin_that_may_read_it(
 def test_what_no_browser_sends_as_an_origin_is_refused(origin: str) -> None:
     with pytest.raises(ValidationError):
         CorsSettings(origins=[origin])
-
-
-@pytest.fixture(scope="module")
-def module_raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
-    """On loopback and without keys: `allowed_hosts` alone would let no page of another host ask."""
-    folder = tmp_path_factory.mktemp("cors")
-    with raw_deployment(folder, cors={"origins": [PAGE]}, allowed_hosts=["proxy"]) as raw:
-        yield raw
 
 
 def preflight(raw: RawDeployment, origin: str = PAGE, path: str = COMPLETIONS) -> Response:
@@ -238,7 +229,6 @@ def test_a_page_can_read_every_answer(raw: RawDeployment, asked: str) -> None:
     assert "x-request-id" in answer.headers["access-control-expose-headers"]
 
 
-@pytest.mark.process
 def test_a_browser_that_asks_first_needs_no_key(tmp_path: Path) -> None:
     with raw_deployment(tmp_path, cors={"origins": [PAGE]}, auth=keys_file(tmp_path, ("team", "a-key"))) as raw:
         assert preflight(raw).status == 204
@@ -247,7 +237,6 @@ def test_a_browser_that_asks_first_needs_no_key(tmp_path: Path) -> None:
         assert raw.ask(post(COMPLETIONS, ASKED, f"origin: {PAGE}", "authorization: Bearer a-key")).status == 200
 
 
-@pytest.mark.process
 def test_without_the_section_no_answer_speaks_of_origins(tmp_path: Path) -> None:
     with raw_deployment(tmp_path, allowed_hosts=["*"]) as raw:
         answer = raw.ask(post(COMPLETIONS, ASKED, f"origin: {PAGE}"))

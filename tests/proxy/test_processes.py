@@ -17,8 +17,6 @@ import pytest
 from pdserve.system import procfs
 from tests.proxy.deployment import MODEL, PLAIN, Deployment, Proxy, keys_file, over_socket
 
-pytestmark = pytest.mark.process
-
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 8}
 PROCESSES = 3
 
@@ -37,9 +35,7 @@ def test_all_processes_serve_and_count_on_one_page(deployment: Deployment) -> No
     deployment.up(2, 2, processes=PROCESSES)
     assert len(deployment.proxy.members) == PROCESSES
     assert {answer.status_code for answer in together(deployment, 24)} == {200}
-    wanted = 'pdserve_proxy_requests_total{path="/v1/completions",status="200"} 24.0'
-    while wanted not in httpx.get(f"{deployment.proxy.url}/metrics", **PLAIN).text:
-        pass  # each process writes its page twice a second
+    deployment.proxy.shows('pdserve_proxy_requests_total{path="/v1/completions",status="200"} 24.0')
 
 
 def test_least_loaded_sees_the_load_of_all_processes(deployment: Deployment) -> None:
@@ -81,9 +77,7 @@ def test_transfers_are_bounded_over_processes(deployment: Deployment) -> None:
     def fill(pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
         answers = [pool.submit(ask, deployment) for _ in range(24)]
         prefill.wait(waiting=3)
-        wanted = 'pdserve_proxy_pool_requests{pool="prefill"} 24.0'
-        while wanted not in httpx.get(f"{deployment.proxy.url}/metrics", **PLAIN).text:
-            pass
+        deployment.proxy.shows('pdserve_proxy_pool_requests{pool="prefill"} 24.0')
         return answers
 
     with ThreadPoolExecutor(24) as pool:
@@ -171,9 +165,7 @@ def test_a_process_that_is_told_to_end_costs_no_request(deployment: Deployment, 
     assert (failed, set(answered)) == ([], {200})
     assert len(proxy.members) == processes
     deployment.idle()
-    nothing = 'pdserve_proxy_in_flight{role="decode",worker="decode-0"} 0.0'
-    while nothing not in httpx.get(f"{proxy.url}/metrics", **PLAIN).text:
-        pass  # each process writes its page twice a second
+    proxy.shows('pdserve_proxy_in_flight{role="decode",worker="decode-0"} 0.0')
 
 
 @pytest.mark.parametrize("early", [signal.SIGHUP, signal.SIGTERM])
@@ -210,10 +202,8 @@ def test_a_new_process_has_the_configuration_read_again(
 ) -> None:
     """But for what a running proxy does not take from the file: there is no worker in it."""
     deployment.up(processes=2, routing={"decode": {"kind": "round_robin"}})
-    proxy, path = deployment.proxy, deployment.folder / "proxy.json"
-    config = json.loads(path.read_text())
-    config["routing"]["decode"] = {"kind": "power_of_two"}
-    path.write_text(json.dumps(config | {"workers": []}))
+    proxy = deployment.proxy
+    deployment.rewrite(workers=[], routing={"decode": {"kind": "power_of_two"}})
     proxy.process.send_signal(signal.SIGHUP)
     proxy.until_each(*(f"proxy process {index} has read its configuration again" for index in range(2)))
     before = proxy.members
@@ -225,9 +215,7 @@ def test_a_new_process_has_the_configuration_read_again(
         proxy.until("serving on")
     assert {answer.status_code for answer in together(deployment, 8)} == {200}
     decided = 'routing_decisions_total{policy="power_of_two",role="decode"'
-    while decided not in (page := httpx.get(f"{proxy.url}/metrics", **PLAIN).text):
-        pass  # each process writes its page twice a second
-    assert 'policy="round_robin",role="decode"' not in page
+    assert 'policy="round_robin",role="decode"' not in proxy.shows(decided)
 
 
 # --- one that hangs
@@ -315,8 +303,7 @@ def test_a_rolling_restart_refuses_and_breaks_nothing(deployment: Deployment, pr
 
 def test_a_rolling_restart_reads_the_configuration_anew(deployment: Deployment) -> None:
     deployment.up()
-    path = deployment.folder / "proxy.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_body_bytes": 10}))
+    deployment.rewrite(max_body_bytes=10)
     deployment.proxy.process.send_signal(signal.SIGUSR2)
     deployment.proxy.until("the old proxy process 0 has ended")
     assert ask(deployment).status_code == 413
@@ -333,32 +320,24 @@ def test_a_proxy_that_could_not_start_replaces_none(deployment: Deployment) -> N
     assert ask(deployment).status_code == 200
 
 
-def test_new_processes_that_die_at_once_leave_the_old_ones_in_place(deployment: Deployment, tmp_path: Path) -> None:
-    deployment.up()
-    path = deployment.folder / "proxy.json"
+def not_restarted(deployment: Deployment, tmp_path: Path, kill: int | None = None) -> None:
+    """A rolling restart fails because the new processes die at once. `kill`: an old one that dies meanwhile."""
     nowhere = {"certificate": str(tmp_path / "none.pem"), "key": str(tmp_path / "none.pem")}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tls": nowhere}))
-    before = deployment.proxy.members
-    deployment.proxy.process.send_signal(signal.SIGUSR2)
-    deployment.proxy.until("rolling restart: its processes end before they serve")
-    assert before <= deployment.proxy.members
-    assert ask(deployment).status_code == 200
-
-
-def not_restarted(deployment: Deployment, tmp_path: Path, kill: int | None = None) -> str:
-    """A rolling restart fails because the new processes die at once. `kill`: an old one that dies meanwhile. The
-    configuration as it was."""
-    path = deployment.folder / "proxy.json"
-    good = path.read_text()
-    nowhere = {"certificate": str(tmp_path / "none.pem"), "key": str(tmp_path / "none.pem")}
-    path.write_text(json.dumps(json.loads(good) | {"tls": nowhere}))
+    deployment.rewrite(tls=nowhere)
     deployment.proxy.process.send_signal(signal.SIGUSR2)
     if kill is not None:
         for _ in ("the check", "the new program"):
             deployment.proxy.until("INFO pdserve ")
         os.kill(kill, signal.SIGKILL)
     deployment.proxy.until("rolling restart: its processes end before they serve")
-    return good
+
+
+def test_new_processes_that_die_at_once_leave_the_old_ones_in_place(deployment: Deployment, tmp_path: Path) -> None:
+    deployment.up()
+    before = deployment.proxy.members
+    not_restarted(deployment, tmp_path)
+    assert before <= deployment.proxy.members
+    assert ask(deployment).status_code == 200
 
 
 def fresh(deployment: Deployment, count: int = 20) -> list[int]:
@@ -395,9 +374,7 @@ def test_after_a_failed_restart_processes_are_as_before(deployment: Deployment, 
             pass
         decode.script(hold="")
         assert Counter(answer.result().status_code for answer in answers) == {429: 18, 200: 2}
-    counted = 'pdserve_proxy_requests_total{path="/v1/completions",status="429"} 18.0'
-    while counted not in httpx.get(f"{deployment.proxy.url}/metrics", **PLAIN).text:
-        pass  # each process writes its page twice a second
+    deployment.proxy.shows('pdserve_proxy_requests_total{path="/v1/completions",status="429"} 18.0')
     os.kill(other, signal.SIGKILL)
     deployment.proxy.until("serving on")
     assert fresh(deployment) == [200] * 20

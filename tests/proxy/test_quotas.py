@@ -77,18 +77,6 @@ def test_requests_a_minute_and_exactly_when_the_next_one_may_come() -> None:
     assert refused(counts, who).retry_after == 10
 
 
-def test_a_refusal_counts_nothing() -> None:
-    counts, who = quotas(Clock()), key(requests_per_minute=3, max_requests=2)
-    first = counts.enter(who)
-    counts.enter(who)
-    for _ in range(10):
-        refused(counts, who)
-    assert counts.in_flight("a") == 2
-    first.end()
-    counts.enter(who)
-    assert refused(counts, key(requests_per_minute=3)).retry_after == 61
-
-
 def test_counts_outlive_a_reload_that_changes_the_limits() -> None:
     counts = quotas(Clock())
     for _ in range(3):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,26 +17,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.connection import Connection
 from pdserve.pd.http.front import ClientLimits, Front, Request
 from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.http.upstream import UpstreamConnection as Upstream
-from pdserve.pd.processes import shared_numbers
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.leg import Leg, never
 from pdserve.pd.requests.dialects import CHAT, MESSAGES
-from pdserve.pd.workers.load import LoadBoard
-from pdserve.pd.workers.registry import Registry
-from tests.proxy.deployment import proxy_config
-from tests.proxy.raw import RawDeployment, Send, chunk, head, post, raw_deployment, sends, whole
+from tests.proxy.deployment import registry_of
+from tests.proxy.raw import (
+    DONE,
+    HEALTH,
+    MEGABYTE,
+    SSE,
+    RawDeployment,
+    Send,
+    chunk,
+    head,
+    post,
+    raw_deployment,
+    sends,
+    whole,
+)
 
 PATH = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": []}
-SSE = "text/event-stream; charset=utf-8"
-MEGABYTE = 1 << 20
-WORKER = {"name": "one", "role": "aggregated", "url": "http://127.0.0.1:1"}
-DONE = b"data: [DONE]\n\n"
+WORKER = WorkerConfig(name="one", role="aggregated", url="http://127.0.0.1:1")
 
 TEXT = st.text(max_size=20).map(lambda text: json.dumps({"choices": [{"delta": {"content": text}}]}).encode())
 RAW_TEXT = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=20).map(str.encode)
@@ -133,9 +141,7 @@ class NoHandler:
 
 async def relayed(pieces: Sequence[bytes], *, http10: bool = False, cached: int | None = None) -> Received:
     """Each piece is what one read from the engine gives; everything between the two wires is the proxy's own."""
-    config = proxy_config(protocol="aggregated", workers=[WORKER])
-    registry = Registry(config, LoadBoard(shared_numbers.private(LoadBoard.cells(1))))
-    worker = registry.workers["one"]
+    worker = registry_of("aggregated", WORKER).workers["one"]
     upstream, inside, outside = Upstream(worker.pool), Wire(), Wire()
     upstream.connection_made(inside)
     worker.pool.keep(upstream)
@@ -221,29 +227,20 @@ def test_only_cached_tokens_change_in_a_long_answer(reported: int, cached: int, 
         assert (received.body, received.complete) == (make(cached), True)
 
 
-@pytest.fixture(scope="module")
-def module_raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
-    with raw_deployment(tmp_path_factory.mktemp("raw")) as raw:
-        yield raw
-
-
-@pytest.mark.process
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
-def test_streams_over_real_connections_are_the_same(module_raw: RawDeployment, version: str) -> None:
+def test_streams_over_real_connections_are_the_same(raw: RawDeployment, version: str) -> None:
     @settings(max_examples=40, deadline=None)
     @given(STREAMS, CUTS, CUTS)
     def check(stream: bytes, chunks: list[int], writes: list[int]) -> None:
         wire = head(SSE) + b"".join(chunk(part) for part in cut(stream, chunks)) + b"0\r\n\r\n"
-        module_raw.engine.script = sends(*cut(wire, writes))
-        answer = module_raw.ask(post(PATH, BODY, version=version))
+        raw.engine.script = sends(*cut(wire, writes))
+        answer = raw.ask(post(PATH, BODY, version=version))
         assert (answer.status, answer.body, answer.complete) == (200, stream, True)
         assert answer.headers["content-type"] == SSE
 
     check()
-    module_raw.unharmed()
 
 
-@pytest.mark.process
 def test_one_connection_carries_many_answers_of_all_kinds(raw: RawDeployment) -> None:
     stream, answer = joined([b"data: 1"], b"\n"), b'{"n": 1.10}'
     with raw.client() as client:
@@ -252,12 +249,11 @@ def test_one_connection_carries_many_answers_of_all_kinds(raw: RawDeployment) ->
             assert client.send(post(PATH, BODY)).response().body == stream
             raw.engine.script = sends(whole(answer))
             assert client.send(post(PATH, BODY)).response().body == answer
-            assert client.send(b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n").response().json()["status"] == "alive"
+            assert client.send(HEALTH).response().json()["status"] == "alive"
             head_only = client.send(b"HEAD /health HTTP/1.1\r\nhost: proxy\r\n\r\n").response(head_only=True)
             assert head_only.status in (200, 405)
 
 
-@pytest.mark.process
 def test_pipelined_requests_are_answered_in_their_order(raw: RawDeployment) -> None:
     """More than are taken at once, some relayed and some not."""
 
@@ -266,15 +262,13 @@ def test_pipelined_requests_are_answered_in_their_order(raw: RawDeployment) -> N
 
     raw.engine.script = echo
     bodies = [json.dumps({"messages": [], "n": index}).encode() for index in range(50)]
-    health = b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n"
     with raw.client() as client:
-        client.send(b"".join(post(PATH, body) + health for body in bodies))
+        client.send(b"".join(post(PATH, body) + HEALTH for body in bodies))
         for body in bodies:
             assert client.response().body == body
             assert client.response().json()["status"] == "alive"
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("header", ["connection: close", "connection: keep-alive"])
 def test_an_http_1_0_client_gets_its_answer_unchunked(raw: RawDeployment, header: str) -> None:
     with raw.client() as client:
@@ -286,7 +280,6 @@ def test_an_http_1_0_client_gets_its_answer_unchunked(raw: RawDeployment, header
             assert client.send(post(PATH, BODY, header, version="1.0")).response().body == first.body
 
 
-@pytest.mark.process
 def test_a_slow_reader_slows_its_engine_down_and_not_our_memory(raw: RawDeployment) -> None:
     """256 MiB are said as fast as they are taken; the client reads none of them until nothing more is taken."""
     event = b"data: " + b"x" * 65_000 + b"\n\n"
@@ -309,7 +302,7 @@ def test_a_slow_reader_slows_its_engine_down_and_not_our_memory(raw: RawDeployme
         while taken != raw.engine.sent:
             taken = raw.engine.sent
             for _ in range(20):
-                assert client_health(raw) == 200
+                assert raw.ask(HEALTH).status == 200
         assert taken - sent_before < 64 * MEGABYTE
         assert raw.resident() - before < 32 * MEGABYTE
         answer = client.response()
@@ -318,11 +311,6 @@ def test_a_slow_reader_slows_its_engine_down_and_not_our_memory(raw: RawDeployme
     assert raw.resident() - before < 32 * MEGABYTE
 
 
-def client_health(raw: RawDeployment) -> int:
-    return raw.ask(b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n").status
-
-
-@pytest.mark.process
 @pytest.mark.parametrize("framed", [False, True], ids=["chunked", "with a length"])
 def test_events_of_megabytes_arrive_whole(raw: RawDeployment, framed: bool) -> None:
     events = [b"data: " + bytes([97 + index]) * (3 * MEGABYTE) + b"\n\n" for index in range(3)]
@@ -332,7 +320,6 @@ def test_events_of_megabytes_arrive_whole(raw: RawDeployment, framed: bool) -> N
     assert answer.body == stream
 
 
-@pytest.mark.process
 def test_two_legs_change_only_the_number_of_cached_tokens(tmp_path_factory: pytest.TempPathFactory) -> None:
     with raw_deployment(tmp_path_factory.mktemp("split"), split=True) as raw:
         prefill, decode = raw.engines
@@ -343,6 +330,12 @@ def test_two_legs_change_only_the_number_of_cached_tokens(tmp_path_factory: pyte
         decode.script = sends(head(SSE), *(chunk(part) for part in cut(stream, range(0, 1000, 7))), b"0\r\n\r\n")
         expected = re.sub(rb'("cached_tokens": )99', rb"\g<1>3", stream)
         assert raw.ask(post(PATH, BODY)).body == expected
+        # Anthropic's input_tokens are those that were not cached: their sum is the prompt.
+        prefill.script = sends(whole(b'{"usage": {"input_tokens": 68, "cache_read_input_tokens": 32}}'))
+        decode.script = sends(whole(json.dumps(MESSAGE).encode()))
+        answer = raw.ask(post(MESSAGES.path, {"messages": [], "max_tokens": 4}))
+        counted = {"input_tokens": 68, "output_tokens": 4, "cache_read_input_tokens": 32}
+        assert answer.body == json.dumps(MESSAGE | {"usage": counted}).encode()
         raw.unharmed()
 
 
@@ -350,15 +343,3 @@ MESSAGE = {
     "content": [{"type": "text", "text": '"usage": {"input_tokens": 1, "cache_read_input_tokens": 1}'}],
     "usage": {"input_tokens": 1, "output_tokens": 4, "cache_read_input_tokens": 99},
 }
-
-
-@pytest.mark.process
-def test_the_input_tokens_of_messages_still_add_up(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Anthropic's input_tokens are those that were not cached: their sum is the prompt."""
-    with raw_deployment(tmp_path_factory.mktemp("split"), split=True) as raw:
-        prefill, decode = raw.engines
-        prefill.script = sends(whole(b'{"usage": {"input_tokens": 68, "cache_read_input_tokens": 32}}'))
-        decode.script = sends(whole(json.dumps(MESSAGE).encode()))
-        answer = raw.ask(post(MESSAGES.path, {"messages": [], "max_tokens": 4}))
-    usage = {"input_tokens": 68, "output_tokens": 4, "cache_read_input_tokens": 32}
-    assert answer.body == json.dumps(MESSAGE | {"usage": usage}).encode()

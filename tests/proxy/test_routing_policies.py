@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.errors import RecipeError
-from pdserve.pd.config.routing import ConditionalSettings, LoadSettings, RoutingSettings
+from pdserve.pd.config.routing import ConditionalSettings, LoadSettings
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import kv_events_of, make
 from pdserve.pd.routing.burden import Burden
@@ -112,11 +111,6 @@ def test_least_loaded_decode_has_fewest_streams_and_kv(candidates: list[Worker])
     )
 
 
-def test_decode_with_a_fuller_cache_gets_fewer_streams() -> None:
-    full, empty = Worker("full", requests=4, kv_usage=0.9), Worker("empty", requests=20, kv_usage=0.1)
-    assert make(everywhere("least_loaded"), "decode").choose([full, empty], ASK).worker is empty
-
-
 @each_row("role", ROLES)
 def test_a_burst_is_split_evenly(role: EngineRole) -> None:
     """24 requests over two workers are 12 and 12, not 13 and 11."""
@@ -156,14 +150,6 @@ def test_a_policy_is_called_what_the_recipe_calls_it(policy: PolicyName, affinit
     assert made.name == policy
     assert made.needs_tokens == (policy == "kv_events")
     assert (kv_events_of(made) is not None) == (policy == "kv_events")
-
-
-def test_an_unknown_policy_is_an_error_that_names_those_that_exist() -> None:
-    unknown = RoutingSettings().model_copy(update={"decode": LoadSettings()})
-    with pytest.raises(RecipeError) as caught:
-        make(unknown, "decode")
-    assert caught.value.where == "proxy.routing.decode"
-    assert caught.value.todo == f"write one of {', '.join(POLICIES)}"
 
 
 def test_the_bounds_of_a_burden() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,12 +65,6 @@ def test_matched_is_the_share_of_the_prompt_in_tokens() -> None:
     assert policy.matched(holder, longer) == 256
     assert policy.matched(other, longer) == 0
     assert policy.matched(holder, ask(b"b" + b"a" * 1024)) == 0, "only a beginning counts"
-
-
-def test_routing_by_another_is_learnt_too() -> None:
-    policy, (holder, other) = prefix_aware(), workers(2)
-    policy.routed(other, ask(b"a" * 1024))
-    assert policy.choose([holder, other], ask(b"a" * 1024)).worker is other
 
 
 def test_a_system_prompt_that_all_share_does_not_draw_all_sessions() -> None:
@@ -145,15 +138,6 @@ def test_ends_are_forgotten_before_beginnings() -> None:
     assert policy.matched(worker, ask(b"b" * 16 * 4)) == 4 * 16 // 4
 
 
-def test_what_is_used_is_kept() -> None:
-    policy, (worker,) = prefix_aware(max_blocks=8, block_bytes=16), workers(1)
-    kept = ask(b"k" * 64)
-    for number in range(50):
-        policy.routed(worker, ask(bytes([number]) * 64))
-        policy.routed(worker, kept)
-        assert policy.matched(worker, kept) == 16
-
-
 def test_what_is_not_used_is_forgotten_half_of_all_at_a_time() -> None:
     recent = RecentBlocks(8)
     recent.use([1, 2])
@@ -219,15 +203,6 @@ def test_it_is_a_longest_common_prefix_in_whole_blocks(
         assert policy.matched(Worker(name), RoutingRequest(prompt=asked, estimate=estimate)) == 1_000 * longest
 
 
-def test_a_prompt_of_another_salt_is_another_prompt() -> None:
-    """Engines share no KV between them."""
-    policy, worker = prefix_aware(), Worker("w0")
-    prompt = b"a" * 1024
-    policy.routed(worker, RoutingRequest(prompt, estimate=256, root=7))
-    assert [policy.matched(worker, RoutingRequest(prompt, estimate=256, root=root)) for root in (7, 8)] == [256, 0]
-    assert policy.matched(worker, RoutingRequest(prompt, estimate=256)) == 0
-
-
 def common(first: bytes, other: bytes, block: int) -> int:
     blocks = 0
     while (end := (blocks + 1) * block) <= min(len(first), len(other)) and first[:end] == other[:end]:
@@ -279,18 +254,6 @@ def test_a_long_prompt_has_few_blocks() -> None:
     assert [len(GrowingChain(data[:length], 256).names) for length in (1024, 100_000, 1_000_000)] == [4, 54, 81]
 
 
-def test_two_long_conversations_are_known_to_their_ends() -> None:
-    policy, (first, other) = prefix_aware(), workers(2)
-    shared = Random(1).randbytes(50_000)
-    prompts = [shared + Random(seed).randbytes(30_000 + seed) for seed in (2, 3)]
-    for worker, prompt in zip((first, other), prompts, strict=True):
-        policy.routed(worker, ask(prompt))
-    for worker, prompt in zip((first, other), prompts, strict=True):
-        longer = ask(prompt + b"and more" * 100)
-        assert len(prompt) - 260 < 4 * policy.matched(worker, longer) <= len(prompt)
-        assert policy.choose([first, other], longer).worker is worker
-
-
 def test_a_long_conversation_is_known_to_its_end() -> None:
     policy, (worker,) = prefix_aware(), workers(1)
     prompt = Random(4).randbytes(1_000_000)
@@ -326,20 +289,10 @@ assert len(GrowingChain(text, 256).names) == 10
 """
 
 
-@TEXTS
-def test_xxhash_is_taken_where_it_is_installed(text: bytes) -> None:
-    assert digest(text, 0, len(text), SECRET) == xxhash.xxh3_64_intdigest(text, SECRET)
-
-
 @pytest.mark.process
 def test_without_it_python_hashes() -> None:
     """In a process of its own: what a module has at its beginning stays, where it is compiled."""
     subprocess.run([sys.executable, "-c", WITHOUT], check=True)
-
-
-@TEXTS
-def test_pythons_own_hash_is_that_of_the_bytes_and_of_what_is_before(text: bytes) -> None:
-    assert digest_without_xxhash(text, 0, len(text), SECRET) == hash((SECRET, text))
 
 
 @DIGESTS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -10,22 +9,13 @@ from pathlib import Path
 import pytest
 
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
+from pdserve.pd.limits.admission import CELLS_PER_PROCESS
 from pdserve.pd.processes import shared_numbers
 from pdserve.pd.processes.shared_numbers import Numbers
 from pdserve.pd.workers.load import MAX_WORKERS, LoadBoard
 from pdserve.pd.workers.registry import Registry
 
-COUNT = """
-import sys
-from pathlib import Path
-from pdserve.pd.processes import shared_numbers
-numbers = shared_numbers.shared(Path(sys.argv[1]), 4, process=int(sys.argv[2]), processes=3)
-cells = numbers.take(4)
-for _ in range(50_000):
-    with numbers.lock:
-        cells[0] += 1
-"""
-ENTER = """
+GATE = """
 import random, sys
 from pathlib import Path
 from pdserve.pd.processes import shared_numbers
@@ -33,9 +23,18 @@ from pdserve.pd.limits.admission import CELLS_PER_PROCESS, AdmissionGate
 from pdserve.pd.config.settings import PoolLimits
 class Worker:
     kv_usage = 0.0
+def gate(**limits):
+    return AdmissionGate("decode", PoolLimits(**limits), lambda: [Worker()], numbers, AssertionError)
 numbers = shared_numbers.shared(Path(sys.argv[1]), 3 * CELLS_PER_PROCESS, process=int(sys.argv[2]), processes=3)
-limits = PoolLimits(max_requests=4, max_prompt_tokens_in_flight=50)
-gate = AdmissionGate("decode", limits, lambda: [Worker()], numbers, AssertionError)
+"""
+COUNT = """
+cells = numbers.take(4)
+for _ in range(50_000):
+    with numbers.lock:
+        cells[0] += 1
+"""
+ENTER = """
+gate = gate(max_requests=4, max_prompt_tokens_in_flight=50)
 inside, entered, refused = [], 0, 0
 for _ in range(5000):
     if inside and random.random() < 0.5:
@@ -53,16 +52,7 @@ assert entered
 print(refused)
 """
 LEAVE = """
-import sys
-from pathlib import Path
-from pdserve.pd.processes import shared_numbers
-from pdserve.pd.limits.admission import CELLS_PER_PROCESS, AdmissionGate
-from pdserve.pd.config.settings import PoolLimits
-class Worker:
-    kv_usage = 0.0
-numbers = shared_numbers.shared(Path(sys.argv[1]), 3 * CELLS_PER_PROCESS, process=int(sys.argv[2]), processes=3)
-limits = PoolLimits(max_prompt_tokens_in_flight=50)
-gate = AdmissionGate("decode", limits, lambda: [Worker()], numbers, AssertionError)
+gate = gate(max_prompt_tokens_in_flight=50)
 entered = 0
 for _ in range(60_000):
     if ticket := gate.try_admit(0, 50):
@@ -76,7 +66,8 @@ assert entered
 
 def together(code: str, path: Path) -> list[str]:
     """Return what three processes print that run the code at the same time."""
-    argv = [[sys.executable, "-c", code, str(path), str(index)] for index in range(3)]
+    path.touch()
+    argv = [[sys.executable, "-c", GATE + code, str(path), str(index)] for index in range(3)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in argv]
     outputs = [process.communicate(timeout=60)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0, 0]
@@ -86,25 +77,20 @@ def together(code: str, path: Path) -> list[str]:
 @pytest.mark.process
 def test_under_the_lock_no_change_of_another_process_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
-    path.touch()
     together(COUNT, path)
-    assert shared_numbers.shared(path, 4, process=0, processes=3).take(1)[0] == 150_000
+    assert shared_numbers.shared(path, 3 * CELLS_PER_PROCESS, process=0, processes=3).take(1)[0] == 150_000
 
 
 @pytest.mark.process
 def test_a_gates_limits_hold_over_processes(tmp_path: Path) -> None:
-    path = tmp_path / "numbers"
-    path.touch()
-    refused = together(ENTER, path)
+    refused = together(ENTER, tmp_path / "numbers")
     assert any(int(count) for count in refused), "the limit was never reached"
 
 
 @pytest.mark.process
 def test_tokens_are_given_back_before_the_request(tmp_path: Path) -> None:
     """An idle pool takes any prompt, so who leaves must give its tokens back first."""
-    path = tmp_path / "numbers"
-    path.touch()
-    together(LEAVE, path)
+    together(LEAVE, tmp_path / "numbers")
 
 
 def test_numbers_are_taken_in_order_and_not_twice() -> None:
@@ -188,28 +174,20 @@ def test_more_workers_at_once_are_refused_and_leave_no_trace(tmp_path: Path) -> 
     assert board.worker("one more").requests == 1
 
 
-def test_a_registry_takes_new_workers_for_ever(tmp_path: Path) -> None:
+async def test_a_registry_takes_new_workers_for_ever(tmp_path: Path) -> None:
     config = ProxyConfig(port=0, served_name="tiny", protocol="nixl", workers=(), processes=PROCESSES)
-
-    async def come_and_go() -> None:
-        registry = Registry(config, LoadBoard(numbers(tmp_path, 0)))
-        for number in range(MAX_WORKERS + 1):
-            registry.add(WorkerConfig(name=f"decode-{number}", role="decode", url="http://127.0.0.1:1"))
-            registry.remove(f"decode-{number}")
-
-    asyncio.run(come_and_go())
+    registry = Registry(config, LoadBoard(numbers(tmp_path, 0)))
+    for number in range(MAX_WORKERS + 1):
+        registry.add(WorkerConfig(name=f"decode-{number}", role="decode", url="http://127.0.0.1:1"))
+        registry.remove(f"decode-{number}")
 
 
-def test_a_worker_that_cannot_be_made_takes_no_row(tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_be_made_takes_no_row(tmp_path: Path) -> None:
     """Only the process whose admin was asked knows of it."""
     config = ProxyConfig(port=0, served_name="tiny", protocol="nixl", workers=(), processes=PROCESSES)
-
-    async def refused() -> None:
-        registry = Registry(config, LoadBoard(numbers(tmp_path, 0)))
-        with pytest.raises(ValueError, match="label"):
-            registry.add(WorkerConfig(name="bad", role="decode", url=f"http://{'ü' * 80}:1"))
-        ours = registry.add(WorkerConfig(name="decode-0", role="decode", url="http://127.0.0.1:1"))
-        ours.load.add_request(1)
-        assert LoadBoard(numbers(tmp_path, 1)).worker("decode-0").requests == 1
-
-    asyncio.run(refused())
+    registry = Registry(config, LoadBoard(numbers(tmp_path, 0)))
+    with pytest.raises(ValueError, match="label"):
+        registry.add(WorkerConfig(name="bad", role="decode", url=f"http://{'ü' * 80}:1"))
+    ours = registry.add(WorkerConfig(name="decode-0", role="decode", url="http://127.0.0.1:1"))
+    ours.load.add_request(1)
+    assert LoadBoard(numbers(tmp_path, 1)).worker("decode-0").requests == 1

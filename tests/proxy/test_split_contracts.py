@@ -16,10 +16,7 @@ from pdserve.pd.protocols import chosen_ids
 from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.scan import Scan
 from tests.proxy.deployment import MODEL, Deployment
-from tests.proxy.test_contract import reference
-
-PROMPT = "The quick brown fox jumps over the lazy dog"
-
+from tests.proxy.test_contract import PROMPT, cached_tokens, reference
 
 SPLITS: dict[str, dict[str, Any]] = {"nixl": {"nixl": True}, "moriio": {"moriio": True}}
 
@@ -87,9 +84,10 @@ def test_where_prefill_keeps_nothing_decode_computes_the_prompt(deployment: Depl
     assert deployment.decodes[0].transferred() == 0
 
 
-def test_wrong_kv_changes_the_answer(deployment: Deployment) -> None:
-    """The control for the test above: the fake's output does depend on what prefill has kept."""
-    deployment.up(nixl=True, decode={"wrong_kv": 1})
+@pytest.mark.parametrize("way", [{}, {"nixl": True}], ids=["mooncake", "nixl"])
+def test_wrong_kv_changes_the_answer(deployment: Deployment, way: dict[str, Any]) -> None:
+    """The control for the tests above: the fake's output does depend on what prefill has sent or kept."""
+    deployment.up(**way, decode={"wrong_kv": 1})
     wrong = deployment.complete(PROMPT).json()["choices"][0]["text"]
     assert wrong != reference(deployment.prefills[0], prompt=PROMPT)
 
@@ -119,14 +117,8 @@ def test_a_prefill_that_ends_by_stop_is_no_harm(deployment: Deployment, eos: int
 @pytest.mark.parametrize("stream", [False, True])
 def test_cached_tokens_are_those_that_prefill_did_not_compute(split: Deployment, stream: bool) -> None:
     """Decode counts all that it has pulled as cached."""
-    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     prompt = f"{stream}: {PROMPT}"
-    cached = []
-    for _ in range(2):
-        answer = split.complete(prompt, **options)
-        document = json.loads(answer.text.split("\n\n")[-3].removeprefix("data: ")) if stream else answer.json()
-        cached.append(document["usage"]["prompt_tokens_details"]["cached_tokens"])
-    assert cached == [0, len(prompt) // 16 * 16]
+    assert cached_tokens(split, prompt, stream) == [0, len(prompt) // 16 * 16]
 
 
 def test_cached_tokens_are_decodes_own_where_it_computed_the_prompt(deployment: Deployment) -> None:

@@ -15,6 +15,7 @@ import pytest
 from pdserve.proxy import load_config
 from tests.proxy.deployment import Deployment
 from tests.proxy.raw import ANSWER, RawDeployment, post, raw_deployment
+from tests.tables import each_row
 
 CONFIG: dict[str, Any] = {
     "host": "127.0.0.1",
@@ -38,29 +39,21 @@ def refused(path: Path) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("change", "message"),
+@each_row(
+    "content, message",
     [
-        ({"port": "many"}, "port"),
-        ({"unknown": 1}, "unknown"),
-        ({"workers": [{"name": "prefill-0", "role": "prefill", "url": "http://h:1"}]}, "bootstrap_url"),
-        ({"processes": 2, "unknown": 1}, "unknown"),
+        (CONFIG | {"port": "many"}, "port"),
+        (CONFIG | {"workers": [{"name": "prefill-0", "role": "prefill", "url": "http://h:1"}]}, "bootstrap_url"),
+        (CONFIG | {"processes": 2, "unknown": 1}, "unknown"),
+        ([], "proxy.json"),
+        (None, "proxy.json"),
     ],
 )
-def test_a_bad_configuration_is_exit_code_2_with_its_cause(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_a_bad_configuration_is_exit_code_2_with_its_cause(tmp_path: Path, content: object, message: str) -> None:
     path = tmp_path / "proxy.json"
-    path.write_text(json.dumps(CONFIG | change))
+    if content is not None:
+        path.write_text(json.dumps(content))
     assert message in refused(path)
-
-
-@pytest.mark.process
-def test_one_that_is_no_mapping_and_a_missing_one_too(tmp_path: Path) -> None:
-    path = tmp_path / "proxy.json"
-    path.write_text("[]")
-    assert "proxy.json" in refused(path)
-    assert "none.json" in refused(tmp_path / "none.json")
 
 
 def test_without_a_control_channel_all_workers_are_ready(deployment: Deployment) -> None:
@@ -92,21 +85,22 @@ def test_no_process_has_in_memory_what_only_others_need() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("left_out", [(), ("host",), ("processes",), ("host", "processes")])
-def test_so_the_parent_reads_what_it_needs_of_the_configuration_itself(
-    tmp_path: Path, left_out: tuple[str, ...]
-) -> None:
-    path = tmp_path / "proxy.json"
-    config = {"host": "127.0.0.1", "processes": 1, **CONFIG, "port": 8000}
-    path.write_text(json.dumps({name: value for name, value in config.items() if name not in left_out}))
+def test_so_the_parent_reads_what_it_needs_of_the_configuration_itself(tmp_path: Path) -> None:
+    config = CONFIG | {"processes": 1, "port": 8000}
+    paths = []
+    for left_out in ((), ("host",), ("processes",)):
+        paths.append(tmp_path / f"without-{''.join(left_out)}.json")
+        paths[-1].write_text(json.dumps({name: value for name, value in config.items() if name not in left_out}))
     program = (
         "import json, pathlib, sys, pdserve.proxy as proxy\n"
-        f"start = proxy.start_of(pathlib.Path({str(path)!r}))\n"
-        "print(json.dumps([start.host, start.port, start.processes, 'pydantic' in sys.modules]))"
+        "starts = [proxy.start_of(pathlib.Path(path)) for path in sys.argv[1:]]\n"
+        "found = [[start.host, start.port, start.processes] for start in starts]\n"
+        "print(json.dumps([found, 'pydantic' in sys.modules]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    whole = load_config(path)
-    assert json.loads(done.stdout) == [whole.host, whole.port, whole.processes, False]
+    argv = [sys.executable, "-c", program, *map(str, paths)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    expected = [[whole.host, whole.port, whole.processes] for whole in map(load_config, paths)]
+    assert json.loads(done.stdout) == [expected, False]
 
 
 # --- a process that ends, or leaves its place to a successor, answers what clients have begun to ask

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from types import ModuleType
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,11 +92,6 @@ def test_counters_have_their_labels() -> None:
     assert values["pdserve_proxy_unauthorized_total", ()] == 0
 
 
-def test_a_counter_that_does_not_exist_is_a_mistake() -> None:
-    with pytest.raises(KeyError):
-        Metrics().count("failover")
-
-
 def test_gauges_are_read_when_the_page_is_made() -> None:
     metrics = Metrics()
     depth = 3.0
@@ -131,11 +125,6 @@ def test_a_page_counts_nothing_twice_when_it_is_asked_for_twice() -> None:
     other.queue.observe(1)
     snapshot = other.snapshot()
     assert asked.page([snapshot]) == asked.page([snapshot])
-
-
-def test_what_is_no_snapshot_is_refused() -> None:
-    with pytest.raises(msgspec.MsgspecError):
-        Metrics().page([b"{}"])
 
 
 def test_the_page_is_made_only_so_often_whoever_asks() -> None:
@@ -229,34 +218,26 @@ def test_what_clients_choose_cannot_fill_the_disk() -> None:
     assert len(written("json", line(model="m" * 1_000_000, error="e" * 1_000_000))) < 1000
 
 
-def test_lines_are_written_together_and_none_waits_for_ever() -> None:
-    async def log() -> None:
-        out: list[bytes] = []
-        done = asyncio.Event()
+async def test_lines_are_written_together_and_none_waits_for_ever() -> None:
+    out: list[bytes] = []
+    done = asyncio.Event()
 
-        def write(lines: bytes) -> None:
-            out.append(lines)
-            done.set()
+    def write(lines: bytes) -> None:
+        out.append(lines)
+        done.set()
 
-        requests = RequestLog(write, "json")
+    requests = RequestLog(write, "json")
+    requests.add(line())
+    requests.add(line())
+    assert out == []
+    await asyncio.wait_for(done.wait(), 60)
+    assert [block.count(b"\n") for block in out] == [2]
+    for _ in range(1000):
         requests.add(line())
-        requests.add(line())
-        assert out == []
-        await asyncio.wait_for(done.wait(), 60)
-        assert [block.count(b"\n") for block in out] == [2]
-        for _ in range(1000):
-            requests.add(line())
-        assert len(out) > 1, "many lines do not wait for the timer"
-        requests.flush()
-        requests.flush()
-        assert sum(block.count(b"\n") for block in out) == 1002
-
-    asyncio.run(log())
-
-
-@each_row("seconds, expected", [(0.25, 250.0), (0.0123456, 12.35), (0.0, 0.0), (-1.0, 0.0)])
-def test_times_are_milliseconds_with_two_digits(seconds: float, expected: float) -> None:
-    assert Histogram((1,)).timed(seconds) == expected
+    assert len(out) > 1, "many lines do not wait for the timer"
+    requests.flush()
+    requests.flush()
+    assert sum(block.count(b"\n") for block in out) == 1002
 
 
 @each_row("seconds, expected", [(0.0, "00.000"), (59.9999, "59.999"), (1.0005, "01.000")])

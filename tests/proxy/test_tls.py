@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import json
 import signal
 import ssl
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +22,9 @@ from cryptography.x509.oid import NameOID
 from pdserve.pd.http.places import PROBE_PLACES
 from pdserve.pd.serve.client_tls import _HANDSHAKES
 from tests.proxy.deployment import MODEL, Deployment, open_links, over_socket
-from tests.proxy.raw import SECONDS, RawClient, post
+from tests.proxy.raw import ANSWER, SECONDS, RawClient, RawEngine, post
 
-ANSWER = json.dumps({"choices": [{"index": 0, "text": "over TLS", "finish_reason": "length"}]}).encode()
+FILES = ("engine.pem", "proxy.pem", "proxy.key")
 BODY = {"model": MODEL, "prompt": "hi"}
 
 
@@ -63,94 +59,43 @@ def made(folder: Path, name: str) -> Pair:
     return pair
 
 
-@dataclass
-class Engine:
-    """Answers every request, to clients that show the right certificate."""
-
-    port: int
-    requests: list[str]
-    """Paths of what was posted."""
-
-
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
+def engine(tmp_path: Path) -> Iterator[RawEngine]:
+    """It answers clients that show the right certificate."""
     own, clients = made(tmp_path, "engine"), made(tmp_path, "proxy")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(clients.certificate))
     context.load_cert_chain(own.certificate, own.key)
     context.verify_mode = ssl.CERT_REQUIRED
-    fake = Engine(0, [])
-
-    class Answering(BaseHTTPRequestHandler):
-        def setup(self) -> None:
-            self.request = context.wrap_socket(self.request, server_side=True)
-            super().setup()
-
-        def finish(self) -> None:
-            super().finish()
-            self.request.close()
-
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(ANSWER)))
-            self.end_headers()
-            self.wfile.write(ANSWER)
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            fake.requests.append(self.path)
-            self.do_GET()
-
-        def log_message(self, *_: object) -> None:
-            """The test says what came."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = False
-
-        def handle_error(self, request: object, client_address: object) -> None:
-            """Who does not show the right certificate is not served."""
-            assert isinstance(sys.exception(), OSError)
-
-    server = Server(("127.0.0.1", 0), Answering)
-    fake.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield fake
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    engine = RawEngine(tls=context)
+    yield engine
+    engine.close()
 
 
-def worker(engine: Engine) -> dict[str, str]:
-    return {"name": "aggregated-0", "role": "aggregated", "url": f"https://127.0.0.1:{engine.port}"}
+def mutual(folder: Path) -> dict[str, str]:
+    """The settings of a proxy that trusts that engine, and has what it asks for."""
+    return {name: str(folder / file) for name, file in zip(("ca", "certificate", "key"), FILES, strict=True)}
 
 
-def up(deployment: Deployment, engine: Engine, **config: Any) -> None:
+def worker(engine: RawEngine) -> dict[str, str]:
+    return {"name": "aggregated-0", "role": "aggregated", "url": engine.url}
+
+
+def up(deployment: Deployment, engine: RawEngine, **config: Any) -> None:
     deployment.up(0, 0, protocol="aggregated", workers=[worker(engine)], **config)
 
 
-def test_workers_are_reached_with_our_own_certificate(deployment: Deployment, engine: Engine, tmp_path: Path) -> None:
-    mutual = {
-        "ca": str(tmp_path / "engine.pem"),
-        "certificate": str(tmp_path / "proxy.pem"),
-        "key": str(tmp_path / "proxy.key"),
-    }
-    up(deployment, engine, upstream_tls=mutual)
+def test_workers_are_reached_with_a_certificate(deployment: Deployment, engine: RawEngine, tmp_path: Path) -> None:
+    up(deployment, engine, upstream_tls=mutual(tmp_path))
     answer = deployment.proxy.http.post("/v1/completions", json=BODY)
     assert (answer.status_code, answer.content) == (200, ANSWER)
-    assert len(engine.requests) == 1
+    assert len(engine.seen) == 1
 
 
 def test_a_worker_that_an_admin_adds_is_reached_the_same_way(
-    deployment: Deployment, engine: Engine, tmp_path: Path
+    deployment: Deployment, engine: RawEngine, tmp_path: Path
 ) -> None:
-    settings = {
-        "ca": str(tmp_path / "engine.pem"),
-        "certificate": str(tmp_path / "proxy.pem"),
-        "key": str(tmp_path / "proxy.key"),
-    }
-    socket = str(tmp_path / "admin.sock")
-    deployment.up(0, 0, protocol="aggregated", workers=[], upstream_tls=settings, admin={"socket": socket})
+    socket, trusted = str(tmp_path / "admin.sock"), mutual(tmp_path)
+    deployment.up(0, 0, protocol="aggregated", workers=[], upstream_tls=trusted, admin={"socket": socket})
     with over_socket(socket) as admin:
         assert admin.post("/workers", json=worker(engine)).status_code == 201
         while not admin.get("/workers").json()["workers"][0]["healthy"]:
@@ -161,16 +106,15 @@ def test_a_worker_that_an_admin_adds_is_reached_the_same_way(
 
 @pytest.mark.parametrize("missing", ["our certificate", "trust in theirs"])
 def test_without_a_certificate_or_trust_nothing_is_sent(
-    deployment: Deployment, engine: Engine, tmp_path: Path, missing: str
+    deployment: Deployment, engine: RawEngine, tmp_path: Path, missing: str
 ) -> None:
-    settings = {"ca": str(tmp_path / "engine.pem")}
-    if missing == "trust in theirs":
-        settings = {"certificate": str(tmp_path / "proxy.pem"), "key": str(tmp_path / "proxy.key")}
+    left = {"ca"} if missing == "our certificate" else {"certificate", "key"}
+    settings = {name: file for name, file in mutual(tmp_path).items() if name in left}
     up(deployment, engine, upstream_tls=settings)
     answer = deployment.proxy.http.post("/v1/completions", json=BODY)
     assert answer.status_code == 502
     assert answer.json()["error"]["message"].startswith("aggregated-0 ")
-    assert engine.requests == []
+    assert engine.seen == []
 
 
 def test_clients_are_served_over_tls_only(deployment: Deployment, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ class SlowClient(ReplyConnection):
         raise AssertionError("a client that has gone was closed once more")
 
 
-def test_one_that_waits_for_a_slow_client_hears_it_go() -> None:
+async def test_one_that_waits_for_a_slow_client_hears_it_go() -> None:
     heard: list[str] = []
 
     async def app(_: Scope, receive: Receive, send: Send) -> None:
@@ -157,15 +157,12 @@ def test_one_that_waits_for_a_slow_client_hears_it_go() -> None:
         await send({"type": "http.response.body", "body": b"a part", "more_body": True})
         heard.append((await receive())["type"])
 
-    async def leave_while_it_waits() -> None:
-        request, client = Request("127.0.0.1", Budget(1), tls=False), SlowClient()
-        request.method, request.target = b"GET", b"/page"
-        reply = HttpReply(client, keep_alive=True, head_only=False, http10=False)
-        serving = asyncio.ensure_future(bridge.serve(app, request, reply))
-        await client.sent.wait()
-        reply.lost()
-        await asyncio.wait({serving}, timeout=10)
-        assert serving.done()
-
-    asyncio.run(leave_while_it_waits())
+    request, client = Request("127.0.0.1", Budget(1), tls=False), SlowClient()
+    request.method, request.target = b"GET", b"/page"
+    reply = HttpReply(client, keep_alive=True, head_only=False, http10=False)
+    serving = asyncio.ensure_future(bridge.serve(app, request, reply))
+    await client.sent.wait()
+    reply.lost()
+    await asyncio.wait({serving}, timeout=10)
+    assert serving.done()
     assert heard == ["http.disconnect"]
