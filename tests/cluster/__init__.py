@@ -8,15 +8,14 @@ machine's files (the repository, /tmp) are the same everywhere, like a shared fi
         first, *others = cluster.nodes                   # names: pdn0, pdn1, pdn2 (the prefix differs when taken)
         cluster.run(LOGIN, ["srun", "-N3", "hostname"])  # tests.cluster.spec.LOGIN: controller and login node
 
-`Cluster.up(nodes, slurm=True, ssh=True, gpus=8, shm="3g", networks=1)`
-    slurm=False is quicker (bare hosts); slurm=SlurmSettings(kill_wait=2, more=("...",)) sets slurm.conf.
+`Cluster.up(nodes, slurm=True)`
+    slurm=False is quicker (bare hosts); slurm=SlurmSettings(more=("...",)) adds to slurm.conf.
     Raises LabError with what the machine lacks, or with the logs of what did not come up.
 `run(node, argv, env=, cwd=, timeout=, stdin=)`   CompletedProcess with text; `output(...)` for what must succeed
 `popen(node, argv, ...)`                          NodeProcess, a Popen whose signals reach the program itself
-`get(node, url)`, `http(node, target, port)`      GET, or a connection for POST and streams, from a node's network
 `connect(node, target, port)`, `inside(node, work)`   a socket, or any code of the test process, there
-`address(node, network=0)`, `ssh_config`          the latter for `ssh -F CONFIG NODE` on any node
-`cut`/`heal`, `isolate`/`join`, `power_off`/`power_on`   faults of one node
+`address(node)`, `ssh_config`                     the latter for `ssh -F CONFIG NODE` on any node
+`cut`/`heal`, `isolated`, `power_off`/`power_on`  faults of nodes
 `wait_idle(nodes=)`, `states()`, `steps()`        what Slurm says
 `processes(node)`, `segments(node)`, `left()`, `assert_nothing_left()`
 

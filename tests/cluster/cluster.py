@@ -12,15 +12,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from pdserve.system import procfs
 from tests import isolation
-from tests.cluster.commands import NodeProcess, Result, Stream, in_network, node_processes, node_segments, run_in_node
+from tests.cluster.commands import NodeProcess, Result, Stream, in_network, node_processes, node_segments
 from tests.cluster.machine import CACHE, LabError, check_machine, claim_prefix, guard_host_network, unpacked
 from tests.cluster.spec import LOGIN, SlurmSettings, Spec, write_files
 from tests.launch.deployment import wait_until
@@ -130,14 +127,9 @@ class Cluster:
         nodes: int = 3,
         *,
         slurm: bool | SlurmSettings = True,
-        ssh: bool = True,
-        gpus: int = 8,
-        shm: str = "3g",
-        networks: int = 1,
         layers: Sequence[Path] = (),
     ) -> Iterator[Cluster]:
-        """`gpus` fake ones on each node; `shm` the size of each /dev/shm; `networks` makes eth0, eth1, ...; `layers`:
-        folders of further packages (`packages.unpacked`)."""
+        """`layers`: folders of further packages (`machine.unpacked`)."""
         settings = SlurmSettings() if slurm is True else slurm or None
         guard_host_network()
         check_machine(slurm=settings is not None)
@@ -145,7 +137,7 @@ class Cluster:
         prefix, claim = claim_prefix()
         with claim:
             folder = CACHE / "clusters" / prefix
-            spec = Spec(prefix, nodes, folder, packages, settings, ssh, gpus, shm, networks, tuple(layers))
+            spec = Spec(prefix, nodes, folder, packages, settings, tuple(layers))
             write_files(spec)
             cluster = cls(spec, SandboxLink(spec, claim))
         try:
@@ -171,8 +163,8 @@ class Cluster:
         """Return the CONFIG of `ssh -F CONFIG NODE` on any node of the cluster."""
         return self.spec.keys / "config"
 
-    def address(self, node: str, network: int = 0) -> str:
-        return self.spec.address(node, network)
+    def address(self, node: str) -> str:
+        return self.spec.address(node)
 
     # Commands
 
@@ -190,7 +182,14 @@ class Cluster:
 
         Raises subprocess.TimeoutExpired after `timeout` seconds; a failure is in `returncode`.
         """
-        return run_in_node(self._init(node), argv, env=env, cwd=cwd, timeout=timeout, stdin=stdin)
+        source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
+        with self.popen(node, argv, env=env, cwd=cwd, stdin=source) as process:
+            try:
+                out, err = process.communicate(stdin, timeout)
+            finally:
+                # Whatever ends the wait, a timeout or Ctrl-C: the program does not outlive it.
+                process.send_signal(signal.SIGKILL)
+        return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def output(self, node: str, argv: Sequence[str], *, timeout: float = 180.0) -> str:
         """The stripped stdout of a command that must succeed."""
@@ -221,20 +220,6 @@ class Cluster:
         address = self.address(target), port
         return self.inside(node, lambda: socket.create_connection(address, timeout))
 
-    def http(self, node: str, target: str, port: int, *, timeout: float = 60.0) -> HTTPConnection:
-        """One connection from a node to a server on another, for what `get` is too little for (POST, streams)."""
-        connection = HTTPConnection(self.address(target), port)
-        connection.sock = self.connect(node, target, port, timeout=timeout)
-        # Anew it would connect from the machine's own network.
-        connection.auto_open = 0
-        return connection
-
-    def get(
-        self, node: str, url: str, *, timeout: float = 60.0, headers: Mapping[str, str] | None = None
-    ) -> httpx.Response:
-        """GET from a node; the URL has an address, not a node's name."""
-        return self.inside(node, lambda: httpx.get(url, timeout=timeout, headers=headers, trust_env=False))
-
     # Faults
 
     def cut(self, node: str) -> None:
@@ -244,12 +229,27 @@ class Cluster:
     def heal(self, node: str) -> None:
         self._link.order("heal", node)
 
-    def isolate(self, node: str) -> None:
-        """Isolated nodes do not reach each other; the others and the login node they do."""
-        self._link.order("isolate", node)
+    @contextmanager
+    def silent(self, *nodes: str) -> Iterator[None]:
+        """They are cut off in a block."""
+        for node in nodes:
+            self.cut(node)
+        try:
+            yield
+        finally:
+            for node in nodes:
+                self.heal(node)
 
-    def join(self, node: str) -> None:
-        self._link.order("join", node)
+    @contextmanager
+    def isolated(self, *nodes: str) -> Iterator[None]:
+        """They do not reach each other in a block; the others and the login node they do."""
+        for node in nodes:
+            self._link.order("isolate", node)
+        try:
+            yield
+        finally:
+            for node in nodes:
+                self._link.order("join", node)
 
     def power_off(self, node: str) -> None:
         """Silence, then everything on the node is gone at once, with its /dev/shm, its cgroups and its connections."""
@@ -263,7 +263,7 @@ class Cluster:
 
     def _boot(self, node: str) -> None:
         self._inits[node] = self._link.host_pid(self._link.order("boot", node))
-        if self.spec.ssh and node != LOGIN:
+        if node != LOGIN:
             wait_until(f"sshd listens on {node}", lambda: self._listens(node), 120, why=self._logs)
 
     def _listens(self, node: str) -> bool:
@@ -336,6 +336,7 @@ class Cluster:
     def assert_nothing_left(self, *, timeout: float = 60.0) -> None:
         """Fails with what is still there after `timeout` seconds; cables must be plugged in."""
         wait_until("nothing left", lambda: not self.left(), timeout, why=lambda: "\n" + "\n".join(self.left()))
+        self.wait_idle(self.nodes)
 
     def reset(self) -> None:
         """Tidy up after a failed test: every node on and plugged in, nothing of the test on it, Slurm idle."""
@@ -343,7 +344,6 @@ class Cluster:
             if node not in self._inits:
                 self.power_on(node)
             self.heal(node)
-            self.join(node)
         if self.spec.slurm is not None:
             self.output(LOGIN, ["scancel", "--user=root"])
         wait_until("nothing left after a reset", self._swept, 180, why=lambda: "\n" + "\n".join(self.left()))

@@ -76,26 +76,6 @@ class NodeProcess(subprocess.Popen[str]):
             return
 
 
-def run_in_node(
-    init: int,
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str] | None,
-    cwd: Path | None,
-    timeout: float,
-    stdin: str | None,
-) -> subprocess.CompletedProcess[str]:
-    """Like subprocess.run with captured text; at the timeout (seconds) the program is killed."""
-    source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
-    with NodeProcess(init, argv, env=env, cwd=cwd, stdin=source) as process:
-        try:
-            out, err = process.communicate(stdin, timeout)
-        finally:
-            # Whatever ends the wait, a timeout or Ctrl-C: the program does not outlive it.
-            process.send_signal(signal.SIGKILL)
-    return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
-
-
 Result = TypeVar("Result")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.deployments import Lab
+from tests.cluster.deployments import Lab, as_before
 
 
 @pytest.fixture(scope="session")
@@ -26,15 +26,13 @@ def shared_bare() -> Iterator[Cluster]:
 @pytest.fixture
 def slurm(shared_slurm: Cluster) -> Iterator[Cluster]:
     """Three nodes with Slurm and sshd, idle before and after the test."""
-    yield shared_slurm
-    _as_before(shared_slurm)
+    yield from as_before(shared_slurm)
 
 
 @pytest.fixture
 def bare(shared_bare: Cluster) -> Iterator[Cluster]:
     """Three nodes with nothing but sshd."""
-    yield shared_bare
-    _as_before(shared_bare)
+    yield from as_before(shared_bare)
 
 
 @pytest.fixture
@@ -47,13 +45,3 @@ def job(slurm: Cluster, tmp_path: Path) -> Lab:
 def hosts(bare: Cluster, tmp_path: Path) -> Lab:
     """A lab for deployments over ssh."""
     return Lab(bare, tmp_path)
-
-
-def _as_before(cluster: Cluster) -> None:
-    """Fail the test that leaves something, and take it away for the next one."""
-    try:
-        cluster.assert_nothing_left()
-        cluster.wait_idle(cluster.nodes)
-    except AssertionError:
-        cluster.reset()
-        raise

@@ -5,19 +5,17 @@ Over fake engines, or over the real ones of `recipes/tiny-cpu.yaml`, which take 
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
 import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import yaml
 
@@ -27,12 +25,28 @@ from tests.cluster.spec import LOGIN
 from tests.launch import deployment
 from tests.launch.deployment import REPOSITORY, wait_until
 
+Left = TypeVar("Left", bound="Leavable")
 LIMIT = 240.0
 """Seconds until a test gives up waiting: a limit, not a measurement."""
 _SLURM = "slurmstepd", "slurm_script"
 ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 """In which a deployment of one prefill and one decode stops."""
 PDSERVE = (sys.executable, "-m", "pdserve.cli.main")
+
+
+class Leavable(Protocol):
+    def assert_nothing_left(self) -> None: ...
+    def reset(self) -> None: ...
+
+
+def as_before(used: Left) -> Iterator[Left]:
+    """Fail the test that leaves something, and take it away for the next one."""
+    yield used
+    try:
+        used.assert_nothing_left()
+    except AssertionError:
+        used.reset()
+        raise
 
 
 class Lab:
@@ -53,15 +67,6 @@ class Lab:
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "400",
         }
-
-    def kill_agent_and_guard(self, node: str) -> None:
-        """Send SIGKILL to both, stopped first, so that neither sees the other die. What they own lives on."""
-        both = [
-            pid for pid, argv in self.cluster.processes(node) if "pdserve.node.agent" in argv and "ssh" not in argv[0]
-        ]
-        for signum in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in both:
-                os.kill(pid, signum)
 
     def recipe(self, **changes: Any) -> Path:
         """1P1D with LMCache on two nodes. A node that is only slow must not count as lost: the defaults, and an agent
@@ -111,17 +116,19 @@ class Lab:
                 process.send_signal(signal.SIGINT)
                 process.wait(LIMIT)
 
-    def sbatch(self, recipe: Path | None, *options: str) -> ClusterDeployment:
-        """Submits slurm/disagg.sh with the recipe (None: its own), from the login node and the repository."""
+    def sbatch(self, recipe: Path | None, *options: str, settings: Sequence[str] = ()) -> ClusterDeployment:
+        """Submit slurm/disagg.sh with the recipe (None: its own) and these `--set`, from the repository."""
+        changes = [word for setting in settings for word in ("--set", setting)]
+        return self._sbatch(*options, "slurm/disagg.sh", *map(str, filter(None, [recipe])), *changes)
+
+    def submit(self, script: str, *options: str) -> ClusterDeployment:
+        file = self.folder / "job.sh"
+        file.write_text(script)
+        return self._sbatch(*options, str(file))
+
+    def _sbatch(self, *arguments: str) -> ClusterDeployment:
         output = self.folder / "job.out"
-        argv = [
-            "sbatch",
-            "--parsable",
-            f"--output={output}",
-            *options,
-            "slurm/disagg.sh",
-            *map(str, filter(None, [recipe])),
-        ]
+        argv = ["sbatch", "--parsable", f"--output={output}", *arguments]
         done = self.cluster.run(LOGIN, argv, env=self.env, cwd=REPOSITORY)
         assert done.returncode == 0, done.stderr
         return ClusterDeployment(self, output, job=done.stdout.strip())
@@ -213,19 +220,8 @@ class ClusterDeployment(deployment.Deployment):
             connection.close()
 
     @contextmanager
-    def stream(self, **body: Any) -> Iterator[http.client.HTTPResponse]:
-        """A streamed answer of the proxy, at its first byte."""
-        connection = self._through_proxy(body | {"stream": True})
-        try:
-            answer = connection.getresponse()
-            assert answer.status == 200, answer.read()
-            yield answer
-        finally:
-            connection.close()
-
-    @contextmanager
     def talk(self, **body: Any) -> Iterator[socket.socket]:
-        """A streamed request through the proxy, as its connection: for what has to see silence."""
+        """A streamed request through the proxy, as its connection."""
         connection = self._through_proxy(body | {"stream": True})
         try:
             assert isinstance(connection.sock, socket.socket)
@@ -251,14 +247,6 @@ class ClusterDeployment(deployment.Deployment):
 
 def _connect(host: str, port: int) -> socket.socket:
     return socket.create_connection((host, port), LIMIT)
-
-
-def next_token(stream: http.client.HTTPResponse) -> str:
-    """The next event of a stream; empty at its end."""
-    while line := stream.readline():
-        if text := line.decode().strip():
-            return text
-    return ""
 
 
 def read_until(connection: socket.socket, text: bytes) -> None:

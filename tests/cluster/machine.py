@@ -44,19 +44,20 @@ _TOOLS = {
 }
 
 
-def check_machine(*, slurm: bool, status: Path = Path("/proc/self/status"), freezer: Path = FREEZER) -> None:
+def check_machine(*, slurm: bool) -> None:
     """Raises LabError with everything that is missing."""
     missing = [f"{tool} (package {package})" for tool, package in _TOOLS.items() if shutil.which(tool) is None]
-    missing += [f"{name} (run as root, in a container with --privileged)" for name in _lacking(status)]
-    if slurm and not os.access(freezer, os.W_OK):
+    missing += [f"{name} (run as root, in a container with --privileged)" for name in _lacking()]
+    if slurm and not os.access(FREEZER, os.W_OK):
         # With proctrack/linuxproc instead, signals reach other processes than in production.
-        missing.append(f"a writable cgroup v1 freezer at {freezer}, by which Slurm 22.05 tracks processes")
+        missing.append(f"a writable cgroup v1 freezer at {FREEZER}, by which Slurm 22.05 tracks processes")
     if missing:
         raise LabError("this machine cannot hold a cluster; it lacks " + "; ".join(missing))
 
 
-def _lacking(status: Path) -> list[str]:
-    lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+def _lacking() -> list[str]:
+    status = Path("/proc/self/status").read_text()
+    lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     effective = int(lines["CapEff"], 16)
     return [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
 

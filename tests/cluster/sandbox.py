@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from tests.cluster import kernel
-from tests.cluster.spec import FAKE_GPU, LOGIN, MUNGE_SOCKET, Spec
+from tests.cluster.spec import FAKE_GPU, GPUS, LOGIN, MUNGE_SOCKET, Spec
 
 
 def wakeups() -> int:
@@ -56,53 +56,48 @@ NAMESPACES = Path("/run/netns")
 
 
 def build_switch(spec: Spec) -> None:
-    """One bridge for each network; the login node has its address there."""
+    """A bridge; the login node has its address there."""
     _ip("netns", "add", LOGIN)
     _ip("-n", LOGIN, "link", "set", "lo", "up")
-    for number in range(spec.networks):
-        _ip("-n", LOGIN, "link", "add", f"br{number}", "type", "bridge")
-        _ip("-n", LOGIN, "addr", "add", f"{spec.address(LOGIN, number)}/24", "dev", f"br{number}")
-        _ip("-n", LOGIN, "link", "set", f"br{number}", "up")
+    _ip("-n", LOGIN, "link", "add", "br0", "type", "bridge")
+    _ip("-n", LOGIN, "addr", "add", f"{spec.address(LOGIN)}/24", "dev", "br0")
+    _ip("-n", LOGIN, "link", "set", "br0", "up")
 
 
 def connect(spec: Spec, node: str) -> None:
-    """A network namespace with loopback and one cable to each bridge."""
+    """A network namespace with loopback and a cable to the bridge."""
     if node == LOGIN:
         return
     _ip("netns", "add", node)
     _ip("-n", node, "link", "set", "lo", "up")
-    for number, port in enumerate(_ports(spec, node)):
-        eth = f"eth{number}"
-        # A machine has its hardware address for life: peers do not ask again after a reboot.
-        octets = [2, 0, *(int(part) for part in spec.address(node, number).split("."))]
-        mac = ":".join(f"{octet:02x}" for octet in octets)
-        _ip("link", "add", port, "netns", LOGIN, "type", "veth", "peer", "name", eth, "address", mac, "netns", node)
-        _ip("-n", LOGIN, "link", "set", port, "master", f"br{number}", "up")
-        _ip("-n", node, "addr", "add", f"{spec.address(node, number)}/24", "dev", eth)
-        _ip("-n", node, "link", "set", eth, "up")
+    # A machine has its hardware address for life: peers do not ask again after a reboot.
+    mac = ":".join(f"{octet:02x}" for octet in (2, 0, *map(int, spec.address(node).split("."))))
+    link = ("link", "add", _port(node), "netns", LOGIN, "type", "veth")
+    _ip(*link, "peer", "name", "eth0", "address", mac, "netns", node)
+    _ip("-n", LOGIN, "link", "set", _port(node), "master", "br0", "up")
+    _ip("-n", node, "addr", "add", f"{spec.address(node)}/24", "dev", "eth0")
+    _ip("-n", node, "link", "set", "eth0", "up")
 
 
-def disconnect(spec: Spec, node: str) -> None:
-    """The node's connections are forgotten: what a peer sends them after the next boot is answered with RST."""
-    for port in _ports(spec, node):
-        _ip("-n", LOGIN, "link", "del", port)
+def disconnect(node: str) -> None:
+    """Forget the node's connections: what a peer sends them after the next boot is answered with RST."""
+    _ip("-n", LOGIN, "link", "del", _port(node))
     _ip("netns", "del", node)
 
 
-def cable(spec: Spec, node: str, *, plugged: bool) -> None:
+def cable(node: str, *, plugged: bool) -> None:
     """Plug or pull a cable at the switch's end, so that peers and the node itself see silence and no error."""
-    for port in _ports(spec, node):
-        _ip("-n", LOGIN, "link", "set", port, "up" if plugged else "down")
+    _ip("-n", LOGIN, "link", "set", _port(node), "up" if plugged else "down")
 
 
-def isolate(spec: Spec, node: str, *, isolated: bool) -> None:
-    """Isolated nodes do not reach each other, only the others and the login node."""
-    for port in _ports(spec, node):
-        _run_tool("bridge", "-n", LOGIN, "link", "set", "dev", port, "isolated", "on" if isolated else "off")
+def isolate(node: str, *, isolated: bool) -> None:
+    """Let isolated nodes not reach each other, only the others and the login node."""
+    _run_tool("bridge", "-n", LOGIN, "link", "set", "dev", _port(node), "isolated", "on" if isolated else "off")
 
 
-def _ports(spec: Spec, node: str) -> list[str]:
-    return [f"{node}e{number}" for number in range(spec.networks)]
+def _port(node: str) -> str:
+    """Return the switch's end of a node's cable."""
+    return f"{node}e0"
 
 
 def _ip(*arguments: str) -> None:
@@ -177,7 +172,7 @@ def daemons_of(spec: Spec, node: str) -> list[list[str]]:
     commands = []
     if spec.slurm is not None:
         commands.append(["slurmctld", "-D", "-i"] if node == LOGIN else ["slurmd", "-D", "-N", node])
-    if spec.ssh and node != LOGIN:
+    if node != LOGIN:
         # sshd insists on a full path to start itself again for each connection.
         config, key = spec.keys / "sshd_config", spec.keys / f"host_key_{node}"
         commands.append(["sshd", "-D", "-e", "-f", str(config), "-h", str(key)])
@@ -198,7 +193,7 @@ def _own_mounts(spec: Spec, node: str) -> None:
     socket.sethostname(node)
     kernel.mount("none", Path("/"), flags=kernel.RECURSIVE | kernel.PRIVATE)
     kernel.mount("proc", Path("/proc"), "proc")
-    kernel.mount("tmpfs", Path("/dev/shm"), "tmpfs", options=f"mode=1777,size={spec.shm}")
+    kernel.mount("tmpfs", Path("/dev/shm"), "tmpfs", options="mode=1777,size=3g")
     run = Path("/run/lab/nodes") / node
     kernel.mount("tmpfs", run, "tmpfs", options="mode=755")
     kernel.mount("/run/lab", run / "lab", flags=kernel.BIND)
@@ -231,11 +226,11 @@ def main(folder: Path) -> None:
     inits: dict[str, int] = {}
     orders: dict[str, Callable[[str], Any]] = {
         "boot": lambda node: _boot(spec, node, inits),
-        "power_off": lambda node: _power_off(spec, node, inits),
-        "cut": lambda node: cable(spec, node, plugged=False),
-        "heal": lambda node: cable(spec, node, plugged=True),
-        "isolate": lambda node: isolate(spec, node, isolated=True),
-        "join": lambda node: isolate(spec, node, isolated=False),
+        "power_off": lambda node: _power_off(node, inits),
+        "cut": lambda node: cable(node, plugged=False),
+        "heal": lambda node: cable(node, plugged=True),
+        "isolate": lambda node: isolate(node, isolated=True),
+        "join": lambda node: isolate(node, isolated=False),
     }
     woken = wakeups()
     _answer(None)
@@ -265,7 +260,7 @@ def prepare(spec: Spec) -> None:
     kernel.mount("tmpfs", Path("/run"), "tmpfs", options="mode=755")
     for name in ("dev", "nodes"):
         (LAB / name).mkdir(parents=True)
-    for index in range(spec.gpus):
+    for index in range(GPUS):
         # Slurm takes character devices only; these are clones of /dev/null.
         os.mknod(f"{FAKE_GPU}{index}", 0o666 | S_IFCHR, os.makedev(1, 3))
     build_switch(spec)
@@ -274,8 +269,7 @@ def prepare(spec: Spec) -> None:
         key, log = spec.keys / "munge.key", spec.log / "munged.log"
         files = [f"--key-file={key}", f"--socket={MUNGE_SOCKET}", "--pid-file=/run/lab/munged.pid", f"--log-file={log}"]
         subprocess.run(["munged", "--force", *files, "--seed-file=/run/lab/munged.seed"], check=True)
-    if spec.ssh:
-        _make_ssh_keys(spec)
+    _make_ssh_keys(spec)
 
 
 def _make_ssh_keys(spec: Spec) -> None:
@@ -285,7 +279,7 @@ def _make_ssh_keys(spec: Spec) -> None:
         subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
     for node in spec.nodes:
         public = (spec.keys / f"host_key_{node}.pub").read_text()
-        known.append(f"{node},{','.join(spec.address(node, each) for each in range(spec.networks))} {public}")
+        known.append(f"{node},{spec.address(node)} {public}")
     (spec.keys / "known_hosts").write_text("".join(known))
 
 
@@ -295,14 +289,14 @@ def _boot(spec: Spec, node: str, inits: dict[str, int]) -> int:
     return inits[node]
 
 
-def _power_off(spec: Spec, node: str, inits: dict[str, int]) -> None:
+def _power_off(node: str, inits: dict[str, int]) -> None:
     """Silence first, as when the power goes: no FIN and no RST leave the node while its processes die."""
-    cable(spec, node, plugged=False)
+    cable(node, plugged=False)
     init = inits.pop(node)
     with suppress(ProcessLookupError, ChildProcessError):  # a test has killed it already
         os.kill(init, signal.SIGKILL)
         os.waitpid(init, 0)
-    disconnect(spec, node)
+    disconnect(node)
 
 
 def _answer(value: Any, *, error: str | None = None) -> None:

@@ -18,35 +18,22 @@ LOGIN = "pdctl"
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """Times in seconds, short where Slurm's own defaults (in brackets) would make tests wait, and not so short that a
-    busy machine is taken for a dead one.
+    """`slurmd_timeout`: seconds after which a silent node is down, 300 by default. `more`: further lines of
+    slurm.conf."""
 
-    `more` are further lines of slurm.conf.
-    """
-
-    kill_wait: int = 30
-    slurmd_timeout: int = 15  # (300)
-    message_timeout: int = 6  # (10)
-    tcp_timeout: int = 2  # (2)
-    unkillable_step_timeout: int = 30  # (60)
-    cpus: int = 16
-    memory_mib: int = 65536
+    slurmd_timeout: int = 15
     more: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One cluster. `prefix` + number is a node's name; `shm` a size as tmpfs takes it."""
+    """One cluster. `prefix` + number is a node's name."""
 
     prefix: str
     count: int
     folder: Path
     packages: Path
     slurm: SlurmSettings | None = field(default_factory=SlurmSettings)
-    ssh: bool = True
-    gpus: int = 8
-    shm: str = "3g"
-    networks: int = 1
     layers: tuple[Path, ...] = ()
     """Folders whose `usr` is laid over /usr besides `packages`."""
 
@@ -59,9 +46,9 @@ class Spec:
     def everybody(self) -> tuple[str, ...]:
         return (LOGIN, *self.nodes)
 
-    def address(self, node: str, network: int = 0) -> str:
-        """10.77.N.1 is the login node, 10.77.N.(10+I) node I; network N is the interface ethN of a node."""
-        return f"{NETWORK}{network}.{1 if node == LOGIN else 10 + self.nodes.index(node)}"
+    def address(self, node: str) -> str:
+        """10.77.0.1 is the login node, 10.77.0.(10+I) node I."""
+        return f"{NETWORK}0.{1 if node == LOGIN else 10 + self.nodes.index(node)}"
 
     @property
     def etc(self) -> Path:
@@ -93,6 +80,8 @@ class Spec:
         return cls(**values)
 
 
+GPUS = 8
+"""Fake ones of each node."""
 FAKE_GPU = "/run/lab/dev/fakegpu"
 MUNGE_SOCKET = "/run/lab/munge.socket"
 
@@ -106,8 +95,7 @@ def write_files(spec: Spec) -> None:
     _write_etc(spec)
     if spec.slurm is not None:
         _write_slurm(spec, spec.slurm)
-    if spec.ssh:
-        _write_ssh(spec)
+    _write_ssh(spec)
 
 
 def _write_etc(spec: Spec) -> None:
@@ -127,8 +115,8 @@ def _write_slurm(spec: Spec, slurm: SlurmSettings) -> None:
     first, last = spec.nodes[0], spec.count - 1
     assert first.endswith("0")
     nodes = "\n".join(
-        f"NodeName={node} NodeHostname={node} NodeAddr={spec.address(node)} CPUs={slurm.cpus} "
-        f"RealMemory={slurm.memory_mib} {f'Gres=gpu:{spec.gpus} ' if spec.gpus else ''}State=UNKNOWN"
+        f"NodeName={node} NodeHostname={node} NodeAddr={spec.address(node)} CPUs=16 RealMemory=65536 "
+        f"Gres=gpu:{GPUS} State=UNKNOWN"
         for node in spec.nodes
     )
     more = "\n".join(slurm.more)
@@ -165,19 +153,21 @@ PropagateResourceLimits=NONE
 # A node that was cut off or powered off comes back by itself.
 ReturnToService=2
 GresTypes=gpu
-KillWait={slurm.kill_wait}
+# Short where the defaults (MessageTimeout 10, UnkillableStepTimeout 60) would make tests wait, and not so short that a
+# busy machine is taken for a dead one.
+KillWait=30
 SlurmdTimeout={slurm.slurmd_timeout}
-MessageTimeout={slurm.message_timeout}
-TCPTimeout={slurm.tcp_timeout}
-UnkillableStepTimeout={slurm.unkillable_step_timeout}
+MessageTimeout=6
+TCPTimeout=2
+UnkillableStepTimeout=30
 {nodes}
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 {more}
 """)
     # Debian's slurmd refuses cgroup v2 on machines that have both, so the version is given.
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-    gres = f"NodeName={spec.prefix}[0-{last}] Name=gpu File={FAKE_GPU}[0-{spec.gpus - 1}] Flags=nvidia_gpu_env\n"
-    (folder / "gres.conf").write_text("AutoDetect=off\n" + (gres if spec.gpus else ""))
+    gres = f"NodeName={spec.prefix}[0-{last}] Name=gpu File={FAKE_GPU}[0-{GPUS - 1}] Flags=nvidia_gpu_env\n"
+    (folder / "gres.conf").write_text("AutoDetect=off\n" + gres)
     key = spec.keys / "munge.key"
     key.touch(mode=0o400)
     key.chmod(0o600)

@@ -12,25 +12,16 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import PATIENT, RECIPE, ClusterDeployment, Lab, assert_all_proven, until_ready
 from tests.cluster.spec import LOGIN
-from tests.launch.deployment import REPOSITORY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
-def submitted(lab: Lab) -> ClusterDeployment:
-    """The recipe in a job of two nodes."""
-    output = lab.folder / "job.out"
-    argv = ["sbatch", "--parsable", "--nodes=2", "--gres=none", f"--output={output}", "slurm/disagg.sh"]
-    argv += [str(RECIPE.relative_to(REPOSITORY)), "--set", "slurm.nodes=2", "--set", "decode.restart.policy=never"]
-    argv += [word for name, value in PATIENT.items() for word in ("--set", f"timeouts.{name}={value}")]
-    done = lab.cluster.run(LOGIN, argv, env=lab.env, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stderr
-    return ClusterDeployment(lab, output, job=done.stdout.strip())
-
-
 @pytest.fixture(scope="module")
 def tiny(shared_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterDeployment]:
-    deployment = submitted(Lab(shared_slurm, tmp_path_factory.mktemp("real")))
+    lab = Lab(shared_slurm, tmp_path_factory.mktemp("real"))
+    timeouts = [f"timeouts.{name}={value}" for name, value in PATIENT.items()]
+    settings = ["slurm.nodes=2", "decode.restart.policy=never", *timeouts]
+    deployment = lab.sbatch(RECIPE, "--nodes=2", "--gres=none", settings=settings)
     until_ready(deployment, "tiny-cpu")
     yield deployment
     deployment.lab.pdserve(LOGIN, "down", "tiny-cpu")

@@ -21,13 +21,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.deployments import PATIENT, ClusterDeployment, Lab
+from tests.cluster.deployments import PATIENT, ClusterDeployment, Lab, until_ready
 from tests.cluster.spec import LOGIN
-from tests.launch.deployment import REPOSITORY, wait_until
+from tests.launch.deployment import REPOSITORY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800), pytest.mark.full]
 
-START_SECONDS = 1200
 NAME = "two-ranks"
 TINY = REPOSITORY / ".cache/tiny-model"
 SERVERS = {"internal": ["aggregated-0"], "external": ["aggregated-0", "aggregated-0-rank1"]}
@@ -55,7 +54,7 @@ def recipe(folder: Path, mode: str) -> Path:
             "served_name": "tiny",
         },
         "aggregated": {"parallel": {"dp": 2, "nodes": 2, "load_balancing": mode}},
-        "timeouts": {"engine_seconds": START_SECONDS} | PATIENT,
+        "timeouts": PATIENT,
     }
     file = folder / f"{NAME}.yaml"
     file.write_text(yaml.safe_dump(document, sort_keys=False))
@@ -75,14 +74,7 @@ def computing(deployment: ClusterDeployment, url: str) -> list[str]:
 def serving(request: pytest.FixtureRequest, job: Lab) -> Iterator[tuple[str, ClusterDeployment]]:
     """In a job of two nodes."""
     deployment = job.sbatch(recipe(job.folder, request.param), "--nodes=2", "--gres=none")
-    deployment.name = NAME
-
-    def over() -> bool:
-        printed = f"\n{deployment.printed()}"
-        return "serving tiny at" in printed or "\nerror: " in printed
-
-    wait_until("ready", over, START_SECONDS, why=deployment.printed)
-    assert "serving tiny at" in deployment.printed(), deployment.printed()
+    until_ready(deployment, NAME)
     yield request.param, deployment
     job.pdserve(LOGIN, "down", NAME)
 

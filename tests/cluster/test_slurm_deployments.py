@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import re
-import signal
 
 import pytest
 
-from tests.cluster.deployments import LIMIT, ORDER, PDSERVE, ClusterDeployment, Lab
+from tests.cluster.deployments import ORDER, PDSERVE, ClusterDeployment, Lab
 from tests.cluster.spec import LOGIN
-from tests.launch.deployment import REPOSITORY, wait_until
+from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.cluster
 
 SLOW_MACHINE_SECONDS = 5.0
 """For what takes less than a second on a machine that has nothing else to do."""
-
-
-@pytest.mark.full
-def test_up_in_an_allocation_that_is_already_there_is_driven_from_the_login_node(job: Lab) -> None:
-    number = job.cluster.output(
-        LOGIN, ["sbatch", "--parsable", "-N2", "--exclusive", "--wrap=sleep 1000", "--output=/dev/null"]
-    )
-    wait_until("the allocation", lambda: f"step {number}.batch on {job.cluster.nodes[0]}" in job.cluster.steps(), LIMIT)
-    env = {"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": ",".join(job.cluster.nodes[:2])}
-    with job.up(LOGIN, job.recipe(), env=env) as up:
-        up.ready()
-        assert up.complete()[0] == 200
-        up.process.send_signal(signal.SIGINT)
-        assert up.ended() == "0", up.printed()
-    assert up.stopped() == ORDER
-    assert [line for line in job.cluster.steps() if "batch" not in line and line.startswith("step")] == []
-    job.cluster.output(LOGIN, ["scancel", number])
 
 
 def test_salloc_runs_up_and_gives_the_allocation_back_when_it_ends(job: Lab) -> None:
@@ -51,16 +33,6 @@ def test_salloc_runs_up_and_gives_the_allocation_back_when_it_ends(job: Lab) -> 
     assert "salloc: Relinquishing job allocation" in up.printed()
 
 
-@pytest.mark.full
-def test_an_allocation_of_the_wrong_shape_fails_with_the_line_to_type(job: Lab) -> None:
-    recipe = job.recipe()
-    up = job.sbatch(recipe, "--nodes=1")
-    assert up.ended() == "FAILED"
-    assert "this job has 1 node; fake needs 2 nodes" in up.printed()
-    assert re.search(rf"sbatch --nodes=2 .*slurm/disagg.sh {recipe}", up.printed()), up.printed()
-    assert not job.home.exists()
-
-
 @pytest.mark.parametrize("option", ["--overcommit", "--exclusive"])
 def test_too_few_gpus_are_reported_with_the_line_to_type_in_the_first_second(job: Lab, option: str) -> None:
     """In an exclusive job Slurm counts all GPUs of a node as the job's, and gives its steps those that it asked for."""
@@ -78,17 +50,10 @@ def test_too_few_gpus_are_reported_with_the_line_to_type_in_the_first_second(job
 
 
 @pytest.mark.full
-def test_the_script_reports_too_few_gpus_too(job: Lab) -> None:
+def test_without_a_recipe_it_is_that_of_two_nodes(job: Lab) -> None:
     up = job.sbatch(None, "--gres=gpu:2")
     assert up.ended() == "FAILED"
     assert "this job has 2 nodes with 2 GPUs each; kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.printed()
-
-
-@pytest.mark.full
-def test_without_a_recipe_it_is_that_of_two_nodes(job: Lab) -> None:
-    up = job.sbatch(None, "--nodes=1")
-    assert up.ended() == "FAILED"
-    assert "kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.printed()
 
 
 @pytest.mark.full

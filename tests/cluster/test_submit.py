@@ -58,14 +58,6 @@ def test_a_job_that_fails_gives_its_error_and_its_exit_code(job: Lab) -> None:
     assert ": failed; its output: " in done.stderr
 
 
-@pytest.mark.full
-def test_what_sbatch_refuses_is_reported_before_anything_waits(job: Lab) -> None:
-    recipe = job.recipe(slurm__partition="nope")
-    done = job.cluster.run(LOGIN, [*PDSERVE, "up", str(recipe), "--slurm"], env=job.env, cwd=job.folder)
-    assert done.returncode == 3
-    assert "invalid partition specified: nope" in done.stderr
-
-
 def test_ctrl_c_on_the_login_node_stops_the_deployment_in_order(job: Lab) -> None:
     argv = [*PDSERVE, "up", str(job.recipe(**NO_GPUS)), "--slurm"]
     output = job.folder / "followed"
@@ -88,58 +80,16 @@ ASK = (
 )
 
 
-def show_job(job: Lab, number: str) -> str:
-    done = job.cluster.run(LOGIN, ["scontrol", "show", "job", number], env=job.env)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def submitted(job: Lab, script: str, *options: str) -> str:
-    file = job.folder / "job.sh"
-    file.write_text(script)
-    argv = ["sbatch", "--parsable", f"--output={job.folder / 'job.out'}", *options, str(file)]
-    done = job.cluster.run(LOGIN, argv, env=job.env, cwd=job.folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 @pytest.mark.full
 def test_sbatch_reads_a_comment_with_json_as_the_recipe_has_it(job: Lab) -> None:
     recipe = job.recipe(slurm__options=["--gres=none", f"--comment={COMMENT}"])
-    script = job.cluster.run(LOGIN, [*PDSERVE, "render", "--slurm", str(recipe)], env=job.env, timeout=LIMIT)
+    script = job.pdserve(LOGIN, "render", "--slurm", recipe)
     assert script.returncode == 0, script.stderr
-    number = submitted(job, script.stdout, "--hold")
+    number = job.submit(script.stdout, "--hold").job
     try:
-        assert f"Comment={COMMENT}" in show_job(job, number)
+        assert f"Comment={COMMENT}" in job.cluster.output(LOGIN, ["scontrol", "show", "job", number])
     finally:
-        job.cluster.run(LOGIN, ["scancel", number], env=job.env)
-
-
-def script_of(job: Lab, program: str) -> str:
-    command = f"{sys.executable} {program}"
-    return (
-        "#!/usr/bin/env bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --exclusive --gres=none --no-requeue\n"
-        f"exec {' '.join(PDSERVE)} run {job.recipe()} -- {command}\n"
-    )
-
-
-@pytest.mark.full
-def test_a_job_ends_with_the_code_of_its_command(job: Lab) -> None:
-    program = job.folder / "ask.py"
-    program.write_text(ASK + "raise SystemExit(3)\n")
-    number = submitted(job, script_of(job, str(program)))
-    output = job.folder / "job.out"
-    wait_until(
-        "the job's end",
-        lambda: re.search(r"JobState=(FAILED|COMPLETED)", show_job(job, number)) is not None,
-        2 * LIMIT,
-        why=lambda: output.read_text() if output.exists() else "no output yet",
-    )
-    assert "ExitCode=3:0" in show_job(job, number), output.read_text()
-    text = output.read_text()
-    assert "models 200" in text
-    stopped = [line.split()[2] for line in text.splitlines() if " stopped in " in line]
-    assert stopped == ORDER
+        job.cluster.output(LOGIN, ["scancel", number])
 
 
 def test_from_a_login_node_the_whole_run_is_submitted_and_ends_with_the_commands_code(job: Lab) -> None:
@@ -158,14 +108,12 @@ def test_from_a_login_node_the_whole_run_is_submitted_and_ends_with_the_commands
 def test_a_term_to_the_batch_script_ends_command_and_deployment_in_order(job: Lab) -> None:
     program = job.folder / "wait.py"
     program.write_text("import signal\nprint('the command waits', flush=True)\nsignal.pause()\n")
-    number = submitted(job, script_of(job, str(program)))
-    output = job.folder / "job.out"
-
-    def text() -> str:
-        return output.read_text() if output.exists() else ""
-
-    wait_until("the command", lambda: "the command waits" in text(), 2 * LIMIT, why=text)
-    job.cluster.run(LOGIN, ["scancel", "--batch", "--signal=TERM", number], env=job.env)
-    wait_until("the end", lambda: "JobState=FAILED" in show_job(job, number), 2 * LIMIT, why=text)
-    assert "ExitCode=130:0" in show_job(job, number), text()
-    assert text().count(" stopped in ") == 4
+    up = job.submit(
+        "#!/usr/bin/env bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --exclusive --gres=none --no-requeue\n"
+        f"exec {' '.join(PDSERVE)} run {job.recipe()} -- {sys.executable} {program}\n"
+    )
+    up.expect("the command waits")
+    job.cluster.output(LOGIN, ["scancel", "--batch", "--signal=TERM", up.job])
+    assert up.ended() == "FAILED"
+    assert "ExitCode=130:0" in up.shown_by_slurm(), up.printed()
+    assert up.printed().count(" stopped in ") == len(ORDER)

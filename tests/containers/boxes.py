@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import Cluster, namespace_pids
 from tests.cluster.deployments import PATIENT, RECIPE, Lab
 from tests.containers.daemon import Docker
 from tests.containers.image import IMAGE, host_mounts, limits
@@ -77,17 +75,8 @@ class Boxes(Lab):
 
     def guard_and_agent(self, node: str | None = None) -> tuple[int, int]:
         """PIDs as the test process sees them: the agent is the younger one, in the guard's PID namespace."""
-        guard, agent = sorted(self.processes_of("pdserve.node.agent", node), key=_inner_pid)
+        guard, agent = sorted(self.processes_of("pdserve.node.agent", node), key=lambda pid: namespace_pids(pid)[-1])
         return guard, agent
-
-    def client(self, node: str | None = None) -> int:
-        """The PID of the `docker run` that holds the agent."""
-        (client,) = [
-            pid
-            for pid, argv in self.cluster.processes(node or self.node)
-            if argv[:2] == ["docker", "run"] and "pdserve.node.agent" in argv
-        ]
-        return client
 
     def left(self) -> list[str]:
         """Return what a deployment has left on any node: besides what every cluster looks for, containers and
@@ -109,21 +98,6 @@ class Boxes(Lab):
             for each in docker.containers():
                 docker.call("rm", "--force", each)
         self.cluster.reset()
-
-
-def _inner_pid(pid: int) -> int:
-    lines = Path("/proc", str(pid), "status").read_text().splitlines()
-    (numbers,) = [line.split()[1:] for line in lines if line.startswith("NSpid:")]
-    return int(numbers[-1])
-
-
-def kill(*pids: int, launcher: int | None = None) -> None:
-    """Send SIGKILL, and stop them first, so that none of them sees another one die. The launcher is only killed, before
-    them: nsenter, which waits for it, stops with it and would not see its end."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    for pid in pids if launcher is None else (launcher, *pids):
-        os.kill(pid, signal.SIGKILL)
 
 
 TINY_BOX = "tiny-box"

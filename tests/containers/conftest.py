@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.deployments import as_before
 from tests.containers.boxes import Boxes
 from tests.containers.daemon import Docker, docker_layers
 from tests.containers.image import IMAGE, write_image
@@ -41,19 +42,13 @@ def docker_on(cluster: Cluster, folder: Path, nodes: Sequence[str]) -> Iterator[
                 docker.stop()
 
 
-@contextmanager
-def _one_node(folder: Path) -> Iterator[With]:
-    with (
-        Cluster.up(nodes=1, slurm=False, ssh=False, layers=docker_layers()) as cluster,
-        docker_on(cluster, folder, cluster.nodes) as dockers,
-    ):
-        yield lambda folder: Boxes(cluster, dockers, folder)
-
-
 @pytest.fixture(scope="session")
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[With]:
-    with _one_node(tmp_path_factory.mktemp("docker")) as boxes:
-        yield boxes
+    with (
+        Cluster.up(nodes=1, slurm=False, layers=docker_layers()) as cluster,
+        docker_on(cluster, tmp_path_factory.mktemp("docker"), cluster.nodes) as dockers,
+    ):
+        yield lambda folder: Boxes(cluster, dockers, folder)
 
 
 @pytest.fixture(scope="session")
@@ -68,34 +63,16 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[With]:
 @pytest.fixture
 def box(one_node: With, tmp_path: Path) -> Iterator[Boxes]:
     """One node with docker."""
-    yield from _as_before(one_node(tmp_path))
-
-
-@pytest.fixture
-def own_box(tmp_path: Path) -> Iterator[Boxes]:
-    """One node with a docker of its own, for a test that starts the daemon again."""
-    (tmp_path / "docker").mkdir()
-    with _one_node(tmp_path / "docker") as boxes:
-        yield from _as_before(boxes(tmp_path))
+    yield from as_before(one_node(tmp_path))
 
 
 @pytest.fixture
 def boxes(two_nodes: With, tmp_path: Path) -> Iterator[Boxes]:
     """Two nodes with docker, Slurm and sshd."""
-    yield from _as_before(two_nodes(tmp_path))
+    yield from as_before(two_nodes(tmp_path))
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which vLLM keeps, between starts, what it learned about a model's class in 8 s of CPU."""
     return tmp_path_factory.mktemp("cache")
-
-
-def _as_before(boxes: Boxes) -> Iterator[Boxes]:
-    """Fail the test that leaves something, and take it away for the next one."""
-    yield boxes
-    try:
-        boxes.assert_nothing_left()
-    except AssertionError:
-        boxes.reset()
-        raise

@@ -94,18 +94,6 @@ class Docker:
         self._daemon.wait(_LIMIT)
         self._daemon = None
 
-    def kill_with_unread_input(self) -> None:
-        """Kill it in a moment in which it has not read what a container is to get: its end of the connection
-        is reset, not closed."""
-        assert self._daemon is not None
-        self._daemon.send_signal(signal.SIGSTOP)
-        wait_until("input that is not read", self._has_unread_input, _LIMIT)
-        self.kill()
-
-    def _has_unread_input(self) -> bool:
-        sockets = self._cluster.output(self._node, ["ss", "-xnH"]).splitlines()
-        return any(words[4] == "/run/docker.sock" and int(words[2]) > 0 for words in map(str.split, sockets))
-
     def stop(self) -> None:
         """TERM, as from `systemctl stop docker`: it ends its containers."""
         assert self._daemon is not None

@@ -33,7 +33,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
     folder = tmp_path_factory.mktemp("build")
     runtime = write_runtime(folder)
     write_engines_image(folder / "engines.tar", folder)
-    with Cluster.up(nodes=1, slurm=False, ssh=False, layers=docker_layers()) as cluster:
+    with Cluster.up(nodes=1, slurm=False, layers=docker_layers()) as cluster:
         docker = Docker(
             cluster,
             cluster.nodes[0],
@@ -57,21 +57,16 @@ def build(docker: Docker, file: Path, tag: str) -> subprocess.CompletedProcess[s
     return docker.call("build", "--force-rm", "--network=host", f"--file={file}", f"--tag={tag}", str(REPOSITORY))
 
 
-@pytest.mark.parametrize("base", sorted(BASES.items()), ids=lambda base: base[0])
-def test_docker_reads_the_whole_file_and_then_wants_its_base(docker: Docker, base: tuple[str, str]) -> None:
+def test_docker_reads_the_whole_file_and_then_wants_its_base(docker: Docker, tmp_path: Path) -> None:
     """Its parser comes before the first step; of an image that it has not it asks a registry."""
-    platform, name = base
-    done = build(docker, REPOSITORY / f"containers/{platform}.Dockerfile", f"{platform}:1")
-    assert done.returncode != 0
-    assert f" : FROM {name}" in done.stdout, done.stdout + done.stderr
-    assert "registry-1.docker.io" in done.stderr
-
-
-def test_docker_reads_the_end_of_a_file_before_it_wants_a_base(docker: Docker, tmp_path: Path) -> None:
-    """Else the test before this one would show nothing."""
-    file = tmp_path / "Dockerfile"
-    file.write_text((REPOSITORY / "containers/rocm.Dockerfile").read_text() + "RUNS true\n")
-    assert "unknown instruction: RUNS" in build(docker, file, "wrong:1").stderr
+    for platform, name in BASES.items():
+        done = build(docker, REPOSITORY / f"containers/{platform}.Dockerfile", f"{platform}:1")
+        assert done.returncode != 0
+        assert f" : FROM {name}" in done.stdout, done.stdout + done.stderr
+        assert "registry-1.docker.io" in done.stderr
+    wrong = tmp_path / "Dockerfile"
+    wrong.write_text((REPOSITORY / "containers/rocm.Dockerfile").read_text() + "RUNS true\n")
+    assert "unknown instruction: RUNS" in build(docker, wrong, "wrong:1").stderr, "else it shows nothing"
 
 
 def last_stage(folder: Path, *, check: bool) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.deployments import ORDER, assert_all_proven, until_ready
+from tests.cluster.deployments import ORDER, as_before, assert_all_proven, until_ready
 from tests.containers.boxes import TINY_BOX, Boxes, contained
 from tests.containers.daemon import Podman, podman_layers
 from tests.containers.image import IMAGE, write_image
@@ -35,7 +35,7 @@ class Pods(Boxes):
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Podman]]:
     folder = tmp_path_factory.mktemp("podman")
     write_image(folder / "image.tar")
-    with Cluster.up(nodes=1, slurm=False, ssh=False, layers=podman_layers()) as cluster:
+    with Cluster.up(nodes=1, slurm=False, layers=podman_layers()) as cluster:
         podman = Podman(cluster, cluster.nodes[0], folder)
         podman.output("import", str(folder / "image.tar"), IMAGE)
         podman.start()
@@ -48,12 +48,7 @@ def pods(node: tuple[Cluster, Podman], tmp_path: Path) -> Iterator[Pods]:
     pods = Pods(cluster, {cluster.nodes[0]: podman}, tmp_path)
     pods.podman = podman
     pods.env["PATH"] = f"{podman.programs}:{pods.env['PATH']}"
-    yield pods
-    try:
-        pods.assert_nothing_left()
-    except AssertionError:
-        pods.reset()
-        raise
+    yield from as_before(pods)
 
 
 def test_a_deployment_serves_and_stops_in_order(pods: Pods) -> None:
@@ -65,24 +60,6 @@ def test_a_deployment_serves_and_stops_in_order(pods: Pods) -> None:
         assert (down.returncode, down.stdout.strip()) == (0, "fake: stopped"), down.stdout + down.stderr
         assert up.ended() == "0", up.printed()
         assert up.stopped() == ORDER
-
-
-def test_an_image_that_is_not_there_is_fetched_and_its_registry_is_named(pods: Pods) -> None:
-    keys = ("--set", "container.image=registry.invalid/vllm:9", "--set", "container.disk_gib=0.01")
-    done = pods.pdserve(pods.node, "up", pods.boxed(), *keys)
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert f"image@{pods.node}: registry.invalid/vllm:9 cannot be fetched on {pods.node}" in done.stderr
-    assert "likely cause: the registry cannot be reached from there" in done.stderr
-
-
-def test_a_container_that_is_killed_is_named_at_once(pods: Pods) -> None:
-    with pods.up(pods.node, pods.boxed()) as up:
-        up.ready()
-        pods.docker.output("kill", pods.container())
-        line = up.expect(f"node {pods.node} is lost while serving")
-        assert "docker run ended with exit code 137" in line
-        assert up.ended() == "5"
-    pods.assert_nothing_left()
 
 
 def test_a_launcher_that_is_killed_takes_the_container_along(pods: Pods) -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import pytest
 
 from pdserve.system import procfs
 from pdserve.system.procfs import ProcessId
-from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, home_in, pdserve, read_json
-
-T = TypeVar("T")
+from tests.launch.deployment import (
+    REPOSITORY,
+    Deployment,
+    assert_nothing_left,
+    home_in,
+    pdserve,
+    read_json,
+    wait_until,
+)
+from tests.real.reached import SECONDS, Reached, reach
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +31,35 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def brought_up(name: str, home: Path, recipe: Path | None = None) -> Iterator[Deployment]:
-    """`pdserve up RECIPE --detach` (None: recipes/NAME.yaml), and `pdserve down` at the end; then nothing is left."""
-    code, output = pdserve("up", recipe or REPOSITORY / "recipes" / f"{name}.yaml", "--detach")
+@pytest.fixture(scope="session")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where files tell the engines that have loaded kv_faults what to do wrong."""
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture
+def tiny(deployment: Deployment) -> Deployment:
+    """The deployment of the module, once all of it serves: also what the test before has killed."""
+    wait_until("all engines serve", lambda: deployment.state().phase == "ready", SECONDS, why=deployment.post_mortem)
+    return deployment
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def reached(tiny: Deployment) -> AsyncIterator[Reached]:
+    async with reach(tiny.run.read_plan(), tiny.run.read_key()) as clients:
+        yield clients
+
+
+def brought_up(name: str, home: Path, settings: Mapping[str, object] | None = None) -> Iterator[Deployment]:
+    """`pdserve up recipes/NAME.yaml --detach` with these `--set`, and `pdserve down` at the end; then nothing is
+    left."""
+    words = [word for key, value in (settings or {}).items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    code, output = pdserve("up", REPOSITORY / "recipes" / f"{name}.yaml", "--detach", *words)
     deployment = Deployment(None, home, name)
     try:
         assert code == 0, output
@@ -36,40 +69,33 @@ def brought_up(name: str, home: Path, recipe: Path | None = None) -> Iterator[De
     assert_nothing_left(deployment)
 
 
-class Shared(Generic[T]):
-    """A thing that the tests of a module share. After a test that has ended it the next one gets another, so that each
-    may come after every other."""
-
-    def __init__(self, make: Callable[[], AbstractContextManager[T]], lives: Callable[[T], bool]) -> None:
-        self._make = make
-        self._lives = lives
-        self._open: tuple[AbstractContextManager[T], T] | None = None
-
-    def get(self) -> T:
-        if self._open is not None and not self._lives(self._open[1]):
-            self.close()
-        if self._open is None:
-            manager = self._make()
-            self._open = manager, manager.__enter__()
-        return self._open[1]
-
-    def close(self) -> None:
-        if self._open is not None:
-            manager, _ = self._open
-            self._open = None
-            manager.__exit__(None, None, None)
+def proofs_of_verify() -> tuple[int, dict[str, Any], str]:
+    """Exit code, proofs by name and output of `pdserve verify`."""
+    code, output = pdserve("verify", "--json")
+    report, _ = json.JSONDecoder().raw_decode(output[output.index("{") :])
+    return code, {proof["name"]: proof for proof in report["proofs"]}, output
 
 
-def serves(deployment: Deployment) -> bool:
-    return deployment.state().phase == "ready"
+def assert_proven(*names: str) -> None:
+    """`pdserve verify` proves these, and tries no others."""
+    code, proofs, output = proofs_of_verify()
+    assert code == 0, output
+    assert {name: proof["status"] for name, proof in proofs.items()} == dict.fromkeys(names, "proven"), output
 
 
-def status_of_all(*names: str) -> tuple[int, Any]:
+def effects(process: str, patch: str) -> dict[str, float]:
+    """What a patch in a process has done, by its own count, which is written once a second."""
+    status = read_json(pdserve("status", "--json")[1])
+    counted: dict[str, float] = status["processes"][process]["patch_effects"].get(patch, {})
+    return counted
+
+
+def status_of_all() -> tuple[int, Any]:
     """Exit code and JSON of `pdserve status`, once every engine and cache has answered it: on a busy machine one may
     take longer than `status` waits."""
-    until = time.monotonic() + 240
+    until = time.monotonic() + SECONDS
     while True:
-        code, output = pdserve("status", *names, "--json")
+        code, output = pdserve("status", "--json")
         status = read_json(output)
         seen = [process[kind] for process in status["processes"].values() for kind in ("engine", "lmcache")]
         if not (silent := [record for record in seen if record is not None and record["error"] is not None]):

@@ -8,29 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.deployment import Deployment, pdserve, read_json
-from tests.real.conftest import brought_up
+from tests.launch.deployment import Deployment
+from tests.real.conftest import assert_proven, brought_up
 
 pytestmark = [pytest.mark.real, pytest.mark.full]
 
+PROOFS = ("endpoints", "requests", "transfer", "output", "pool-stored", "pool-reload", "clean")
 BODY = {"model": "tiny", "prompt": "one two three " * 200, "max_tokens": 4, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def tiny(home: Path) -> Iterator[Deployment]:
+def deployment(home: Path) -> Iterator[Deployment]:
     yield from brought_up("tiny-cpu-mooncake-store", home)
 
 
-def proofs() -> dict[str, str]:
-    """Name -> status, of all that `verify` tries."""
-    _, output = pdserve("verify", "--json")
-    return {proof["name"]: proof["status"] for proof in read_json(output)["proofs"]}
-
-
 def test_every_proof_that_applies_is_proven(tiny: Deployment) -> None:
-    statuses = proofs()
-    assert {"transfer", "output", "pool-stored", "pool-reload", "clean"} <= statuses.keys()
-    assert set(statuses.values()) == {"proven"}, statuses
+    assert_proven(*PROOFS)
 
 
 def test_engines_serve_without_their_master_and_use_the_pool_again_once_it_is_back(tiny: Deployment) -> None:
@@ -40,4 +33,4 @@ def test_engines_serve_without_their_master_and_use_the_pool_again_once_it_is_ba
     assert tiny.post("/v1/completions", BODY)[0] == 200
     tiny.wait_for("phase", after="degraded", phase="ready")
     assert tiny.id_of("mooncake-master") != before
-    assert set(proofs().values()) == {"proven"}
+    assert_proven(*PROOFS)

@@ -1,15 +1,19 @@
-"""One deployment of recipes/tiny-cpu.yaml for all modules of this folder."""
+"""One deployment of recipes/tiny-cpu.yaml for all modules of this folder, whose engines can be told to do wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.launch.deployment import Deployment, home_in
-from tests.real.conftest import Shared, brought_up, serves
+from tests.real import kv_faults
+from tests.real.conftest import brought_up
+
+ABORT_SECONDS = 20
+"""How long prefill keeps KV that nobody fetches, and decode waits for KV that does not come: less than the minute of
+vLLM, so that what only this frees can be told from what is free at once."""
 
 
 @pytest.fixture(scope="package")
@@ -20,20 +24,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="package")
-def shared(home: Path) -> Iterator[Shared[Deployment]]:
-    """The deployment, and another one after a test that has ended it."""
-    deployment = Shared(lambda: contextmanager(brought_up)("tiny-cpu", home), serves)
-    yield deployment
-    deployment.close()
-
-
-@pytest.fixture
-def made_before(shared: Shared[Deployment]) -> None:
-    """What a test did not start is not its to leave behind."""
-    shared.get()
-
-
-@pytest.fixture
-def tiny(shared: Shared[Deployment]) -> Deployment:
-    """It serves."""
-    return shared.get()
+def deployment(home: Path, faults: Path) -> Iterator[Deployment]:
+    plugin = kv_faults.installed(faults)
+    settings = {"prefill.env": plugin, "decode.env": plugin, "timeouts.transfer_abort_seconds": ABORT_SECONDS}
+    yield from brought_up("tiny-cpu", home, settings)

@@ -10,17 +10,17 @@ import sys
 import tomllib
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 
-from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
+from tests.launch.deployment import REPOSITORY, pdserve, read_json
+from tests.real.reached import Reached, body
 
 pytestmark = pytest.mark.real
 
 HARNESS = REPOSITORY / ".cache" / "lm-eval"
-QUESTIONS, TOKENS = 24, 12
-WRONG = 6
+QUESTIONS, TOKENS = 8, 12
+WRONG = 2
 """Of the answers that a second task holds to be right."""
 
 
@@ -37,14 +37,6 @@ def harness() -> Path:
         subprocess.run([*pip, "--no-input", *requirements], check=True)
         made.write_text(wanted)
     return HARNESS / "bin" / "lm_eval"
-
-
-def answer_of_prefill(deployment: Deployment, prompt: str) -> str:
-    (url,) = [worker.url for worker in deployment.run.read_plan().proxy.workers if worker.role == "prefill"]
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
-    key = {"authorization": f"Bearer {deployment.run.read_key()}"}
-    answer = httpx.post(f"{url}/v1/completions", json=body, headers=key, trust_env=False, timeout=120)
-    return str(answer.raise_for_status().json()["choices"][0]["text"])
 
 
 def task(folder: Path, name: str, questions: list[dict[str, str]]) -> Path:
@@ -67,13 +59,16 @@ def task(folder: Path, name: str, questions: list[dict[str, str]]) -> Path:
     return file
 
 
-def test_a_task_of_known_score_gets_it_and_each_wrong_answer_counts(
-    tiny: Deployment, harness: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.anyio
+async def test_a_task_of_known_score_gets_it_and_each_wrong_answer_counts(
+    reached: Reached, harness: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     prompts = [f"{number}. " + f"What comes after {number * 7}? " * 30 + "It is" for number in range(QUESTIONS)]
-    questions = [{"question": prompt, "answer": answer_of_prefill(tiny, prompt)} for prompt in prompts]
+    alone = [await reached.ask(body(prompt, TOKENS, ignore_eos=False), of="prefill-0") for prompt in prompts]
+    answers = [answer.raise_for_status().json()["choices"][0]["text"] for answer in alone]
+    questions = [{"question": prompt, "answer": text} for prompt, text in zip(prompts, answers, strict=True)]
     right = task(tmp_path, "known", questions)
     others = [question | {"answer": "?" * 40} for question in questions[:WRONG]]
     spoilt = task(tmp_path, "spoilt", [*others, *questions[WRONG:]])
