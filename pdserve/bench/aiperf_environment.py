@@ -72,19 +72,20 @@ def requirements() -> Path:
 
 
 def place(environ: Mapping[str, str], python: str = sys.executable) -> Path:
-    """Where the environment is, made or not. The pins and the interpreter it is made with are in its name."""
+    """Return the folder of the environment, made or not. The pins and the interpreter it is made with are in its
+    name."""
     cache = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     pins = hashlib.sha256(requirements().read_bytes() + str(Path(python).resolve()).encode()).hexdigest()[:8]
     return Path(cache) / "pdserve" / f"aiperf-{VERSION}-{pins}"
 
 
 def interpreter(folder: Path) -> Path:
-    """Of the environment."""
+    """Return the path of the environment's own Python."""
     return folder / "bin" / "python"
 
 
 def made(folder: Path) -> bool:
-    """Whether it was made to its end, and the interpreter that it was made with is still there."""
+    """Return whether the environment was made to its end and the interpreter that it was made with is still there."""
     return (folder / _MARKER).is_file() and os.access(interpreter(folder), os.X_OK)
 
 
@@ -148,7 +149,7 @@ async def _step(argv: list[str], env: Mapping[str, str], log: Path, show: Show) 
 
 
 class _Progress:
-    """What pip writes, as a line for each package."""
+    """Turns what pip writes into a line for each package."""
 
     def __init__(self, log: Path, show: Show) -> None:
         self._log = log
@@ -188,7 +189,8 @@ def _failed(what: str, log: Path, cause: str) -> PreflightError:
 
 
 def _version(folder: Path, environ: Mapping[str, str]) -> str | None:
-    """As the environment itself reports it, with all that AIPerf imports: a package that is missing is seen here."""
+    """Return the version that the environment itself reports once it has imported all that AIPerf does: a package that
+    is missing is seen here."""
     program = "import importlib.metadata, aiperf.cli; print(importlib.metadata.version('aiperf'))"
     output = output_of(
         [str(interpreter(folder)), "-I", "-c", program], timeout=_CHECK_SECONDS, environ=_environment(environ)

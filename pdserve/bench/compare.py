@@ -26,7 +26,8 @@ _PRECISION = 1e-12
 
 
 def quantile(freedom: float) -> float:
-    """By bisection. `freedom`: 1 at least, as Welch and Satterthwaite have it from two repeats on each side on."""
+    """Return the t of Student's distribution that 1 % of all lie beyond, by bisection. `freedom`: 1 at least, as Welch
+    and Satterthwaite have it from two repeats on each side on."""
     freedom = min(max(freedom, 1.0), _ENOUGH)
     low, high = _LEAST, _MOST
     while high - low > _PRECISION * high:
@@ -58,7 +59,7 @@ Better = Literal["less", "more"]
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """Of a measurement."""
+    """Names a figure of a measurement, and says which way is better."""
 
     group: Group
     unit: str
@@ -176,22 +177,22 @@ class FigureChange(Frozen):
 
     @property
     def change(self) -> float | None:
-        """As a share of A."""
+        """Return the change as a share of A."""
         return (self.b - self.a) / self.a if self.a else None
 
     @property
     def noise_share(self) -> float | None:
-        """The same of the noise."""
+        """Return the noise as a share of A."""
         return None if self.noise is None or not self.a else self.noise / abs(self.a)
 
     @property
     def better(self) -> bool | None:
-        """Of B: less time, or more of a rate. None: it is neither better nor worse."""
+        """Return whether B is better: less time, or more of a rate. None: it is neither better nor worse."""
         return None if self.good is None else (self.b < self.a) == (self.good == "less")
 
     @property
     def shown(self) -> str:
-        """For a reader."""
+        """Return the judgement for a reader."""
         if self.judgement != "real":
             return self.judgement
         if self.better is None:
@@ -200,7 +201,7 @@ class FigureChange(Frozen):
 
     @property
     def zero(self) -> bool:
-        """Whether nothing of it was counted on both sides."""
+        """Return whether nothing of the figure was counted on both sides."""
         return not self.a and not self.b
 
 
@@ -214,14 +215,14 @@ class Comparison(Frozen):
 
     @property
     def verdict(self) -> str:
-        """In a few sentences."""
+        """Say in a few sentences what has changed."""
         parts = [counted(self.changes) or "Nothing can be judged: see below."]
         parts += [STARTS_NOTE] if any(each.what == ANOTHER_START for each in self.differences) else []
         return " ".join(parts)
 
 
 def counted(changes: Sequence[FigureChange], where: str = "") -> str:
-    """How many are real, in two sentences; empty where none can be judged. `where`: ` at 3 points`."""
+    """Return how many changes are real, in two sentences; empty where none can be judged. `where`: ` at 3 points`."""
     judged = [change for change in changes if change.judgement != "not judged" and not change.zero]
     if not judged:
         return ""
@@ -238,7 +239,7 @@ def counted(changes: Sequence[FigureChange], where: str = "") -> str:
 
 
 def shown_groups(changes: Sequence[FigureChange]) -> Mapping[Group, Sequence[FigureChange]]:
-    """Of a load, as a table has them: without those of `zeros`."""
+    """Return the changes of a load by their groups, as a table has them: without those of `zeros`."""
     groups: dict[Group, list[FigureChange]] = {}
     for change in changes:
         if not change.zero:
@@ -247,12 +248,12 @@ def shown_groups(changes: Sequence[FigureChange]) -> Mapping[Group, Sequence[Fig
 
 
 def zeros(changes: Sequence[FigureChange]) -> Sequence[str]:
-    """Of a load, the figures of which nothing was counted on both sides."""
+    """Return the changes of a load of which nothing was counted on both sides."""
     return [change.figure for change in changes if change.zero]
 
 
 def sides(real: Sequence[FigureChange]) -> tuple[int, int, int]:
-    """How many of changes are better, worse, and neither."""
+    """Return how many changes are better, worse, and neither."""
     better, worse, neither = (sum(change.better is kind for change in real) for kind in (True, False, None))
     return better, worse, neither
 
@@ -309,7 +310,7 @@ def judged(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, Judgem
 
 
 def work_of(work: Workload) -> str:
-    """What decides the figures of a load: two results of the same can be compared."""
+    """Return what decides the figures of a load: two results in which it is the same can be compared."""
     slo = ", ".join(f"{name} {limit:g} ms" for name, limit in sorted(work.slo.items())) or "none"
     if work.trace is not None:
         # Of the answers whose length the trace does not have.
@@ -319,7 +320,8 @@ def work_of(work: Workload) -> str:
 
 
 def asked_of(load: Load) -> str:
-    """What two measurements of the same load were asked for. With less grace, long answers are cut and in no figure."""
+    """Return what two measurements of the same load were both asked for. With less grace, long answers are cut and in
+    no figure."""
     parts = [load.title, f"{load.requests} requests"]
     if load.seconds is not None:
         parts += [f"{load.seconds:g} s", *([f"{load.grace:g} s of grace"] if load.grace != USUAL_GRACE else [])]
@@ -358,7 +360,7 @@ def _changes(load: str, a: Sequence[Measurement], b: Sequence[Measurement]) -> l
 
 
 def facts_of(about: Provenance) -> dict[str, str | None]:
-    """What decides the figures, in the order in which it is read: versions, hardware, what was planned, client,
+    """Return what decides the figures, in the order in which it is read: versions, hardware, what was planned, client,
     keys of the recipe."""
     # The host is hardware; versions.json has it because each of its lines was read there.
     versions = {name: value for name, value in about.versions.items() if name != "host"}
@@ -385,7 +387,7 @@ def _differences(a: Provenance, b: Provenance) -> list[Difference]:
 
 
 def _measured_otherwise(a: Workload, b: Workload) -> list[Difference]:
-    """What is asked of the client beside the work itself."""
+    """Return the differences in what is asked of the client beside the work itself."""
     values = [(f"workload: {name}", getattr(a, name), getattr(b, name)) for name in _HOW]
     return [
         Difference(what=what, a=None if left is None else str(left), b=None if right is None else str(right))

@@ -85,7 +85,8 @@ def of_vllm(text: str) -> tuple[RequestRecord, ...]:
 
 
 def possible(record: RequestRecord) -> RequestRecord:
-    """Itself. Raises ValueError where a number of it can be none: JSON of Python may hold NaN and Infinity."""
+    """Return the record. Raises ValueError where a number of it can be none: JSON of Python may hold NaN and
+    Infinity."""
     took = {"ttft": record.ttft, "e2e": record.e2e, **{f"gap {n}": gap for n, gap in enumerate(record.gaps)}}
     lengths = {"prompt_tokens": record.prompt_tokens, "output_tokens": record.output_tokens}
     for name, value in {**took, **lengths}.items():
@@ -97,7 +98,8 @@ def possible(record: RequestRecord) -> RequestRecord:
 
 
 def last_line(text: str) -> str:
-    """Of a traceback, the exception. Half a surrogate pair, which JSON lets through and no file takes, is escaped."""
+    """Return the last line of a text; of a traceback that is the exception. Half a surrogate pair, which JSON lets
+    through and no file takes, is escaped."""
     lines = text.strip().splitlines()
     return lines[-1].encode(errors="backslashreplace").decode() if lines else ""
 
@@ -118,7 +120,7 @@ class Spread(Frozen):
 
 
 class Figures(Frozen):
-    """Of a measured window. None: there is nothing to compute it from."""
+    """Holds the client's figures of a measured window. None: there is nothing to compute it from."""
 
     requests: int
     completed: int
@@ -155,16 +157,16 @@ class Figures(Frozen):
 
     @property
     def bursts(self) -> bool:
-        """Whether most chunks came right behind another one, as where several are read at once: then half of the gaps
-        are next to nothing."""
+        """Return whether most chunks came right behind another one, as where several are read at once: then half of the
+        gaps are next to nothing."""
         return self.itl is not None and self.tpot is not None and self.itl.p50 < _BURST * self.tpot.mean
 
 
 def figures(
     records: Sequence[RequestRecord], *, gpus: int, slo: Mapping[SloMetric, float], load_seconds: float | None = None
 ) -> Figures:
-    """Only requests that were answered have times; failed ones count in `requests` and against the SLO. `load_seconds`:
-    the time in which requests were sent, if it was limited."""
+    """Compute the figures of these requests: only those that were answered have times, failed ones count in `requests`
+    and against the SLO. `load_seconds`: the time in which requests were sent, if it was limited."""
     done = [record for record in records if record.ok]
     if not done:
         cut = sum(record.cut for record in records)
@@ -206,7 +208,7 @@ def figures(
 
 
 def keeps(record: RequestRecord, slo: Mapping[SloMetric, float]) -> bool:
-    """Whether a request was answered within every limit. An answer of a single token has no TPOT and no gap."""
+    """Return whether a request was answered within every limit. An answer of a single token has no TPOT and no gap."""
     took: dict[SloMetric, float | None] = {
         "ttft": record.ttft,
         "tpot": record.tpot,
@@ -224,7 +226,7 @@ def _spread(seconds: Sequence[float]) -> Spread | None:
 
 
 def _percentile(values: Sequence[float], percent: int) -> float:
-    """With linear interpolation, as numpy's default and so as `vllm bench serve` has it."""
+    """Return the percentile with linear interpolation, as numpy's default and so as `vllm bench serve` has it."""
     if len(values) == 1:
         return values[0]
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]

@@ -37,7 +37,7 @@ MODEL_FILES = "model files"
 
 
 class Provenance(Frozen):
-    """What was measured, as far as it decides the figures. No secrets."""
+    """Tells what was measured, as far as it decides the figures. No secrets."""
 
     deployment: str
     run_id: str
@@ -71,19 +71,20 @@ class Window(Frozen):
 
     @property
     def cache_hit(self) -> float | None:
-        """Of the tokens that LMCache was asked for; None: it was not asked, or does not count them."""
+        """Return the share that LMCache had of the tokens that it was asked for; None: it was not asked, or does not
+        count them."""
         asked = self.lmcache.get("asked_tokens", 0.0)
         return self.lmcache["hit_tokens"] / asked if asked and "hit_tokens" in self.lmcache else None
 
     @property
     def moved_bytes(self) -> float | None:
-        """Of KV, between engines. Mooncake counts it on prefill, which writes; NIXL where it is read or written from.
-        None: no engine counts it."""
+        """Return the bytes of KV that were moved between engines. Mooncake counts it on prefill, which writes; NIXL
+        where it is read or written from. None: no engine counts it."""
         return self._of_all_engines("nixl_bytes", "mooncake_bytes")
 
     @property
     def moved_seconds(self) -> float | None:
-        """Of those transfers together: several at a time count several times."""
+        """Return the seconds of those transfers together: several at a time count several times."""
         return self._of_all_engines("nixl_seconds", "mooncake_seconds")
 
     def _of_all_engines(self, *names: str) -> float | None:
@@ -92,8 +93,8 @@ class Window(Frozen):
 
     @property
     def prefix_hit(self) -> float | None:
-        """Of the prompt tokens on prefill (of mode aggregated: on all engines), those that were not computed: the
-        engine's own cache had them, or a cache tier. None: the engines do not count it."""
+        """Return the share of the prompt tokens on prefill (of mode aggregated: on all engines) that were not computed:
+        the engine's own cache had them, or a cache tier. None: the engines do not count it."""
         if "computed" not in self.prefill or "local_hits" not in self.prefill:
             return None
         had = self.prefill["local_hits"] + self.prefill.get("received", 0.0)
@@ -128,7 +129,7 @@ class BenchResult(Frozen):
 
     @property
     def valid(self) -> bool:
-        """Whether every measurement counts."""
+        """Return whether every measurement counts."""
         return all(measurement.verdict.valid for measurement in self.measurements)
 
 
@@ -146,7 +147,7 @@ _SAME_KIND = ("series", "gfx version")
 
 
 def provenance(run: RunDir, plan: Plan, client: LoadClient, planned: Mapping[str, str]) -> Provenance:
-    """What cannot be read is left out."""
+    """Read what decides the figures of a run's deployment. What cannot be read is left out."""
     return Provenance(
         deployment=plan.name,
         run_id=run.run_id,
@@ -166,8 +167,8 @@ def _absolute(tokenizer: str) -> str:
 
 
 def circumstances(about: Provenance) -> dict[str, str]:
-    """Of a result, what must not change within a sweep, as far as it is known: engines, pdserve's code, the kind of
-    machine, and the model. Not the host itself: another one of the same kind is the same."""
+    """Return of a result what must not change within a sweep, as far as it is known: engines, pdserve's code, the kind
+    of machine, and the model. Not the host itself: another one of the same kind is the same."""
     facts: dict[str, str | None] = {"pdserve": about.versions.get(_CLIENT)}
     facts |= {package: about.versions.get(package) for package in PACKAGES}
     facts |= _kind_of(about.hardware)
@@ -178,8 +179,8 @@ def circumstances(about: Provenance) -> dict[str, str]:
 def circumstances_here(
     versions: Mapping[str, str | None], model_files: str | None, hardware: Mapping[str, str]
 ) -> dict[str, str]:
-    """The same of what would be measured now, as far as that is known here. `versions`: of the engines; `hardware`: of
-    `machine`."""
+    """Return the circumstances of what would be measured now, as far as that is known here. `versions`: of the engines;
+    `hardware`: of `machine`."""
     about = Provenance(
         deployment="",
         run_id="",
@@ -195,7 +196,7 @@ def circumstances_here(
 
 
 def differences(measured: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-    """In a line; what is unknown on one side is no difference. None: there is none."""
+    """Return the differences in a line; what is unknown on one side is no difference. None: there is none."""
     lines = [
         f"{name} {measured[name]}, here is {here[name]}"
         for name in measured
@@ -213,7 +214,7 @@ def _kind_of(hardware: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _kinds_of_gpus(listed: str) -> str:
-    """Without their numbers and how many a job shows: the recipe has how many are used."""
+    """Return the kinds of GPUs without their numbers and how many a job shows: the recipe has how many are used."""
     rows = [[cell.strip() for cell in line.split(",")] for line in listed.splitlines() if line.strip()]
     if rows and rows[0][0].lower() == "device":
         same = [place for place, title in enumerate(rows[0]) if title.lower().endswith(_SAME_KIND)]
@@ -295,7 +296,7 @@ def read_result(root: Path, which: str) -> BenchResult:
 
 
 def result_file(root: Path, which: str) -> Path:
-    """Where it should be. Raises StateError for what is no id, no folder and no file."""
+    """Return the path at which a result should be. Raises StateError for what is no id, no folder and no file."""
     path = Path(which)
     if path.is_file():
         return path

@@ -52,7 +52,7 @@ class ServingDeployment:
 
 @dataclass(frozen=True)
 class Task:
-    """What is measured."""
+    """Names what is measured."""
 
     workload: Workload
     loads: tuple[Load, ...]
@@ -163,7 +163,7 @@ class _Bench:
         )
 
     async def _run_client(self, load: Load, name: str, *, warmup: bool = False) -> _Ran:
-        """To its end, or to the limit."""
+        """Run the client to its end, or to the limit."""
         workload = self._task.workload
         asked = ClientRun(
             plan=self._serving.plan,
@@ -212,7 +212,7 @@ class _Bench:
         return _Ran(asked, records, sampler, problem)
 
     async def _ended(self, child: Child, sampler: Sampler) -> str:
-        """What went wrong, if anything did."""
+        """Wait for the client and return what went wrong, if anything did."""
         sampling = asyncio.create_task(sampler.run())
         try:
             async with time_limit(self._task.limit_seconds):

@@ -29,7 +29,7 @@ _GAUGES_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Sample:
-    """At a moment of CLOCK_MONOTONIC, the clock of the client's records."""
+    """Holds what was seen at a moment of CLOCK_MONOTONIC, the clock of the client's records."""
 
     at: float
     client: float
@@ -101,7 +101,7 @@ class Sampler:
 
     @property
     def peaks(self) -> Peaks:
-        """Of all engines together at a moment, of the worst moment. Those that did not answer are left out."""
+        """Return the sums over all engines at the worst moment. Those that did not answer are left out."""
         running, waiting, kv_usage = [], [], []
         for seen in self._snapshots:
             if known := [snapshot.running for snapshot in seen if snapshot.running is not None]:
@@ -119,9 +119,9 @@ class Sampler:
 def cpu_use(
     samples: Sequence[Sample], records: Sequence[RequestRecord], timing: Collection[int] | None = None
 ) -> tuple[CpuUse, CpuUse]:
-    """Of the client and of the proxy, between the first request and the last answer: what the client needs for its
-    imports, its prompts and its report is no part of it. `timing`: those PIDs of the client that take the times; None:
-    all."""
+    """Return the use of CPUs by the client and by the proxy, between the first request and the last answer: what the
+    client needs for its imports, its prompts and its report is no part of it. `timing`: those PIDs of the client that
+    take the times; None: all."""
     done = [record for record in records if record.ok]
     if not done:
         return CpuUse(), CpuUse()
@@ -149,7 +149,7 @@ def _busy(inside: Sequence[Sample], timing: Collection[int] | None) -> Iterator[
 
 
 def _shares(first: Sample, last: Sample, timing: Collection[int] | None) -> Iterator[float]:
-    """Of each process."""
+    """Yield for each process the share of the time in which it ran or waited for a CPU."""
     for pid in first.wanted.keys() & last.wanted.keys():
         if timing is None or pid in timing:
             yield (last.wanted[pid] - first.wanted[pid]) / (last.at - first.at)

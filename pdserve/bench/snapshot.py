@@ -33,7 +33,7 @@ class Counter:
     something. Empty: it is there from the start."""
 
     def total(self, samples: Sequence[Sample]) -> float | None:
-        """None: it is not reported, or is no number."""
+        """Sum the counter's series; None: it is not reported, or is no number."""
         values = [s.value for s in samples if s.name == self.metric and self.where.items() <= s.labels.items()]
         if not values and self.appears and any(s.name.startswith(self.appears) for s in samples):
             return 0.0
@@ -130,7 +130,7 @@ PROXY: Mapping[str, Counter] = {
 
 
 class Counts(Frozen):
-    """Of a process. A counter that it does not report is missing."""
+    """Holds the counters of a process. A counter that it does not report is missing."""
 
     values: Mapping[str, float] = {}
     error: str = ""
@@ -176,14 +176,16 @@ UNREAD = Counts(error="it was not read")
 
 
 def growth(before: Counts, after: Counts) -> dict[str, float]:
-    """What was counted in between; nothing unless both could be read. A counter that appears in between began at 0."""
+    """Return what was counted in between; nothing unless both could be read. A counter that appears in between began at
+    0."""
     if before.error or after.error:
         return {}
     return {name: value - before.values.get(name, 0.0) for name, value in after.values.items()}
 
 
 def grown(before: Mapping[str, Counts], after: Mapping[str, Counts], names: Iterable[str]) -> dict[str, float]:
-    """Of several processes together; nothing when one could not be read, for what it has counted is not known."""
+    """Return what several processes have counted together; nothing when one could not be read, for what it has counted
+    is not known."""
     together: dict[str, float] = {}
     for name in names:
         first, last = before.get(name, UNREAD), after.get(name, UNREAD)
@@ -200,7 +202,7 @@ _LOOK_SECONDS = 0.5
 
 
 class Looker:
-    """Of a run. `plan`: with the URLs of LMCache servers as `client` reaches them."""
+    """Looks at the counters of a run. `plan`: with the URLs of LMCache servers as `client` reaches them."""
 
     def __init__(self, run: RunDir, plan: Plan, client: httpx.AsyncClient) -> None:
         self._run = run
@@ -208,7 +210,8 @@ class Looker:
         self._client = client
 
     async def snapshot(self) -> DeploymentSnapshot:
-        """What cannot be read has the reason in its place. Raises StateError when the run has no record any more."""
+        """Read everything once. What cannot be read has the reason in its place. Raises StateError when the run has no
+        record any more."""
         engines, caches = self._plan.proxy.workers, self._plan.lmcache
         pages = await asyncio.gather(
             *(read_metrics(worker.url, self._client) for worker in engines),
@@ -249,14 +252,14 @@ class Looker:
         return before
 
     def _whole(self, snapshot: DeploymentSnapshot) -> bool:
-        """Whether everything could be read that this deployment counts."""
+        """Return whether everything could be read that this deployment counts."""
         parts = [*snapshot.engines.values(), *snapshot.caches.values()]
         if self._plan.proxy_kind == "pdserve":
             parts.append(snapshot.proxy)
         return not any(part.error for part in parts)
 
     async def snapshots(self) -> list[EngineSnapshot]:
-        """Of the engines' gauges."""
+        """Read the engines' gauges."""
         urls = [worker.url for worker in self._plan.proxy.workers]
         return list(await asyncio.gather(*(engine_snapshot(url, self._client) for url in urls)))
 
@@ -272,7 +275,7 @@ class Looker:
 
 
 def plan_digest(plan: Plan) -> str:
-    """As a snapshot has it, of a plan that was read."""
+    """Return the digest of a plan as a snapshot has it."""
     return hashlib.sha256(plan.model_dump_json().encode()).hexdigest()
 
 

@@ -62,7 +62,7 @@ class Session:
 
 @dataclass(frozen=True)
 class RequestTrace:
-    """In the order of its file."""
+    """Holds the sessions of a trace, in the order of its file."""
 
     name: str
     digest: str
@@ -81,7 +81,7 @@ class RequestTrace:
         return sum(session.root for session in self.sessions)
 
     def asked_output(self) -> Mapping[tuple[str, int], int]:
-        """By session and turn."""
+        """Return the length asked for of each answer, by session and turn."""
         return {
             (session.id, index): turn.output_tokens
             for session in self.sessions
@@ -90,7 +90,7 @@ class RequestTrace:
 
 
 class TraceFacts(Frozen):
-    """Of a trace that was replayed, for the result."""
+    """Describes a trace that was replayed, for the result."""
 
     name: str
     digest: str
@@ -128,7 +128,7 @@ class TraceLine:
             raise self.bad(": ".join(filter(None, (key, first["msg"].removeprefix("Value error, "))))) from None
 
     def bad(self, cause: str, todo: str = FORMATS) -> RecipeError:
-        """What is wrong with it."""
+        """Return the error for what is wrong with the line."""
         return RecipeError("this line is no request of a trace", where=self.place, cause=cause, todo=todo)
 
 
@@ -142,7 +142,7 @@ class _Row(BaseModel):
 
 
 class LoggedMessage(_Row):
-    """Of the OpenAI form, passed on as it is."""
+    """Has the OpenAI form, and is passed on as it is."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -176,7 +176,7 @@ class MooncakeRow(_Row):
 
 
 class ConversationTurn(_Row):
-    """What a user says."""
+    """Holds what a user says."""
 
     text: Annotated[str, Field(min_length=1)]
     role: str | None = None
@@ -549,7 +549,7 @@ _READERS: Mapping[TraceFormat, Reader] = {
 
 
 def facts(trace: RequestTrace) -> TraceFacts:
-    """What the result has of it."""
+    """Return what the result has of a trace."""
     return TraceFacts(
         name=trace.name,
         digest=trace.digest,
@@ -602,8 +602,8 @@ def _requests(sessions: Sequence[Session]) -> list[tuple[list[Piece], Piece]]:
 
 
 def with_trace(workload: Workload, folder: Path = _CURRENT) -> tuple[Workload, RequestTrace]:
-    """Of a workload that names one, relative to `folder`: with its digest. Raises RecipeError when it cannot be read,
-    or is another one than the workload was written for."""
+    """Read the trace that a workload names, relative to `folder`; the workload returned has its digest. Raises
+    RecipeError when it cannot be read, or is another one than the workload was written for."""
     if workload.trace is None:
         raise ValueError("the workload has no trace")
     trace = read_trace(

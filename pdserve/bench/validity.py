@@ -37,7 +37,8 @@ Answer = Invalid | Unknown | None
 
 
 class CpuUse(Frozen):
-    """Of a program between the first request and the last answer, in cores. None: it was not measured."""
+    """Tells how much CPU a program used between the first request and the last answer, in cores. None: it was not
+    measured."""
 
     used: float | None = None
     wanted: float | None = None
@@ -46,7 +47,7 @@ class CpuUse(Frozen):
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of a single measurement: a load, once."""
+    """Holds what is known of a single measurement: a load, once."""
 
     plan: Plan
     workload: Workload
@@ -85,27 +86,27 @@ class Evidence:
 
     @property
     def longest_prompt(self) -> int:
-        """In tokens: as asked for, else as the server counted."""
+        """Return the length of the longest prompt in tokens: as asked for, else as the server counted."""
         return self.workload.input_tokens or max((record.prompt_tokens for record in self.done), default=0)
 
     def names(self, *roles: str) -> list[str]:
-        """Of the workers that have such a role."""
+        """Return the names of the workers that have one of these roles."""
         return [worker.name for worker in self.plan.proxy.workers if worker.role in roles]
 
     def engines(self, *roles: str) -> dict[str, float]:
-        """What the engines of these roles counted together."""
+        """Return what the engines of these roles counted together."""
         return self.counted_by(*self.names(*roles))
 
     def counted_by(self, *names: str) -> dict[str, float]:
-        """What these engines counted together."""
+        """Return what these engines counted together."""
         return grown(self.before.engines, self.after.engines, names)
 
     def caches(self, *names: str) -> dict[str, float]:
-        """What these LMCache servers counted together; without a name, all of them."""
+        """Return what these LMCache servers counted together; without a name, all of them."""
         return grown(self.before.caches, self.after.caches, names or self.after.caches)
 
     def proxy(self) -> dict[str, float]:
-        """What the proxy counted."""
+        """Return what the proxy counted."""
         return grown({"proxy": self.before.proxy}, {"proxy": self.after.proxy}, ("proxy",))
 
 
@@ -141,7 +142,7 @@ def client_failed(evidence: Evidence) -> Answer:
 
 
 def not_warmed_up(evidence: Evidence) -> Answer:
-    """Without any answer to its warm-up a measurement begins cold. One that went wrong later is shown."""
+    """Judge the warm-up: without any answer to it a measurement begins cold. One that went wrong later is shown."""
     if evidence.warmup is None:
         return None
     if not any(record.ok for record in evidence.warmup):
@@ -215,8 +216,8 @@ def prompt_lengths(evidence: Evidence) -> Answer:
 
 
 def _trace_lengths(evidence: Evidence) -> Answer:
-    """Of all prompts together: a chat template adds tokens to each, and text is not always read back as the same number
-    of tokens."""
+    """Compare the lengths of all prompts together: a chat template adds tokens to each, and text is not always read
+    back as the same number of tokens."""
     if evidence.asked_input is None:
         return Unknown("the trace has text, not lengths: how many tokens its prompts should have is not known")
     if len(evidence.done) < max(len(evidence.records), evidence.load.requests):
@@ -277,7 +278,8 @@ CLOCK_SECONDS = 0.5
 
 
 def decode_computed(evidence: Evidence) -> Answer:
-    """Only in prefill/decode. A proxy with `routing.conditional` sends prompts to decode alone by the recipe's wish."""
+    """Judge what decode has computed, only in prefill/decode. A proxy with `routing.conditional` sends prompts to
+    decode alone by the recipe's wish."""
     if evidence.plan.mode != "disaggregated":
         return None
     if missing := _silent(evidence, "decode"):
@@ -316,8 +318,8 @@ def _may_compute(evidence: Evidence, alone: int) -> float:
 
 
 def _receives_whole_prompts(evidence: Evidence) -> bool:
-    """Whether some decode has received prompts and computed nothing, ever or meanwhile: its connector then leaves no
-    last token to decode, and that is the same for all of them."""
+    """Return whether some decode has received prompts and computed nothing, ever or meanwhile: its connector then
+    leaves no last token to decode, and that is the same for all of them."""
     names = evidence.names("decode")
     counted = [*(evidence.before.engines[name].values for name in names), *map(evidence.counted_by, names)]
     return any(values.get("received", 0) > 0 and values.get("computed") == 0 for values in counted)
@@ -372,7 +374,7 @@ def cache_stored_nothing(evidence: Evidence) -> Answer:
 
 
 def process_died(evidence: Evidence) -> Answer:
-    """By the history of the run, and by the lives of the processes, in case the history was cut."""
+    """Judge by the history of the run, and by the lives of the processes, in case the history was cut."""
     events = [what for event in evidence.events if (what := incident(event)) is not None]
     other = [name for name, life in evidence.before.lives.items() if evidence.after.lives.get(name) != life]
     if events or other:
@@ -398,7 +400,8 @@ def clock_jumped(evidence: Evidence) -> Answer:
 
 
 def deployment_changed(evidence: Evidence) -> Answer:
-    """Since the benchmark began, not only since this measurement: the provenance and the number of GPUs are of then."""
+    """Judge whether the deployment is still that of when the benchmark began, not only when this measurement did: the
+    provenance and the number of GPUs are of then."""
     for snapshot in (evidence.before, evidence.after):
         if snapshot.run_id != evidence.run_id:
             return Invalid(f"another run serves now: {snapshot.run_id}")
@@ -423,7 +426,7 @@ def second_attempts(evidence: Evidence) -> Answer:
 
 
 def other_traffic(evidence: Evidence) -> Answer:
-    """What others sent is in our counters and took time of the engines."""
+    """Judge the requests of others: what they sent is in our counters and took time of the engines."""
     counted = evidence.proxy()
     if "requests" not in counted:
         return Unknown("the proxy does not count requests" + _why(_unread_proxy(evidence)))
@@ -484,8 +487,8 @@ def _tiers(evidence: Evidence) -> Iterator[_Tier]:
 
 
 def _computed_a_chunk(evidence: Evidence, computed: float, chunk: int, names: tuple[str, ...]) -> bool:
-    """Whether these engines have computed a whole chunk of some prompt. Of a trace it is not known which prompts came
-    to an engine: there it is certain only beyond what all prompts together can have without a whole chunk."""
+    """Return whether these engines have computed a whole chunk of some prompt. Of a trace it is not known which prompts
+    came to an engine: there it is certain only beyond what all prompts together can have without a whole chunk."""
     if computed < chunk or evidence.longest_prompt < chunk:
         return False
     if evidence.workload.trace is None or len(names) == len(evidence.names("prefill", "aggregated")):
@@ -498,7 +501,8 @@ _BLOCK = 256
 
 
 def _counts_failures(evidence: Evidence) -> bool:
-    """Whether every decode does: by a patch that is active in it, or by what vLLM has on its page."""
+    """Return whether every decode counts the transfers that fail: by a patch that is active in it, or by what vLLM has
+    on its page."""
 
     def counts(name: str) -> bool:
         patches, counted = evidence.after.patches.get(name, ()), evidence.counted_by(name)
@@ -520,7 +524,7 @@ def _silent(evidence: Evidence, *roles: str) -> Unknown | None:
 
 
 def _unread_proxy(evidence: Evidence) -> str:
-    """Why the proxy could not be read; empty: it was, both times."""
+    """Return why the proxy could not be read; empty: it was, both times."""
     return evidence.before.proxy.error or evidence.after.proxy.error
 
 
@@ -634,7 +638,7 @@ class Reason(Frozen):
 
 
 class BenchVerdict(Frozen):
-    """Whether the figures of a measurement count."""
+    """Says whether the figures of a measurement count."""
 
     status: Literal["VALID", "INVALID"]
     reasons: tuple[Reason, ...] = ()
@@ -646,7 +650,7 @@ class BenchVerdict(Frozen):
 
 
 def judge(evidence: Evidence) -> BenchVerdict:
-    """By every check, so that a user sees all reasons at once."""
+    """Judge by every check, so that a user sees all reasons at once."""
     reasons, unchecked = [], []
     for name, check in CHECKS.items():
         answer = check(evidence)

@@ -1,4 +1,5 @@
-"""What a client is asked to send: prompts and answers of a fixed length, or a trace, under a list of loads."""
+"""A workload is what a client is asked to send: prompts and answers of a fixed length, or a trace, under a list of
+loads."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ SESSION_HEADER = "X-Session-ID"
 
 
 class Workload(Frozen):
-    """The same for every load of a benchmark."""
+    """Holds what is the same for every load of a benchmark."""
 
     input_tokens: int | None = Field(default=None, ge=1)
     """Of each prompt; None: the trace has its prompts."""
@@ -83,7 +84,7 @@ class Workload(Frozen):
 
 
 class Load(Frozen):
-    """How many requests, and how they are sent: at most so many at a time, or so many a second."""
+    """Says how many requests there are and how they are sent: at most so many at a time, or so many a second."""
 
     requests: int = Field(ge=1)
     concurrency: int | None = Field(default=None, ge=1)
@@ -95,7 +96,7 @@ class Load(Frozen):
 
     @property
     def grace(self) -> float:
-        """In seconds; 0 where the time is not limited."""
+        """Return the grace time in seconds; 0 where the time is not limited."""
         if self.seconds is None:
             return 0.0
         return USUAL_GRACE if self.grace_seconds is None else self.grace_seconds

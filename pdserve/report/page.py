@@ -52,7 +52,8 @@ def comparison_page(
     comparison: Comparison,
     drawn: Sequence[Picture],
 ) -> str:
-    """What differs first, then what is not compared, then each figure. `names`: what the results are called."""
+    """Write the page of a comparison: what differs first, then what is not compared, then each figure. `names`: what
+    the results are called."""
     a, b = names
     loads: dict[str, list[FigureChange]] = {}
     for change in comparison.changes:
@@ -81,7 +82,8 @@ def sweep_comparison_page(
     comparison: SweepComparison,
     drawn: Mapping[str, Sequence[Picture]],
 ) -> str:
-    """What differs first, then what is not compared, then each point. `drawn`: by the letter of a point."""
+    """Write the page of two sweeps: what differs first, then what is not compared, then each point. `drawn`: by the
+    letter of a point."""
     a, b = names
     return _rendered(
         "sweep_comparison.html.j2",
@@ -139,6 +141,6 @@ def _reasons(report: ReportContents) -> dict[_Why, list[str]]:
 
 
 def _hits(row: ReportRow) -> str:
-    """As counted, and in theory."""
+    """Show the hits as counted, and in theory."""
     share = None if row.measurement is None else shares_of_caches(prompt_sources(row.measurement))
     return ", ".join("-" if each is None else f"{each:.0f} %" for each in (share, row.theory))

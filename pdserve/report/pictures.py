@@ -59,7 +59,7 @@ class Picture:
 
     @property
     def svg(self) -> str:
-        """To be put into a page: its ink is that of the page, so that it is light on dark."""
+        """Return the SVG to be put into a page: its ink is that of the page, so that it is light on dark."""
         from matplotlib import rc_context
 
         out = io.StringIO()
@@ -79,7 +79,7 @@ class Picture:
         return f'{head} role="img" aria-label="{html.escape(self.title)}">{rest}'
 
     def save(self, folder: Path) -> None:
-        """As PNG and SVG on white."""
+        """Save the picture as PNG and SVG on white."""
         for kind in ("png", "svg"):
             self.figure.savefig(folder / f"{self.name}.{kind}", dpi=150, facecolor="white")
 
@@ -125,7 +125,8 @@ def finished(
     minor: bool = False,
     lines: tuple[str, ...] = (),
 ) -> Picture:
-    """With `mark`, the count of what does not count, in the picture itself: a copy of it has the mark too."""
+    """Finish a picture with `mark`, the count of what does not count, in the picture itself: a copy of it has the mark
+    too."""
     axes.set_title(f"{escaped(title, 52)}\n{mark}", fontsize=USUAL, color=WRONG if bad else INK)
     axes.tick_params(colors=INK, labelsize=SMALL)
     for label in (axes.xaxis.label, axes.yaxis.label):
@@ -151,13 +152,13 @@ def finished(
 
 
 def counted(wrong: int, of: int, *, drawn: int | None = None) -> str:
-    """For `finished`. `drawn`: how many of them are in the picture, if not all are."""
+    """Return the mark for `finished`. `drawn`: how many of them are in the picture, if not all are."""
     text = f"{wrong} of {of} measurements INVALID" if wrong else f"all {of} measurements VALID"
     return text if drawn is None or drawn == of else f"{text} ({of - drawn} not drawn)"
 
 
 def escaped(text: str, columns: int = _LEGEND_COLUMNS) -> str:
-    """On several lines. A dollar begins a formula for matplotlib."""
+    """Break a text into several lines. A dollar begins a formula for matplotlib."""
     wrapped = textwrap.fill(text, columns, max_lines=4, placeholder=" …", break_on_hyphens=False)
     return wrapped.replace("$", r"\$")
 
@@ -196,7 +197,7 @@ def sources_picture(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Pict
 
 
 def stages_picture(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture | None:
-    """None: nothing was counted."""
+    """Draw the stages of a request; None: nothing was counted."""
     bars = bars_of(rows, names, stages, _client_seconds)
     note = (
         "Seconds that engines and proxy counted, a request. The transfer is from prefill's answer to decode's first"
@@ -215,7 +216,7 @@ def bars_of(
     parts: Callable[[Measurement], Parts],
     mark: Callable[[ReportRow], float | None],
 ) -> list[Bar]:
-    """In the order of the rows. INVALID repeats are in no mean."""
+    """Make the bars, in the order of the rows. INVALID repeats are in no mean."""
     groups: dict[tuple[str, str, int | None], list[ReportRow]] = {}
     for row in rows:
         if row.measurement is not None and row.answered:
@@ -283,7 +284,7 @@ def _bars_picture(
 
 
 def _places(bars: Sequence[Bar]) -> tuple[dict[float, str], list[float], float]:
-    """From above: where each series is named, where each bar is, where all of it ends."""
+    """Return, from above, where each series is named, where each bar is, where all of it ends."""
     heads: dict[float, str] = {}
     places, below, before = [], 0.0, ""
     for bar in bars:
@@ -298,7 +299,7 @@ def _places(bars: Sequence[Bar]) -> tuple[dict[float, str], list[float], float]:
 
 
 def _texts(axes: Any, bars: Sequence[Bar], places: Sequence[float], heads: Mapping[float, str]) -> None:
-    """What each bar is, above it: a column beside the bars would take half of a phone."""
+    """Write above each bar what it is: a column beside the bars would take half of a phone."""
 
     def write(place: float, text: str, colour: str, weight: str) -> None:
         # x in shares of the axes, y in places. It must not make the axes smaller.
@@ -317,7 +318,7 @@ def _texts(axes: Any, bars: Sequence[Bar], places: Sequence[float], heads: Mappi
 
 
 def shares_of_caches(parts: Parts) -> float | None:
-    """Per cent of the prompt tokens that a cache had; None: it was not counted."""
+    """Return the per cent of the prompt tokens that a cache had; None: it was not counted."""
     return sum(parts.get(name, 0.0) for name in CACHES) if parts else None
 
 
@@ -327,7 +328,7 @@ def _client_seconds(row: ReportRow) -> float | None:
 
 
 def _means(some: Sequence[Parts]) -> Parts:
-    """Of each part that was counted."""
+    """Return the mean of each part that was counted."""
     counted = dict.fromkeys(name for parts in some for name in parts)
     return {name: statistics.fmean(parts[name] for parts in some if name in parts) for name in counted}
 
@@ -345,7 +346,7 @@ _WIDE = 8
 
 @dataclass
 class Curve:
-    """Of a series: the repeats of each load, and what does not count."""
+    """Holds of a series the repeats of each load, and what does not count."""
 
     loads: dict[str, list[Spot]] = field(default_factory=dict)
     """By what was asked for, in its order."""
@@ -355,7 +356,7 @@ class Curve:
 
     @property
     def means(self) -> dict[str, Spot]:
-        """By what was asked for."""
+        """Return the mean of the valid repeats by what was asked for."""
         return {name: (_mean(s[0] for s in spots), _mean(s[1] for s in spots)) for name, spots in self.loads.items()}
 
     def name(self, asked: str) -> str:
@@ -416,7 +417,7 @@ def against_load(rows: Sequence[ReportRow], name: str, names: Mapping[str, str])
 
 
 def curves_of(rows: Sequence[ReportRow], x: Read, y: Read) -> dict[str, Curve]:
-    """By series."""
+    """Return the curve of each series."""
     curves: dict[str, Curve] = {}
     for row in rows:
         if row.measurement is None or not row.answered:
@@ -435,7 +436,7 @@ def curves_of(rows: Sequence[ReportRow], x: Read, y: Read) -> dict[str, Curve]:
 
 
 def front(spots: Sequence[Spot]) -> list[Spot]:
-    """Those that no other one beats in both, from left to right."""
+    """Return those spots that no other one beats in both, from left to right."""
     best: list[Spot] = []
     for spot in sorted(spots, reverse=True):
         if not best or spot[1] > best[-1][1]:
@@ -523,7 +524,7 @@ def change_pictures(comparison: Comparison) -> list[Picture]:
 
 
 def pictures_of(changes: Sequence[FigureChange], name: str) -> list[Picture]:
-    """The same of some changes; `name`: how the pictures' names begin."""
+    """Draw the pictures of some changes; `name`: how the pictures' names begin."""
     loads = dict.fromkeys(change.load for change in changes)
     return [
         _changes_picture(
@@ -670,7 +671,7 @@ def _once(name: str, seen: set[str]) -> str:
 
 
 def pictures(report: ReportContents) -> list[Picture]:
-    """Those for which there is something to draw. Timelines come last."""
+    """Draw those pictures for which there is something to draw. Timelines come last."""
     names = report.names
     rows, made = report.rows, list[Picture | None]()
     closed = [row for row in rows if row.load.concurrency is not None]

@@ -53,7 +53,7 @@ _PHASES: Mapping[str, LaneState | None] = {
 
 @dataclass(frozen=True)
 class LaneSpan:
-    """Of a lane, in seconds since the beginning."""
+    """Holds a state of a lane, in seconds since the beginning."""
 
     state: LaneState
     began: float
@@ -70,7 +70,7 @@ class LaneMark:
 
 @dataclass
 class Lane:
-    """Of a process."""
+    """Holds the states of a process."""
 
     name: str
     spans: list[LaneSpan] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Lane:
     _since: float = 0.0
 
     def turn(self, state: LaneState | None, at: float) -> None:
-        """From `at` on it is that."""
+        """Turn to a state, which holds from `at` on."""
         if state == self._state:
             return
         if self._state is not None and at > self._since:
@@ -106,7 +106,7 @@ class MeasuredSpan:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Of a run."""
+    """Holds what happened to the processes of a run."""
 
     run_id: str
     of: str
@@ -123,7 +123,8 @@ class Timeline:
 def timeline(
     run_id: str, of: str, events: Sequence[Mapping[str, Any]], measured: Sequence[MeasuredSpan]
 ) -> Timeline | None:
-    """None: nothing is known of the run. The end is the last event, or the end of the last measurement."""
+    """Make the timeline of a run; None: nothing is known of it. The end is the last event, or the end of the last
+    measurement."""
     times = [float(event["at"]) for event in events if event["event"] != "unreadable"]
     times += [at for each in measured for at in (each.began, each.ended)]
     if not events or not times:
@@ -189,7 +190,7 @@ LACKING = "not there"
 
 @dataclass(frozen=True)
 class ProvenanceView:
-    """Of all results of a page."""
+    """Compares the provenance of all results of a page."""
 
     times: tuple[str, ...]
     """UTC, sorted."""
@@ -277,8 +278,8 @@ class ReportedResult:
 
 
 def distinct(sources: Sequence[ReportedResult]) -> list[ReportedResult]:
-    """With more in the name of each series that has the same load twice, or several recipes in a folder: the folder,
-    the recipe, then the point."""
+    """Name the series apart, with more in the name of each one that has the same load twice, or several recipes in a
+    folder: the folder, the recipe, then the point."""
     common = os.path.commonpath([source.folder.absolute() for source in sources]) if sources else ""
 
     def folder(source: ReportedResult) -> str:
@@ -314,7 +315,8 @@ def _unclear(sources: Sequence[ReportedResult]) -> list[str]:
 
 @cache
 def _digest(recipe: str) -> str:
-    """Of its keys but the name: each task of a Slurm array gives its deployment one of its own."""
+    """Return the digest of a recipe's keys but the name: each task of a Slurm array gives its deployment one of its
+    own."""
     keys = {key: value for key, value in keys_of(recipe).items() if key != "name"}
     return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
@@ -325,7 +327,8 @@ STAGES = ("queue", "prefill", "transfer", "decode")
 
 
 def prompt_sources(each: Measurement) -> Mapping[str, float]:
-    """Per cent of the prompt tokens on prefill; empty: the engines do not count them."""
+    """Return the per cent of the prompt tokens on prefill by where they came from; empty: the engines do not count
+    them."""
     prefill = each.window.prefill
     counted = [prefill.get(name, 0.0) for name in ("local_hits", "received", "computed")]
     total = sum(counted)
@@ -333,8 +336,8 @@ def prompt_sources(each: Measurement) -> Mapping[str, float]:
 
 
 def theoretical_hit(result: BenchResult) -> float:
-    """Per cent of the prompt tokens that a cache without limits would have that was empty before. Each measurement has
-    a `cache_salt` of its own: a trace has what it repeats itself, and random prompts repeat nothing."""
+    """Return the per cent of the prompt tokens that a cache without limits would have that was empty before. Each
+    measurement has a `cache_salt` of its own: a trace has what it repeats itself, and random prompts repeat nothing."""
     return 0.0 if result.trace is None else 100 * result.trace.prefix_hit
 
 
@@ -357,7 +360,7 @@ def stages(each: Measurement) -> Mapping[str, float]:
 
 
 def _aggregated(each: Measurement) -> bool:
-    """By the names of its engines, which begin with their role."""
+    """Return whether the mode was aggregated, by the names of the engines, which begin with their role."""
     return any(name.startswith("aggregated-") for name in each.before.engines)
 
 
@@ -366,8 +369,8 @@ _REPEATS = "repeats"
 
 
 def point_of(folder: Path) -> PointRecord | None:
-    """Of the point whose result is in this folder. None: it is of no sweep, or the point was measured again and has
-    another result. Raises StateError for a record that cannot be read."""
+    """Read the record of the point whose result is in this folder. None: it is of no sweep, or the point was measured
+    again and has another result. Raises StateError for a record that cannot be read."""
     place = folder.resolve()
     file = place.parent / POINT
     if not file.is_file():
@@ -377,12 +380,13 @@ def point_of(folder: Path) -> PointRecord | None:
 
 
 def own(of_point: Sequence[Reason], of_measurements: Sequence[Sequence[Reason]]) -> tuple[Reason, ...]:
-    """What the sweep has added to the verdicts of its measurements."""
+    """Return what the sweep has added to the verdicts of its measurements."""
     return tuple(reason for reason in of_point if not any(reason in some for some in of_measurements))
 
 
 def judged(result: BenchResult, record: PointRecord | None) -> BenchResult:
-    """With what the sweep objects to at each measurement. Repeats that were not made are named by `missing`."""
+    """Return the result with what the sweep objects to at each measurement. Repeats that were not made are named by
+    `missing`."""
     wrong = [reason for reason in _added(result, record) if reason.check != _REPEATS]
     if not wrong:
         return result
@@ -400,7 +404,7 @@ def judged(result: BenchResult, record: PointRecord | None) -> BenchResult:
 
 
 def missing(name: str, result: BenchResult, record: PointRecord | None) -> tuple[str, ...]:
-    """That repeats were not made, in a line. `name`: what the result is called."""
+    """Say in a line that repeats were not made. `name`: what the result is called."""
     texts = [reason.text for reason in _added(result, record) if reason.check == _REPEATS]
     return tuple(f"{name} lacks repeats, by which its point is INVALID ({_REPEATS}): {text}" for text in texts)
 
@@ -428,7 +432,7 @@ class ReportRow:
 
     @property
     def answered(self) -> bool:
-        """Whether it has figures at all."""
+        """Return whether the row has figures at all."""
         return self.measurement is not None and self.measurement.figures.completed > 0
 
     @property
@@ -452,12 +456,12 @@ class ReportContents:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What each series is called in tables and pictures: with a letter, where there are several."""
+        """Return what each series is called in tables and pictures: with a letter, where there are several."""
         series = list(dict.fromkeys(row.series for row in self.rows))
         return {each: f"{letter(index)}: {each}" if len(series) > 1 else each for index, each in enumerate(series)}
 
     def letter(self, series: str) -> str:
-        """What it is called where there is little room; the name itself where it is the only one."""
+        """Return what a series is called where there is little room; the name itself where it is the only one."""
         name = self.names.get(series, series)
         return name.removesuffix(f": {series}") if len(self.names) > 1 else name
 
@@ -486,7 +490,8 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
 
 
 def _sources(folder: Path) -> Iterator[ReportedResult]:
-    """In the order in which they were measured: the name of a run begins with its time."""
+    """Yield the results below a folder in the order in which they were measured: the name of a run begins with its
+    time."""
     if has_result(folder):
         result = read_result(folder, str(folder))
         series = f"{result.provenance.deployment} {folder.name}"
@@ -568,7 +573,7 @@ class KeptRun:
 
 
 def _timelines(runs: Sequence[KeptRun], rows: Sequence[ReportRow]) -> Iterator[Timeline]:
-    """In the order of their starts. A run is drawn once, with all that was measured on it."""
+    """Yield the timelines in the order of their starts. A run is drawn once, with all that was measured on it."""
     spans: dict[str, list[MeasuredSpan]] = {}
     for row in rows:
         if row.measurement is not None:

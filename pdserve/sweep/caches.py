@@ -29,7 +29,8 @@ ROUTER = "vllm-router remembers the prompts of all points (prefix_aware)"
 
 
 def only_emptied_by_a_start(recipe: Recipe) -> str | None:
-    """Why; None: the sweep can empty each of its caches while it serves."""
+    """Return why a start is needed to empty the caches; None: the sweep can empty each of its caches while it
+    serves."""
     return next(_reasons(recipe), None)
 
 
@@ -48,7 +49,7 @@ def _reasons(recipe: Recipe) -> Iterator[str]:
 
 
 def keeps_beside(connectors: Collection[str], *, attached: bool) -> str | None:
-    """Which of these classes of vLLM keeps KV, or may, that neither the engines' endpoint nor the LMCache of the
+    """Return which of these classes of vLLM keeps KV, or may, that neither the engines' endpoint nor the LMCache of the
     deployment clears; None: none does. `attached`: an LMCache server of the deployment is theirs. vLLM's
     `reset_external` is not asked for: not every connector has it, and MultiConnector does not show which of its
     children had (multi_connector.py, 0.32: no answer counts as success)."""
@@ -61,7 +62,7 @@ def keeps_beside(connectors: Collection[str], *, attached: bool) -> str | None:
 
 
 def ends_with_it(connector: str) -> bool:
-    """Whether what this class of vLLM keeps is gone when its deployment has ended."""
+    """Return whether what this class of vLLM keeps is gone when its deployment has ended."""
     return connector in KINDS and not KINDS[connector].attaches_lmcache
 
 
@@ -87,8 +88,8 @@ class NotEmptiedError(StateError):
 
 
 async def empty_caches(serving: ServingDeployment, *, new: bool) -> Mapping[str, str]:
-    """What became of the cache of each engine and LMCache server, by its name. `new`: nothing was measured on the
-    deployment yet. Raises NotEmptiedError."""
+    """Empty the caches, and return what became of that of each engine and LMCache server, by its name. `new`: nothing
+    was measured on the deployment yet. Raises NotEmptiedError."""
     plan = seen_from_here(serving.plan, serving.state)
     async with http_client(serving.run, serving.state) as http:
         return await empty(Target(plan, http, serving.key), new=new)
@@ -112,7 +113,7 @@ def require_empty(outcome: Mapping[str, str]) -> None:
 
 
 async def empty(target: Target, *, new: bool = False) -> Mapping[str, str]:
-    """As `empty_caches`. Engines first: what they still store goes to LMCache."""
+    """Do what `empty_caches` does on a target. Engines come first: what they still store goes to LMCache."""
     plan = target.plan
     if plan.cache_reset_endpoint:
         try:
@@ -128,7 +129,7 @@ async def empty(target: Target, *, new: bool = False) -> Mapping[str, str]:
 
 
 def _engine(plan: Plan, name: str, *, new: bool) -> str:
-    """What became of its caches, after `clear_engines` if that was possible."""
+    """Return what became of an engine's caches, after `clear_engines` if that was possible."""
     engine = plan.process(name)
     attached = any(name in server.engines for server in plan.lmcache)
     keeper = keeps_beside([connector.class_name for connector in engine.connectors], attached=attached)

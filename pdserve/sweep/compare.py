@@ -64,7 +64,7 @@ class PointPair(Frozen):
 
     @property
     def verdict(self) -> str:
-        """In a line."""
+        """Say in a line what has changed at this point."""
         judged = [change for change in self.changes if change.judgement != "not judged" and not change.zero]
         if not self.changes:
             return "nothing to compare"
@@ -88,7 +88,7 @@ class SweepComparison(Frozen):
 
     @property
     def verdict(self) -> str:
-        """In a few sentences."""
+        """Say in a few sentences what has changed."""
         changes = [change for pair in self.pairs for change in pair.changes]
         parts = [counted(changes, f" at {len(self.pairs)} points") or "Nothing can be judged: see below."]
         parts += [STARTS_NOTE] if any(each.difference.what == ANOTHER_START for each in self.differences) else []
@@ -96,7 +96,7 @@ class SweepComparison(Frozen):
 
 
 def is_sweep(path: Path) -> bool:
-    """Whether this is the folder of a sweep."""
+    """Return whether this is the folder of a sweep."""
     return (path / "points").is_dir()
 
 
@@ -196,7 +196,7 @@ def _by_key(
 
 
 def _in_order(points: Sequence[MeasuredPoint], keys: set[str]) -> Iterator[Key]:
-    """That of their settings, works and loads."""
+    """Yield the keys of points in the order of their settings, works and loads."""
     every = dict.fromkeys(_key(point.record, keys) for point in points)
     loads = {_key(point.record, keys): point.record.load for point in points}
     yield from sorted(
@@ -205,13 +205,14 @@ def _in_order(points: Sequence[MeasuredPoint], keys: set[str]) -> Iterator[Key]:
 
 
 def _began(point: MeasuredPoint) -> tuple[float, float]:
-    """Of its deployment's start, with a result or without: a start that failed is as new as one that did not. Of two
-    points of a start, the one that was over first comes first."""
+    """Return the time of its deployment's start, with a result or without: a start that failed is as new as one that
+    did not. Of two points of a start, the one that was over first comes first."""
     return _started(point), point.written
 
 
 def _started(point: MeasuredPoint) -> float:
-    """Where it was never started, or its run has a name of its own, the next best moment."""
+    """Return when a point's deployment was started; where it never was, or its run has a name of its own, the next best
+    moment."""
     with suppress(ValueError):
         return time.mktime(time.strptime((point.record.run_id or "").rpartition("-")[0], _RUN_TIME))
     return point.written if point.result is None else point.result.provenance.began
@@ -228,7 +229,8 @@ def _title(key: Key) -> str:
 
 
 def _not_counted(name: str, point: MeasuredPoint) -> str | None:
-    """Why the figures of a point are not compared. Repeats that are INVALID by themselves are left out one by one."""
+    """Return why the figures of a point are not compared. Repeats that are INVALID by themselves are left out one by
+    one."""
     record = point.record
     if point.result is None:
         checks = ", ".join(dict.fromkeys(reason.check for reason in record.reasons))

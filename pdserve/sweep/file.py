@@ -43,7 +43,7 @@ Values = Annotated[list[Any], Field(min_length=1)]
 
 
 class Sweep(Strict):
-    """What is measured: every workload and load, on every combination of `zip` and `cross`."""
+    """Says what is measured: every workload and load, on every combination of `zip` and `cross`."""
 
     schema_: Literal[1] = Field(alias="schema", description="Version of this format.")
     name: Name = Field(description="Names the folder of its points: the same name goes on where it was cut off.")
@@ -83,7 +83,7 @@ class LoadedSweep:
     """By the workload, as JSON."""
 
     def trace_of(self, workload: Workload) -> RequestTrace | None:
-        """None: it has none."""
+        """Return the trace of a workload; None: it has none."""
         return self.traces.get(workload.model_dump_json())
 
     @property
@@ -214,7 +214,7 @@ _DIGITS = 12
 
 
 def combinations(sweep: Sweep) -> tuple[Settings, ...]:
-    """What is set in each variant of the recipe: `zip` first with first, `cross` each with each."""
+    """Return what is set in each variant of the recipe: `zip` first with first, `cross` each with each."""
     zipped = list(zip(*sweep.zip.values(), strict=True)) if sweep.zip else [()]
     keys = (*sweep.zip, *sweep.cross)
     return tuple(
@@ -246,7 +246,8 @@ class Point:
 
     @property
     def id(self) -> str:
-        """The same for the same resolved recipe, workload and load, wherever it stands in the file."""
+        """Return an id that is the same for the same resolved recipe, workload and load, wherever it stands in the
+        file."""
         about = {
             "recipe": self.deployment.digest,
             "workload": self._work(),
@@ -270,7 +271,8 @@ class Point:
 
 
 def recipe_digest(document: Mapping[str, Any], folder: str) -> str:
-    """Of a resolved recipe. The order of keys means nothing; what is relative in it depends on its folder."""
+    """Return the digest of a resolved recipe. The order of keys means nothing; what is relative in it depends on its
+    folder."""
     return _digest([document, folder])
 
 
@@ -330,7 +332,7 @@ def constant_settings(points: Sequence[Point]) -> Settings:
 
 
 def varied(deployment: Variant, constant: Settings) -> str:
-    """What of its settings is not the same everywhere."""
+    """Return those settings of a deployment that are not the same everywhere."""
     own = [f"{key}={value}" for key, value in deployment.settings if (key, value) not in constant]
     return ", ".join(own) or "the recipe as it is"
 

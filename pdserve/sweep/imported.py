@@ -137,7 +137,7 @@ def _alone(variant: Draft, path: Path, environ: Mapping[str, str]) -> Recipe:
 
 
 def _as_accepted(draft: Draft) -> Draft:
-    """What only the user may write counts as written, as in the import of a single recipe."""
+    """Accept for the user what only the user may write: it counts as written, as in the import of a single recipe."""
     return replace(draft, document=_roles_as_accepted(draft.document))
 
 

@@ -70,7 +70,7 @@ class PointRecord(Frozen):
 
 
 class SweepFolder:
-    """Of a sweep of a deployment."""
+    """Knows the folder of a sweep of a deployment."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,12 +88,13 @@ class SweepFolder:
         return self.path / POINTS / point.id
 
     def read(self, point: Point) -> PointRecord | None:
-        """None: it was never measured to its end. Raises StateError for a record that cannot be read."""
+        """Read the record of a point; None: it was never measured to its end. Raises StateError for a record that
+        cannot be read."""
         file = self.point(point) / POINT
         return read_point(file) if file.exists() else None
 
     def write(self, point: Point, record: PointRecord) -> None:
-        """In one step, so that a crash leaves no half of it. Raises StateError."""
+        """Write the record of a point in one step, so that a crash leaves no half of it. Raises StateError."""
         file = self.point(point) / POINT
         _write(file, record)
 
@@ -114,12 +115,12 @@ def records_in(folder: Path) -> Mapping[Path, PointRecord]:
 
 
 def has_result(folder: Path) -> bool:
-    """Whether this is the folder of a result of `pdserve bench`."""
+    """Return whether this is the folder of a result of `pdserve bench`."""
     return (folder / RESULT).is_file()
 
 
 def reasons_of(result: BenchResult) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
-    """Of all repeats: why it is INVALID, and what could not be checked; each once."""
+    """Return of all repeats why the result is INVALID, and what could not be checked; each once."""
     verdicts = [measurement.verdict for measurement in result.measurements]
     wrong = dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)
     unchecked = dict.fromkeys(reason for verdict in verdicts for reason in verdict.unchecked)
@@ -131,7 +132,7 @@ _NAME_LOCK = "sweep.lock"
 
 
 class TaskRecord(Frozen):
-    """Of a process that runs the points of one deployment."""
+    """Records a process that runs the points of one deployment."""
 
     schema_version: SchemaVersion = SCHEMA
     deployment: str
@@ -151,13 +152,13 @@ class TaskRecord(Frozen):
 
     @property
     def where(self) -> str:
-        """For a reader: the job and its log, or the process."""
+        """Name the job and its log, or the process, for a reader."""
         named = f"job {self.job} on {self.host}" if self.job is not None else f"PID {self.pid} on {self.host}"
         return f"{named}, log {self.log}" if self.log is not None else named
 
 
 class ArrayRecord(Frozen):
-    """Of an array that was submitted."""
+    """Records an array that was submitted."""
 
     schema_version: SchemaVersion = SCHEMA
     job: str
@@ -168,7 +169,7 @@ class ArrayRecord(Frozen):
 
 
 def job_of(environ: Mapping[str, str]) -> str | None:
-    """As Slurm's tools call it."""
+    """Return the job as Slurm's tools call it."""
     array, number = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{number}" if array and number else environ.get("SLURM_JOB_ID") or None
 
@@ -332,18 +333,19 @@ _CHECK = "deployment"
 
 @dataclass(frozen=True)
 class OwnDeployment:
-    """As it was when its run began."""
+    """Knows the sweep's own deployment as it was when its run began."""
 
     run_id: str
     plan: str
     """Digest of its plan."""
 
     def unlike(self, serving: ServingDeployment) -> str | None:
-        """Why what serves is another one; None: it is this one."""
+        """Return why what serves is another deployment; None: it is this one."""
         return self._why(serving.run.run_id, plan_digest(serving.plan))
 
     def not_measured_by(self, result: BenchResult) -> Reason | None:
-        """Why a result is of another deployment, before, between or after its repeats; None: it is of this one."""
+        """Return why a result is of another deployment, before, between or after its repeats; None: it is of this
+        one."""
         for measurement in result.measurements:
             for snapshot in (measurement.before, measurement.after):
                 if (why := self._why(snapshot.run_id, snapshot.plan)) is not None:
@@ -357,7 +359,7 @@ class OwnDeployment:
 
 
 def not_own(why: str) -> Reason:
-    """Why a point is INVALID that this deployment did not serve."""
+    """Return the reason for INVALID of a point that this deployment did not serve."""
     return Reason(check=_CHECK, text=why)
 
 
@@ -393,7 +395,7 @@ def measured(
 
 
 def failed(point: Point, check: str, error: PdserveError, *, run_id: str | None, seconds: float = 0.0) -> PointRecord:
-    """Of a point without a result."""
+    """Make the record of a point without a result."""
     return record_of(point, [Reason(check=check, text=error.render())], [], run_id=run_id, seconds=seconds)
 
 

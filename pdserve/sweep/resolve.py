@@ -22,7 +22,7 @@ _NAME_CHARACTERS, _ID_CHARACTERS = 48, 6
 
 @dataclass(frozen=True)
 class PlannedSweep:
-    """What a sweep will run."""
+    """Holds what a sweep will run."""
 
     loaded: LoadedSweep
     points: tuple[Point, ...]
@@ -35,17 +35,17 @@ class PlannedSweep:
 
     @property
     def name(self) -> str:
-        """Of the deployment: no point can change it."""
+        """Return the name of the deployment: no point can change it."""
         return next(iter(self.recipes.values())).recipe.name
 
     def start_for_each_point(self, deployment: Variant) -> str | None:
-        """Why a deployment is started anew before each of its points; None: once for all of them."""
+        """Return why a deployment is started anew before each of its points; None: once for all of them."""
         if not self.loaded.sweep.restart_to_empty_caches:
             return None
         return only_emptied_by_a_start(self.recipes[deployment.digest].recipe)
 
     def starts(self, some: Sequence[Point]) -> int:
-        """That these points need, if nothing fails in between."""
+        """Return how many starts these points need, if nothing fails in between."""
         groups = by_deployment(some)
         return sum(1 if self.start_for_each_point(deployment) is None else len(its) for deployment, its in groups)
 
@@ -105,7 +105,7 @@ def _lasting(recipe: LoadedRecipe, loaded: LoadedSweep, settings: Settings, envi
 
 
 def set_of(settings: Settings) -> list[str]:
-    """As options of `pdserve up`."""
+    """Return the settings as options of `pdserve up`."""
     return [f"{key}={value}" for key, value in settings]
 
 
@@ -119,7 +119,7 @@ def placed(settings: Settings, loaded: LoadedSweep) -> Iterator[None]:
 
 
 def _placed(error: RecipeError, loaded: LoadedSweep, settings: Settings) -> RecipeError:
-    """What names an option that was not typed names the line of the sweep file as well."""
+    """Place an error: what names an option that was not typed names the line of the sweep file as well."""
 
     def placed(text: str) -> str:
         for key, _ in settings:
@@ -139,7 +139,7 @@ def _placed(error: RecipeError, loaded: LoadedSweep, settings: Settings) -> Reci
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of what is still to be run."""
+    """Estimates what is still to be run."""
 
     seconds: float
     """Of what is known."""
@@ -163,8 +163,8 @@ def estimate(to_run: Sequence[Point], former: Sequence[PointRecord], starts: int
 
 
 def array_seconds(tasks: Sequence[Estimate], at_once: int | None) -> float:
-    """Of tasks that run beside each other, as Slurm starts them: in their order, each once another one has ended.
-    Without the time in the queue."""
+    """Return the seconds of tasks that run beside each other, as Slurm starts them: in their order, each once another
+    one has ended. Without the time in the queue."""
     if not tasks:
         return 0.0
     slots = [0.0] * min(len(tasks), at_once or len(tasks))

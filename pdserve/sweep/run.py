@@ -47,7 +47,7 @@ OnPoint = Callable[[Point, PointRecord], None]
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How each point is measured."""
+    """Says how each point is measured."""
 
     python: str | None
     """An interpreter with vLLM for the client; None: that of the engines."""
@@ -70,13 +70,13 @@ def to_run(planned: PlannedSweep, folder: SweepFolder, stale: Collection[str], *
 
 
 def needs_vllm(point: Point) -> bool:
-    """Whether its client is that of the engines' environment."""
+    """Return whether the client of a point is that of the engines' environment."""
     return point.workload.client_for(point.load) == "vllm"
 
 
 @dataclass(frozen=True)
 class _Start:
-    """Of a deployment."""
+    """Holds a start of a deployment."""
 
     own: OwnDeployment | None
     """None: it failed."""
@@ -89,7 +89,7 @@ class _Start:
 
 @dataclass(frozen=True)
 class SweepRunner:
-    """Of a sweep, or of one deployment of it."""
+    """Runs a sweep, or one deployment of it."""
 
     planned: PlannedSweep
     root: Path
@@ -137,7 +137,7 @@ class SweepRunner:
             )
 
     def _started(self, run: RunDir) -> bool:
-        """Whether it is of this sweep, which keeps a record of each run from its beginning."""
+        """Return whether a run is of this sweep, which keeps a record of each run from its beginning."""
         return (self.folder.starts / run.run_id).exists()
 
     def _measure_all(self, deployment: Variant, its_points: Sequence[Point]) -> None:
@@ -178,7 +178,7 @@ class SweepRunner:
         self.show.note(f"{self.planned.name}: a new start, so that the next point begins with empty caches: {why}")
 
     def _start(self, deployment: Variant) -> _Start:
-        """What runs of this sweep is stopped first."""
+        """Start a deployment; what runs of this sweep is stopped first."""
         began = time.monotonic()
         self._down()
         self._refuse_others()  # what another one has started meanwhile is not stopped for a point
@@ -190,7 +190,7 @@ class SweepRunner:
             return _Start(None, time.monotonic() - began, error, last if last != former else None)
 
     def _ready(self, own: OwnDeployment) -> bool:
-        """Whether it serves as it was started."""
+        """Return whether the sweep's own deployment serves as it was started."""
         try:
             why = own.unlike(serving(self.root, self.planned.name, "sweep"))
         except StateError as error:
@@ -294,7 +294,7 @@ class SweepRunner:
         )
 
     def _emptied(self, deployment: ServingDeployment, *, fresh: bool, start_helps: bool) -> Mapping[str, str] | None:
-        """What became of each cache. None: a start is needed for that. Raises NotEmptiedError."""
+        """Empty the caches and return what became of each. None: a start is needed for that. Raises NotEmptiedError."""
         try:
             caches = run_to_its_end(empty_caches(deployment, new=fresh))
             if self.planned.loaded.sweep.restart_to_empty_caches:

@@ -154,7 +154,7 @@ class ArrayFollower:
             time.sleep(self.poll_seconds)
 
     def _look(self, array: ArrayRecord) -> bool | None:
-        """Whether all of its tasks are over; None: the controller does not answer."""
+        """Return whether all tasks of an array are over; None: the controller does not answer."""
         tasks = look_at_array(array.job)
         if tasks is None:
             return None
@@ -173,7 +173,7 @@ class ArrayFollower:
                 self.on_point(point, record)
 
     def _missing(self) -> bool:
-        """Whether a task that ended well has left no record of a point yet."""
+        """Return whether a task that ended well has left no record of a point yet."""
         ended = {
             deployment
             for array in self.arrays
@@ -238,7 +238,7 @@ def _end_of(job: str | None, task: SlurmTask | None, record: TaskRecord | None) 
 
 
 def _last_error(output: Path | None) -> str | None:
-    """What a task has printed that failed before it could write a record."""
+    """Return the last error that a task has printed which failed before it could write a record."""
     if output is None or not output.is_file():
         return None
     lines = [line for line in split(end_of(output, _SHOWN_BYTES)) if line.startswith("error: ")]

@@ -34,7 +34,7 @@ Here = Callable[[LoadedRecipe], Mapping[str, str]]
 
 @dataclass(frozen=True)
 class StalePoints:
-    """By the id of a point, why."""
+    """Holds by the id of a point why it is stale."""
 
     again: Mapping[str, str] = field(default_factory=dict)
     """They are measured again."""
@@ -67,8 +67,8 @@ def stale_points(planned: PlannedSweep, folder: SweepFolder, here: Here, *, meas
 
 
 def is_measured_here(folder: SweepFolder, environ: Mapping[str, str], *, array: bool) -> bool:
-    """Whether a sweep measures on this machine, or on the nodes of the job around it. `array`: it is to be submitted.
-    One that was submitted before is looked at from a login node later. Raises StateError."""
+    """Return whether a sweep measures on this machine, or on the nodes of the job around it. `array`: it is to be
+    submitted. One that was submitted before is looked at from a login node later. Raises StateError."""
     return not array and (job_of(environ) is not None or not arrays_of(folder))
 
 
@@ -89,7 +89,7 @@ def known_here(environ: Mapping[str, str], *, this_machine: bool) -> Here:
 
 
 def _in_its_job(environ: Mapping[str, str]) -> bool:
-    """Whether this machine is one of the job's nodes; without a job it is the only one."""
+    """Return whether this machine is one of the job's nodes; without a job it is the only one."""
     nodes = environ.get("SLURM_JOB_NODELIST") if job_of(environ) is not None else None
     if not nodes:
         return True
