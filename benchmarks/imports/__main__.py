@@ -22,9 +22,9 @@ import yaml
 
 from benchmarks.imports.respelled import respelled
 from pdserve.errors import PdserveError
-from pdserve.importing.choice import ImportChoice
 from pdserve.importing.formats import TAXONOMY
-from pdserve.importing.srt.variants import variants
+from pdserve.importing.launch import ImportChoice
+from pdserve.importing.srt_variants import variants
 from pdserve.importing.yaml_tree import read
 from pdserve.operations.import_recipe import ImportedRecipe, import_file
 from pdserve.recipe.load.extends import text_of

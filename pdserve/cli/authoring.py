@@ -11,8 +11,7 @@ from pathlib import Path
 import typer
 
 from pdserve.importing.annotated import line
-from pdserve.importing.choice import ImportChoice
-from pdserve.importing.launch import Draft
+from pdserve.importing.launch import Draft, ImportChoice
 from pdserve.operations import import_recipe
 from pdserve.operations.import_recipe import Ask, save
 from pdserve.operations.init_recipe import first_recipe

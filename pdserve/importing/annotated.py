@@ -62,7 +62,7 @@ def _body(document: Mapping[str, Any], comments: Mapping[Path, str], file: str) 
 
 
 def _continues(path: Path, document: Mapping[str, Any]) -> bool:
-    """Whether the value is a text that goes on in the next line, where a comment would be a part of it."""
+    """Return whether the value is a text of several lines, in which a comment would be a part of it."""
     value: Any = document
     for part in path:
         value = value[part]

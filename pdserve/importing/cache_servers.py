@@ -1,14 +1,13 @@
-"""What keeps KV beside the engines of another tool's launch, as sections of a recipe: LMCache's server, and a Mooncake
-store with its master."""
+"""LMCache's server, and a Mooncake store with its master, of another tool's launch become sections of a recipe."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pdserve.importing.command_line.flags import ImportedFlag
+from pdserve.importing.command_line import ImportedFlag
 from pdserve.importing.launch import Effect, Launch, Sourced
-from pdserve.importing.sizes import gib
 from pdserve.recipe.flags import SERVER_FLAGS
 from pdserve.recipe.rules.caches import MASTER_FLAGS
 
@@ -109,3 +108,16 @@ def read_master(words: Words, launch: Launch) -> None:
             launch.note(at.of(item.value), f"pdserve sets -{name}: {MASTER_FLAGS[name]}", effect)
         else:
             launch.store.setdefault("extra_args", {})[name] = at.of(item.value)
+
+
+_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?)b?\s*", re.IGNORECASE)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def gib(value: object) -> int | float | None:
+    """The size in GiB; None for what is no size."""
+    match = _SIZE.fullmatch(str(value))
+    if match is None or isinstance(value, bool):
+        return None
+    number = float(match.group(1)) * _UNITS[match.group(2).lower()] / (1 << 30)
+    return int(number) if number == int(number) else number

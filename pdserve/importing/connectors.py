@@ -76,7 +76,7 @@ def carried(config: Config, *, raw: bool = False) -> Carried:
 
 
 def needs_raw(config: Config) -> bool:
-    """Whether no section can make the mapping."""
+    """Return whether no section can make the mapping."""
     return _section(config) is None
 
 
@@ -208,7 +208,7 @@ def acceptances(section: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def accepted(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The same connector with all of that written: whether the rest is valid does not depend on it."""
+    """Return the connector with all of that written: the rest is valid with it or without."""
     result = copy.deepcopy(dict(section))
     for *above, key in acceptances(section):
         there: Any = result
@@ -219,7 +219,7 @@ def accepted(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _size(value: Any) -> int | None:
-    """As vLLM's int() reads it, from a text too (vllm/v1/kv_offload/cpu/spec.py); None where that fails."""
+    """Read a number as vLLM's int() does, from a text too (vllm/v1/kv_offload/cpu/spec.py); None where that fails."""
     try:
         number = int(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
     except (ValueError, OverflowError):

@@ -17,7 +17,7 @@ _UNUSED_BY_VLLM = "read by Dynamo, which a recipe does not start"
 
 
 def carried(env: dict[str, Sourced], launch: Launch, role: EngineRole | None) -> dict[str, Sourced]:
-    """What of `env` a recipe has as it stands; the rest becomes notes of the launch. `role` None: of all roles."""
+    """Return what of `env` a recipe has as it stands; the rest becomes notes of the launch. `role` None: all roles."""
     kept: dict[str, Sourced] = {}
     for name, at in env.items():
         instead = env_instead(name, role or "engine")
@@ -48,7 +48,7 @@ def carried(env: dict[str, Sourced], launch: Launch, role: EngineRole | None) ->
 
 
 def _text(value: object) -> str | int:
-    """As the environment has it. A number that is written as it is read stays one."""
+    """Return a value as the environment has it. A number that is written as it is read stays one."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, int) else str(value)

@@ -5,9 +5,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 from pdserve.roles import EngineRole
+
+
+class FlagSource(StrEnum):
+    """A vLLM that is installed, or a list, knows the flags of engines."""
+
+    VLLM = "vllm"
+    """The parser of the vLLM that is installed; without one, the list."""
+    LIST = "list"
+    """What pdserve knows of one version."""
+
+
+@dataclass(frozen=True)
+class ImportChoice:
+    """One deployment of those that a file describes; None: the file's own default, where it has one."""
+
+    variant: str | None = None
+    hardware: str | None = None
+    strategy: str | None = None
+    features: tuple[str, ...] | None = None
+    nodes: int | None = None
+    kv_offload: str | None = None
+    """Of vLLM's recipes; None: KV is kept on the devices alone."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of a shell script."""
+
+    def given(self) -> list[str]:
+        """The options that choose something."""
+        values = {
+            "--variant": self.variant,
+            "--hardware": self.hardware,
+            "--strategy": self.strategy,
+            "--feature": self.features,
+            "--nodes": self.nodes,
+            "--kv-offload": self.kv_offload,
+            "--var": self.variables or None,
+        }
+        return [option for option, value in values.items() if value is not None]
+
 
 Effect = Literal["served", "confirm", "replaced", "unused"]
 """Of a value that was not carried over as it stands.
@@ -21,7 +60,7 @@ unused: it belongs to a benchmark, to the other tool's frontend or to its servic
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Of an engine, as a file has it: what follows `vllm serve`, and the variables of vLLM in its environment."""
+    """The words behind `vllm serve` as a file has them, and the variables of vLLM in its environment."""
 
     words: tuple[str, ...]
     variables: tuple[tuple[str, str], ...] = ()
@@ -55,7 +94,7 @@ class Note:
 
 @dataclass
 class EngineLaunch:
-    """What the engines of one role run."""
+    """The engines of one role run this."""
 
     at: Sourced
     """Where the role is described."""
@@ -116,12 +155,12 @@ class Draft:
     file: str
     format: str
     versions: Mapping[str, Sourced] = field(default_factory=dict)
-    """Package -> its version, where the file names one (named_versions.py)."""
+    """Package -> its version, where the file names one (formats.py)."""
     lines: tuple[CommandLine, ...] = ()
     """Of the engines of each role, as the file has them."""
     parser: str = ""
     """Who read their flags, for people."""
 
     def losses(self) -> list[Note]:
-        """What changes what is served."""
+        """Return the notes of what changes what is served."""
         return [note for note in self.notes if note.effect == "served"]

@@ -3,7 +3,7 @@ strategy and a set of features.
 
 The collection puts the command line together from layers (src/lib/command-synthesis.js there, 8959cf6): base, variant,
 strategy, the recipe's changes of the strategy, hardware, features; of a flag given twice the later one holds. The
-layers are the same here, in that order; KV offloading (vllm_offload.py) is the last one.
+layers are the same here, in that order; KV offloading is the last one.
 """
 
 from __future__ import annotations
@@ -14,17 +14,159 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.importing import environment, vllm_offload
-from pdserve.importing.choice import ImportChoice
-from pdserve.importing.collection import INSTALLED_BY_HAND, NOT_STARTED, OWN_PROXY, Collection, at_in, key_in
-from pdserve.importing.command_line.flag_names import FlagNames
-from pdserve.importing.command_line.flags import ImportedFlag, collected, from_argv
-from pdserve.importing.command_line.installed_parser import LineReader
-from pdserve.importing.command_line.parsed import as_parsed, line_of
-from pdserve.importing.launch import EngineLaunch, Launch, Sourced
+from pdserve.importing import cache_servers, environment
+from pdserve.importing.command_line import FlagNames, ImportedFlag, LineReader, as_parsed, collected, from_argv, line_of
+from pdserve.importing.launch import EngineLaunch, ImportChoice, Launch, Sourced
+from pdserve.importing.shell_words import commands
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path, dotted
 from pdserve.roles import EngineRole
+
+INSTALLED_BY_HAND = "installed by hand there; the image must have it, or setup of the recipe"
+NOT_STARTED = "a process beside the engines, which is not started"
+OWN_PROXY = "pdserve has a proxy of its own (section proxy)"
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The hardware, and the strategies and stores by name."""
+
+    taxonomy: Tree
+    strategies: Mapping[str, Tree]
+    stores: Mapping[str, Tree]
+
+
+def is_recipe(tree: Tree) -> bool:
+    """Return whether the file looks like a recipe of the collection."""
+    return isinstance(tree.get("model"), dict) and tree.has("model", "model_id") and tree.has("variants")
+
+
+def key_in(tree: Tree, path: Path) -> str:
+    """The key, with the file where it is not the recipe itself."""
+    return dotted(path) if is_recipe(tree) else f"{tree.file.rpartition('/')[2]} {dotted(path)}"
+
+
+def at_in(tree: Tree, path: Path) -> Sourced:
+    """Return what is at `path`, with its place."""
+    return Sourced(tree.get(*path), key_in(tree, path), tree.line(*path))
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The launch as far as it decides which options there are."""
+
+    recipe: Tree
+    strategy: str
+    has_pools: bool
+    """Prefill and decode are engines of their own."""
+    brand: str
+
+
+def choose_offload(name: str, beside: Collection, situation: Situation) -> _KvOffload:
+    """The option or store of that name. Raises RecipeError for one that is not there, or not for this launch."""
+    taxonomy, stores = beside.taxonomy, beside.stores
+    options = taxonomy.get("kv_offload")
+    refused = {key: _why_not(taxonomy, key, situation) for key in (options if isinstance(options, dict) else {})}
+    usable = [key for key, why in refused.items() if why is None]
+    usable += [key for key, store in stores.items() if _embedded(store)]
+    if name in stores and _embedded(stores[name]):
+        return _KvOffload(stores[name])
+    if name in refused and refused[name] is None:
+        return _KvOffload(taxonomy, ("kv_offload", name))
+    cause = refused.get(name)
+    if name in stores:
+        cause = "its memory belongs to a process of its own (mooncake_store_service), which a recipe does not start"
+    raise RecipeError(
+        f"this launch cannot have the KV offload {name}" if cause else f"the collection has no KV offload {name}",
+        where=situation.recipe.file,
+        cause=cause,
+        todo=f"give --kv-offload one of: {', '.join(usable)}" if usable else "leave --kv-offload out",
+    )
+
+
+def _embedded(store: Tree) -> bool:
+    return store.get("mooncake_vllm_config", "template", "mode") in (None, "embedded")
+
+
+def _why_not(taxonomy: Tree, name: str, situation: Situation) -> str | None:
+    strategies, brands = (taxonomy.get("kv_offload", name, key) for key in ("strategies", "brands"))
+    support = situation.recipe.get("kv_offload_support", name)
+    if situation.has_pools:
+        return "its connector would take the place of the one between prefill and decode"
+    if isinstance(strategies, list) and strategies and situation.strategy not in strategies:
+        return f"it is for {', '.join(map(str, strategies))}"
+    if isinstance(brands, list) and brands and situation.brand not in brands:
+        return f"it is for devices of {', '.join(map(str, brands))}"
+    if support == "unsupported":
+        return "the recipe has it as unsupported (kv_offload_support)"
+    if taxonomy.get("kv_offload", name, "requires_opt_in") is True and support != "verified":
+        return "the recipe does not have it as verified (kv_offload_support)"
+    return None
+
+
+@dataclass(frozen=True)
+class _KvOffload:
+    """An option of the taxonomy, or a store of kv_store/, which has a file of its own."""
+
+    tree: Tree
+    option: Path = ()
+    """Where the option is; empty for a store."""
+
+    def args(self, part: str | None) -> Path:
+        """Return where the flags of a role are; None: the one role there is."""
+        if self.option:
+            return (*self.option, "args")
+        return ("pd", part, "args") if part else ("vllm", "vllm_args")
+
+    def env(self) -> Path:
+        """Return where the variables of all engines are."""
+        return (*self.option, "env") if self.option else ("vllm", "env")
+
+    def read_servers(self, launch: Launch) -> None:
+        """Add what runs beside the engines."""
+        if self.option:
+            self._read_lmcache(launch)
+        else:
+            self._read_store(launch)
+        install: Path = (*self.option, "install") if self.option else ("vllm", "install")
+        if self.tree.has(*install):
+            launch.note(at_in(self.tree, install), INSTALLED_BY_HAND, "confirm")
+
+    def _read_lmcache(self, launch: Launch) -> None:
+        companion: Path = (*self.option, "companion")
+        if not self.tree.has(*companion):
+            return
+        found = list(_flags(self.tree, (*companion, "command"), ("lmcache", "server")))
+        cache_servers.read_lmcache(found, launch)
+        if not found:
+            launch.note(at_in(self.tree, companion), NOT_STARTED, "served")
+
+    def _read_store(self, launch: Launch) -> None:
+        template: Path = ("mooncake_vllm_config", "template")
+        values = self.tree.get(*template)
+        names = values if isinstance(values, dict) else {}
+        cache_servers.read_store_file({key: at_in(self.tree, (*template, key)) for key in names}, launch)
+        master: Path = ("mooncake_master", "command")
+        cache_servers.read_master(_flags(self.tree, master, ("mooncake_master",)), launch)
+        if self.tree.has("router"):
+            launch.note(at_in(self.tree, ("router",)), OWN_PROXY, "unused")
+
+
+def _flags(tree: Tree, path: Path, program: tuple[str, ...]) -> Iterator[tuple[Sourced, ImportedFlag | str]]:
+    """The flags of the first command that starts with `program`, in the text at `path`."""
+    text = tree.get(*path)
+    if not isinstance(text, str):
+        return
+    # A text of several lines begins behind the line of its key.
+    before = tree.line(*path) - ("\n" not in text.strip())
+    for command in commands(text, tree.file, before):
+        words = [word.text for word in command.words]
+        if tuple(words[: len(program)]) != program:
+            continue
+        for index, item in from_argv(words[len(program) :]):
+            yield Sourced(None, key_in(tree, path), command.words[len(program) + index].line), item
+        return
+
 
 FORMAT = "vLLM recipes"
 OPTIONS = ("--variant", "--hardware", "--strategy", "--feature", "--nodes", "--kv-offload")
@@ -110,8 +252,8 @@ class _Composer:
         self.has_pools = self.plan.get("deploy_type") == "pd_cluster"
         self.offload = None
         if choice.kv_offload is not None:
-            situation = vllm_offload.Situation(tree, self.strategy, self.has_pools, self.brand)
-            self.offload = vllm_offload.chosen(choice.kv_offload, beside, situation)
+            situation = Situation(tree, self.strategy, self.has_pools, self.brand)
+            self.offload = choose_offload(choice.kv_offload, beside, situation)
 
     def launch(self) -> Launch:
         brand = self.brand
@@ -144,7 +286,7 @@ class _Composer:
         return support != "unsupported" and (support is not None or not profile.get("restricted"))
 
     def _usual(self, offered: list[str]) -> str:
-        """What the collection's page begins with."""
+        """Return what the collection's page begins with."""
         precise = str(self.tree.get("variants", self.variant, "precision")).endswith("fp4")
         wanted = [self.tree.get("meta", "default_hardware"), *(["b200", "gb200"] if precise else []), "h200"]
         return next((str(name) for name in wanted if name in offered), (offered or ["h200"])[0])

@@ -20,12 +20,11 @@ from pydantic import ValidationError
 
 from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.annotated import annotated, line
-from pdserve.importing.choice import ImportChoice
-from pdserve.importing.command_line.installed_parser import BY_LIST, InstalledParser, LineReader
-from pdserve.importing.compare import Departure, departures
+from pdserve.importing.command_line import BY_LIST, InstalledParser, LineReader
 from pdserve.importing.connectors import acceptances
+from pdserve.importing.departure import Departure, departures
 from pdserve.importing.formats import STORES, STRATEGIES, TAXONOMY, imported
-from pdserve.importing.launch import CommandLine, Draft, Sourced
+from pdserve.importing.launch import CommandLine, Draft, ImportChoice, Sourced
 from pdserve.installed import distributions
 from pdserve.installed.versions import Versions
 from pdserve.operations import vllm_parser_program

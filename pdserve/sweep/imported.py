@@ -11,8 +11,8 @@ from typing import Any
 
 from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.annotated import annotated, commented, line
-from pdserve.importing.compare import departures
 from pdserve.importing.connectors import accepted
+from pdserve.importing.departure import departures
 from pdserve.importing.formats import imported_sweep
 from pdserve.importing.launch import CommandLine, Draft, Note, Sourced
 from pdserve.importing.sweep_draft import SweepDraft, shown_names

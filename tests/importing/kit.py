@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.importing.choice import ImportChoice
 from pdserve.importing.formats import imported
-from pdserve.importing.launch import Draft, Effect
+from pdserve.importing.launch import Draft, Effect, ImportChoice
 from pdserve.operations.import_recipe import ImportedRecipe, import_file
 
 NIXL = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pdserve.importing.choice import ImportChoice
 from pdserve.importing.formats import imported
-from pdserve.importing.launch import Draft
+from pdserve.importing.launch import Draft, ImportChoice
 from pdserve.operations.import_recipe import import_file
 from tests.importing.kit import notes
 from tests.tables import each_row

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.importing.choice import ImportChoice
-from pdserve.importing.command_line.flag_names import LISTED
-from pdserve.importing.command_line.installed_parser import InstalledParser, ParsedLine
-from pdserve.importing.launch import CommandLine
+from pdserve.importing.command_line import LISTED, InstalledParser, ParsedLine
+from pdserve.importing.launch import CommandLine, ImportChoice
 from pdserve.installed.versions import TESTED
 from pdserve.operations import import_recipe
 from pdserve.operations.import_recipe import ImportedRecipe, ask_installed, import_file

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pdserve.importing import connectors
-from pdserve.importing.choice import ImportChoice
+from pdserve.importing.launch import ImportChoice
 from pdserve.operations.import_recipe import import_file
 from pdserve.recipe.load import yaml12
 

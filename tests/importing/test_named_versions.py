@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pdserve.importing.formats import named_versions
 from pdserve.importing.launch import Launch, Sourced
-from pdserve.importing.named_versions import named_versions
 from pdserve.operations.import_recipe import version_hazards
 from tests.importing.kit import NIXL, SCHEMA_1, whole
 from tests.messages.kit import run

@@ -1,35 +1,29 @@
-"""Shell scripts with `vllm serve`: read as a shell would, and never run."""
+"""Shell scripts with `vllm serve`: simple ones are read as a shell would, and never run; what is more is refused."""
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 
-from pdserve.errors import RecipeError
-from pdserve.importing.choice import ImportChoice
+from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.formats import imported
-from pdserve.importing.launch import Draft
+from pdserve.importing.launch import Draft, ImportChoice
+from pdserve.importing.shell_words import commands
+from pdserve.operations.import_recipe import check_whole, import_file
 from tests.importing.kit import notes
 from tests.messages.kit import run
 from tests.tables import each_row
 
 SCRIPT = """\
 #!/usr/bin/env bash
-source "$(dirname "$0")/lib.sh"
+set -euo pipefail
 export VLLM_LOGGING_LEVEL=INFO   # a comment
-EXTRA="--max-num-seqs $((CONC * 2))"
-PARALLEL=(--tensor-parallel-size "$TP")
-if [ "${DP:-false}" = "true" ]; then
-    PARALLEL=(--tensor-parallel-size 1 --data-parallel-size "$TP")
-else
-    export NOT_DP=1
-fi
-if [[ "${EP:-1}" -gt 1 ]]; then PARALLEL+=(--enable-expert-parallel); fi
-set -x
+EXTRA="--max-num-seqs 64" SEED=${SEED:-${FIRST:-3}}
 UCX_TLS=rc vllm serve "$MODEL" --host 0.0.0.0 --port $PORT \\
-    "${PARALLEL[@]}" \\
-    $EXTRA \\
+    -tp "${TP}" \\
+    $EXTRA --seed $SEED \\
     --compilation-config '{"cudagraph_mode":"PIECEWISE"}' \\
     --speculative-config "{\\"method\\": \\"mtp\\", \\"num_speculative_tokens\\": $SPEC}" \\
     --attention_config.use_fp4_indexer_cache True \\
@@ -38,33 +32,41 @@ echo "vllm serve is up" | cat
 cat <<EOF
 vllm serve never
 EOF
+until curl -s localhost:8000/health; do sleep 1; done
 """
-GIVEN = {"TP": "8", "MODEL": "org/model", "CONC": "32", "SPEC": "2"}
+GIVEN = {"TP": "8", "MODEL": "org/model", "SPEC": "2"}
 
 
 def read(text: str, **variables: str) -> Draft:
     return imported(text, "serve_b200.sh", ImportChoice(variables={**GIVEN, **variables}))
 
 
-def asked(text: str, **variables: str) -> str:
+def args(text: str, **variables: str) -> dict[str, object]:
+    found: dict[str, object] = read(text, **variables).document["aggregated"].get("args", {})
+    return found
+
+
+def refused(text: str, **variables: str) -> str:
     with pytest.raises(RecipeError) as caught:
         imported(text, "serve.sh", ImportChoice(variables=variables))
-    assert caught.value.todo
-    return f"{caught.value.what} {caught.value.todo}"
+    return f"{caught.value.where} {caught.value.what} {caught.value.todo}"
 
 
 def test_the_command_line_is_what_the_shell_would_make_of_it() -> None:
-    document = read(SCRIPT).document
-    assert document["model"] == {"id": "org/model", "served_name": "org/model"}
-    assert document["aggregated"]["parallel"] == {"tp": 8}
-    assert document["aggregated"]["args"] == {
+    draft = read(SCRIPT)
+    assert draft.document["model"] == {"id": "org/model", "served_name": "org/model"}
+    assert draft.document["aggregated"]["parallel"] == {"tp": 8}
+    assert draft.document["aggregated"]["args"] == {
         "max-num-seqs": 64,
+        "seed": 3,
         "compilation-config": {"cudagraph_mode": "PIECEWISE"},
         "speculative-config": {"method": "mtp", "num_speculative_tokens": 2},
         "attention-config": {"use_fp4_indexer_cache": "True"},
         "enable-prefix-caching": False,
     }
-    assert document["aggregated"]["env"] == {"VLLM_LOGGING_LEVEL": "INFO", "NOT_DP": "1", "UCX_TLS": "rc"}
+    assert draft.document["aggregated"]["env"] == {"VLLM_LOGGING_LEVEL": "INFO", "UCX_TLS": "rc"}
+    assert draft.losses() == []
+    assert "`until`" in notes(draft, "confirm"), "what is not read behind the server is named"
 
 
 def test_each_value_has_the_line_of_its_word() -> None:
@@ -73,33 +75,68 @@ def test_each_value_has_the_line_of_its_word() -> None:
     assert origins["aggregated", "args", "compilation-config"] == f"{line}: --compilation-config"
 
 
-def test_a_branch_is_taken_by_the_variables_that_are_given() -> None:
-    draft = read(SCRIPT, DP="true", EP="2")
-    assert draft.document["aggregated"]["parallel"] == {"dp": 8, "ep": True}
-    assert "NOT_DP" not in draft.document["aggregated"]["env"]
-
-
 def test_variables_that_the_caller_must_give_are_asked_for_all_at_once() -> None:
-    text = asked(SCRIPT)
-    for name in ("MODEL", "TP", "CONC", "SPEC"):
-        assert f"--var {name}=..." in text
+    text = refused(SCRIPT)
+    assert "serve.sh:5 the script gives no value of MODEL, TP, SPEC give: --var MODEL=" in text
     assert "PORT" not in text, "pdserve sets the port"
 
 
-def test_a_branch_that_depends_on_a_missing_variable_makes_its_assignments_unknown() -> None:
-    text = SCRIPT.replace("${DP:-false}", "$DP")
-    assert "--var DP=..." in asked(text, **GIVEN)
+@each_row("value", ["$(nvidia-smi -L | wc -l)", "`cat n`", "$((2 * 4))", "${X%b}", "(4 5)", "$1", "$X", "~/n"])
+@each_row("by", ["", "export "])
+def test_a_value_that_is_not_read_is_asked_for_where_it_counts(by: str, value: str) -> None:
+    text = f"{by}N={value}\n" + 'vllm serve m -tp "$N"\n'
+    assert "serve.sh:2 the script gives no value of N give: --var N=..." in refused(text)
+    assert read(text, N="4").document["aggregated"]["parallel"] == {"tp": 4}
 
 
-def test_more_behind_an_unknown_array_is_unknown_too() -> None:
-    text = 'ARGS=($(args))\nARGS+=(--seed 1)\nvllm serve m --port $PORT "${ARGS[@]}"\n'
-    assert "--var ARGS=..." in asked(text)
+@each_row("sets", ["[ -n '' ] && N=1", "nvidia-smi || N=1", "N=1 &", "echo 1 | N=1", ": ${N:=4}", "unset N"])
+def test_a_value_that_a_command_may_change_is_asked_for(sets: str) -> None:
+    assert "--var N=..." in refused(f"N=2\n{sets}\nvllm serve m -tp $N\n")
 
 
-def test_what_is_known_only_when_the_script_runs_is_asked_for() -> None:
-    assert "--var TP=..." in asked('TP=$(nvidia-smi -L | wc -l)\nvllm serve m -tp "$TP"\n')
-    assert "--var X=..." in asked("for X in 1 2; do vllm serve m --max-num-seqs $X; done\n")
-    assert read('TP=$(nvidia-smi)\nvllm serve m -tp "$TP"\n').document["aggregated"]["parallel"] == {"tp": 8}
+@each_row("before, line, what", [
+    ("if true; then", 1, "`if` stands before"),
+    ("A=1\nfor X in 1 2; do", 2, "`for` stands before"),
+    ('while [ "$A" ]; do', 1, "`while` stands before"),
+    ("case $A in a)", 1, "`case` stands before"),
+    ("f() {", 1, "a group or a function stands before"),
+    ("(cd /x;", 1, "a group or a function stands before"),
+    ("read -r TP < file\n", 1, "`read` stands before"),
+    ("printf -v TP 4\n", 1, "`printf` stands before"),
+    ("eval A=4\n", 1, "`eval` stands before"),
+    ("set -a\n", 1, "`set` stands before"),
+    ("declare -i TP=4\n", 1, "`declare` stands before"),
+    ("(( TP *= 2 ))\n", 1, "a group or a function stands before"),
+    ("export $(cat .env)\n", 1, "`export` has names that are known only when it runs"),
+    ("[ -n x ] &&", 1, "only if a command before it succeeds"),
+    ("! grep -q x y ||", 1, "stands before"),
+    ("bash -c 'vllm serve m'\n", 1, "a server in the text of a command"),
+    ("ssh node <<E\nvllm serve m\nE\n", 1, "a server in the text of a command"),
+    ("A=1\nCMD=(vllm serve m)\n", 2, "a server in an array"),
+    ("PID=$(vllm serve m & echo $!)\n", 1, "a server in an array, or in a command of its own"),
+])  # fmt: skip
+def test_what_is_not_read_before_a_server_is_refused_with_its_line_and_the_way_out(
+    before: str, line: int, what: str
+) -> None:
+    message = refused(f"{before} vllm serve m\n")
+    assert message.startswith(f"serve.sh:{line} ")
+    assert what in message
+    assert message.endswith("in a copy of the script, and import that")
+
+
+@each_row(
+    "text", ["echo vllm serve m\n", "vllm serve\n", "exit 0\nvllm serve m\n", "exec x\nvllm serve m\n", "A='vllm serve"]
+)
+def test_a_script_without_a_server_is_refused(text: str) -> None:
+    assert refused(text)
+
+
+def test_the_caller_gives_the_words_of_an_array_as_one_text() -> None:
+    text = 'ARGS=(--seed 3)\nCMD=(vllm serve m)\n"${CMD[@]}" "${ARGS[@]}"\n'
+    assert args(text, CMD="vllm serve m", ARGS="--seed 4 --dtype 'a b'") == {"seed": 4, "dtype": "a b"}
+    assert "give: --var CMD=..." in refused('"${CMD[@]}" m\necho vllm serve')
+    draft = read("vllm serve m\n$OTHER x\n")
+    assert ["may start a server too" in note.why for note in draft.losses()] == [True]
 
 
 def test_nothing_of_the_script_is_run(tmp_path: Path) -> None:
@@ -108,9 +145,93 @@ def test_nothing_of_the_script_is_run(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_quotes_decide_whether_a_dollar_is_one() -> None:
-    args = read("vllm serve m --chat-template '$TP' --tokenizer \\$TP --revision x --dtype \"$TP\"\n").document
-    assert args["aggregated"]["args"] == {"chat-template": "$TP", "tokenizer": "$TP", "dtype": 8}
+def test_quotes_decide_what_a_dollar_a_blank_and_an_operator_is() -> None:
+    text = "vllm serve m --chat-template '$TP' --tokenizer \\$TP --revision 'x; y' --dtype \"$TP\" --a \\; --b 'c\\'\n"
+    expected = {"chat-template": "$TP", "tokenizer": "$TP", "dtype": 8, "a": ";", "b": "c\\"}
+    assert args(text) == expected
+    ((echo, word),) = (command.words for command in commands('echo "a \\\n  b\\\\\n c"\n', "serve.sh"))
+    assert (echo.text, word.text) == ("echo", "a   b\\\n c")
+    (first, after) = commands("echo 'a #\n  b\"$X\n' # c\nafter", "serve.sh")
+    assert (first.words[1].text, after.words[0].text, after.words[0].line) == ('a #\n  b"$X\n', "after", 4)
+
+
+@each_row("empty", ["''", '""', '"$NONE"'])
+def test_an_empty_word_in_quotes_is_a_word_and_an_empty_variable_is_none(empty: str) -> None:
+    document = read(f"NONE=\nvllm serve $NONE $MODEL $NONE --tokenizer {empty} --seed 3\n").document
+    assert document["model"]["id"] == "org/model"
+    assert document["aggregated"]["args"] == {"tokenizer": "", "seed": 3}
+
+
+@each_row("value, seed", [("${X:-${Y:-4}}", 4), ("${E:-${F:-4}}", 8), ("${E-4}0", 0), ("${F:?no}", 8), ("1${F}2", 182)])
+def test_a_default_holds_where_there_is_no_value(value: str, seed: int) -> None:
+    assert args(f"E=; F=8\nvllm serve m --seed {value}\n") == {"seed": seed}
+
+
+@each_row("behind", [
+    "> server.log 2>&1 &", ">server.log 2>&1", "&> log", "&>>log", "2> err", "2>err >out", "> >(tee log) 2>&1",
+    "<in 9>x", "| tee log",
+])  # fmt: skip
+def test_a_number_before_a_redirection_is_a_value_unless_it_touches_it(behind: str) -> None:
+    assert read(f"vllm serve m --tensor-parallel-size 8 {behind}\n").document["aggregated"]["parallel"] == {"tp": 8}
+    assert args("vllm serve m --max-model-len 32768&> log\n") == {"max-model-len": 32768}
+
+
+@each_row("word", ["~/m", "*.json", "{a,b}"])
+def test_a_word_that_a_shell_would_replace_by_files_is_refused(word: str) -> None:
+    assert "the value at line 1" in refused(f"vllm serve m --x {word}\n")
+    assert args(f"vllm serve m --x '{word}'\n") == {"x": word}
+
+
+@each_row("script, env", [
+    ("export X=1\nexport Y=2 Z=3", {"X": "1", "Y": "2", "Z": "3"}),
+    ("X=1; export X; unset X", {}),
+    ("export X=1; export -n X", {}),
+    ("X=1 Y=2 python warmup.py", {}),
+    ("cd /work && export X=4", {"X": "4"}),
+    ("X=1; X+=2; export X", {"X": "12"}),
+])  # fmt: skip
+def test_what_is_exported_is_the_environment(script: str, env: dict[str, str]) -> None:
+    assert read(f"{script}\nvllm serve m\n").document["aggregated"].get("env", {}) == env
+
+
+@each_row("script, lost", [
+    ("export MODE=$(mode)\nvllm serve m\n", ["export MODE"]),
+    ("false || export MODE=1\nvllm serve m\n", ["export MODE"]),
+    ("MODE=$(mode) vllm serve m\n", ["MODE"]),
+    (". lib.sh\nvllm serve m\n", [". lib.sh"]),
+    ("source v/bin/activate\nvllm serve m\n", []),
+    ("exec numactl -m 0 vllm serve m\n", ["exec numactl"]),
+    ("docker run --env=TOKEN=hunter2 i vllm serve m\n", ["docker"]),
+    ("A=1 exec env B=2 nohup vllm serve m\n", []),
+    ("export HIP_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES\nvllm serve m --port=$PORT\n", []),
+])  # fmt: skip
+def test_what_is_around_a_server_and_not_carried_over_is_a_loss(script: str, lost: list[str]) -> None:
+    draft = read(script)
+    assert [note.at.key for note in draft.losses()] == lost
+    assert "hunter2" not in str(draft)
+
+
+def test_a_command_beside_the_server_is_to_be_confirmed() -> None:
+    assert list(notes(read("pip install x; mkdir y\nvllm serve m\n"), "confirm")) == ["`pip`", "the file's name"]
+
+
+def test_a_rank_that_the_caller_gives_says_who_balances_all_the_same() -> None:
+    parallel = read("vllm serve m -dp 4 --data-parallel-rank $RANK\n").document["aggregated"]["parallel"]
+    assert parallel == {"dp": 4, "load_balancing": "external"}
+    assert "--var N=..." in refused("vllm serve m -dp 8 -dpl $N --data-parallel-start-rank 0\n")
+
+
+def test_a_server_may_be_started_as_a_module() -> None:
+    draft = read("python3 -m vllm.entrypoints.openai.api_server --model org/m --seed 3 &\n")
+    assert draft.document["model"]["id"] == "org/m"
+    assert draft.document["aggregated"]["args"] == {"seed": 3}
+    assert draft.losses() == []
+
+
+def test_lmcaches_server_beside_it_becomes_its_section() -> None:
+    config = '{"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"}'
+    draft = read(f"lmcache server --l1-size-gb 64 &\nvllm serve m --kv-transfer-config '{config}'\n")
+    assert draft.document["lmcache"] == {"l1_size_gb": 64, "on": ["aggregated"]}
 
 
 def test_prefill_and_decode_are_told_apart_by_their_connectors() -> None:
@@ -118,11 +239,17 @@ def test_prefill_and_decode_are_told_apart_by_their_connectors() -> None:
     document = read(line % "kv_producer" + line % "kv_consumer").document
     assert document["mode"] == "disaggregated"
     assert document["prefill"]["connector"] == document["decode"]["connector"] == {"kind": "nixl"}
-    assert "a second server" in asked(line % "kv_both" + line % "kv_both")
+    assert "a second server" in refused(line % "kv_both" + line % "kv_both")
 
 
-def test_nixl_push_is_refused_once_with_the_reason() -> None:
-    line = 'vllm serve m --kv-transfer-config \'{"kv_connector":"NixlPushConnector","kv_role":"%s"}\' &\n'
+@each_row("connector", [
+    '"NixlPushConnector","kv_role":"%s"',
+    '"NixlPushConnector","kv_role":"%s","kv_connector_extra_config":{"unknown_key":1}',
+    '"MultiConnector","kv_role":"%s","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlPushConnector"}'
+    ',{"kv_connector":"LMCacheMPConnector"}]}',
+])  # fmt: skip
+def test_nixl_push_is_refused_once_with_the_reason(connector: str) -> None:
+    line = f"vllm serve m --kv-transfer-config '{{\"kv_connector\":{connector}}}' &\n"
     with pytest.raises(RecipeError) as caught:
         read(line % "kv_producer" + line % "kv_consumer")
     assert caught.value.what.startswith("NIXL push is not supported: it ran on no device here")
@@ -131,80 +258,66 @@ def test_nixl_push_is_refused_once_with_the_reason() -> None:
     assert "use kind: nixl (pull)" in str(caught.value.todo)
 
 
-@each_row(
-    "extra",
-    [
-        '{"push_registration_timeout":900}',
-        '{"unknown_key":1}',
-        '{"connectors":[{"kv_connector":"NixlPushConnector"},{"kv_connector":"LMCacheMPConnector"}]}',
-    ],
-)
-def test_nixl_push_is_refused_in_a_mapping_that_no_section_makes_and_in_a_multi(extra: str) -> None:
-    name = "MultiConnector" if "connectors" in extra else "NixlPushConnector"
-    mapping = f'{{"kv_connector":"{name}","kv_role":"%s","kv_connector_extra_config":{extra}}}'
-    line = f"vllm serve m --kv-transfer-config '{mapping}' &\n"
-    assert "NIXL push is not supported" in asked(line % "kv_producer" + line % "kv_consumer")
-
-
 def test_a_secret_of_the_script_is_named_only() -> None:
     draft = read("export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz\nvllm serve m\n")
     assert draft.document["aggregated"]["env"] == {"HF_TOKEN": {"secret": "HF_TOKEN"}}
     assert "abcdefghij" not in str(draft)
 
 
-def test_devices_and_ports_of_the_caller_are_pdserves() -> None:
-    draft = read("export HIP_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES\nvllm serve m --port=$PORT\n")
-    assert draft.losses() == []
-    assert len(notes(draft, "replaced")) == 2
-
-
-def test_a_variable_whose_value_is_not_known_is_a_loss() -> None:
-    assert [note.at.key for note in read("export MODE=$(mode)\nvllm serve m\n").losses()] == ["export MODE"]
-
-
-@each_row("text", ["if false; then\nvllm serve m\nfi\n", "echo 'vllm serve\n", "vllm serve\n"])
-def test_a_script_without_a_server_is_refused(text: str) -> None:
-    assert asked(text)
-
-
-def test_the_verb_takes_variables(tmp_path: Path) -> None:
-    (tmp_path / "serve.sh").write_text('vllm serve "$MODEL" -tp 2\n')
-    assert run(("import", "serve.sh", "--flags-from", "list", "--var", "MODEL=org/x"), tmp_path, {}).code == 0
-    assert run(("import", "serve.sh", "--var", "MODEL"), tmp_path, {}).code == 2
-
-
-@each_row("empty", ["''", '""', '"$NONE"'])
-def test_an_empty_word_in_quotes_is_a_word(empty: str) -> None:
-    document = read(f"NONE=\nvllm serve $MODEL --tokenizer {empty} --seed 3\n").document
-    assert document["aggregated"]["args"] == {"tokenizer": "", "seed": 3}
-
-
-def test_an_empty_variable_outside_of_quotes_is_no_word() -> None:
-    document = read("NONE=\nvllm serve $NONE $MODEL $NONE --seed 3\n").document
-    assert document["model"]["id"] == "org/model"
-    assert document["aggregated"]["args"] == {"seed": 3}
-
-
-@each_row("test", ["[ '' ]", "[ -n '' ]", "[[ '' != \"\" ]]"])
-def test_a_test_of_an_empty_word_does_not_hold(test: str) -> None:
-    document = read(f"if {test}; then SEED=1; else SEED=2; fi\nvllm serve $MODEL --seed $SEED\n").document
-    assert document["aggregated"]["args"] == {"seed": 2}
-
-
 def test_the_model_is_the_first_word_that_belongs_to_no_flag() -> None:
     """As for vLLM, which knows how many words a flag takes."""
     draft = read("vllm serve --trust-remote-code --no-enable-prefix-caching --seed 3 $MODEL --enforce-eager stray")
     assert draft.document["model"]["id"] == "org/model"
-    args = {"trust-remote-code": True, "enable-prefix-caching": False, "seed": 3, "enforce-eager": True}
-    assert draft.document["aggregated"]["args"] == args
+    found = {"trust-remote-code": True, "enable-prefix-caching": False, "seed": 3, "enforce-eager": True}
+    assert draft.document["aggregated"]["args"] == found
     assert notes(draft, "served") == {"vllm serve": "a word that belongs to no flag"}
 
 
-def test_what_is_asked_for_and_noted_comes_in_the_same_order_each_time() -> None:
-    """Whatever the seed of the hashes is."""
-    names = ["A1", "B2", "C3", "D4", "E5", "F6", "G7"]
-    test = "".join(f"${name}" for name in names)
-    text = f'if [ "{test}" = x ]; then T=1; else T=2; fi\nvllm serve m --tokenizer $T\n'
-    assert f"no value of {', '.join(names)} " in asked(text)
-    draft = read("".join(f"export {name}=$(cmd)\n" for name in names) + "vllm serve $MODEL\n")
-    assert [note.at.key for note in draft.notes if "not known" in note.why] == [f"export {name}" for name in names]
+def test_the_verb_takes_variables_and_the_hardware(tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text('export ROCM_X=1\nvllm serve "$MODEL" -tp 2\n')
+    verb = ("import", "serve.sh", "--flags-from", "list", "--var", "MODEL=org/x")
+    assert "platform: rocm" in run(verb, tmp_path, {}).out
+    assert "platform: rocm" not in run((*verb, "--hardware", "b200"), tmp_path, {}).out
+    assert run(("import", "serve.sh", "--var", "MODEL"), tmp_path, {}).code == 2
+
+
+def hostile(folder: Path, script: str, *, name: str = "launch.sh", **variables: str) -> RecipeError:
+    """The error of `pdserve import`, which takes little CPU and names a fix."""
+    file = folder / name
+    file.write_text(script, encoding="utf-8")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    with pytest.raises(RecipeError) as caught:
+        import_file(file, ImportChoice(variables=variables))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before < 15, "it takes too long"
+    assert caught.value.todo
+    return caught.value
+
+
+@each_row("script, said", [
+    ("echo 'a" + "\nb" * 70_000 + "'\nvllm serve m\n", "1: the script cannot be read: a word of more than 64 KiB"),
+    ("A=1\necho 'a" + "\nb" * 70_000 + "\nvllm serve m\n", "2: the script cannot be read: a quote that never ends"),
+    ("vllm serve m --x $(echo\n", "1: the script cannot be read: a bracket that never ends"),
+    ("vllm serve m <<E\nx\n", "2: the script cannot be read: no line E ends the text"),
+    ("vllm serve m --x $'\\n'\n", "1: the script cannot be read: a quote $'...'"),
+    ("A=xxxxxxxx\n" + "A=$A$A\n" * 40 + "vllm serve m --served-model-name $A\n", "its variables grow beyond 1 MiB"),
+    ("A=" + "x" * 60_000 + "\nvllm serve m " + "$A" * 1000 + "\n", "its variables grow beyond 1 MiB"),
+    ("vllm serve m --x " + "${A:-" * 5000 + "}" * 5000 + "\n", "nested too deeply"),
+    ("vllm serve org/model --a" + ".b" * 20_000 + " 1", "nested too deeply"),
+    ("vllm serve m --compilation-config '" + '{"a":' * 150 + "1" + "}" * 150 + "'", "nested too deeply"),
+    ("vllm serve org/model -tp 999999999999999999999999\n", "devices are more than a plan is made for"),
+])  # fmt: skip
+def test_a_hostile_script_is_refused_in_no_time(tmp_path: Path, script: str, said: str) -> None:
+    assert said in hostile(tmp_path, script).render()
+
+
+def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    assert "half of a surrogate pair" in hostile(tmp_path, "vllm serve org/$A\n", A="a\udcff").render()
+    assert "U+DCFF" in hostile(tmp_path, "vllm serve org/a\n", name="a\udcff.sh").what
+
+
+def test_json_that_no_reader_takes_is_named_as_a_loss(tmp_path: Path) -> None:
+    file = tmp_path / "launch.sh"
+    file.write_text("vllm serve org/model --kv-transfer-config '" + '{"a":' * 300 + "1" + "}" * 300 + "'\n")
+    with pytest.raises(SourceDifferenceError) as caught:
+        check_whole(import_file(file, ImportChoice()), file)
+    assert "not a JSON object" in caught.value.evidence[0]

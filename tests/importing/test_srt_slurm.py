@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdserve.importing.compare import departures
+from pdserve.importing.departure import departures
 from pdserve.recipe.connectors.nixl import NixlSection
 from tests.importing.kit import SCHEMA_1, SCHEMA_2, notes, read, refused, whole
 from tests.tables import each_row

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from pdserve.cli.commands import app
 from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.annotated import line
-from pdserve.importing.choice import ImportChoice
 from pdserve.importing.formats import imported, imported_sweep
+from pdserve.importing.launch import ImportChoice
 from pdserve.importing.sweep_draft import SweepDraft
 from pdserve.sweep.file import load_sweep
 from pdserve.sweep.imported import ImportedSweep, check_whole, import_sweep, write_sweep

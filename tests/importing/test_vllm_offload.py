@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.importing.choice import ImportChoice
 from pdserve.importing.formats import imported
-from pdserve.importing.launch import Draft
+from pdserve.importing.launch import Draft, ImportChoice
 from pdserve.operations.import_recipe import import_file
 from tests.importing.kit import notes
 from tests.tables import each_row

@@ -17,7 +17,7 @@ from pdserve.cli.options import (
     ThisMachineOption,
     UnsetOption,
 )
-from pdserve.importing.choice import FlagSource
+from pdserve.importing.launch import FlagSource
 from pdserve.starter.goal import Goal
 
 verbs = typer.Typer()
@@ -151,7 +151,7 @@ def import_(
     changes what is served, and with --check when the recipe departs from the launch.
     """
     from pdserve.cli import authoring
-    from pdserve.importing.choice import ImportChoice
+    from pdserve.importing.launch import ImportChoice
     from pdserve.operations.import_recipe import ask_installed, ask_none
 
     ask = ask_installed if flags_from is FlagSource.VLLM else ask_none

@@ -1,4 +1,4 @@
-"""Where a recipe departs from the launch that it was made of."""
+"""A recipe is compared with the launch that it was made of, value by value."""
 
 from __future__ import annotations
 

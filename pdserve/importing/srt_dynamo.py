@@ -1,4 +1,4 @@
-"""What a recipe of srt-slurm tells Dynamo about answers: parsers and the default of thinking, as vLLM's own flags.
+"""Dynamo's flags about answers in a recipe of srt-slurm, parsers and the default of thinking, become vLLM's own.
 
 Dynamo's workers and its frontend have flags of their own beside vLLM's (ai-dynamo 1.5.0: dynamo/common/configuration,
 dynamo/frontend). A recipe starts vLLM's API server, which does the same by other flags.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
-from pdserve.importing.tracked_tree import TrackedTree
+from pdserve.importing.yaml_tree import TrackedTree
 from pdserve.recipe.load import show
 
 _PARSERS = {"dyn-tool-call-parser": "tool-call-parser", "dyn-reasoning-parser": "reasoning-parser"}
@@ -31,7 +31,7 @@ _GONE = {"disable-log-requests": "vLLM 0.32 has no such flag, and logs no reques
 
 
 def owns(name: str) -> bool:
-    """Whether a worker's flag is Dynamo's, and not vLLM's."""
+    """Return whether a worker's flag is Dynamo's, and not vLLM's."""
     return name in _GONE or name in _RUNTIME or name == _TEMPLATE or name.startswith(("dyn-", *_ROUTING))
 
 

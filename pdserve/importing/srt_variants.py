@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.importing.command_line.flags import typed
+from pdserve.importing.command_line import typed
 from pdserve.importing.launch import Note, Sourced
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path
@@ -27,12 +27,12 @@ def variants(tree: Tree) -> dict[str, Tree]:
 
 
 def has_several(tree: Tree) -> bool:
-    """Whether the file is more than one recipe, for srtctl too."""
+    """Return whether the file is more than one recipe, for srtctl too."""
     return tree.has("base") or isinstance(tree.get("sweep"), dict)
 
 
 def unlike_srtctl(tree: Tree) -> Iterator[Note]:
-    """What srtctl does with the sections of variants, and a sweep of pdserve does not."""
+    """Name what srtctl does with the sections of variants, and a sweep of pdserve does not."""
     top = tree.get("base") if tree.has("base") else tree.data
     sweep = top.get("sweep") if isinstance(top, dict) else None
     if tree.has("base"):
@@ -92,7 +92,7 @@ def _swept(name: str, tree: Tree) -> Iterator[tuple[str, Tree]]:
 
 
 def _check_lists(tree: Tree, key: str, data: Any) -> None:
-    """As srtctl: every list has the same length, or one value for all. Raises RecipeError."""
+    """Raise RecipeError, as srtctl does, unless every list has the same length, or one value for all."""
     lengths = set(_lengths(data))
     where = f"{tree.file}:{tree.line(key)}"
     if 0 in lengths or not lengths:

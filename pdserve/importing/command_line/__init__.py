@@ -1,1 +1,0 @@
-"""Command lines of engines, as other tools write them."""

@@ -1,1 +1,0 @@
-"""Shell scripts: words and lines, values of variables, the launch that they make."""

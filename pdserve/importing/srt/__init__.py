@@ -1,1 +1,0 @@
-"""srt-slurm: its recipes of both schemas, their jobs, services and variants."""
