@@ -1,16 +1,74 @@
-"""The benchmark of the patches runs from end to end. No time is asserted: that is not the business of a test."""
+"""The benchmark of the patches: that it runs, and when it calls a cost decided. No time is asserted."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from tests.upstream.run import INSTALLED_VLLM, probe
+from benchmarks.patches.figures import Figure
+from benchmarks.patches.interval import FEWEST, interval
+from benchmarks.patches.report import judged, table
+from tests.tables import each_row
 
-pytestmark = [pytest.mark.upstream, pytest.mark.full]
+FIGURE = Figure("decode", "some-patch", 3000.0, 3000.0, 8, 1.0, 0.99, 1.01, 1.001, 1.002, 12_000_000)
 
 
+def test_the_middle_and_the_interval_are_those_of_all_averages_of_two() -> None:
+    # Of 10 values, the sets of signs with a rank sum up to 3 have a probability of 5 in 1024, up to 4 of 7: below and
+    # above 0.5 %. So three averages are left out at each end of 1, 1.5, 2, 2, 2.5, ... 9.5, 10.
+    low, middle, high = interval([float(value) for value in range(1, 11)])
+    assert (low, middle, high) == (2.0, 5.5, 9.0)
+
+
+def test_a_value_that_is_far_off_hardly_moves_the_middle() -> None:
+    values = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    assert interval([*values[:-1], 1000.0]).middle == pytest.approx(interval(values).middle, abs=0.1)
+
+
+def test_few_values_have_no_interval() -> None:
+    assert interval([0.0] * (FEWEST - 1)) == (None, 0.0, None)
+    assert interval([0.0] * FEWEST) == (0.0, 0.0, 0.0)
+
+
+@each_row(
+    "low, high, verdict",
+    [(0.99, 1.029, True), (0.99, 1.031, None), (1.029, 1.05, None), (1.031, 1.05, False), (None, None, None)],
+)
+def test_an_interval_on_one_side_decides(low: float | None, high: float | None, verdict: bool | None) -> None:
+    assert dataclasses.replace(FIGURE, low=low, high=high).verdict is verdict
+
+
+def test_what_is_not_decided_and_what_costs_too_much_are_named_and_the_rest_counted() -> None:
+    figures = [
+        FIGURE,
+        dataclasses.replace(FIGURE, system="slow", low=1.04, high=1.06),
+        dataclasses.replace(FIGURE, system="unclear", low=0.97, high=1.04, instructions=None),
+        dataclasses.replace(FIGURE, system="all", low=1.04, high=1.06),
+    ]
+    assert judged(figures) == [
+        "FAIL: slow costs +4.0% to +6.0% of a step in decode (limit 3%), +0.2% by instructions",
+        "not decided: unclear costs -3.0% to +4.0% of a step in decode (limit 3%), unknown by instructions",
+        "pass: 1 of 3 costs of single patches are below 3% of a step",
+    ]
+
+
+def test_without_valgrind_the_column_is_empty() -> None:
+    (*_, row) = table([dataclasses.replace(FIGURE, instructions=None, instructions_a_step=None)])
+    assert row == "| decode | some-patch | 3000 | 3000 | +0.0% | -1.0% to +1.0% | 8 |  | +0.1% |"
+
+
+@pytest.mark.upstream
+@pytest.mark.full
 def test_every_scenario_runs_patched_and_unpatched() -> None:
-    figures = probe(INSTALLED_VLLM, "benchmarks.patches", "--smoke", "--systems", "all", "--json")["figures"]
+    script = Path(__file__).parents[1] / "scripts" / "bench-patches"
+    command = [script, "--smoke", "--systems", "all", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-8000:]
+    figures = json.loads(done.stdout.splitlines()[-1])["figures"]
     assert {figure["scenario"] for figure in figures} == {"prefill", "prefill-pending", "decode", "decode-parked"}
     for figure in figures:
         assert figure["step_us"] > 0

@@ -73,7 +73,7 @@ BEHAVIOURS: tuple[Outcome, ...] = (
         "LMCache MP looks up once, in the scheduler's process", f"{_UPSTREAM}lmcache_server.py"),
     Outcome("reloads from LMCache", "reloads are not queued behind the saves of other ranks", "ours",
         "the plan gives LMCache a transfer thread a worker; a rank's reload still waits for its own saves",
-        f"{_UPSTREAM}lmcache_server.py"),
+        "tests/plan/test_lmcache_servers.py"),
     Outcome("hybrid models", "KV groups of hybrid models with LMCache", "upstream",
         "blocks are sliced by tokens (lmcache#3419)", f"{_UPSTREAM}hybrid_groups.py",
         since="lmcache 0.4.7 with vllm 0.22.1"),
@@ -101,5 +101,5 @@ BEHAVIOURS: tuple[Outcome, ...] = (
     Outcome("CPU without accelerator", "Mooncake without an accelerator", "ours", "mooncake-cpu-device",
         "tests/patches/test_real.py"),
     Outcome("CPU without accelerator", "LMCache's transfer mode on CPU", "ours",
-        "the plan names it on both sides and refuses a pair that differs", f"{_UPSTREAM}lmcache_server.py"),
+        "the plan names it on both sides and refuses a pair that differs", "tests/plan/test_kv_transfer.py"),
 )  # fmt: skip

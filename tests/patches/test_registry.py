@@ -13,12 +13,9 @@ from pdserve.errors import RecipeError, StartError
 from pdserve.patches.patch import Deployment, in_range, may_be, wrap
 from pdserve.patches.registry import REGISTRY, find, select
 from pdserve.plan.model import Versions
+from tests.tables import each_row
 
 PATH = frozenset({"MultiConnector", "MooncakeConnector", "LMCacheMPConnector"})
-
-
-def auto(vllm: str | None, platform: str = "cpu", connectors: frozenset[str] = PATH) -> tuple[str, ...]:
-    return select("auto", deployment(vllm, platform, connectors))
 
 
 def deployment(
@@ -27,77 +24,52 @@ def deployment(
     return Deployment(versions=Versions(vllm=vllm, lmcache=lmcache), platform=platform, connectors=connectors)
 
 
-CRASH, SHIM = "multiconnector-prom-metrics", "mooncake-cpu-device"
+CRASH, SHIM, METRICS = "multiconnector-prom-metrics", "mooncake-cpu-device", "mooncake-prom-metrics"
+NIXL, HIT = "nixl-failed-groups", "common-local-hit"
+WITH_DEFECT = ("0.26.0", "0.32.0", "0.32.0+cpu", "0.32.1.post1", None, "unknown", "0.33.0rc1", "0.33.0.dev7+gabc")
+"""Versions before the correction, and those that may be."""
+CORRECTED = ("0.33.0", "0.33.0+rocm", "0.40")
 
 
-@pytest.mark.parametrize("vllm", ["0.26.0", "0.32.0", "0.32.0+cpu", "0.32.1.post1"])
-def test_auto_takes_what_the_tiny_recipe_needs(vllm: str) -> None:
-    assert {CRASH, SHIM, "stale-completions", "mooncake-requests", "mooncake-sends", "mooncake-pulls"} <= set(
-        auto(vllm)
-    )
+def auto(vllm: str | None, platform: str = "cpu", connectors: frozenset[str] = PATH) -> tuple[str, ...]:
+    return select("auto", deployment(vllm, platform, connectors))
 
 
-@pytest.mark.parametrize("vllm", ["0.33.0", "0.33.0+rocm", "0.40"])
-def test_auto_leaves_out_what_upstream_has_fixed(vllm: str) -> None:
-    assert CRASH not in auto(vllm)
-    assert SHIM in auto(vllm)
+def only(*connectors: str) -> frozenset[str]:
+    return frozenset(f"{name}Connector" for name in connectors)
 
 
-@pytest.mark.parametrize("vllm", [None, "unknown", "0.33.0rc1", "0.33.0.dev7+gabc"])
-def test_a_version_that_may_have_the_defect_gets_the_patch(vllm: str | None) -> None:
-    assert CRASH in auto(vllm)
-
-
-@pytest.mark.parametrize("platform", ["cuda", "rocm"])
-def test_the_device_shim_is_for_cpu_only(platform: str) -> None:
-    assert SHIM not in auto("0.32.0", platform)
-    assert CRASH in auto("0.32.0", platform)
-
-
-@pytest.mark.parametrize(
-    ("connectors", "crash", "shim"),
+@each_row(
+    "vllm, platform, connectors, taken, left_out",
     [
-        (PATH, True, True),
-        (frozenset({"MooncakeConnector"}), False, True),
-        (frozenset({"MultiConnector", "NixlConnector", "LMCacheMPConnector"}), False, False),
-        (frozenset({"MultiConnector", "NixlConnector", "MooncakeStoreConnector"}), True, False),
-        (frozenset({"MultiConnector", "OtherConnector"}), True, False),
-        (frozenset[str](), False, False),
+        *((vllm, "cpu", PATH, {CRASH, SHIM, METRICS}, set[str]()) for vllm in WITH_DEFECT),
+        *((vllm, "cpu", PATH, {SHIM}, {CRASH, METRICS}) for vllm in CORRECTED),
+        ("0.32.0", "cpu", PATH, {"stale-completions", "mooncake-requests", "mooncake-sends", "mooncake-pulls"}, set()),
+        ("0.32.0", "cuda", PATH, {CRASH}, {SHIM, NIXL}),
+        ("0.32.0", "rocm", PATH, {CRASH}, {SHIM, NIXL}),
+        ("0.32.0", "cpu", only("Mooncake"), {SHIM, METRICS}, {CRASH}),
+        ("0.32.0", "cpu", only("Multi", "Nixl", "LMCacheMP"), set(), {CRASH, SHIM, METRICS}),
+        ("0.32.0", "cpu", only("Multi", "Nixl", "MooncakeStore"), {CRASH}, {SHIM, METRICS}),
+        ("0.32.0", "cpu", only("Multi", "Other"), {CRASH}, {SHIM, METRICS}),
+        ("0.26.0", "cuda", only("Nixl"), {NIXL, HIT}, set()),
+        ("0.27.1", "cuda", only("Nixl"), {NIXL, HIT}, set()),
+        ("0.28.0", "cuda", only("Nixl"), {NIXL}, {HIT}),
+        ("0.29.0", "cuda", only("Nixl"), {NIXL}, {HIT}),
+        ("0.30.0", "cuda", only("Nixl"), set(), {NIXL, HIT}),
+        (None, "cuda", only("Nixl"), {NIXL, HIT}, set()),
+        ("0.27.1", "cuda", PATH, {HIT}, {NIXL}),
+        ("0.28.0", "cuda", PATH, set(), {NIXL, HIT}),
     ],
 )
-def test_a_patch_needs_all_its_connectors_in_use(connectors: frozenset[str], crash: bool, shim: bool) -> None:
-    chosen = auto("0.32.0", connectors=connectors)
-    assert (CRASH in chosen, SHIM in chosen) == (crash, shim)
-
-
-@pytest.mark.parametrize("connectors", [PATH, frozenset({"MooncakeConnector"})])
-def test_mooncakes_metrics_are_exported_where_vllm_does_not_do_it_alone_or_in_multi(connectors: frozenset[str]) -> None:
-    name = "mooncake-prom-metrics"
-    assert not find(name).required
-    assert all(name in auto(vllm, connectors=connectors) for vllm in ("0.26.0", "0.32.0", None))
-    assert name not in auto("0.33.0", connectors=connectors)
-    assert name not in auto("0.32.0", connectors=connectors - {"MooncakeConnector"})
+def test_auto_takes_a_patch_for_its_versions_platform_and_connectors(
+    vllm: str | None, platform: str, connectors: frozenset[str], taken: set[str], left_out: set[str]
+) -> None:
+    chosen = set(auto(vllm, platform, connectors))
+    assert (taken - chosen, left_out & chosen) == (set(), set())
 
 
 def test_an_engine_without_a_connector_gets_no_patch() -> None:
     assert auto("0.32.0", connectors=frozenset()) == ()
-
-
-HYBRID, HIT = "nixl-failed-groups", "common-local-hit"
-
-
-@pytest.mark.parametrize(
-    ("vllm", "nixl", "hit"),
-    [("0.26.0", True, True), ("0.27.1", True, True), ("0.28.0", True, False), ("0.29.0", True, False),
-     ("0.30.0", False, False), ("0.33.0", False, False), (None, True, True)],
-)  # fmt: skip
-def test_models_with_several_groups_are_patched_on_the_versions_that_get_them_wrong(
-    vllm: str | None, nixl: bool, hit: bool
-) -> None:
-    chosen = auto(vllm, "cuda", frozenset({"NixlConnector"}))
-    assert (HYBRID in chosen, HIT in chosen) == (nixl, hit)
-    assert HYBRID not in auto(vllm, "cuda"), "no NIXL"
-    assert (HIT in auto(vllm, "cuda")) is hit
 
 
 def test_what_a_setting_provides_is_not_applied_without_it() -> None:
@@ -127,21 +99,17 @@ def test_a_list_keeps_the_order_of_the_registry_and_names_each_once() -> None:
     assert chosen == tuple(names)
 
 
-def test_an_unknown_name_is_a_recipe_error_with_a_suggestion() -> None:
+def test_an_unknown_name_is_a_recipe_error_with_a_suggestion_or_what_there_is() -> None:
     with pytest.raises(RecipeError, match="moncake-cpu-device") as caught:
         select(["moncake-cpu-device"], deployment())
-    assert caught.value.todo == "did you mean 'mooncake-cpu-device'?"
-    assert caught.value.exit_code == 2
-
-
-def test_a_name_that_resembles_nothing_lists_what_there_is() -> None:
+    assert (caught.value.exit_code, caught.value.todo) == (2, "did you mean 'mooncake-cpu-device'?")
     with pytest.raises(RecipeError) as caught:
         find("zzz")
     assert all(patch.name in str(caught.value.todo) for patch in REGISTRY)
 
 
-@pytest.mark.parametrize(
-    ("version", "specifier", "inside"),
+@each_row(
+    "version, specifier, inside",
     [
         ("0.32.9", "<0.33", True),
         ("0.33.0rc1", "<0.33", True),
@@ -202,16 +170,9 @@ def test_the_original_is_called_with_what_the_wrapper_lets_through() -> None:
     assert target.add.__doc__ == "Upstream's words."
 
 
-def test_a_second_application_changes_nothing() -> None:
-    target = make_target()
-    for _ in range(3):
-        wrap(target, "add", patch="double", around=doubled)
-    assert target().add(1) == 2
-
-
 def test_two_patches_may_share_a_target_each_of_them_once() -> None:
     target = make_target()
-    for patch in ("double", "again", "double"):
+    for patch in ("double", "again", "double", "again"):
         wrap(target, "add", patch=patch, around=doubled)
     assert target().add(1) == 4
 

@@ -18,11 +18,16 @@ _VERSION = re.compile(r"(?<![\d.])\d+\.\d+\.\d+(?![\d.])")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`full`: what is about a version that is neither the oldest nor the newest supported one, nor installed."""
+    """`full`: what is about a version that is neither the oldest nor the newest supported one, nor installed. With
+    `--dist loadgroup` a worker has all tests of a version: one import of it is enough."""
     for item in items:
         versions = set(_VERSION.findall(item.nodeid.partition("::")[2]))
-        if item.path.is_relative_to(Path(__file__).parent) and versions - {*LANDING, INSTALLED_LMCACHE}:
+        if not item.path.is_relative_to(Path(__file__).parent):
+            continue
+        if versions - {*LANDING, INSTALLED_LMCACHE}:
             item.add_marker("full")
+        for version in versions:
+            item.add_marker(pytest.mark.xdist_group(version))
 
 
 @pytest.fixture(scope="session", autouse=True)

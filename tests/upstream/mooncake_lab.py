@@ -15,13 +15,12 @@ import functools
 import itertools
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -37,7 +36,7 @@ from pdserve.patches import effects
 from pdserve.patches.mooncake import bootstrap, cpu_device, pulls, requests, sends, withdrawals
 from tests.upstream.engine_config import LAYER, kv_cache_config
 from tests.upstream.run import all_hold, verdict
-from tests.upstream.scheduler_lab import Lab
+from tests.upstream.scheduler_lab import Lab, group_of_one, worker_report
 
 ABORT_TIMEOUT = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
 """How long prefill keeps KV that no decode fetches. The connector reads it whenever it needs it."""
@@ -53,8 +52,8 @@ _prepared: list[tuple[Any, Any]] = []
 _tokens = iter(range(100, 10**9))
 _building = threading.Lock()
 """The environment, the current configuration and what stands in for the groups belong to the process."""
-BLOCK_SIZE = 32
-"""The smallest that the CPU's attention backend takes."""
+BLOCKS, BLOCK_SIZE = 256, 32
+"""The smallest blocks that the CPU's attention backend takes."""
 
 
 _ports = itertools.count(20000 + os.getpid() % 190 * 64)
@@ -72,52 +71,35 @@ def free_port() -> int:
 class Engine:
     """One engine. `role`: kv_producer or kv_consumer. A prefill has a bootstrap server of its own."""
 
-    def __init__(self, role: str, *, num_blocks: int = 256, num_workers: int = 10, policy: str = "fail") -> None:
+    def __init__(self, role: str, *, policy: str = "fail") -> None:
         _engines.append(self)
-        self.blocks = num_blocks
         with _building:
-            self._build(role, num_blocks, num_workers, policy)
+            self._build(role, policy)
 
-    def _build(self, role: str, num_blocks: int, num_workers: int, policy: str) -> None:
+    def _build(self, role: str, policy: str) -> None:
         self.port = free_port()
         os.environ["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(self.port)
         transfer = {
             "kv_connector": "MooncakeConnector",
             "kv_role": role,
-            "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": num_workers},
+            "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 10},
         }
         self.lab = Lab(
-            num_blocks=num_blocks,
-            block_size=BLOCK_SIZE,
-            connector=transfer,
-            load_failure_policy=policy,
-            max_num_seqs=64,
+            num_blocks=BLOCKS, block_size=BLOCK_SIZE, connector=transfer, load_failure_policy=policy, max_num_seqs=64
         )
         self.lab.config.scheduler_config.disable_hybrid_kv_cache_manager = False
-        layout = kv_cache_config(num_blocks, BLOCK_SIZE, None)
-        with set_current_vllm_config(self.lab.config), _alone():
+        layout = kv_cache_config(BLOCKS, BLOCK_SIZE, None)
+        with set_current_vllm_config(self.lab.config), group_of_one(upstream):
             self.connector = upstream.MooncakeConnector(self.lab.config, KVConnectorRole.WORKER, layout)
         self.worker = self.connector.connector_worker
-        self.kv = torch.zeros((num_blocks, 1, BLOCK_SIZE, 2))
+        self.kv = torch.zeros((BLOCKS, 1, BLOCK_SIZE, 2))
         """On the first axis the block's id."""
         self.worker.register_kv_caches({LAYER: self.kv})
 
     def step(self) -> None:
         """One step of the engine, with what its worker reports."""
         output = self.lab.schedule()
-        self.connector.bind_connector_metadata(pickle.loads(pickle.dumps(output.kv_connector_metadata)))
-        self.connector.start_load_kv(None)
-        if hasattr(self.connector, "get_transfer_results"):
-            results = self.connector.get_transfer_results(output.finished_req_ids)
-            report = {
-                name: getattr(results, name) for name in ("finished_sending", "finished_recving", "failed_recving")
-            }
-        else:
-            sent, received = self.connector.get_finished(output.finished_req_ids)
-            report = {"finished_sending": sent or (), "finished_recving": received or ()}
-        report["invalid_block_ids"] = self.connector.get_block_ids_with_load_errors()
-        self.connector.clear_connector_metadata()
-        self.lab.update(output, **report)
+        self.lab.update(output, **worker_report(self.connector, output))
 
     def prefill(self, name: str, transfer: str, tokens: list[int], **sampling: Any) -> Any:
         params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer}
@@ -304,7 +286,7 @@ def gone(engine: Engine, name: str) -> Callable[[], bool]:
 
 
 def all_free(*engines: Engine) -> Callable[[], bool]:
-    return lambda: all(engine.lab.free_blocks == engine.blocks - 1 for engine in engines)
+    return lambda: all(engine.lab.free_blocks == BLOCKS - 1 for engine in engines)
 
 
 def slowed(prefill: Engine) -> tuple[threading.Event, threading.Event]:
@@ -321,45 +303,29 @@ def slowed(prefill: Engine) -> tuple[threading.Event, threading.Event]:
     return begun, go_on
 
 
-def without_and_with(*scenarios: Callable[[bool], None], counted: Collection[str]) -> None:
-    """Every scenario without the patches, then with them, which is what it is told. `counted`: what they count then."""
+def without_and_with(*scenarios: Callable[[bool], None], counted: Collection[str], together: int = 1) -> None:
+    """Run every scenario without the patches, then with them, which is what it is told: so many `together`. `counted`:
+    what they count then."""
     cpu_device.apply()
     assert {verdict(patch) for patch in PATCHES} == {"apply"}
     bootstrap._PATIENCE_SECONDS = 0.5
     pulls._LOOK_SECONDS = 0.2
     # Nothing may work only because of it: longer than `at_once`.
     withdrawals._IDLE_SECONDS = 120.0
-    # Without the patches most of them only wait, so they wait together. With them they are timed one by one.
-    with ThreadPoolExecutor(len(scenarios)) as together:
-        without: dict[Any, Future[None]] = {scenario: together.submit(scenario, False) for scenario in scenarios}
-    all_hold(*(_named(scenario, done.result) for scenario, done in without.items()))
+    # Without the patches most of them only wait, so they wait together. With them few do, and they are timed.
+    _run(scenarios, False, len(scenarios))
     for patch in PATCHES:
         patch.apply()
     os.environ[ABORT_TIMEOUT] = str(PATCHED_ABORT_SECONDS)
-    all_hold(*(_named(scenario, functools.partial(scenario, True)) for scenario in scenarios))
+    _run(scenarios, True, together)
     seen = {effect for (_, effect), value in effects.totals().items() if value}
     declared = {effect for patch in PATCHES for effect in patch.effects}
     assert seen <= declared
     assert set(counted) - seen == set()
 
 
-def _named(scenario: Any, run: Any) -> Any:
-    return functools.wraps(scenario)(lambda: run())
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """A tensor-parallel group of one, as far as the connector's worker asks."""
-    stands_in: dict[str, Any] = {
-        "get_tensor_model_parallel_rank": lambda: 0,
-        "get_tensor_model_parallel_world_size": lambda: 1,
-        "get_pp_group": lambda: type("Group", (), {"rank_in_group": 0}),
-    }
-    before = {name: getattr(upstream, name) for name in stands_in}
-    for name, value in stands_in.items():
-        setattr(upstream, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(upstream, name, value)
+def _run(scenarios: Sequence[Callable[[bool], None]], patched: bool, number: int) -> None:
+    """Run so many at a time."""
+    with ThreadPoolExecutor(number) as pool:
+        done = [(scenario, pool.submit(scenario, patched)) for scenario in scenarios]
+    all_hold(*(functools.wraps(scenario)(lambda end=end: end.result()) for scenario, end in done))

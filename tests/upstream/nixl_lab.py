@@ -5,11 +5,8 @@ The library's agent is stood in for: leases, their ends and how they are counted
 
 from __future__ import annotations
 
-import pickle
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
@@ -21,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.worker import NixlConnect
 from vllm.v1.outputs import ModelRunnerOutput
 
 from tests.upstream.engine_config import kv_cache_config
-from tests.upstream.scheduler_lab import Lab, connector_report
+from tests.upstream.scheduler_lab import Lab, connector_report, group_of_one, worker_report
 
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_producer", "kv_buffer_device": "cpu"}
 DECODE = NIXL | {"kv_role": "kv_consumer"}
@@ -82,7 +79,12 @@ class Engine:
 
     def _worker(self, window: int | None) -> Any:
         layout = kv_cache_config(BLOCKS, BLOCK_SIZE, window)
-        with set_current_vllm_config(self.lab.config), without_the_library():
+        without_the_library = {
+            "NixlWrapper": Agent,
+            "nixl_agent_config": mock.Mock(),
+            "check_nixl_version": mock.Mock(),
+        }
+        with set_current_vllm_config(self.lab.config), group_of_one(_UPSTREAM, **without_the_library):
             connector = KVConnectorFactory.create_connector(self.lab.config, KVConnectorRole.WORKER, layout)
         # Nothing is ever moved: it is only asked whether it is there.
         nixl_of(connector).connector_worker.transfer_topo = mock.Mock(tp_ratio=lambda _: 1)
@@ -102,7 +104,7 @@ class Engine:
         output = self.lab.schedule()
         for name, tokens in output.num_scheduled_tokens.items():
             self.scheduled[name] = self.scheduled.get(name, 0) + tokens
-        answers = [ModelRunnerOutput([], {}, kv_connector_output=_report(each, output)) for each in self._connectors]
+        answers = [ModelRunnerOutput([], {}, kv_connector_output=report_of(each, output)) for each in self._connectors]
         together = self._together.aggregate(answers, output_rank=0).kv_connector_output
         self.lab.update(
             output,
@@ -127,37 +129,7 @@ def nixl_of(connector: Any) -> Any:
     return next(iter(getattr(connector, "_connectors", [connector])))
 
 
-def _report(worker: Any, output: Any) -> Any:
+def report_of(worker: Any, output: Any) -> Any:
     """Return what a worker says of a step. The handshake's thread has then done what it was asked for."""
-    worker.bind_connector_metadata(pickle.loads(pickle.dumps(output.kv_connector_metadata)))
-    worker.start_load_kv(SimpleNamespace(attn_metadata=None))
-    nixl_of(worker).connector_worker._handshake_initiation_executor.submit(int).result()
-    failed: set[str] = set()
-    if hasattr(worker, "get_transfer_results"):
-        results = worker.get_transfer_results(output.finished_req_ids)
-        sent, received, failed = results.finished_sending, results.finished_recving, results.failed_recving
-    else:
-        sent, received = worker.get_finished(output.finished_req_ids)
-    invalid = worker.get_block_ids_with_load_errors()
-    worker.clear_connector_metadata()
-    return connector_report(
-        finished_sending=set(sent or ()),
-        finished_recving=set(received or ()),
-        invalid_block_ids=invalid,
-        failed_recving=set(failed or ()),
-    )
-
-
-@contextmanager
-def without_the_library() -> Iterator[None]:
-    """And a tensor-parallel group of one, as far as the worker asks."""
-    stands_in: dict[str, Any] = {
-        "NixlWrapper": Agent,
-        "nixl_agent_config": mock.Mock(),
-        "check_nixl_version": mock.Mock(),
-        "get_tensor_model_parallel_rank": lambda: 0,
-        "get_tensor_model_parallel_world_size": lambda: 1,
-    }
-    there = {name: value for name, value in stands_in.items() if hasattr(_UPSTREAM, name)}
-    with mock.patch.multiple(_UPSTREAM, **there):
-        yield
+    executor = nixl_of(worker).connector_worker._handshake_initiation_executor
+    return connector_report(**worker_report(worker, output, lambda: executor.submit(int).result()))

@@ -12,7 +12,6 @@ import importlib
 import json
 import multiprocessing
 import os
-import runpy
 import select
 import signal
 import subprocess
@@ -27,6 +26,7 @@ _IMPORTED = (
     "tests.upstream.scheduler_lab",
     "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector",
     "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector",
+    "lmcache.integration.vllm.lmcache_mp_connector",
 )
 _PR_SET_PDEATHSIG = 1
 _SHOWN = 2000
@@ -119,13 +119,9 @@ def _become(order: dict[str, Any]) -> NoReturn:
         os.dup2(out, 1)
         os.dup2(out, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        if function is None:
-            sys.argv = [module, *arguments]
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-        else:
-            called = getattr(importlib.import_module(module), function)
-            result = getattr(called, "__wrapped__", called)(**arguments)
-            (folder / "result").write_text(json.dumps(result))
+        called = getattr(importlib.import_module(module), function)
+        result = getattr(called, "__wrapped__", called)(**arguments)
+        (folder / "result").write_text(json.dumps(result))
         code = 0
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)

@@ -7,7 +7,7 @@
     def test_something(version: str) -> None:
         lab = Lab()
 
-Its body runs in a fork of a process that has imported this vLLM, and no lmcache. Whatever it patches ends with it.
+Its body runs in a fork of a process that has imported this vLLM, and LMCache. Whatever it patches ends with it.
 """
 
 from __future__ import annotations
@@ -75,11 +75,6 @@ def call(version: str, function: Callable[..., Any], /, *, timeout: float = 800,
     return preloaders().run(version, function.__module__, function.__name__, arguments, timeout)
 
 
-def probe(version: str, module: str, *args: str, timeout: float = 800) -> Any:
-    """Return what `python -m module args` prints as its last line there, parsed as JSON."""
-    return preloaders().run(version, module, None, args, timeout)
-
-
 def all_hold(*cases: Callable[[], None]) -> None:
     """Runs all of them, and shows every one that fails."""
     failed: list[Exception] = []
@@ -141,8 +136,8 @@ class Preloaders:
             text=True,
         )
 
-    def run(self, version: str, module: str, function: str | None, arguments: Any, timeout: float) -> Any:
-        """The result of a function, or without one the last line of JSON that the module prints."""
+    def run(self, version: str, module: str, function: str, arguments: Any, timeout: float) -> Any:
+        """Return the result of a function."""
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
@@ -157,8 +152,8 @@ class Preloaders:
                 how = (
                     f"did not end within {timeout:.0f} s, or its process died" if code is None else f"ended with {code}"
                 )
-                raise ProbeError(f"{module} {function or ''} on vllm {version} {how}:\n{text[-8000:]}")
-            return json.loads(result.read_text() if function else text.splitlines()[-1])
+                raise ProbeError(f"{module} {function} on vllm {version} {how}:\n{text[-8000:]}")
+            return json.loads(result.read_text())
 
     def close(self) -> None:
         """Ends all of them. They end with this process, too."""

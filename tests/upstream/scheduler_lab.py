@@ -20,10 +20,14 @@ has the KV.
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -176,17 +180,9 @@ class Lab:
         request.kv_transfer_params = kv_transfer_params
         return request
 
-    def add(
-        self,
-        request_id: str,
-        tokens: int | list[int],
-        kv_transfer_params: dict[str, Any] | None = None,
-        *,
-        max_tokens: int = 4,
-        **sampling: Any,
-    ) -> Any:
-        """A request, added to the scheduler."""
-        request = self.request(request_id, tokens, kv_transfer_params, max_tokens=max_tokens, **sampling)
+    def add(self, *asked: Any, **sampling: Any) -> Any:
+        """Add a request to the scheduler: what `request` takes."""
+        request = self.request(*asked, **sampling)
         self.scheduler.add_request(request)
         return request
 
@@ -284,6 +280,38 @@ def connector_report(**values: Any) -> Any:
     return KVConnectorOutput(**{name: value for name, value in values.items() if name in known})
 
 
+@contextmanager
+def group_of_one(module: ModuleType, **stand_ins: Any) -> Iterator[None]:
+    """A worker half of a connector can be made: the tensor-parallel group that its module asks has one rank.
+    `stand_ins`: for what else of the module there may be."""
+    stand_ins |= {
+        "get_tensor_model_parallel_rank": lambda: 0,
+        "get_tensor_model_parallel_world_size": lambda: 1,
+        "get_pp_group": lambda: SimpleNamespace(rank_in_group=0),
+    }
+    there = {name: value for name, value in stand_ins.items() if hasattr(module, name)}
+    with patch.multiple(module, **there):
+        yield
+
+
+def worker_report(worker: Any, output: Any, started: Callable[[], Any] = lambda: None) -> dict[str, Any]:
+    """Return what a worker half answers to a scheduled step, as keywords of `Lab.update`. `started`: is called when it
+    has taken the step in."""
+    worker.bind_connector_metadata(pickle.loads(pickle.dumps(output.kv_connector_metadata)))
+    worker.start_load_kv(SimpleNamespace(attn_metadata=None))
+    started()
+    failed: set[str] = set()
+    if hasattr(worker, "get_transfer_results"):
+        results = worker.get_transfer_results(output.finished_req_ids)
+        sent, received, failed = results.finished_sending, results.finished_recving, results.failed_recving
+    else:
+        sent, received = worker.get_finished(output.finished_req_ids)
+    invalid = worker.get_block_ids_with_load_errors()
+    worker.clear_connector_metadata()
+    ends = {"finished_sending": sent, "finished_recving": received, "failed_recving": failed}
+    return {"invalid_block_ids": invalid, **{name: set(ended or ()) for name, ended in ends.items()}}
+
+
 @dataclass
 class Load:
     """An asynchronous load that was started; its blocks belong to the transfer until it has ended."""
@@ -292,8 +320,6 @@ class Load:
     blocks: tuple[tuple[int, ...], ...]
     """Ids of each group's blocks of the request, at the time of the start."""
     tokens: int
-    attempt: int
-    """Of this request: 1, 2, ..."""
 
 
 @dataclass
@@ -314,13 +340,8 @@ class Book:
     """(finished_recving, finished_sending) of every update_connector_output."""
     overdue: set[str] = field(default_factory=set)
     """Added to finished_sending by its next update_connector_output, as MoRIIO does with sends that took too long."""
-    started: Counter[str] = field(default_factory=Counter)
     failed: set[str] = field(default_factory=set)
     """Requests for which it answers 0 from now on, as LMCache does after a failed load; see `offers_again`."""
-
-
-class MockMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """Nothing: no worker reads it."""
 
 
 class MockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -358,12 +379,11 @@ class MockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         book.allocations.append((name, num_external_tokens))
         book.locks.discard(name)
         if num_external_tokens > 0 and self.script(request).get("load_async", True):
-            book.started[name] += 1
             groups = tuple(tuple(group) for group in blocks.get_block_ids())
-            book.loads.append(Load(name, groups, num_external_tokens, book.started[name]))
+            book.loads.append(Load(name, groups, num_external_tokens))
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        return MockMetadata()
+        return KVConnectorMetadata()
 
     def update_connector_output(self, connector_output: Any) -> None:
         received, sent = connector_output.finished_recving, connector_output.finished_sending
@@ -386,14 +406,7 @@ class MockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished(request, [])
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+    def _of_a_worker(self, *_: Any, **__: Any) -> None:
         raise AssertionError("a worker's method")
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        raise AssertionError("a worker's method")
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        raise AssertionError("a worker's method")
-
-    def wait_for_save(self) -> None:
-        raise AssertionError("a worker's method")
+    start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = _of_a_worker

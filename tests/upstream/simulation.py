@@ -13,7 +13,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pdserve.patches.scheduler import failed_loads_stand_back, ready_waiters_first, stale_completions
@@ -114,7 +114,6 @@ class Outcome:
     kind: str
     """ok, deadlock, endless, or the name of what was violated."""
     detail: str = ""
-    steps: int = 0
     noises: int = 0
 
 
@@ -128,24 +127,15 @@ def run(workload: Workload) -> Outcome:
     try:
         simulation.run()
     except Violated as violated:
-        return Outcome(str(violated.args[0]), str(violated.args[1]), simulation.now, simulation.noises)
+        return Outcome(str(violated.args[0]), str(violated.args[1]), simulation.noises)
     except (AssertionError, KeyError, ValueError, RuntimeError) as error:
         # Whatever the scheduler raises kills an EngineCore.
         where = error.__traceback__
         while where is not None and where.tb_next is not None:
             where = where.tb_next
         line = f"{where.tb_frame.f_code.co_name}:{where.tb_lineno}" if where is not None else ""
-        return Outcome("crash", f"{type(error).__name__} {error} in {line}", simulation.now, simulation.noises)
-    return Outcome("ok", "", simulation.now, simulation.noises)
-
-
-def shrink(workload: Workload, outcome: Outcome) -> Workload:
-    """With as few jobs as still give that kind of outcome."""
-    for job in workload.jobs:
-        smaller = replace(workload, jobs=tuple(each for each in workload.jobs if each is not job))
-        if run(smaller).kind == outcome.kind:
-            workload = smaller
-    return workload
+        return Outcome("crash", f"{type(error).__name__} {error} in {line}", simulation.noises)
+    return Outcome("ok", "", simulation.noises)
 
 
 @dataclass
@@ -333,8 +323,8 @@ def _check_pool(lab: Lab) -> None:
             )
 
 
-def summary(workloads: Iterable[Workload], *, shrunk: bool = False) -> dict[str, Any]:
-    """Outcomes by kind; of each bad kind the first, shrunk to the jobs that it takes if that is asked for."""
+def summary(workloads: Iterable[Workload]) -> dict[str, Any]:
+    """Return the outcomes by kind, and of each bad kind the first."""
     kinds: Counter[str] = Counter()
     failures: dict[str, str] = {}
     noises = 0
@@ -342,11 +332,8 @@ def summary(workloads: Iterable[Workload], *, shrunk: bool = False) -> dict[str,
         outcome = run(workload)
         kinds[outcome.kind] += 1
         noises += outcome.noises
-        if outcome.kind != "ok" and outcome.kind not in failures:
-            small = shrink(workload, outcome) if shrunk else workload
-            jobs = ", ".join(job.name for job in small.jobs)
-            again = f", jobs {jobs}, {small.lab}: {run(small).detail}" if shrunk else ""
-            failures[outcome.kind] = f"seed {workload.seed}: {outcome.detail}{again}"
+        if outcome.kind != "ok":
+            failures.setdefault(outcome.kind, f"seed {workload.seed}: {outcome.detail}, {workload.lab}")
     return {"runs": kinds.total(), "noises": noises, "kinds": dict(kinds), "failures": failures}
 
 
@@ -358,8 +345,7 @@ def patched(runs: int, first: int = 0) -> dict[str, Any]:
     ways = {"in turn": (False, False), "overlapping": (True, False), "offered again": (False, True)}
     return {
         way: summary(
-            (draw(seed, noise=NOISE, overlap=overlap, offers_again=again) for seed in range(first, first + runs)),
-            shrunk=True,
+            draw(seed, noise=NOISE, overlap=overlap, offers_again=again) for seed in range(first, first + runs)
         )
         for way, (overlap, again) in ways.items()
     }

@@ -9,15 +9,13 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 from urllib.parse import urldefrag, urljoin
 
@@ -27,7 +25,6 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "upstream"
 PINS = Path(__file__).with_name("pins.toml")
-_PACKAGES = {"vllm": "vllm", "lmcache": "lmcache"}
 _PUBLIC_INDEX = "https://pypi.org/simple"
 
 
@@ -49,10 +46,11 @@ def source_tree(distribution: str, version: str, *, pinned: bool = True) -> Path
     """
     name = f"{distribution}-{version}"
     tree = CACHE / name
-    if not (tree / "complete").exists():
-        with _alone(name):
-            if not (tree / "complete").exists():
-                _fetch_tree(name, _PACKAGES[distribution], tree, pinned=pinned)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        if not (tree / "complete").exists():
+            _fetch_tree(name, distribution, tree, pinned=pinned)
     return tree
 
 
@@ -66,21 +64,9 @@ def installed_tree(package: str) -> Path:
 
 def _fetch_tree(name: str, package: str, tree: Path, *, pinned: bool) -> None:
     archive = fetch(f"{name}.tar.gz", pinned=pinned)
-    partial = CACHE / f".{name}.{os.getpid()}"
-    _unpack(archive, package, partial)
-    (partial / "complete").write_text(archive.name + "\n")
-    shutil.rmtree(tree, ignore_errors=True)
-    partial.rename(tree)
+    _unpack(archive, package, tree)
+    (tree / "complete").touch()
     archive.unlink()
-
-
-@contextmanager
-def _alone(name: str) -> Iterator[None]:
-    """Tests run in several processes."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / f".{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def releases(distribution: str) -> list[Version]:
@@ -97,7 +83,6 @@ def releases(distribution: str) -> list[Version]:
 
 def fetch(file: str, *, pinned: bool = True) -> Path:
     """Downloads a file. Raises SourcesError; ValueError when its content is not what was pinned."""
-    CACHE.mkdir(parents=True, exist_ok=True)
     project = file.rsplit("-", 1)[0]
     page = f"{index_url().rstrip('/')}/{project}/"
     target = CACHE / file
@@ -137,21 +122,8 @@ def _link(html: str, page: str, file: str) -> str:
 
 
 def _hrefs(html: str) -> list[str]:
-    parser = _Anchors()
-    parser.feed(html)
-    return parser.hrefs
-
-
-class _Anchors(HTMLParser):
-    """The links of an index page (PEP 503)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hrefs: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "a":
-            self.hrefs.extend(value for name, value in attrs if name == "href" and value)
+    """Return the links of an index page (PEP 503)."""
+    return re.findall(r'<a\b[^>]*?\bhref="([^"]+)"', html)
 
 
 def _unpack(archive: Path, package: str, into: Path) -> None:

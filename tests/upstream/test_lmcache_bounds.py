@@ -40,12 +40,6 @@ def test_a_reload_keeps_within_its_bounds_and_ends_at_a_boundary_of_chunks() -> 
                 assert computed - CHUNK < taken.end <= computed, "no more than what vLLM has itself"
 
 
-def test_the_cap_counts_from_where_the_local_prefix_ends_in_whole_chunks() -> None:
-    assert Bounds(cap=100).take(computed=0, hit=448, offered=448, chunk=CHUNK) == (64, 64)
-    assert Bounds(cap=128).take(computed=48, hit=448, offered=400, chunk=CHUNK) == (128, 80)
-    assert Bounds(cap=128).take(computed=64, hit=448, offered=384, chunk=CHUNK) == (192, 128)
-
-
 def test_the_environments_switch_overrides_the_configured_cap() -> None:
     assert bounds({CAP_KEY: 512}, {}) == Bounds(cap=512)
     switches = {"": 512, " ": 512, "0": 0, "256": 256, " 32768 ": 32768}

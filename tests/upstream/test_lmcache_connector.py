@@ -17,8 +17,7 @@ if IN_RELEASE:
     from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestTracker
     from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter
 
-    from tests.upstream.lmcache_engine import OURS, THEIRS, Engine, leaf
-    from tests.upstream.lmcache_workload import workloads
+    from tests.upstream.lmcache_engine import OURS, THEIRS, Engine, leaf, workloads
     from tests.upstream.scheduler_lab import Lab
 
 

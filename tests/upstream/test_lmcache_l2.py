@@ -7,11 +7,13 @@ import asyncio
 import errno
 import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 from tests.upstream.run import IN_RELEASE, INSTALLED_VLLM, on
+
+SIZE, CONTENT = 1 << 16, 98
+WITHIN_SECONDS = 60.0
 
 if IN_RELEASE:
     import torch
@@ -27,17 +29,13 @@ if IN_RELEASE:
     from lmcache.v1.distributed.storage_manager import StorageManager
 
     aiofiles = fs_l2_adapter.aiofiles
-    LAYOUT = MemoryLayoutDesc(shapes=[torch.Size([1 << 16])], dtypes=[torch.uint8])
+    LAYOUT = MemoryLayoutDesc(shapes=[torch.Size([SIZE])], dtypes=[torch.uint8])
     KEY = ObjectKey(chunk_hash=b"abcdefgh", model_name="model", kv_rank=0)
-    NEXT = ObjectKey(chunk_hash=b"ijklmnop", model_name="model", kv_rank=0)
-
-SIZE = 1 << 16
-WITHIN_SECONDS = 60.0
 
 
-def manager(kind: str, folder: Path, **adapter: Any) -> Any:
-    """LMCache's storage of one server: L1 in memory and one adapter of that type."""
-    config = get_l2_adapter_config_class(kind).from_dict({"type": kind, "base_path": str(folder), **adapter})
+def manager(folder: Path, **adapter: Any) -> Any:
+    """LMCache's storage of one server: L1 in memory and L2 in files."""
+    config = get_l2_adapter_config_class("fs").from_dict({"type": "fs", "base_path": str(folder), **adapter})
     return StorageManager(
         StorageManagerConfig(
             l1_manager_config=L1ManagerConfig(
@@ -49,57 +47,23 @@ def manager(kind: str, folder: Path, **adapter: Any) -> Any:
     )
 
 
-def write(storage: Any, *keys: Any) -> None:
-    """What a store of an engine does: L1 takes it in, and gives it to L2."""
-    for key, memory in storage.reserve_write(list(keys), LAYOUT).items():
-        memory.tensor.fill_(_content(key))
-    storage.finish_write(list(keys))
+def write(storage: Any) -> None:
+    """Do what a store of an engine does: L1 takes it in, and gives it to L2."""
+    (memory,) = storage.reserve_write([KEY], LAYOUT).values()
+    memory.tensor.fill_(CONTENT)
+    storage.finish_write([KEY])
 
 
-def _content(key: Any) -> int:
-    return 1 + int(key.chunk_hash[0]) % 200
-
-
-def hits(storage: Any, *keys: Any) -> list[list[int]]:
-    """Of a lookup by an engine: how many keys it is told of, and the bytes that it would then be given."""
-    spec = PrefetchTaskSpec(key_groups=[GroupedObjectKeys(keys=list(keys), object_group_id=0, layout_desc=LAYOUT)])
+def found(storage: Any) -> list[int]:
+    """Return the bytes that an engine would be given after a lookup; none without a hit."""
+    spec = PrefetchTaskSpec(key_groups=[GroupedObjectKeys(keys=[KEY], object_group_id=0, layout_desc=LAYOUT)])
     handle = storage.submit_prefetch_task(spec)
     assert storage.wait_prefetch_status(handle, WITHIN_SECONDS)
-    result = storage.query_prefetch_status(handle)
-    hit_keys = [keys[at] for at in result.hit_cells[0].get_indices_list()]
-    _, memories = storage.unsafe_read(hit_keys)
-    contents = [sorted(set(memory.tensor.flatten().tolist())) for memory in memories]
-    storage.finish_read_prefetched(hit_keys)
-    return contents
-
-
-def stored(folder: Path, count: int) -> list[int]:
-    """Sizes of the files of L2 once there are so many."""
-    deadline = time.monotonic() + WITHIN_SECONDS
-    while len(files := sorted(folder.glob("*.data"))) < count:
-        assert time.monotonic() < deadline, list(folder.iterdir())
-        time.sleep(0.02)
-    return [file.stat().st_size for file in files]
-
-
-def cut_file(kind: str, folder: Path) -> None:
-    """A cut file is no hit, and its bytes reach no request. Until lmcache 0.5.5 the memory of a load that had failed
-    could become readable (lmcache#5032). Nor is it ever repaired: a store of a key whose file is there is done at once;
-    the reason not to make such files."""
-    folder.mkdir()
-    first = manager(kind, folder)
-    write(first, KEY, NEXT)
-    assert stored(folder, 2) == [SIZE] * 2
-    first.close()
-    (cut,) = (file for file in folder.glob("*.data") if NEXT.chunk_hash.hex() in file.name)
-    with cut.open("r+b") as file:
-        file.truncate(SIZE // 2)
-    second = manager(kind, folder)
-    assert hits(second, KEY, NEXT) == [[_content(KEY)]]
-    write(second, NEXT)
-    assert hits(second, KEY, NEXT) == [[_content(KEY)], [_content(NEXT)]], "L1 has it again"
-    second.close()
-    assert cut.stat().st_size == SIZE // 2
+    keys = [KEY for _ in storage.query_prefetch_status(handle).hit_cells[0].get_indices_list()]
+    _, memories = storage.unsafe_read(keys)
+    contents = {value for memory in memories for value in memory.tensor.flatten().tolist()}
+    storage.finish_read_prefetched(keys)
+    return sorted(contents)
 
 
 class Disk:
@@ -154,23 +118,23 @@ async def _until(event: threading.Event) -> None:
     assert await asyncio.get_running_loop().run_in_executor(None, event.wait, WITHIN_SECONDS)
 
 
-def one_of_two_fails(folder: Path, *staging: dict[str, str]) -> tuple[list[int], list[list[int]]]:
-    """Two servers store one key at the same time. `staging`: what each adapter is told beside the folder. The sizes of
-    files that are left, and what is found."""
+def one_of_two_fails(folder: Path, *staging: dict[str, str]) -> tuple[list[int], list[int]]:
+    """Let two servers store one key at the same time. `staging`: what each adapter is told beside the folder. Returns
+    the sizes of files that are left, and what is found."""
     folder.mkdir()
     with Disk() as disk:
-        servers = [manager("fs", folder, **settings) for settings in staging]
-        write(servers[0], KEY)
+        servers = [manager(folder, **settings) for settings in staging]
+        write(servers[0])
         assert disk.written.wait(WITHIN_SECONDS)
         failed = _end_of_a_store(servers[1])
-        write(servers[1], KEY)
+        write(servers[1])
         assert failed.wait(WITHIN_SECONDS)
         for server in servers:
             server.close()
-    third = manager("fs", folder)
-    contents = hits(third, KEY)
+    third = manager(folder)
+    contents = found(third)
     third.close()
-    return stored(folder, 1), contents
+    return [file.stat().st_size for file in folder.glob("*.data")], contents
 
 
 def _end_of_a_store(storage: Any) -> threading.Event:
@@ -192,8 +156,6 @@ def _end_of_a_store(storage: Any) -> threading.Event:
 def test_a_cut_file_is_no_hit_and_servers_that_stage_apart_leave_none() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for kind in ("fs", "fs_native"):
-            cut_file(kind, folder / kind)
         apart = ({"relative_tmp_dir": ".staging-one"}, {"relative_tmp_dir": ".staging-two"})
         assert one_of_two_fails(folder / "together", {}, {}) == ([SIZE // 2], [])
-        assert one_of_two_fails(folder / "apart", *apart) == ([SIZE], [[_content(KEY)]])
+        assert one_of_two_fails(folder / "apart", *apart) == ([SIZE], [CONTENT])

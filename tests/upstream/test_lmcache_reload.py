@@ -16,8 +16,7 @@ from pdserve.patches import effects
 from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, on
 
 if IN_RELEASE:
-    from tests.upstream.lmcache_engine import CHUNK, OURS, THEIRS, Engine, LedgerAdapter, leaf
-    from tests.upstream.lmcache_workload import CAP, LEAST, workloads
+    from tests.upstream.lmcache_engine import CAP, CHUNK, LEAST, OURS, THEIRS, Engine, LedgerAdapter, leaf, workloads
     from tests.upstream.scheduler_lab import multi
 
 WORKLOADS = 25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,11 +15,16 @@ from pdserve.patches.multiconnector import PROM_METRICS
 from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, count, on, verdict
 
 if IN_RELEASE:
+    from prometheus_client import REGISTRY
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging, KVConnectorProm
     from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.stats import MooncakeKVConnectorStats
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiKVConnectorStats
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    from tests.upstream import metrics_lab
     from tests.upstream.scheduler_lab import Lab, mock, multi
 
 
@@ -26,6 +32,57 @@ CORRECTED = "0.33.0"
 PREFIX = "vllm:kv_connector_mc_"
 OURS = {"kv_connector_module_path": "pdserve.connectors.multi"}
 A, B, MOONCAKE = "MockConnector-0", "MockConnector-1", "MooncakeConnector"
+
+
+MODEL = "tiny"
+
+
+class ApiServer:
+    """What PrometheusStatLogger and LoggingStatLogger keep for the connector, with two DP ranks."""
+
+    def __init__(self, config: Any) -> None:
+        unregister_vllm_metrics()
+        self._prometheus = KVConnectorProm(config, ["model_name", "engine"], {0: [MODEL, "0"], 1: [MODEL, "1"]})
+        self._log = KVConnectorLogging(config.kv_transfer_config)
+        self.lines: list[str] = []
+
+    def step(self, rank: Any, engine: int, stats: Any, **report: Any) -> None:
+        """A step of an engine, whose worker reports these statistics; its outputs arrive encoded and decoded."""
+        arrived = pickle.loads(pickle.dumps(stats))
+        for outputs in rank.update(rank.schedule(), kv_connector_stats=arrived, **report).values():
+            decoded = MsgpackDecoder(EngineCoreOutputs).decode(MsgpackEncoder().encode(outputs))
+            seen = decoded.scheduler_stats.kv_connector_stats if decoded.scheduler_stats else None
+            if seen is not None:
+                self._prometheus.observe(seen, engine)
+                if seen:
+                    self._log.observe(seen)
+        self._log.log(lambda text, *values: self.lines.append(text % values))
+
+
+def in_multi(stats: Any) -> Any:
+    """Return what a worker with a MooncakeConnector below MultiConnector reports."""
+    return MultiKVConnectorStats(data={"MooncakeConnector": stats})
+
+
+def samples(prefix: str) -> Iterator[Any]:
+    """Of the families whose names begin so, those that have values."""
+    for sample in (sample for family in REGISTRY.collect() for sample in family.samples):
+        if sample.name.startswith(prefix) and not sample.name.endswith("_created"):
+            assert sample.labels["model_name"] == MODEL
+            yield sample
+
+
+def families_of(prefix: str) -> dict[str, Any]:
+    """name -> type, help, and the names of its samples with their buckets; without when they were created."""
+    return {
+        family.name: [
+            family.type,
+            family.documentation,
+            sorted({f"{s.name} {s.labels.get('le', '')}" for s in family.samples if not s.name.endswith("_created")}),
+        ]
+        for family in REGISTRY.collect()
+        if family.name.startswith(prefix)
+    }
 
 
 def lab(**ours: str) -> Any:
@@ -37,13 +94,13 @@ def lab(**ours: str) -> Any:
 def transferred() -> Any:
     stats = MooncakeKVConnectorStats()
     stats.record_transfer(0.1, 4096, 1)
-    return metrics_lab.in_multi(stats)
+    return in_multi(stats)
 
 
 def series() -> dict[str, dict[str, dict[str, float]]]:
     """Of the children: what is measured -> engine -> child -> value, those that are 0 left out."""
     values: dict[str, dict[str, dict[str, float]]] = {}
-    for sample in metrics_lab.samples(PREFIX):
+    for sample in samples(PREFIX):
         engines = values.setdefault(sample.name.removeprefix(PREFIX), {})
         children = engines.setdefault(sample.labels["engine"], {})
         if sample.value:
@@ -54,7 +111,7 @@ def series() -> dict[str, dict[str, dict[str, float]]]:
 def first_transfer() -> None:
     rank = lab()
     rank.add("r", 32)
-    metrics_lab.ApiServer(rank.config).step(rank, 0, transferred())
+    ApiServer(rank.config).step(rank, 0, transferred())
 
 
 @on(*VLLM_VERSIONS)
@@ -80,7 +137,7 @@ def test_counts_reach_the_api_server_by_engine_and_child(version: str) -> None:
     if version != CORRECTED:
         PROM_METRICS.apply()
     ranks = [lab(**OURS), lab(**OURS)]
-    server = metrics_lab.ApiServer(ranks[0].config)
+    server = ApiServer(ranks[0].config)
     names = {"queries_total", "hits_total", "hit_tokens_total", "misses_total", "pending_loads"}
     assert series() == {name: {"0": {}, "1": {}} for name in names}
     for engine, rank in enumerate(ranks):
@@ -116,7 +173,7 @@ def test_they_arrive_without_statistics_of_any_worker() -> None:
         rank = Lab(connector=multi(example, example) | ours, scheduler={"disable_hybrid_kv_cache_manager": True})
         groups = rank.scheduler.kv_cache_config
         worker = KVConnectorFactory.create_connector(rank.config, KVConnectorRole.WORKER, groups)
-        server = metrics_lab.ApiServer(rank.config)
+        server = ApiServer(rank.config)
         rank.add("r", 32)
         server.step(rank, 0, pickle.loads(pickle.dumps(worker.get_kv_connector_stats())))
         seen.append(series())
@@ -169,12 +226,12 @@ def observed(*, alone: bool) -> dict[str, Any]:
     """Two transfers of the first engine; of the second one more, with a failure of each kind. The families."""
     connector = MOONCAKE_ALONE if alone else multi(MOONCAKE_ALONE, mock("a"))
     ranks = [Lab(connector=connector), Lab(connector=connector)]
-    server = metrics_lab.ApiServer(ranks[0].config)
+    server = ApiServer(ranks[0].config)
     start = values()
 
     def step(engine: int, stats: Any) -> None:
         ranks[engine].add(f"r{len(ranks[engine].outputs)}", 32)
-        server.step(ranks[engine], engine, stats if alone else metrics_lab.in_multi(stats))
+        server.step(ranks[engine], engine, stats if alone else in_multi(stats))
 
     for engine in (0, 1):
         stats = MooncakeKVConnectorStats()
@@ -188,7 +245,7 @@ def observed(*, alone: bool) -> dict[str, Any]:
     rare.record_failed_recv()
     rare.record_kv_expired_req()
     step(1, rare)
-    families = metrics_lab.families(MOONCAKE_PREFIX)
+    families = families_of(MOONCAKE_PREFIX)
     if families:
         assert start == {name: {"0": 0, "1": 0} for name in SAMPLES}, "every series is there from the start"
         assert values() == SAMPLES
@@ -198,7 +255,7 @@ def observed(*, alone: bool) -> dict[str, Any]:
 def values() -> dict[str, dict[str, float]]:
     """Of the sums, the counts and the counters: engine -> value."""
     seen: dict[str, dict[str, float]] = {}
-    for sample in metrics_lab.samples(MOONCAKE_PREFIX):
+    for sample in samples(MOONCAKE_PREFIX):
         if sample.name.endswith(("_sum", "_count", "_total")):
             seen.setdefault(sample.name.removeprefix(MOONCAKE_PREFIX), {})[sample.labels["engine"]] = sample.value
     return seen

@@ -301,7 +301,7 @@ def other_peer(patched: bool) -> None:
             assert decode.open_pulls() > 0
             prefill.prefill("p3", "t3", prompt())
             assert at_once(lambda: not decode.open_pulls(), decode)
-            assert at_once(lambda: count("mooncake-pulls", "withdrawals-refused") == refused + 2, decode)
+            assert at_once(lambda: count("mooncake-pulls", "withdrawals-refused") >= refused + 2, decode)
 
 
 def reconnected(patched: bool) -> None:
@@ -384,4 +384,5 @@ def test_pulls_that_go_wrong_end_with_the_patches_and_not_without() -> None:
             *("transfers-withdrawn", "unwanted-freed", "pulls-withdrawn", "withdrawals-refused", "pulls-failed"),
             *("peers-lost", "registrations-replaced"),
         ),
+        together=4,
     )

@@ -12,6 +12,7 @@ import pytest
 from pdserve.connectors.selection import ChildAnswer, ChildChoice, decide, labels, load_weight, patience_seconds
 from pdserve.connectors.selection_lookups import GIVE_UP_SECONDS, LookupKeeper, keep_lookups
 from pdserve.patches import effects
+from tests.tables import each_row
 
 pytestmark = pytest.mark.process
 
@@ -22,34 +23,32 @@ def hit(tokens: int) -> ChildAnswer:
     return ChildAnswer(tokens, True)
 
 
-def test_the_most_tokens_times_weight_win_and_the_first_of_equal_ones() -> None:
-    rows: tuple[tuple[list[ChildAnswer], list[float], int | None], ...] = (
-        ([hit(32), hit(48)], [1, 1], 1),
-        ([hit(48), hit(48)], [1, 1], 0),
-        ([hit(48), hit(32)], [1, 2], 1),
-        ([hit(48), hit(32)], [1, 1.5], 0),
-        ([hit(0), hit(16)], [9, 1], 1),
-        ([hit(16), hit(0)], [0, 1], None),
-        ([hit(0), hit(0)], [1, 1], None),
-        ([PENDING, hit(16)], [1, 1], 1),
-        ([hit(16), PENDING], [2, 1], 0),
-    )
-    assert [row for row in rows if decide(*row[:2]) != ChildChoice(winner=row[2])] == []
+WAIT = ChildChoice(wait=True)
+NO_ANSWER: tuple[list[ChildAnswer], ...] = ([PENDING, hit(0)], [hit(0), PENDING], [PENDING, PENDING])
 
 
-def test_who_has_no_answer_is_waited_for_when_no_other_has_tokens_however_long() -> None:
-    for answers in ([PENDING, hit(0)], [hit(0), PENDING], [PENDING, PENDING]):
-        assert decide(answers, [1, 1], patient=False) == ChildChoice(wait=True), answers
-
-
-def test_more_weight_is_worth_a_wait_that_ends() -> None:
-    assert decide([hit(512), PENDING], [1, 2]) == ChildChoice(wait=True, impatient=True)
-    assert decide([hit(512), PENDING], [1, 2], patient=False) == ChildChoice(winner=0)
-
-
-def test_a_lookup_that_cannot_be_given_up_is_always_waited_for() -> None:
-    assert decide([hit(512), PENDING], [1, 1], unreleasable={1}, patient=False) == ChildChoice(wait=True)
-    assert decide([hit(512), PENDING], [1, 1], unreleasable={0}) == ChildChoice(winner=0)
+@each_row(
+    "answers, weights, how, expected",
+    [
+        ([hit(32), hit(48)], [1, 1], {}, ChildChoice(winner=1)),
+        ([hit(48), hit(48)], [1, 1], {}, ChildChoice(winner=0)),
+        ([hit(48), hit(32)], [1, 2], {}, ChildChoice(winner=1)),
+        ([hit(48), hit(32)], [1, 1.5], {}, ChildChoice(winner=0)),
+        ([hit(0), hit(16)], [9, 1], {}, ChildChoice(winner=1)),
+        ([hit(16), hit(0)], [0, 1], {}, ChildChoice()),
+        ([PENDING, hit(16)], [1, 1], {}, ChildChoice(winner=1)),
+        ([hit(16), PENDING], [2, 1], {}, ChildChoice(winner=0)),
+        *((answers, [1, 1], {"patient": False}, WAIT) for answers in NO_ANSWER),
+        ([hit(512), PENDING], [1, 2], {}, ChildChoice(wait=True, impatient=True)),
+        ([hit(512), PENDING], [1, 2], {"patient": False}, ChildChoice(winner=0)),
+        ([hit(512), PENDING], [1, 1], {"unreleasable": {1}, "patient": False}, WAIT),
+        ([hit(512), PENDING], [1, 1], {"unreleasable": {0}}, ChildChoice(winner=0)),
+    ],
+)
+def test_the_most_tokens_times_weight_win_and_a_wait_for_more_ends_where_it_can_be_given_up(
+    answers: list[ChildAnswer], weights: list[float], how: dict[str, Any], expected: ChildChoice
+) -> None:
+    assert decide(answers, weights, **how) == expected
 
 
 def test_weight_and_patience_have_defaults_and_what_is_no_usable_number_is_refused() -> None:
@@ -91,41 +90,18 @@ class Adapter:
         self.done.append(("end", request_id))
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def kept() -> tuple[LookupKeeper, Adapter, Clock]:
-    """After a lookup that was sent and not answered; nothing is counted yet."""
+def kept(now: list[float] | None = None) -> tuple[LookupKeeper, Adapter]:
+    """A keeper after a lookup that was sent and not answered; nothing is counted yet. The time is what `now` has."""
     effects.forget()
-    adapter, clock = Adapter(), Clock()
-    keeper = LookupKeeper(adapter, "some-patch", clock)
+    adapter, now = Adapter(), now or [0.0]
+    keeper = LookupKeeper(adapter, "some-patch", lambda: now[0])
     keeper.maybe_submit_lookup_request("r", token_ids=[1, 2, 3], cache_salt="salt")
     adapter.done.clear()
-    return keeper, adapter, clock
+    return keeper, adapter
 
 
-Kept = tuple[LookupKeeper, Adapter, Clock]
-
-
-def test_a_lookup_that_was_answered_is_the_connectors_own_business(kept: Kept) -> None:
-    keeper, adapter, _ = kept
-    keeper.scheduled("r", answered=True)
-    keeper.cleanup_lookup_result("r")
-    keeper.finished("r")
-    keeper.end_session("r")
-    keeper.settle()
-    assert adapter.done == [("cleanup", "r"), ("end", "r")]
-    assert keeper.unsettled == 0
-
-
-def test_the_locks_of_an_unanswered_one_are_given_back_before_its_session_ends(kept: Kept) -> None:
-    keeper, adapter, _ = kept
+def test_the_locks_of_an_unanswered_one_are_given_back_before_its_session_ends() -> None:
+    keeper, adapter = kept()
     keeper.scheduled("r", answered=False)
     keeper.cleanup_lookup_result("r")
     keeper.end_session("r")
@@ -137,16 +113,8 @@ def test_the_locks_of_an_unanswered_one_are_given_back_before_its_session_ends(k
     assert effects.totals() == {("some-patch", "lookups-released"): 1}
 
 
-def test_a_miss_has_no_locks(kept: Kept) -> None:
-    keeper, adapter, _ = kept
-    keeper.finished("r")
-    adapter.answer = 0
-    keeper.settle()
-    assert (adapter.done, effects.totals()) == ([("cleanup", "r")], {})
-
-
-def test_a_request_that_asks_again_gets_its_lookup_back(kept: Kept) -> None:
-    keeper, adapter, _ = kept
+def test_a_request_that_asks_again_gets_its_lookup_back() -> None:
+    keeper, adapter = kept()
     keeper.scheduled("r", answered=False)
     keeper.maybe_submit_lookup_request("r", token_ids=[1, 2, 3, 4])
     adapter.answer = 2
@@ -155,19 +123,6 @@ def test_a_request_that_asks_again_gets_its_lookup_back(kept: Kept) -> None:
     keeper.finished("r")
     keeper.settle()
     assert adapter.done[1:] == [("free", "r", 0, 2, 3, "salt"), ("cleanup", "r")]
-
-
-def test_what_was_asked_for_is_known_by_name_however_it_was_passed() -> None:
-    adapter = Adapter()
-    keeper = LookupKeeper(adapter, "some-patch", Clock())
-    keeper.maybe_submit_lookup_request("positional", [1, 2], "salt")
-    keeper.maybe_submit_lookup_request(cache_salt="salt", token_ids=[1, 2], request_id="named")
-    adapter.answer = 2
-    for name in ("positional", "named"):
-        keeper.finished(name)
-    keeper.settle()
-    freed = [entry for entry in adapter.done if entry[0] == "free"]
-    assert freed == [("free", name, 0, 2, 2, "salt") for name in ("positional", "named")]
 
 
 def test_an_adapter_of_lmcache_0_5_6_gets_every_argument_by_position_and_by_name() -> None:
@@ -185,19 +140,21 @@ def test_an_adapter_of_lmcache_0_5_6_gets_every_argument_by_position_and_by_name
             asked.append((request_id, token_ids, cache_salt, request_configs, reserve_last_token))
 
     adapter = Newer()
-    keeper = LookupKeeper(adapter, "some-patch", Clock())
-    keeper.maybe_submit_lookup_request("r", [1, 2], "salt", {"a": "b"}, True)
-    keeper.maybe_submit_lookup_request("r", token_ids=[1, 2])
-    assert asked == [("r", [1, 2], "salt", {"a": "b"}, True), ("r", [1, 2], "", None, False)]
+    keeper = LookupKeeper(adapter, "some-patch")
+    keeper.maybe_submit_lookup_request("positional", [1, 2], "salt", {"a": "b"}, True)
+    keeper.maybe_submit_lookup_request(cache_salt="salt", token_ids=[1, 2], request_id="named")
+    assert asked == [("positional", [1, 2], "salt", {"a": "b"}, True), ("named", [1, 2], "salt", None, False)]
     adapter.answer = 2
-    keeper.finished("r")
+    for name in ("positional", "named"):
+        keeper.finished(name)
     keeper.settle()
-    assert ("free", "r", 0, 2, 2, "salt") in adapter.done
+    freed = [entry for entry in adapter.done if entry[0] == "free"]
+    assert freed == [("free", name, 0, 2, 2, "salt") for name in ("positional", "named")]
 
 
 def test_no_poll_of_a_pending_lookup_looks_at_a_signature() -> None:
     """The scheduler polls each of them in every step: with 200 pending ones that took 42 % of a step."""
-    keeper = LookupKeeper(Adapter(), "some-patch", Clock())
+    keeper = LookupKeeper(Adapter(), "some-patch")
     calls: list[str] = []
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -217,18 +174,11 @@ def test_no_poll_of_a_pending_lookup_looks_at_a_signature() -> None:
     assert calls == []
 
 
-def test_while_no_child_has_tokens_a_poll_makes_no_new_decision() -> None:
-    """It is the answer to nearly every poll."""
-    for answers in ([PENDING, hit(0)], [hit(0), hit(0)]):
-        assert decide(answers, [1, 2]) is decide(answers, [2, 1], unreleasable={0}, patient=False)
-        assert decide(answers, [1, 2]) == ChildChoice(wait=answers[0].tokens is None)
-
-
-def test_one_without_an_answer_for_a_minute_is_left_to_the_servers_time_limit(kept: Kept) -> None:
-    keeper, adapter, clock = kept
+def test_one_without_an_answer_for_a_minute_is_left_to_the_servers_time_limit() -> None:
+    keeper, adapter = kept(now := [0.0])
     keeper.finished("r")
     keeper.end_session("r")
-    clock.now = GIVE_UP_SECONDS
+    now[0] = GIVE_UP_SECONDS
     keeper.settle()
     assert adapter.done == [("cleanup", "r"), ("end", "r")]
     assert effects.totals() == {("some-patch", "lookups-left-to-expire"): 1}

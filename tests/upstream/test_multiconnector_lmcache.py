@@ -1,7 +1,7 @@
 """LMCache as a child of MultiConnector: its lookups' locks, its blocks, and requests whose load failed elsewhere.
 
 The real scheduler role of LMCacheMPConnector in the real Scheduler; a strict lock book stands in for the server, and
-every block has contents. Against a real server: the last test.
+every block has contents.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock as unittest_mock
 
-import pytest
-
 from pdserve.connectors.selection_lookups import LookupKeeper
-from pdserve.patches import effects
-from tests.upstream.run import IN_RELEASE, INSTALLED_VLLM, VLLM_VERSIONS, all_hold, on
+from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, all_hold, on
 
 if IN_RELEASE:
-    from tests.upstream import lmcache_engine, lmcache_server
+    from tests.upstream import lmcache_engine
     from tests.upstream.lmcache_engine import OURS, THEIRS, LedgerAdapter
     from tests.upstream.scheduler_lab import mock, multi
 
@@ -138,72 +135,3 @@ def test_below_our_multiconnector_lmcache_keeps_no_lock_and_loads_what_it_has_fo
         a_child_that_does_not_load_stores_the_blocks_of_the_requests_own_tokens,
         a_request_whose_load_failed_elsewhere_waits_for_no_hit_that_lmcache_never_loads,
     )
-
-
-@pytest.mark.full  # whether the server answers before it is stopped is a matter of the machine's load
-@on(INSTALLED_VLLM)
-def test_no_read_lock_is_left_on_a_real_server() -> None:
-    """Four chunks a prompt. Without the keeper they stay locked; after an abort with upstream the job stays too."""
-    with lmcache_server.server() as at:
-        ours = real_engine(at, "pdserve.connectors.multi")
-        for number in range(1, 6):
-            ours.lab.add(f"seed-{number}", [*prompt(number), 1], max_tokens=1)
-        ours.run()
-        at.until(lambda status: status["objects"] >= 20 and not status["sessions"])
-        clean = {"objects": 20, "locked": 0, "jobs": 0, "sessions": 0}
-        ours.lab.add("loaded", [*prompt(1), 1])
-        ours.run()
-        assert (ours.connector.request_trackers, ours.loaded) == ({}, 256)
-        assert at.until(lambda status: not status["sessions"]) == clean
-        assert real_overtaken(ours, at, 2) == clean
-        assert real_aborted(ours, at, 3) == clean
-        counted = {name: value for (_, name), value in effects.totals().items()}
-        # On a busy machine a request can end before the answer to its lookup is here: the end of its session releases.
-        assert counted.pop("lookups-released") in (1, 2)
-        assert counted == {"instances": 1, "pending-lookups-overtaken": 1}
-        with unittest_mock.patch.object(LookupKeeper, "settle", lambda self: self._unwanted.clear()):
-            without = real_overtaken(ours, at, 4)
-        ours.close(0)
-        # There too the request may have taken the answer: then its job is gone, and the locks stay.
-        assert (without["locked"], without["jobs"] in (0, 1)) == (4, True)
-        upstream = real_engine(at, "")
-        left = real_aborted(upstream, at, 5)
-        upstream.close(0)
-        assert (left["locked"], left["jobs"] - without["jobs"]) == (8, 1)
-
-
-def real_engine(at: Any, module: str) -> Any:
-    """`module`: of MultiConnector's class, upstream's own if empty."""
-    config = multi(mock(), lmcache_server.leaf(at, THEIRS))
-    if module:
-        config["kv_connector_module_path"] = module
-    return lmcache_server.Engine(at, config, mark=1, num_blocks=128, prefix_caching=False)
-
-
-def prompt(number: int) -> list[int]:
-    return list(range(number * 1000, number * 1000 + 256))
-
-
-def real_overtaken(made: Any, at: Any, number: int) -> dict[str, int]:
-    """The mock has everything: LMCache, which has not answered yet, is not waited for."""
-    locked = at.figures()["locked"]
-    made.lab.add(f"r-{number}", [*prompt(number), 1], {"mock": {"matched": 256}}, max_tokens=3)
-    with at.silent():
-        made.step()
-    assert made.lab.status(f"r-{number}") == "WAITING_FOR_REMOTE_KVS"
-    at.until(lambda status: status["locked"] >= locked + 4)
-    made.run()
-    return dict(at.until(lambda status: not status["sessions"]))
-
-
-def real_aborted(made: Any, at: Any, number: int) -> dict[str, int]:
-    """The client goes when the lookup has been sent and nobody has asked for its answer."""
-    locked = at.figures()["locked"]
-    made.lab.add(f"r-{number}", [*prompt(number), 1])
-    with at.silent():
-        made.step()
-    assert made.lab.status(f"r-{number}") == "WAITING"
-    at.until(lambda status: status["locked"] >= locked + 4)
-    made.lab.abort(f"r-{number}")
-    made.run()
-    return dict(at.until(lambda status: not status["sessions"]))

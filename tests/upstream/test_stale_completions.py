@@ -82,23 +82,6 @@ def load_twice(lab: Any) -> None:
     _ends(lab, 30)
 
 
-def load_twice_before_its_turn(lab: Any) -> None:
-    """... while the request has not been scheduled again: with overlapping steps. Upstream takes that."""
-    loading(lab)
-    first, second = lab.schedule(), lab.schedule()
-    lab.update(first, finished_recving={"a"})
-    lab.update(second, finished_recving={"a"})
-    _ends(lab, 4)
-
-
-def load_of_no_request(lab: Any) -> None:
-    lab.step(finished_recving={"nobody"})
-
-
-def send_of_no_request(lab: Any) -> None:
-    lab.step(finished_sending={"nobody"})
-
-
 def send_of_a_running_request(lab: Any) -> None:
     running(lab)
     lab.step(finished_sending={"a"})
@@ -130,15 +113,6 @@ def send_before_the_load_of_an_aborted_request(lab: Any) -> None:
         raise RuntimeError("blocks are freed under the load")
 
 
-def load_of_an_aborted_request(lab: Any) -> None:
-    """Nothing stale: upstream frees the blocks of an aborted load when it has ended."""
-    loading(lab)
-    lab.abort("a")
-    lab.step()
-    _is(lab, "FINISHED_ABORTED")
-    lab.step(finished_recving={"a"})
-
-
 def load_of_a_finished_request(lab: Any) -> None:
     """LMCache without its server reports a load instead of the send that a finished request waits for."""
     finished(lab)
@@ -158,18 +132,6 @@ def load_twice_of_a_finished_request(lab: Any) -> None:
     lab.step(finished_sending={"a"})
     if not still_held:
         raise RuntimeError("blocks are freed under the send")
-
-
-def second_load_of_an_aborted_request(lab: Any) -> None:
-    """Nothing stale: its first load has failed, and it is aborted in the second one."""
-    loading(lab, {"mock": {"matched": 48, "offers_again": True, "delay_free": True}})
-    lab.step(finished_recving={"a"}, invalid_block_ids=lab.blocks("a"))
-    lab.step()
-    _is(lab, "WAITING_FOR_REMOTE_KVS")
-    assert len(lab.book.loads) == 2
-    lab.abort("a")
-    lab.step(finished_recving={"a"})
-    _is(lab, "GONE")
 
 
 def send_of_a_finished_request(lab: Any) -> None:
@@ -229,7 +191,8 @@ def added_by_the_connector(lab: Any) -> None:
     _is(lab, "RUNNING")
 
 
-def connector_hears_everything(lab: Any) -> None:
+def heard_by_the_connector(lab: Any) -> None:
+    """Whoever wraps the same method, and the connector, hear of everything that is dropped."""
     running(lab)
     lab.step(finished_recving={"a", "nobody"}, finished_sending={"nobody"})
     if lab.book.outputs[-1] != ({"a", "nobody"}, {"nobody"}):
@@ -237,34 +200,25 @@ def connector_hears_everything(lab: Any) -> None:
 
 
 UPDATE, FREE = "_update_from_kv_xfer_finished", "_free_blocks"
+GONE = ("loads-of-gone-requests", "sends-of-gone-requests")
 CASES: tuple[tuple[Callable[[Any], None], dict[str, Any], str | None, set[str]], ...] = (
     (load_twice, {}, UPDATE, {"loads-of-live-requests"}),
     (load_twice, {"async_scheduling": True}, UPDATE, {"loads-of-live-requests"}),
     (load_twice, {"connector": "multi"}, UPDATE, {"loads-of-live-requests"}),
     (load_twice, {"connector": MOONCAKE}, UPDATE, {"loads-of-live-requests"}),
     (load_twice, {"sliding_window": 32, "num_blocks": 41}, UPDATE, {"loads-of-live-requests"}),
-    (load_twice_before_its_turn, {"async_scheduling": True}, None, set()),
-    (load_of_no_request, {}, UPDATE, {"loads-of-gone-requests"}),
-    (send_of_no_request, {}, UPDATE, {"sends-of-gone-requests"}),
     (send_of_a_running_request, {}, FREE, {"sends-of-live-requests"}),
     (send_of_a_loading_request, {}, FREE, {"sends-of-live-requests"}),
     (load_and_send_of_an_aborted_request, {}, UPDATE, {"sends-with-a-load"}),
     (send_before_the_load_of_an_aborted_request, {}, UPDATE, {"sends-before-a-load"}),
-    (load_of_an_aborted_request, {}, None, set()),
     (load_of_a_finished_request, {}, None, set()),
     (load_twice_of_a_finished_request, {}, UPDATE, {"loads-of-sending-requests"}),
-    (second_load_of_an_aborted_request, {}, None, set()),
     (send_of_a_finished_request, {}, UPDATE, {"sends-of-gone-requests"}),
     (id_used_again, {}, UPDATE, {"loads-of-live-requests", "sends-of-live-requests"}),
     (preempted, {}, UPDATE, {"loads-of-live-requests"}),
     (arrived_without_room, {}, UPDATE, {"loads-of-live-requests"}),
     (added_by_the_connector, {}, UPDATE, {"sends-of-gone-requests", "sends-of-live-requests"}),
-    (
-        connector_hears_everything,
-        {},
-        UPDATE,
-        {"loads-of-live-requests", "loads-of-gone-requests", "sends-of-gone-requests"},
-    ),
+    (heard_by_the_connector, {}, UPDATE, {"loads-of-live-requests", *GONE}),
 )
 """Case, engine, where upstream's scheduler asserts, and what the guard drops, each once."""
 
