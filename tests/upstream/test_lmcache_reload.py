@@ -8,9 +8,6 @@ contents: a step that would attend to, or store, what is not computed or loaded 
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
-
-import pytest
 
 from pdserve.patches import effects
 from tests.upstream.run import IN_RELEASE, VLLM_VERSIONS, on
@@ -103,24 +100,6 @@ def test_a_reload_takes_whole_chunks_up_to_the_cap_and_none_below_the_minimum() 
     assert counted["lmcache-min-load loads-skipped"] == 2
     assert counted["lmcache-min-load tokens-left-to-recompute"] == 2 * CHUNK
     assert (counted["lmcache-load-cap instances"], counted["lmcache-min-load instances"]) == (4, 3)
-
-
-@on(*VLLM_VERSIONS)
-def test_a_cap_of_the_answer_alone_asks_for_chunks_that_have_no_blocks() -> None:
-    """As published: the tracker still has the whole hit, so all of it is retrieved into the blocks of a part."""
-    made = engine(THEIRS)
-    upstream = type(made.connector)
-    original = upstream.get_num_new_matched_tokens
-
-    def capped(self: Any, request: Any, computed: int) -> tuple[int | None, bool]:
-        tokens, load_async = original(self, request, computed)
-        return (None if tokens is None else min(tokens, 512)), load_async
-
-    with (
-        mock.patch.object(upstream, "get_num_new_matched_tokens", capped),
-        pytest.raises((AssertionError, ValueError)),
-    ):
-        reload(made)
 
 
 @on(*VLLM_VERSIONS)
