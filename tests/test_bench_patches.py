@@ -65,7 +65,7 @@ def test_without_valgrind_the_column_is_empty() -> None:
 @pytest.mark.full
 def test_every_scenario_runs_patched_and_unpatched() -> None:
     script = Path(__file__).parents[1] / "scripts" / "bench-patches"
-    command = [script, "--smoke", "--systems", "all", "--json"]
+    command = [str(script), "--smoke", "--systems", "all", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-8000:]
     figures = json.loads(done.stdout.splitlines()[-1])["figures"]
