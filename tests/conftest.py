@@ -5,6 +5,8 @@ tests/README.md has the rules that tests keep so that they can run in any order,
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import select
 import signal
@@ -175,6 +177,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for place, item in enumerate(items):
         first.setdefault(item.path, place)
     items.sort(key=lambda item: (first[item.path], item.get_closest_marker("ends_fixture") is not None))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -162,7 +162,7 @@ while True:
 """
 
 
-def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
+async def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
     """As one that a debugger holds."""
     held = subprocess.Popen([sys.executable, "-c", STANDS_STILL])
     agent = procfs.identify(held.pid)
@@ -171,12 +171,9 @@ def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
     deployment.nodes["n"].agent = agent
     messages: list[str] = []
 
-    async def scenario() -> None:
+    try:
         async with resume_stopped_supervisors(deployment, messages.append):
             await asyncio.wait_for(pid_end(held.pid), 120)
-
-    try:
-        asyncio.run(scenario())
     finally:
         held.kill()
         code = held.wait()

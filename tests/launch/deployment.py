@@ -30,6 +30,7 @@ from tests.nursery import Forked, Nursery
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENGINE = [sys.executable, str(REPOSITORY / "tests/fakes/engine.py")]
+PDSERVE = (sys.executable, "-m", "pdserve.cli.main")
 LMCACHE = [sys.executable, str(REPOSITORY / "tests/fakes/lmcache.py")]
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 LINE_SECONDS = 120.0
@@ -129,7 +130,7 @@ class Command:
     """One running `pdserve` command. Its lines are read as they come, so that a test waits for facts, not for time."""
 
     def __init__(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> None:
-        argv = [sys.executable, "-m", "pdserve.cli.main", *map(str, arguments)]
+        argv = [*PDSERVE, *map(str, arguments)]
         environ = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
         self.popen: subprocess.Popen[str] | Forked
         if Nursery.shared().forks(argv, environ):
@@ -202,6 +203,18 @@ def pdserve(*arguments: str | Path) -> tuple[int, str]:
     command = Command(*arguments)
     code = command.finish()
     return code, command.output
+
+
+def execute(
+    *argv: str | Path, env: Mapping[str, str | None] | None = None, cwd: Path = REPOSITORY, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end. `env`: what it has besides ours, None: what it has not. `options`: of a Popen."""
+    changed = {**os.environ, **(env or {})}
+    given = {name: value for name, value in changed.items() if value is not None}
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(
+        [*map(str, argv)], cwd=cwd, env=given, text=True, check=False, timeout=2 * LINE_SECONDS, **streams
+    )
 
 
 class Deployment:

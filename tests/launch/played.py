@@ -35,17 +35,13 @@ from pdserve.reach.protocol import (
 from pdserve.recipe.sections import RestartPolicy
 from pdserve.run import inbox
 from pdserve.run.directory import RunDir
-from pdserve.run.inbox import Fetch, Reply, Request
-from pdserve.run.state import DeploymentState
-from pdserve.system.process import new_token
-from pdserve.system.procfs import ProcessId
+from pdserve.run.inbox import Apply, Fetch, Reply, Request
 from pdserve.system.stop_signals import held_back
+from tests.launch.records import GONE, recorded_state
 from tests.plan import kit
 
 LIMIT = 120
 """Seconds until a test gives up waiting: a limit, not a measurement."""
-GONE = ProcessId(pid=4_194_000, start_ticks=1)
-"""Of nobody: what a teardown finds of it is nothing."""
 ONE_TOKEN = Answered(id=0, status=200, body='{"choices": [{}]}')
 _LOOK_SECONDS = 0.005
 REFUSED = Answered(id=0, status=None, error="connection refused", refused=True)
@@ -66,25 +62,16 @@ def plan_with_cache(engines: int = 1, *, restart: str = "never", **changes: Any)
 
 def adapted(planned: Plan, *, restart: str = "never", **changes: Any) -> Plan:
     """Any other plan, made one for fakes in the same way."""
-    always = RestartPolicy.model_validate(
-        {"policy": "on-failure", "backoff_seconds": 0.001, "backoff_max_seconds": 0.001}
-    )
-    rule = RestartPolicy.model_validate({"policy": restart, "backoff_seconds": 0.001, "backoff_max_seconds": 0.001})
-    return planned.model_copy(
-        update={
-            "processes": tuple(
-                process.model_copy(
-                    update={
-                        "ranks": None,
-                        **({"restart": rule} if process.is_engine else {}),
-                        **({"restart": always} if process.is_proxy else {}),
-                    }
-                )
-                for process in planned.processes
-            ),
-            "timeouts": planned.timeouts.model_copy(update=changes),
-        }
-    )
+    processes = []
+    for process in planned.processes:
+        update: dict[str, Any] = {"ranks": None}
+        if process.is_engine or process.is_proxy:
+            policy = restart if process.is_engine else "on-failure"
+            rule = {"policy": policy, "backoff_seconds": 0.001, "backoff_max_seconds": 0.001}
+            update["restart"] = RestartPolicy.model_validate(rule)
+        processes.append(process.model_copy(update=update))
+    timeouts = planned.timeouts.model_copy(update=changes)
+    return planned.model_copy(update={"processes": tuple(processes), "timeouts": timeouts})
 
 
 class PlayedAgent:
@@ -97,12 +84,8 @@ class PlayedAgent:
         self._receive = receive
         self._deployment = deployment
         self._lives: set[str] = set()
-        self._says(
-            Hello(node=node.name, agent=GONE, guard=GONE, hostname="elsewhere"),
-        )
-
-    def _says(self, event: Event) -> None:
-        asyncio.get_running_loop().call_soon(self._receive, event)
+        hello = Hello(node=node.name, agent=GONE, guard=GONE, hostname="elsewhere")
+        asyncio.get_running_loop().call_soon(receive, hello)
 
     def send(self, order: Order) -> None:
         """A start beside an earlier life is what no launcher may order."""
@@ -150,9 +133,7 @@ class Played:
         self.run_dir = RunDir.create(folder, planned.name, "run-1")
         self.run_dir.write(self.run_dir.plan, planned.model_dump_json())
         self.run_dir.write(self.run_dir.recipe, "name: first")
-        self.state = DeploymentState(
-            token=new_token(), name=planned.name, run_id="run-1", host="here", launcher=GONE, started_at=time.time()
-        )
+        self.state = recorded_state(name=planned.name, host="here", started_at=time.time())
         self.orders: list[tuple[str, str]] = []
         """What was ordered so far: (start or stop, name)."""
         self.held: set[tuple[str, str]] = set()
@@ -181,7 +162,7 @@ class Played:
             self.state,
             secrets={**dict.fromkeys(secrets, "secret"), ENGINE_KEY: "key"},
             open_agent=self._open,  # type: ignore[arg-type]
-            on_event=self._on_event,
+            on_event=self.events.append,
             began=time.monotonic(),
         )
 
@@ -199,9 +180,6 @@ class Played:
         self._receive = receive
         self.agents[node.name] = PlayedAgent(node, receive, self)
         return self.agents[node.name]
-
-    def _on_event(self, event: dict[str, Any]) -> None:
-        self.events.append(event)
 
     def ordered(self, verb: str, name: str, obey: Callable[[], None]) -> None:
         """Of an agent: what it was ordered, and how it does that."""
@@ -274,6 +252,10 @@ class Played:
         """Of all processes."""
         return {process.phase for process in self.state.processes.values()}
 
+    def orders_of(self, name: str) -> list[str]:
+        """Return the verbs of the orders for one process."""
+        return [verb for verb, whose in self.orders if whose == name]
+
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits for it; fails if the deployment ends without it."""
         async with asyncio.timeout(LIMIT):
@@ -291,6 +273,10 @@ class Played:
         """Waits until it is ready; what was ordered for that is forgotten."""
         await self.until(lambda: self.state.phase == "ready")
         self.orders.clear()
+
+    def up(self, to: Plan, *, replace: bool = False) -> asyncio.Task[Reply]:
+        """Ask for another plan, as `pdserve up` does."""
+        return self.ask(Apply(plan=to, recipe="name: another", replace=replace))
 
     def ask(self, request: Request) -> asyncio.Task[Reply]:
         """What a command asks of the launcher, and the answer."""
@@ -321,3 +307,11 @@ async def played(folder: Path, planned: Plan) -> AsyncIterator[Played]:
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
+
+
+@asynccontextmanager
+async def serving_deployment(folder: Path, planned: Plan) -> AsyncIterator[Played]:
+    """A deployment that serves; it is over when the block ends."""
+    async with played(folder, planned) as deployment:
+        await deployment.serving()
+        yield deployment

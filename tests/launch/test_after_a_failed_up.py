@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from pdserve.errors import StartError
 from pdserve.launch.fleet import ANSWER_SECONDS, Fleet, PendingStops
-from pdserve.plan.model import Plan
 from pdserve.plan.time_limits import restart_seconds
 from pdserve.reach.protocol import Answered, Died
-from pdserve.run.inbox import Apply
-from tests.launch.played import REFUSED, Played, plan, played
+from tests.launch.played import REFUSED, Played, plan, serving_deployment
 
 pytestmark = pytest.mark.usefixtures("pdserve_home")
-
-
-def up(to: Plan) -> Apply:
-    return Apply(plan=to, recipe="name: another")
 
 
 def dies_loading(deployment: Played, name: str) -> None:
     deployment.says(Died(name=name, pid=8, code=1, how="exited", seconds=1, while_starting=True))
 
 
-def test_of_two_that_start_side_by_side_the_one_that_lives_serves_and_the_next_up_starts_the_other(
+async def test_of_two_that_start_side_by_side_the_one_that_lives_serves_and_the_next_up_starts_the_other(
     tmp_path: Path,
 ) -> None:
     one, three = plan(decodes=1), plan(decodes=3)
-
-    async def scenario() -> None:
-        async with played(tmp_path, one) as deployment:
-            await deployment.serving()
-            deployment.held |= {("start", "decode-1"), ("start", "decode-2")}
-            reply = deployment.ask(up(three))
-            await deployment.until(lambda: ("start", "decode-2") in deployment.orders)
-            dies_loading(deployment, "decode-2")
-            await deployment.until(lambda: ("stop", "decode-2") in deployment.orders)
-            deployment.obey_all()
-            assert (await reply).exit_code == StartError.exit_code
-            assert (deployment.state.phase, deployment.phase("decode-1")) == ("degraded", "ready")
-            assert (await deployment.ask(up(three))).message == "started decode-2; ready"
-            assert (deployment.state.phase, deployment.phases()) == ("ready", {"ready"})
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, one) as deployment:
+        deployment.held |= {("start", "decode-1"), ("start", "decode-2")}
+        reply = deployment.up(three)
+        await deployment.until(lambda: ("start", "decode-2") in deployment.orders)
+        dies_loading(deployment, "decode-2")
+        await deployment.until(lambda: ("stop", "decode-2") in deployment.orders)
+        deployment.obey_all()
+        assert (await reply).exit_code == StartError.exit_code
+        assert (deployment.state.phase, deployment.phase("decode-1")) == ("degraded", "ready")
+        assert (await deployment.up(three)).message == "started decode-2; ready"
+        assert (deployment.state.phase, deployment.phases()) == ("ready", {"ready"})
 
 
 async def an_up_that_fails(deployment: Played) -> None:
     """To one decode more, which dies as it loads."""
     deployment.held.add(("start", "decode-1"))
-    reply = deployment.ask(up(plan(decodes=2, restart="on-failure")))
+    reply = deployment.up(plan(decodes=2, restart="on-failure"))
     await deployment.until(lambda: ("start", "decode-1") in deployment.orders)
     dies_loading(deployment, "decode-1")
     assert (await reply).exit_code == StartError.exit_code
@@ -64,68 +52,52 @@ def note_of(deployment: Played, name: str) -> str:
 
 async def interrupts_a_proof(deployment: Played) -> None:
     """An `up` that fails, while a prefill that was restarted is held to be proven."""
-    await deployment.serving()
     deployment.answers["/v1/completions"] = REFUSED
     deployment.dies("prefill-0")
     await deployment.until(lambda: note_of(deployment, "prefill-0") == "to be proven")
     await an_up_that_fails(deployment)
 
 
-def test_an_engine_whose_proof_it_has_interrupted_is_proven_and_returns(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan(restart="on-failure")) as deployment:
-            await interrupts_a_proof(deployment)
-            assert deployment.phase("prefill-0") == "degraded"
-            deployment.answers.clear()
-            await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
-            assert deployment.orders.count(("start", "prefill-0")) == 1
-
-    asyncio.run(scenario())
+async def test_an_engine_whose_proof_it_has_interrupted_is_proven_and_returns(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan(restart="on-failure")) as deployment:
+        await interrupts_a_proof(deployment)
+        assert deployment.phase("prefill-0") == "degraded"
+        deployment.answers.clear()
+        await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+        assert deployment.orders.count(("start", "prefill-0")) == 1
 
 
-def test_one_that_still_loaded_is_proven_when_it_is_ready(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan(restart="on-failure")) as deployment:
-            await deployment.serving()
-            deployment.held.add(("start", "prefill-0"))
-            deployment.dies("prefill-0")
-            await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
-            await an_up_that_fails(deployment)
-            deployment.obey("start", "prefill-0")
-            await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
-            assert any(event["event"] == "canary" and event["name"] == "prefill-0" for event in deployment.events)
-
-    asyncio.run(scenario())
+async def test_one_that_still_loaded_is_proven_when_it_is_ready(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan(restart="on-failure")) as deployment:
+        deployment.held.add(("start", "prefill-0"))
+        deployment.dies("prefill-0")
+        await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
+        await an_up_that_fails(deployment)
+        deployment.obey("start", "prefill-0")
+        await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+        assert any(event["event"] == "canary" and event["name"] == "prefill-0" for event in deployment.events)
 
 
-def test_one_that_fails_its_proof_then_is_recovered(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan(restart="on-failure")) as deployment:
-            await interrupts_a_proof(deployment)
-            deployment.answers["/v1/completions"] = Answered(id=0, status=500, body="broken")
-            deployment.held.add(("start", "prefill-0"))
-            await deployment.until(lambda: deployment.orders.count(("start", "prefill-0")) == 2)
-            deployment.answers.clear()
-            deployment.obey("start", "prefill-0")
-            await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
-
-    asyncio.run(scenario())
+async def test_one_that_fails_its_proof_then_is_recovered(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan(restart="on-failure")) as deployment:
+        await interrupts_a_proof(deployment)
+        deployment.answers["/v1/completions"] = Answered(id=0, status=500, body="broken")
+        deployment.held.add(("start", "prefill-0"))
+        await deployment.until(lambda: deployment.orders.count(("start", "prefill-0")) == 2)
+        deployment.answers.clear()
+        deployment.obey("start", "prefill-0")
+        await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
 
 
-def test_a_process_that_moves_is_on_its_new_node(tmp_path: Path) -> None:
+async def test_a_process_that_moves_is_on_its_new_node(tmp_path: Path) -> None:
     """Else the loss of the old one would take it along, and that of the new one would not."""
     one, two = plan(decodes=1), plan(decodes=1, nodes=2)
-
-    async def scenario() -> None:
-        async with played(tmp_path, one) as deployment:
-            await deployment.serving()
-            fleet: Fleet = deployment.fleet
-            fleet.adopt(two)
-            nodes = {process.name: process.node for process in two.processes}
-            assert {name: state.node for name, state in deployment.state.processes.items()} == nodes
-            fleet.adopt(one)
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, one) as deployment:
+        fleet: Fleet = deployment.fleet
+        fleet.adopt(two)
+        nodes = {process.name: process.node for process in two.processes}
+        assert {name: state.node for name, state in deployment.state.processes.items()} == nodes
+        fleet.adopt(one)
 
 
 def test_a_stop_that_an_agent_has_failed_at_is_ordered_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -30,35 +29,27 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 BOXED = Node(name="gpu1", command=("docker", "run", "--rm", "vllm:1", "python3"))
 
 
-def test_what_is_left_of_this_run_on_this_node_is_stopped(docker: Path) -> None:
+async def test_what_is_left_of_this_run_on_this_node_is_stopped_and_a_look_stops_nothing(docker: Path) -> None:
     (docker / "ids").write_text("0123456789abcdef\n")
-    assert asyncio.run(stop_left_containers([BOXED], "run-1")) == LeftContainers(("0123456789ab on gpu1",))
-    listed, stopped = (docker / "calls").read_text().splitlines()
+    assert (await left_containers([BOXED], "run-1")).names == ("0123456789ab on gpu1",)
+    assert (docker / "ids").read_text() == "0123456789abcdef\n"
+    assert await stop_left_containers([BOXED], "run-1") == LeftContainers(("0123456789ab on gpu1",))
+    *_, listed, stopped = (docker / "calls").read_text().splitlines()
     assert "label=pdserve.run=run-1" in listed
     assert "label=pdserve.node=gpu1" in listed
     assert stopped.split()[-1] == "0123456789abcdef"
     assert (docker / "ids").read_text() == ""
+    assert await stop_left_containers([BOXED], "run-1") == LeftContainers()
+    assert (docker / "calls").read_text().count("stop ") == 1, "nothing left is nothing to stop"
 
 
-def test_nothing_left_is_nothing_to_stop(docker: Path) -> None:
-    assert asyncio.run(stop_left_containers([BOXED], "run-1")) == LeftContainers()
-    assert "stop" not in (docker / "calls").read_text()
-
-
-def test_docker_is_not_asked_where_no_agent_was_in_it(docker: Path) -> None:
+async def test_docker_is_not_asked_where_no_agent_was_in_it(docker: Path) -> None:
     nodes = [Node(name="bare"), Node(name="venv", command=("/v/python",))]
-    assert asyncio.run(stop_left_containers(nodes, "r")) == LeftContainers()
+    assert await stop_left_containers(nodes, "r") == LeftContainers()
     assert not (docker / "calls").exists()
 
 
-def test_a_look_stops_nothing(docker: Path) -> None:
-    (docker / "ids").write_text("0123456789abcdef\n")
-    assert asyncio.run(left_containers([BOXED], "run-1")).names == ("0123456789ab on gpu1",)
-    assert (docker / "ids").read_text() == "0123456789abcdef\n"
-
-
-def test_a_docker_that_does_not_answer_is_no_docker_without_containers(docker: Path) -> None:
+async def test_a_docker_that_does_not_answer_is_no_docker_without_containers(docker: Path) -> None:
     (docker / "docker").write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 1\n")
-    assert asyncio.run(stop_left_containers([BOXED], "run-1")) == LeftContainers(
-        unknown=("gpu1 (Cannot connect to the Docker daemon)",)
-    )
+    unknown = ("gpu1 (Cannot connect to the Docker daemon)",)
+    assert await stop_left_containers([BOXED], "run-1") == LeftContainers(unknown=unknown)

@@ -17,8 +17,8 @@ from pdserve.operations import launcher_process
 from pdserve.operations.launcher_process import follow
 from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Down, Reply, answer, ask, take
-from pdserve.run.state import DeploymentState
-from pdserve.system.process import Child, new_token, send, spawn
+from pdserve.system.process import Child, send, spawn
+from tests.launch.records import recorded_state, write_record
 from tests.plan import kit
 
 pytestmark = pytest.mark.process
@@ -39,35 +39,19 @@ def launcher(run: RunDir) -> Iterator[Child]:
     asyncio.run(child.wait())
 
 
-def state(launcher: Child) -> DeploymentState:
-    return DeploymentState(
-        token=new_token(), name="fake", run_id="run-1", host="here", launcher=launcher.identity, started_at=0.0
-    )
-
-
-def test_a_deployment_that_is_up_is_seen_without_its_event(run: RunDir, launcher: Child) -> None:
-    up = state(launcher)
-    up.phase, up.ready_at = "ready", 1.0
-    run.write(run.state, up.model_dump_json())
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_deployment_that_is_up_is_seen_also_without_its_event(run: RunDir, launcher: Child, recorded: bool) -> None:
+    if recorded:
+        run.append_event("up")
+    write_record(run, recorded_state(launcher=launcher.identity, phase="ready", ready_at=1.0))
     events: list[dict[str, Any]] = []
     follow(run, launcher, events.append, keep=False)
-    assert "fake is ready" in events[-1]["text"]
-
-
-def test_an_event_that_is_there_is_what_is_reported(run: RunDir, launcher: Child) -> None:
-    up = state(launcher)
-    up.phase, up.ready_at = "ready", 1.0
-    run.append_event("up")
-    run.write(run.state, up.model_dump_json())
-    events: list[dict[str, Any]] = []
-    follow(run, launcher, events.append, keep=False)
-    assert [event["event"] for event in events] == ["up"]
+    assert len(events) == 1
+    assert events[0]["event"] == "up" if recorded else "fake is ready" in events[0]["text"]
 
 
 def test_a_failure_that_keeps_what_is_healthy_is_seen_without_its_event(run: RunDir, launcher: Child) -> None:
-    failed = state(launcher)
-    failed.phase, failed.note = "failed", "decode-0 died"
-    run.write(run.state, failed.model_dump_json())
+    write_record(run, recorded_state(launcher=launcher.identity, phase="failed", note="decode-0 died"))
     with pytest.raises(StartError, match="decode-0 died"):
         follow(run, launcher, lambda event: None, keep=True)
 
@@ -75,10 +59,8 @@ def test_a_failure_that_keeps_what_is_healthy_is_seen_without_its_event(run: Run
 @pytest.fixture
 def over(run: RunDir) -> Child:
     """One whose start was stopped, and that has said so as it could: by its exit code."""
-    program = "raise SystemExit(130)"
     log = run.logs / "launcher.log"
-    argv = [sys.executable, "-S", "-c", program]
-    child = spawn(argv, env=os.environ, log=log, marker="run-1/launcher", control_stdin=False)
+    child = spawn(["sh", "-c", "exit 130"], env=os.environ, log=log, marker="run-1/launcher", control_stdin=False)
     asyncio.run(child.wait())
     return child
 
@@ -125,27 +107,19 @@ def test_a_closed_terminal_ends_who_looks_on_unless_it_has_more_to_do(
     assert handlers == 2 * [signal.default_int_handler if goes_on else signal.SIG_DFL]
 
 
-class Ends:
-    """A launcher that answers what it has taken, if it does, and has ended when it is looked for."""
+@pytest.mark.parametrize("last", [Reply(exit_code=5, message="an agent is still stopping its processes"), None])
+def test_the_last_word_of_a_launcher_that_ends_is_the_answer(run: RunDir, last: Reply | None) -> None:
+    """It has taken the request, and has ended when it is looked for."""
 
-    def __init__(self, run: RunDir, reply: Reply | None) -> None:
-        self._run = run
-        self._reply = reply
-
-    def alive(self) -> bool:
-        for name, _ in take(self._run):
-            if self._reply is not None:
-                answer(self._run, name, self._reply)
+    def alive() -> bool:
+        for name, _ in take(run):
+            if last is not None:
+                answer(run, name, last)
         return False
 
-
-def test_the_last_word_of_a_launcher_that_ends_is_the_answer(run: RunDir) -> None:
-    last = Reply(exit_code=5, message="the agent of b is still stopping its processes")
-    assert ask(run, Down(), seconds=60, alive=Ends(run, last).alive) == last
-    assert list(run.inbox.iterdir()) == []
-
-
-def test_one_that_ends_without_a_word_is_an_error(run: RunDir) -> None:
-    with pytest.raises(StateError, match="ended before it answered"):
-        ask(run, Down(), seconds=60, alive=Ends(run, None).alive)
+    if last is not None:
+        assert ask(run, Down(), seconds=60, alive=alive) == last
+    else:
+        with pytest.raises(StateError, match="ended before it answered"):
+            ask(run, Down(), seconds=60, alive=alive)
     assert list(run.inbox.iterdir()) == []

@@ -22,63 +22,53 @@ from tests.launch.deployment import (
     until,
     up,
 )
-from tests.launch.played import adapted, played
+from tests.launch.played import adapted, serving_deployment
 from tests.plan import kit
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("pdserve_home")]
 
 LEADER, FOLLOWER, RANK = "prefill-0", "prefill-0-node1", "prefill-0-rank1"
+RANKS = (LEADER, RANK)
 
 
-def test_a_member_that_dies_while_the_others_load_ends_the_wait_for_them(tmp_path: Path) -> None:
+async def test_a_member_that_dies_while_the_others_load_ends_the_wait_for_them(tmp_path: Path) -> None:
     """The leader waits for its follower, for as long as an engine may take to load."""
     over_nodes = {"prefill": {"instances": 2, "parallel": {"nodes": 2, "tp": 2}}}
     planned = adapted(kit.plan(kit.recipe(kit.on_gpus(2, 1), over_nodes), *kit.hosts(2, 2, 2)), restart="on-failure")
-
-    async def scenario() -> None:
-        async with played(tmp_path, planned) as deployment:
-            await deployment.serving()
-            deployment.held.add(("start", LEADER))
-            deployment.dies(LEADER)
-            await deployment.until(lambda: ("start", FOLLOWER) in deployment.orders)
-            await deployment.until(lambda: deployment.phase(FOLLOWER) == "ready")
-            deployment.orders.clear()
-            deployment.held.add(("stop", LEADER))
-            deployment.dies(FOLLOWER)
-            await deployment.until(lambda: ("stop", LEADER) in deployment.orders)
-            assert deployment.state.processes[LEADER].note == f"{FOLLOWER} exited"
-            deployment.obey_all()
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            assert deployment.orders.count(("start", FOLLOWER)) == 1
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, planned) as deployment:
+        deployment.held.add(("start", LEADER))
+        deployment.dies(LEADER)
+        await deployment.until(lambda: ("start", FOLLOWER) in deployment.orders)
+        await deployment.until(lambda: deployment.phase(FOLLOWER) == "ready")
+        deployment.orders.clear()
+        deployment.held.add(("stop", LEADER))
+        deployment.dies(FOLLOWER)
+        await deployment.until(lambda: ("stop", LEADER) in deployment.orders)
+        assert deployment.state.processes[LEADER].note == f"{FOLLOWER} exited"
+        deployment.obey_all()
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert deployment.orders.count(("start", FOLLOWER)) == 1
 
 
-def test_a_rank_that_is_silent_when_the_recovery_of_its_instance_ends_is_given_up(tmp_path: Path) -> None:
+async def test_a_rank_that_is_silent_when_the_recovery_of_its_instance_ends_is_given_up(tmp_path: Path) -> None:
     ranks = {"dp": 2, "ep": True, "load_balancing": "external"}
     two = kit.plan(kit.recipe(kit.on_gpus(1, 1), {"prefill": {"instances": 2, "parallel": ranks}}), *kit.hosts(8))
-
-    async def scenario() -> None:
-        async with played(tmp_path, adapted(two, restart="on-failure", unresponsive_seconds=0.05)) as deployment:
-            await deployment.serving()
-            answered = deployment.slow[deployment.canary_of(LEADER)] = asyncio.Event()
-            deployment.dies(LEADER)
-            await deployment.until(lambda: any(canary_ok(event, RANK) for event in deployment.events))
-            deployment.is_silent(RANK)
-            await deployment.looks()
-            deployment.orders.clear()
-            answered.set()
-            await deployment.until(lambda: ("start", RANK) in deployment.orders)
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-
-    asyncio.run(scenario())
+    async with serving_deployment(
+        tmp_path, adapted(two, restart="on-failure", unresponsive_seconds=0.05)
+    ) as deployment:
+        answered = deployment.slow[deployment.canary_of(LEADER)] = asyncio.Event()
+        deployment.dies(LEADER)
+        await deployment.until(lambda: any(canary_ok(event, RANK) for event in deployment.events))
+        deployment.is_silent(RANK)
+        await deployment.looks()
+        deployment.orders.clear()
+        answered.set()
+        await deployment.until(lambda: ("start", RANK) in deployment.orders)
+        await deployment.until(lambda: deployment.phases() == {"ready"})
 
 
 def canary_ok(event: dict[str, Any], name: str) -> bool:
     return event["event"] == "canary" and event["name"] == name and bool(event["ok"])
-
-
-RANKS = ("prefill-0", "prefill-0-rank1")
 
 
 @contextmanager
@@ -113,16 +103,11 @@ def proxy_log(deployment: Deployment) -> list[str]:
     return [line for line in (deployment.run.path / process.log).read_text().splitlines() if "completions" in line]
 
 
-def test_requests_go_to_the_servers_of_all_ranks(tmp_path: Path, pdserve_home: Path) -> None:
-    with serving(tmp_path, pdserve_home, "never") as deployment:
-        assert [worker.name for worker in deployment.run.read_plan().proxy.workers] == [*RANKS, "decode-0"]
-        assert set(prefilled(deployment)) == set(RANKS)
-
-
 def test_a_rank_that_dies_takes_its_instance_out_and_all_of_it_comes_back(tmp_path: Path, pdserve_home: Path) -> None:
     with serving(tmp_path, pdserve_home, "on-failure") as deployment:
+        assert [worker.name for worker in deployment.run.read_plan().proxy.workers] == [*RANKS, "decode-0"]
         before = {name: deployment.id_of(name) for name in RANKS}
-        deployment.send_signal("prefill-0-rank1", signal.SIGKILL)
+        deployment.send_signal(RANK, signal.SIGKILL)
         deployment.command.expect("prefill-0    restart 1")
         deployment.command.expect("deployment is ready")
         for name in RANKS:
@@ -131,20 +116,18 @@ def test_a_rank_that_dies_takes_its_instance_out_and_all_of_it_comes_back(tmp_pa
         assert set(prefilled(deployment)) == set(RANKS)
 
 
-def test_the_death_of_one_rank_of_the_only_instance_ends_the_deployment(tmp_path: Path, pdserve_home: Path) -> None:
-    with serving(tmp_path, pdserve_home, "never") as deployment:
-        deployment.send_signal("prefill-0-rank1", signal.SIGKILL)
-        assert deployment.command.finish() == 5
-        assert "error: prefill-0-rank1@" in deployment.command.output
-        assert_nothing_left(deployment)
-
-
-def test_a_restart_of_one_rank_is_one_of_its_instance(tmp_path: Path, pdserve_home: Path) -> None:
+def test_a_restart_of_one_rank_is_one_of_its_instance_and_its_death_that_of_the_only_instance(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
     with serving(tmp_path, pdserve_home, "never") as deployment:
         before = {name: deployment.id_of(name) for name in RANKS}
-        code, output = pdserve("restart", "prefill-0-rank1")
+        code, output = pdserve("restart", RANK)
         assert code == 0, output
         for name in RANKS:
             assert deployment.id_of(name) != before[name]
             assert routing(deployment, name)[-3:] == ["draining", "starting", "ready"]
         assert set(prefilled(deployment)) == set(RANKS)
+        deployment.send_signal(RANK, signal.SIGKILL)
+        assert deployment.command.finish() == 5
+        assert f"error: {RANK}@" in deployment.command.output
+        assert_nothing_left(deployment)

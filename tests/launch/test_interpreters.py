@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from pdserve.operations.look import keep_interpreters
 from pdserve.plan.model import Plan
-from tests.launch.deployment import LINE_SECONDS, REPOSITORY, recipe, serving, up
+from tests.launch.deployment import PDSERVE, execute, recipe, serving, up
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
 
@@ -70,13 +69,6 @@ def test_up_by_another_name_of_python_restarts_nothing_and_another_environment_i
 
 def up_by(python: Path, file: Path) -> str:
     """What `pdserve up` says when it is run by that Python."""
-    done = subprocess.run(
-        [python, "-m", "pdserve.cli.main", "up", file],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=2 * LINE_SECONDS,
-        check=False,
-    )
+    done = execute(python, *PDSERVE[1:], "up", file)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

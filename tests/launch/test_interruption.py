@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +17,12 @@ from pdserve.run.directory import RunDir
 from pdserve.system.process import pid_end
 from tests.launch.deployment import (
     LINE_SECONDS,
-    REPOSITORY,
     Command,
     Deployment,
     assert_nothing_left,
+    execute,
     pdserve,
+    read_json,
     recipe,
     serving,
     until,
@@ -51,39 +51,9 @@ def test_an_up_that_finds_another_launcher_leaves_none(
     assert keys() == []
 
 
-@pytest.mark.full
-def test_output_of_a_detached_launcher_from_before_its_history_is_shown_here(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
-    """The lock was free when `up` looked, and no longer when its launcher did."""
-    script = (
-        "from pdserve.cli import main\nfrom pdserve.operations import up\n"
-        "up.check_no_launcher = lambda root, name: None\nmain.main()"
-    )
-    argv = [sys.executable, "-c", script, "up", str(recipe(tmp_path)), "--detach"]
-    with RunDir.create(pdserve_home, "fake", "run-of-another").only_launcher():
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LINE_SECONDS)
-    assert done.returncode == 4, done.stdout
-    assert "by another pdserve up" in done.stderr
-    assert f"PID {os.getpid()} (" in done.stderr
-    assert keys() == []
-
-
-def test_a_run_keeps_its_own_until_it_is_over(tmp_path: Path, pdserve_home: Path) -> None:
-    file = recipe(tmp_path)
-    with up(file, pdserve_home) as deployment:
-        own = serving(deployment).run.key_file.name
-        assert pdserve("up", file)[1].endswith("already up")
-        assert keys() == [own]
-        deployment.run.key_file.unlink()
-        until(deployment.run.key_file.exists)
-        assert pdserve("down") == (0, "fake: stopped")
-    assert keys() == []
-
-
 def killed(deployment: Deployment) -> str:
     """Kills the launcher, as the kernel does when memory is short; the key that it could not take along."""
-    own = serving(deployment).run.key_file.name
+    own = deployment.run.key_file.name
     deployment.send_signal("launcher", signal.SIGKILL)
     deployment.command.finish()
     asyncio.run(asyncio.wait_for(pid_end(deployment.id_of("guard").pid), LINE_SECONDS))
@@ -91,20 +61,27 @@ def killed(deployment: Deployment) -> str:
     return own
 
 
-def test_down_takes_that_of_a_killed_launcher_away(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path), pdserve_home) as deployment:
+def test_a_run_keeps_its_own_until_it_is_over_and_that_of_a_killed_launcher_goes_with_the_next_up_or_down(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    file = recipe(tmp_path)
+    with up(file, pdserve_home) as deployment:
+        own = serving(deployment).run.key_file.name
+        assert pdserve("up", file)[1].endswith("already up")
+        assert keys() == [own]
+        deployment.run.key_file.unlink()
+        until(deployment.run.key_file.exists)
         killed(deployment)
+    with up(file, pdserve_home) as deployment:
+        assert keys() == [serving(deployment).run.key_file.name] != [own]
+        killed(deployment)
+        assert read_json(pdserve("status", "--json")[1])["phase"] == "lost"
         assert pdserve("down") == (0, "fake: not running")
         assert keys() == []
-
-
-def test_so_does_the_next_up(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path), pdserve_home) as deployment:
-        before = killed(deployment)
-    with up(recipe(tmp_path), pdserve_home) as deployment:
-        own = serving(deployment).run.key_file.name
-        assert own != before
-        assert keys() == [own]
+    with up(file, pdserve_home) as deployment:
+        serving(deployment)
+        assert pdserve("down") == (0, "fake: stopped")
+    assert keys() == []
     assert_nothing_left(deployment)
 
 
@@ -136,65 +113,20 @@ if "pdserve.operations.launcher_process" in sys.orig_argv:
 def struck(function: str, signum: str, file: Path, *options: str, late: bool = False) -> int:
     """The exit code of an `up` that gets the signal as it begins this function, or `late`: has done what it does."""
     script = STRIKES.format(function=function, signum=signum, late=late)
-    argv = [sys.executable, "-c", script, "up", str(file), *options]
-    return subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=LINE_SECONDS, check=False).returncode
+    return execute(sys.executable, "-c", script, "up", file, *options).returncode
 
 
-@pytest.mark.parametrize("options", [(), ("--detach",)], ids=["foreground", "detached"])
-@pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    ("function", "late", "signum"), [("start_detached", True, "SIGINT"), ("follow", False, "SIGTERM")]
+)
 @pytest.mark.full
-def test_an_up_that_is_interrupted_before_its_launcher_runs_leaves_none(
-    tmp_path: Path, pdserve_home: Path, signum: str, options: tuple[str, ...]
-) -> None:
-    function = "start_detached" if options else "run_here"
-    assert struck(function, signum, recipe(tmp_path), *options) == 130
-    assert keys() == []
-
-
-@pytest.mark.parametrize(("function", "late"), [("start_detached", True), ("follow", False)], ids=["begun", "followed"])
-@pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM"])
-@pytest.mark.full
-def test_neither_does_one_whose_launcher_is_still_importing(
+def test_an_up_that_is_interrupted_while_its_launcher_is_importing_leaves_none(
     tmp_path: Path, pdserve_home: Path, signum: str, function: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strike(tmp_path / "site", NEVER_DONE_IMPORTING, monkeypatch)
     assert struck(function, signum, recipe(tmp_path), "--detach", late=late) == 130
     assert keys() == []
     assert list(pdserve_home.glob("*/*")) == [], "no folder of a run that never began"
-
-
-STRIKES_TWICE = """
-import os, signal
-from pdserve.cli import main
-from pdserve.operations import up
-signal.signal(signal.SIGINT, signal.default_int_handler)
-def struck(before):
-    def strikes(*arguments, **options):
-        os.kill(os.getpid(), signal.SIGINT)
-        return before(*arguments, **options)
-    return strikes
-up.follow, up.discard = struck(up.follow), struck(up.discard)
-main.main()
-"""
-
-
-@pytest.mark.full
-def test_a_second_ctrl_c_as_it_clears_up_leaves_nothing_either(
-    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strike(tmp_path / "site", NEVER_DONE_IMPORTING, monkeypatch)
-    argv = [sys.executable, "-c", STRIKES_TWICE, "up", str(recipe(tmp_path)), "--detach"]
-    assert subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=LINE_SECONDS, check=False).returncode == 130
-    assert keys() == []
-    assert list(pdserve_home.glob("*/*")) == []
-
-
-def test_a_failure_that_is_kept_keeps_its_own_until_down(tmp_path: Path, pdserve_home: Path) -> None:
-    file = recipe(tmp_path, decode__env={"FAKE_DIE_AT": "load"})
-    assert pdserve("up", file, "--detach", "--keep-on-failure")[0] == 4
-    assert len(keys()) == 1
-    assert pdserve("down")[0] == 0
-    assert keys() == []
 
 
 STRUCK_IN_AN_IMPORT = """
@@ -211,23 +143,26 @@ main()
 """
 
 
-def ended(script: str) -> tuple[bool, str]:
-    """Whether that ended as a Ctrl-C ends a command (a shell shows 130 for the signal too); and its error output."""
-    argv = [sys.executable, "-c", script]
-    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=LINE_SECONDS)
-    return done.returncode in (130, -signal.SIGINT), done.stderr
-
-
-@pytest.mark.parametrize("module", ["typer", "pdserve.errors", "pdserve.cli.listing", "pdserve.run.retention"])
+@pytest.mark.parametrize("module", ["typer", "pdserve.run.retention"])
 def test_a_command_that_still_imports_ends_without_a_word(pdserve_home: Path, module: str) -> None:
-    assert ended(STRUCK_IN_AN_IMPORT.format(module=module)) == (True, "")
+    done = execute(sys.executable, "-c", STRUCK_IN_AN_IMPORT.format(module=module))
+    assert done.returncode in (130, -signal.SIGINT), "a shell shows 130 for the signal too"
+    assert done.stderr == ""
 
 
-@pytest.mark.parametrize(("function", "late"), [("look", True), ("record_run", True), ("run_here", False)])
+@pytest.mark.parametrize(
+    ("function", "late", "signum", "options"),
+    [
+        ("look", True, "SIGINT", ()),
+        ("record_run", True, "SIGINT", ()),
+        ("run_here", False, "SIGHUP", ()),
+        ("start_detached", False, "SIGTERM", ("--detach",)),
+    ],
+)
 def test_an_up_that_has_started_nothing_leaves_no_folder(
-    tmp_path: Path, pdserve_home: Path, function: str, late: bool
+    tmp_path: Path, pdserve_home: Path, function: str, late: bool, signum: str, options: tuple[str, ...]
 ) -> None:
-    assert struck(function, "SIGINT", recipe(tmp_path), late=late) == 130
+    assert struck(function, signum, recipe(tmp_path), *options, late=late) == 130
     assert list(pdserve_home.glob("*/*")) == []
     assert keys() == []
 
@@ -236,7 +171,7 @@ STARTING = "pdserve/run/directory.py", "point_current"
 """The last of what is written before the event loop begins: the record says that it starts."""
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
 def test_an_up_that_has_its_record_but_no_loop_yet_ends_in_order(
     tmp_path: Path, pdserve_home: Path, signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,9 +219,8 @@ def forced(deployment: Deployment) -> list[str]:
     return [event["name"] for event in deployment.events("stopped") if event["forced"]]
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_term_cuts_no_stream(tmp_path: Path, pdserve_home: Path, first: signal.Signals) -> None:
-    with draining(tmp_path, pdserve_home, first) as (deployment, lines):
+def test_a_second_term_cuts_no_stream(tmp_path: Path, pdserve_home: Path) -> None:
+    with draining(tmp_path, pdserve_home, signal.SIGINT) as (deployment, lines):
         deployment.command.popen.send_signal(signal.SIGTERM)
         assert pdserve("restart", "decode-0")[0] == 8  # the answer of a launcher that has had the signal
         deployment.hold("decode-0", "")
@@ -295,9 +229,8 @@ def test_a_second_term_cuts_no_stream(tmp_path: Path, pdserve_home: Path, first:
     assert forced(deployment) == []
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_ctrl_c_while_it_stops_waits_for_no_stream(tmp_path: Path, pdserve_home: Path, first: signal.Signals) -> None:
-    with draining(tmp_path, pdserve_home, first) as (deployment, lines):
+def test_a_ctrl_c_while_it_stops_waits_for_no_stream(tmp_path: Path, pdserve_home: Path) -> None:
+    with draining(tmp_path, pdserve_home, signal.SIGTERM) as (deployment, lines):
         deployment.command.interrupt()
         with pytest.raises(httpx.RemoteProtocolError):
             list(lines)

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, free_ports, pdserve, recipe, up
+from tests.launch.deployment import (
+    BODY,
+    REPOSITORY,
+    assert_nothing_left,
+    free_ports,
+    pdserve,
+    recipe,
+    routing,
+    serving,
+    up,
+)
 
 pytestmark = pytest.mark.process
 
 MASTER = [sys.executable, str(REPOSITORY / "tests/fakes/mooncake_master.py")]
-BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 NAME = "mooncake-master"
 
 
@@ -35,83 +42,46 @@ def with_store(folder: Path, **section: Any) -> Path:
     )
 
 
-def serving(deployment: Deployment) -> Deployment:
-    deployment.command.expect("serving fake at")
-    return deployment
-
-
-@contextmanager
-def with_pool(folder: Path, home: Path, size: str) -> Iterator[tuple[Deployment, Path]]:
-    """One that serves, and the file that has what its master reports as the bytes of its pool."""
-    pool = folder / "pool"
-    pool.write_text(size)
-    with up(with_store(folder, command=[*MASTER, f"-fake_pool={pool}"]), home) as deployment:
-        yield serving(deployment), pool
-
-
-def test_it_is_ready_before_the_engines_start_and_ends_after_them(tmp_path: Path, pdserve_home: Path) -> None:
+def test_it_is_ready_before_the_engines_start_restarted_while_they_serve_and_ends_after_them(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
     with up(with_store(tmp_path), pdserve_home) as deployment:
-        serving(deployment)
+        before = serving(deployment).id_of(NAME)
         assert deployment.started()[0] == NAME
+        deployment.send_signal(NAME, signal.SIGKILL)
+        deployment.command.expect("deployment is degraded")
         assert deployment.post("/v1/completions", BODY)[0] == 200
+        deployment.command.expect("deployment is ready")
+        assert deployment.id_of(NAME) != before
+        assert routing(deployment, "prefill-0") == ["ready"]
         deployment.command.interrupt()
         assert deployment.command.finish() == 0
-        assert [event["name"] for event in deployment.events("stopped")][-1] == NAME
+        assert deployment.stopped()[-1] == NAME
         assert_nothing_left(deployment)
 
 
 @pytest.mark.full
-def test_it_is_ready_again_only_once_its_engines_have_given_it_memory(tmp_path: Path, pdserve_home: Path) -> None:
-    with with_pool(tmp_path, pdserve_home, "1048576") as (deployment, pool):
+def test_it_is_ready_again_only_once_its_engines_have_given_it_memory_and_dies_as_often_as_it_likes(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    pool = tmp_path / "pool"
+    pool.write_text("1048576")
+    with up(with_store(tmp_path, command=[*MASTER, f"-fake_pool={pool}"]), pdserve_home) as deployment:
+        serving(deployment)
         pool.write_text("0")
-        deployment.send_signal(NAME, signal.SIGKILL)
-        deployment.command.expect(f"{NAME} restart 1")
-        deployment.command.expect(f"{NAME} ready after")
+        for number in (1, 2):
+            deployment.send_signal(NAME, signal.SIGKILL)
+            deployment.command.expect(f"{NAME} restart {number}")
+            deployment.command.expect(f"{NAME} ready after")
         assert deployment.post("/v1/completions", BODY)[0] == 200
         state = deployment.state()
         assert (state.phase, state.processes[NAME].phase) == ("degraded", "degraded")
         assert "without the memory of its engines" in state.processes[NAME].note
         pool.write_text("1048576")
         deployment.command.expect("deployment is ready")
-
-
-@pytest.mark.full
-def test_one_that_dies_while_it_has_no_memory_is_restarted_again(tmp_path: Path, pdserve_home: Path) -> None:
-    with with_pool(tmp_path, pdserve_home, "1048576") as (deployment, pool):
-        pool.write_text("0")
-        for number in (1, 2):
-            deployment.send_signal(NAME, signal.SIGKILL)
-            deployment.command.expect(f"{NAME} restart {number}")
-            deployment.command.expect(f"{NAME} ready after")
-        pool.write_text("1048576")
-        deployment.command.expect("deployment is ready")
-        assert [event["mounted"] for event in deployment.events("pool")][-1] is True
-
-
-@pytest.mark.full
-def test_one_whose_figures_cannot_be_read_is_ready(tmp_path: Path, pdserve_home: Path) -> None:
-    with with_pool(tmp_path, pdserve_home, "<html>") as (deployment, _):
-        deployment.send_signal(NAME, signal.SIGKILL)
-        deployment.command.expect("deployment is degraded")
-        deployment.command.expect("deployment is ready")
-
-
-@pytest.mark.full
-def test_a_restart_that_was_asked_for_ends_once_it_has_memory(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(with_store(tmp_path), pdserve_home) as deployment:
-        serving(deployment)
-        assert pdserve("restart", NAME) == (0, f"{NAME} is ready")
-
-
-def test_it_is_restarted_on_its_ports_and_its_engines_serve_on(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(with_store(tmp_path), pdserve_home) as deployment:
-        before = serving(deployment).id_of(NAME)
-        deployment.send_signal(NAME, signal.SIGKILL)
-        deployment.command.expect("deployment is degraded")
-        assert deployment.post("/v1/completions", BODY)[0] == 200
-        deployment.command.expect("deployment is ready")
-        assert deployment.id_of(NAME) != before
-        assert [event["routing"] for event in deployment.events("route") if event["name"] == "prefill-0"] == ["ready"]
+        assert deployment.events("pool")[-1]["mounted"] is True
+        pool.write_text("<html>")
+        assert pdserve("restart", NAME) == (0, f"{NAME} is ready"), "also where its figures cannot be read"
 
 
 @pytest.mark.full

@@ -2,80 +2,62 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from pdserve.launch.fleet import PendingStops
-from pdserve.run.inbox import Apply, Restart
-from tests.launch.played import Played, plan, played
+from pdserve.run.inbox import Restart
+from tests.launch.played import plan, serving_deployment
 
 pytestmark = pytest.mark.usefixtures("pdserve_home")
 
 
-def up(deployment: Played) -> Apply:
-    return Apply(plan=deployment.plan, recipe="name: another")
+async def test_up_starts_a_dead_engine_when_what_was_left_of_it_is_gone(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan(decodes=2)) as deployment:
+        deployment.held.add(("stop", "decode-1"))
+        deployment.dies("decode-1")
+        await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
+        reply = deployment.up(deployment.plan)
+        await deployment.until(lambda: deployment.state.change == "under way")
+        await deployment.looks()
+        deployment.obey("stop", "decode-1")
+        assert (await reply).message == "started decode-1; ready"
+        assert deployment.orders == [("stop", "decode-1"), ("start", "decode-1")]
+        assert deployment.state.phase == "ready"
 
 
-def test_up_starts_a_dead_engine_when_what_was_left_of_it_is_gone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan(decodes=2)) as deployment:
-            await deployment.serving()
-            deployment.held.add(("stop", "decode-1"))
-            deployment.dies("decode-1")
-            await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
-            reply = deployment.ask(up(deployment))
-            await deployment.until(lambda: deployment.state.change == "under way")
-            await deployment.looks()
-            deployment.obey("stop", "decode-1")
-            assert (await reply).message == "started decode-1; ready"
-            assert deployment.orders == [("stop", "decode-1"), ("start", "decode-1")]
-            assert deployment.state.phase == "ready"
-
-    asyncio.run(scenario())
+async def test_up_finds_an_engine_that_a_restart_was_stopping_back(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan(decodes=2)) as deployment:
+        deployment.held.add(("stop", "decode-1"))
+        restart = deployment.ask(Restart(name="decode-1"))
+        await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
+        reply = deployment.up(deployment.plan)
+        await deployment.looks()
+        deployment.obey("stop", "decode-1")
+        assert (await restart).exit_code == 0
+        assert (await reply).message == "already up"
+        assert deployment.orders == [("stop", "decode-1"), ("start", "decode-1")]
+        assert deployment.phases() == {"ready"}
 
 
-def test_up_finds_an_engine_that_a_restart_was_stopping_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan(decodes=2)) as deployment:
-            await deployment.serving()
-            deployment.held.add(("stop", "decode-1"))
-            restart = deployment.ask(Restart(name="decode-1"))
-            await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
-            reply = deployment.ask(up(deployment))
-            await deployment.looks()
-            deployment.obey("stop", "decode-1")
-            assert (await restart).exit_code == 0
-            assert (await reply).message == "already up"
-            assert deployment.orders == [("stop", "decode-1"), ("start", "decode-1")]
-            assert deployment.phases() == {"ready"}
-
-    asyncio.run(scenario())
-
-
-def test_a_port_is_given_to_another_when_what_is_left_of_its_dead_holder_is_gone(tmp_path: Path) -> None:
+async def test_a_port_is_given_to_another_when_what_is_left_of_its_dead_holder_is_gone(tmp_path: Path) -> None:
     before, after = plan(decodes=2), plan(prefills=2, decodes=2)
     ports = {"prefill-1": before.process("decode-1").ports, "decode-1": after.process("prefill-1").ports}
     processes = [
         process.model_copy(update={"ports": ports.get(process.name, process.ports)}) for process in after.processes
     ]
     after = after.model_copy(update={"processes": tuple(processes)})
-
-    async def scenario() -> None:
-        async with played(tmp_path, before) as deployment:
-            await deployment.serving()
-            deployment.held.add(("stop", "decode-1"))
-            deployment.dies("decode-1")
-            await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
-            reply = deployment.ask(Apply(plan=after, recipe="name: another"))
-            await deployment.until(lambda: deployment.state.change == "under way")
-            await deployment.looks()
-            assert deployment.orders == [("stop", "decode-1")]
-            deployment.obey("stop", "decode-1")
-            assert (await reply).message == "started prefill-1, decode-1; ready"
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, before) as deployment:
+        deployment.held.add(("stop", "decode-1"))
+        deployment.dies("decode-1")
+        await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
+        reply = deployment.up(after)
+        await deployment.until(lambda: deployment.state.change == "under way")
+        await deployment.looks()
+        assert deployment.orders == [("stop", "decode-1")]
+        deployment.obey("stop", "decode-1")
+        assert (await reply).message == "started prefill-1, decode-1; ready"
 
 
 def test_a_stop_is_ordered_again_only_if_it_is_to_be_over_sooner() -> None:
@@ -106,33 +88,23 @@ def test_on_a_node_that_is_lost_nothing_is_waited_for() -> None:
     assert ("decode-1" in left, left.is_stopping("decode-1")) == (True, True)
 
 
-def test_an_engine_whose_last_life_does_not_end_is_not_started_and_the_cause_is_said(tmp_path: Path) -> None:
+async def test_an_engine_whose_last_life_does_not_end_is_not_started_and_the_cause_is_said(tmp_path: Path) -> None:
     """Its agent stands still, for longer than any stop takes."""
-
-    async def scenario() -> None:
-        async with played(tmp_path, plan(decodes=2)) as deployment:
-            await deployment.serving()
-            deployment.fleet.start("decode-1")
-            assert deployment.orders == []
-            assert deployment.state.processes["decode-1"].note == "was not started: its last life was not stopped"
-            await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, plan(decodes=2)) as deployment:
+        deployment.fleet.start("decode-1")
+        assert deployment.orders == []
+        assert deployment.state.processes["decode-1"].note == "was not started: its last life was not stopped"
+        await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
 
 
-def test_an_engine_that_no_kill_ends_is_started_again_when_it_is_gone(tmp_path: Path) -> None:
+async def test_an_engine_that_no_kill_ends_is_started_again_when_it_is_gone(tmp_path: Path) -> None:
     """It waits for its device, which a second life would find taken."""
-
-    async def scenario() -> None:
-        async with played(tmp_path, plan(decodes=2)) as deployment:
-            await deployment.serving()
-            deployment.unending.add("decode-1")
-            deployment.dies("decode-1")
-            await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
-            assert "was not started: its last life was not stopped" in (await deployment.ask(up(deployment))).message
-            assert ("start", "decode-1") not in deployment.orders
-            deployment.unending.clear()
-            assert (await deployment.ask(up(deployment))).exit_code == 0
-            assert deployment.phases() == {"ready"}
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, plan(decodes=2)) as deployment:
+        deployment.unending.add("decode-1")
+        deployment.dies("decode-1")
+        await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
+        assert "was not started: its last life was not stopped" in (await deployment.up(deployment.plan)).message
+        assert ("start", "decode-1") not in deployment.orders
+        deployment.unending.clear()
+        assert (await deployment.up(deployment.plan)).exit_code == 0
+        assert deployment.phases() == {"ready"}

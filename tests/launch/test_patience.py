@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +14,8 @@ from pdserve.operations.look import CheckedPlan
 from pdserve.operations.up import VerbProgress
 from pdserve.plan.model import Plan, Versions
 from pdserve.run.directory import RunDir
-from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
-from pdserve.system.process import new_token
+from tests.launch.records import own_identity, recorded_state, write_record
 from tests.plan import kit
 
 DRAIN = 900.0
@@ -42,22 +39,8 @@ def run(pdserve_home: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     """Of a deployment whose launcher lives: it is this process."""
     for verb in (up, down, restart):
         monkeypatch.setattr(verb, "ask", ask)
-    made = RunDir.create(pdserve_home, "test", "r1")
-    made.point_current()
-    launcher, place = procfs.identify(os.getpid()), procfs.place()
-    assert launcher is not None
-    state = DeploymentState(
-        token=new_token(),
-        name="test",
-        run_id="r1",
-        host=socket.gethostname(),
-        place=place,
-        launcher=launcher,
-        started_at=0.0,
-    )
-    made.write(made.state, state.model_dump_json())
-    made.write(made.plan, planned().model_dump_json())
-    return made
+    state = recorded_state(name="test", place=procfs.place(), launcher=own_identity())
+    return write_record(RunDir.create(pdserve_home, "test", "r1"), state, planned())
 
 
 def planned(*changes: dict[str, Any]) -> Plan:
@@ -84,13 +67,7 @@ def test_restart_lets_requests_finish_first(run: RunDir, name: str) -> None:
 
 def test_up_with_another_model_lets_its_weights_be_fetched(run: RunDir) -> None:
     other = planned(MODEL)
-    seen = cast(
-        CheckedPlan, SimpleNamespace(planned=SimpleNamespace(plan=other, loaded=_Recipe(), versions=Versions()))
-    )
+    loaded = SimpleNamespace(to_yaml=lambda model_path: "name: test")
+    seen = cast(CheckedPlan, SimpleNamespace(planned=SimpleNamespace(plan=other, loaded=loaded, versions=Versions())))
     show = cast(VerbProgress, SimpleNamespace(result=print))
     assert patience(lambda: up.apply(run, seen, show, replace=True)) > other.timeouts.weights_seconds + DRAIN
-
-
-class _Recipe:
-    def to_yaml(self, *, model_path: str | None) -> str:
-        return "name: test"

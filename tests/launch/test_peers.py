@@ -13,7 +13,7 @@ from pdserve.launch.bad_peers import AGAIN_SECONDS, Outcome, PeerJudge, PeerVerd
 from pdserve.reach.protocol import Answered
 from pdserve.run.inbox import Restart
 from tests.launch.deployment import assert_nothing_left, pdserve, recipe, up
-from tests.launch.played import LIMIT, Played, plan, played
+from tests.launch.played import LIMIT, Played, plan, serving_deployment
 
 YES: Outcome = "crossed"
 NO: Outcome = "failed"
@@ -107,10 +107,6 @@ def events(deployment: Played, kind: str) -> list[dict[str, Any]]:
     return [event for event in deployment.events if event["event"] == kind]
 
 
-def starts(deployment: Played, name: str) -> int:
-    return deployment.orders.count(("start", name))
-
-
 def counted(received: int, computed: int) -> Answered:
     """The /metrics of an engine."""
     counts = {"external_kv_transfer": received, "local_compute": computed, "local_cache_hit": 0}
@@ -122,85 +118,64 @@ async def restarted(deployment: Played, name: str) -> int:
     return (await asyncio.wait_for(deployment.ask(Restart(name=name)), LIMIT)).exit_code
 
 
-def test_a_new_engine_is_tried_with_each_peer_that_serves(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan(3, 2)) as deployment:
-            await deployment.serving()
-            deployment.dies("prefill-2")
-            await deployment.until(lambda: deployment.phase("prefill-2") == "dead")
-            assert await restarted(deployment, "decode-1") == 0
-            tried = {peer for peer in range(3) if any(pair(peer, 1) in url for url in deployment.asked)}
-            assert tried == {0, 1}
-            assert not any("/canary" in url and pair(0, 0) in url for url in deployment.asked)
-
-    asyncio.run(scenario())
+async def test_a_new_engine_is_tried_with_each_peer_that_serves(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan(3, 2)) as deployment:
+        deployment.dies("prefill-2")
+        await deployment.until(lambda: deployment.phase("prefill-2") == "dead")
+        assert await restarted(deployment, "decode-1") == 0
+        tried = {peer for peer in range(3) if any(pair(peer, 1) in url for url in deployment.asked)}
+        assert tried == {0, 1}
+        assert not any("/canary" in url and pair(0, 0) in url for url in deployment.asked)
 
 
 @pytest.mark.parametrize("new", ["decode-0", "prefill-0"])
-def test_a_peer_that_fails_where_another_does_not_is_restarted_and_named(tmp_path: Path, new: str) -> None:
+async def test_a_peer_that_fails_where_another_does_not_is_restarted_and_named(tmp_path: Path, new: str) -> None:
     bad = "prefill-1" if new == "decode-0" else "decode-1"
-
-    async def scenario() -> None:
-        async with played(tmp_path, plan(2, 2)) as deployment:
-            await deployment.serving()
-            deployment.answers[pair(1, 0) if new == "decode-0" else pair(0, 1)] = BROKEN
-            deployment.held.add(("start", bad))
-            assert await restarted(deployment, new) == 0
-            (named,) = events(deployment, "bad_peer")
-            assert (named["name"], named["new"], named["restarted"]) == (bad, new, True)
-            # It was out of routing before the new engine was routed to.
-            routes = [(event["name"], event["routing"]) for event in events(deployment, "route")]
-            assert routes.index((bad, "draining")) < len(routes) - 1 - routes[::-1].index((new, "ready"))
-            await deployment.until(lambda: ("start", bad) in deployment.orders)
-            deployment.answers.clear()
-            deployment.obey("start", bad)
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            assert (starts(deployment, new), starts(deployment, bad)) == (1, 1)
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, plan(2, 2)) as deployment:
+        deployment.answers[pair(1, 0) if new == "decode-0" else pair(0, 1)] = BROKEN
+        deployment.held.add(("start", bad))
+        assert await restarted(deployment, new) == 0
+        (named,) = events(deployment, "bad_peer")
+        assert (named["name"], named["new"], named["restarted"]) == (bad, new, True)
+        # It was out of routing before the new engine was routed to.
+        routes = [(event["name"], event["routing"]) for event in events(deployment, "route")]
+        assert routes.index((bad, "draining")) < len(routes) - 1 - routes[::-1].index((new, "ready"))
+        await deployment.until(lambda: ("start", bad) in deployment.orders)
+        deployment.answers.clear()
+        deployment.obey("start", bad)
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert (deployment.orders_of(new).count("start"), deployment.orders_of(bad).count("start")) == (1, 1)
 
 
-def test_an_engine_that_fails_with_all_is_started_again_itself(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan(2, 2, restart="on-failure")) as deployment:
-            await deployment.serving()
-            deployment.answers["&decode=decode-0&"] = BROKEN
-            deployment.dies("decode-0")
-            await deployment.until(lambda: starts(deployment, "decode-0") == 2)
-            deployment.answers.clear()
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            assert starts(deployment, "prefill-0") == starts(deployment, "prefill-1") == 0
-
-    asyncio.run(scenario())
+async def test_an_engine_that_fails_with_all_is_started_again_itself(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan(2, 2, restart="on-failure")) as deployment:
+        deployment.answers["&decode=decode-0&"] = BROKEN
+        deployment.dies("decode-0")
+        await deployment.until(lambda: deployment.orders_of("decode-0").count("start") == 2)
+        deployment.answers.clear()
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert deployment.orders_of("prefill-0").count("start") == deployment.orders_of("prefill-1").count("start") == 0
 
 
-def test_the_only_peer_is_restarted_when_the_second_life_fails_too(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan(restart="on-failure")) as deployment:
-            await deployment.serving()
-            deployment.answers["/canary"] = BROKEN
-            deployment.held.add(("start", "prefill-0"))
-            deployment.dies("decode-0")
-            await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
-            assert starts(deployment, "decode-0") == 2
-            assert [event["name"] for event in events(deployment, "bad_peer")] == ["prefill-0"]
-            deployment.answers.clear()
-            deployment.obey("start", "prefill-0")
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            assert starts(deployment, "decode-0") == 2
-
-    asyncio.run(scenario())
+async def test_the_only_peer_is_restarted_when_the_second_life_fails_too(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan(restart="on-failure")) as deployment:
+        deployment.answers["/canary"] = BROKEN
+        deployment.held.add(("start", "prefill-0"))
+        deployment.dies("decode-0")
+        await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
+        assert deployment.orders_of("decode-0").count("start") == 2
+        assert [event["name"] for event in events(deployment, "bad_peer")] == ["prefill-0"]
+        deployment.answers.clear()
+        deployment.obey("start", "prefill-0")
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert deployment.orders_of("decode-0").count("start") == 2
 
 
-def test_a_busy_peer_is_no_reason(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan()) as deployment:
-            await deployment.serving()
-            deployment.answers |= {"/canary": LATE, "/workers": IN_FLIGHT}
-            assert await restarted(deployment, "decode-0") == 0
-            assert not events(deployment, "bad_peer")
-
-    asyncio.run(scenario())
+async def test_a_busy_peer_is_no_reason(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan()) as deployment:
+        deployment.answers |= {"/canary": LATE, "/workers": IN_FLIGHT}
+        assert await restarted(deployment, "decode-0") == 0
+        assert not events(deployment, "bad_peer")
 
 
 @pytest.mark.parametrize(
@@ -208,31 +183,26 @@ def test_a_busy_peer_is_no_reason(tmp_path: Path) -> None:
     [(counted(300, 1), True), (counted(0, 300), False), (counted(300, 300), True), (counted(0, 0), True)],
     ids=["received", "computed by decode", "busy with prompts of its own", "not counted"],
 )
-def test_the_counters_of_decode_are_the_proof(tmp_path: Path, after: Answered, proven: bool) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan(1, 2)) as deployment:
-            await deployment.serving()
-            deployment.answers["/metrics"] = counted(0, 0)
-            restart = asyncio.create_task(restarted(deployment, "decode-0"))
-            await deployment.until(lambda: any("/canary" in url for url in deployment.asked))
-            deployment.answers["/metrics"] = after
-            await deployment.until(lambda: any("peer" in event for event in events(deployment, "canary")))
-            first = next(event for event in events(deployment, "canary") if "peer" in event)
-            assert first["ok"] is proven
-            await restart
-
-    asyncio.run(scenario())
+async def test_the_counters_of_decode_are_the_proof(tmp_path: Path, after: Answered, proven: bool) -> None:
+    async with serving_deployment(tmp_path, plan(1, 2)) as deployment:
+        deployment.answers["/metrics"] = counted(0, 0)
+        restart = asyncio.create_task(restarted(deployment, "decode-0"))
+        await deployment.until(lambda: any("/canary" in url for url in deployment.asked))
+        deployment.answers["/metrics"] = after
+        await deployment.until(lambda: any("peer" in event for event in events(deployment, "canary")))
+        first = next(event for event in events(deployment, "canary") if "peer" in event)
+        assert first["ok"] is proven
+        await restart
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("fault", [{"prefill_status": 500}, {"keeps_nothing": True}], ids=["fails", "sends nothing"])
-def test_a_broken_peer_over_nixl(tmp_path: Path, pdserve_home: Path, fault: dict[str, object]) -> None:
+def test_a_broken_peer_over_nixl(tmp_path: Path, pdserve_home: Path) -> None:
     """The whole way, with a proxy. A prefill that keeps nothing is answered for: decode computes the prompt itself."""
     nixl = {"connector": {"kind": "nixl"}}
     file = recipe(tmp_path, lmcache=None, prefill={**nixl, "instances": 2}, decode={**nixl, "instances": 2})
     with up(file, pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
-        deployment.script("prefill-1", **fault)
+        deployment.script("prefill-1", keeps_nothing=True)
         code, output = pdserve("restart", "decode-0")
         assert code == 0, output
         named = deployment.wait_for("bad_peer")

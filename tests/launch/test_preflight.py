@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ from pdserve.errors import PreflightError
 from pdserve.lmcache_server import check_memory, registered_workers
 from pdserve.plan.model import LmcacheServer
 from pdserve.system.host import MemoryFacts
-from tests.launch.deployment import REPOSITORY, pdserve, recipe, up
+from tests.launch.deployment import PDSERVE, REPOSITORY, execute, pdserve, recipe
+from tests.tables import each_row
 
 pytestmark = pytest.mark.process
 
@@ -37,56 +37,37 @@ def facts(available: float, *, shm: float = 1000, limit: float | None = None) ->
     return MemoryFacts(int(available * GIB), int(shm * GIB), None if limit is None else int(limit * GIB))
 
 
-@pytest.mark.parametrize(
-    ("servers", "memory"),
-    [
-        ([server(10)], facts(20)),
-        ([server(10)], facts(20, shm=0)),
-        ([server(10, shm="pool")], facts(20, shm=11)),
-        ([server(10, kv_gib=5)], facts(20, shm=6)),
-        ([], facts(0)),
-    ],
-    ids=["ordinary", "no shm needed", "in shm", "with KV in shm", "no server"],
-)
+@each_row("servers, memory", [
+    ([server(10)], facts(20)),
+    ([server(10)], facts(20, shm=0)),
+    ([server(10, shm="pool")], facts(20, shm=11)),
+    ([server(10, kv_gib=5)], facts(20, shm=6)),
+    ([], facts(0)),
+])  # fmt: skip
 def test_enough_memory(servers: list[LmcacheServer], memory: MemoryFacts) -> None:
     check_memory(servers, memory)
 
 
-@pytest.mark.parametrize(
-    ("servers", "memory", "message"),
-    [
-        ([server(30)], facts(20), "needs 30.0 GiB of memory, 20.0 GiB are available"),
-        ([server(15), server(15)], facts(20), "needs 30.0 GiB"),
-        ([server(10)], facts(20, limit=5), "the cgroup allows 5.0 GiB more"),
-        ([server(10, shm="pool")], facts(20, shm=2), "need 10.0 GiB in /dev/shm, 2.0 GiB are free"),
-        ([server(10, kv_gib=5)], facts(20, shm=4), "need 5.0 GiB in /dev/shm"),
-    ],
-    ids=["too large", "two too large", "cgroup", "shm", "KV in shm"],
-)
+@each_row("servers, memory, message", [
+    ([server(30)], facts(20), "needs 30.0 GiB of memory, 20.0 GiB are available"),
+    ([server(15), server(15)], facts(20), "needs 30.0 GiB"),
+    ([server(10)], facts(20, limit=5), "the cgroup allows 5.0 GiB more"),
+    ([server(10, shm="pool")], facts(20, shm=2), "need 10.0 GiB in /dev/shm, 2.0 GiB are free"),
+    ([server(10, kv_gib=5)], facts(20, shm=4), "need 5.0 GiB in /dev/shm"),
+])  # fmt: skip
 def test_too_little_memory(servers: list[LmcacheServer], memory: MemoryFacts, message: str) -> None:
     with pytest.raises(PreflightError, match=message):
         check_memory(servers, memory)
 
 
-@pytest.mark.parametrize(
-    ("status", "count"),
-    [
-        ({"registered_gpu_ids": [1, 2]}, 2),
-        ({"registered_non_cuda_instance_ids": ["a"]}, 1),
-        ({"registered_gpu_ids": [], "registered_non_cuda_instance_ids": None}, 0),
-        ({}, 0),
-    ],
-)
+@each_row("status, count", [
+    ({"registered_gpu_ids": [1, 2]}, 2),
+    ({"registered_non_cuda_instance_ids": ["a"]}, 1),
+    ({"registered_gpu_ids": [], "registered_non_cuda_instance_ids": None}, 0),
+    ({}, 0),
+])  # fmt: skip
 def test_workers_of_both_transfer_modes_count(status: dict[str, object], count: int) -> None:
     assert registered_workers(status) == count
-
-
-def test_l1_larger_than_this_machine(tmp_path: Path, pdserve_home: Path) -> None:
-    code, output = pdserve("up", recipe(tmp_path), "--set", "lmcache.l1_size_gb=900000")
-    assert code == 3
-    assert "LMCache's L1 needs 900000.0 GiB of memory" in output
-    assert "--set lmcache.l1_size_gb=" in output
-    assert not pdserve_home.exists()
 
 
 def test_a_model_folder_that_does_not_exist_is_named_with_its_line(tmp_path: Path, pdserve_home: Path) -> None:
@@ -130,14 +111,10 @@ def test_more_devices_than_this_host_has_shows_the_sum_and_what_to_type(pdserve_
 
 def limited(*arguments: str | Path, files: int) -> tuple[int, str]:
     """`pdserve`, with so many open files."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pdserve.cli.main", *map(str, arguments)],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
+    done = execute(
+        *PDSERVE,
+        *arguments,
         stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=300,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
     )
     return done.returncode, done.stdout
@@ -148,20 +125,12 @@ def test_up_refuses_what_preflight_refuses(tmp_path: Path, pdserve_home: Path) -
     code, preflight_output = limited("preflight", file, files=512)
     assert code == 3
     assert "failed: open-files" in preflight_output
-    code, output = limited("up", file, files=512)
+    code, output = limited("up", file, "--set", "lmcache.l1_size_gb=900000", files=512)
     assert code == 3
-    assert "open-files on" in output
-    assert "soft 512, hard 512" in output
-    assert "ulimit -n" in output
-    assert not pdserve_home.exists()
-
-
-def test_all_that_is_lacking_is_reported_at_once(tmp_path: Path, pdserve_home: Path) -> None:
-    code, output = limited("up", recipe(tmp_path), "--set", "lmcache.l1_size_gb=900000", files=512)
-    assert code == 3
-    assert "2 checks failed" in output
+    for text in ("2 checks failed", "open-files on", "soft 512, hard 512", "ulimit -n"):
+        assert text in output
     assert "LMCache's L1 needs 900000.0 GiB of memory" in output
-    assert "soft 512, hard 512" in output
+    assert "--set lmcache.l1_size_gb=" in output
     assert not pdserve_home.exists()
 
 
@@ -176,27 +145,26 @@ def test_up_warns_of_what_preflight_warns(tmp_path: Path, pdserve_home: Path) ->
     assert "memory on" in output
 
 
-def test_a_cluster_is_not_this_machine(tmp_path: Path, pdserve_home: Path) -> None:
-    hosts = tmp_path / "hosts.yaml"
-    hosts.write_text("schema: 1\nhosts: [{name: away}]\nssh: {options: ['ProxyCommand=false'], connect_seconds: 1}\n")
-    for command in ("up", "preflight"):
-        code, output = pdserve(command, recipe(tmp_path), "--cluster", hosts, "--this-machine")
-        assert code == 2
-        assert "give one of the two" in " ".join(output.split())
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    """A cluster file with a machine that does not answer."""
+    file = tmp_path / "hosts.yaml"
+    file.write_text("schema: 1\nhosts: [{name: away}]\nssh: {options: ['ProxyCommand=false'], connect_seconds: 1}\n")
+    return file
 
 
-def test_a_dry_run_is_for_the_place_that_was_asked_for(tmp_path: Path, pdserve_home: Path) -> None:
-    hosts = tmp_path / "hosts.yaml"
-    hosts.write_text("schema: 1\nhosts: [{name: away}]\nssh: {options: ['ProxyCommand=false'], connect_seconds: 1}\n")
+def test_a_dry_run_is_for_the_place_that_was_asked_for(tmp_path: Path, pdserve_home: Path, hosts: Path) -> None:
     code, output = pdserve("up", recipe(tmp_path), "--cluster", hosts, "--dry-run")
     assert code == 3
     assert "nothing can be started on away" in output
+    for command in ("up", "preflight"):
+        assert pdserve(command, recipe(tmp_path), "--cluster", hosts, "--this-machine")[0] == 2
 
 
-def test_of_looks_at_a_machine_that_does_not_answer_only_the_last_one_stays(tmp_path: Path, pdserve_home: Path) -> None:
+def test_of_looks_at_a_machine_that_does_not_answer_only_the_last_one_stays(
+    tmp_path: Path, pdserve_home: Path, hosts: Path
+) -> None:
     """Its error names a log there."""
-    hosts = tmp_path / "hosts.yaml"
-    hosts.write_text("schema: 1\nhosts: [{name: away}]\nssh: {options: ['ProxyCommand=false'], connect_seconds: 1}\n")
     for verb in ("preflight", "up"):
         code, output = pdserve(verb, recipe(tmp_path), "--cluster", hosts)
         assert code == 3
@@ -205,11 +173,3 @@ def test_of_looks_at_a_machine_that_does_not_answer_only_the_last_one_stays(tmp_
         assert "nothing can be started on away" in (folder / "failure.md").read_text()
     assert pdserve("list", "--prune")[1].startswith(f"removed {folder} ")
     assert not folder.exists()
-
-
-def test_nixl_is_served(tmp_path: Path, pdserve_home: Path) -> None:
-    file = recipe(tmp_path, prefill__connector={"kind": "nixl"}, decode__connector={"kind": "nixl"}, lmcache=None)
-    with up(file, pdserve_home) as deployment:
-        deployment.wait_for("phase", phase="ready")
-        status, answer = deployment.post("/v1/completions", {"model": "fake", "prompt": "hello", "max_tokens": 2})
-    assert (status, answer["usage"]["completion_tokens"]) == (200, 2)

@@ -16,9 +16,7 @@ from pdserve.launch.fleet import Fleet
 from pdserve.launch.launch_record import KeptRecord, record_run
 from pdserve.reach.protocol import Died, Late, Progress
 from pdserve.run.directory import RunDir, check_no_launcher, find
-from pdserve.run.state import DeploymentState
-from pdserve.system import procfs
-from pdserve.system.process import new_token
+from tests.launch.records import own_identity, recorded_state
 from tests.plan import kit
 
 pytestmark = pytest.mark.process
@@ -29,19 +27,13 @@ class Kept:
 
     def __init__(self, folder: Path) -> None:
         self.run = RunDir.create(folder, "fake", "run-1")
-        own = procfs.identify(os.getpid())
-        assert own is not None
-        plan = kit.plan(kit.recipe())
-        state = DeploymentState(
-            token=new_token(), name="fake", run_id="run-1", host="here", launcher=own, started_at=0.0
-        )
+        plan, state = kit.plan(kit.recipe()), recorded_state(launcher=own_identity())
         record_run(self.run, plan, "name: fake", kit.VERSIONS)
         self.events: list[str] = []
-        fleet = Fleet(plan, self.run, state, secrets={}, on_event=self._on_event, end=lambda: None)
-        fleet.save()
-        self.fleet = fleet
+        self.fleet = Fleet(plan, self.run, state, secrets={}, on_event=self._on_event, end=lambda: None)
+        self.fleet.save()
         self.run.point_current()
-        self.record = KeptRecord(fleet)
+        self.record = KeptRecord(self.fleet)
         self.files = {
             "plan": self.run.plan,
             "state": self.run.state,
@@ -71,14 +63,6 @@ def test_one_file_that_is_gone_is_written_and_no_history_is_called_lost(kept: Ke
     assert find(kept.run.path.parent.parent, "fake").read_state().note == ""
 
 
-def test_a_record_that_is_gone_is_written_once_and_reported_once(kept: Kept) -> None:
-    shutil.rmtree(kept.run.path.parent)
-    kept.record.look()
-    kept.record.look()
-    assert kept.lacking() == []
-    assert kept.events == ["record_deleted"]
-
-
 @pytest.mark.parametrize("what", ["state", "recipe", "current"])
 def test_a_deletion_that_takes_what_is_being_restored_is_outlasted(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, what: str
@@ -99,7 +83,9 @@ def test_a_deletion_that_takes_what_is_being_restored_is_outlasted(
     assert kept.lacking() == []
 
 
-def test_a_restoring_that_is_cut_off_is_done_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_is_gone_is_written_once_and_reported_once_also_after_it_was_cut_off(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.rmtree(kept.run.path.parent)
 
     def vanished(run: RunDir) -> None:
@@ -109,6 +95,7 @@ def test_a_restoring_that_is_cut_off_is_done_again(kept: Kept, monkeypatch: pyte
         context.setattr(RunDir, "point_current", vanished)
         kept.record.look()
     assert kept.events == []
+    kept.record.look()
     kept.record.look()
     assert kept.lacking() == []
     assert kept.events == ["record_deleted"]
@@ -142,28 +129,20 @@ def test_a_state_that_is_damaged_is_written_anew(kept: Kept, damage: Callable[[P
     assert len([*kept.run.path.glob("state.json*/precious")]) == (damage is make_a_folder)
 
 
-def remove_lock(kept: Kept) -> None:
-    (kept.run.path.parent / "lock").unlink()
-
-
-def remove_folder(kept: Kept) -> None:
-    shutil.rmtree(kept.run.path.parent)
-
-
-def replace_lock(kept: Kept) -> None:
-    remove_lock(kept)
-    (kept.run.path.parent / "lock").touch()
-
-
-@pytest.mark.parametrize("remove", [remove_lock, remove_folder, replace_lock])
-def test_a_lock_that_is_removed_is_made_and_held_again(kept: Kept, remove: Callable[[Kept], None]) -> None:
-    home = kept.run.path.parent.parent
+@pytest.mark.parametrize("lost", ["lock", "folder", "replaced"])
+def test_a_lock_that_is_removed_is_made_and_held_again(kept: Kept, lost: str) -> None:
+    folder = kept.run.path.parent
     with kept.run.only_launcher():
-        remove(kept)
+        if lost == "folder":
+            shutil.rmtree(folder)
+        else:
+            (folder / "lock").unlink()
+        if lost == "replaced":
+            (folder / "lock").touch()
         kept.record.look()
         with pytest.raises(StateError, match="another pdserve up"):
-            check_no_launcher(home, "fake")
-    check_no_launcher(home, "fake")
+            check_no_launcher(folder.parent, "fake")
+    check_no_launcher(folder.parent, "fake")
 
 
 def test_current_leads_to_the_run_that_holds_the_lock(kept: Kept) -> None:
@@ -223,45 +202,33 @@ def test_a_torn_note_of_the_keys_folder_is_written_anew(kept: Kept, pdserve_home
     assert kept.run.read_key() == "secret"
 
 
-def test_a_change_that_comes_before_a_waiter_runs_is_not_missed(kept: Kept) -> None:
+async def test_a_change_that_comes_before_a_waiter_runs_is_not_missed(kept: Kept) -> None:
     """Else a launcher that recovers calls a deployment degraded for as long as nothing else happens in it."""
-
-    async def waits() -> None:
-        waiter = asyncio.ensure_future(kept.fleet.changed_since(kept.fleet.changes))
-        kept.fleet.record("route", name="prefill-0", routing="ready")
-        await asyncio.wait_for(waiter, 60)
-
-    asyncio.run(waits())
+    waiter = asyncio.ensure_future(kept.fleet.changed_since(kept.fleet.changes))
+    kept.fleet.record("route", name="prefill-0", routing="ready")
+    await asyncio.wait_for(waiter, 60)
 
 
-def test_what_a_dead_process_had_still_to_log_does_not_replace_the_reason_of_its_death(tmp_path: Path) -> None:
-    fleet = Kept(tmp_path).fleet
-    name = next(iter(fleet.state.processes))
+def test_what_a_dead_process_had_still_to_log_does_not_replace_the_reason_of_its_death(kept: Kept) -> None:
+    fleet, name = kept.fleet, next(iter(kept.fleet.state.processes))
     fleet.receive(Progress(name=name, text="loading weights: 50 %"))
     assert fleet.state.processes[name].note == "loading weights: 50 %"
-    died = Died(name=name, pid=1, code=7, how="exited with code 7", seconds=1.0, while_starting=True, log_tail=())
-    fleet.receive(died)
+    fleet.receive(died(name, while_starting=True))
     fleet.receive(Progress(name=name, text="loading weights: 100 %"))
     assert fleet.state.processes[name].note == "exited with code 7"
 
 
-def test_the_history_has_the_cause_of_a_death_whose_log_goes_on_with_the_next_life(tmp_path: Path) -> None:
-    fleet = Kept(tmp_path).fleet
+def died(name: str, log_tail: tuple[str, ...] = (), *, while_starting: bool = False) -> Died:
+    how = "exited with code 7"
+    return Died(name=name, pid=1, code=7, how=how, seconds=1.0, while_starting=while_starting, log_tail=log_tail)
+
+
+def test_the_history_has_the_cause_of_a_death_whose_log_goes_on_with_the_next_life(kept: Kept) -> None:
+    fleet = kept.fleet
     engine = next(process.name for process in fleet.plan.processes if process.role == "decode")
-    full = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",)
-    fleet.receive(
-        Died(name=engine, pid=1, code=1, how="exited with code 1", seconds=1.0, while_starting=False, log_tail=full)
-    )
-    fleet.receive(
-        Late(
-            name=engine,
-            seconds=9.0,
-            last_answer="none",
-            diagnostics=None,
-            log_tail=("OSError: [Errno 24] Too many open files",),
-        )
-    )
-    fleet.receive(Late(name=engine, seconds=9.0, last_answer="none", diagnostics=None, log_tail=("who knows",)))
+    fleet.receive(died(engine, ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",)))
+    for line in ("OSError: [Errno 24] Too many open files", "who knows"):
+        fleet.receive(Late(name=engine, seconds=9.0, last_answer="none", diagnostics=None, log_tail=(line,)))
     events, _ = fleet.run.read_events()
     of_death, of_start, unknown = (event for event in events if event["event"] in ("died", "late"))
     assert of_death["cause"] == "the device ran out of memory"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,32 @@ def test_engines_and_cache_stay_when_another_comes_and_goes_and_that_is_shown_be
     assert "pdserve up would change nothing" in pdserve("render", file)[1]
 
 
-def test_what_needs_replace_is_shown_with_it(serving: Deployment, file: Path) -> None:
+def test_what_needs_replace_is_shown_with_it_and_restarted_with_it_only(serving: Deployment, file: Path) -> None:
     other = ("--set", "decode.args.max-num-seqs=3")
     assert shown("up", file, *other)["restart"] == ["decode-0"]
     assert "#   restart decode-0: only with --replace" in pdserve("up", file, *other, "--dry-run")[1]
     assert "#   restart decode-0\n" in pdserve("up", file, *other, "--dry-run", "--replace")[1]
+    before = serving.id_of("decode-0")
+    code, output = pdserve("up", file, *other)
+    assert (code, "decode-0 run(s) with another command" in output) == (8, True)
+    assert serving.id_of("decode-0") == before
+    output_of("up", str(file), *other, "--replace")
+    assert serving.id_of("decode-0") != before
+    output_of("up", str(file), "--replace")
+
+
+def test_what_is_refused_leaves_all_as_it_is(serving: Deployment, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = pids(serving), serving.id_of("proxy")
+    monkeypatch.setenv("LATE_TOKEN", "value")
+    code, output = pdserve("up", file, "--set", "decode.env.HF_TOKEN.secret=LATE_TOKEN", "--replace")
+    assert (code, "LATE_TOKEN" in output) == (8, True), "a launcher knows the secrets of its start"
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        code, output = pdserve("up", file, "--set", f"ports.proxy={stranger.getsockname()[1]}")
+    assert (code, "proxy needs port" in output) == (3, True)
+    code, output = pdserve("run", file, "--", "true")
+    assert (code, "fake is running already" in output) == (208, True)
+    assert (pids(serving), serving.id_of("proxy")) == before
+    assert serving.post("/v1/completions", BODY)[0] == 200
 
 
 def test_up_without_a_recipe_takes_the_recorded_one(serving: Deployment, file: Path) -> None:

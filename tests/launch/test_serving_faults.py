@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from pdserve.system import procfs
+from pdserve.system.process import pid_end, send
 from tests.launch.deployment import (
     BODY,
     LINE_SECONDS,
@@ -56,9 +58,16 @@ def test_the_last_instance_of_its_role_ends_the_deployment(tmp_path: Path, pdser
     assert "while serving" in output
 
 
-def test_one_of_several_dies_the_others_serve(tmp_path: Path, pdserve_home: Path) -> None:
+def test_one_of_several_is_held_or_dies_and_the_others_serve(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, **TWO), pdserve_home) as deployment:
-        serving(deployment).send_signal("decode-1", signal.SIGKILL)
+        serving(deployment).send_signal("decode-0", signal.SIGSTOP)
+        deployment.command.expect("deployment is degraded")
+        assert routing(deployment, "decode-0")[-1] == "draining"
+        assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
+        deployment.send_signal("decode-0", signal.SIGCONT)
+        deployment.command.expect("deployment is ready")
+        assert routing(deployment, "decode-0")[-1] == "ready"
+        deployment.send_signal("decode-1", signal.SIGKILL)
         deployment.command.expect("deployment is degraded")
         assert routing(deployment, "decode-1")[-1] == "dead"
         assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
@@ -71,9 +80,6 @@ def test_one_of_several_dies_the_others_serve(tmp_path: Path, pdserve_home: Path
 
 def test_the_death_of_an_engine_core_is_the_death_of_its_engine(tmp_path: Path, pdserve_home: Path) -> None:
     """The API server still answers /health: nobody has to wait until it notices."""
-    from pdserve.system import procfs
-    from pdserve.system.process import send
-
     with up(recipe(tmp_path, prefill__env={"FAKE_CHILD": "1"}), pdserve_home) as deployment:
         root = serving(deployment).id_of("prefill-0")
         core = next(pid for pid in procfs.descendants(root.pid) if procfs.title(pid).startswith("VLLM::"))
@@ -113,13 +119,18 @@ def lacking(records: Path, times: int) -> None:
 
 
 def test_restart_as_the_recipe_sets(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path, decode__restart=RESTART), pdserve_home) as deployment:
-        before = serving(deployment).id_of("decode-0")
-        deployment.send_signal("decode-0", signal.SIGKILL)
-        deployment.command.expect("decode-0     restart 1")
-        deployment.command.expect("deployment is ready")
-        assert deployment.id_of("decode-0") != before
-        assert routing(deployment, "decode-0") == ["ready", "dead", "starting", "ready"]
+    once = {**RESTART, "max": 1}
+    file = recipe(tmp_path, prefill__restart=RESTART, decode__restart=once, proxy__restart=RESTART)
+    with up(file, pdserve_home) as deployment:
+        serving(deployment)
+        for name in ("proxy", "prefill-0", "decode-0"):
+            before = deployment.id_of(name)
+            deployment.send_signal(name, signal.SIGKILL)
+            deployment.command.expect(f"{name:<12} restart 1")
+            deployment.command.expect("deployment is ready")
+            assert deployment.id_of(name) != before
+            assert deployment.post("/v1/completions", BODY)[0] == 200
+        assert routing(deployment, "decode-0")[-3:] == ["dead", "starting", "ready"]
         order(
             deployment,
             ("died", {"name": "decode-0"}),
@@ -128,46 +139,22 @@ def test_restart_as_the_recipe_sets(tmp_path: Path, pdserve_home: Path) -> None:
             ("canary", {"name": "decode-0", "ok": True}),
             ("route", {"name": "decode-0", "routing": "ready"}),
         )
-        assert deployment.post("/v1/completions", BODY)[0] == 200
-
-
-def test_a_restarted_prefill_has_a_new_engine_id_and_serves(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path, prefill__restart=RESTART), pdserve_home) as deployment:
-        serving(deployment).send_signal("prefill-0", signal.SIGKILL)
-        deployment.command.expect("restart 1")
-        deployment.command.expect("deployment is ready")
-        assert deployment.post("/v1/completions", BODY)[0] == 200
-
-
-def test_restarts_are_counted_and_end(tmp_path: Path, pdserve_home: Path) -> None:
-    rule = {**RESTART, "max": 1}
-    with up(recipe(tmp_path, decode__restart=rule), pdserve_home) as deployment:
-        serving(deployment).send_signal("decode-0", signal.SIGKILL)
-        deployment.command.expect("restart 1")
-        deployment.command.expect("deployment is ready")
         deployment.send_signal("decode-0", signal.SIGKILL)
         died_serving(deployment)
-        assert len(deployment.events("restarting")) == 1
-
-
-def test_the_proxy_is_restarted_and_gets_the_ready_workers_again(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path, proxy__restart=RESTART), pdserve_home) as deployment:
-        serving(deployment).send_signal("proxy", signal.SIGKILL)
-        deployment.command.expect("proxy        restart 1")
-        deployment.command.expect("deployment is ready")
-        assert deployment.post("/v1/completions", BODY)[0] == 200
+        assert [event["name"] for event in deployment.events("restarting")].count("decode-0") == 1
 
 
 # LMCache ------------------------------------------------------------------------------------------------------------
 
 
-def test_lmcache_dies_its_prefills_leave_routing_and_come_back_proven(tmp_path: Path, pdserve_home: Path) -> None:
+def test_an_lmcache_that_dies_or_is_held_takes_its_prefills_out_until_it_is_back(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         prefill = serving(deployment).id_of("prefill-0")
         deployment.send_signal("lmcache-0", signal.SIGKILL)
         deployment.command.expect("lmcache-0    is down: prefill-0 get no traffic")
         deployment.command.expect("deployment is ready")
-        assert deployment.id_of("prefill-0") == prefill, "a prefill that comes back is not restarted"
         order(
             deployment,
             ("died", {"name": "lmcache-0"}),
@@ -176,12 +163,13 @@ def test_lmcache_dies_its_prefills_leave_routing_and_come_back_proven(tmp_path: 
             ("canary", {"name": "prefill-0", "ok": True}),
             ("route", {"name": "prefill-0", "routing": "ready"}),
         )
-        assert deployment.post("/v1/completions", BODY)[0] == 200
-
-
-def test_an_lmcache_that_dies_again_while_its_prefills_return_comes_back(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path), pdserve_home) as deployment:
-        prefill = serving(deployment).id_of("prefill-0")
+        deployment.send_signal("lmcache-0", signal.SIGSTOP)
+        deployment.command.expect("lmcache-0    does not answer: PID")
+        deployment.command.expect("deployment is degraded")
+        assert routing(deployment, "prefill-0")[-1] == "draining"
+        deployment.send_signal("lmcache-0", signal.SIGCONT)
+        deployment.command.expect("lmcache-0    answers again")
+        deployment.command.expect("deployment is ready")
         deployment.hold("prefill-0", "arrival")  # of its canary
         deployment.send_signal("lmcache-0", signal.SIGKILL)
         deployment.command.expect("lmcache-0    ready after")
@@ -190,7 +178,7 @@ def test_an_lmcache_that_dies_again_while_its_prefills_return_comes_back(tmp_pat
         deployment.hold("prefill-0", "")
         deployment.command.expect("lmcache-0    ready after")
         deployment.command.expect("deployment is ready")
-        assert deployment.id_of("prefill-0") == prefill
+        assert deployment.id_of("prefill-0") == prefill, "a prefill that comes back is not restarted"
         assert deployment.post("/v1/completions", BODY)[0] == 200
 
 
@@ -198,18 +186,6 @@ def test_lmcache_death_may_end_the_deployment(tmp_path: Path, pdserve_home: Path
     with up(recipe(tmp_path, lmcache__on_death="fail"), pdserve_home) as deployment:
         serving(deployment).send_signal("lmcache-0", signal.SIGKILL)
         assert "lmcache-0@" in died_serving(deployment)
-
-
-def test_a_held_lmcache_takes_its_prefills_out_until_it_answers_again(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path), pdserve_home) as deployment:
-        serving(deployment).send_signal("lmcache-0", signal.SIGSTOP)
-        deployment.command.expect("lmcache-0    does not answer: PID")
-        deployment.command.expect("deployment is degraded")
-        assert routing(deployment, "prefill-0")[-1] == "draining"
-        deployment.send_signal("lmcache-0", signal.SIGCONT)
-        deployment.command.expect("lmcache-0    answers again")
-        deployment.command.expect("deployment is ready")
-        assert routing(deployment, "prefill-0")[-1] == "ready"
 
 
 def test_an_lmcache_that_stays_silent_is_replaced(tmp_path: Path, pdserve_home: Path) -> None:
@@ -222,35 +198,11 @@ def test_an_lmcache_that_stays_silent_is_replaced(tmp_path: Path, pdserve_home: 
         assert not before.alive()
 
 
-# Silence of an engine -----------------------------------------------------------------------------------------------
-
-
-def test_a_held_engine_gets_no_traffic_until_it_answers_again(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path, **TWO), pdserve_home) as deployment:
-        serving(deployment).send_signal("decode-0", signal.SIGSTOP)
-        deployment.command.expect("deployment is degraded")
-        assert routing(deployment, "decode-0")[-1] == "draining"
-        assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
-        deployment.send_signal("decode-0", signal.SIGCONT)
-        deployment.command.expect("deployment is ready")
-        assert routing(deployment, "decode-0")[-1] == "ready"
-
-
-def test_an_engine_that_stays_silent_is_dead(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path, timeouts__unresponsive_seconds=1), pdserve_home) as deployment:
-        serving(deployment).send_signal("decode-0", signal.SIGSTOP)
-        assert "did not answer for 1 s" in died_serving(deployment)
-
-
 # The supervisors themselves -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("victims", [("launcher",), ("agent",), ("launcher", "agent")], ids="+".join)
 def test_a_killed_supervisor_leaves_nothing(tmp_path: Path, pdserve_home: Path, victims: tuple[str, ...]) -> None:
-    import asyncio
-
-    from pdserve.system.process import pid_end
-
     stubborn = {"FAKE_IGNORE_TERM": "1", "FAKE_CHILD": "setsid", "FAKE_SHM": "leak"}
     file = recipe(tmp_path, prefill__env=stubborn, timeouts__stop_seconds=1)
     with up(file, pdserve_home) as deployment:
@@ -280,9 +232,7 @@ def test_with_keep_on_failure_a_death_while_serving_is_reported_and_the_rest_is_
 def test_a_death_during_the_proofs_is_named_beside_the_proof_that_failed(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
-        port = deployment.run.read_plan().process("decode-0").ports["http"]
-        changed = httpx.post(f"http://127.0.0.1:{port}/fake/script", json={"die_at": "request"}, trust_env=False)
-        assert changed.status_code == 200
+        deployment.script("decode-0", die_at="request")
         code, output = pdserve("verify", "--json")
         assert code == 6
         report, _ = json.JSONDecoder().raw_decode(output[output.index("{") :])
@@ -290,13 +240,3 @@ def test_a_death_during_the_proofs_is_named_beside_the_proof_that_failed(tmp_pat
         assert f"| meanwhile: {report['meanwhile'][0]}" in output
         deployment.command.finish()
     assert_nothing_left(deployment)
-
-
-@pytest.mark.full
-def test_a_failure_without_a_death_has_no_such_line(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path, decode__env={"FAKE_WRONG_KV": "1"}), pdserve_home) as deployment:
-        deployment.command.expect("serving fake at")
-        code, output = pdserve("verify", "--json")
-        assert code == 6
-        assert '"meanwhile": []' in output
-        assert "meanwhile:" not in output

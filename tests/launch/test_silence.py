@@ -9,8 +9,8 @@ import pytest
 
 from pdserve.errors import StartError
 from pdserve.reach.protocol import Answered
-from pdserve.run.inbox import Apply, Restart
-from tests.launch.played import Played, adapted, plan, plan_with_cache, played
+from pdserve.run.inbox import Restart
+from tests.launch.played import Played, adapted, plan, plan_with_cache, played, serving_deployment
 from tests.plan import kit
 
 pytestmark = pytest.mark.usefixtures("pdserve_home")
@@ -19,66 +19,50 @@ SOON, NEVER = 0.05, 3600.0
 """Seconds after which a silent process is given up on."""
 
 
-def test_it_ends_a_first_start_which_names_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan(unresponsive_seconds=SOON)) as deployment:
-            deployment.held.add(("start", "decode-0"))
-            await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
-            deployment.is_silent("prefill-0")
-            await deployment.over()
-            assert isinstance(deployment.error, StartError)
-            assert deployment.error.where == "prefill-0@localhost"
-            assert "prefill does not answer while starting: PID 7 is stopped (SIGSTOP)" in deployment.error.what
-
-    asyncio.run(scenario())
+async def test_it_ends_a_first_start_which_names_it(tmp_path: Path) -> None:
+    async with played(tmp_path, plan(unresponsive_seconds=SOON)) as deployment:
+        deployment.held.add(("start", "decode-0"))
+        await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+        deployment.is_silent("prefill-0")
+        await deployment.over()
+        assert isinstance(deployment.error, StartError)
+        assert deployment.error.where == "prefill-0@localhost"
+        assert "prefill does not answer while starting: PID 7 is stopped (SIGSTOP)" in deployment.error.what
 
 
-def test_one_that_answers_again_in_time_ends_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan(unresponsive_seconds=NEVER)) as deployment:
-            deployment.held.add(("start", "decode-0"))
-            await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
-            deployment.is_silent("prefill-0")
-            deployment.obey("start", "decode-0")
-            deployment.answers_again("prefill-0")
-            await deployment.serving()
-
-    asyncio.run(scenario())
+async def test_one_that_answers_again_in_time_ends_nothing(tmp_path: Path) -> None:
+    async with played(tmp_path, plan(unresponsive_seconds=NEVER)) as deployment:
+        deployment.held.add(("start", "decode-0"))
+        await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+        deployment.is_silent("prefill-0")
+        deployment.obey("start", "decode-0")
+        deployment.answers_again("prefill-0")
+        await deployment.serving()
 
 
-def test_it_is_recovered_beside_an_up_on_a_deployment_that_serves(tmp_path: Path) -> None:
+async def test_it_is_recovered_beside_an_up_on_a_deployment_that_serves(tmp_path: Path) -> None:
     one, two = (plan(decodes=decodes, restart="on-failure", unresponsive_seconds=SOON) for decodes in (1, 2))
-
-    async def scenario() -> None:
-        async with played(tmp_path, one) as deployment:
-            await deployment.serving()
-            deployment.held.add(("start", "decode-1"))
-            reply = deployment.ask(Apply(plan=two, recipe="name: test"))
-            await deployment.until(lambda: ("start", "decode-1") in deployment.orders)
-            deployment.is_silent("prefill-0")
-            await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
-            await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
-            deployment.obey("start", "decode-1")
-            assert (await reply).message == "started decode-1; ready"
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, one) as deployment:
+        deployment.held.add(("start", "decode-1"))
+        reply = deployment.up(two)
+        await deployment.until(lambda: ("start", "decode-1") in deployment.orders)
+        deployment.is_silent("prefill-0")
+        await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
+        await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+        deployment.obey("start", "decode-1")
+        assert (await reply).message == "started decode-1; ready"
 
 
-def test_it_is_watched_also_after_an_up_that_something_else_has_ended(tmp_path: Path) -> None:
+async def test_it_is_watched_also_after_an_up_that_something_else_has_ended(tmp_path: Path) -> None:
     one, two = (plan(decodes=decodes, restart="on-failure", unresponsive_seconds=SOON) for decodes in (1, 2))
-
-    async def scenario() -> None:
-        async with played(tmp_path, one) as deployment:
-            await deployment.serving()
-            deployment.held.add(("start", "decode-1"))
-            reply = deployment.ask(Apply(plan=two, recipe="name: test"))
-            await deployment.until(lambda: ("start", "decode-1") in deployment.orders)
-            deployment.is_silent("prefill-0")
-            deployment.dies("decode-1")
-            assert (await reply).exit_code == StartError.exit_code
-            await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, one) as deployment:
+        deployment.held.add(("start", "decode-1"))
+        reply = deployment.up(two)
+        await deployment.until(lambda: ("start", "decode-1") in deployment.orders)
+        deployment.is_silent("prefill-0")
+        deployment.dies("decode-1")
+        assert (await reply).exit_code == StartError.exit_code
+        await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
 
 
 SERVER, FIRST, LAST = "lmcache-0", "aggregated-0", "aggregated-1"
@@ -94,7 +78,6 @@ def registered(*workers: int) -> Answered:
 
 async def comes_back_beside(deployment: Played, silent: str, other: str) -> None:
     """The server has died and come back while one engine was silent; the other one serves again."""
-    await deployment.serving()
     deployment.is_silent(silent)
     deployment.dies(SERVER)
     await deployment.until(lambda: ("start", SERVER) in deployment.orders)
@@ -103,128 +86,98 @@ async def comes_back_beside(deployment: Played, silent: str, other: str) -> None
     deployment.asked.clear()
 
 
-def test_an_engine_that_is_silent_while_the_server_comes_back_is_proven_before_it_serves(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
-            await comes_back_beside(deployment, FIRST, LAST)
-            answered = deployment.slow[deployment.canary_of(FIRST)] = asyncio.Event()
-            deployment.answers_again(FIRST)
-            await deployment.until(lambda: deployment.canary_asked(FIRST))
-            assert deployment.phase(FIRST) == "degraded"
-            answered.set()
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            assert deployment.orders == []
-
-    asyncio.run(scenario())
+async def test_an_engine_that_is_silent_while_the_server_comes_back_is_proven_before_it_serves(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
+        await comes_back_beside(deployment, FIRST, LAST)
+        answered = deployment.slow[deployment.canary_of(FIRST)] = asyncio.Event()
+        deployment.answers_again(FIRST)
+        await deployment.until(lambda: deployment.canary_asked(FIRST))
+        assert deployment.phase(FIRST) == "degraded"
+        answered.set()
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert deployment.orders == []
 
 
-def test_in_the_end_a_server_needs_no_worker_of_an_engine_that_is_silent(tmp_path: Path) -> None:
+async def test_in_the_end_a_server_needs_no_worker_of_an_engine_that_is_silent(tmp_path: Path) -> None:
     """A process that is stopped does not register: the others would be restarted for it."""
-
-    async def scenario() -> None:
-        async with played(tmp_path, plan_with_cache(2, restart="on-failure", attach_seconds=1)) as deployment:
-            await deployment.serving()
-            deployment.answers["/status"] = registered(1)
-            await comes_back_beside(deployment, FIRST, LAST)
-            deployment.answers["/status"] = registered(0, 1)
-            deployment.answers_again(FIRST)
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            assert deployment.orders == []
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, plan_with_cache(2, restart="on-failure", attach_seconds=1)) as deployment:
+        deployment.answers["/status"] = registered(1)
+        await comes_back_beside(deployment, FIRST, LAST)
+        deployment.answers["/status"] = registered(0, 1)
+        deployment.answers_again(FIRST)
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert deployment.orders == []
 
 
-def test_an_engine_that_serves_is_left_alone_when_another_one_answers_again(tmp_path: Path) -> None:
+async def test_an_engine_that_serves_is_left_alone_when_another_one_answers_again(tmp_path: Path) -> None:
     """Its canary would fail now, and what fails one is restarted."""
-
-    async def scenario() -> None:
-        async with played(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
-            await comes_back_beside(deployment, LAST, FIRST)
-            deployment.answers[deployment.canary_of(FIRST)] = NO_TOKEN
-            deployment.answers_again(LAST)
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            await deployment.looks()
-            assert deployment.orders == []
-            assert not deployment.canary_asked(FIRST)
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
+        await comes_back_beside(deployment, LAST, FIRST)
+        deployment.answers[deployment.canary_of(FIRST)] = NO_TOKEN
+        deployment.answers_again(LAST)
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        await deployment.looks()
+        assert deployment.orders == []
+        assert not deployment.canary_asked(FIRST)
 
 
-def test_an_engine_that_is_silent_during_its_proof_counts_for_itself(tmp_path: Path) -> None:
+async def test_an_engine_that_is_silent_during_its_proof_counts_for_itself(tmp_path: Path) -> None:
     """Else it would serve without having registered."""
-
-    async def scenario() -> None:
-        async with played(tmp_path, plan_with_cache(1, restart="on-failure")) as deployment:
-            await deployment.serving()
-            deployment.answers["/status"] = registered()
-            deployment.asked.clear()
-            deployment.dies(SERVER)
-            await deployment.until(lambda: any("/status" in url for url in deployment.asked))
-            deployment.asked.clear()
-            deployment.is_silent(FIRST)
-            await deployment.until(lambda: sum("/status" in url for url in deployment.asked) >= LOOKS)
-            await deployment.looks()
-            assert not deployment.canary_asked(FIRST)
-            deployment.answers["/status"] = registered(0)
-            deployment.answers_again(FIRST)
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, plan_with_cache(1, restart="on-failure")) as deployment:
+        deployment.answers["/status"] = registered()
+        deployment.asked.clear()
+        deployment.dies(SERVER)
+        await deployment.until(lambda: any("/status" in url for url in deployment.asked))
+        deployment.asked.clear()
+        deployment.is_silent(FIRST)
+        await deployment.until(lambda: sum("/status" in url for url in deployment.asked) >= LOOKS)
+        await deployment.looks()
+        assert not deployment.canary_asked(FIRST)
+        deployment.answers["/status"] = registered(0)
+        deployment.answers_again(FIRST)
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
 
 
-def test_an_engine_that_is_silent_in_its_canary_has_the_time_that_silence_has(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan_with_cache(1, restart="on-failure")) as deployment:
-            await deployment.serving()
-            answered = deployment.slow[deployment.canary_of(FIRST)] = asyncio.Event()
-            deployment.asked.clear()
-            deployment.dies(SERVER)
-            await deployment.until(lambda: deployment.canary_asked(FIRST))
-            deployment.orders.clear()
-            deployment.is_silent(FIRST)
-            deployment.answers[deployment.canary_of(FIRST)] = NO_TOKEN
-            await deployment.looks()
-            answered.set()
-            await deployment.looks()
-            del deployment.answers[deployment.canary_of(FIRST)]
-            deployment.answers_again(FIRST)
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            assert deployment.orders == []
-
-    asyncio.run(scenario())
+async def test_an_engine_that_is_silent_in_its_canary_has_the_time_that_silence_has(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan_with_cache(1, restart="on-failure")) as deployment:
+        answered = deployment.slow[deployment.canary_of(FIRST)] = asyncio.Event()
+        deployment.asked.clear()
+        deployment.dies(SERVER)
+        await deployment.until(lambda: deployment.canary_asked(FIRST))
+        deployment.orders.clear()
+        deployment.is_silent(FIRST)
+        deployment.answers[deployment.canary_of(FIRST)] = NO_TOKEN
+        await deployment.looks()
+        answered.set()
+        await deployment.looks()
+        del deployment.answers[deployment.canary_of(FIRST)]
+        deployment.answers_again(FIRST)
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert deployment.orders == []
 
 
-def test_a_restart_of_a_silent_engine_returns_when_it_serves(tmp_path: Path) -> None:
+async def test_a_restart_of_a_silent_engine_returns_when_it_serves(tmp_path: Path) -> None:
     """Its new life is proven with its server, and waits for nothing more."""
-
-    async def scenario() -> None:
-        async with played(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
-            await comes_back_beside(deployment, FIRST, LAST)
-            reply = await deployment.ask(Restart(name=FIRST))
-            assert reply.exit_code == 0, reply.message
-            assert deployment.phases() == {"ready"}
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
+        await comes_back_beside(deployment, FIRST, LAST)
+        reply = await deployment.ask(Restart(name=FIRST))
+        assert reply.exit_code == 0, reply.message
+        assert deployment.phases() == {"ready"}
 
 
-def test_an_engine_that_stays_silent_beside_a_server_that_is_back_is_replaced_and_serves(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        planned = plan_with_cache(2, restart="on-failure", unresponsive_seconds=0.2)
-        async with played(tmp_path, planned) as deployment:
-            await deployment.serving()
-            deployment.is_silent(FIRST)
-            deployment.dies(SERVER)
-            await deployment.until(lambda: ("start", FIRST) in deployment.orders)
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            assert deployment.orders == [("stop", SERVER), ("start", SERVER), ("stop", FIRST), ("start", FIRST)]
-
-    asyncio.run(scenario())
+async def test_an_engine_that_stays_silent_beside_a_server_that_is_back_is_replaced_and_serves(tmp_path: Path) -> None:
+    planned = plan_with_cache(2, restart="on-failure", unresponsive_seconds=0.2)
+    async with serving_deployment(tmp_path, planned) as deployment:
+        deployment.is_silent(FIRST)
+        deployment.dies(SERVER)
+        await deployment.until(lambda: ("start", FIRST) in deployment.orders)
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert deployment.orders == [("stop", SERVER), ("start", SERVER), ("stop", FIRST), ("start", FIRST)]
 
 
 async def returns_to(deployment: Played, engine: str) -> asyncio.Event:
     """The server was silent and answers; the canary of an engine is under way. Returns what answers that."""
-    await deployment.serving()
     answered = deployment.slow[deployment.canary_of(engine)] = asyncio.Event()
     deployment.is_silent(SERVER)
     await deployment.until(lambda: deployment.phase(engine) == "degraded")
@@ -243,71 +196,57 @@ async def turns(count: int) -> None:
         await turn
 
 
-def test_one_that_is_silent_twice_gets_all_its_engines_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
-            answered = await returns_to(deployment, LAST)
-            await deployment.until(lambda: deployment.phase(FIRST) == "ready")
-            deployment.is_silent(SERVER)
-            await deployment.until(lambda: deployment.phase(FIRST) == "degraded")
-            deployment.answers_again(SERVER)
-            await deployment.looks()
-            answered.set()
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            assert deployment.orders == []
-
-    asyncio.run(scenario())
+async def test_one_that_is_silent_twice_gets_all_its_engines_back(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
+        answered = await returns_to(deployment, LAST)
+        await deployment.until(lambda: deployment.phase(FIRST) == "ready")
+        deployment.is_silent(SERVER)
+        await deployment.until(lambda: deployment.phase(FIRST) == "degraded")
+        deployment.answers_again(SERVER)
+        await deployment.looks()
+        answered.set()
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert deployment.orders == []
 
 
 @pytest.mark.parametrize("count", range(6))
-def test_however_short_its_second_silence_is_no_engine_is_restarted_for_it(tmp_path: Path, count: int) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan_with_cache(restart="on-failure")) as deployment:
-            answered = await returns_to(deployment, FIRST)
-            deployment.is_silent(SERVER)
-            await turns(count)
-            deployment.answers_again(SERVER)
-            answered.set()
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            assert deployment.orders == []
-
-    asyncio.run(scenario())
+async def test_however_short_its_second_silence_is_no_engine_is_restarted_for_it(tmp_path: Path, count: int) -> None:
+    async with serving_deployment(tmp_path, plan_with_cache(restart="on-failure")) as deployment:
+        answered = await returns_to(deployment, FIRST)
+        deployment.is_silent(SERVER)
+        await turns(count)
+        deployment.answers_again(SERVER)
+        answered.set()
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert deployment.orders == []
 
 
-def test_an_engine_does_not_return_to_one_that_has_died_meanwhile(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with played(tmp_path, plan_with_cache(restart="on-failure")) as deployment:
-            answered = await returns_to(deployment, FIRST)
-            deployment.held.add(("start", SERVER))
-            deployment.dies(SERVER)
-            await deployment.until(lambda: ("start", SERVER) in deployment.orders)
-            answered.set()
-            await deployment.looks()
-            assert deployment.phase(FIRST) == "degraded"
-            deployment.obey("start", SERVER)
-            await deployment.until(lambda: deployment.phases() == {"ready"})
-            assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
-
-    asyncio.run(scenario())
+async def test_an_engine_does_not_return_to_one_that_has_died_meanwhile(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan_with_cache(restart="on-failure")) as deployment:
+        answered = await returns_to(deployment, FIRST)
+        deployment.held.add(("start", SERVER))
+        deployment.dies(SERVER)
+        await deployment.until(lambda: ("start", SERVER) in deployment.orders)
+        answered.set()
+        await deployment.looks()
+        assert deployment.phase(FIRST) == "degraded"
+        deployment.obey("start", SERVER)
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
 
 
-def test_without_a_dead_engine_a_server_expects_the_workers_of_the_others(tmp_path: Path) -> None:
+async def test_without_a_dead_engine_a_server_expects_the_workers_of_the_others(tmp_path: Path) -> None:
     """Of unequal engines: prefills of two ranks, and a decode of four, which is dead."""
     both = kit.with_lmcache(on=["prefill", "decode"])
     sizes = {"prefill": {"instances": 2}, "decode": {"connector": kit.MULTI}}
     unequal = kit.plan(kit.recipe(kit.on_gpus(2, 4), both, sizes), *kit.hosts(8))
-
-    async def scenario() -> None:
-        async with played(tmp_path, adapted(unequal, restart="on-failure", attach_seconds=1)) as deployment:
-            await deployment.serving()
-            deployment.held.add(("start", "decode-0"))
-            deployment.dies("decode-0")
-            await deployment.until(lambda: ("start", "decode-0") in deployment.orders)
-            deployment.orders.clear()
-            deployment.answers["/status"] = Answered(id=0, status=200, body='{"registered_gpu_ids": [0, 1, 2, 3]}')
-            deployment.dies(SERVER)
-            await deployment.until(lambda: ("start", SERVER) in deployment.orders)
-            await deployment.until(lambda: deployment.phase("prefill-0") == deployment.phase("prefill-1") == "ready")
-            assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
-
-    asyncio.run(scenario())
+    async with serving_deployment(tmp_path, adapted(unequal, restart="on-failure", attach_seconds=1)) as deployment:
+        deployment.held.add(("start", "decode-0"))
+        deployment.dies("decode-0")
+        await deployment.until(lambda: ("start", "decode-0") in deployment.orders)
+        deployment.orders.clear()
+        deployment.answers["/status"] = Answered(id=0, status=200, body='{"registered_gpu_ids": [0, 1, 2, 3]}')
+        deployment.dies(SERVER)
+        await deployment.until(lambda: ("start", SERVER) in deployment.orders)
+        await deployment.until(lambda: deployment.phase("prefill-0") == deployment.phase("prefill-1") == "ready")
+        assert deployment.orders == [("stop", SERVER), ("start", SERVER)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from collections.abc import Iterator
@@ -88,47 +87,41 @@ def test_a_recipe_can_leave_it_to_the_engines(tmp_path: Path, pdserve_home: Path
     assert "not pinned" not in output
 
 
-def test_nodes_with_different_commits_do_not_start_engines(tmp_path: Path) -> None:
-    by_id = {"model": {"path": None, "id": "org/model"}}
-    plan = kit.plan(kit.recipe(kit.on_gpus(), by_id), *kit.hosts(1, 1))
-    write_record(tmp_path, "weights-0", "org/model", COMMIT)
-    write_record(tmp_path, "weights-1", "org/model", "f" * 40)
-    with pytest.raises(StartError) as failure:
-        asyncio.run(same_commit(plan, RunDir(tmp_path)))
-    assert failure.value.what == "the nodes have different commits of org/model at main"
-    assert failure.value.evidence == (f"weights-0@host0: {COMMIT}", f"weights-1@host1: {'f' * 40}")
-
-
 DRAFTING: dict[str, Any] = {
     "model": {"path": None, "id": "org/model"},
     "engine": {"args": {"speculative-config": {"method": "eagle3", "model": "org/draft"}}},
 }
 
 
-def test_nodes_with_different_commits_of_the_draft_model_do_not_start_engines(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("commits", "model", "others"),
+    [
+        ((COMMIT, "e" * 40, "f" * 40, "e" * 40), "org/model", (0, 2)),
+        ((COMMIT, "e" * 40, COMMIT, "f" * 40), "org/draft", (1, 3)),
+    ],
+    ids=["of the model", "of its draft"],
+)
+async def test_nodes_with_different_commits_do_not_start_engines(
+    tmp_path: Path, commits: tuple[str, ...], model: str, others: tuple[int, int]
+) -> None:
     plan = kit.plan(kit.recipe(kit.on_gpus(), DRAFTING), *kit.hosts(1, 1))
-    for name, model, commit in (
-        ("weights-0", "org/model", COMMIT),
-        ("weights-1", "org/draft", "e" * 40),
-        ("weights-2", "org/model", COMMIT),
-        ("weights-3", "org/draft", "f" * 40),
-    ):
-        write_record(tmp_path, name, model, commit)
+    write_records(tmp_path, commits)
     with pytest.raises(StartError) as failure:
-        asyncio.run(same_commit(plan, RunDir(tmp_path)))
-    assert failure.value.what == "the nodes have different commits of org/draft at main"
-    assert failure.value.todo == f"set `revision` in speculative-config to one of these commits, e.g. {'e' * 40}"
-    assert failure.value.evidence == (f"weights-1@host0: {'e' * 40}", f"weights-3@host1: {'f' * 40}")
+        await same_commit(plan, RunDir(tmp_path))
+    assert failure.value.what == f"the nodes have different commits of {model} at main"
+    assert failure.value.evidence == tuple(f"weights-{n}@host{n // 2}: {commits[n]}" for n in others)
+    assert ("speculative-config" in str(failure.value.todo)) == (model == "org/draft")
 
 
-def test_the_models_commit_is_reported_and_not_that_of_its_drafts(tmp_path: Path) -> None:
+async def test_the_models_commit_is_reported_and_not_that_of_its_drafts(tmp_path: Path) -> None:
     plan = kit.plan(kit.recipe(kit.on_gpus(), DRAFTING), *kit.hosts(2))
-    write_record(tmp_path, "weights-0", "org/model", COMMIT)
-    write_record(tmp_path, "weights-1", "org/draft", "e" * 40)
-    assert asyncio.run(same_commit(plan, RunDir(tmp_path))) == COMMIT
+    write_records(tmp_path, (COMMIT, "e" * 40))
+    assert await same_commit(plan, RunDir(tmp_path)) == COMMIT
 
 
-def write_record(run: Path, name: str, model: str, commit: str) -> None:
-    file = run / "weights" / f"{name}.json"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps({"model": model, "revision": "main", "commit": commit, "size": 1}))
+def write_records(run: Path, commits: tuple[str, ...]) -> None:
+    """Of each node: the model, and then its draft."""
+    (run / "weights").mkdir()
+    for number, commit in enumerate(commits):
+        record = {"model": ("org/model", "org/draft")[number % 2], "revision": "main", "commit": commit, "size": 1}
+        (run / "weights" / f"weights-{number}.json").write_text(json.dumps(record))

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from pdserve.node import agent_record
-from pdserve.reach.protocol import Gone, Hello, Start, Started, Stop, Stopped
+from pdserve.reach.protocol import Gone, Hello
 from pdserve.system import cgroup, procfs
 from pdserve.system.cgroup import Cgroup, place
 from pdserve.system.process import Child, send, spawn, stop_family
 from pdserve.system.procfs import ProcessId
 from tests.fakes.engine_process import DAEMON
-from tests.supervision.agents import LIMIT, TOKEN, agent, planned
+from tests.supervision.agents import agent, planned, until, until_gone
 
 pytestmark = pytest.mark.process
 
@@ -45,16 +45,10 @@ def ours() -> Iterator[Cgroup | None]:
 
 async def daemon_of(log: Path) -> ProcessId:
     """What the log names, once it does."""
-    while not (log.exists() and "daemon " in log.read_text() and log.read_text().endswith("\n")):
-        await asyncio.sleep(0.01)
+    await until(lambda: log.exists() and "daemon " in log.read_text() and log.read_text().endswith("\n"))
     identity = procfs.identify(int(log.read_text().split()[-1]))
     assert identity is not None
     return identity
-
-
-async def until_gone(identity: ProcessId) -> None:
-    while identity.alive():
-        await asyncio.sleep(0.01)
 
 
 def start(tmp_path: Path, code: str, own: Cgroup | None) -> Child:
@@ -63,24 +57,21 @@ def start(tmp_path: Path, code: str, own: Cgroup | None) -> Child:
     )
 
 
-def test_a_daemon_that_left_everything_is_family_and_is_stopped(tmp_path: Path, ours: Cgroup | None) -> None:
+async def test_a_daemon_that_left_everything_is_family_and_is_stopped(tmp_path: Path, ours: Cgroup | None) -> None:
     if ours is None:
         return
 
-    async def scenario() -> None:
-        own = ours.new("engine.1")
-        child = start(tmp_path, LEAVES_A_DAEMON, own)
-        daemon = await daemon_of(tmp_path / "log")
-        try:
-            await child.wait()
-            assert daemon.pid in child.family()
-            assert await child.stop(0)
-            assert not daemon.alive()
-            assert not own.path.exists()
-        finally:
-            send(daemon, signal.SIGKILL)
-
-    asyncio.run(scenario())
+    own = ours.new("engine.1")
+    child = start(tmp_path, LEAVES_A_DAEMON, own)
+    daemon = await daemon_of(tmp_path / "log")
+    try:
+        await child.wait()
+        assert daemon.pid in child.family()
+        assert await child.stop(0)
+        assert not daemon.alive()
+        assert not own.path.exists()
+    finally:
+        send(daemon, signal.SIGKILL)
 
 
 def test_it_is_born_there_and_we_are_not(tmp_path: Path, ours: Cgroup | None) -> None:
@@ -102,27 +93,22 @@ def test_a_program_that_does_not_exist_is_still_an_error_of_the_caller(tmp_path:
     assert ours is None or ours.members() == set()
 
 
-def test_frozen_processes_and_those_further_inside_are_killed(tmp_path: Path, ours: Cgroup | None) -> None:
+async def test_frozen_processes_and_those_further_inside_are_killed(tmp_path: Path, ours: Cgroup | None) -> None:
     """As those of another agent that runs in it."""
     if ours is None:
         return
     inner = ours.new("outer").new("inner")
     child = start(tmp_path, f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {AND_STAYS}", inner)
 
-    async def scenario() -> None:
-        daemon = await daemon_of(tmp_path / "log")
-        # Those between the two end at their own time, which a frozen one never does.
-        while ours.members() != {child.pid, daemon.pid}:
-            await asyncio.sleep(0.01)
-        (inner.path / "cgroup.freeze").write_text("1")
-        while "frozen 1" not in (inner.path / "cgroup.events").read_text():
-            await asyncio.sleep(0.01)
-        await stop_family(ours.members, orphan_grace=0, cgroups=(ours,))
-        assert not daemon.alive()
-        assert not ours.path.exists()
-
-    asyncio.run(scenario())
-    assert str(asyncio.run(child.wait())) == "killed by SIGKILL"
+    daemon = await daemon_of(tmp_path / "log")
+    # Those between the two end at their own time, which a frozen one never does.
+    await until(lambda: ours.members() == {child.pid, daemon.pid})
+    (inner.path / "cgroup.freeze").write_text("1")
+    await until(lambda: "frozen 1" in (inner.path / "cgroup.events").read_text())
+    await stop_family(ours.members, orphan_grace=0, cgroups=(ours,))
+    assert not daemon.alive()
+    assert not ours.path.exists()
+    assert str(await child.wait()) == "killed by SIGKILL"
 
 
 INTO_A_FROZEN_CGROUP = """
@@ -153,24 +139,20 @@ def test_who_starts_something_in_a_frozen_cgroup_is_not_frozen_himself(tmp_path:
     assert output.startswith("it is frozen: find out who has frozen it")
 
 
-def test_an_empty_cgroup_of_supervisors_that_were_killed_at_once_is_removed_later(
+async def test_an_empty_cgroup_of_supervisors_that_were_killed_at_once_is_removed_later(
     tmp_path: Path, ours: Cgroup | None
 ) -> None:
-    async def scenario() -> Hello:
-        async with agent(tmp_path) as under_test:
-            hello = await under_test.expect(Hello)
-            agent_record.remove_empty_cgroups(tmp_path, "run-1")
-            assert hello.cgroup is None or Path(hello.cgroup.path).exists(), "its guard lives"
-            send(hello.agent, signal.SIGSTOP)
-            for process in (hello.guard, hello.agent):
-                send(process, signal.SIGKILL)
-            await under_test.expect(Gone)
-            for process in (hello.guard, hello.agent):
-                await asyncio.wait_for(until_gone(process), LIMIT)
-            assert hello.cgroup is None or Path(hello.cgroup.path).exists()
-        return hello
-
-    hello = asyncio.run(scenario())
+    async with agent(tmp_path) as under_test:
+        hello = await under_test.expect(Hello)
+        agent_record.remove_empty_cgroups(tmp_path, "run-1")
+        assert hello.cgroup is None or Path(hello.cgroup.path).exists(), "its guard lives"
+        send(hello.agent, signal.SIGSTOP)
+        for process in (hello.guard, hello.agent):
+            send(process, signal.SIGKILL)
+        await under_test.expect(Gone)
+        for process in (hello.guard, hello.agent):
+            await until_gone(process)
+        assert hello.cgroup is None or Path(hello.cgroup.path).exists()
     agent_record.remove_empty_cgroups(tmp_path, "run-2")
     assert hello.cgroup is None or Path(hello.cgroup.path).exists(), "that is no name of this run"
     agent_record.remove_empty_cgroups(tmp_path, "run-1")
@@ -220,27 +202,22 @@ def test_the_kernel_counts_the_processes_that_it_killed_for_memory(limited: Path
     )
 
 
-@pytest.mark.parametrize("how", ["stop", "agent killed", "guard killed", "left alone"])
-def test_a_daemon_of_an_agents_process_ends_with_it(tmp_path: Path, how: str, ours: Cgroup | None) -> None:
+@pytest.mark.parametrize("how", ["stop", "agent killed", "guard killed"])
+async def test_a_daemon_of_an_agents_process_ends_with_it(tmp_path: Path, how: str, ours: Cgroup | None) -> None:
     """Without a cgroup, with its agent."""
 
-    async def scenario() -> None:
-        async with agent(tmp_path) as under_test:
-            hello = await under_test.expect(Hello)
-            assert (hello.cgroup is None) == bool(hello.no_cgroup) == (ours is None)
-            under_test.link.send(Start(token=TOKEN, process=planned("engine", AND_STAYS)))
-            started = await under_test.expect(Started, "engine")
-            daemon = await daemon_of(tmp_path / "logs/engine@here.log")
-            if how == "stop":
-                under_test.link.send(Stop(name="engine", grace=5))
-                await under_test.expect(Stopped, "engine")
-                assert daemon.alive() == (ours is None)
-            if how in ("agent killed", "guard killed"):
-                send(hello.agent if how == "agent killed" else hello.guard, signal.SIGKILL)
-                await under_test.expect(Gone)
-        for process in (started.id, hello.agent, hello.guard):
-            await asyncio.wait_for(until_gone(process), LIMIT)
-        assert not daemon.alive()
-        assert hello.cgroup is None or not Path(hello.cgroup.path).exists()
-
-    asyncio.run(scenario())
+    async with agent(tmp_path) as under_test:
+        hello = await under_test.expect(Hello)
+        assert (hello.cgroup is None) == bool(hello.no_cgroup) == (ours is None)
+        started = await under_test.start(planned("engine", AND_STAYS))
+        daemon = await daemon_of(tmp_path / "logs/engine@here.log")
+        if how == "stop":
+            await under_test.stop("engine")
+            assert daemon.alive() == (ours is None)
+        if how in ("agent killed", "guard killed"):
+            send(hello.agent if how == "agent killed" else hello.guard, signal.SIGKILL)
+            await under_test.expect(Gone)
+    for process in (started, hello.agent, hello.guard):
+        await until_gone(process)
+    assert not daemon.alive()
+    assert hello.cgroup is None or not Path(hello.cgroup.path).exists()

@@ -24,19 +24,17 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
         popen.kill()
 
 
-def test_an_end_that_was_seen_is_not_waited_for_again(stranger: subprocess.Popen[bytes]) -> None:
+async def test_an_end_that_was_seen_is_not_waited_for_again(stranger: subprocess.Popen[bytes]) -> None:
     """By then its PID may be that of a process that lives as long as it likes."""
 
-    async def scenario() -> int | None:
-        popen = subprocess.Popen(["true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        with popen:
-            channel = Channel(popen)
-            code = await channel.exit_code(LIMIT)
-            popen.pid = stranger.pid
-            await asyncio.wait_for(channel.left(), LIMIT)
-            await asyncio.wait_for(channel.kill(), LIMIT)
-            channel.hang_up()
-            return code
-
-    assert asyncio.run(scenario()) == 0
+    popen = subprocess.Popen(["true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with popen:
+        channel = Channel(popen)
+        code = await channel.exit_code(LIMIT)
+        popen.pid = stranger.pid
+        await asyncio.wait_for(channel.left(), LIMIT)
+        await asyncio.wait_for(channel.kill(), LIMIT)
+        channel.hang_up()
+        outcome = code
+    assert outcome == 0
     assert stranger.poll() is None

@@ -81,18 +81,16 @@ def test_late_with_the_last_answer() -> None:
     assert result.seconds >= 10
 
 
-def test_a_death_is_seen_while_a_probe_hangs() -> None:
-    async def scenario() -> Waited[str]:
-        dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+async def test_a_death_is_seen_while_a_probe_hangs() -> None:
+    dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        async def hangs() -> ProbeAnswer:
-            dying.set_result("killed")
-            await asyncio.Event().wait()
-            raise AssertionError("unreachable")
+    async def hangs() -> ProbeAnswer:
+        dying.set_result("killed")
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
 
-        return await wait_ready(hangs, death=dying, seconds=1000, clock=lambda: 0.0)
-
-    assert asyncio.run(scenario()).died == "killed"
+    outcome = await wait_ready(hangs, death=dying, seconds=1000, clock=lambda: 0.0)
+    assert outcome.died == "killed"
 
 
 def probe(port: int, family: set[int]) -> ProbeAnswer:

@@ -47,35 +47,24 @@ OF_ANOTHER: list[Message] = [
 ]
 
 
-async def heard(message: Message, *, process: str = "prefill-0") -> list[Event]:
+SAYS = "import sys; sys.stdin.readline(); sys.stdout.write(sys.argv[1]); sys.stdout.flush(); sys.stdin.read()"
+
+
+async def heard(message: Message, *, process: str = "prefill-0") -> Event:
     """What reaches the launcher of an agent of node a that says this, after orders for one process."""
-    script = "import sys; sys.stdin.readline(); sys.stdout.write(sys.argv[1]); sys.stdout.flush(); sys.stdin.read()"
-    argv = [sys.executable, "-c", script, line_of(message).decode()]
-    popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    events: list[Event] = []
-    arrived = asyncio.Event()
-
-    def receive(event: Event) -> None:
-        events.append(event)
-        arrived.set()
-
-    link = AgentLink("a", Channel(popen), receive)
-    link.send(Stop(name=process, grace=1))
-    await asyncio.wait_for(arrived.wait(), 60)
-    assert await link.close(60)
-    assert popen.stdout is not None
-    popen.stdout.close()
-    return events
+    async with linked(SAYS, line_of(message).decode()) as under_test:
+        under_test.link.send(Stop(name=process, grace=1))
+        return await under_test.expect(Frozen)
 
 
 @pytest.mark.parametrize("message", OF_ANOTHER, ids=lambda message: type(message).__name__)
-def test_news_of_another_node_or_process_is_a_protocol_error_and_recorded_nowhere(message: Message) -> None:
-    (event,) = asyncio.run(heard(message))
+async def test_news_of_another_node_or_process_is_a_protocol_error_and_recorded_nowhere(message: Message) -> None:
+    event = await heard(message)
     assert isinstance(event, Gone)
     assert event.node == "a"
     assert event.how.startswith("agent@a: an agent reported ")
 
 
 @pytest.mark.parametrize("message", NEWS, ids=lambda message: type(message).__name__)
-def test_news_of_a_process_of_its_orders_is_taken(message: Message) -> None:
-    assert asyncio.run(heard(message, process="decode-0"))[0] == message
+async def test_news_of_a_process_of_its_orders_is_taken(message: Message) -> None:
+    assert await heard(message, process="decode-0") == message

@@ -100,24 +100,20 @@ async def until(met: Callable[[], bool]) -> None:
 
 
 @pytest.mark.process
-def test_a_log_is_cut_while_its_writer_writes_and_the_oldest_are_dropped(tmp_path: Path) -> None:
+async def test_a_log_is_cut_while_its_writer_writes_and_the_oldest_are_dropped(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "decode-0@here.log"
 
-    async def scenario() -> Died:
-        async with watched(writer(max_mib=1, keep=2), tmp_path) as under_test:
-            started = await under_test.expect(Started)
-            await until(earlier(log, 2).exists)
-            inode = log.stat().st_ino
-            latest = earlier(log).stat().st_ino
-            await until(lambda: earlier(log).stat().st_ino != latest)  # once more, so that one is dropped
-            assert log.stat().st_ino == inode, "the file that the child has open"
-            assert send(started.id, signal.SIGKILL)
-            died = await under_test.expect(Died)
-            # What it has written last may be cut once more. Whoever stopped in the middle of that would find a half.
-            await until(lambda: log.stat().st_size <= 1 << 20 and not earlier(log, 0).exists())
-            return died
-
-    died = asyncio.run(scenario())
+    async with watched(writer(max_mib=1, keep=2), tmp_path) as under_test:
+        started = await under_test.expect(Started)
+        await until(earlier(log, 2).exists)
+        inode = log.stat().st_ino
+        latest = earlier(log).stat().st_ino
+        await until(lambda: earlier(log).stat().st_ino != latest)  # once more, so that one is dropped
+        assert log.stat().st_ino == inode, "the file that the child has open"
+        assert send(started.id, signal.SIGKILL)
+        died = await under_test.expect(Died)
+        # What it has written last may be cut once more. Whoever stopped in the middle of that would find a half.
+        await until(lambda: log.stat().st_size <= 1 << 20 and not earlier(log, 0).exists())
     assert not earlier(log, 3).exists()
     assert not earlier(log, 0).exists()
     files = [file.read_bytes() for file in (earlier(log, 2), earlier(log), log)]
@@ -146,7 +142,7 @@ async def cut_once_it_can_be(log: Path, stderr: FullDisk) -> None:
 
 
 @pytest.mark.process
-def test_a_log_that_cannot_be_cut_is_tried_again_also_where_nobody_can_be_told(
+async def test_a_log_that_cannot_be_cut_is_tried_again_also_where_nobody_can_be_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent's own log is on the same full disk."""
@@ -155,14 +151,11 @@ def test_a_log_that_cannot_be_cut_is_tried_again_also_where_nobody_can_be_told(
     log = tmp_path / "logs" / "decode-0@here.log"
     earlier(log, 0).mkdir(parents=True)
 
-    async def scenario() -> None:
-        async with watched(writer(max_mib=1, keep=1), tmp_path):
-            await cut_once_it_can_be(log, stderr)
-
-    asyncio.run(scenario())
+    async with watched(writer(max_mib=1, keep=1), tmp_path):
+        await cut_once_it_can_be(log, stderr)
 
 
-def test_so_is_one_of_our_own_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_so_is_one_of_our_own_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stderr := FullDisk())
     monkeypatch.setattr(rotation, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(rotation, "_AGAIN_SECONDS", 0.01)
@@ -170,35 +163,30 @@ def test_so_is_one_of_our_own_processes(tmp_path: Path, monkeypatch: pytest.Monk
     log.write_text("line\n" * (300 << 10))
     earlier(log, 0).mkdir()
 
-    async def scenario() -> None:
-        keeping = asyncio.create_task(rotation.keep_bounded(tmp_path, lambda: Logs(max_mib=1, keep=1)))
-        await cut_once_it_can_be(log, stderr)
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-
-    asyncio.run(scenario())
+    keeping = asyncio.create_task(rotation.keep_bounded(tmp_path, lambda: Logs(max_mib=1, keep=1)))
+    await cut_once_it_can_be(log, stderr)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
 
 
 @pytest.mark.process
-def test_the_end_of_a_life_is_found_on_both_sides_of_a_cut(tmp_path: Path) -> None:
+async def test_the_end_of_a_life_is_found_on_both_sides_of_a_cut(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "decode-0@here.log"
     log.parent.mkdir()
     log.write_text("an earlier life\n" * 3)
     process = writer(max_mib=0).model_copy(update={"argv": ("/bin/sh", "-c", "echo mine; exec sleep 600")})
 
-    async def scenario() -> tuple[str, ...]:
-        async with watched(process, tmp_path) as under_test:
-            await under_test.expect(Started)
-            await until(lambda: "mine" in log.read_text())
-            supervised = under_test.supervised
-            rotation.begin(log, 1)
-            rotation.finish(log, 1)
-            supervised._cut_from, supervised._log_from = supervised._log_from, 0
-            with log.open("a") as stream:
-                stream.write("after\n")
-            return supervised.log_tail()
-
-    assert asyncio.run(scenario()) == ("mine", "after")
+    async with watched(process, tmp_path) as under_test:
+        await under_test.expect(Started)
+        await until(lambda: "mine" in log.read_text())
+        supervised = under_test.supervised
+        rotation.begin(log, 1)
+        rotation.finish(log, 1)
+        supervised._cut_from, supervised._log_from = supervised._log_from, 0
+        with log.open("a") as stream:
+            stream.write("after\n")
+        outcome = supervised.log_tail()
+    assert outcome == ("mine", "after")
 
 
 def cut(log: Path, keep: int = 1) -> None:

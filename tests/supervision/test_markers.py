@@ -15,7 +15,6 @@ from pdserve.reach.protocol import Died, Start, Started, Stop, Stopped
 from pdserve.system import procfs
 from pdserve.system.cgroup import SWITCH
 from pdserve.system.process import MARKER, send
-from pdserve.system.procfs import ProcessId
 from tests.supervision.agents import NEVER_READY, AgentUnderTest, agent, planned
 from tests.supervision.test_shared_memory import until
 
@@ -48,60 +47,53 @@ async def stop(under_test: AgentUnderTest) -> None:
     await under_test.expect(Stopped, "engine")
 
 
-def test_what_is_left_of_an_earlier_life_is_none_of_the_next_one(tmp_path: Path) -> None:
+async def test_what_is_left_of_an_earlier_life_is_none_of_the_next_one(tmp_path: Path) -> None:
     file = tmp_path / "pid"
 
-    async def scenario() -> ProcessId:
-        async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", LEAVES_A_MEMBER, str(file)), token="t"))
-            await under_test.expect(Died, "engine")
-            left = procfs.identify(int(file.read_text()))
-            assert left is not None
-            under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
-            while [type(event) for event in under_test.events].count(Started) < 2:
-                await asyncio.sleep(0.01)
-            await stop(under_test)
-            assert left.alive(), "it was not stopped with a life that is not its own"
-        return left
-
-    assert not asyncio.run(scenario()).alive(), "the agent leaves nothing"
+    async with agent(tmp_path) as under_test:
+        under_test.link.send(Start(process=planned("engine", LEAVES_A_MEMBER, str(file)), token="t"))
+        await under_test.expect(Died, "engine")
+        left = procfs.identify(int(file.read_text()))
+        assert left is not None
+        under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
+        while [type(event) for event in under_test.events].count(Started) < 2:
+            await asyncio.sleep(0.01)
+        await stop(under_test)
+        assert left.alive(), "it was not stopped with a life that is not its own"
+    outcome = left
+    assert not outcome.alive(), "the agent leaves nothing"
 
 
 def environment(pid: int) -> dict[bytes, bytes]:
     return dict(each.split(b"=", 1) for each in procfs.environment(pid) if b"=" in each)
 
 
-def test_who_copies_the_environment_of_a_process_is_touched_by_no_stop(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
-            started = await under_test.expect(Started, "engine")
-            # In the middle of an exec a process shows no environment.
-            await until(lambda: MARKER.encode() in environment(started.id.pid))
-            copied = environment(started.id.pid)
-            assert copied[MARKER.encode()] == b"run-1/t/engine.1"
-            with subprocess.Popen(["sleep", "600"], env=copied, start_new_session=True) as stranger:
-                try:
-                    await stop(under_test)
-                    assert stranger.poll() is None
-                finally:
-                    stranger.kill()
-
-    asyncio.run(scenario())
+async def test_who_copies_the_environment_of_a_process_is_touched_by_no_stop(tmp_path: Path) -> None:
+    async with agent(tmp_path) as under_test:
+        under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
+        started = await under_test.expect(Started, "engine")
+        # In the middle of an exec a process shows no environment.
+        await until(lambda: MARKER.encode() in environment(started.id.pid))
+        copied = environment(started.id.pid)
+        assert copied[MARKER.encode()] == b"run-1/t/engine.1"
+        with subprocess.Popen(["sleep", "600"], env=copied, start_new_session=True) as stranger:
+            try:
+                await stop(under_test)
+                assert stranger.poll() is None
+            finally:
+                stranger.kill()
 
 
-def test_the_name_of_a_process_is_seen_by_its_user_alone(tmp_path: Path) -> None:
-    async def scenario() -> int:
-        async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
-            started = await under_test.expect(Started, "engine")
-            for pid in (started.id.pid, os.getpid()):
-                assert "run-1/t/" not in procfs.command(pid)
-            mode = Path(f"/proc/{started.id.pid}/environ").stat().st_mode
-            send(started.id, signal.SIGKILL)
-            return mode
-
-    assert asyncio.run(scenario()) & 0o077 == 0
+async def test_the_name_of_a_process_is_seen_by_its_user_alone(tmp_path: Path) -> None:
+    async with agent(tmp_path) as under_test:
+        under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
+        started = await under_test.expect(Started, "engine")
+        for pid in (started.id.pid, os.getpid()):
+            assert "run-1/t/" not in procfs.command(pid)
+        mode = Path(f"/proc/{started.id.pid}/environ").stat().st_mode
+        send(started.id, signal.SIGKILL)
+        outcome = mode
+    assert outcome & 0o077 == 0
 
 
 def test_no_process_is_started_without_the_token_of_its_run() -> None:

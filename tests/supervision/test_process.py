@@ -107,24 +107,21 @@ thread.start()
     assert (tmp_path / "child.log").read_text() == f"{{{first}}}\n"
 
 
-def test_threads_that_have_bound_themselves_to_other_cpus_are_brought_back(tmp_path: Path) -> None:
+async def test_threads_that_have_bound_themselves_to_other_cpus_are_brought_back(tmp_path: Path) -> None:
     first, *_, last = sorted([*os.sched_getaffinity(0)] * 2)
     child = start(tmp_path, BOUND_APART, str(tmp_path / "up"), str(first), str(last))
 
     def bound() -> list[set[int]]:
         return [os.sched_getaffinity(thread) for thread in procfs.threads([child.pid])]
 
-    async def scenario() -> None:
-        await until_file(tmp_path / "up")
-        try:
-            bring_back({child.pid}, {first, last})
-            assert sorted(map(list, bound())) == [[first], [last]], "both have chosen among these"
-            bring_back({child.pid, 2**22}, {first})
-            assert bound() == [{first}, {first}]
-        finally:
-            await child.stop(0)
-
-    asyncio.run(scenario())
+    await until_file(tmp_path / "up")
+    try:
+        bring_back({child.pid}, {first, last})
+        assert sorted(map(list, bound())) == [[first], [last]], "both have chosen among these"
+        bring_back({child.pid, 2**22}, {first})
+        assert bound() == [{first}, {first}]
+    finally:
+        await child.stop(0)
 
 
 @pytest.mark.parametrize(
@@ -171,68 +168,54 @@ def test_output_is_in_the_log_from_the_first_byte(tmp_path: Path) -> None:
     assert sorted((tmp_path / "child.log").read_text().split()) == ["err", "out"]
 
 
-def test_stop_asks_first(tmp_path: Path) -> None:
+async def test_stop_asks_first(tmp_path: Path) -> None:
     polite = (
         "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
         "print('up', flush=True); time.sleep(600)"
     )
 
-    async def scenario() -> bool:
-        child = start(tmp_path, polite)
-        await until_file(tmp_path / "child.log")
-        forced = await child.stop(grace=30)
-        assert str(await child.wait()) == "exited with code 0"
-        return forced
-
-    assert asyncio.run(scenario()) is False
+    child = start(tmp_path, polite)
+    await until_file(tmp_path / "child.log")
+    forced = await child.stop(grace=30)
+    assert str(await child.wait()) == "exited with code 0"
+    outcome = forced
+    assert outcome is False
 
 
-def test_stop_kills_what_ignores_term(tmp_path: Path) -> None:
-    async def scenario() -> bool:
-        child = start(tmp_path, IGNORES_TERM)
-        await until_file(tmp_path / "child.log")
-        return await child.stop(grace=0.2)
-
-    assert asyncio.run(scenario()) is True
+async def test_stop_kills_what_ignores_term(tmp_path: Path) -> None:
+    child = start(tmp_path, IGNORES_TERM)
+    await until_file(tmp_path / "child.log")
+    outcome = await child.stop(grace=0.2)
+    assert outcome is True
 
 
 @pytest.mark.parametrize("leave_session", ["", "os.setsid()"], ids=["same session", "own session"])
-def test_a_member_that_outlives_its_killed_parent_is_stopped(tmp_path: Path, leave_session: str) -> None:
+async def test_a_member_that_outlives_its_killed_parent_is_stopped(tmp_path: Path, leave_session: str) -> None:
     """What vLLM's EngineCore does when its API server is SIGKILLed: it goes on, with the memory held."""
     pid_file = tmp_path / "pid"
 
-    async def scenario() -> int:
-        child = start(tmp_path, ORPHANER.format(leave_session=leave_session), str(pid_file))
-        orphan = int(await until_file(pid_file))
-        send(child.identity, signal.SIGKILL)
-        await child.wait()
-        assert orphan in child.family(), "an orphan is still family"
-        await child.stop(grace=0.2)
-        return orphan
-
-    orphan = asyncio.run(scenario())
+    child = start(tmp_path, ORPHANER.format(leave_session=leave_session), str(pid_file))
+    orphan = int(await until_file(pid_file))
+    send(child.identity, signal.SIGKILL)
+    await child.wait()
+    assert orphan in child.family(), "an orphan is still family"
+    await child.stop(grace=0.2)
     identity = procfs.identify(orphan)
     assert identity is None or not identity.alive()
 
 
-def test_stop_is_safe_to_call_on_a_tree_that_is_gone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        child = start(tmp_path, "pass")
-        await child.wait()
-        assert await child.stop(grace=1) is False
-        assert await child.stop(grace=1) is False
-
-    asyncio.run(scenario())
+async def test_stop_is_safe_to_call_on_a_tree_that_is_gone(tmp_path: Path) -> None:
+    child = start(tmp_path, "pass")
+    await child.wait()
+    assert await child.stop(grace=1) is False
+    assert await child.stop(grace=1) is False
 
 
-def test_a_stopped_process_can_be_ended(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        child = start(tmp_path, READY)
-        await until_file(tmp_path / "child.log")
-        send(child.identity, signal.SIGSTOP)
-        assert await child.stop(grace=30) is False
-
-    asyncio.run(scenario())
+async def test_a_stopped_process_can_be_ended(tmp_path: Path) -> None:
+    child = start(tmp_path, READY)
+    await until_file(tmp_path / "child.log")
+    send(child.identity, signal.SIGSTOP)
+    assert await child.stop(grace=30) is False
 
 
 def test_a_signal_never_reaches_a_later_process_with_the_pid(tmp_path: Path) -> None:
@@ -271,15 +254,12 @@ def test_the_end_of_exactly_that_process_is_seen() -> None:
         asyncio.run(asyncio.wait_for(process_end(identity), 30))
 
 
-def test_a_push_to_a_reader_that_left_is_no_error(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        child = start(tmp_path, "pass", control_stdin=True)
-        await child.wait()
-        child.push("prefill-0", "{}", lambda behind: None)
-        await child.stop(grace=1)
-        child.push("prefill-0", "{}", lambda behind: None)
-
-    asyncio.run(scenario())
+async def test_a_push_to_a_reader_that_left_is_no_error(tmp_path: Path) -> None:
+    child = start(tmp_path, "pass", control_stdin=True)
+    await child.wait()
+    child.push("prefill-0", "{}", lambda behind: None)
+    await child.stop(grace=1)
+    child.push("prefill-0", "{}", lambda behind: None)
 
 
 READS_LATER = """
@@ -290,35 +270,32 @@ for line in sys.stdin:
 """
 
 
-def test_a_process_that_does_not_read_delays_no_other_and_gets_the_newest_states_when_it_does(
+async def test_a_process_that_does_not_read_delays_no_other_and_gets_the_newest_states_when_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipe_writer, "BEHIND_SECONDS", 0.01)
 
-    async def scenario() -> tuple[list[bool], list[str]]:
-        child = start(tmp_path, READS_LATER, control_stdin=True)
-        changes: list[bool] = []
-        changed = asyncio.Event()
+    child = start(tmp_path, READS_LATER, control_stdin=True)
+    changes: list[bool] = []
+    changed = asyncio.Event()
 
-        def behind(is_behind: bool) -> None:
-            changes.append(is_behind)
-            changed.set()
+    def behind(is_behind: bool) -> None:
+        changes.append(is_behind)
+        changed.set()
 
-        for number in range(5_000):
-            for worker in ("prefill-0", "decode-0"):
-                child.push(worker, f"{worker} {number:0100}", behind)
-        await asyncio.wait_for(changed.wait(), 30)
-        changed.clear()
-        # It may not have stopped itself yet.
-        while not changed.is_set():
-            os.kill(child.pid, signal.SIGCONT)
-            await asyncio.sleep(0.01)
-        while (tmp_path / "child.log").read_text().count(f"{4_999:0100}") < 2:
-            await asyncio.sleep(0.01)
-        await child.stop(grace=30)
-        return changes, (tmp_path / "child.log").read_text().splitlines()
-
-    changes, lines = asyncio.run(scenario())
+    for number in range(5_000):
+        for worker in ("prefill-0", "decode-0"):
+            child.push(worker, f"{worker} {number:0100}", behind)
+    await asyncio.wait_for(changed.wait(), 30)
+    changed.clear()
+    # It may not have stopped itself yet.
+    while not changed.is_set():
+        os.kill(child.pid, signal.SIGCONT)
+        await asyncio.sleep(0.01)
+    while (tmp_path / "child.log").read_text().count(f"{4_999:0100}") < 2:
+        await asyncio.sleep(0.01)
+    await child.stop(grace=30)
+    changes, lines = changes, (tmp_path / "child.log").read_text().splitlines()
     assert changes == [True, False]
     assert sorted(lines[-2:]) == sorted(f"{worker} {4_999:0100}" for worker in ("prefill-0", "decode-0"))
     assert len(lines) < 10_000
@@ -349,29 +326,26 @@ if os.fork() == 0:
 WRITES_ITS_PID = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
 
 
-def test_once_it_was_waited_for_its_number_is_a_strangers_and_who_was_in_its_session_before_is_family(
+async def test_once_it_was_waited_for_its_number_is_a_strangers_and_who_was_in_its_session_before_is_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        child = start(tmp_path, LEAVES_A_MEMBER, WRITES_ITS_PID, str(tmp_path / "pid"))
-        member = int(await until_file(tmp_path / "pid"))
-        assert not child.reaped
-        await pid_end(child.pid)
-        await child.wait()
-        assert child.reaped
-        assert child.family() == {member}
-        await child.stop(grace=5)
-        stranger = subprocess.Popen([sys.executable, "-c", READY], start_new_session=True, stdout=subprocess.DEVNULL)
-        try:
-            monkeypatch.setattr(Child, "pid", stranger.pid)
-            assert child.family() == set()
-            assert await child.stop(grace=5) is False
-            assert stranger.poll() is None
-        finally:
-            stranger.kill()
-            stranger.wait()
-
-    asyncio.run(scenario())
+    child = start(tmp_path, LEAVES_A_MEMBER, WRITES_ITS_PID, str(tmp_path / "pid"))
+    member = int(await until_file(tmp_path / "pid"))
+    assert not child.reaped
+    await pid_end(child.pid)
+    await child.wait()
+    assert child.reaped
+    assert child.family() == {member}
+    await child.stop(grace=5)
+    stranger = subprocess.Popen([sys.executable, "-c", READY], start_new_session=True, stdout=subprocess.DEVNULL)
+    try:
+        monkeypatch.setattr(Child, "pid", stranger.pid)
+        assert child.family() == set()
+        assert await child.stop(grace=5) is False
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
 
 
 def test_a_member_that_is_as_young_as_the_end_of_its_root_is_family(tmp_path: Path) -> None:
@@ -405,32 +379,29 @@ sys.stdin.read()
 """A debugger: the parent learns of the end of what it holds only when it has seen it itself."""
 
 
-def test_one_that_a_debugger_holds_is_stopped_and_nobody_waits_for_the_debugger(
+async def test_one_that_a_debugger_holds_is_stopped_and_nobody_waits_for_the_debugger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "_EMPTY_SECONDS", 0.2)
 
-    async def scenario() -> None:
-        child = start(tmp_path, READY)
-        await until_file(tmp_path / "child.log")
-        debugger = subprocess.Popen(
-            [sys.executable, "-c", HOLDS, str(child.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        try:
-            assert debugger.stdout is not None
-            if debugger.stdout.readline() != b"holds\n":
-                pytest.skip("ptrace is not allowed here")
-            await asyncio.wait_for(child.stop(grace=0.2), 120)
-            assert not child.identity.alive()
-            assert not child.reaped
-        finally:
-            debugger.kill()
-            debugger.communicate()
-        await asyncio.wait_for(child.wait(), 120)
-        assert child.reaped
-        await child.stop(grace=5)
-
-    asyncio.run(scenario())
+    child = start(tmp_path, READY)
+    await until_file(tmp_path / "child.log")
+    debugger = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(child.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert debugger.stdout is not None
+        if debugger.stdout.readline() != b"holds\n":
+            pytest.skip("ptrace is not allowed here")
+        await asyncio.wait_for(child.stop(grace=0.2), 120)
+        assert not child.identity.alive()
+        assert not child.reaped
+    finally:
+        debugger.kill()
+        debugger.communicate()
+    await asyncio.wait_for(child.wait(), 120)
+    assert child.reaped
+    await child.stop(grace=5)
 
 
 def test_a_tool_whose_output_has_no_end_is_ended_and_takes_no_memory() -> None:

@@ -400,47 +400,41 @@ def test_the_kernel_knows_the_creator_of_a_sysv_segment(maker: Maker) -> None:
     assert not shared_memory.remove(segment), "it is gone"
 
 
-def test_a_new_name_wakes_at_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        names = NewNames(tmp_path)
-        try:
-            for name in ("a", "b"):
-                waiting = asyncio.create_task(names.wait(3600))
-                await asyncio.sleep(0)
-                (tmp_path / name).touch()
-                await asyncio.wait_for(waiting, LIMIT)
-        finally:
-            names.close()
-
-    asyncio.run(scenario())
+async def test_a_new_name_wakes_at_once(tmp_path: Path) -> None:
+    names = NewNames(tmp_path)
+    try:
+        for name in ("a", "b"):
+            waiting = asyncio.create_task(names.wait(3600))
+            await asyncio.sleep(0)
+            (tmp_path / name).touch()
+            await asyncio.wait_for(waiting, LIMIT)
+    finally:
+        names.close()
 
 
 @pytest.mark.parametrize("steps", range(4))
-def test_a_wait_that_is_cancelled_as_a_name_appears_ends_all_the_same(tmp_path: Path, steps: int) -> None:
+async def test_a_wait_that_is_cancelled_as_a_name_appears_ends_all_the_same(tmp_path: Path, steps: int) -> None:
     """Whatever of it was done in the steps of the event loop between the two. An agent that leaves waits for it."""
 
     async def sweep(names: NewNames) -> None:
         while True:
             await names.wait(3600)
 
-    async def scenario() -> None:
-        names = NewNames(tmp_path)
-        waiting = asyncio.create_task(sweep(names))
-        try:
+    names = NewNames(tmp_path)
+    waiting = asyncio.create_task(sweep(names))
+    try:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        (tmp_path / "a").touch()
+        names._read()
+        for _ in range(steps):
             await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            (tmp_path / "a").touch()
-            names._read()
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.wait({waiting}, timeout=LIMIT)
-            assert waiting.cancelled()
-        finally:
-            waiting.cancel()
-            names.close()
-
-    asyncio.run(scenario())
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=LIMIT)
+        assert waiting.cancelled()
+    finally:
+        waiting.cancel()
+        names.close()
 
 
 # The whole way ------------------------------------------------------------------------------------------------------

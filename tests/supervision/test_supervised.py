@@ -90,47 +90,37 @@ async def watched(process: Process, folder: Path, *, fatal_grace: float = 0.0) -
         await under_test.supervised.stop(10)
 
 
-def test_an_engine_that_has_failed_but_hangs_is_dead_long_before_its_limit(tmp_path: Path) -> None:
-    async def scenario() -> tuple[Started, Died]:
-        # It logs on after the line that tells: time for that.
-        async with watched(engine(HUNG), tmp_path, fatal_grace=2) as under_test:
-            died = await under_test.expect(Died)
-            started = await under_test.expect(Started)
-            assert started.id.alive(), "whether it is killed is the launcher's decision"
-            assert not under_test.all(Late)
-            return started, died
-
-    started, died = asyncio.run(scenario())
+async def test_an_engine_that_has_failed_but_hangs_is_dead_long_before_its_limit(tmp_path: Path) -> None:
+    # It logs on after the line that tells: time for that.
+    async with watched(engine(HUNG), tmp_path, fatal_grace=2) as under_test:
+        died = await under_test.expect(Died)
+        started = await under_test.expect(Started)
+        assert started.id.alive(), "whether it is killed is the launcher's decision"
+        assert not under_test.all(Late)
     assert died.how == "engine core failed; its processes did not end"
     assert (died.pid, died.code, died.member, died.while_starting) == (started.id.pid, None, None, True)
     assert any(FATAL in line for line in died.log_tail)
     assert died.log_tail[-1].endswith("Transfer Engine teardown")
 
 
-def test_the_report_of_a_death_under_load_has_the_cause(tmp_path: Path) -> None:
+async def test_the_report_of_a_death_under_load_has_the_cause(tmp_path: Path) -> None:
     """Each request that the engine had repeats that it is dead, after the cause."""
     written = tmp_path / "written.log"
     written.write_text("\n".join(death(100)))
     dying = engine({}).model_copy(update={"argv": ("/bin/sh", "-c", f"cat {written}; exit 1")})
 
-    async def scenario() -> Died:
-        async with watched(dying, tmp_path) as under_test:
-            return await under_test.expect(Died)
-
-    died = asyncio.run(scenario())
+    async with watched(dying, tmp_path) as under_test:
+        died = await under_test.expect(Died)
     assert any(line.endswith("TimeoutError: RPC call to execute_model timed out.") for line in died.log_tail)
 
 
-def test_a_headless_engine_that_has_failed_but_hangs_is_dead_too(tmp_path: Path) -> None:
+async def test_a_headless_engine_that_has_failed_but_hangs_is_dead_too(tmp_path: Path) -> None:
     """It is never probed, so it counts as ready from its first moment."""
 
-    async def scenario() -> list[Event]:
-        headless = engine(HUNG).model_copy(update={"probe": None})
-        async with watched(headless, tmp_path, fatal_grace=2) as under_test:
-            await under_test.expect(Died)
-            return list(under_test.events)
-
-    events = asyncio.run(scenario())
+    headless = engine(HUNG).model_copy(update={"probe": None})
+    async with watched(headless, tmp_path, fatal_grace=2) as under_test:
+        await under_test.expect(Died)
+        events = list(under_test.events)
     kinds = [type(event).__name__ for event in events]
     assert kinds.index("Ready") < kinds.index("Died")
     (died,) = (event for event in events if isinstance(event, Died))
@@ -138,84 +128,69 @@ def test_a_headless_engine_that_has_failed_but_hangs_is_dead_too(tmp_path: Path)
     assert any(FATAL in line for line in died.log_tail)
 
 
-def test_what_it_has_mapped_is_on_record_before_it_is_ready(tmp_path: Path) -> None:
+async def test_what_it_has_mapped_is_on_record_before_it_is_ready(tmp_path: Path) -> None:
     """The agent's own look at shared memory does not run here: that may come seconds later."""
 
-    async def scenario() -> str:
-        [port] = free_ports(1)
-        fake = engine({"FAKE_SHM": "1"})
-        argv, probe = (*fake.argv, "--port", str(port)), HttpProbe(host="127.0.0.1", port=port, path="/health")
-        async with watched(fake.model_copy(update={"argv": argv, "probe": probe}), tmp_path) as under_test:
-            await under_test.expect(Ready)
-            return (tmp_path / "shm.json").read_text()
-
-    assert "psm_" in asyncio.run(scenario())
+    [port] = free_ports(1)
+    fake = engine({"FAKE_SHM": "1"})
+    argv, probe = (*fake.argv, "--port", str(port)), HttpProbe(host="127.0.0.1", port=port, path="/health")
+    async with watched(fake.model_copy(update={"argv": argv, "probe": probe}), tmp_path) as under_test:
+        await under_test.expect(Ready)
+        outcome = (tmp_path / "shm.json").read_text()
+    assert "psm_" in outcome
 
 
-def test_an_engine_that_ends_within_the_grace_died_of_its_own_and_once(tmp_path: Path) -> None:
+async def test_an_engine_that_ends_within_the_grace_died_of_its_own_and_once(tmp_path: Path) -> None:
     dies = {"FAKE_PROGRESS": FATAL, "FAKE_DIE_AT": "load", "FAKE_EXIT_CODE": "3"}
 
-    async def scenario() -> list[Died]:
-        async with watched(engine(dies), tmp_path, fatal_grace=3600) as under_test:
-            await under_test.expect(Died)
-            return under_test.all(Died)
-
-    (died,) = asyncio.run(scenario())
+    async with watched(engine(dies), tmp_path, fatal_grace=3600) as under_test:
+        await under_test.expect(Died)
+        (died,) = under_test.all(Died)
     assert (died.code, died.how) == (3, "exited with code 3")
 
 
-def test_the_end_of_a_process_that_was_reported_already_is_no_news(tmp_path: Path) -> None:
-    async def scenario() -> list[Died]:
-        async with watched(engine(HUNG), tmp_path) as under_test:
-            await under_test.expect(Died)
-        return under_test.all(Died)
-
-    assert len(asyncio.run(scenario())) == 1
+async def test_the_end_of_a_process_that_was_reported_already_is_no_news(tmp_path: Path) -> None:
+    async with watched(engine(HUNG), tmp_path) as under_test:
+        await under_test.expect(Died)
+    outcome = under_test.all(Died)
+    assert len(outcome) == 1
 
 
-def test_a_watch_that_fails_by_a_fault_of_ours_is_reported_with_its_traceback(
+async def test_a_watch_that_fails_by_a_fault_of_ours_is_reported_with_its_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        loop, reported = asyncio.get_running_loop(), asyncio.Event()
+    loop, reported = asyncio.get_running_loop(), asyncio.Event()
 
-        def handler(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-            loop.default_exception_handler(context)
-            reported.set()
+    def handler(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        reported.set()
 
-        loop.set_exception_handler(handler)
-        async with watched(engine(HUNG), tmp_path) as under_test:
-            under_test.fails_on = Progress
-            await asyncio.wait_for(reported.wait(), 120)
-
-    asyncio.run(scenario())
+    loop.set_exception_handler(handler)
+    async with watched(engine(HUNG), tmp_path) as under_test:
+        under_test.fails_on = Progress
+        await asyncio.wait_for(reported.wait(), 120)
     assert "_follow_log" in caplog.text
     assert "no room for Progress" in caplog.text
 
 
-def test_one_whose_diagnostics_cannot_be_written_is_late_all_the_same(tmp_path: Path) -> None:
+async def test_one_whose_diagnostics_cannot_be_written_is_late_all_the_same(tmp_path: Path) -> None:
     """As on a full disk: a start or a recovery waits for that event, and for no other one."""
     (tmp_path / "diagnostics").write_text("a file where the folder should be")
 
-    async def scenario() -> Late:
-        async with watched(engine({"FAKE_NEVER_READY": "1"}, ready_seconds=1), tmp_path) as under_test:
-            return await under_test.expect(Late)
-
-    late = asyncio.run(scenario())
+    async with watched(engine({"FAKE_NEVER_READY": "1"}, ready_seconds=1), tmp_path) as under_test:
+        late = await under_test.expect(Late)
     assert late.diagnostics is None
     assert late.last_answer
 
 
-def test_what_an_earlier_life_logged_does_not_end_a_later_one(tmp_path: Path) -> None:
+async def test_what_an_earlier_life_logged_does_not_end_a_later_one(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "prefill-0@here.log"
     log.parent.mkdir()
     log.write_text(f"{FATAL}\n")
 
-    async def scenario() -> Late:
-        async with watched(engine({"FAKE_NEVER_READY": "1"}, ready_seconds=6), tmp_path) as under_test:
-            assert (await under_test.expect(Progress)).text == "loading weights: 100 %"
-            late = await under_test.expect(Late)
-            assert not under_test.all(Died)
-            return late
-
-    assert not [line for line in asyncio.run(scenario()).log_tail if FATAL in line]
+    async with watched(engine({"FAKE_NEVER_READY": "1"}, ready_seconds=6), tmp_path) as under_test:
+        assert (await under_test.expect(Progress)).text == "loading weights: 100 %"
+        late = await under_test.expect(Late)
+        assert not under_test.all(Died)
+        outcome = late
+    assert not [line for line in outcome.log_tail if FATAL in line]

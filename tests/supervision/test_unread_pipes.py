@@ -20,30 +20,27 @@ from pdserve.system.shared_memory import ShmLedger, existing
 MEGABYTE = 1024 * 1024
 
 
-def test_news_that_the_next_makes_worthless_do_not_wait_for_a_launcher_that_does_not_read(
+async def test_news_that_the_next_makes_worthless_do_not_wait_for_a_launcher_that_does_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     read, write = os.pipe()
 
-    async def scenario() -> None:
-        with os.fdopen(write, "w") as stdout:
-            with monkeypatch.context() as context:
-                context.setattr(sys, "stdout", stdout)
-                ledger = ShmLedger(tmp_path / "shm.json", strangers=existing())
-                agent = Agent(node="a", run_dir=tmp_path, run_id="r", ledger=ledger, cgroups=Made(None))
-            agent._emit(Progress(name="prefill-0", text="x" * 2 * MEGABYTE))
-            waiting = agent._writer.waiting
-            for _ in range(1000):
-                agent._emit(Pulse())
-                agent._emit(Progress(name="prefill-0", text="loading"))
-            assert agent._writer.waiting == waiting
-            # What happened is told, however late.
-            agent._emit(Stopped(name="prefill-0", forced=False, seconds=1))
-            assert agent._writer.waiting > waiting
-            agent._writer.close()
-            await agent._http.close()
-
-    asyncio.run(scenario())
+    with os.fdopen(write, "w") as stdout:
+        with monkeypatch.context() as context:
+            context.setattr(sys, "stdout", stdout)
+            ledger = ShmLedger(tmp_path / "shm.json", strangers=existing())
+            agent = Agent(node="a", run_dir=tmp_path, run_id="r", ledger=ledger, cgroups=Made(None))
+        agent._emit(Progress(name="prefill-0", text="x" * 2 * MEGABYTE))
+        waiting = agent._writer.waiting
+        for _ in range(1000):
+            agent._emit(Pulse())
+            agent._emit(Progress(name="prefill-0", text="loading"))
+        assert agent._writer.waiting == waiting
+        # What happened is told, however late.
+        agent._emit(Stopped(name="prefill-0", forced=False, seconds=1))
+        assert agent._writer.waiting > waiting
+        agent._writer.close()
+        await agent._http.close()
     os.close(read)
     assert capsys.readouterr().err.count("the launcher does not read") == 1
 
@@ -62,38 +59,31 @@ CUT = '{"event":"progress","name":"prefill-0","text":"loading wei'
         ("This account is closed.", None, "another version of pdserve"),
     ],
 )
-def test_an_agent_that_ends_in_the_middle_of_a_line_is_no_other_version(
+async def test_an_agent_that_ends_in_the_middle_of_a_line_is_no_other_version(
     last: str, because: str | None, how: str
 ) -> None:
-    async def scenario() -> Gone:
-        said: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-        argv = [sys.executable, "-S", "-c", "import sys; sys.stdout.write(sys.argv[1])", last]
-        popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        link = AgentLink("a", Channel(popen), said.set_result)
-        gone = await said
-        await link.close(60)
-        assert isinstance(gone, Gone)
-        return gone
-
-    gone = asyncio.run(scenario())
+    said: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+    argv = [sys.executable, "-S", "-c", "import sys; sys.stdout.write(sys.argv[1])", last]
+    popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    link = AgentLink("a", Channel(popen), said.set_result)
+    gone = await said
+    await link.close(60)
+    assert isinstance(gone, Gone)
     assert (gone.because, how in gone.how) == (because, True), gone.how
 
 
 @pytest.mark.process
-def test_an_agent_that_does_not_read_its_orders_is_asked_nothing_more() -> None:
-    async def scenario() -> tuple[str, list[Event]]:
-        argv = [sys.executable, "-c", "import time; time.sleep(600)"]
-        popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        events: list[Event] = []
-        link = AgentLink("a", Channel(popen), events.append)
-        link.send(Push(name="proxy", about="prefill-0", line="x" * 2 * MEGABYTE))
-        answered = await link.ask("GET", "http://127.0.0.1:1/", seconds=60)
-        popen.kill()
-        await link.close(60)
-        assert popen.stdout is not None
-        popen.stdout.close()
-        return answered.error, events
-
-    error, events = asyncio.run(scenario())
+async def test_an_agent_that_does_not_read_its_orders_is_asked_nothing_more() -> None:
+    argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+    popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    events: list[Event] = []
+    link = AgentLink("a", Channel(popen), events.append)
+    link.send(Push(name="proxy", about="prefill-0", line="x" * 2 * MEGABYTE))
+    answered = await link.ask("GET", "http://127.0.0.1:1/", seconds=60)
+    popen.kill()
+    await link.close(60)
+    assert popen.stdout is not None
+    popen.stdout.close()
+    error, events = answered.error, events
     assert error == "the agent of a does not read its orders"
     assert all(isinstance(event, Gone) for event in events)
