@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.fakes.engine_kv import Connectors, KvLoadError, MoriioProducer, NixlProducer, Producer, fetch, pull, read
+from tests.fakes.engine_kv import Connectors, KvLoadError, MoriioProducer, NixlProducer, Producer, fetch, pull
 from tests.fakes.engine_metrics import metrics_page
 from tests.fakes.engine_model import EOS, PrefixCache, extend, logprob, next_token, prefill
 from tests.fakes.engine_openai import (
@@ -233,11 +233,7 @@ class Engine:
                 die(self.script, "KeyError: 'remote_engine_id'")
             raise
         finally:
-            if job.started:
-                self.running -= 1
-            else:
-                self.waiting -= 1
-            self.gate.notify()
+            self._left(job)
 
     async def _in_background(self, job: Job, body: dict[str, Any]) -> None:
         try:
@@ -248,11 +244,14 @@ class Engine:
             self.aborted += 1
             raise
         finally:
-            if job.started:
-                self.running -= 1
-            else:
-                self.waiting -= 1
-            self.gate.notify()
+            self._left(job)
+
+    def _left(self, job: Job) -> None:
+        if job.started:
+            self.running -= 1
+        else:
+            self.waiting -= 1
+        self.gate.notify()
 
     async def _stream(self, job: Job, rank: int, params: dict[str, Any], responder: Responder) -> None:
         # Like upstream: 200 and the headers at once, whatever happens to the KV later.
@@ -362,9 +361,7 @@ class Engine:
             raise ApiError(500, "Internal server error", "InternalServerError") from error
 
     async def _pulled(self, params: dict[str, Any], *, release: bool = False) -> str:
-        if self.connectors.moriio:
-            return await read(params)
-        return await (pull(params) if self.connectors.nixl else fetch(params, release=release))
+        return await (fetch(params, release=release) if self.connectors.mooncake else pull(params))
 
     def _finish(self, job: Job, rank: int, params: dict[str, Any]) -> None:
         if not params.get("do_remote_decode"):

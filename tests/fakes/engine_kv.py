@@ -229,11 +229,13 @@ class NixlProducer:
 
 async def pull(params: dict[str, Any]) -> str:
     """Decode's side: the KV that `params` name; prefill frees it."""
-    url = f"http://{params['remote_host']}:{params['remote_port']}/fake/kv"
+    moriio = "remote_handshake_port" in params
+    port, request = ("remote_handshake_port", "transfer_id") if moriio else ("remote_port", "remote_request_id")
+    url = f"http://{params['remote_host']}:{params[port]}/fake/kv?{urlencode({'request': params[request]})}"
     try:
-        _, body = await get_json(f"{url}?{urlencode({'request': params['remote_request_id']})}")
+        _, body = await get_json(url)
     except (OSError, asyncio.IncompleteReadError) as error:
-        raise KvLoadError(f"side channel unreachable: {error}") from error
+        raise KvLoadError(f"{'handshake failed' if moriio else 'side channel unreachable'}: {error}") from error
     return str(body["kv"])
 
 
@@ -258,13 +260,3 @@ class MoriioProducer(NixlProducer):
             "tp_size": 1.0e0,
             "transfer_id": transfer_id,
         }
-
-
-async def read(params: dict[str, Any]) -> str:
-    """Decode's side: the KV of the transfer; prefill frees it."""
-    url = f"http://{params['remote_host']}:{params['remote_handshake_port']}/fake/kv"
-    try:
-        _, body = await get_json(f"{url}?{urlencode({'request': params['transfer_id']})}")
-    except (OSError, asyncio.IncompleteReadError) as error:
-        raise KvLoadError(f"handshake failed: {error}") from error
-    return str(body["kv"])

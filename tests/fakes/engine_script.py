@@ -7,14 +7,38 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 
 @dataclass
-class Script:
+class Faults:
+    """Fields that are set by environment at start, or over HTTP."""
+
+    PREFIX: ClassVar[str]
+    exit_code: int = 1
+    last_lines: str = ""
+    """Printed to stderr before it dies; a literal \\n separates lines."""
+
+    @classmethod
+    def from_env(cls) -> Self:
+        script = cls()
+        for field in fields(cls):
+            if value := os.environ.get(cls.PREFIX + field.name.upper()):
+                script.set(field.name, value)
+        return script
+
+    def set(self, name: str, value: Any) -> None:
+        """An unknown name or a bad value is a bug of the test and raises."""
+        kind = type(getattr(self, name))
+        setattr(self, name, str(value).lower() in ("1", "true") if kind is bool else kind(value))
+
+
+@dataclass
+class Script(Faults):
     """Faults and delays. Each field is the environment variable FAKE_<NAME>; those marked * can be changed with
     `POST /fake/script {"name": value}`."""
 
+    PREFIX = "FAKE_"
     ready_after: float = 0.0
     """Seconds until it listens (a real engine loads weights meanwhile)."""
     never_ready: bool = False
@@ -23,9 +47,6 @@ class Script:
     """A path: dies at once, if it exists. A start that works once and not again."""
     die_at: str = ""
     """import | load | ready (after the first 200 of /health) | request (*: the next generation)."""
-    exit_code: int = 1
-    last_lines: str = ""
-    """Printed to stderr before it dies; a literal \\n separates lines."""
     unpatched: str = ""
     """all: no process reports its patches, as when the plugin was not loaded; EngineCore: that one does not."""
     ignore_term: bool = False
@@ -76,23 +97,6 @@ class Script:
     first token) | token (after it) | answer (done, but nothing of an answer that is no stream was sent); or answer no
     GET of this page: metrics, health."""
 
-    @classmethod
-    def from_env(cls) -> Script:
-        script = cls()
-        for field in fields(cls):
-            value = os.environ.get(f"FAKE_{field.name.upper()}")
-            if value:
-                script.set(field.name, value)
-        return script
-
-    def set(self, name: str, value: Any) -> None:
-        """An unknown name or a bad value is a bug of the test and raises."""
-        kind = type(getattr(self, name))
-        if kind is bool:
-            setattr(self, name, str(value).lower() in ("1", "true"))
-        else:
-            setattr(self, name, kind(value))
-
 
 class Gate:
     """Lets coroutines wait until a condition over shared state holds, without polling."""
@@ -109,7 +113,7 @@ class Gate:
             await self._changed.wait()
 
 
-def die(script: Script, *default: str) -> NoReturn:
+def die(script: Faults, *default: str) -> NoReturn:
     """Crash: last words, no cleanup."""
     print(*(script.last_lines.split("\\n") if script.last_lines else default), sep="\n", file=sys.stderr, flush=True)
     sys.stdout.flush()

@@ -3,23 +3,12 @@
     python tests/fakes/lmcache.py --port 5555 --http-port 8080 --l1-size-gb 1 --eviction-policy LRU --instance-id ID
         --host H --http-host H --chunk-size N --supported-transfer-mode M      (other flags are taken and ignored)
 
-Exit codes and messages as lmcache 0.5.6: 1 configuration, 2 argv, 3 start-up (ports, memory), and
-death by SIGTERM (uvicorn raises it again) after a clean stop.
-Faults are scripted by environment (details in Script); recipes pass them through `lmcache.env`, because the server's
-environment is an allow-list:
-
-FAKE_LMCACHE_READY_AFTER=S    listens only after S seconds      FAKE_LMCACHE_HANG=1         lives, never listens
-FAKE_LMCACHE_DIE_AT=WHEN      import, start, ready              FAKE_LMCACHE_EXIT_CODE=N    how it then exits (1)
-FAKE_LMCACHE_LAST_LINES=TEXT  printed to stderr before that     FAKE_LMCACHE_WRONG_ID=1     /config names another one
-FAKE_LMCACHE_REGISTERED=N     engine workers in /status (16)    FAKE_LMCACHE_UNHEALTHY=1    /healthcheck is 503
-FAKE_LMCACHE_OBJECTS=N        objects in /status (0)            FAKE_LMCACHE_IGNORE_TERM=1  only KILL ends it
-FAKE_LMCACHE_LOSES=1          keeps nothing                     FAKE_LMCACHE_LOCKED=N       chunks that loads hold (0)
-FAKE_LMCACHE_NO_CLEAR=1       no /cache/clear                   FAKE_LMCACHE_LEAKS=N        locks of stored chunks (0)
-
-`POST /fake/script {"registered": 0}` changes the fields marked * while it runs; `POST /fake/store {"objects": 2,
-"bytes": 1024}` stores, `POST /cache/clear` forgets what no lock holds. With `GET /fake/use?salt=S&chunks=A,B` a fake
-engine loads and stores the chunks of a prompt (Server._use has the rest), with `GET /fake/forget` it resets what is
-stored; `?salt=END`: only what has a salt that ends so. It outlives whoever started it.
+It ends by SIGTERM (uvicorn raises it again) after a clean stop, and with 3 where a port is taken, as lmcache 0.5.6.
+Faults are scripted by environment: FAKE_LMCACHE_READY_AFTER and so on, one for each field of Script; recipes pass them
+through `lmcache.env`, because the server's environment is an allow-list. `POST /fake/script {"registered": 0}` changes
+the fields marked * while it runs. With `GET /fake/use?salt=S&chunks=A,B` a fake engine loads and stores the chunks of a
+prompt (Server._use has the rest), with `GET /fake/forget` it resets what is stored; `?salt=END`: only what has a salt
+that ends so. `POST /cache/clear` forgets what no lock holds. It outlives whoever started it.
 """
 
 from __future__ import annotations
@@ -31,7 +20,7 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,25 +28,23 @@ from typing import Any, NoReturn
 # Started by path, from any folder: the repository, not this folder, is where modules come from.
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from tests.fakes.engine_script import Faults, die  # noqa: E402
 from tests.fakes.microhttp import Request, Responder, serve  # noqa: E402
 
-_PREFIX = "FAKE_LMCACHE_"
 _CHUNK_BYTES = 1024
-_RAM_GB = 10_000
-"""Larger than this fails as an allocation does."""
 
 
 @dataclass
-class Script:
+class Script(Faults):
     """Faults and delays, each from FAKE_LMCACHE_<NAME>."""
 
+    PREFIX = "FAKE_LMCACHE_"
     ready_after: float = 0.0
+    """Seconds until it listens."""
     hang: bool = False
+    """Lives, and never listens."""
     die_at: str = ""
-    """import | start (ports are bound) | ready (after the first 200 of /healthcheck)."""
-    exit_code: int = 1
-    last_lines: str = ""
-    """A literal \\n separates lines."""
+    """start: when its ports are bound."""
     registered: int = 16
     """* Any engine counts as attached by default: the fake engines do not register."""
     objects: int = 0
@@ -68,28 +55,12 @@ class Script:
     """* Bytes in L1."""
     loses: bool = False
     """* What engines store is gone at once."""
-    wrong_id: bool = False
-    """* As a stale server that another deployment left on the port."""
     unhealthy: bool = False
     """* /healthcheck answers 503."""
-    ignore_term: bool = False
     leaks: int = 0
     """Of what is stored, so many chunks stay locked."""
     no_clear: bool = False
     """An older one: no POST /cache/clear."""
-
-    @classmethod
-    def from_env(cls) -> Script:
-        script = cls()
-        for field in fields(cls):
-            if value := os.environ.get(_PREFIX + field.name.upper()):
-                script.set(field.name, value)
-        return script
-
-    def set(self, name: str, value: Any) -> None:
-        """An unknown name or a bad value is a bug of the test and raises."""
-        kind = type(getattr(self, name))
-        setattr(self, name, str(value).lower() in ("1", "true") if kind is bool else kind(value))
 
 
 class Server:
@@ -108,24 +79,14 @@ class Server:
         script = self.script
         match request.method, request.path:
             case "GET", "/healthcheck":
-                if script.unhealthy:
-                    await responder.send(503, {"status": "unhealthy", "reason": "engine not initialized"})
-                    return
-                await responder.send(200, {"status": "healthy"})
-                if script.die_at == "ready":
-                    die(script)
+                await responder.send(503 if script.unhealthy else 200, {"status": "healthy"})
             case "GET", "/config":
-                name = "some-other-instance" if script.wrong_id else self.flags.instance_id
                 # Indented, as the real one answers.
-                await responder.send(200, json.dumps({"mp": {**self._mp(), "instance_id": name}}, indent=2))
+                await responder.send(200, json.dumps({"mp": self._mp()}, indent=2))
             case "GET", "/status":
                 await responder.send(200, self._status())
             case "GET", "/metrics":
                 await responder.send(200, self._metrics(), content_type="text/plain; version=0.0.4")
-            case "GET", "/":
-                await responder.send(200, {"status": "ok", "service": "LMCache HTTP API"})
-            case "GET", "/version":
-                await responder.send(200, '"0.5.6-fake"')
             case "POST", "/cache/clear" if not script.no_clear:
                 script.objects, script.bytes = max(script.locked, min(script.leaks, script.objects)), 0
                 self.chunks.clear()
@@ -138,11 +99,6 @@ class Server:
                 await responder.send(200, self._use(request.query))
             case "GET", "/fake/forget":
                 self.chunks = {chunk for chunk in self.chunks if not chunk[0].endswith(request.query.get("salt", ""))}
-                await responder.send(200, {})
-            case "POST", "/fake/store":
-                stored = json.loads(request.body)
-                script.objects += stored.get("objects", 1)
-                script.bytes += stored.get("bytes", 0)
                 await responder.send(200, {})
             case _:
                 await responder.send(404, {"detail": "Not Found"})
@@ -167,6 +123,7 @@ class Server:
     def _mp(self) -> dict[str, Any]:
         flags = self.flags
         return {
+            "instance_id": flags.instance_id,
             "transport": "zmq",
             "host": flags.host,
             "port": flags.port,
@@ -227,8 +184,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=5555)
     parser.add_argument("--http-host", default="127.0.0.1")
     parser.add_argument("--http-port", type=int, default=8080)
-    parser.add_argument("--l1-size-gb", type=float)
-    parser.add_argument("--eviction-policy", choices=["LRU", "ARC", "IsolatedLRU", "noop"])
+    parser.add_argument("--l1-size-gb", type=float, required=True)
+    parser.add_argument("--eviction-policy", choices=["LRU", "ARC", "IsolatedLRU", "noop"], required=True)
     parser.add_argument("--chunk-size", type=int, default=256)
     parser.add_argument("--max-workers", type=int, default=1)
     parser.add_argument(
@@ -239,16 +196,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return known
 
 
-def fail(code: int, *lines: str) -> NoReturn:
-    """Crash: last words, no cleanup."""
+def fail(*lines: str) -> NoReturn:
+    """Crash in the start-up, without a cleanup."""
     print(*lines, sep="\n", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(code)
-
-
-def die(script: Script) -> NoReturn:
-    """The scripted death."""
-    fail(script.exit_code, *(script.last_lines or "RuntimeError: the fake was told to die").split("\\n"))
+    os._exit(3)
 
 
 def stop() -> NoReturn:
@@ -272,7 +223,6 @@ def bind_request_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         what = os.strerror(error.errno or 0)
         fail(
-            3,
             f"zmq.error.ZMQError: {what} (addr='tcp://{host}:{port}')",
             "",
             "ERROR:    Application startup failed. Exiting.",
@@ -285,7 +235,7 @@ async def run(flags: argparse.Namespace, script: Script) -> None:
     """Lives until it is told to stop; raises nothing."""
     server = Server(flags, script)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, (lambda: None) if script.ignore_term else server.stopping.set)
+    loop.add_signal_handler(signal.SIGTERM, server.stopping.set)
     log(f"Starting LMCache HTTP server on http://{flags.http_host}:{flags.http_port}")
     if script.hang:
         await server.stopping.wait()
@@ -299,14 +249,12 @@ async def run(flags: argparse.Namespace, script: Script) -> None:
     log(f"LMCache zmq cache server is running on {flags.host}:{flags.port}")
     log("LMCache cache server is running...")
     if script.die_at == "start":
-        die(script)
+        die(script, "RuntimeError: the fake was told to die")
     try:
         http = await serve(flags.http_host, flags.http_port, server.handle)
     except OSError as error:
         address = f"('{flags.http_host}', {flags.http_port})"
-        fail(
-            3, f"ERROR:    [Errno {error.errno}] error while attempting to bind on address {address}: {error.strerror}"
-        )
+        fail(f"ERROR:    [Errno {error.errno}] error while attempting to bind on address {address}: {error.strerror}")
     print("INFO:     Application startup complete.", file=sys.stderr)
     print(f"INFO:     Uvicorn running on http://{flags.http_host}:{flags.http_port}", file=sys.stderr, flush=True)
     await server.stopping.wait()
@@ -318,18 +266,7 @@ async def run(flags: argparse.Namespace, script: Script) -> None:
 
 def main() -> None:
     script = Script.from_env()
-    if script.die_at == "import":
-        die(script)
     flags = parse(sys.argv[1:])
-    if flags.l1_size_gb is None or flags.eviction_policy is None:
-        fail(1, "ValueError: Legacy L1 configuration requires --l1-size-gb and --eviction-policy")
-    if flags.l1_size_gb > _RAM_GB:
-        size = int(flags.l1_size_gb * (1 << 30))
-        fail(
-            3,
-            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
-            f"you tried to allocate {size} bytes. Error code 12 (Cannot allocate memory)",
-        )
     asyncio.run(run(flags, script))
 
 

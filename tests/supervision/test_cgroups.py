@@ -60,9 +60,11 @@ def start(tmp_path: Path, code: str, own: Cgroup | None) -> Child:
 async def test_a_daemon_that_left_everything_is_family_and_is_stopped(tmp_path: Path, ours: Cgroup | None) -> None:
     if ours is None:
         return
-
+    before = Path("/proc/self/cgroup").read_text()
     own = ours.new("engine.1")
     child = start(tmp_path, LEAVES_A_DAEMON, own)
+    assert child.pid in own.members(), "it is born there"
+    assert Path("/proc/self/cgroup").read_text() == before
     daemon = await daemon_of(tmp_path / "log")
     try:
         await child.wait()
@@ -72,19 +74,6 @@ async def test_a_daemon_that_left_everything_is_family_and_is_stopped(tmp_path: 
         assert not own.path.exists()
     finally:
         send(daemon, signal.SIGKILL)
-
-
-def test_it_is_born_there_and_we_are_not(tmp_path: Path, ours: Cgroup | None) -> None:
-    if ours is None:
-        return
-    before = Path("/proc/self/cgroup").read_text()
-    own = ours.new("engine.1")
-    child = start(tmp_path, "print(open('/proc/self/cgroup').read())", own)
-    asyncio.run(child.wait())
-    assert own.path.name in (tmp_path / "log").read_text()
-    assert Path("/proc/self/cgroup").read_text() == before
-    assert ours.members() == set()
-    asyncio.run(child.stop(0))
 
 
 def test_a_program_that_does_not_exist_is_still_an_error_of_the_caller(tmp_path: Path, ours: Cgroup | None) -> None:

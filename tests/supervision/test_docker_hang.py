@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,14 +11,14 @@ import pytest
 
 from pdserve.plan.node import Local
 from pdserve.reach import docker_hang
-from pdserve.reach.channel import Channel, line_of
-from pdserve.reach.docker_hang import docker_hangs, until_docker_hangs
-from pdserve.reach.link import DOCKER_HANGS, AgentLink
-from pdserve.reach.protocol import Event, Gone, Hello
+from pdserve.reach.channel import line_of
+from pdserve.reach.docker_hang import until_docker_hangs
+from pdserve.reach.link import DOCKER_HANGS
+from pdserve.reach.protocol import Gone, Hello
 from pdserve.system.procfs import ProcessId
+from tests.supervision.agents import LIMIT, linked
 
 pytestmark = pytest.mark.process
-LIMIT = 60.0
 ID = ProcessId(pid=1, start_ticks=1)
 Says = Callable[[str], None]
 
@@ -54,62 +52,28 @@ def test_a_docker_without_an_answer_hangs(docker: Says, tmp_path: Path) -> None:
     assert asked(tmp_path) == ["version --format={{.Server.Version}}"]
 
 
-def test_one_that_answers_is_asked_again_until_it_does_not(docker: Says, tmp_path: Path) -> None:
-    docker('if [ "$calls" -gt 2 ]; then exec sleep 1000; fi; echo 20.10')
+@pytest.mark.parametrize("answer", ["echo 20.10", "echo permission denied >&2; exit 1"], ids=["answers", "refuses"])
+def test_one_that_answers_is_asked_again_until_it_does_not(docker: Says, tmp_path: Path, answer: str) -> None:
+    """What keeps a container from coming is in the output of its own start, if docker refuses."""
+    docker(f'if [ "$calls" -gt 2 ]; then exec sleep 1000; fi; {answer}')
     assert len(asked(tmp_path)) == 3
 
 
-def test_one_that_refuses_does_not_hang(docker: Says, tmp_path: Path) -> None:
-    """What keeps a container from coming is then in the output of its own start."""
-    docker('if [ "$calls" -gt 2 ]; then exec sleep 1000; fi; echo permission denied >&2; exit 1')
-    assert len(asked(tmp_path)) == 3
+async def test_a_hang_before_the_first_word_is_a_lost_node() -> None:
+    async def hangs() -> None:
+        return
+
+    async with linked("import sys; sys.stdin.read()", heartbeat=LIMIT, hang=hangs) as under_test:
+        assert (await under_test.expect(Gone)).how == DOCKER_HANGS
+        assert under_test.link.silent
+    assert len(under_test.events) == 1
 
 
-def test_a_slow_way_there_is_not_the_fault_of_docker() -> None:
-    assert "or the way there" not in docker_hangs("a").cause
-    assert "or the way there" in docker_hangs("a", or_way=True).cause
-
-
-def heard(script: str, *, hangs: bool) -> tuple[list[Event], bool]:
-    """What reaches the launcher of an agent, and whether its node counts as silent. `hangs`: its docker."""
-
-    async def go() -> tuple[list[Event], bool]:
-        argv = [sys.executable, "-c", script]
-        popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        events: list[Event] = []
-        arrived, never = asyncio.Event(), asyncio.Event()
-
-        def receive(event: Event) -> None:
-            events.append(event)
-            arrived.set()
-
-        async def until() -> None:
-            if not hangs:
-                await never.wait()
-
-        link = AgentLink("a", Channel(popen), receive, heartbeat=LIMIT, hang=until)
-        await asyncio.wait_for(arrived.wait(), LIMIT)
-        until_now, silent = list(events), link.silent  # it leaves when the link is closed
-        assert await link.close(LIMIT)
-        assert popen.stdout is not None
-        popen.stdout.close()
-        return until_now, silent
-
-    return asyncio.run(go())
-
-
-def test_a_hang_before_the_first_word_is_a_lost_node() -> None:
-    events, silent = heard("import sys; sys.stdin.read()", hangs=True)
-    assert [type(event) for event in events] == [Gone]
-    assert isinstance(events[0], Gone)
-    assert events[0].how == DOCKER_HANGS
-    assert silent
-
-
-def test_after_the_first_word_docker_is_not_asked() -> None:
+async def test_after_the_first_word_docker_is_not_asked() -> None:
     """The heartbeat is nearer to the agent."""
     hello = line_of(Hello(node="a", agent=ID, guard=ID, hostname="a")).decode()
     script = f"import sys; print({hello!r}, end='', flush=True); sys.stdin.read()"
-    events, silent = heard(script, hangs=False)
-    assert [type(event) for event in events] == [Hello]
-    assert not silent
+    never = asyncio.Event()
+    async with linked(script, heartbeat=LIMIT, hang=never.wait) as under_test:
+        await under_test.expect(Hello)
+        assert (len(under_test.events), under_test.link.silent) == (1, False)

@@ -146,9 +146,10 @@ async def test_an_agent_that_is_ended_reports_how(
 def mute_launcher(run_dir: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """An agent on a pipe that stays open and says nothing more: a cut cable gives no EOF."""
     (run_dir / "logs").mkdir()
-    argv = [sys.executable, "-m", "pdserve.node.agent", "--node", "here", "--run-dir", str(run_dir), "--run-id", "run-1"]
+    place = ("--node", "here", "--run-dir", str(run_dir), "--run-id", "run-1")
+    argv = [sys.executable, "-m", "pdserve.node.agent", *place, *options]
     with (run_dir / "agent.log").open("wb") as log:
-        popen = subprocess.Popen([*argv, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
     assert popen.stdin is not None
     assert popen.stdout is not None
     try:

@@ -8,7 +8,6 @@ import io
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,14 @@ from pdserve.logs import rotation
 from pdserve.logs.lines import GrowingLog, end_of
 from pdserve.logs.rotation import earlier
 from pdserve.node import supervised
-from pdserve.plan.process import Env, Process
+from pdserve.plan.process import Process
 from pdserve.reach.protocol import Died, Started
 from pdserve.recipe.sections import Logs
+from pdserve.run.directory import RunDir
 from pdserve.system.process import send
-from tests.launch.deployment import REPOSITORY
+from tests.launch.deployment import PDSERVE, REPOSITORY
 from tests.namespaces import unshared
+from tests.supervision.agents import planned, until
 from tests.supervision.test_supervised import watched
 
 WRITER = """
@@ -76,27 +77,15 @@ def numbers(data: bytes) -> list[int]:
 
 
 def writer(**logs: int) -> Process:
-    return Process(
-        name="decode-0",
-        role="decode",
-        node="here",
-        argv=(sys.executable, "-c", WRITER),
-        env=Env(),
-        log="logs/decode-0@here.log",
-        logs=Logs(**logs),
-        probe=None,
-        start_stage=0,
-        stop_stage=0,
-        ready_seconds=60,
-        stop_seconds=5,
-    )
+    return planned("decode-0", WRITER).model_copy(update={"probe": None, "logs": Logs(**logs)})
 
 
-async def until(met: Callable[[], bool]) -> None:
-    """Waits for what another process does to a file; the limit is generous, as the machine may be busy."""
-    async with asyncio.timeout(300):
-        while not met():
-            await asyncio.sleep(0.01)
+def all_of(growing: GrowingLog) -> list[str]:
+    """Return the lines that it has not told yet."""
+    lines = growing.step()
+    while growing.behind:
+        lines += growing.step()
+    return lines
 
 
 @pytest.mark.process
@@ -204,10 +193,7 @@ def test_a_follower_goes_on_where_the_log_was_cut(tmp_path: Path) -> None:
         stream.flush()
         cut(log)
         stream.write("ur\n")
-    lines_read = growing.step()
-    while growing.behind:
-        lines_read += growing.step()
-    assert lines_read == ["two", "three", "four"]
+    assert all_of(growing) == ["two", "three", "four"]
 
 
 def test_what_came_during_the_copy_is_kept(tmp_path: Path) -> None:
@@ -234,6 +220,10 @@ def test_logs_of_our_own_processes_are_cut_and_those_that_an_agent_cuts_are_left
     (tmp_path / "launcher.log").write_text(large)
     asyncio.run(rotation.cut_large(tmp_path, Logs(max_mib=0)))
     assert (tmp_path / "launcher.log").read_text() == large, "0: never"
+    earlier(tmp_path / "launcher.log").unlink()
+    asyncio.run(rotation.cut_large(tmp_path, Logs(max_mib=1, keep=0)))
+    assert (tmp_path / "launcher.log").read_text() == ""
+    assert not earlier(tmp_path / "launcher.log").exists(), "no copy is kept"
 
 
 def test_the_end_of_a_log_that_was_just_cut_is_found_on_both_sides(tmp_path: Path) -> None:
@@ -245,23 +235,6 @@ def test_the_end_of_a_log_that_was_just_cut_is_found_on_both_sides(tmp_path: Pat
     assert end_of(log, 10) == b"two\nthree\n"
     assert end_of(log, 1000) == b"one\ntwo\nthree\n"
     assert end_of(tmp_path / "none", 10) == b""
-
-
-def test_without_copies_a_log_is_only_cut(tmp_path: Path) -> None:
-    log = tmp_path / "a.log"
-    log.write_text("gone\n")
-    cut(log, keep=0)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.log"]
-    assert log.read_text() == ""
-
-
-def test_a_disk_that_takes_no_copy_leaves_the_log_as_it_is(tmp_path: Path) -> None:
-    log = tmp_path / "a.log"
-    log.write_text("kept\n")
-    earlier(log, 0).mkdir()
-    with pytest.raises(OSError, match="directory"):
-        rotation.begin(log, 1)
-    assert log.read_text() == "kept\n"
 
 
 @pytest.mark.process
@@ -284,16 +257,11 @@ def test_a_follower_goes_on_where_a_log_was_cut_in_place(tmp_path: Path, read: i
     lines = [f"{number:07d} " + 1000 * "x" for number in range(5000)]
     log.write_text("".join(line + "\n" for line in lines[:read]))
     growing = GrowingLog(log, 0)
-    lines_read = growing.step()
-    while growing.behind:
-        lines_read += growing.step()
-    assert lines_read == lines[:read]
+    assert all_of(growing) == lines[:read]
     log.write_text("".join(line + "\n" for line in lines))
     earlier(log).write_text("of a cut before\n" * (1 << 18))
     lost = rotation.cut_in_place(log, log.stat().st_size // 2)
-    lines_read = growing.step()
-    while growing.behind:
-        lines_read += growing.step()
+    lines_read = all_of(growing)
     first = lost.lost // 1009
     if read > first:
         assert lines_read == lines[read:]
@@ -313,14 +281,13 @@ def test_a_log_that_is_shorter_than_what_says_that_it_was_cut_is_cut_without_tha
 @pytest.mark.process
 def test_logs_are_followed_over_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDSERVE_HOME", str(tmp_path))
-    logs = tmp_path / "fake" / "r1" / "logs"
-    logs.mkdir(parents=True)
-    (tmp_path / "fake" / "current").symlink_to("r1")
-    log = logs / "proxy@here.log"
+    run = RunDir.create(tmp_path, "fake", "r1")
+    run.point_current()
+    log = run.logs / "proxy@here.log"
     log.write_text("first\n")
     cut(log)
     log.write_text("second\n")
-    argv = [sys.executable, "-m", "pdserve.cli.main", "logs", "proxy", "--deployment", "fake", "-f"]
+    argv = [*PDSERVE, "logs", "proxy", "--deployment", "fake", "-f"]
     with subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout is not None
         assert [following.stdout.readline() for _ in range(2)] == ["first\n", "second\n"], "also what was cut off"

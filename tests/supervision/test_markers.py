@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from pdserve.reach.protocol import Died, Start, Started, Stop, Stopped
+from pdserve.reach.protocol import Died, Start, Started
 from pdserve.system import procfs
 from pdserve.system.cgroup import SWITCH
-from pdserve.system.process import MARKER, send
-from tests.supervision.agents import NEVER_READY, AgentUnderTest, agent, planned
-from tests.supervision.test_shared_memory import until
+from pdserve.system.process import MARKER
+from tests.supervision.agents import NEVER_READY, agent, planned, until
 
 LEAVES_A_MEMBER = """
 import os, sys, time
@@ -42,11 +39,6 @@ def _cgroups(cgroups: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, cgroups)
 
 
-async def stop(under_test: AgentUnderTest) -> None:
-    under_test.link.send(Stop(name="engine", grace=5))
-    await under_test.expect(Stopped, "engine")
-
-
 async def test_what_is_left_of_an_earlier_life_is_none_of_the_next_one(tmp_path: Path) -> None:
     file = tmp_path / "pid"
 
@@ -56,44 +48,32 @@ async def test_what_is_left_of_an_earlier_life_is_none_of_the_next_one(tmp_path:
         left = procfs.identify(int(file.read_text()))
         assert left is not None
         under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
-        while [type(event) for event in under_test.events].count(Started) < 2:
-            await asyncio.sleep(0.01)
-        await stop(under_test)
+        await until(lambda: len(under_test.all(Started)) == 2)
+        await under_test.stop("engine")
         assert left.alive(), "it was not stopped with a life that is not its own"
-    outcome = left
-    assert not outcome.alive(), "the agent leaves nothing"
+    assert not left.alive(), "the agent leaves nothing"
 
 
 def environment(pid: int) -> dict[bytes, bytes]:
     return dict(each.split(b"=", 1) for each in procfs.environment(pid) if b"=" in each)
 
 
-async def test_who_copies_the_environment_of_a_process_is_touched_by_no_stop(tmp_path: Path) -> None:
+async def test_who_copies_the_environment_that_its_user_alone_can_see_is_touched_by_no_stop(tmp_path: Path) -> None:
     async with agent(tmp_path) as under_test:
         under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
-        started = await under_test.expect(Started, "engine")
+        started = (await under_test.expect(Started, "engine")).id
         # In the middle of an exec a process shows no environment.
-        await until(lambda: MARKER.encode() in environment(started.id.pid))
-        copied = environment(started.id.pid)
+        await until(lambda: MARKER.encode() in environment(started.pid))
+        copied = environment(started.pid)
         assert copied[MARKER.encode()] == b"run-1/t/engine.1"
+        assert not Path(f"/proc/{started.pid}/environ").stat().st_mode & 0o077
+        assert "run-1/t/" not in procfs.command(started.pid) + procfs.command(os.getpid())
         with subprocess.Popen(["sleep", "600"], env=copied, start_new_session=True) as stranger:
             try:
-                await stop(under_test)
+                await under_test.stop("engine")
                 assert stranger.poll() is None
             finally:
                 stranger.kill()
-
-
-async def test_the_name_of_a_process_is_seen_by_its_user_alone(tmp_path: Path) -> None:
-    async with agent(tmp_path) as under_test:
-        under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
-        started = await under_test.expect(Started, "engine")
-        for pid in (started.id.pid, os.getpid()):
-            assert "run-1/t/" not in procfs.command(pid)
-        mode = Path(f"/proc/{started.id.pid}/environ").stat().st_mode
-        send(started.id, signal.SIGKILL)
-        outcome = mode
-    assert outcome & 0o077 == 0
 
 
 def test_no_process_is_started_without_the_token_of_its_run() -> None:

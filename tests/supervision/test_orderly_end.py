@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.deployment import execute
+
 pytestmark = pytest.mark.process
 
 VERB = """
@@ -130,11 +132,6 @@ assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """
 
 
-def test_within_another_one_it_ends_nothing_and_an_error_is_not_hidden() -> None:
-    done = subprocess.run([sys.executable, "-c", NESTED], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.splitlines() == ["0 1 then the Ctrl-C", "it failed"], done.stderr
-
-
 TWICE = """
 import asyncio, os, signal
 from pdserve.system.stop_signals import run_to_its_end
@@ -152,11 +149,15 @@ run_to_its_end(verb())
 """
 
 
-def test_a_second_signal_interrupts_no_clearing_up() -> None:
-    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (143, "cleared up\n"), done.stderr
-
-
-def test_what_is_held_back_is_heard_by_a_loop_or_is_a_ctrl_c_at_the_end() -> None:
-    done = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.splitlines() == ["SIGTERM SIGHUP", "the block then the Ctrl-C"], done.stderr
+@pytest.mark.parametrize(
+    ("program", "code", "lines"),
+    [
+        (HOLDS, 0, ["SIGTERM SIGHUP", "the block then the Ctrl-C"]),
+        (NESTED, 0, ["0 1 then the Ctrl-C", "it failed"]),
+        (TWICE, 143, ["cleared up"]),
+    ],
+    ids=["is heard by a loop, or is a Ctrl-C at the end", "hides no error, in another one too", "also a second time"],
+)
+def test_a_signal_that_is_held_back(program: str, code: int, lines: list[str]) -> None:
+    done = execute(sys.executable, "-c", program)
+    assert (done.returncode, done.stdout.splitlines()) == (code, lines), done.stderr

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,9 @@ from pdserve.system.process import (
     stop_family,
 )
 from pdserve.system.procfs import ProcessId
+from tests.launch.records import own_identity
+from tests.supervision.agents import until
+from tests.tables import each_row
 
 pytestmark = pytest.mark.process
 
@@ -74,14 +76,9 @@ signal.pause()
 """The thread that was first on one CPU, another one on another."""
 
 
-def start(tmp_path: Path, code: str, *args: str, control_stdin: bool = False) -> Child:
-    return spawn(
-        [sys.executable, "-c", code, *args],
-        env={},
-        log=tmp_path / "child.log",
-        marker="test/child",
-        control_stdin=control_stdin,
-    )
+def start(tmp_path: Path, code: str, *args: str, control_stdin: bool = False, cpus: set[int] | None = None) -> Child:
+    argv, log = [sys.executable, "-c", code, *args], tmp_path / "child.log"
+    return spawn(argv, env={}, log=log, marker="test/child", control_stdin=control_stdin, cpus=cpus)
 
 
 def test_a_child_keeps_to_its_cpus(tmp_path: Path) -> None:
@@ -95,14 +92,7 @@ while os.sched_getaffinity(0) != {{{first}}} and time.monotonic() < end:
 thread = threading.Thread(target=lambda: print(os.sched_getaffinity(threading.get_native_id())))
 thread.start()
 """
-    child = spawn(
-        [sys.executable, "-c", program],
-        env={},
-        log=tmp_path / "child.log",
-        marker="test/child",
-        control_stdin=False,
-        cpus={first},
-    )
+    child = start(tmp_path, program, cpus={first})
     asyncio.run(child.wait())
     assert (tmp_path / "child.log").read_text() == f"{{{first}}}\n"
 
@@ -124,69 +114,61 @@ async def test_threads_that_have_bound_themselves_to_other_cpus_are_brought_back
         await child.stop(0)
 
 
-@pytest.mark.parametrize(
-    ("share", "cpus"),
-    [
-        (None, {2, 3, 5, 7, 8}),
-        ((0, 1), {2, 3, 5, 7, 8}),
-        ((0, 2), {2, 3}),
-        ((1, 2), {5, 7, 8}),
-        ((4, 5), {8}),
-        ((1, 6), {3}),
-        ((5, 6), {2}),
-    ],
-)
+@each_row("share, cpus", [
+    (None, {2, 3, 5, 7, 8}),
+    ((0, 1), {2, 3, 5, 7, 8}),
+    ((0, 2), {2, 3}),
+    ((1, 2), {5, 7, 8}),
+    ((4, 5), {8}),
+    ((1, 6), {3}),
+    ((5, 6), {2}),
+])  # fmt: skip
 def test_equal_parts_of_the_cpus_and_never_none(share: tuple[int, int] | None, cpus: set[int]) -> None:
     assert share_of_cpus([8, 7, 5, 3, 2], share) == cpus
 
 
 async def until_file(path: Path) -> str:
-    while not (path.exists() and path.read_text()):
-        await asyncio.sleep(0.01)
+    await until(lambda: path.exists() and path.read_text() != "")
     return path.read_text()
 
 
-def test_the_exit_code_is_the_childs_own(tmp_path: Path) -> None:
-    child = start(tmp_path, "raise SystemExit(7)")
-    assert str(asyncio.run(child.wait())) == "exited with code 7"
-
-
-def test_a_signal_is_named(tmp_path: Path) -> None:
-    child = start(tmp_path, READY)
-    send(child.identity, signal.SIGKILL)
-    assert str(asyncio.run(child.wait())) == "killed by SIGKILL"
-
-
-def test_a_program_that_does_not_exist_is_an_error_of_the_caller(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        spawn(["/nonexistent/program"], env={}, log=tmp_path / "log", marker="x", control_stdin=False)
-
-
-def test_output_is_in_the_log_from_the_first_byte(tmp_path: Path) -> None:
-    child = start(tmp_path, "import sys; print('out'); print('err', file=sys.stderr)")
-    asyncio.run(child.wait())
+async def test_the_exit_code_is_the_childs_own_and_its_output_is_in_the_log_from_the_first_byte(
+    tmp_path: Path,
+) -> None:
+    child = start(tmp_path, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)")
+    assert str(await child.wait()) == "exited with code 7"
     assert sorted((tmp_path / "child.log").read_text().split()) == ["err", "out"]
 
 
-async def test_stop_asks_first(tmp_path: Path) -> None:
-    polite = (
-        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
-        "print('up', flush=True); time.sleep(600)"
-    )
+async def test_a_signal_is_named_and_never_reaches_a_later_process_with_the_pid(tmp_path: Path) -> None:
+    child = start(tmp_path, READY)
+    stranger = ProcessId(pid=child.pid, start_ticks=child.identity.start_ticks - 1)
+    assert send(stranger, signal.SIGKILL) is False
+    assert child.poll() is None
+    send(child.identity, signal.SIGKILL)
+    assert str(await child.wait()) == "killed by SIGKILL"
+    assert await child.stop(grace=1) is False
+    assert await child.stop(grace=1) is False, "of what is gone too"
 
-    child = start(tmp_path, polite)
+
+POLITE = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
+    "print('up', flush=True); time.sleep(600)"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "held", "grace", "forced"),
+    [(POLITE, False, 30, False), (READY, True, 30, False), (IGNORES_TERM, False, 0.2, True)],
+    ids=["asked first", "one that stands still", "killed if it ignores that"],
+)
+async def test_stop(tmp_path: Path, code: str, held: bool, grace: float, forced: bool) -> None:
+    child = start(tmp_path, code)
     await until_file(tmp_path / "child.log")
-    forced = await child.stop(grace=30)
-    assert str(await child.wait()) == "exited with code 0"
-    outcome = forced
-    assert outcome is False
-
-
-async def test_stop_kills_what_ignores_term(tmp_path: Path) -> None:
-    child = start(tmp_path, IGNORES_TERM)
-    await until_file(tmp_path / "child.log")
-    outcome = await child.stop(grace=0.2)
-    assert outcome is True
+    if held:
+        send(child.identity, signal.SIGSTOP)
+    assert await child.stop(grace=grace) is forced
+    assert code != POLITE or str(await child.wait()) == "exited with code 0"
 
 
 @pytest.mark.parametrize("leave_session", ["", "os.setsid()"], ids=["same session", "own session"])
@@ -204,62 +186,18 @@ async def test_a_member_that_outlives_its_killed_parent_is_stopped(tmp_path: Pat
     assert identity is None or not identity.alive()
 
 
-async def test_stop_is_safe_to_call_on_a_tree_that_is_gone(tmp_path: Path) -> None:
-    child = start(tmp_path, "pass")
-    await child.wait()
-    assert await child.stop(grace=1) is False
-    assert await child.stop(grace=1) is False
-
-
-async def test_a_stopped_process_can_be_ended(tmp_path: Path) -> None:
-    child = start(tmp_path, READY)
-    await until_file(tmp_path / "child.log")
-    send(child.identity, signal.SIGSTOP)
-    assert await child.stop(grace=30) is False
-
-
-def test_a_signal_never_reaches_a_later_process_with_the_pid(tmp_path: Path) -> None:
-    child = start(tmp_path, READY)
-    stranger = ProcessId(pid=child.pid, start_ticks=child.identity.start_ticks - 1)
-    assert send(stranger, signal.SIGKILL) is False
-    assert child.poll() is None
-    asyncio.run(child.stop(grace=5))
-
-
-def test_identity_of_a_process_that_is_gone() -> None:
-    assert procfs.identify(2**22 + 1) is None
-    ours = procfs.identify(os.getpid())
-    assert ours is not None
-    assert ours.alive()
-
-
-def test_waiting_for_a_pid_that_is_gone_returns() -> None:
-    asyncio.run(asyncio.wait_for(pid_end(2**22 + 1), 30))
-
-
-def test_the_end_of_a_process_is_not_that_of_a_later_one_with_its_pid() -> None:
-    own = procfs.identify(os.getpid())
-    assert own is not None
+async def test_the_end_of_a_process_is_not_that_of_a_later_one_with_its_pid() -> None:
+    await asyncio.wait_for(pid_end(2**22 + 1), 30)
+    own = own_identity()
     earlier = ProcessId(pid=own.pid, start_ticks=own.start_ticks - 1)
-    asyncio.run(asyncio.wait_for(process_end(earlier), 30))
+    await asyncio.wait_for(process_end(earlier), 30)
     with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(process_end(own), 0))
-
-
-def test_the_end_of_exactly_that_process_is_seen() -> None:
+        await asyncio.wait_for(process_end(own), 0)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as popen:
         identity = procfs.identify(popen.pid)
         assert identity is not None
         popen.kill()
-        asyncio.run(asyncio.wait_for(process_end(identity), 30))
-
-
-async def test_a_push_to_a_reader_that_left_is_no_error(tmp_path: Path) -> None:
-    child = start(tmp_path, "pass", control_stdin=True)
-    await child.wait()
-    child.push("prefill-0", "{}", lambda behind: None)
-    await child.stop(grace=1)
-    child.push("prefill-0", "{}", lambda behind: None)
+        await asyncio.wait_for(process_end(identity), 30)
 
 
 READS_LATER = """
@@ -301,20 +239,16 @@ async def test_a_process_that_does_not_read_delays_no_other_and_gets_the_newest_
     assert len(lines) < 10_000
 
 
-@pytest.fixture
-def own_handler() -> Iterator[signal.Signals]:
-    """A signal that this test process may be sent."""
+def test_a_signal_is_passed_on_to_a_child_until_it_was_waited_for() -> None:
     before = signal.getsignal(signal.SIGUSR1)
-    yield signal.SIGUSR1
-    signal.signal(signal.SIGUSR1, before)
-
-
-def test_a_signal_is_passed_on_to_a_child_until_it_was_waited_for(own_handler: signal.Signals) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    pass_on(child.pid, (own_handler,))
-    signal.raise_signal(own_handler)
-    assert child.wait() == -own_handler
-    signal.raise_signal(own_handler)  # its number may be a stranger's now
+    try:
+        pass_on(child.pid, (signal.SIGUSR1,))
+        signal.raise_signal(signal.SIGUSR1)
+        assert child.wait() == -signal.SIGUSR1
+        signal.raise_signal(signal.SIGUSR1)  # its number may be a stranger's now
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 LEAVES_A_MEMBER = """

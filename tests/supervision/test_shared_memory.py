@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import json
 import mmap
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 
 import pytest
 
-from pdserve.reach.protocol import Died, Gone, Hello, Start, Started, Stop, Stopped
+from pdserve.reach.protocol import Died, Gone, Hello
 from pdserve.run.directory import RunDir
 from pdserve.run.orphans import stop_left
-from pdserve.run.state import DeploymentState, NodeState
-from pdserve.system import procfs, shared_memory
+from pdserve.run.state import NodeState
+from pdserve.system import procfs
 from pdserve.system.inotify import NewNames
 from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
-from tests.supervision.agents import LIMIT, TOKEN, agent, planned
+from tests.launch.records import HERE, recorded_state
+from tests.supervision.agents import LIMIT, agent, planned, until, until_gone
 
 pytestmark = pytest.mark.process
 
@@ -98,16 +97,9 @@ class Maker:
         self._popen.kill()
         self._popen.wait()
 
-    def __enter__(self) -> Maker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
-        for pipe in (self._popen.stdin, self._popen.stdout):
-            assert pipe is not None
-            pipe.close()
+    def close(self) -> None:
+        self._popen.kill()
+        self._popen.communicate()
         for name in self.names:
             forget(name)
 
@@ -137,39 +129,31 @@ def ledger(tmp_path: Path) -> ShmLedger:
 
 @pytest.fixture
 def maker() -> Iterator[Maker]:
-    with Maker() as process:
+    with closing(Maker()) as process:
         yield process
 
 
 @pytest.fixture
 def stranger() -> Iterator[Maker]:
     """A process of the same user that is not ours."""
-    with Maker() as process:
+    with closing(Maker()) as process:
         yield process
 
 
 @pytest.mark.parametrize("kind", UNUSED)
+@pytest.mark.parametrize("taken_over", [False, True])
 def test_what_one_of_ours_has_made_is_removed_although_no_look_saw_the_two_together(
-    ledger: ShmLedger, maker: Maker, kind: str
+    tmp_path: Path, ledger: ShmLedger, maker: Maker, kind: str, taken_over: bool
 ) -> None:
+    """Also by the guard after its agent: maker and agent are killed before anybody has looked."""
     ledger.see([maker.pid])
     name = maker.make(kind)
     maker.kill()
     assert ledger.unknown()
-    ledger.record(())
-    assert ledger.remove_orphans() == [name]
-    assert not exists(name)
-
-
-@pytest.mark.parametrize("kind", UNUSED)
-def test_who_takes_over_knows_what_the_dead_have_made(tmp_path: Path, maker: Maker, kind: str) -> None:
-    """The guard after its agent: maker and agent are killed before anybody has looked."""
-    ShmLedger(tmp_path / "shm.json", strangers=existing()).see([maker.pid])
-    name = maker.make(kind)
-    maker.kill()
-    later = ShmLedger(tmp_path / "shm.json", until=time.time())
+    later = ShmLedger(tmp_path / "shm.json", until=time.time()) if taken_over else ledger
     later.record(())
     assert later.remove_orphans() == [name]
+    assert not exists(name)
 
 
 @pytest.mark.parametrize("kind", [*UNUSED, "open"])
@@ -391,15 +375,6 @@ def test_the_maker_of_a_strangers_segment_is_not_looked_for_again_and_again(ledg
     assert not ledger.unknown()
 
 
-def test_the_kernel_knows_the_creator_of_a_sysv_segment(maker: Maker) -> None:
-    name = maker.make("sysv")
-    (segment,) = [segment for segment in shared_memory.segments() if f"sysv/{segment.id}" == name]
-    assert (segment.creator, segment.uid, segment.attached) == (maker.pid, os.getuid(), 0)
-    assert abs(segment.created - time.time()) < LIMIT
-    assert shared_memory.remove(segment)
-    assert not shared_memory.remove(segment), "it is gone"
-
-
 async def test_a_new_name_wakes_at_once(tmp_path: Path) -> None:
     names = NewNames(tmp_path)
     try:
@@ -440,65 +415,42 @@ async def test_a_wait_that_is_cancelled_as_a_name_appears_ends_all_the_same(tmp_
 # The whole way ------------------------------------------------------------------------------------------------------
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT):
-        while not true():
-            await asyncio.sleep(0.01)
-
-
 ORDERS = ["engine", "agent", "engine agent", "agent engine", "all at once"]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_nothing_of_a_killed_engine_is_left_in_whatever_order_all_die(tmp_path: Path, order: str) -> None:
+async def test_nothing_of_a_killed_engine_is_left_in_whatever_order_all_die(tmp_path: Path, order: str) -> None:
     """`all at once`: its guard too, as the OOM killer does it; then `pdserve down` finds no process."""
     run = RunDir.create(tmp_path, "fake", "run-1")
     log, file = run.path / "logs/engine@here.log", run.path / "shm@here.json"
     made: list[str] = []
-
-    async def scenario() -> None:
+    at_once = order == "all at once"
+    try:
         async with agent(run.path) as under_test:
-            under_test.link.send(
-                Start(token=TOKEN, process=planned("engine", MAKER, "sysv", "torch", "lmcache", "open"))
-            )
             hello = await under_test.expect(Hello)
-            engine = (await under_test.expect(Started, "engine")).id
+            engine = await under_test.start(planned("engine", MAKER, "sysv", "torch", "lmcache", "open"))
             await until(lambda: log.exists() and log.read_text().endswith("\n"))
             made.extend(log.read_text().split()[1:])
             assert len(made) == 4
             await until(lambda: set(made) <= set(json.loads(file.read_text())["names"]))
-            if order == "all at once":
+            if at_once:
                 assert send(hello.guard, signal.SIGSTOP)
-            for victim in order.split() if order != "all at once" else ("agent", "engine"):
+            for victim in ("agent", "engine") if at_once else order.split():
                 send(engine if victim == "engine" else hello.agent, signal.SIGKILL)
             if order == "engine":
                 await under_test.expect(Died, "engine")
-                under_test.link.send(Stop(name="engine", grace=5))
-                await under_test.expect(Stopped, "engine")
-                return
-            if order == "all at once":
-                await until(lambda: not engine.alive())
-                assert send(hello.guard, signal.SIGKILL)
-            await under_test.expect(Gone)
-            await until(lambda: not any(process.alive() for process in (hello.agent, hello.guard, engine)))
-            if order == "all at once":
-                here = socket.gethostname()
-                node = NodeState(agent=hello.agent, guard=hello.guard, hostname=here)
-                state = DeploymentState(
-                    token=TOKEN,
-                    name="fake",
-                    run_id="run-1",
-                    host=here,
-                    launcher=hello.agent,
-                    nodes={"here": node},
-                    started_at=0,
-                )
-                assert not await stop_left(state, run)
-
-    try:
-        asyncio.run(scenario())
+                await under_test.stop("engine")
+            else:
+                if at_once:
+                    await until_gone(engine)
+                    assert send(hello.guard, signal.SIGKILL)
+                await under_test.expect(Gone)
+                await until_gone(hello.agent, hello.guard, engine)
+        if at_once:
+            node = NodeState(agent=hello.agent, guard=hello.guard, hostname=HERE)
+            assert not await stop_left(recorded_state(launcher=hello.agent, nodes={"here": node}), run)
         assert [name for name in made if exists(name)] == []
     finally:
         for name in made:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 forget(name)

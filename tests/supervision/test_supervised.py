@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -17,11 +17,11 @@ from pdserve.plan.process import Env, HttpProbe, Process
 from pdserve.reach.protocol import Died, Event, Late, Progress, Ready, Started
 from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import free_ports
+from tests.supervision.agents import Events, planned
 from tests.test_log_echoes import death
 
 pytestmark = pytest.mark.process
 
-EventT = TypeVar("EventT")
 ENGINE = Path(__file__).resolve().parents[1] / "fakes" / "engine.py"
 FATAL = "EngineCore failed to start."
 HUNG = {"FAKE_NEVER_READY": "1", "FAKE_PROGRESS": f"Starting to load model tiny\\n{FATAL}\\nTransfer Engine teardown"}
@@ -29,54 +29,30 @@ HUNG = {"FAKE_NEVER_READY": "1", "FAKE_PROGRESS": f"Starting to load model tiny\
 
 def engine(env: Mapping[str, str], *, ready_seconds: float = 60) -> Process:
     """A fake engine that the probe never finds ready: nobody listens on port 1."""
-    return Process(
-        name="prefill-0",
-        role="prefill",
-        node="here",
-        argv=(sys.executable, str(ENGINE)),
-        env=Env(set=dict(env)),
-        ports={"http": 1},
-        log="logs/prefill-0@here.log",
-        probe=HttpProbe(host="127.0.0.1", port=1, path="/health"),
-        start_stage=0,
-        stop_stage=0,
-        ready_seconds=ready_seconds,
-        stop_seconds=5,
-    )
+    process = planned("prefill-0", "", ready_seconds=ready_seconds)
+    return process.model_copy(update={"argv": (sys.executable, str(ENGINE)), "env": Env(set=dict(env))})
 
 
-class Watched:
-    """A supervised process and its events, in order."""
+class Watched(Events):
+    """A supervised process, and what is reported of it."""
 
     def __init__(self, process: Process, folder: Path, *, fatal_grace: float) -> None:
-        self.events: list[Event] = []
+        super().__init__()
         self.fails_on: type[Event] | None = None
-        self._arrived = asyncio.Event()
         self.supervised = Supervised(
             process,
             run_dir=folder,
             marker="run-1/token/engine.1",
             environ=os.environ,
-            emit=self._receive,
+            emit=self.receive,
             ledger=ShmLedger(folder / "shm.json", strangers=existing()),
             fatal_grace=fatal_grace,
         )
 
-    def _receive(self, event: Event) -> None:
+    def receive(self, event: Event) -> None:
         if self.fails_on is not None and isinstance(event, self.fails_on):
             raise RuntimeError(f"no room for {type(event).__name__}")
-        self.events.append(event)
-        self._arrived.set()
-
-    def all(self, kind: type[EventT]) -> list[EventT]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    async def expect(self, kind: type[EventT]) -> EventT:
-        """The first event of a kind; waits for it."""
-        while not (events := self.all(kind)):
-            self._arrived.clear()
-            await asyncio.wait_for(self._arrived.wait(), 120)
-        return events[0]
+        super().receive(event)
 
 
 @asynccontextmanager
@@ -90,15 +66,23 @@ async def watched(process: Process, folder: Path, *, fatal_grace: float = 0.0) -
         await under_test.supervised.stop(10)
 
 
-async def test_an_engine_that_has_failed_but_hangs_is_dead_long_before_its_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("headless", [False, True])
+async def test_an_engine_that_has_failed_but_hangs_is_dead_long_before_its_limit(
+    tmp_path: Path, headless: bool
+) -> None:
+    """A headless one is never probed, so it counts as ready from its first moment."""
+    process = engine(HUNG).model_copy(update={"probe": None}) if headless else engine(HUNG)
     # It logs on after the line that tells: time for that.
-    async with watched(engine(HUNG), tmp_path, fatal_grace=2) as under_test:
+    async with watched(process, tmp_path, fatal_grace=2) as under_test:
         died = await under_test.expect(Died)
         started = await under_test.expect(Started)
         assert started.id.alive(), "whether it is killed is the launcher's decision"
         assert not under_test.all(Late)
+        assert len(under_test.all(Ready)) == headless
+    assert under_test.all(Died) == [died], "the end of what was reported already is no news"
     assert died.how == "engine core failed; its processes did not end"
-    assert (died.pid, died.code, died.member, died.while_starting) == (started.id.pid, None, None, True)
+    assert (died.pid, died.code, died.member) == (started.id.pid, None, None)
+    assert died.while_starting is not headless
     assert any(FATAL in line for line in died.log_tail)
     assert died.log_tail[-1].endswith("Transfer Engine teardown")
 
@@ -112,20 +96,6 @@ async def test_the_report_of_a_death_under_load_has_the_cause(tmp_path: Path) ->
     async with watched(dying, tmp_path) as under_test:
         died = await under_test.expect(Died)
     assert any(line.endswith("TimeoutError: RPC call to execute_model timed out.") for line in died.log_tail)
-
-
-async def test_a_headless_engine_that_has_failed_but_hangs_is_dead_too(tmp_path: Path) -> None:
-    """It is never probed, so it counts as ready from its first moment."""
-
-    headless = engine(HUNG).model_copy(update={"probe": None})
-    async with watched(headless, tmp_path, fatal_grace=2) as under_test:
-        await under_test.expect(Died)
-        events = list(under_test.events)
-    kinds = [type(event).__name__ for event in events]
-    assert kinds.index("Ready") < kinds.index("Died")
-    (died,) = (event for event in events if isinstance(event, Died))
-    assert died.how == "engine core failed; its processes did not end"
-    assert any(FATAL in line for line in died.log_tail)
 
 
 async def test_what_it_has_mapped_is_on_record_before_it_is_ready(tmp_path: Path) -> None:
@@ -147,13 +117,6 @@ async def test_an_engine_that_ends_within_the_grace_died_of_its_own_and_once(tmp
         await under_test.expect(Died)
         (died,) = under_test.all(Died)
     assert (died.code, died.how) == (3, "exited with code 3")
-
-
-async def test_the_end_of_a_process_that_was_reported_already_is_no_news(tmp_path: Path) -> None:
-    async with watched(engine(HUNG), tmp_path) as under_test:
-        await under_test.expect(Died)
-    outcome = under_test.all(Died)
-    assert len(outcome) == 1
 
 
 async def test_a_watch_that_fails_by_a_fault_of_ours_is_reported_with_its_traceback(
@@ -188,7 +151,7 @@ async def test_what_an_earlier_life_logged_does_not_end_a_later_one(tmp_path: Pa
     log.parent.mkdir()
     log.write_text(f"{FATAL}\n")
 
-    async with watched(engine({"FAKE_NEVER_READY": "1"}, ready_seconds=6), tmp_path) as under_test:
+    async with watched(engine({"FAKE_NEVER_READY": "1"}, ready_seconds=3), tmp_path) as under_test:
         assert (await under_test.expect(Progress)).text == "loading weights: 100 %"
         late = await under_test.expect(Late)
         assert not under_test.all(Died)

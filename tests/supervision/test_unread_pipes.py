@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from pdserve.node.agent import Agent
-from pdserve.reach.channel import Channel
-from pdserve.reach.link import AgentLink
-from pdserve.reach.protocol import Event, Gone, Progress, Pulse, Push, Stopped
+from pdserve.reach.protocol import Gone, Progress, Pulse, Push, Stopped
 from pdserve.system.cgroup import Made
 from pdserve.system.shared_memory import ShmLedger, existing
+from tests.supervision.agents import linked
 
 MEGABYTE = 1024 * 1024
 
@@ -62,28 +59,16 @@ CUT = '{"event":"progress","name":"prefill-0","text":"loading wei'
 async def test_an_agent_that_ends_in_the_middle_of_a_line_is_no_other_version(
     last: str, because: str | None, how: str
 ) -> None:
-    said: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-    argv = [sys.executable, "-S", "-c", "import sys; sys.stdout.write(sys.argv[1])", last]
-    popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    link = AgentLink("a", Channel(popen), said.set_result)
-    gone = await said
-    await link.close(60)
-    assert isinstance(gone, Gone)
+    async with linked("import sys; sys.stdout.write(sys.argv[1])", last) as under_test:
+        gone = await under_test.expect(Gone)
     assert (gone.because, how in gone.how) == (because, True), gone.how
 
 
 @pytest.mark.process
 async def test_an_agent_that_does_not_read_its_orders_is_asked_nothing_more() -> None:
-    argv = [sys.executable, "-c", "import time; time.sleep(600)"]
-    popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    events: list[Event] = []
-    link = AgentLink("a", Channel(popen), events.append)
-    link.send(Push(name="proxy", about="prefill-0", line="x" * 2 * MEGABYTE))
-    answered = await link.ask("GET", "http://127.0.0.1:1/", seconds=60)
-    popen.kill()
-    await link.close(60)
-    assert popen.stdout is not None
-    popen.stdout.close()
-    error, events = answered.error, events
-    assert error == "the agent of a does not read its orders"
-    assert all(isinstance(event, Gone) for event in events)
+    async with linked("import time; time.sleep(600)") as under_test:
+        under_test.link.send(Push(name="proxy", about="prefill-0", line="x" * 2 * MEGABYTE))
+        answered = await under_test.link.ask("GET", "http://127.0.0.1:1/", seconds=60)
+        under_test.popen.kill()
+    assert answered.error == "the agent of a does not read its orders"
+    assert len(under_test.events) == len(under_test.all(Gone))
