@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +20,10 @@ from pdserve.launch.failure import report
 from pdserve.logs.rotation import earlier
 from pdserve.run import inbox
 from pdserve.run.directory import RunDir, deployments, find
-from pdserve.run.state import DeploymentState, ProcessState
-from pdserve.system.process import new_token
-from pdserve.system.procfs import ProcessId
+from pdserve.run.state import ProcessState
+from tests.launch.records import no_room, recorded_state, write_record
 from tests.plan import kit
+from tests.tables import each_row
 
 
 @pytest.fixture
@@ -37,43 +34,26 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return RunDir.create(tmp_path / "home", "fake", "run-1")
 
 
-@contextmanager
-def no_room(size: int) -> Iterator[None]:
-    """No file may become larger, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 # --- the history
 
 
-@pytest.mark.parametrize(
+@each_row(
     "bad",
     [b'{"at": 1, "eve', b"\xff\xfe\x00", b"[]", b"{}", b'{"at": "x", "event": "y"}', b"[" * 50_000, b"9" * 5000]
     + [b'{"at": %s, "event": "y"}' % at for at in (b"NaN", b"1e999", b"-1", b"9" * 400)],
 )
-def test_a_line_that_cannot_be_read_hides_no_other(run: RunDir, bad: bytes) -> None:
+@each_row("end", [b"", b"\n"])
+def test_a_line_that_cannot_be_read_hides_no_other(tmp_path: Path, bad: bytes, end: bytes) -> None:
+    run = RunDir.create(tmp_path, "fake", "run-1")
     run.append_event("one")
     with run.events.open("ab") as file:
-        file.write(bad + b"\n")
+        file.write(bad + end)
     run.append_event("two")
     events, offset = run.read_events()
     assert [event["event"] for event in events] == ["one", "unreadable", "two"]
     assert events[1]["at"] == events[0]["at"]
     assert offset == run.events.stat().st_size
     assert "unreadable" in report(StateError("it failed"), "fake", None, events)
-
-
-def test_half_a_line_does_not_take_the_next_one_with_it(run: RunDir) -> None:
-    run.append_event("one")
-    with run.events.open("ab") as file:
-        file.write(b'{"at": 1, "event": "torn')
-    run.append_event("two")
-    assert [event["event"] for event in run.read_events()[0]] == ["one", "unreadable", "two"]
 
 
 def test_what_there_is_no_room_for_leaves_nothing_of_itself(run: RunDir) -> None:
@@ -133,32 +113,27 @@ def test_a_history_that_was_deleted_is_followed_from_its_new_beginning(run: RunD
 # --- requests
 
 
-def test_a_request_that_is_no_text_is_answered_and_the_next_one_is_taken(run: RunDir) -> None:
-    (run.inbox / "1.json").write_bytes(b"\xff\xfe{}")
-    (run.inbox / "2.json").mkdir()
-    (run.inbox / "3.json").write_text(json.dumps({"verb": "down"}))
-    assert inbox.take(run) == [("3", inbox.Down())]
-    assert json.loads((run.inbox / "1.reply").read_text())["exit_code"] == 8
-
-
-@pytest.mark.parametrize("bad", ["answered", "read"])
+@pytest.mark.parametrize("bad", ["no text", "cannot be answered", "taken back"])
 def test_a_request_is_not_lost_with_another(run: RunDir, bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one stands nowhere any more when the first or the last cannot be answered, or was just taken back."""
     for name in ("1", "3"):
-        (run.inbox / f"{name}.json").write_text("garbage")
-        if bad == "answered":
+        (run.inbox / f"{name}.json").write_bytes(b"\xff\xfe{}")
+        if bad == "cannot be answered":
             (run.inbox / f"{name}.reply").mkdir()
     (run.inbox / "2.json").write_text(json.dumps({"verb": "down"}))
-    if bad == "read":
+    (run.inbox / "4.json").mkdir()
+    if bad == "taken back":
         whole = Path.read_bytes
 
         def taken_back(file: Path) -> bytes:
-            if file.stem != "2":
+            if file.stem in ("1", "3"):
                 file.unlink()
             return whole(file)
 
         monkeypatch.setattr(Path, "read_bytes", taken_back)
     assert inbox.take(run) == [("2", inbox.Down())]
+    if bad == "no text":
+        assert json.loads((run.inbox / "1.reply").read_text())["exit_code"] == 8
 
 
 def test_a_request_without_disk_space_is_an_error(run: RunDir) -> None:
@@ -206,19 +181,7 @@ def test_a_process_that_the_plan_no_longer_has_is_shown_without_ports(
     plan = kit.plan(kit.recipe())
     processes = {process.name: ProcessState(role=process.role, node=process.node) for process in plan.processes}
     processes["decode-1"] = ProcessState(role="decode", node=plan.nodes[0].name)
-    gone = ProcessId(pid=2**22, start_ticks=1)
-    state = DeploymentState(
-        token=new_token(),
-        name="fake",
-        run_id="run-1",
-        host=os.uname().nodename,
-        launcher=gone,
-        processes=processes,
-        started_at=0.0,
-    )
-    run.write(run.state, state.model_dump_json())
-    run.write(run.plan, plan.model_dump_json())
-    run.point_current()
+    write_record(run, recorded_state(processes=processes), plan)
     monkeypatch.setenv("PDSERVE_HOME", str(run.path.parent.parent))
     with pytest.raises(typer.Exit) as ended:
         status.run_status("fake", as_json=as_json)
@@ -298,18 +261,12 @@ def test_a_shared_folder_for_keys(run: RunDir, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("torn", [b"\xff\xfe", bytes(24), b"", b"no folder"])
 def test_a_torn_note_of_the_keys_folder_is_none(run: RunDir, torn: bytes) -> None:
+    run.point_current()
     run.save_key("secret")
     run.key_folder.write_bytes(torn)
     assert run.read_key() == "secret"
-    run.forget_key()
-    assert not run.key_file.exists()
-
-
-def test_a_torn_note_in_an_old_run_does_no_harm(run: RunDir) -> None:
-    """Who starts the next one, and who removes it."""
-    run.point_current()
-    run.key_folder.write_bytes(b"\xff\xfe")
     RunDir.create(run.path.parent.parent, "fake", "run-2").delete_previous_key()
+    assert not run.key_file.exists()
     run.forget_key()
 
 

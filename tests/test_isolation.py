@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from pdserve.system import procfs
+from tests.launch.deployment import REPOSITORY, execute
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).resolve().parents[1]
 _PR_CAPBSET_DROP, _CAP_SYS_ADMIN = 24, 21
 
 STRANGER = """
@@ -86,26 +86,8 @@ def without_namespaces() -> None:
 def test_only_its_own_segment_fails_a_test(stranger: Path, tmp_path: Path, before: Callable[[], None] | None) -> None:
     tests = tmp_path / "test_inside.py"
     tests.write_text(TESTS.format(count=str(stranger)))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "tests.conftest",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:randomly",
-            "-q",
-            str(tests),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        preexec_fn=before,
-        check=False,
-    )
+    options = ("-p", "tests.conftest", "-p", "no:cacheprovider", "-p", "no:randomly", "-q")
+    argv = [sys.executable, "-m", "pytest", *options, str(tests)]
+    done = execute(*argv, env={"PYTHONPATH": str(REPOSITORY)}, preexec_fn=before)
     assert "3 passed, 1 error" in done.stdout, done.stdout + done.stderr
     assert "test_leaves_a_segment" in done.stdout.split("short test summary info")[1]

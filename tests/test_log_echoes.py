@@ -49,16 +49,11 @@ def tail(lines: list[str]) -> tuple[str, ...]:
     return last_lines(lambda most: log[-most:], LINES, BYTES)
 
 
-@each_row("of_stream", [False, True])
-@each_row("requests", [1, 9, 16, 700])
-def test_the_cause_is_found_however_many_requests_ran(requests: int, of_stream: bool) -> None:
-    hint = explain(tail(death(requests, of_stream=of_stream)), exit_code=1, role="decode")
-    assert hint is not None
-    assert "has not answered execute_model" in hint.cause
-
-
-def test_the_cause_is_found_behind_several_api_servers() -> None:
-    hint = explain(tail(death(320, servers=32)), exit_code=1, role="decode")
+@each_row("requests, of_stream, servers", [
+    (1, False, 1), (9, True, 1), (16, False, 1), (700, False, 1), (700, True, 1), (320, False, 32),
+])  # fmt: skip
+def test_the_cause_is_found_however_many_requests_ran(requests: int, of_stream: bool, servers: int) -> None:
+    hint = explain(tail(death(requests, of_stream=of_stream, servers=servers)), exit_code=1, role="decode")
     assert hint is not None
     assert "has not answered execute_model" in hint.cause
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+from tests.launch.deployment import PDSERVE, execute
 
-MAIN = (sys.executable, "-m", "pdserve.cli.main")
+pytestmark = pytest.mark.process
 
 
 def shell(redirection: str, *arguments: str, home: Path, unbuffered: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["/bin/sh", "-c", f'"$@" {redirection}', "sh", *MAIN, *arguments],
-        env={**os.environ, "PDSERVE_HOME": str(home), "PYTHONUNBUFFERED": unbuffered},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {"PDSERVE_HOME": str(home), "PYTHONUNBUFFERED": unbuffered}
+    return execute("/bin/sh", "-c", f'"$@" {redirection}', "sh", *PDSERVE, *arguments, env=env)
 
 
 @pytest.mark.parametrize(("verb", "unbuffered"), [("--version", ""), ("schema", "1")])
@@ -29,7 +22,6 @@ def test_a_full_disk_below_stdout_is_an_error(verb: str, unbuffered: str, tmp_pa
     done = shell(">/dev/full", verb, home=tmp_path, unbuffered=unbuffered)
     assert done.returncode == 8, done.stderr
     assert done.stderr.startswith("error: stdout: the output cannot be written: No space left on device\n")
-    assert "what to do:   make room on that disk" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
 

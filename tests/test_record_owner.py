@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from pdserve.errors import NotOursError
+from pdserve.errors import NotOursError, StateError
 from pdserve.run.directory import RunDir, find
-from pdserve.run.state import DeploymentState, NodeState
+from pdserve.run.state import NodeState
 from pdserve.system import procfs
-from pdserve.system.process import new_token
-from tests.launch.deployment import REPOSITORY, recipe
+from tests.launch.deployment import PDSERVE, execute, recipe
+from tests.launch.records import GONE, HERE, recorded_state, write_record
 
 pytestmark = pytest.mark.process
 
@@ -35,34 +34,13 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def run(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> RunDir:
     """Its state names the bystander as the agent."""
-    made = RunDir.create(tmp_path / "home", "fake", "run-1")
-    here = socket.gethostname()
     [agent] = procfs.identities([bystander.pid])
-    gone = procfs.ProcessId(pid=4_194_000, start_ticks=1)
-    state = DeploymentState(
-        token=new_token(),
-        name="fake",
-        run_id="run-1",
-        host=here,
-        launcher=gone,
-        nodes={"n": NodeState(agent=agent, guard=gone, hostname=here)},
-        started_at=0,
-    )
-    made.write(made.state, state.model_dump_json())
-    made.point_current()
-    return made
+    state = recorded_state(nodes={"n": NodeState(agent=agent, guard=GONE, hostname=HERE)})
+    return write_record(RunDir.create(tmp_path / "home", "fake", "run-1"), state)
 
 
-def down(run: RunDir) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pdserve.cli.main", "down", "fake"],
-        cwd=REPOSITORY,
-        env={**os.environ, "PDSERVE_HOME": str(run.path.parent.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+def pdserve(run: RunDir, *arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return execute(*PDSERVE, *arguments, env={"PDSERVE_HOME": str(run.path.parent.parent), **env})
 
 
 def open_file(run: RunDir) -> Path:
@@ -92,7 +70,7 @@ def linked_from_an_open_folder(run: RunDir) -> Path:
 @pytest.mark.parametrize("make", [open_file, open_run, open_deployment, linked_from_an_open_folder])
 def test_others_can_write(run: RunDir, bystander: subprocess.Popen[bytes], make: Callable[[RunDir], Path]) -> None:
     path = make(run)
-    done = down(run)
+    done = pdserve(run, "down", "fake")
     assert bystander.poll() is None
     assert done.returncode == 8
     assert "can be written by others" in done.stderr
@@ -103,45 +81,27 @@ def test_others_can_write(run: RunDir, bystander: subprocess.Popen[bytes], make:
 @pytest.mark.parametrize("what", ["state", "path"])
 def test_what_is_anothers_kills_no_process(run: RunDir, bystander: subprocess.Popen[bytes], what: str) -> None:
     os.chown(getattr(run, what), STRANGER, STRANGER)
-    done = down(run)
+    done = pdserve(run, "down", "fake")
     assert bystander.poll() is None
     assert done.returncode == 8
     assert f"it belongs to uid {STRANGER}" in done.stderr
     assert f"sudo -u '#{STRANGER}'" in done.stderr
 
 
-def pdserve_up_slurm(run: RunDir, file: Path) -> tuple[str, ...]:
-    """With an sbatch that leaves a trace."""
-    sbatch = file.parent / "sbatch"
-    sbatch.write_text(f"#!/bin/sh\ntouch {file.parent}/submitted\n")
-    sbatch.chmod(0o755)
-    return "up", str(file), "--slurm"
-
-
-def pdserve_preflight(run: RunDir, file: Path) -> tuple[str, ...]:
-    return "preflight", str(file), "--this-machine"
-
-
-@pytest.mark.parametrize("command", [pdserve_up_slurm, pdserve_preflight])
 @pytest.mark.parametrize("make", [open_file, open_run])
 def test_preflight_and_a_job_of_slurm_refuse_it_as_the_others_do(
-    run: RunDir, tmp_path: Path, command: Callable[[RunDir, Path], tuple[str, ...]], make: Callable[[RunDir], Path]
+    run: RunDir, tmp_path: Path, make: Callable[[RunDir], Path]
 ) -> None:
     make(run)
-    if command is pdserve_up_slurm:
-        run.plan.write_text("{}")
-        run.plan.chmod(0o666)  # the one that it reads
-    done = subprocess.run(
-        [sys.executable, "-m", "pdserve.cli.main", *command(run, recipe(tmp_path))],
-        cwd=REPOSITORY,
-        env={**os.environ, "PDSERVE_HOME": str(run.path.parent.parent), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 8, done.stdout + done.stderr
-    assert "can be written by others" in done.stderr
+    sbatch, path = tmp_path / "sbatch", f"{tmp_path}:{os.environ['PATH']}"
+    sbatch.write_text(f"#!/bin/sh\ntouch {tmp_path}/submitted\n")
+    sbatch.chmod(0o755)
+    preflight = pdserve(run, "preflight", recipe(tmp_path), "--this-machine")
+    run.plan.write_text("{}")
+    run.plan.chmod(0o666)  # the one that a job reads
+    for done in (preflight, pdserve(run, "up", recipe(tmp_path), "--slurm", PATH=path)):
+        assert done.returncode == 8, done.stdout + done.stderr
+        assert "can be written by others" in done.stderr
     assert not (tmp_path / "submitted").exists()
 
 
@@ -152,30 +112,30 @@ def test_without_a_name_it_is_refused_too(run: RunDir) -> None:
     assert refused.value.where == str(path)
 
 
-@pytest.fixture
-def shared_umask() -> Iterator[None]:
-    before = os.umask(0o002)
-    yield
-    os.umask(before)
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def test_without_a_umask_no_other_user_can_write_the_home_or_a_folder_above_it(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
+    with umask(0):
         run = RunDir.create(tmp_path / "state" / "home", "fake", "run-1")
-    finally:
-        os.umask(before)
     for folder in (run.path, run.path.parent, tmp_path / "state" / "home", tmp_path / "state"):
         assert not folder.stat().st_mode & 0o022, folder
     assert (tmp_path / "state" / "home").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_a_umask_for_groups_makes_is_ours_alone(tmp_path: Path, shared_umask: None) -> None:
+def test_what_a_umask_for_groups_makes_is_ours_alone(tmp_path: Path) -> None:
     """Also where an earlier version has left a folder that the group can write."""
-    (tmp_path / "fake").mkdir()
-    run = RunDir.create(tmp_path, "fake", "run-1")
-    run.write(run.state, "{}")
-    run.point_current()
+    with umask(0o002):
+        (tmp_path / "fake").mkdir()
+        run = RunDir.create(tmp_path, "fake", "run-1")
+        run.write(run.state, "{}")
+        run.point_current()
     assert run.path.parent.stat().st_mode & 0o777 == 0o755
-    with pytest.raises(Exception, match="written by another version of pdserve"):
+    with pytest.raises(StateError, match="written by another version of pdserve"):
         find(tmp_path, "fake").read_state()

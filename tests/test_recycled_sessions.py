@@ -28,15 +28,15 @@ from pdserve.run.orphans import living, may_be_busy, members, resume_stopped_sup
 from pdserve.run.state import DeploymentState, NodeState, ProcessPhase, ProcessState
 from pdserve.system import procfs
 from pdserve.system.cgroup import Cgroup
-from pdserve.system.process import MARKER, marker, new_token, pid_end
+from pdserve.system.process import MARKER, marker, pid_end
 from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
-from tests.launch.deployment import REPOSITORY, pdserve, recipe
+from tests.launch.deployment import execute, pdserve, recipe
+from tests.launch.records import GONE, HERE, recorded_state, write_record
 from tests.plan import kit
 
 pytestmark = pytest.mark.process
 
-GONE = ProcessId(pid=4_194_000, start_ticks=1)
 LEFT = "import os, sys, time; os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(1000)"
 """A session whose leader has exited, and a member of it."""
 
@@ -56,33 +56,32 @@ def member() -> Iterator[tuple[int, int]]:
 
 def state(root: int, died_at: float | None) -> DeploymentState:
     """Of a run whose one engine, the leader of that session, is dead."""
-    here = socket.gethostname()
     engine = ProcessState(role="decode", node="n", phase="dead", id=ProcessId(pid=root, start_ticks=1), died_at=died_at)
-    node = NodeState(agent=GONE, guard=GONE, hostname=here)
-    return DeploymentState(
-        name="fake",
-        run_id="run-1",
-        token=new_token(),
-        host=here,
-        launcher=GONE,
-        nodes={"n": node},
-        processes={"d": engine},
-        started_at=0,
-    )
+    return recorded_state(nodes={"n": NodeState(agent=GONE, guard=GONE, hostname=HERE)}, processes={"d": engine})
 
 
-def test_a_session_that_began_after_the_death_is_a_strangers(member: tuple[int, int], tmp_path: Path) -> None:
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Of a launcher that was heard a moment ago."""
+    made = RunDir.create(tmp_path, "fake", "run-1")
+    made.write_beat()
+    return made
+
+
+def beginning(pid: int) -> float:
+    [identity] = procfs.identities([pid])
+    return procfs.started_at(identity)
+
+
+def test_a_session_that_began_after_the_death_is_a_strangers(member: tuple[int, int], run: RunDir) -> None:
     pid, session = member
-    run = RunDir.create(tmp_path, "fake", "run-1")
-    run.write_beat()
-    began = procfs.started_at(procfs.identities([pid])[0])
+    began = beginning(pid)
     assert members(state(session, began - 60), run) == set()
     assert members(state(session, began + 60), run) == {pid}
     assert [str(pid) in line for line in living(state(session, began + 60), run)] == [True]
 
 
-def test_a_leader_that_nobody_has_waited_for_still_has_its_session(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path, "fake", "run-1")
+def test_a_leader_that_nobody_has_waited_for_still_has_its_session(run: RunDir) -> None:
     leader = subprocess.Popen([sys.executable, "-c", LEFT], start_new_session=True, stdout=subprocess.PIPE)
     assert leader.stdout is not None
     pid = int(leader.stdout.readline())
@@ -98,10 +97,8 @@ def test_a_leader_that_nobody_has_waited_for_still_has_its_session(tmp_path: Pat
     leader.communicate()
 
 
-def test_no_record_makes_pid_1_the_caller_or_what_is_above_it_a_member(tmp_path: Path) -> None:
+def test_no_record_makes_pid_1_the_caller_or_what_is_above_it_a_member(run: RunDir) -> None:
     """Whatever it has: a session of PID 1, or the command's own parent as an engine that lives."""
-    run = RunDir.create(tmp_path, "fake", "run-1")
-    run.write_beat()
     assert members(state(1, time.time() + 60), run) == set()
     parent = procfs.identify(os.getppid())
     assert parent is not None
@@ -111,9 +108,8 @@ def test_no_record_makes_pid_1_the_caller_or_what_is_above_it_a_member(tmp_path:
 
 
 @pytest.mark.parametrize("pid", [0, -1])
-def test_a_record_with_a_pid_that_is_none_is_refused(tmp_path: Path, pid: int) -> None:
+def test_a_record_with_a_pid_that_is_none_is_refused(run: RunDir, pid: int) -> None:
     """Session 0 is that of PID 1 and the kernel's threads: `down` once took all of them for ours."""
-    run = RunDir.create(tmp_path, "fake", "run-1")
     written = json.loads(state(GONE.pid, 1.0).model_dump_json())
     written["processes"]["d"]["id"]["pid"] = pid
     run.write(run.state, json.dumps(written))
@@ -121,10 +117,8 @@ def test_a_record_with_a_pid_that_is_none_is_refused(tmp_path: Path, pid: int) -
         run.read_state()
 
 
-def test_of_an_unobserved_death_the_last_sign_of_life_decides(member: tuple[int, int], tmp_path: Path) -> None:
+def test_of_an_unobserved_death_the_last_sign_of_life_decides(member: tuple[int, int], run: RunDir) -> None:
     pid, session = member
-    run = RunDir.create(tmp_path, "fake", "run-1")
-    run.write_beat()
     assert members(state(session, None), run) == {pid}
     os.utime(run.beat, (time.time() - 60, time.time() - 60))
     assert members(state(session, None), run) == set()
@@ -132,21 +126,17 @@ def test_of_an_unobserved_death_the_last_sign_of_life_decides(member: tuple[int,
     assert members(state(session, None), run) == set()
 
 
-def test_the_death_of_an_earlier_life_does_not_count(member: tuple[int, int], tmp_path: Path) -> None:
+def test_the_death_of_an_earlier_life_does_not_count(member: tuple[int, int], run: RunDir) -> None:
     pid, session = member
-    run = RunDir.create(tmp_path, "fake", "run-1")
-    run.write_beat()
-    restarted = state(session, procfs.started_at(procfs.identities([pid])[0]) - 60)
+    restarted = state(session, beginning(pid) - 60)
     restarted.processes["d"].phase = "ready"
     assert members(restarted, run) == {pid}
 
 
 @pytest.mark.parametrize("phase", ["done", "stopped"])
-def test_what_has_ended_owns_no_later_session(member: tuple[int, int], tmp_path: Path, phase: ProcessPhase) -> None:
+def test_what_has_ended_owns_no_later_session(member: tuple[int, int], run: RunDir, phase: ProcessPhase) -> None:
     pid, session = member
-    run = RunDir.create(tmp_path, "fake", "run-1")
-    run.write_beat()
-    began = procfs.started_at(procfs.identities([pid])[0])
+    began = beginning(pid)
     before, after = state(session, began - 60), state(session, began + 60)
     for deployment in (before, after):
         deployment.processes["d"].phase = phase
@@ -182,11 +172,9 @@ async def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
     assert messages[-1] == f"agent@n (PID {held.pid}) stayed stopped (a debugger?); killed"
 
 
-def test_a_node_of_which_nothing_is_left_is_not_busy(member: tuple[int, int], tmp_path: Path) -> None:
+def test_a_node_of_which_nothing_is_left_is_not_busy(member: tuple[int, int], run: RunDir) -> None:
     pid, session = member
-    run = RunDir.create(tmp_path, "fake", "run-1")
-    run.write_beat()
-    began = procfs.started_at(procfs.identities([pid])[0])
+    began = beginning(pid)
     nothing, something = state(session, began - 60), state(session, began + 60)
     assert (may_be_busy(nothing, run, "n"), may_be_busy(something, run, "n")) == (False, True)
     assert may_be_busy(nothing, run, "never heard of"), "its agent has not said where it is"
@@ -238,15 +226,15 @@ def all_killed() -> DeploymentState:
     ],
     ids=["ours", "by hand", "another token", "another run"],
 )
-def test_a_process_without_a_pid_is_found_by_its_name(tmp_path: Path, name: str, ours: bool) -> None:
-    run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
+def test_a_process_without_a_pid_is_found_by_its_name(run: RunDir, name: str, ours: bool) -> None:
+    deployment = all_killed()
     with carrier(name) as pid:
         assert members(deployment, run) == ({pid} if ours else set())
 
 
-def test_of_a_guard_that_has_left_by_itself_nothing_is_left(tmp_path: Path) -> None:
+def test_of_a_guard_that_has_left_by_itself_nothing_is_left(run: RunDir) -> None:
     """Who carries the name then has a copy of it."""
-    run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
+    deployment = all_killed()
     record = AgentRecord(guard=GONE, hostname=socket.gethostname(), place=None, cgroup=None)
     with carrier(marker("run-1", TOKEN, "d.1")) as pid:
         for over, ours in ((False, {pid}), (True, set())):
@@ -255,8 +243,8 @@ def test_of_a_guard_that_has_left_by_itself_nothing_is_left(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("removed", [False, True], ids=["there", "removed"])
-def test_members_of_the_cgroup_are_ours_and_no_name_outside(tmp_path: Path, removed: bool) -> None:
-    run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
+def test_members_of_the_cgroup_are_ours_and_no_name_outside(run: RunDir, tmp_path: Path, removed: bool) -> None:
+    deployment = all_killed()
     ours = tmp_path / "pdserve-run-1@n-7"
     ours.mkdir()
     with carrier("elsewhere") as inside, carrier(marker("run-1", TOKEN, "d.1")) as outside:
@@ -269,8 +257,8 @@ def test_members_of_the_cgroup_are_ours_and_no_name_outside(tmp_path: Path, remo
         assert members(deployment, run) == {outside}
 
 
-def test_while_its_guard_lives_all_that_is_ours_is_below_it(tmp_path: Path) -> None:
-    run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
+def test_while_its_guard_lives_all_that_is_ours_is_below_it(run: RunDir) -> None:
+    deployment = all_killed()
     guard = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with carrier(marker("run-1", TOKEN, "d.1")) as pid:
         identity = procfs.identify(guard.pid)
@@ -281,8 +269,8 @@ def test_while_its_guard_lives_all_that_is_ours_is_below_it(tmp_path: Path) -> N
         assert members(deployment, run) == {pid}
 
 
-def test_environments_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
+def test_environments_are_read_once(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = all_killed()
     for number in range(200):
         deployment.processes[f"decode-{number}"] = deployment.processes["d"]
     read, environment = Counter[int](), procfs.environment
@@ -317,7 +305,7 @@ def test_what_could_not_be_stopped_is_not_called_stopped(who: str) -> None:
     with subprocess.Popen(["sleep", "600"]) as member:
         try:
             argv = [sys.executable, "-c", STUCK, str(member.pid), who]
-            done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300)
+            done = execute(*argv)
             if who == "another user":
                 assert done.stdout.startswith("1 process(es) cannot be stopped (another user's")
                 assert f"PID {member.pid} sleep 600" in done.stdout
@@ -328,18 +316,16 @@ def test_what_could_not_be_stopped_is_not_called_stopped(who: str) -> None:
             member.kill()
 
 
-def last_run(home: Path) -> tuple[RunDir, DeploymentState]:
-    """The current one of this machine; nothing of it lives."""
-    run = RunDir.create(home, "fake", "run-1")
-    deployment = state(GONE.pid, None)
-    run.write(run.state, deployment.model_dump_json())
-    run.point_current()
-    return run, deployment
-
-
 @pytest.mark.parametrize("verb", ["down", "up"])
-def test_shared_memory_of_the_last_run_is_removed(tmp_path: Path, pdserve_home: Path, verb: str) -> None:
-    run, _ = last_run(pdserve_home)
+def test_shared_memory_and_empty_cgroups_of_the_last_run_are_removed(
+    tmp_path: Path, pdserve_home: Path, verb: str
+) -> None:
+    run, deployment = RunDir.create(pdserve_home, "fake", "run-1"), state(GONE.pid, None)
+    ours, another_runs = (tmp_path / f"pdserve-{of}@n-7" for of in ("run-1", "run-2"))
+    for node, folder in (("n", ours), ("m", another_runs)):
+        (folder / "decode-0.1").mkdir(parents=True)
+        deployment.nodes[node] = deployment.nodes["n"].model_copy(update={"cgroup": Cgroup.at(folder).id})
+    write_record(run, deployment)
     segment = procfs.SHM / f"psm_{os.getpid()}_{verb}"
     ledger = ShmLedger(run.path / "shm@n.json", strangers=existing())
     try:
@@ -349,35 +335,20 @@ def test_shared_memory_of_the_last_run_is_removed(tmp_path: Path, pdserve_home: 
         shutil.rmtree(tmp_path / "model")  # nothing is to start
         _, output = pdserve(verb, *([file] if verb == "up" else []))
         assert not segment.exists(), output
+        assert (ours.exists(), another_runs.exists()) == (False, True), output
     finally:
         segment.unlink(missing_ok=True)
 
 
 def test_down_leaves_alone_what_a_launcher_that_it_cannot_see_holds(pdserve_home: Path) -> None:
     """As one of another PID namespace: its PID means nothing here, its lock does."""
-    run, _ = last_run(pdserve_home)
+    run = write_record(RunDir.create(pdserve_home, "fake", "run-1"), state(GONE.pid, None))
     run.save_key("secret")
     with run.only_launcher():
         code, output = pdserve("down")
     assert code != 0
     assert f"PID {os.getpid()}" in output
     assert run.read_key() == "secret"
-
-
-@pytest.mark.parametrize("verb", ["down", "up"])
-def test_cgroups_of_the_last_run_without_processes_are_removed(tmp_path: Path, pdserve_home: Path, verb: str) -> None:
-    run = RunDir.create(pdserve_home, "fake", "run-1")
-    deployment = state(GONE.pid, None)
-    ours, another_runs = (tmp_path / f"pdserve-{of}@n-7" for of in ("run-1", "run-2"))
-    for node, folder in (("n", ours), ("m", another_runs)):
-        (folder / "decode-0.1").mkdir(parents=True)
-        deployment.nodes[node] = deployment.nodes["n"].model_copy(update={"cgroup": Cgroup.at(folder).id})
-    run.write(run.state, deployment.model_dump_json())
-    run.point_current()
-    file = recipe(tmp_path)
-    shutil.rmtree(tmp_path / "model")  # nothing is to start
-    _, output = pdserve(verb, *([file] if verb == "up" else []))
-    assert (ours.exists(), another_runs.exists()) == (False, True), output
 
 
 def test_the_end_of_what_is_done_or_was_stopped_is_recorded(tmp_path: Path) -> None:

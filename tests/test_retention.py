@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,20 +15,18 @@ from pdserve.recipe.model import Retention
 from pdserve.run import retention
 from pdserve.run.directory import RunDir
 from pdserve.run.retention import discard_earlier, prune, prune_all
-from pdserve.run.state import DeploymentState, NodeState, Phase
+from pdserve.run.state import NodeState
 from pdserve.system import procfs
-from pdserve.system.process import MARKER, new_token
-from pdserve.system.procfs import ProcessId
+from pdserve.system.process import MARKER
 from tests.doctor import kit as doctor_kit
 from tests.launch.deployment import pdserve, recipe
+from tests.launch.records import GONE, own_identity, recorded_state
 from tests.launch.test_interruption import struck
 from tests.plan import kit
 from tests.tables import each_row
 
 DAY = 86400
 STRANGER = 4242
-GONE = ProcessId(pid=4_194_000, start_ticks=1)
-HERE = socket.gethostname()
 LAST_ONLY = Retention(runs=1, days=0)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 
@@ -38,28 +35,10 @@ def run_id(number: int) -> str:
     return f"20260101-000000-{number:06x}"
 
 
-def made(
-    root: Path,
-    number: int = 0,
-    *,
-    phase: Phase = "stopped",
-    days: float = 0,
-    host: str = HERE,
-    launcher: ProcessId = GONE,
-    nodes: dict[str, NodeState] | None = None,
-) -> RunDir:
+def made(root: Path, number: int = 0, *, days: float = 0, **fields: Any) -> RunDir:
     """A run that was started, written last so many days ago; the deployment's newest one is a later one."""
     run = RunDir.create(root, "fake", run_id(number))
-    state = DeploymentState(
-        token=new_token(),
-        name="fake",
-        run_id=run.run_id,
-        phase=phase,
-        host=host,
-        launcher=launcher,
-        nodes=nodes or {},
-        started_at=0,
-    )
+    state = recorded_state(**{"run_id": run.run_id, "phase": "stopped", **fields})
     run.write(run.state, state.model_dump_json())
     (run.logs / "decode-0@n.log").write_text("x" * 1000)
     written(run, days)
@@ -116,9 +95,7 @@ def test_without_a_limit_everything_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_launcher_lives_stays(tmp_path: Path) -> None:
-    own = procfs.identify(os.getpid())
-    assert own is not None
-    made(tmp_path, phase="ready", launcher=own, days=60)
+    made(tmp_path, phase="ready", launcher=own_identity(), days=60)
     newest(tmp_path)
     assert prune(tmp_path / "fake", LAST_ONLY) == []
 
@@ -152,13 +129,6 @@ def test_a_run_of_unknown_state_stays_until_it_was_not_heard_for_a_day(tmp_path:
     assert len(prune(tmp_path / "fake", LAST_ONLY)) == 3
 
 
-def test_a_start_that_has_failed_before_it_began_may_go_at_once(tmp_path: Path) -> None:
-    failed = RunDir.create(tmp_path, "fake", f"preflight-{run_id(1)}")
-    failed.failure.write_text("it failed")
-    newest(tmp_path)
-    assert [run.path for run in prune(tmp_path / "fake", LAST_ONLY)] == [failed.path]
-
-
 def test_failed_looks_push_out_no_run(tmp_path: Path) -> None:
     run = made(tmp_path, 1)
     looks = [RunDir.create(tmp_path, "fake", run_id(number)) for number in (2, 3)]
@@ -168,31 +138,22 @@ def test_failed_looks_push_out_no_run(tmp_path: Path) -> None:
     assert run.path.exists()
 
 
-def of_another_version(plan: Path) -> None:
-    plan.write_text(json.dumps({**json.loads(plan.read_text()), "of_a_newer_version": 1}))
-
-
-def torn(plan: Path) -> None:
-    plan.write_text(plan.read_text()[:1000])
-
-
-def writable_by_others(plan: Path) -> None:
-    plan.parent.chmod(0o755)
-    plan.chmod(0o666)
-
-
-def taken_away(plan: Path) -> None:
-    plan.unlink()
-
-
-@each_row("spoil", [of_another_version, torn, writable_by_others, taken_away])
-def test_a_rule_that_cannot_be_read_removes_no_run_and_says_so(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+@each_row("spoil", ["of another version", "torn", "writable by others", "taken away"])
+def test_a_rule_that_cannot_be_read_removes_no_run_and_says_so(tmp_path: Path, spoil: str) -> None:
     for number in range(12):
         made(tmp_path, number, days=31)
-    current = newest(tmp_path)
-    current.plan.write_text(plan_with(Retention(runs=0, days=0)))
+    plan = newest(tmp_path).plan
+    plan.write_text(plan_with(Retention(runs=0, days=0)))
     assert prune_all(tmp_path) == []
-    spoil(current.plan)
+    if spoil == "of another version":
+        plan.write_text(json.dumps({**json.loads(plan.read_text()), "of_a_newer_version": 1}))
+    elif spoil == "torn":
+        plan.write_text(plan.read_text()[:1000])
+    elif spoil == "writable by others":
+        plan.parent.chmod(0o755)
+        plan.chmod(0o666)
+    else:
+        plan.unlink()
     look = RunDir.create(tmp_path, "fake", f"preflight-{run_id(1)}")
     look.failure.write_text("a node did not answer")
     [gone, stays] = prune_all(tmp_path)
@@ -242,31 +203,22 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 
 def test_what_has_not_the_name_of_a_run_stays(tmp_path: Path) -> None:
     newest(tmp_path)
-    for name in ("notes", "run-1", f"{run_id(1)}.bak"):
-        (tmp_path / "fake" / name).mkdir()
+    for name in ("notes", "run-1", f"{run_id(1)}.bak", ".removed-mine"):
+        (tmp_path / "fake" / name).mkdir(mode=0o700)
     assert prune(tmp_path / "fake", LAST_ONLY) == []
-
-
-def theirs(run: RunDir) -> Path:
-    os.chown(run.path, STRANGER, STRANGER)
-    return run.path
-
-
-def theirs_inside(run: RunDir) -> Path:
-    file = run.logs / "decode-0@n.log"
-    os.chown(file, STRANGER, STRANGER)
-    return file
+    assert len(left(tmp_path)) == 5
 
 
 @as_root
-@each_row("give", [theirs, theirs_inside])
-def test_nothing_of_another_user_is_removed(tmp_path: Path, give: Callable[[RunDir], Path]) -> None:
+@each_row("inside", [False, True])
+def test_nothing_of_another_user_is_removed(tmp_path: Path, inside: bool) -> None:
     run = made(tmp_path)
     newest(tmp_path)
-    file = give(run)
+    file = run.logs / "decode-0@n.log" if inside else run.path
+    os.chown(file, STRANGER, STRANGER)
     removed = prune(tmp_path / "fake", LAST_ONLY)
     assert file.exists()
-    assert [run.problem for run in removed] == ([f"{file} belongs to uid {STRANGER}"] if file != run.path else [])
+    assert [run.problem for run in removed] == ([f"{file} belongs to uid {STRANGER}"] if inside else [])
 
 
 def test_a_removal_that_was_interrupted_is_ended_by_the_next(tmp_path: Path) -> None:
@@ -275,14 +227,6 @@ def test_a_removal_that_was_interrupted_is_ended_by_the_next(tmp_path: Path) -> 
     run.path.rename(run.path.with_name(f".removed-{run.run_id}"))
     assert len(prune(tmp_path / "fake", LAST_ONLY)) == 1
     assert left(tmp_path) == [run_id(0xFFFFFF)]
-
-
-def test_what_only_begins_like_an_interrupted_removal_stays(tmp_path: Path) -> None:
-    newest(tmp_path)
-    mine = tmp_path / "fake" / ".removed-mine"
-    mine.mkdir(mode=0o700)
-    assert prune(tmp_path / "fake", LAST_ONLY) == []
-    assert mine.exists()
 
 
 @each_row(

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
@@ -15,21 +12,12 @@ from pdserve.time_limit import time_limit
 SHORT, LONG = 0.01, 60.0
 
 
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(**arguments: Any) -> None:
-        asyncio.run(test(**arguments))
-
-    return run
-
-
 async def for_ever(begun: asyncio.Event | None = None) -> None:
     if begun is not None:
         begun.set()
     await asyncio.Event().wait()
 
 
-@in_a_loop
 async def test_what_takes_longer_is_a_timeout() -> None:
     with pytest.raises(TimeoutError):
         async with time_limit(SHORT):
@@ -38,7 +26,6 @@ async def test_what_takes_longer_is_a_timeout() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
-@in_a_loop
 async def test_without_time_nothing_is_waited_for(seconds: float) -> None:
     with pytest.raises(TimeoutError):
         async with time_limit(seconds):
@@ -46,7 +33,6 @@ async def test_without_time_nothing_is_waited_for(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [LONG, None])
-@in_a_loop
 async def test_what_ends_in_time_goes_on(seconds: float | None) -> None:
     done = asyncio.get_running_loop().create_future()
     async with time_limit(seconds):
@@ -55,14 +41,12 @@ async def test_what_ends_in_time_goes_on(seconds: float | None) -> None:
     assert not current().cancelling()
 
 
-@in_a_loop
 async def test_an_error_of_its_own_stays_what_it_is() -> None:
     with pytest.raises(KeyError):
         async with time_limit(LONG):
             raise KeyError("x")
 
 
-@in_a_loop
 async def test_a_cancelled_task_that_cleans_up_has_its_limits_too() -> None:
     begun, done = asyncio.Event(), list[str]()
 
@@ -83,7 +67,6 @@ async def test_a_cancelled_task_that_cleans_up_has_its_limits_too() -> None:
     assert done == ["killed"]
 
 
-@in_a_loop
 async def test_a_cancellation_within_the_limit_is_no_timeout() -> None:
     begun = asyncio.Event()
 
@@ -98,7 +81,6 @@ async def test_a_cancellation_within_the_limit_is_no_timeout() -> None:
         await task
 
 
-@in_a_loop
 async def test_a_cancellation_as_the_time_ends_comes_first() -> None:
     async def limited() -> None:
         async with time_limit(0):
@@ -112,7 +94,6 @@ async def test_a_cancellation_as_the_time_ends_comes_first() -> None:
         await task
 
 
-@in_a_loop
 async def test_of_two_limits_the_one_that_is_over_ends_its_own_block() -> None:
     async with time_limit(LONG):
         with pytest.raises(TimeoutError):

@@ -79,7 +79,10 @@ class Server:
         script = self.script
         match request.method, request.path:
             case "GET", "/healthcheck":
-                await responder.send(503 if script.unhealthy else 200, {"status": "healthy"})
+                if script.unhealthy:
+                    await responder.send(503, {"status": "unhealthy", "reason": "engine not initialized"})
+                else:
+                    await responder.send(200, {"status": "healthy"})
             case "GET", "/config":
                 # Indented, as the real one answers.
                 await responder.send(200, json.dumps({"mp": self._mp()}, indent=2))

@@ -36,7 +36,9 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 NEVER_READY = "import time; print('thinking', flush=True); time.sleep(600)"
 
 
-def planned(name: str, code: str, *args: str, port: int = 1, ready_seconds: float = 60, stop_stage: int = 0) -> Process:
+def planned(
+    name: str, code: str, *args: str, port: int = 1, ready_seconds: float = 60, stop_seconds: float = 1
+) -> Process:
     """A process of a plan that runs a line of Python."""
     return Process(
         name=name,
@@ -48,9 +50,9 @@ def planned(name: str, code: str, *args: str, port: int = 1, ready_seconds: floa
         log=f"logs/{name}@here.log",
         probe=HttpProbe(host="127.0.0.1", port=port, path="/health"),
         start_stage=0,
-        stop_stage=stop_stage,
+        stop_stage=0,
         ready_seconds=ready_seconds,
-        stop_seconds=5,
+        stop_seconds=stop_seconds,
     )
 
 

@@ -182,7 +182,7 @@ async def test_a_guard_that_gets_a_signal_while_it_clears_up_clears_up(tmp_path:
     pid_file = tmp_path / "pid"
     async with agent(tmp_path) as under_test:
         hello = await under_test.expect(Hello)
-        started = await under_test.start(planned("engine", STUBBORN_CHILD, str(pid_file)))
+        started = await under_test.start(planned("engine", STUBBORN_CHILD, str(pid_file), stop_seconds=5))
         member = procfs.identify(await pid_in(pid_file))
         assert member is not None
         try:

@@ -158,14 +158,14 @@ async def test_a_cache_server_of_another_name_is_not_ours(name: str, ready: bool
     assert ready or "another instance answers" in answer.text
 
 
-async def test_the_port_stays_free_when_the_kernel_connects_us_to_ourselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_port_stays_free_when_the_kernel_connects_us_to_ourselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody listens it may take the port itself for our end of the connection, if it may choose that one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     itself = partial(asyncio.open_connection, local_addr=("127.0.0.1", port))
     monkeypatch.setattr(asyncio, "open_connection", itself)
-    assert (await probe(port, {os.getpid()})).text == f"nothing listens on port {port} of 127.0.0.1"
+    assert asyncio.run(probe(port, {os.getpid()})).text == f"nothing listens on port {port} of 127.0.0.1"
     with socket.socket() as owner:
         owner.bind(("127.0.0.1", port))
 
