@@ -8,7 +8,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,15 +18,15 @@ import pytest
 from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
-from pdserve.errors import StateError
 from pdserve.observe.watch import DeploymentWatch
 from pdserve.run.directory import RunDir, home
-from tests.launch.deployment import LINE_SECONDS, REPOSITORY, recipe, up
+from tests.launch.deployment import LINE_SECONDS, PDSERVE, REPOSITORY, recipe, up
+from tests.launch.records import write_record
 from tests.launch.test_robustness import recorded
 from tests.strikes import at_a_call, strike
 
 pytestmark = pytest.mark.process
-STATUS = (sys.executable, "-m", "pdserve.cli.main", "status", "--watch", "--interval", "0.5")
+STATUS = (*PDSERVE, "status", "--watch", "--interval", "0.5")
 
 
 @contextmanager
@@ -81,7 +80,7 @@ def test_the_last_minute_of_a_deployment_that_serves(tmp_path: Path, pdserve_hom
         assert command.returncode == 130
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
 def test_a_terminal_is_given_back_at_the_end(pdserve_home: Path, signum: signal.Signals) -> None:
     recorded(pdserve_home)
     master, terminal = pty.openpty()
@@ -99,8 +98,7 @@ def test_a_terminal_is_given_back_at_the_end(pdserve_home: Path, signum: signal.
     assert b"\x1b[?25h" in shown, "the cursor is shown again"
 
 
-@pytest.mark.parametrize("function", ["start", "update"])
-@pytest.mark.parametrize("hung_up", [True, False])
+@pytest.mark.parametrize(("function", "hung_up"), [("start", True), ("update", False)])
 def test_a_terminal_that_is_gone_is_no_error(
     tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, function: str, hung_up: bool
 ) -> None:
@@ -117,38 +115,17 @@ def test_a_terminal_that_is_gone_is_no_error(
     assert command.returncode == 130
 
 
-def test_a_terminal_is_given_back_early(tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded(pdserve_home)
-    strike(tmp_path / "site", at_a_call("status", ("rich/console.py", "set_alt_screen"), late=True), monkeypatch)
-    master, terminal = pty.openpty()
-    command = subprocess.Popen(STATUS, cwd=REPOSITORY, env={**os.environ, "TERM": "xterm"}, stdout=terminal)
-    assert command.wait(LINE_SECONDS) == 130
-    shown = b""
-    while b"\x1b[?1049l" not in shown:
-        shown += os.read(master, 65536)
-    os.close(terminal)
-    os.close(master)
-    assert shown.index(b"\x1b[?1049h") < shown.index(b"\x1b[?1049l")
-
-
 def test_a_watch_goes_on_with_the_next_run(pdserve_home: Path) -> None:
     recorded(pdserve_home)
     watch = DeploymentWatch(home(os.environ), None)
     assert watch.look().view.run_dir.endswith("run-of-fake")
-    state = RunDir(pdserve_home / "fake" / "run-of-fake").read_state()
-    following = RunDir.create(pdserve_home, "fake", "run-2")
-    following.write(following.state, state.model_copy(update={"run_id": "run-2"}).model_dump_json())
-    following.write(following.plan, (pdserve_home / "fake" / "run-of-fake" / "plan.json").read_text())
+    first = RunDir(pdserve_home / "fake" / "run-of-fake")
+    state = first.read_state().model_copy(update={"run_id": "run-2"})
+    following = write_record(RunDir.create(pdserve_home, "fake", "run-2"), state, first.read_plan())
     following.append_event("phase", phase="ready")
-    following.point_current()
     look = watch.look()
     assert look.view.run_dir.endswith("run-2")
     assert [event["event"] for event in look.news] == ["phase"]
-
-
-def test_a_deployment_that_there_is_not_is_an_error(pdserve_home: Path) -> None:
-    with pytest.raises(StateError, match="no deployment called 'other'"):
-        DeploymentWatch(home(os.environ), "other")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import time
 from typing import Any
 
@@ -15,13 +14,12 @@ from pdserve.observe.metrics import EngineSnapshot, LmcacheSnapshot
 from pdserve.observe.status import StatusView
 from pdserve.observe.watch import CacheMinute, EngineMinute, Frame, Latency, MinuteTraffic
 from pdserve.plan.model import Plan
-from pdserve.run.state import DeploymentState, NodeState, ProcessState
-from pdserve.system.process import new_token
-from pdserve.system.procfs import ProcessId
+from pdserve.run.state import NodeState, ProcessState
+from tests.launch.records import own_identity, recorded_state
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
 from tests.tables import each_row
 
-SELF = ProcessId(pid=os.getpid(), start_ticks=1)
+SELF = own_identity()
 BUSY = MinuteTraffic(
     measured_by="proxy",
     seconds=60.0,
@@ -43,24 +41,14 @@ def frame(
     planned: Plan, *, traffic: MinuteTraffic = BUSY, phases: dict[str, str] | None = None, **changes: Any
 ) -> Frame:
     """A deployment that serves; `phases` of processes that are not ready, `changes` of the frame."""
-    nodes = {
-        node.name: NodeState(agent=SELF, guard=SELF, hostname=node.name, lost="" if node.name != "lost" else "gone")
-        for node in planned.nodes
-    }
-    processes = {
-        process.name: ProcessState.model_validate(
-            {
-                "role": process.role,
-                "node": process.node,
-                "phase": (phases or {}).get(process.name, "ready"),
-                "started_at": time.time() - 65,
-                "note": "SIGKILL\x1b]0;title\x07" if process.name in (phases or {}) else "",
-            }
-        )
-        for process in planned.processes
-    }
-    state = DeploymentState(
-        token=new_token(),
+    nodes = {node.name: NodeState(agent=SELF, guard=SELF, hostname=node.name) for node in planned.nodes}
+    processes = {}
+    for process in planned.processes:
+        fields = {"role": process.role, "node": process.node, "started_at": time.time() - 65, "phase": "ready"}
+        if process.name in (phases or {}):
+            fields |= {"phase": (phases or {})[process.name], "note": "SIGKILL\x1b]0;title\x07"}
+        processes[process.name] = ProcessState.model_validate(fields)
+    state = recorded_state(
         name="test",
         run_id="r1",
         phase="ready",
@@ -103,6 +91,7 @@ def screen(shown: Frame, width: int = 100) -> str:
 
 
 ONE_NODE = plan(recipe(with_lmcache()))
+MANY_DECODES = plan(recipe({"decode": {"instances": 12}}))
 TWO_NODES = plan(recipe(on_gpus(8, 8), with_lmcache()), *hosts(8, 8))
 
 
@@ -124,34 +113,22 @@ def test_on_several_nodes_each_process_has_its_own() -> None:
     assert "decode-0@host1" in text
 
 
-def test_what_is_not_ready_comes_first_with_its_reason() -> None:
-    text = screen(frame(ONE_NODE, phases={"decode-0": "dead"}))
+def test_what_is_not_ready_comes_first_with_its_reason_and_what_failed_is_noted() -> None:
+    minute = EngineMinute(0.0, 0.0, 0.0, None, None, 4.0, 2.0)
+    many = {f"decode-{number}": "dead" for number in range(12)}
+    engines = {"prefill-0": minute}
+    shown = frame(MANY_DECODES, phases=many, engines=engines, traffic=QUIET, proxy_error="no answer within 3 s")
+    text = screen(shown)
     assert text.index("decode-0   dead") < text.index("prefill-0  ready")
     assert "decode-0: SIGKILL" in text
     assert "\x1b]0;" not in text, "a note must not set the terminal's title"
-
-
-def test_failed_transfers_and_preemptions_are_noted() -> None:
-    minute = EngineMinute(0.0, 0.0, 0.0, None, None, 4.0, 2.0)
-    text = screen(frame(ONE_NODE, engines={"decode-0": minute}))
+    lines = plain(shown)
+    assert "clients: no figures yet" in lines
+    assert any(line.startswith("and ") and line.endswith(" more: pdserve status test") for line in lines)
+    text = screen(frame(ONE_NODE, engines={"decode-0": minute}, traffic=QUIET, proxy_error="no answer within 3 s"))
     assert "decode-0: 2 failed KV transfers in the last minute" in text
     assert "decode-0: 4 preemptions in the last minute" in text
-
-
-def test_a_proxy_that_does_not_answer_is_noted() -> None:
-    text = screen(frame(ONE_NODE, traffic=QUIET, proxy_error="no answer within 3 s"))
     assert "proxy: no answer within 3 s" in text
-
-
-def test_many_notes_end_with_the_command_that_has_all() -> None:
-    many = plan(recipe({"decode": {"instances": 12}}))
-    dead = {f"decode-{number}": "dead" for number in range(12)}
-    lines = plain(frame(many, phases=dead))
-    assert "and 6 more: pdserve status test" in lines
-
-
-def test_a_first_look_has_no_figures_yet() -> None:
-    assert "clients: no figures yet" in plain(frame(ONE_NODE, traffic=QUIET))
 
 
 def test_a_pipe_gets_tabs_and_only_new_events() -> None:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pdserve.observe import watch
 from pdserve.observe.watch import MetricsWindow, cache_minute, engine_minute, minute_traffic
 from pdserve.pd.telemetry.metrics import Metrics
-from pdserve.pd.telemetry.metrics_page import COUNTERS, STAGES
+from tests.watch.test_window import page
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "http"
-
-
-def page(text: str) -> list[Sample]:
-    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
 def recorded(name: str, times: float = 1) -> list[Sample]:
@@ -68,23 +61,16 @@ def test_tokens_are_counted_by_the_engines_that_write_answers() -> None:
     window.add(0, {"proxy": idle, "decode-0": recorded(name)})
     window.add(10, {"proxy": idle, "decode-0": recorded(name, 2)})
     shown = minute_traffic(window, ["decode-0"])
-    assert (shown.measured_by, shown.requests) == ("proxy", 0)
-    assert (shown.prompt_tokens, shown.output_tokens) == (371.9, 7)
-
-
-def test_an_idle_proxy_has_no_errors_rather_than_unknown_ones() -> None:
-    idle = page(Metrics().page().decode())
-    shown = minute_traffic(seen_twice("proxy", idle, idle), [])
-    assert (shown.requests, shown.errors, shown.refused, shown.failovers) == (0, 0, 0, 0)
+    assert (shown.measured_by, shown.prompt_tokens, shown.output_tokens) == ("proxy", 371.9, 7)
+    assert (shown.requests, shown.errors, shown.refused, shown.failovers) == (0, 0, 0, 0), "they are not unknown"
 
 
 def test_without_figures_of_a_proxy_those_of_the_engines_count() -> None:
     name = "vllm-0.32.0-decode.metrics"
     shown = minute_traffic(seen_twice("decode-0", recorded(name), recorded(name, 2)), ["decode-0"])
-    assert shown.measured_by == "engines"
-    assert shown.seconds == 10
-    assert shown.errors is None
-    assert shown.output_tokens == 7
+    assert (shown.measured_by, shown.seconds, shown.errors, shown.output_tokens) == ("engines", 10, None, 7)
+    nothing = minute_traffic(MetricsWindow(), ["decode-0"])
+    assert (nothing.seconds, nothing.requests, nothing.ttft) == (0, None, None)
 
 
 def test_latencies_of_the_engines_are_those_of_all_of_them_together() -> None:
@@ -98,11 +84,6 @@ def test_latencies_of_the_engines_are_those_of_all_of_them_together() -> None:
     assert itl.count == 16
     assert itl.p50 is not None
     assert 0 < itl.p50 <= 0.01
-
-
-def test_nothing_that_answered_is_no_traffic_at_all() -> None:
-    shown = minute_traffic(MetricsWindow(), ["decode-0"])
-    assert (shown.seconds, shown.requests, shown.ttft) == (0, None, None)
 
 
 def test_an_engine_by_source_and_hit_rates() -> None:
@@ -139,13 +120,3 @@ def test_a_cache_over_all_its_salts() -> None:
     assert 0 < minute.hit_rate < 1
     assert minute.stored
     assert minute.evicted is None
-
-
-def test_every_series_of_the_proxy_that_is_read_is_one_of_its_page() -> None:
-    source = Path(watch.__file__).read_text()
-    counters = set(re.findall(r'(?<!window\.)rate\("(\w+)"', source))
-    stages = set(re.findall(r'\{PREFIX\}(\w+)_seconds"', source))
-    assert len(counters) == 4
-    assert len(stages) == 3
-    assert counters <= COUNTERS.keys()
-    assert stages <= STAGES.keys()

@@ -26,36 +26,26 @@ def filled(*readings: tuple[float, str]) -> MetricsWindow:
     return window
 
 
-def test_one_reading_is_no_rate() -> None:
-    window = filled((0, "a_total 5\n"))
-    assert window.seconds("p") == 0
-    assert window.increase("p", "a_total") is None
-    assert window.rate("p", "a_total") is None
-
-
 def test_a_rate_is_the_increase_by_the_time_between_first_and_last() -> None:
+    window = filled((0, "a_total 5\n"))
+    assert (window.seconds("p"), window.increase("p", "a_total"), window.rate("p", "a_total")) == (0, None, None)
     window = filled((0, "a_total 5\n"), (2, "a_total 5\n"), (10, "a_total 25\n"))
-    assert window.increase("p", "a_total") == 20
-    assert window.rate("p", "a_total") == 2
+    assert (window.increase("p", "a_total"), window.rate("p", "a_total")) == (20, 2)
+    assert filled((0, "a 5\n"), (10, "a 3\n")).increase("p", "a") is None, "a gauge is not counted"
 
 
 def test_readings_older_than_the_window_do_not_count() -> None:
     window = filled((0, "a_total 0\n"), (50, "a_total 100\n"), (100, "a_total 100\n"), (110, "a_total 100\n"))
-    assert window.seconds("p") == 60
-    assert window.increase("p", "a_total") == 0
+    assert (window.seconds("p"), window.increase("p", "a_total")) == (60, 0)
 
 
 def test_a_process_that_began_again_counts_from_its_new_life() -> None:
     window = filled((0, "a_total 100\n"), (10, "a_total 7\n"))
     assert window.increase("p", "a_total") is None
     window.add(20, {"p": page("a_total 9\n")})
-    assert window.increase("p", "a_total") == 2
-    assert window.seconds("p") == 10
-
-
-def test_a_series_that_disappeared_is_a_new_life_too() -> None:
-    window = filled((0, 'a_total{x="1"} 3\n'), (10, 'a_total{x="2"} 5\n'))
-    assert window.increase("p", "a_total") is None
+    assert (window.increase("p", "a_total"), window.seconds("p")) == (2, 10)
+    lost = filled((0, 'a_total{x="1"} 3\n'), (10, 'a_total{x="2"} 5\n'))
+    assert lost.increase("p", "a_total") is None, "a series that disappeared is a new life too"
 
 
 def test_a_series_that_appears_counts_from_zero() -> None:
@@ -75,10 +65,6 @@ def test_what_does_not_answer_is_forgotten() -> None:
     assert window.rate("p", "a_total") == 1
     window.add(18, {})
     assert window.seconds("p") == 0
-
-
-def test_gauges_are_not_counted() -> None:
-    assert filled((0, "a 5\n"), (10, "a 3\n")).increase("p", "a") is None
 
 
 # Histograms ----------------------------------------------------------------------------------------------------------
@@ -119,15 +105,9 @@ def test_processes_are_seen_together() -> None:
     assert window.distribution(["c"], "pdserve_proxy_ttft_seconds") is None
 
 
-def test_without_observations_there_is_no_quantile() -> None:
-    window = MetricsWindow()
-    for at in (0, 1):
-        window.add(at, {"p": page(observed().page().decode())})
-    assert ttft(window, "p").quantile(0.5) is None
-
-
-def test_what_is_beyond_all_bounds_is_estimated_as_the_largest() -> None:
-    assert Distribution(((1.0, 0.0), (10.0, 0.0), (float("inf"), 3.0))).quantile(0.99) == 10.0
+def test_a_quantile_without_observations_or_beyond_all_bounds() -> None:
+    assert Distribution(((1.0, 0.0), (float("inf"), 0.0))).quantile(0.5) is None
+    assert Distribution(((1.0, 0.0), (10.0, 0.0), (float("inf"), 3.0))).quantile(0.99) == 10.0, "the largest bound"
 
 
 @given(st.lists(st.floats(0, 500), min_size=1))
