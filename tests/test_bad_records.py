@@ -310,13 +310,6 @@ def test_a_current_that_leads_to_itself_hides_no_other_deployment(run: RunDir) -
     assert "symbolic links" in str(refused.value.cause)
 
 
-def test_a_deployment_whose_current_leads_to_itself_can_be_started(run: RunDir) -> None:
-    (run.path.parent / "current").symlink_to("current")
-    run.delete_previous_key()
-    run.point_current()
-    assert find(run.path.parent.parent, "fake").path == run.path
-
-
 # --- text of engines
 
 

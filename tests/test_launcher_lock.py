@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import subprocess
@@ -95,18 +94,6 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_taken_anew(run: RunDir, mon
         assert removed
         with pytest.raises(StateError, match="another pdserve up"), RunDir(run.path).only_launcher():
             raise AssertionError("two hold one lock")
-
-
-def test_a_lock_that_fails_costs_no_descriptor(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(3):
-        with pytest.raises(OSError, match="No locks"), run.only_launcher():
-            raise AssertionError("it is not held")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_look_makes_no_lock(tmp_path: Path) -> None:

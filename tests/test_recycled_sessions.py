@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from pdserve.node.agent_record import AgentRecord
 from pdserve.plan.process import ExitProbe
 from pdserve.reach.protocol import Ready, Stopped
 from pdserve.run.directory import RunDir
-from pdserve.run.orphans import living, may_be_busy, members, resume_stopped_supervisors
+from pdserve.run.orphans import living, may_be_busy, members
 from pdserve.run.state import DeploymentState, NodeState, ProcessPhase, ProcessState
 from pdserve.system import procfs
 from pdserve.system.cgroup import Cgroup
@@ -143,35 +142,6 @@ def test_what_has_ended_owns_no_later_session(member: tuple[int, int], run: RunD
     assert (members(before, run), members(after, run)) == (set(), {pid})
 
 
-STANDS_STILL = """
-import os, signal
-signal.signal(signal.SIGCONT, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
-os.kill(os.getpid(), signal.SIGSTOP)
-while True:
-    signal.pause()
-"""
-
-
-async def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
-    """As one that a debugger holds."""
-    held = subprocess.Popen([sys.executable, "-c", STANDS_STILL])
-    agent = procfs.identify(held.pid)
-    assert agent is not None
-    deployment = state(4_194_000, None)
-    deployment.nodes["n"].agent = agent
-    messages: list[str] = []
-
-    try:
-        async with resume_stopped_supervisors(deployment, messages.append):
-            await asyncio.wait_for(pid_end(held.pid), 120)
-    finally:
-        held.kill()
-        code = held.wait()
-    assert code == -signal.SIGKILL
-    assert messages[0] == f"agent@n (PID {held.pid}) was stopped (SIGSTOP); sent SIGCONT"
-    assert messages[-1] == f"agent@n (PID {held.pid}) stayed stopped (a debugger?); killed"
-
-
 def test_a_node_of_which_nothing_is_left_is_not_busy(member: tuple[int, int], run: RunDir) -> None:
     pid, session = member
     began = beginning(pid)
@@ -267,21 +237,6 @@ def test_while_its_guard_lives_all_that_is_ours_is_below_it(run: RunDir) -> None
         assert members(deployment, run) == {guard.pid}
         guard.communicate(b"\n")
         assert members(deployment, run) == {pid}
-
-
-def test_environments_are_read_once(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    deployment = all_killed()
-    for number in range(200):
-        deployment.processes[f"decode-{number}"] = deployment.processes["d"]
-    read, environment = Counter[int](), procfs.environment
-
-    def counted(pid: int) -> list[bytes]:
-        read[pid] += 1
-        return environment(pid)
-
-    monkeypatch.setattr(procfs, "environment", counted)
-    members(deployment, run)
-    assert set(read.values()) == {1}
 
 
 STUCK = """

@@ -39,19 +39,6 @@ def test_without_a_home_the_error_names_the_variable_to_set() -> None:
     assert "set PDSERVE_HOME" in done.stderr
 
 
-@pytest.mark.parametrize("variable", ["PDSERVE_HOME", "XDG_STATE_HOME"])
-@pytest.mark.full
-def test_a_relative_home_in_a_folder_that_was_removed_is_an_error_with_its_fix(tmp_path: Path, variable: str) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    names = ("PDSERVE_HOME", "XDG_STATE_HOME")
-    environ = {name: "runs" if name == variable else None for name in names}
-    done = execute("sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *PDSERVE, "list", cwd=gone, env=environ)
-    assert done.returncode == 8, done.stderr
-    assert "the current folder was removed" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("room", [0, 60])
 @pytest.mark.full
 def test_a_key_for_which_the_disk_has_no_room_leaves_the_file_as_it_was(tmp_path: Path, room: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ from typing import Any
 import pytest
 
 from pdserve.errors import ReportedError, StartError, StateError
-from pdserve.operations import launcher_process
 from pdserve.operations.launcher_process import follow
 from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Down, Reply, answer, ask, take
 from pdserve.system.process import Child, send, spawn
 from tests.launch.records import recorded_state, write_record
-from tests.plan import kit
 
 pytestmark = pytest.mark.process
 
@@ -78,21 +75,6 @@ def test_a_start_that_was_asked_to_stop_is_no_failure_of_its_launcher(
         follow(run, launcher if recorded else over, lambda event: None, keep=False)
     assert stopped.value.exit_code == 130
     assert "it was asked to stop before it was ready" in str(stopped.value)
-
-
-def test_a_launcher_whose_start_is_stopped_ends_without_a_traceback(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def asked_to_stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(launcher_process, "run_here", asked_to_stop)
-    monkeypatch.setattr(sys, "argv", ["launcher_process", str(run.path)])
-    planned = kit.plan(kit.recipe())
-    run.write(run.plan, planned.model_dump_json())
-    run.save_key("key")
-    assert launcher_process.main() == 130
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

@@ -5,11 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
 from pdserve.operations.look import keep_interpreters
 from pdserve.plan.model import Plan
-from tests.launch.deployment import PDSERVE, execute, recipe, serving, up
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
 
@@ -50,25 +47,3 @@ def test_another_environment_is_one_although_its_program_is_the_same(tmp_path: P
     assert warnings == (
         f"{names}: it runs in the environment of {first}, and here it would in that of {other}: a change",
     )
-
-
-@pytest.mark.process
-def test_up_by_another_name_of_python_restarts_nothing_and_another_environment_is_reported(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
-    file = recipe(tmp_path)
-    with up(file, pdserve_home) as deployment:
-        before = serving(deployment).id_of("proxy")
-        (tmp_path / "link").symlink_to(Path(sys.executable).parents[1])
-        assert up_by(tmp_path / "link/bin" / Path(sys.executable).name, file).endswith("already up\n")
-        assert deployment.id_of("proxy") == before
-        output = up_by(environment(tmp_path / "other"), file)
-        assert f"proxy: it runs in the environment of {sys.executable}, and here it would in that of" in output
-        assert "started proxy; ready" in output
-
-
-def up_by(python: Path, file: Path) -> str:
-    """What `pdserve up` says when it is run by that Python."""
-    done = execute(python, *PDSERVE[1:], "up", file)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout

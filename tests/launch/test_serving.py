@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,18 @@ import pytest
 
 from pdserve.patches.registry import REGISTRY
 from tests.launch import deployment as harness
-from tests.launch.deployment import BODY, Deployment, assert_nothing_left, home_in, pdserve, recipe, until, up
+from tests.launch.deployment import (
+    BODY,
+    PDSERVE,
+    Deployment,
+    assert_nothing_left,
+    execute,
+    home_in,
+    pdserve,
+    recipe,
+    until,
+    up,
+)
 
 pytestmark = pytest.mark.process
 
@@ -131,11 +143,15 @@ def test_what_is_refused_leaves_all_as_it_is(serving: Deployment, file: Path, mo
     assert serving.post("/v1/completions", BODY)[0] == 200
 
 
-def test_up_without_a_recipe_takes_the_recorded_one(serving: Deployment, file: Path) -> None:
+def test_up_without_a_recipe_takes_the_recorded_one_also_by_another_name_of_python(
+    serving: Deployment, file: Path
+) -> None:
     """From any folder: what is recorded names its model by its absolute path."""
+    (file.parent / "link").symlink_to(Path(sys.executable).parents[1])
     away = file.rename(file.with_suffix(".away"))
     try:
-        assert pdserve("up")[1].endswith("already up")
+        for python in (sys.executable, file.parent / "link/bin" / Path(sys.executable).name):
+            assert execute(python, *PDSERVE[1:], "up").stdout.endswith("already up\n")
     finally:
         away.rename(file)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,34 +99,6 @@ async def test_frozen_processes_and_those_further_inside_are_killed(tmp_path: Pa
     assert str(await child.wait()) == "killed by SIGKILL"
 
 
-INTO_A_FROZEN_CGROUP = """
-import sys
-from pathlib import Path
-from pdserve.system.cgroup import Cgroup
-from pdserve.system.process import spawn
-try:
-    spawn(["true"], env={}, log=Path(sys.argv[2]), marker="x", control_stdin=False, cgroup=Cgroup.at(Path(sys.argv[1])))
-except OSError as error:
-    print(error.strerror)
-"""
-
-
-def test_who_starts_something_in_a_frozen_cgroup_is_not_frozen_himself(tmp_path: Path, ours: Cgroup | None) -> None:
-    """It would be the agent, which then supervises nothing."""
-    if ours is None:
-        return
-    (ours.path / "cgroup.freeze").write_text("1")
-    inner = ours.new("engine.1")
-    argv = [sys.executable, "-c", INTO_A_FROZEN_CGROUP, str(inner.path), str(tmp_path / "log")]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as agent:
-        try:
-            output, _ = agent.communicate(timeout=60)
-        finally:
-            (ours.path / "cgroup.freeze").write_text("0")
-            agent.kill()
-    assert output.startswith("it is frozen: find out who has frozen it")
-
-
 async def test_an_empty_cgroup_of_supervisors_that_were_killed_at_once_is_removed_later(
     tmp_path: Path, ours: Cgroup | None
 ) -> None:
@@ -156,39 +127,6 @@ def test_no_process_kills_its_own_cgroup(ours: Cgroup | None) -> None:
         ours.kill()
         assert not ours.remove()
     assert place()[0] == ours.path.parent
-
-
-HOG = "open('/proc/self/oom_score_adj', 'w').write('1000'); b'x' * (1 << 30)"
-WATCHES_A_CGROUP = f"""
-import subprocess, sys
-open(sys.argv[1] + "/cgroup.procs", "w").write("0")
-from pdserve.system.cgroup import OomWatch
-watch = OomWatch(None)
-code = subprocess.run([sys.executable, "-c", {HOG!r}]).returncode
-print(watch.explain("killed by SIGKILL", code)[0])
-"""
-
-
-@pytest.fixture
-def limited() -> Iterator[Path]:
-    """A cgroup that may use 200 MiB, of v1: those of v2 are limited by their owner."""
-    try:
-        folder = place("memory")[0] / f"pdserve-test-{os.getpid()}"
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"no memory cgroup of v1 can be made: {error}")
-    (folder / "memory.limit_in_bytes").write_text(str(200 * 2**20))
-    yield folder
-    folder.rmdir()
-
-
-def test_the_kernel_counts_the_processes_that_it_killed_for_memory(limited: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHES_A_CGROUP, str(limited)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == (
-        f"killed by SIGKILL; meanwhile the kernel killed 1 for memory in {limited} (limit 200 MiB, peak 200 MiB)\n"
-    )
 
 
 @pytest.mark.parametrize("how", ["stop", "agent killed", "guard killed"])

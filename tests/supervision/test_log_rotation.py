@@ -158,26 +158,6 @@ async def test_so_is_one_of_our_own_processes(tmp_path: Path, monkeypatch: pytes
     await asyncio.gather(keeping, return_exceptions=True)
 
 
-@pytest.mark.process
-async def test_the_end_of_a_life_is_found_on_both_sides_of_a_cut(tmp_path: Path) -> None:
-    log = tmp_path / "logs" / "decode-0@here.log"
-    log.parent.mkdir()
-    log.write_text("an earlier life\n" * 3)
-    process = writer(max_mib=0).model_copy(update={"argv": ("/bin/sh", "-c", "echo mine; exec sleep 600")})
-
-    async with watched(process, tmp_path) as under_test:
-        await under_test.expect(Started)
-        await until(lambda: "mine" in log.read_text())
-        supervised = under_test.supervised
-        rotation.begin(log, 1)
-        rotation.finish(log, 1)
-        supervised._cut_from, supervised._log_from = supervised._log_from, 0
-        with log.open("a") as stream:
-            stream.write("after\n")
-        outcome = supervised.log_tail()
-    assert outcome == ("mine", "after")
-
-
 def cut(log: Path, keep: int = 1) -> None:
     rotation.begin(log, keep)
     rotation.finish(log, keep)
@@ -268,14 +248,6 @@ def test_a_follower_goes_on_where_a_log_was_cut_in_place(tmp_path: Path, read: i
     else:
         assert lines_read[0].endswith(f"{lost.lost} bytes before this line are lost")
         assert lines_read[1:] == lines[first:]
-
-
-def test_a_log_that_is_shorter_than_what_says_that_it_was_cut_is_cut_without_that(tmp_path: Path) -> None:
-    log = tmp_path / "a.log"
-    log.write_text("one\ntwo\nthree\n")
-    assert rotation.cut_in_place(log, 8) == rotation.Lost(lost=14, line=0)
-    assert log.read_text() == ""
-    assert rotation.lost_of(log) is None
 
 
 @pytest.mark.process

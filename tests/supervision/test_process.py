@@ -301,43 +301,6 @@ def test_one_that_cannot_be_killed_does_not_hold_the_stop(monkeypatch: pytest.Mo
         theirs.wait()
 
 
-HOLDS = """
-import ctypes, os, sys
-held = int(sys.argv[1])
-if ctypes.CDLL(None, use_errno=True).ptrace(0x4206, held, 0, 0):  # PTRACE_SEIZE
-    print("refused", flush=True)
-else:
-    print("holds", flush=True)
-sys.stdin.read()
-"""
-"""A debugger: the parent learns of the end of what it holds only when it has seen it itself."""
-
-
-async def test_one_that_a_debugger_holds_is_stopped_and_nobody_waits_for_the_debugger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "_EMPTY_SECONDS", 0.2)
-
-    child = start(tmp_path, READY)
-    await until_file(tmp_path / "child.log")
-    debugger = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(child.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    try:
-        assert debugger.stdout is not None
-        if debugger.stdout.readline() != b"holds\n":
-            pytest.skip("ptrace is not allowed here")
-        await asyncio.wait_for(child.stop(grace=0.2), 120)
-        assert not child.identity.alive()
-        assert not child.reaped
-    finally:
-        debugger.kill()
-        debugger.communicate()
-    await asyncio.wait_for(child.wait(), 120)
-    assert child.reaped
-    await child.stop(grace=5)
-
-
 def test_a_tool_whose_output_has_no_end_is_ended_and_takes_no_memory() -> None:
     result = output_of(["sh", "-c", "exec yes"], timeout=600)
     assert result == (None, "", "more than 64 MiB of output")
@@ -350,32 +313,3 @@ def test_a_tool_gets_its_input_and_its_outputs_are_kept_apart() -> None:
     assert output_of([sys.executable, "-c", code], timeout=120, stdin=text) == (3, text, "gr\ufffdn")
     assert output_of(["true"], timeout=120, stdin=text) == (0, "", ""), "who does not read is waited for"
     assert output_of(["sleep", "600"], timeout=0.1) == (None, "", "no answer within 0 s")
-
-
-REFUSED = """
-import asyncio, os, sys, time
-from pdserve.system.process import stop_family
-os.setgroups([]), os.setgid(65534), os.setuid(65534)
-victim = int(sys.argv[1])
-began = time.monotonic()
-print(asyncio.run(stop_family(lambda: {victim}, orphan_grace=600)), time.monotonic() - began)
-"""
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_member_that_may_not_be_signalled_is_given_up_soon() -> None:
-    with subprocess.Popen(["sleep", "600"]) as victim:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", REFUSED, str(victim.pid)],
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=120,
-            )
-            assert victim.poll() is None
-        finally:
-            victim.kill()
-    forced, seconds = done.stdout.split()
-    assert (forced, float(seconds) < 20) == ("True", True), "not the time for those that are killed and do not end"

@@ -244,16 +244,6 @@ def test_a_name_in_another_dev_shm_is_another_segment(ledger: ShmLedger, strange
     assert (ledger.remove_orphans(), exists(name)) == ([], True)
 
 
-def test_a_name_may_end_as_those_of_removed_files_are_shown(ledger: ShmLedger) -> None:
-    path = procfs.SHM / f"psm_{os.getpid()} (deleted)"
-    try:
-        with path.open("w+b"):
-            ledger.record([os.getpid()])
-        assert ledger.remove_orphans() == [path.name]
-    finally:
-        path.unlink(missing_ok=True)
-
-
 def test_what_a_stranger_only_reads_is_in_use(ledger: ShmLedger, maker: Maker) -> None:
     name = maker.make("open")
     ledger.record([maker.pid])
@@ -298,33 +288,6 @@ def test_a_pid_namespace_of_ones_own_is_not_the_first() -> None:
     if done.returncode and "unshare" in done.stderr:
         pytest.skip("no PID namespaces for this user")
     assert done.stdout == "False\n", done.stderr
-
-
-def test_a_process_lives_as_long_as_one_of_its_threads() -> None:
-    """One whose first thread has ended is a zombie to look at."""
-    command = """
-import ctypes, os, threading
-def second():
-    while open("/proc/self/stat").read().split()[2] != "Z":
-        pass
-    os.write(1, b"alone\\n")
-    os.read(0, 1)
-threading.Thread(target=second).start()
-ctypes.CDLL(None).syscall(ctypes.c_long({number}), 0)
-""".replace("{number}", {"aarch64": "93"}.get(os.uname().machine, "60"))
-    with subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"alone\n"
-            identity = procfs.identify(process.pid)
-            assert identity is not None
-            assert identity.alive()
-            assert process.pid in procfs.descendants(os.getpid())
-            assert process.pid in procfs.in_session(os.getsid(0))
-        finally:
-            process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert not identity.alive()
 
 
 @pytest.mark.parametrize("kind", UNUSED)
