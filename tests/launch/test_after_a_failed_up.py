@@ -9,7 +9,7 @@ import pytest
 from pdserve.errors import StartError
 from pdserve.launch.fleet import ANSWER_SECONDS, Fleet, PendingStops
 from pdserve.plan.time_limits import restart_seconds
-from pdserve.reach.protocol import Answered, Died
+from pdserve.reach.protocol import Died
 from tests.launch.played import REFUSED, Played, plan, serving_deployment
 
 pytestmark = pytest.mark.usefixtures("pdserve_home")
@@ -46,21 +46,12 @@ async def an_up_that_fails(deployment: Played) -> None:
     assert not deployment.is_over
 
 
-def note_of(deployment: Played, name: str) -> str:
-    return deployment.state.processes[name].note
-
-
-async def interrupts_a_proof(deployment: Played) -> None:
-    """An `up` that fails, while a prefill that was restarted is held to be proven."""
-    deployment.answers["/v1/completions"] = REFUSED
-    deployment.dies("prefill-0")
-    await deployment.until(lambda: note_of(deployment, "prefill-0") == "to be proven")
-    await an_up_that_fails(deployment)
-
-
 async def test_an_engine_whose_proof_it_has_interrupted_is_proven_and_returns(tmp_path: Path) -> None:
     async with serving_deployment(tmp_path, plan(restart="on-failure")) as deployment:
-        await interrupts_a_proof(deployment)
+        deployment.answers["/v1/completions"] = REFUSED
+        deployment.dies("prefill-0")
+        await deployment.until(lambda: deployment.state.processes["prefill-0"].note == "to be proven")
+        await an_up_that_fails(deployment)
         assert deployment.phase("prefill-0") == "degraded"
         deployment.answers.clear()
         await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
@@ -76,17 +67,6 @@ async def test_one_that_still_loaded_is_proven_when_it_is_ready(tmp_path: Path) 
         deployment.obey("start", "prefill-0")
         await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
         assert any(event["event"] == "canary" and event["name"] == "prefill-0" for event in deployment.events)
-
-
-async def test_one_that_fails_its_proof_then_is_recovered(tmp_path: Path) -> None:
-    async with serving_deployment(tmp_path, plan(restart="on-failure")) as deployment:
-        await interrupts_a_proof(deployment)
-        deployment.answers["/v1/completions"] = Answered(id=0, status=500, body="broken")
-        deployment.held.add(("start", "prefill-0"))
-        await deployment.until(lambda: deployment.orders.count(("start", "prefill-0")) == 2)
-        deployment.answers.clear()
-        deployment.obey("start", "prefill-0")
-        await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
 
 
 async def test_a_process_that_moves_is_on_its_new_node(tmp_path: Path) -> None:

@@ -296,18 +296,6 @@ async def test_a_record_that_cannot_be_written_ends_the_change_alone(
         assert (await deployment.up(sized(**change), replace=True)).exit_code == 0
 
 
-async def test_engines_serve_on_without_the_cache_that_is_removed_while_it_is_down(tmp_path: Path) -> None:
-    cached = adapted(kit.plan(kit.recipe(kit.aggregated(instances=2))))
-    plainly = {"mode": "aggregated", "prefill": None, "decode": None, "aggregated": {"instances": 2}}
-    plain = adapted(kit.plan(kit.recipe(plainly)))
-    async with serving_deployment(tmp_path, cached) as deployment:
-        deployment.held.add(("start", "lmcache-0"))
-        deployment.dies("lmcache-0")
-        await deployment.until(lambda: ("start", "lmcache-0") in deployment.orders)
-        assert (await deployment.up(plain, replace=True)).exit_code == 0
-        assert deployment.phases() == {"ready"}
-
-
 async def test_a_cache_server_that_fails_returns_to_its_former_command(tmp_path: Path) -> None:
     def cached(size: int) -> Plan:
         return adapted(kit.plan(kit.recipe(kit.aggregated(instances=2), {"lmcache": {"l1_size_gb": size}})))
@@ -317,15 +305,6 @@ async def test_a_cache_server_that_fails_returns_to_its_former_command(tmp_path:
         assert (await deployment.up(cached(2), replace=True)).exit_code == StartError.exit_code
         await deployment.until(lambda: deployment.phases() == {"ready"})
         assert flag_of(deployment.run_dir.read_plan(), "lmcache-0", "--l1-size-gb") == "1"
-
-
-async def test_what_an_interrupted_change_of_generation_has_held_serves_again(tmp_path: Path) -> None:
-    """Three prefills stay three: the third one was to go with a change whose second half has failed."""
-    async with serving_deployment(tmp_path, sized(3)) as deployment:
-        deployment.failing["decode-1"] = 1
-        assert (await deployment.up(sized(block_size=64), replace=True)).exit_code == StartError.exit_code
-        assert (await deployment.up(sized(3), replace=True)).exit_code == 0
-        assert deployment.phases() == {"ready"}
 
 
 async def test_what_was_stopped_to_make_room_is_back_after_a_failure(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -48,27 +46,6 @@ async def test_a_member_that_dies_while_the_others_load_ends_the_wait_for_them(t
         deployment.obey_all()
         await deployment.until(lambda: deployment.phases() == {"ready"})
         assert deployment.orders.count(("start", FOLLOWER)) == 1
-
-
-async def test_a_rank_that_is_silent_when_the_recovery_of_its_instance_ends_is_given_up(tmp_path: Path) -> None:
-    ranks = {"dp": 2, "ep": True, "load_balancing": "external"}
-    two = kit.plan(kit.recipe(kit.on_gpus(1, 1), {"prefill": {"instances": 2, "parallel": ranks}}), *kit.hosts(8))
-    async with serving_deployment(
-        tmp_path, adapted(two, restart="on-failure", unresponsive_seconds=0.05)
-    ) as deployment:
-        answered = deployment.slow[deployment.canary_of(LEADER)] = asyncio.Event()
-        deployment.dies(LEADER)
-        await deployment.until(lambda: any(canary_ok(event, RANK) for event in deployment.events))
-        deployment.is_silent(RANK)
-        await deployment.looks()
-        deployment.orders.clear()
-        answered.set()
-        await deployment.until(lambda: ("start", RANK) in deployment.orders)
-        await deployment.until(lambda: deployment.phases() == {"ready"})
-
-
-def canary_ok(event: dict[str, Any], name: str) -> bool:
-    return event["event"] == "canary" and event["name"] == name and bool(event["ok"])
 
 
 @contextmanager

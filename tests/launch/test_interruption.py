@@ -51,14 +51,13 @@ def test_an_up_that_finds_another_launcher_leaves_none(
     assert keys() == []
 
 
-def killed(deployment: Deployment) -> str:
-    """Kills the launcher, as the kernel does when memory is short; the key that it could not take along."""
+def kill_launcher(deployment: Deployment) -> None:
+    """As the kernel does when memory is short: it cannot take its key along."""
     own = deployment.run.key_file.name
     deployment.send_signal("launcher", signal.SIGKILL)
     deployment.command.finish()
     asyncio.run(asyncio.wait_for(pid_end(deployment.id_of("guard").pid), LINE_SECONDS))
     assert keys() == [own]
-    return own
 
 
 def test_a_run_keeps_its_own_until_it_is_over_and_that_of_a_killed_launcher_goes_with_the_next_up_or_down(
@@ -71,10 +70,10 @@ def test_a_run_keeps_its_own_until_it_is_over_and_that_of_a_killed_launcher_goes
         assert keys() == [own]
         deployment.run.key_file.unlink()
         until(deployment.run.key_file.exists)
-        killed(deployment)
+        kill_launcher(deployment)
     with up(file, pdserve_home) as deployment:
         assert keys() == [serving(deployment).run.key_file.name] != [own]
-        killed(deployment)
+        kill_launcher(deployment)
         assert read_json(pdserve("status", "--json")[1])["phase"] == "lost"
         assert pdserve("down") == (0, "fake: not running")
         assert keys() == []

@@ -41,25 +41,6 @@ async def test_up_finds_an_engine_that_a_restart_was_stopping_back(tmp_path: Pat
         assert deployment.phases() == {"ready"}
 
 
-async def test_a_port_is_given_to_another_when_what_is_left_of_its_dead_holder_is_gone(tmp_path: Path) -> None:
-    before, after = plan(decodes=2), plan(prefills=2, decodes=2)
-    ports = {"prefill-1": before.process("decode-1").ports, "decode-1": after.process("prefill-1").ports}
-    processes = [
-        process.model_copy(update={"ports": ports.get(process.name, process.ports)}) for process in after.processes
-    ]
-    after = after.model_copy(update={"processes": tuple(processes)})
-    async with serving_deployment(tmp_path, before) as deployment:
-        deployment.held.add(("stop", "decode-1"))
-        deployment.dies("decode-1")
-        await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
-        reply = deployment.up(after)
-        await deployment.until(lambda: deployment.state.change == "under way")
-        await deployment.looks()
-        assert deployment.orders == [("stop", "decode-1")]
-        deployment.obey("stop", "decode-1")
-        assert (await reply).message == "started prefill-1, decode-1; ready"
-
-
 def test_a_stop_is_ordered_again_only_if_it_is_to_be_over_sooner() -> None:
     left = PendingStops()
     assert left.order_stop("decode-0", "here", 60, "stopped")

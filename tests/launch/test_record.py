@@ -63,26 +63,6 @@ def test_one_file_that_is_gone_is_written_and_no_history_is_called_lost(kept: Ke
     assert find(kept.run.path.parent.parent, "fake").read_state().note == ""
 
 
-@pytest.mark.parametrize("what", ["state", "recipe", "current"])
-def test_a_deletion_that_takes_what_is_being_restored_is_outlasted(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    """As `rm -rf` does, which found the folder's files before: the next look finds what lacks."""
-    shutil.rmtree(kept.run.path.parent)
-    write = RunDir.write
-
-    def deleted_meanwhile(run: RunDir, file: Path, text: str) -> None:
-        if file == kept.run.plan:
-            kept.files[what].unlink()
-        write(run, file, text)
-
-    with monkeypatch.context() as context:
-        context.setattr(RunDir, "write", deleted_meanwhile)
-        kept.record.look()
-    kept.record.look()
-    assert kept.lacking() == []
-
-
 def test_a_record_that_is_gone_is_written_once_and_reported_once_also_after_it_was_cut_off(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,23 +47,6 @@ async def test_one_that_dies_in_that_restart_is_recovered_once(tmp_path: Path) -
         assert orders[-1] == "start"
 
 
-async def test_one_that_dies_before_it_has_returned_is_left_to_the_recovery_of_its_death(tmp_path: Path) -> None:
-    async with serving_deployment(tmp_path, plan_with_cache(restart="on-failure")) as deployment:
-        deployment.answers["/v1/completions"] = REFUSED
-        deployment.held.add(("stop", ENGINE))
-        deployment.asked.clear()
-        deployment.dies("lmcache-0")
-        await deployment.until(lambda: any("/v1/completions" in url for url in deployment.asked))
-        deployment.dies(ENGINE)
-        deployment.answers["/v1/completions"] = BROKEN
-        await deployment.until(lambda: ("stop", ENGINE) in deployment.orders)
-        await deployment.looks()
-        deployment.answers.clear()
-        deployment.obey("stop", ENGINE)
-        await deployment.until(lambda: deployment.phases() == {"ready"})
-        assert deployment.orders_of(ENGINE) == ["stop", "start"]
-
-
 async def test_a_restart_that_the_loss_of_its_node_interrupts_is_answered(tmp_path: Path) -> None:
     planned = plan(decodes=2, nodes=2).model_copy(update={"on_node_loss": "degrade"})
     async with serving_deployment(tmp_path, planned) as deployment:

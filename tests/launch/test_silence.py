@@ -9,7 +9,6 @@ import pytest
 
 from pdserve.errors import StartError
 from pdserve.reach.protocol import Answered
-from pdserve.run.inbox import Restart
 from tests.launch.played import Played, adapted, plan, plan_with_cache, played, serving_deployment
 from tests.plan import kit
 
@@ -68,7 +67,6 @@ async def test_it_is_watched_also_after_an_up_that_something_else_has_ended(tmp_
 SERVER, FIRST, LAST = "lmcache-0", "aggregated-0", "aggregated-1"
 LOOKS = 3
 """At a server, the first of which may have been on its way."""
-NO_TOKEN = Answered(id=0, status=500, body="")
 
 
 def registered(*workers: int) -> Answered:
@@ -109,18 +107,6 @@ async def test_in_the_end_a_server_needs_no_worker_of_an_engine_that_is_silent(t
         assert deployment.orders == []
 
 
-async def test_an_engine_that_serves_is_left_alone_when_another_one_answers_again(tmp_path: Path) -> None:
-    """Its canary would fail now, and what fails one is restarted."""
-    async with serving_deployment(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
-        await comes_back_beside(deployment, LAST, FIRST)
-        deployment.answers[deployment.canary_of(FIRST)] = NO_TOKEN
-        deployment.answers_again(LAST)
-        await deployment.until(lambda: deployment.phases() == {"ready"})
-        await deployment.looks()
-        assert deployment.orders == []
-        assert not deployment.canary_asked(FIRST)
-
-
 async def test_an_engine_that_is_silent_during_its_proof_counts_for_itself(tmp_path: Path) -> None:
     """Else it would serve without having registered."""
     async with serving_deployment(tmp_path, plan_with_cache(1, restart="on-failure")) as deployment:
@@ -137,33 +123,6 @@ async def test_an_engine_that_is_silent_during_its_proof_counts_for_itself(tmp_p
         deployment.answers_again(FIRST)
         await deployment.until(lambda: deployment.phases() == {"ready"})
         assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
-
-
-async def test_an_engine_that_is_silent_in_its_canary_has_the_time_that_silence_has(tmp_path: Path) -> None:
-    async with serving_deployment(tmp_path, plan_with_cache(1, restart="on-failure")) as deployment:
-        answered = deployment.slow[deployment.canary_of(FIRST)] = asyncio.Event()
-        deployment.asked.clear()
-        deployment.dies(SERVER)
-        await deployment.until(lambda: deployment.canary_asked(FIRST))
-        deployment.orders.clear()
-        deployment.is_silent(FIRST)
-        deployment.answers[deployment.canary_of(FIRST)] = NO_TOKEN
-        await deployment.looks()
-        answered.set()
-        await deployment.looks()
-        del deployment.answers[deployment.canary_of(FIRST)]
-        deployment.answers_again(FIRST)
-        await deployment.until(lambda: deployment.phases() == {"ready"})
-        assert deployment.orders == []
-
-
-async def test_a_restart_of_a_silent_engine_returns_when_it_serves(tmp_path: Path) -> None:
-    """Its new life is proven with its server, and waits for nothing more."""
-    async with serving_deployment(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
-        await comes_back_beside(deployment, FIRST, LAST)
-        reply = await deployment.ask(Restart(name=FIRST))
-        assert reply.exit_code == 0, reply.message
-        assert deployment.phases() == {"ready"}
 
 
 async def test_an_engine_that_stays_silent_beside_a_server_that_is_back_is_replaced_and_serves(tmp_path: Path) -> None:
@@ -187,15 +146,6 @@ async def returns_to(deployment: Played, engine: str) -> asyncio.Event:
     return answered
 
 
-async def turns(count: int) -> None:
-    """So many turns of the event loop."""
-    loop = asyncio.get_running_loop()
-    for _ in range(count):
-        turn = loop.create_future()
-        loop.call_soon(turn.set_result, None)
-        await turn
-
-
 async def test_one_that_is_silent_twice_gets_all_its_engines_back(tmp_path: Path) -> None:
     async with serving_deployment(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
         answered = await returns_to(deployment, LAST)
@@ -204,18 +154,6 @@ async def test_one_that_is_silent_twice_gets_all_its_engines_back(tmp_path: Path
         await deployment.until(lambda: deployment.phase(FIRST) == "degraded")
         deployment.answers_again(SERVER)
         await deployment.looks()
-        answered.set()
-        await deployment.until(lambda: deployment.phases() == {"ready"})
-        assert deployment.orders == []
-
-
-@pytest.mark.parametrize("count", range(6))
-async def test_however_short_its_second_silence_is_no_engine_is_restarted_for_it(tmp_path: Path, count: int) -> None:
-    async with serving_deployment(tmp_path, plan_with_cache(restart="on-failure")) as deployment:
-        answered = await returns_to(deployment, FIRST)
-        deployment.is_silent(SERVER)
-        await turns(count)
-        deployment.answers_again(SERVER)
         answered.set()
         await deployment.until(lambda: deployment.phases() == {"ready"})
         assert deployment.orders == []
