@@ -1,16 +1,10 @@
 """The fake's KV transfers: what a prefill keeps for which request, and how a decode gets it, with each connector.
 
-Mooncake, as upstream with the patch mooncake-requests: a prefill keeps KV of requests that carried a transfer_id, by
-whatever they ended; it keeps it until it is fetched or the abort timeout passes; either leg may come first; an unknown
-engine id is an error at once.
-
-NIXL, as upstream: the answer of a prefill says where its KV is; the blocks are freed by the decode that has taken the
-request in (after its pull, or without one), or by the end of the lease. Freed blocks hold something else: whoever pulls
-them all the same gets KV, but wrong KV, and nobody notices.
-
-MoRI-IO in READ mode, as upstream with the patch moriio-unread-prompts: prefill's answer has the address where a decode
-reads the KV of a transfer id; a prefill keeps KV of what ended by length only, until a decode has read or released it
-or `defer_timeout` has passed; a decode that is told of no KV computes the prompt.
+Each as upstream with pdserve's patches. Mooncake: a prefill keeps KV of requests that carried a transfer_id until it is
+fetched or the abort timeout passes; either leg may come first; an unknown engine id is an error at once. NIXL: the answer
+of a prefill says where its KV is; a decode frees it, or the end of the lease. Freed blocks hold something else: whoever
+pulls them all the same gets wrong KV, and nobody notices. MoRI-IO in READ mode: the same with the address of a handshake,
+of what ended by length only; a decode that is told of no KV computes the prompt.
 """
 
 from __future__ import annotations
@@ -167,6 +161,7 @@ async def fetch(params: dict[str, str], *, release: bool = False) -> str:
 
 
 OTHER_KV = prefill([0]).hex()
+_ANSWERED = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[7, 8, 9]]}
 
 
 class NixlProducer:
@@ -194,9 +189,7 @@ class NixlProducer:
         request = f"cmpl-{uuid.uuid4().hex}"
         self._keep(request, kv)
         return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_block_ids": [[7, 8, 9]],
+            **_ANSWERED,
             "remote_engine_id": self.engine_ids[rank],
             "remote_request_id": request,
             "remote_host": "127.0.0.1",
@@ -246,9 +239,7 @@ class MoriioProducer(NixlProducer):
         """The kv_transfer_params of the answer (`request_finished`)."""
         self._keep(transfer_id, kv)
         return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_block_ids": [[7, 8, 9]],
+            **_ANSWERED,
             "remote_engine_id": f"127.0.0.1:{self.port}",
             "remote_host": "127.0.0.1",
             "remote_handshake_port": self.port,

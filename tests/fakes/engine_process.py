@@ -48,19 +48,16 @@ while True:
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--model", default="fake-model")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--served-model-name")
-    parser.add_argument("--kv-transfer-config")
-    parser.add_argument("--api-key")
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--data-parallel-size", type=int, default=1)
-    parser.add_argument("--data-parallel-size-local", type=int)
-    parser.add_argument("--data-parallel-rank", type=int)
-    parser.add_argument("--tensor-parallel-size", type=int, default=1)
-    parser.add_argument("--max-model-len", type=int, default=100_000)
+    for name in ("--served-model-name", "--kv-transfer-config", "--api-key"):
+        parser.add_argument(name)
+    for name in ("--data-parallel-size-local", "--data-parallel-rank"):
+        parser.add_argument(name, type=int)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
+    for name, default in (("--model", "fake-model"), ("--host", "127.0.0.1")):
+        parser.add_argument(name, default=default)
+    numbers = {"--port": 8000, "--block-size": 16, "--data-parallel-size": 1, "--tensor-parallel-size": 1}
+    for name, number in (numbers | {"--max-model-len": 100_000}).items():
+        parser.add_argument(name, type=int, default=number)
     args, rest = parser.parse_known_args(argv)
     if rest[:1] == ["serve"] and len(rest) > 1:
         args.model = rest[1]

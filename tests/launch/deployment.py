@@ -36,6 +36,7 @@ BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 LINE_SECONDS = 120.0
 """How long a test waits for a line before it fails: a limit, not a measurement."""
 _POLL_SECONDS = 0.03
+_PORTS = ["proxy", "prefill", "decode", "bootstrap", "lmcache", "lmcache_http", "aggregated", "nixl", "router_metrics"]
 _EVENTS, _LINES, _WIDTH = 12, 25, 240
 """How much of a deployment the report of a failed test has."""
 
@@ -77,18 +78,7 @@ def _free(port: int) -> bool:
 def recipe(folder: Path, name: str = "fake", **changes: Any) -> Path:
     """A 1P1D recipe over fakes with LMCache. What is dead stays dead, unless `changes` set `restart`; `changes`: dotted
     keys with __ for the dots."""
-    kinds = (
-        "proxy",
-        "prefill",
-        "decode",
-        "bootstrap",
-        "lmcache",
-        "lmcache_http",
-        "aggregated",
-        "nixl",
-        "router_metrics",
-    )
-    ports = dict(zip(kinds, free_ports(len(kinds)), strict=True))
+    ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
     model = folder / "model"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text("{}")

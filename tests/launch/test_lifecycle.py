@@ -80,7 +80,11 @@ def test_the_record_is_complete_and_holds_no_secret(
 ) -> None:
     secret = "correct-horse-battery-staple"
     monkeypatch.setenv("MY_TOKEN", secret)
-    with up(recipe(tmp_path, engine__env={"HF_TOKEN": {"secret": "MY_TOKEN"}}), pdserve_home) as deployment:
+    settings: dict[str, Any] = {
+        "engine__env": {"HF_TOKEN": {"secret": "MY_TOKEN"}},
+        "proxy__auth": {"client_authorization": "forward"},  # engines then see the launcher's own
+    }
+    with up(recipe(tmp_path, **settings), pdserve_home) as deployment:
         key = serving(deployment).run.read_key()
         held = Path(f"/proc/{deployment.id_of('decode-0').pid}/environ").read_bytes()
         assert f"HF_TOKEN={secret}".encode() in held, "the value reaches the process"
@@ -102,19 +106,29 @@ def test_a_secret_that_is_not_set_is_named_before_anything_starts(tmp_path: Path
     assert "NOT_SET_ANYWHERE" in output
 
 
-def test_a_typo_in_the_proxy_section_does_not_cost_the_engines(tmp_path: Path, pdserve_home: Path) -> None:
-    file = recipe(tmp_path, proxy__command=[sys.executable, "-c", "import tpyo"])
+def test_a_typo_in_the_proxy_section_does_not_cost_the_engines_and_a_broken_proxy_is_not_restarted(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    file, broken = recipe(tmp_path, proxy__command=[sys.executable, "-c", "import tpyo"]), tmp_path / "broken"
     with up(file, pdserve_home, "--keep-on-failure") as deployment:
         deployment.command.expect("deployment is failed")
         engines = {name: deployment.id_of(name) for name in ("lmcache-0", "prefill-0", "decode-0")}
         assert pdserve("status")[0] == 5
-        change(file, "proxy.command", None)
+        program = (
+            f"import sys, pathlib; pathlib.Path({str(broken)!r}).exists() and sys.exit(7)\n"
+            "import pdserve.proxy as p; sys.exit(p.main())"
+        )
+        change(file, "proxy.command", [sys.executable, "-c", program])
         code, output = pdserve("up", file)
         assert code == 0, output
         assert "started proxy; ready" in output
         assert {name: deployment.id_of(name) for name in engines} == engines
-        assert deployment.post("/v1/completions", BODY)[0] == 200
         assert pdserve("up", file)[1].endswith("already up")
+        broken.touch()
+        code, output = pdserve("restart", "proxy")
+        assert code == 4
+        assert "the proxy was not replaced: 1.1: it does not start (exit code 7)" in output
+        assert deployment.post("/v1/completions", BODY)[0] == 200
 
 
 def test_detached_and_kept_on_failure(tmp_path: Path, pdserve_home: Path) -> None:
@@ -194,21 +208,6 @@ def test_restart_proxy_refuses_no_connection_and_breaks_no_stream(tmp_path: Path
         assert deployment.events("rolled")
 
 
-def test_a_proxy_that_could_not_start_again_is_not_restarted(tmp_path: Path, pdserve_home: Path) -> None:
-    broken = tmp_path / "broken"
-    program = (
-        f"import sys, pathlib; pathlib.Path({str(broken)!r}).exists() and sys.exit(7)\n"
-        "import pdserve.proxy as p; sys.exit(p.main())"
-    )
-    with up(recipe(tmp_path, proxy__command=[sys.executable, "-c", program]), pdserve_home) as deployment:
-        deployment.command.expect("serving fake at")
-        broken.touch()
-        code, output = pdserve("restart", "proxy")
-        assert code == 4
-        assert "the proxy was not replaced: 1.1: it does not start (exit code 7)" in output
-        assert deployment.post("/v1/completions", BODY)[0] == 200
-
-
 def test_with_tls_and_keys(tmp_path: Path, pdserve_home: Path) -> None:
     pair, file = made(tmp_path, "front"), tmp_path / "keys.jsonl"
     key, line = keys.new("team-a")
@@ -229,8 +228,3 @@ def test_with_tls_and_keys(tmp_path: Path, pdserve_home: Path) -> None:
         assert (deployment.id_of("proxy"), len(deployment.events("rolled"))) == (root, 1)
         # It waits until decode has no request left, which it asks the proxy.
         assert pdserve("restart", "decode-0") == (0, "decode-0 is ready")
-
-
-def test_engines_that_see_the_clients_own_authorization_see_the_launchers(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path, proxy__auth={"client_authorization": "forward"}), pdserve_home) as deployment:
-        deployment.command.expect("serving fake at")

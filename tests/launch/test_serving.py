@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from tests.launch.deployment import (
     home_in,
     pdserve,
     recipe,
-    until,
     up,
 )
 
@@ -166,21 +164,6 @@ def test_restart_by_name(serving: Deployment) -> None:
     code, output = pdserve("restart", "prefill-7")
     assert code == 8
     assert "no process called 'prefill-7'" in output
-
-
-@pytest.mark.parametrize("what", ["state.json", "../current"])
-def test_one_file_of_its_record_that_is_lost_is_written_anew(serving: Deployment, what: str) -> None:
-    run = serving.run
-    (run.path / what).unlink()
-    until(lambda: os.path.lexists(run.path / what))
-    assert output_of("status").startswith("fake: ready\n")
-
-
-def test_a_torn_note_of_the_keys_folder_ends_no_deployments_ear(serving: Deployment) -> None:
-    run = serving.run
-    run.key_folder.write_bytes(b"\xff\xfe")
-    until(lambda: run.key_folder.read_bytes() != b"\xff\xfe")
-    assert output_of("status").startswith("fake: ready\n")
 
 
 @pytest.mark.ends_fixture

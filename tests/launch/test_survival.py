@@ -197,9 +197,7 @@ def test_a_daemon_that_left_everything_is_ended_by_down(
         assert_nothing_left(deployment)
 
 
-@pytest.mark.parametrize(
-    ("switch", "killed"), [("on", False), ("off", False), ("on", True)], ids=["on", "off", "on, all killed"]
-)
+@pytest.mark.parametrize(("switch", "killed"), [("off", False), ("on", True)], ids=["off", "on, all killed"])
 def test_who_copies_the_environment_of_an_engine_is_no_part_of_it(
     tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, switch: str, killed: bool
 ) -> None:
