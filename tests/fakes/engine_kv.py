@@ -1,10 +1,10 @@
 """The fake's KV transfers: what a prefill keeps for which request, and how a decode gets it, with each connector.
 
 Each as upstream with pdserve's patches. Mooncake: a prefill keeps KV of requests that carried a transfer_id until it is
-fetched or the abort timeout passes; either leg may come first; an unknown engine id is an error at once. NIXL: the answer
-of a prefill says where its KV is; a decode frees it, or the end of the lease. Freed blocks hold something else: whoever
-pulls them all the same gets wrong KV, and nobody notices. MoRI-IO in READ mode: the same with the address of a handshake,
-of what ended by length only; a decode that is told of no KV computes the prompt.
+fetched or the abort timeout passes; either leg may come first; an unknown engine id is an error at once. NIXL: the
+answer of a prefill says where its KV is; a decode frees it, or the end of the lease. Freed blocks hold something else:
+whoever pulls them all the same gets wrong KV, and nobody notices. MoRI-IO in READ mode: the same with the address of a
+handshake, of what ended by length only; a decode that is told of no KV computes the prompt.
 """
 
 from __future__ import annotations
