@@ -33,6 +33,7 @@ from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import execute, pdserve, recipe
 from tests.launch.records import GONE, HERE, recorded_state, write_record
 from tests.plan import kit
+from tests.tables import each_row
 
 pytestmark = pytest.mark.process
 
@@ -72,12 +73,33 @@ def beginning(pid: int) -> float:
     return procfs.started_at(identity)
 
 
-def test_a_session_that_began_after_the_death_is_a_strangers(member: tuple[int, int], run: RunDir) -> None:
+@each_row("phase, died, heard, ours", [
+    ("dead", -60, 0, False),
+    ("dead", +60, 0, True),
+    ("done", -60, 0, False),
+    ("done", +60, 0, True),
+    ("stopped", -60, 0, False),
+    ("stopped", +60, 0, True),
+    ("ready", -60, 0, True),
+    ("dead", None, 0, True),
+    ("dead", None, 60, False),
+    ("dead", None, None, False),
+])  # fmt: skip
+def test_a_session_that_began_after_the_death_is_a_strangers(
+    member: tuple[int, int], run: RunDir, phase: ProcessPhase, died: float | None, heard: float | None, ours: bool
+) -> None:
+    """`died`: its leader, after it began; that of an earlier life says nothing. Of a death that nobody saw the last sign
+    of life decides: so many seconds ago."""
     pid, session = member
-    began = beginning(pid)
-    assert members(state(session, began - 60), run) == set()
-    assert members(state(session, began + 60), run) == {pid}
-    assert [str(pid) in line for line in living(state(session, began + 60), run)] == [True]
+    recorded = state(session, None if died is None else beginning(pid) + died)
+    recorded.processes["d"].phase = phase
+    if heard is None:
+        run.remove_beat()
+    else:
+        run.write_beat()
+        os.utime(run.beat, (time.time() - heard, time.time() - heard))
+    assert members(recorded, run) == ({pid} if ours else set())
+    assert [str(pid) in line for line in living(recorded, run)] == ([True] if ours else [])
 
 
 def test_a_leader_that_nobody_has_waited_for_still_has_its_session(run: RunDir) -> None:
@@ -114,32 +136,6 @@ def test_a_record_with_a_pid_that_is_none_is_refused(run: RunDir, pid: int) -> N
     run.write(run.state, json.dumps(written))
     with pytest.raises(StateError, match=r"this state\.json is damaged"):
         run.read_state()
-
-
-def test_of_an_unobserved_death_the_last_sign_of_life_decides(member: tuple[int, int], run: RunDir) -> None:
-    pid, session = member
-    assert members(state(session, None), run) == {pid}
-    os.utime(run.beat, (time.time() - 60, time.time() - 60))
-    assert members(state(session, None), run) == set()
-    run.remove_beat()
-    assert members(state(session, None), run) == set()
-
-
-def test_the_death_of_an_earlier_life_does_not_count(member: tuple[int, int], run: RunDir) -> None:
-    pid, session = member
-    restarted = state(session, beginning(pid) - 60)
-    restarted.processes["d"].phase = "ready"
-    assert members(restarted, run) == {pid}
-
-
-@pytest.mark.parametrize("phase", ["done", "stopped"])
-def test_what_has_ended_owns_no_later_session(member: tuple[int, int], run: RunDir, phase: ProcessPhase) -> None:
-    pid, session = member
-    began = beginning(pid)
-    before, after = state(session, began - 60), state(session, began + 60)
-    for deployment in (before, after):
-        deployment.processes["d"].phase = phase
-    assert (members(before, run), members(after, run)) == (set(), {pid})
 
 
 def test_a_node_of_which_nothing_is_left_is_not_busy(member: tuple[int, int], run: RunDir) -> None:

@@ -150,7 +150,6 @@ class Played:
         """Requests whose URL has this in it are answered only after that."""
         self.asked: list[str] = []
         """URLs of requests from the nodes."""
-        self.agents: dict[str, PlayedAgent] = {}
         self.events: list[dict[str, Any]] = []
         self.error: PdserveError | None = None
         self.is_over = False
@@ -178,8 +177,7 @@ class Played:
 
     def _open(self, node: Node, receive: Callable[[Event], None]) -> PlayedAgent:
         self._receive = receive
-        self.agents[node.name] = PlayedAgent(node, receive, self)
-        return self.agents[node.name]
+        return PlayedAgent(node, receive, self)
 
     def ordered(self, verb: str, name: str, obey: Callable[[], None]) -> None:
         """Of an agent: what it was ordered, and how it does that."""
@@ -235,7 +233,7 @@ class Played:
         self._receive(Gone(node=node, how="its pipe closed"))
 
     def canary_of(self, name: str) -> str:
-        """What the URL of its canary has in it, and that of no other one."""
+        """Return what the URL of its canary has in it, and that of no other one."""
         probe = self.plan.process(name).probe
         assert isinstance(probe, HttpProbe)
         return f":{probe.port}/v1/completions"
