@@ -88,8 +88,8 @@ def beginning(pid: int) -> float:
 def test_a_session_that_began_after_the_death_is_a_strangers(
     member: tuple[int, int], run: RunDir, phase: ProcessPhase, died: float | None, heard: float | None, ours: bool
 ) -> None:
-    """`died`: its leader, after it began; that of an earlier life says nothing. Of a death that nobody saw the last sign
-    of life decides: so many seconds ago."""
+    """`died`: its leader, so many seconds after it began, which says nothing of a later life. Of a death that nobody
+    saw the last sign of life decides: `heard` so many seconds ago."""
     pid, session = member
     recorded = state(session, None if died is None else beginning(pid) + died)
     recorded.processes["d"].phase = phase
