@@ -268,9 +268,7 @@ def test_what_could_not_be_stopped_is_not_called_stopped(who: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["down", "up"])
-def test_shared_memory_and_empty_cgroups_of_the_last_run_are_removed(
-    tmp_path: Path, pdserve_home: Path, verb: str
-) -> None:
+def test_what_the_last_run_has_left_is_removed(tmp_path: Path, pdserve_home: Path, verb: str) -> None:
     run, deployment = RunDir.create(pdserve_home, "fake", "run-1"), state(GONE.pid, None)
     ours, another_runs = (tmp_path / f"pdserve-{of}@n-7" for of in ("run-1", "run-2"))
     for node, folder in (("n", ours), ("m", another_runs)):

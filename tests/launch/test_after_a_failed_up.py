@@ -19,9 +19,7 @@ def dies_loading(deployment: Played, name: str) -> None:
     deployment.says(Died(name=name, pid=8, code=1, how="exited", seconds=1, while_starting=True))
 
 
-async def test_of_two_that_start_side_by_side_the_one_that_lives_serves_and_the_next_up_starts_the_other(
-    tmp_path: Path,
-) -> None:
+async def test_of_two_that_start_side_by_side_the_one_that_lives_serves(tmp_path: Path) -> None:
     one, three = plan(decodes=1), plan(decodes=3)
     async with serving_deployment(tmp_path, one) as deployment:
         deployment.held |= {("start", "decode-1"), ("start", "decode-2")}

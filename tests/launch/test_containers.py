@@ -29,7 +29,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 BOXED = Node(name="gpu1", command=("docker", "run", "--rm", "vllm:1", "python3"))
 
 
-async def test_what_is_left_of_this_run_on_this_node_is_stopped_and_a_look_stops_nothing(docker: Path) -> None:
+async def test_what_is_left_of_this_run_is_stopped_and_a_look_stops_nothing(docker: Path) -> None:
     (docker / "ids").write_text("0123456789abcdef\n")
     assert (await left_containers([BOXED], "run-1")).names == ("0123456789ab on gpu1",)
     assert (docker / "ids").read_text() == "0123456789abcdef\n"

@@ -60,9 +60,7 @@ def kill_launcher(deployment: Deployment) -> None:
     assert keys() == [own]
 
 
-def test_a_run_keeps_its_own_until_it_is_over_and_that_of_a_killed_launcher_goes_with_the_next_up_or_down(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_a_key_lasts_as_long_as_its_run_or_until_the_next_up_or_down(tmp_path: Path, pdserve_home: Path) -> None:
     file = recipe(tmp_path)
     with up(file, pdserve_home) as deployment:
         own = serving(deployment).run.key_file.name

@@ -106,9 +106,7 @@ def test_a_secret_that_is_not_set_is_named_before_anything_starts(tmp_path: Path
     assert "NOT_SET_ANYWHERE" in output
 
 
-def test_a_typo_in_the_proxy_section_does_not_cost_the_engines_and_a_broken_proxy_is_not_restarted(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_a_typo_in_the_proxy_section_does_not_cost_the_engines(tmp_path: Path, pdserve_home: Path) -> None:
     file, broken = recipe(tmp_path, proxy__command=[sys.executable, "-c", "import tpyo"]), tmp_path / "broken"
     with up(file, pdserve_home, "--keep-on-failure") as deployment:
         deployment.command.expect("deployment is failed")

@@ -42,9 +42,7 @@ def with_store(folder: Path, **section: Any) -> Path:
     )
 
 
-def test_it_is_ready_before_the_engines_start_restarted_while_they_serve_and_ends_after_them(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_it_starts_before_the_engines_is_restarted_and_ends_after_them(tmp_path: Path, pdserve_home: Path) -> None:
     with up(with_store(tmp_path), pdserve_home) as deployment:
         before = serving(deployment).id_of(NAME)
         assert deployment.started()[0] == NAME
@@ -61,9 +59,7 @@ def test_it_is_ready_before_the_engines_start_restarted_while_they_serve_and_end
 
 
 @pytest.mark.full
-def test_it_is_ready_again_only_once_its_engines_have_given_it_memory_and_dies_as_often_as_it_likes(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_it_is_ready_again_only_once_its_engines_have_given_it_memory(tmp_path: Path, pdserve_home: Path) -> None:
     pool = tmp_path / "pool"
     pool.write_text("1048576")
     with up(with_store(tmp_path, command=[*MASTER, f"-fake_pool={pool}"]), pdserve_home) as deployment:

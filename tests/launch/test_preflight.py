@@ -161,9 +161,7 @@ def test_a_dry_run_is_for_the_place_that_was_asked_for(tmp_path: Path, pdserve_h
         assert pdserve(command, recipe(tmp_path), "--cluster", hosts, "--this-machine")[0] == 2
 
 
-def test_of_looks_at_a_machine_that_does_not_answer_only_the_last_one_stays(
-    tmp_path: Path, pdserve_home: Path, hosts: Path
-) -> None:
+def test_of_looks_at_a_silent_machine_only_the_last_one_stays(tmp_path: Path, pdserve_home: Path, hosts: Path) -> None:
     """Its error names a log there."""
     for verb in ("preflight", "up"):
         code, output = pdserve(verb, recipe(tmp_path), "--cluster", hosts)

@@ -60,9 +60,7 @@ def test_a_full_disk_takes_a_sign_of_life(run: RunDir) -> None:
 
 
 @pytest.mark.process
-def test_a_launcher_that_stands_still_is_shown_as_that_and_down_lets_it_go_on(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_a_launcher_that_stands_still_is_shown_and_down_lets_it_go_on(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         launcher, run = serving(deployment).id_of("launcher"), deployment.run
         assert run.beat.exists()

@@ -63,9 +63,7 @@ def test_one_file_that_is_gone_is_written_and_no_history_is_called_lost(kept: Ke
     assert find(kept.run.path.parent.parent, "fake").read_state().note == ""
 
 
-def test_a_record_that_is_gone_is_written_once_and_reported_once_also_after_it_was_cut_off(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_is_gone_is_written_and_reported_once(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(kept.run.path.parent)
 
     def vanished(run: RunDir) -> None:

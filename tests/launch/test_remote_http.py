@@ -18,7 +18,7 @@ from tests.launch.records import recorded_state
 URL = "http://b.pdserve:8080"
 
 
-async def test_what_a_launcher_refuses_is_an_error_of_that_request_and_status_has_its_reason(
+async def test_what_a_launcher_refuses_is_an_error_of_that_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has lost the agent of that node. `verify` takes no other error for an answer that did not come."""

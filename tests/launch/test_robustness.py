@@ -173,9 +173,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, file: str, content: bytes) ->
 
 @each_row("file", ["state.json", "plan.json"])
 @each_row("number", [None, 0, 2, "1"])
-def test_a_record_of_another_version_is_refused_whatever_else_is_in_it(
-    tmp_path: Path, file: str, number: object
-) -> None:
+def test_a_record_of_another_version_is_refused_whatever_it_has(tmp_path: Path, file: str, number: object) -> None:
     run = recorded(tmp_path)
     record = json.loads((run.path / file).read_text()) | {"schema_version": number, "of_that_version": 1}
     if number is None:
@@ -189,7 +187,7 @@ def test_a_record_of_another_version_is_refused_whatever_else_is_in_it(
 
 
 @pytest.mark.process
-def test_one_damaged_record_is_named_by_the_commands_and_does_not_hide_the_others(pdserve_home: Path) -> None:
+def test_one_damaged_record_is_named_and_does_not_hide_the_others(pdserve_home: Path) -> None:
     broken = recorded(pdserve_home, "broken").state
     broken.write_bytes(b"{")
     healthy = recorded(pdserve_home, "healthy")

@@ -68,9 +68,7 @@ sys.stdout.buffer.write(bytes(range(256)))
 """
 
 
-def test_its_output_is_forwarded_its_options_are_its_own_and_what_it_has_left_ends_with_it(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_its_output_and_options_are_its_own_and_what_it_leaves_ends_with_it(tmp_path: Path, pdserve_home: Path) -> None:
     argv = [*PDSERVE, "run", str(recipe(tmp_path)), "--", *python(LEAVES_A_CHILD, "--set", "--", "-x y")]
     done = subprocess.run(argv, capture_output=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr

@@ -113,7 +113,7 @@ def test_engines_and_cache_stay_when_another_comes_and_goes_and_that_is_shown_be
     assert "pdserve up would change nothing" in pdserve("render", file)[1]
 
 
-def test_what_needs_replace_is_shown_with_it_and_restarted_with_it_only(serving: Deployment, file: Path) -> None:
+def test_what_needs_replace_is_shown_and_restarted_with_it_only(serving: Deployment, file: Path) -> None:
     other = ("--set", "decode.args.max-num-seqs=3")
     assert shown("up", file, *other)["restart"] == ["decode-0"]
     assert "#   restart decode-0: only with --replace" in pdserve("up", file, *other, "--dry-run")[1]
@@ -141,9 +141,7 @@ def test_what_is_refused_leaves_all_as_it_is(serving: Deployment, file: Path, mo
     assert serving.post("/v1/completions", BODY)[0] == 200
 
 
-def test_up_without_a_recipe_takes_the_recorded_one_also_by_another_name_of_python(
-    serving: Deployment, file: Path
-) -> None:
+def test_up_without_a_recipe_and_by_another_name_of_python_is_no_change(serving: Deployment, file: Path) -> None:
     """From any folder: what is recorded names its model by its absolute path."""
     (file.parent / "link").symlink_to(Path(sys.executable).parents[1])
     away = file.rename(file.with_suffix(".away"))

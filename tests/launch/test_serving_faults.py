@@ -147,9 +147,7 @@ def test_restart_as_the_recipe_sets(tmp_path: Path, pdserve_home: Path) -> None:
 # LMCache ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_lmcache_that_dies_or_is_held_takes_its_prefills_out_until_it_is_back(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_an_lmcache_that_dies_or_is_held_takes_its_prefills_out_meanwhile(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         prefill = serving(deployment).id_of("prefill-0")
         deployment.send_signal("lmcache-0", signal.SIGKILL)
@@ -216,9 +214,7 @@ def test_a_killed_supervisor_leaves_nothing(tmp_path: Path, pdserve_home: Path, 
         assert_nothing_left(deployment)
 
 
-def test_with_keep_on_failure_a_death_while_serving_is_reported_and_the_rest_is_kept(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_with_keep_on_failure_what_a_death_leaves_healthy_is_kept(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home, "--keep-on-failure") as deployment:
         prefill = serving(deployment).id_of("prefill-0")
         deployment.send_signal("decode-0", signal.SIGKILL)

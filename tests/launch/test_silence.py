@@ -84,7 +84,7 @@ async def comes_back_beside(deployment: Played, silent: str, other: str) -> None
     deployment.asked.clear()
 
 
-async def test_an_engine_that_is_silent_while_the_server_comes_back_is_proven_before_it_serves(tmp_path: Path) -> None:
+async def test_an_engine_that_is_silent_as_the_server_returns_is_proven_first(tmp_path: Path) -> None:
     async with serving_deployment(tmp_path, plan_with_cache(2, restart="on-failure")) as deployment:
         await comes_back_beside(deployment, FIRST, LAST)
         answered = deployment.slow[deployment.canary_of(FIRST)] = asyncio.Event()

@@ -120,9 +120,7 @@ def test_prefill_killed_while_loading(tmp_path: Path, pdserve_home: Path) -> Non
     assert "prefill-0@" in output
 
 
-def test_prefill_that_hangs_once_it_is_ready_is_given_up_on_while_decode_loads(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_prefill_that_hangs_is_given_up_on_while_decode_loads(tmp_path: Path, pdserve_home: Path) -> None:
     file = recipe(tmp_path, decode__env={"FAKE_NEVER_READY": "1"}, timeouts__unresponsive_seconds=1)
     with up(file, pdserve_home) as deployment:
         deployment.command.expect("prefill-0    ready")
@@ -213,9 +211,7 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-c", program]
 
 
-def test_they_run_in_order_before_the_engines_and_a_changed_one_restarts_these_only_when_asked_to(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_they_run_in_order_and_a_changed_one_restarts_engines_when_asked_to(tmp_path: Path, pdserve_home: Path) -> None:
     setup: list[object] = [
         python("print('first')"),
         f"{sys.executable} -c 'import os; print(os.environ[\"SHARED\"])'",

@@ -104,9 +104,7 @@ def ignored(*signums: signal.Signals) -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def test_what_a_terminal_sends_stops_nothing_where_it_is_ignored_from_the_start(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_what_a_terminal_sends_stops_nothing_where_it_is_ignored(tmp_path: Path, pdserve_home: Path) -> None:
     """As below nohup, and as a script's background command."""
     of_terminal = (signal.SIGHUP, signal.SIGINT)
     with ignored(*of_terminal), up(recipe(tmp_path), pdserve_home) as deployment:
@@ -285,9 +283,7 @@ def test_when_every_supervisor_is_killed_at_once(tmp_path: Path, pdserve_home: P
         assert_nothing_left(deployment)
 
 
-def test_up_during_a_back_off_starts_a_process_once_and_a_refused_one_leaves_it_alone(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_up_during_a_back_off_starts_a_process_once(tmp_path: Path, pdserve_home: Path) -> None:
     slow = {**RESTART, "backoff_seconds": 300.0, "backoff_max_seconds": 300.0}
     file = recipe(tmp_path, decode__restart=slow, **TWO)
     with up(file, pdserve_home) as deployment:
@@ -301,9 +297,7 @@ def test_up_during_a_back_off_starts_a_process_once_and_a_refused_one_leaves_it_
         assert read_json(pdserve("status", "--json")[1])["phase"] == "ready"
 
 
-def test_a_restart_that_fails_ends_the_deployment_when_no_other_process_has_the_role(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_a_restart_of_the_last_of_a_role_that_fails_ends_the_deployment(tmp_path: Path, pdserve_home: Path) -> None:
     broken = tmp_path / "broken"
     with up(recipe(tmp_path, decode__env={"FAKE_DIE_IF": str(broken)}), pdserve_home) as deployment:
         serving(deployment)

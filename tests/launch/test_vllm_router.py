@@ -105,9 +105,7 @@ def test_a_router_that_was_killed_comes_back(router: Deployment) -> None:
 
 
 @pytest.mark.full
-def test_a_restarted_decode_is_found_by_its_url_and_after_a_restarted_prefill_it_is_restarted(
-    router: Deployment,
-) -> None:
+def test_it_is_restarted_after_a_prefill_and_not_after_a_decode(router: Deployment) -> None:
     before = router.id_of("proxy")
     assert pdserve("restart", "decode-0") == (0, "decode-0 is ready")
     assert router.id_of("proxy") == before

@@ -99,9 +99,7 @@ async def test_frozen_processes_and_those_further_inside_are_killed(tmp_path: Pa
     assert str(await child.wait()) == "killed by SIGKILL"
 
 
-async def test_an_empty_cgroup_of_supervisors_that_were_killed_at_once_is_removed_later(
-    tmp_path: Path, ours: Cgroup | None
-) -> None:
+async def test_an_empty_cgroup_of_killed_supervisors_is_removed_later(tmp_path: Path, ours: Cgroup | None) -> None:
     async with agent(tmp_path) as under_test:
         hello = await under_test.expect(Hello)
         agent_record.remove_empty_cgroups(tmp_path, "run-1")

@@ -72,9 +72,7 @@ def error_of(gone: Gone, tmp_path: Path, timeouts: Timeouts) -> ServeError:
     return serve_error(gone, there, RunDir(tmp_path))
 
 
-async def test_an_agent_that_falls_silent_is_lost_reported_once_and_not_believed_after_that(
-    tmp_path: Path, ssh: Path
-) -> None:
+async def test_an_agent_that_falls_silent_is_lost_once_and_not_believed_again(tmp_path: Path, ssh: Path) -> None:
     async with far_agent(tmp_path, SOON) as (remote, hello):
         await remote.start(planned("engine", NEVER_READY))
         send(hello.agent, signal.SIGSTOP)

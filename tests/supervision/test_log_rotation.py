@@ -131,9 +131,7 @@ async def cut_once_it_can_be(log: Path, stderr: FullDisk) -> None:
 
 
 @pytest.mark.process
-async def test_a_log_that_cannot_be_cut_is_tried_again_also_where_nobody_can_be_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_log_that_cannot_be_cut_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's own log is on the same full disk."""
     monkeypatch.setattr(sys, "stderr", stderr := FullDisk())
     monkeypatch.setattr(supervised, "_CUT_AGAIN_SECONDS", 0.01)

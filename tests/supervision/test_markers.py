@@ -58,7 +58,7 @@ def environment(pid: int) -> dict[bytes, bytes]:
     return dict(each.split(b"=", 1) for each in procfs.environment(pid) if b"=" in each)
 
 
-async def test_who_copies_the_environment_that_its_user_alone_can_see_is_touched_by_no_stop(tmp_path: Path) -> None:
+async def test_who_copies_the_environment_is_touched_by_no_stop(tmp_path: Path) -> None:
     async with agent(tmp_path) as under_test:
         under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
         started = (await under_test.expect(Started, "engine")).id

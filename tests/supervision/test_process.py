@@ -132,9 +132,7 @@ async def until_file(path: Path) -> str:
     return path.read_text()
 
 
-async def test_the_exit_code_is_the_childs_own_and_its_output_is_in_the_log_from_the_first_byte(
-    tmp_path: Path,
-) -> None:
+async def test_the_exit_code_is_the_childs_own_and_all_its_output_in_the_log(tmp_path: Path) -> None:
     child = start(tmp_path, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)")
     assert str(await child.wait()) == "exited with code 7"
     assert sorted((tmp_path / "child.log").read_text().split()) == ["err", "out"]
@@ -208,7 +206,7 @@ for line in sys.stdin:
 """
 
 
-async def test_a_process_that_does_not_read_delays_no_other_and_gets_the_newest_states_when_it_does(
+async def test_a_process_that_does_not_read_gets_the_newest_states_when_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipe_writer, "BEHIND_SECONDS", 0.01)
@@ -260,7 +258,7 @@ if os.fork() == 0:
 WRITES_ITS_PID = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
 
 
-async def test_once_it_was_waited_for_its_number_is_a_strangers_and_who_was_in_its_session_before_is_family(
+async def test_once_it_was_waited_for_its_number_is_a_strangers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = start(tmp_path, LEAVES_A_MEMBER, WRITES_ITS_PID, str(tmp_path / "pid"))

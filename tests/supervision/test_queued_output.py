@@ -101,9 +101,7 @@ def test_of_more_than_may_wait_the_oldest_lines_are_dropped_and_counted(pipe: tu
     ]
 
 
-def test_a_reader_that_leaves_is_told_once_to_who_writes(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_leaves_is_told_once(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = pipe
     with Path(os.devnull).open("rb") as nobody:
         os.dup2(nobody.fileno(), read)  # closes the end of the pipe

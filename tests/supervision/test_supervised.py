@@ -67,9 +67,7 @@ async def watched(process: Process, folder: Path, *, fatal_grace: float = 0.0) -
 
 
 @pytest.mark.parametrize("headless", [False, True])
-async def test_an_engine_that_has_failed_but_hangs_is_dead_long_before_its_limit(
-    tmp_path: Path, headless: bool
-) -> None:
+async def test_an_engine_that_has_failed_but_hangs_is_dead_before_its_limit(tmp_path: Path, headless: bool) -> None:
     """A headless one is never probed, so it counts as ready from its first moment."""
     process = engine(HUNG).model_copy(update={"probe": None}) if headless else engine(HUNG)
     # It logs on after the line that tells: time for that.
