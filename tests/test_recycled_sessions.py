@@ -31,7 +31,7 @@ from pdserve.system.process import MARKER, marker, pid_end
 from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import execute, pdserve, recipe
-from tests.launch.records import GONE, HERE, recorded_state, write_record
+from tests.launch.records import GONE, HERE, identity_of, recorded_state, write_record
 from tests.plan import kit
 from tests.tables import each_row
 
@@ -107,8 +107,7 @@ def test_a_leader_that_nobody_has_waited_for_still_has_its_session(run: RunDir) 
     assert leader.stdout is not None
     pid = int(leader.stdout.readline())
     asyncio.run(pid_end(leader.pid))
-    identity = procfs.identify(leader.pid)
-    assert identity is not None
+    identity = identity_of(leader.pid)
     assert not identity.alive()
     recorded = state(leader.pid, 1.0)
     recorded.processes["d"].id = identity
@@ -121,8 +120,7 @@ def test_a_leader_that_nobody_has_waited_for_still_has_its_session(run: RunDir) 
 def test_no_record_makes_pid_1_the_caller_or_what_is_above_it_a_member(run: RunDir) -> None:
     """Whatever it has: a session of PID 1, or the command's own parent as an engine that lives."""
     assert members(state(1, time.time() + 60), run) == set()
-    parent = procfs.identify(os.getppid())
-    assert parent is not None
+    parent = identity_of(os.getppid())
     recorded = state(parent.pid, None)
     lives = recorded.processes["d"].model_copy(update={"id": parent, "phase": "ready"})
     assert not members(recorded.model_copy(update={"processes": {"d": lives}}), run) & {1, parent.pid, os.getpid()}
@@ -227,8 +225,7 @@ def test_while_its_guard_lives_all_that_is_ours_is_below_it(run: RunDir) -> None
     deployment = all_killed()
     guard = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with carrier(marker("run-1", TOKEN, "d.1")) as pid:
-        identity = procfs.identify(guard.pid)
-        assert identity is not None
+        identity = identity_of(guard.pid)
         deployment.nodes["n"].guard = identity
         assert members(deployment, run) == {guard.pid}
         guard.communicate(b"\n")

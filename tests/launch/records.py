@@ -21,11 +21,16 @@ GONE = ProcessId(pid=4_194_000, start_ticks=1)
 HERE = socket.gethostname()
 
 
-def own_identity() -> ProcessId:
-    """Return the identity of this process, which lives."""
-    identity = procfs.identify(os.getpid())
+def identity_of(pid: int) -> ProcessId:
+    """Return the identity of a process that lives."""
+    identity = procfs.identify(pid)
     assert identity is not None
     return identity
+
+
+def own_identity() -> ProcessId:
+    """Return the identity of this process, which lives."""
+    return identity_of(os.getpid())
 
 
 def recorded_state(**fields: Any) -> DeploymentState:

@@ -24,6 +24,7 @@ from tests.launch.deployment import (
     serving,
     up,
 )
+from tests.launch.records import identity_of
 
 pytestmark = pytest.mark.process
 
@@ -83,8 +84,7 @@ def test_the_death_of_an_engine_core_is_the_death_of_its_engine(tmp_path: Path, 
     with up(recipe(tmp_path, prefill__env={"FAKE_CHILD": "1"}), pdserve_home) as deployment:
         root = serving(deployment).id_of("prefill-0")
         core = next(pid for pid in procfs.descendants(root.pid) if procfs.title(pid).startswith("VLLM::"))
-        identity = procfs.identify(core)
-        assert identity is not None
+        identity = identity_of(core)
         send(identity, signal.SIGKILL)
         output = died_serving(deployment)
     assert "VLLM::EngineCor" in output

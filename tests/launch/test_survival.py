@@ -29,6 +29,7 @@ from tests.launch.deployment import (
     until,
     up,
 )
+from tests.launch.records import identity_of
 from tests.launch.test_serving_faults import RESTART, TWO
 
 pytestmark = pytest.mark.process
@@ -179,8 +180,7 @@ def test_a_daemon_that_left_everything_is_ended_by_down(
         log = deployment.run.path / deployment.run.read_plan().process("prefill-0").log
         match = re.search(r"^daemon (\d+)$", log.read_text(), re.MULTILINE)
         assert match is not None
-        daemon = procfs.identify(int(match[1]))
-        assert daemon is not None
+        daemon = identity_of(int(match[1]))
         _, output = pdserve("status")
         assert ("no cgroups on" in output, "cgroups: on" in output) == (node.cgroup is None, node.cgroup is not None)
         try:

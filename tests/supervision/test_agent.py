@@ -18,6 +18,7 @@ from pdserve.system import procfs
 from pdserve.system.cgroup import SWITCH
 from pdserve.system.process import send
 from tests.launch.deployment import free_ports
+from tests.launch.records import identity_of
 from tests.supervision.agents import HTTP_SERVER, LIMIT, NEVER_READY, TOKEN, agent, pid_in, planned, until, until_gone
 
 pytestmark = pytest.mark.process
@@ -104,8 +105,7 @@ async def test_nothing_survives(tmp_path: Path, victims: tuple[str, ...]) -> Non
     async with agent(tmp_path) as under_test:
         hello = await under_test.expect(Hello)
         started = await under_test.start(planned("engine", STUBBORN_CHILD, str(pid_file)))
-        member = procfs.identify(await pid_in(pid_file))
-        assert member is not None
+        member = identity_of(await pid_in(pid_file))
         if "agent" in victims:
             send(hello.agent, signal.SIGKILL)
         if "guard" in victims:
@@ -139,8 +139,7 @@ async def test_an_agent_whose_guard_is_dead_leaves_no_daemon_that_it_has_adopted
     async with agent(tmp_path) as under_test:
         hello = await under_test.expect(Hello)
         await under_test.start(planned("engine", LEAVES_A_DAEMON, str(pid_file), WRITES_ITS_PID))
-        daemon = procfs.identify(await pid_in(pid_file))
-        assert daemon is not None
+        daemon = identity_of(await pid_in(pid_file))
         try:
             send(hello.guard, signal.SIGKILL)
             await under_test.expect(Gone)
@@ -183,8 +182,7 @@ async def test_a_guard_that_gets_a_signal_while_it_clears_up_clears_up(tmp_path:
     async with agent(tmp_path) as under_test:
         hello = await under_test.expect(Hello)
         started = await under_test.start(planned("engine", STUBBORN_CHILD, str(pid_file), stop_seconds=5))
-        member = procfs.identify(await pid_in(pid_file))
-        assert member is not None
+        member = identity_of(await pid_in(pid_file))
         try:
             send(hello.agent, signal.SIGKILL)
             await under_test.expect(Gone)  # said by the guard, once it has waited for the agent

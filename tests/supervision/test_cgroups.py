@@ -16,11 +16,12 @@ import pytest
 
 from pdserve.node import agent_record
 from pdserve.reach.protocol import Gone, Hello
-from pdserve.system import cgroup, procfs
+from pdserve.system import cgroup
 from pdserve.system.cgroup import Cgroup, place
 from pdserve.system.process import Child, send, spawn, stop_family
 from pdserve.system.procfs import ProcessId
 from tests.fakes.engine_process import DAEMON
+from tests.launch.records import identity_of
 from tests.supervision.agents import agent, planned, until, until_gone
 
 pytestmark = pytest.mark.process
@@ -45,9 +46,7 @@ def ours() -> Iterator[Cgroup | None]:
 async def daemon_of(log: Path) -> ProcessId:
     """What the log names, once it does."""
     await until(lambda: log.exists() and "daemon " in log.read_text() and log.read_text().endswith("\n"))
-    identity = procfs.identify(int(log.read_text().split()[-1]))
-    assert identity is not None
-    return identity
+    return identity_of(int(log.read_text().split()[-1]))
 
 
 def start(tmp_path: Path, code: str, own: Cgroup | None) -> Child:

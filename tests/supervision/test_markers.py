@@ -13,6 +13,7 @@ from pdserve.reach.protocol import Died, Start, Started
 from pdserve.system import procfs
 from pdserve.system.cgroup import SWITCH
 from pdserve.system.process import MARKER
+from tests.launch.records import identity_of
 from tests.supervision.agents import NEVER_READY, agent, planned, until
 
 LEAVES_A_MEMBER = """
@@ -45,8 +46,7 @@ async def test_what_is_left_of_an_earlier_life_is_none_of_the_next_one(tmp_path:
     async with agent(tmp_path) as under_test:
         under_test.link.send(Start(process=planned("engine", LEAVES_A_MEMBER, str(file)), token="t"))
         await under_test.expect(Died, "engine")
-        left = procfs.identify(int(file.read_text()))
-        assert left is not None
+        left = identity_of(int(file.read_text()))
         under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
         await until(lambda: len(under_test.all(Started)) == 2)
         await under_test.stop("engine")

@@ -25,7 +25,7 @@ from pdserve.system.process import (
     stop_family,
 )
 from pdserve.system.procfs import ProcessId
-from tests.launch.records import own_identity
+from tests.launch.records import identity_of, own_identity
 from tests.supervision.agents import until
 from tests.tables import each_row
 
@@ -192,8 +192,7 @@ async def test_the_end_of_a_process_is_not_that_of_a_later_one_with_its_pid() ->
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(process_end(own), 0)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as popen:
-        identity = procfs.identify(popen.pid)
-        assert identity is not None
+        identity = identity_of(popen.pid)
         popen.kill()
         await asyncio.wait_for(process_end(identity), 30)
 

@@ -26,7 +26,7 @@ from pdserve.system.inotify import NewNames
 from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
-from tests.launch.records import HERE, recorded_state
+from tests.launch.records import HERE, identity_of, recorded_state
 from tests.supervision.agents import LIMIT, agent, planned, until, until_gone
 
 pytestmark = pytest.mark.process
@@ -76,8 +76,7 @@ class Maker:
 
     def __init__(self) -> None:
         self._popen = subprocess.Popen([sys.executable, "-c", MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        own_id = procfs.identify(self._popen.pid)
-        assert own_id is not None
+        own_id = identity_of(self._popen.pid)
         self.id: ProcessId = own_id
         self.names: list[str] = []
 
@@ -322,8 +321,7 @@ def test_what_a_thread_calls_itself_hides_no_process() -> None:
     with subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as renamed:
         assert renamed.stdout is not None
         renamed.stdout.readline()
-        identity = procfs.identify(renamed.pid)
-        assert identity is not None
+        identity = identity_of(renamed.pid)
         assert identity.alive()
         assert procfs.owner(renamed.pid) == os.getuid()
         assert procfs.title(renamed.pid) == "\N{REPLACEMENT CHARACTER} (x"
