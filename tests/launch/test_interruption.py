@@ -70,7 +70,8 @@ def test_a_key_lasts_as_long_as_its_run_or_until_the_next_up_or_down(tmp_path: P
         until(deployment.run.key_file.exists)
         kill_launcher(deployment)
     with up(file, pdserve_home) as deployment:
-        assert keys() == [serving(deployment).run.key_file.name] != [own]
+        other = serving(deployment).run.key_file.name
+        assert keys() == [other] != [own]
         kill_launcher(deployment)
         assert read_json(pdserve("status", "--json")[1])["phase"] == "lost"
         assert pdserve("down") == (0, "fake: not running")

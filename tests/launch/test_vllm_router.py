@@ -117,7 +117,7 @@ def test_it_is_restarted_after_a_prefill_and_not_after_a_decode(router: Deployme
 @pytest.mark.full
 def test_after_a_prefill_that_up_has_started_it_is_restarted_too(tmp_path: Path, pdserve_home: Path) -> None:
     """It serves by the other one until then."""
-    file = behind_router(tmp_path, NIXL, prefill__instances=2)
+    file = behind_router(tmp_path, prefill__instances=2)
     with up(file, pdserve_home) as deployment:
         router = serving(deployment).id_of("proxy")
         deployment.send_signal("prefill-0", signal.SIGKILL)
@@ -127,6 +127,12 @@ def test_after_a_prefill_that_up_has_started_it_is_restarted_too(tmp_path: Path,
         assert "started prefill-0, proxy; ready" in output
         assert deployment.id_of("proxy") != router
         assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
+
+
+@pytest.mark.full
+def test_over_nixl_too(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(behind_router(tmp_path, NIXL), pdserve_home) as deployment:
+        assert serving(deployment).post("/v1/completions", BODY)[0] == 200
 
 
 @pytest.mark.full
