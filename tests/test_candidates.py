@@ -65,21 +65,22 @@ def test_a_jobs_nodes_are_reached_by_srun_in_slurms_order(scontrol: Path) -> Non
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("fields", "gpus"), [("TresPerNode=gres:gpu:2", 2), ("TresPerNode=gres:gpu:16", 8), ("TresPerJob=gres:gpu:2", 8)]
+    ("fields", "there", "gpus"),
+    [
+        ("TresPerNode=gres:gpu:2", "8", 2),
+        ("TresPerNode=gres:gpu:16", "8", 8),
+        ("TresPerJob=gres:gpu:2", "8", 8),
+        ("", "", None),
+        ("", "all", None),
+    ],
 )
-def test_gpus_that_were_not_asked_for_do_not_count(tmp_path: Path, scontrol: Path, fields: str, gpus: int) -> None:
+def test_gpus_that_were_not_asked_for_do_not_count(
+    tmp_path: Path, scontrol: Path, fields: str, there: str, gpus: int | None
+) -> None:
     (tmp_path / "job").write_text(f"JobId=42 JobState=RUNNING Power= {fields} \n")
-    candidates = of_job(JOB, ())
+    candidates = of_job({**JOB, "SLURM_GPUS_ON_NODE": there}, ())
     assert candidates is not None
     assert candidates.gpus_per_node == gpus
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("gpus", [{}, {"SLURM_GPUS_ON_NODE": ""}, {"SLURM_GPUS_ON_NODE": "all"}])
-def test_of_a_job_without_gpus_their_number_is_unknown(scontrol: Path, gpus: dict[str, str]) -> None:
-    candidates = of_job({"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu08", **gpus}, ())
-    assert candidates is not None
-    assert candidates.gpus_per_node is None
 
 
 @pytest.mark.process
@@ -100,11 +101,6 @@ def test_a_node_list_that_cannot_be_read_is_an_error_and_not_one_odd_name(scontr
     with pytest.raises(PreflightError, match="not a list of nodes") as caught:
         of_job({**JOB, "SLURM_JOB_NODELIST": "gpu[08-"}, ())
     assert "SLURM_JOB_NODELIST" in str(caught.value.where)
-
-
-@pytest.mark.process
-def test_kill_wait_is_slurms_own(scontrol: Path) -> None:
-    assert kill_wait() == 90
 
 
 @pytest.mark.process
@@ -200,13 +196,3 @@ def test_pyxis_is_an_option_of_srun(scontrol: Path) -> None:
     assert isinstance(reach, Srun)
     assert any(option.startswith("--container-image=/images/") for option in reach.options), "the file of all nodes"
     assert boxed.machines[0].command[-1] == "python3"
-
-
-@pytest.mark.process
-def test_without_a_container_nothing_is_wrapped(scontrol: Path) -> None:
-    there = of_job(JOB, ())
-    assert there is not None
-    plain = Recipe.model_validate(
-        {"schema": 1, "name": "x", "platform": "cpu", "model": {"id": "o/m", "served_name": "m"}}
-    )
-    assert in_containers(there, plain, run_id="r", run_dir="/r", recipe_dir="/r", store="/i") is there

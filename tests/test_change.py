@@ -96,12 +96,6 @@ def test_what_runs_otherwise_is_replaced_on_its_own_ports(tmp_path: Path) -> Non
     assert ports(plan, "decode-0") <= seen.ports[plan.process("decode-0").node]
 
 
-def test_what_is_new_is_started(tmp_path: Path) -> None:
-    seen = recorded_change(running(tmp_path, planned()), planned(instances=2))
-    assert "decode-1" in seen.starting
-    assert "decode-1" not in seen.replaced
-
-
 def test_the_proxy_runs_on_when_only_its_workers_are_others(tmp_path: Path) -> None:
     """It is told of them; whatever else of its configuration changes takes another start."""
     more, longer = planned(instances=2), kit.recipe(kit.with_lmcache(), {"proxy": {"drain_seconds": 99.0}})
@@ -109,19 +103,6 @@ def test_the_proxy_runs_on_when_only_its_workers_are_others(tmp_path: Path) -> N
     assert recorded_change(running(tmp_path / "fewer", more), planned()).starting == ()
     seen = recorded_change(running(tmp_path / "longer", planned()), kit.plan(longer, *NODES))
     assert seen.replaced == ("proxy",)
-
-
-def test_what_the_new_plan_lacks_is_gone(tmp_path: Path) -> None:
-    seen = recorded_change(running(tmp_path, planned(instances=2)), planned())
-    assert seen.gone == ("decode-1",)
-    assert "decode-1" not in seen.starting
-
-
-def test_a_port_of_ours_on_one_node_is_a_strangers_on_another(tmp_path: Path) -> None:
-    plan = planned()
-    seen = recorded_change(running(tmp_path, plan), plan)
-    assert plan.process("prefill-0").node != plan.process("decode-0").node
-    assert not seen.ports[plan.process("prefill-0").node] & ports(plan, "decode-0")
 
 
 def prepared(*setup: str, **decode: object) -> Plan:

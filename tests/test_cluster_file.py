@@ -144,20 +144,6 @@ def test_all_errors_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    load(tmp_path, TWO)
-    with pytest.raises(RecipeError, match="does not exist") as caught:
-        load_cluster(tmp_path / "clusters.yaml", environ={})
-    assert caught.value.todo == "correct the path"
-
-
-def test_names_alone_are_enough(tmp_path: Path) -> None:
-    cluster = load(tmp_path, TWO).cluster
-    assert cluster.hosts == [Host(name="a"), Host(name="b")]
-    assert cluster.usable() == (Host(name="a"), Host(name="b"))
-    assert (cluster.network, cluster.ssh.connect_seconds, cluster.ssh.options) == (None, 10, [])
-
-
 def test_variables_are_taken_from_the_environment(tmp_path: Path) -> None:
     text = TWO + "- {name: c, devices: ['${FIRST}', 1], python: '${VENV:-/opt}/bin/python'}\n"
     assert load(tmp_path, text, FIRST="0").cluster.hosts[2] == Host(
@@ -187,25 +173,27 @@ def test_what_ssh_takes_for_something_else_is_refused(tmp_path: Path, ssh: str, 
     assert caught.value.todo == todo
 
 
+def asked(ssh: str) -> subprocess.CompletedProcess[str]:
+    """What ssh itself says of a destination: -G prints what would be done, and does nothing."""
+    argv = ["ssh", "-G", "-F", "/dev/null", "--", ssh]
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
+
+
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here")
-@pytest.mark.parametrize(("ssh", "machine"), DESTINATIONS)
+@each_row("ssh, machine", DESTINATIONS)
 def test_ssh_itself_reads_a_destination_as_we_do(ssh: str, machine: str) -> None:
-    """-G prints what would be done, and does nothing."""
-    argv = ["ssh", "-G", "-F", "/dev/null", "--", ssh]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
+    done = asked(ssh)
     assert f"\nhostname {machine.lower()}\n" in f"\n{done.stdout}", done.stderr
 
 
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here")
-@pytest.mark.parametrize(
+@each_row(
     "ssh", [ssh for ssh, what, _ in NO_DESTINATIONS if what == NAME and ssh.startswith("ssh://") and "-oX" not in ssh]
 )
 def test_ssh_itself_refuses_the_uris_that_we_refuse(ssh: str) -> None:
-    argv = ["ssh", "-G", "-F", "/dev/null", "--", ssh]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 255
+    assert asked(ssh).returncode == 255
 
 
 def test_sshs_own_file_is_relative_to_the_cluster_file(tmp_path: Path) -> None:
@@ -226,11 +214,6 @@ def test_keys_are_found_with_their_line_where_the_file_says_something(tmp_path: 
 def test_a_section_that_is_null_leaves_the_recipes_its_own(tmp_path: Path) -> None:
     assert load(tmp_path, TWO + "network: null\n").locate("network.cidr") is None
     assert load(tmp_path, TWO + "network:\n").locate("network") is None
-
-
-def test_one_host_may_be_this_machine(tmp_path: Path) -> None:
-    loaded = load(tmp_path, "schema: 1\nhosts: [{name: here, address: 127.0.0.1}]\n")
-    assert loaded.cluster.hosts[0].address == "127.0.0.1"
 
 
 def test_the_example_means_what_it_shows() -> None:

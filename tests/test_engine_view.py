@@ -80,12 +80,6 @@ def test_a_prefill_that_computed_prompts_and_reloaded_one() -> None:
     assert prefill.external_hit_rate == pytest.approx(512 / 6195)
 
 
-def test_a_decode_received_what_it_did_not_compute() -> None:
-    decode = engine(recorded("vllm-0.32.0-decode.metrics"))
-    assert decode.prompt_tokens is not None
-    assert decode.received_tokens == decode.prompt_tokens["external_kv_transfer"] > 2 * 619
-
-
 def test_data_parallel_ranks_are_summed_and_the_fullest_counts() -> None:
     first = 'vllm:num_requests_running{engine="0"} 2.0\nvllm:kv_cache_usage_perc{engine="0"} 0.25\n'
     two = 'vllm:num_requests_running{engine="1"} 3.0\nvllm:kv_cache_usage_perc{engine="1"} 0.75\n'
@@ -214,12 +208,6 @@ def test_failed_transfers_of_all_connectors_are_summed() -> None:
     )
     seen = engine(page)
     assert (seen.failed_transfers, seen.preemptions) == (9, 5)
-
-
-def test_chunks_that_were_evicted_are_counted() -> None:
-    page = "lmcache_mp_l1_evicted_chunks_total 7\n"
-    cache = lmcache(recorded("lmcache-0.5.6-status.json"), page)
-    assert (cache.evicted_chunks, cache.salts) == (7, None)
 
 
 def test_a_proxy_reports_refusals_and_workers_that_get_nothing() -> None:

@@ -72,9 +72,3 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
         run(["--help"], ("pydantic", "httpx", "fastapi", "rich", "yaml", "prometheus_client"), tmp_path)
         == "CODE 0 LOADED"
     )
-
-
-def test_importing_the_package_imports_no_engine() -> None:
-    probe = f"import pdserve, sys; print(sorted(set(sys.modules) & set({ENGINES!r})))"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Versions
 from pdserve.reach.cluster_file import load_cluster
@@ -45,22 +43,8 @@ def test_every_command_parses(page: str, words: tuple[str, ...]) -> None:
     assert verb in commands, f"{page} shows pdserve {verb}"
     if arguments:
         commands[verb].make_context(verb, arguments)
-
-
-@each_row("page, words", COMMANDS)
-def test_every_recipe_that_a_command_names_exists(page: str, words: tuple[str, ...]) -> None:
     for word in words:
-        if word.endswith(".yaml"):
-            assert (REPOSITORY / word).is_file(), f"{page}: pdserve {' '.join(words)}"
-
-
-def test_a_command_that_does_not_exist_would_be_found(tmp_path: Path) -> None:
-    file = tmp_path / "page.md"
-    file.write_text("`pdserve status --wach` and\n\n```bash\n. x && FOO=1 pdserve down | cat  # pdserve no\n```\n")
-    commands = list(Page(file).commands("pdserve"))
-    assert commands == [("down",), ("status", "--wach")]
-    with pytest.raises(Exception, match="No such option: --wach"):
-        root().commands["status"].make_context("status", ["--wach"])
+        assert not word.endswith(".yaml") or (REPOSITORY / word).is_file(), f"{page}: pdserve {' '.join(words)}"
 
 
 @each_row("block", RECIPES)

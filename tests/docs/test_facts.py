@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import signal
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import get_args
 
 from pydantic import BaseModel
@@ -15,21 +13,14 @@ from pydantic import BaseModel
 from pdserve import errors
 from pdserve.cli.doctor import CAUSE_SEEN
 from pdserve.logs.known_causes import RULES
-from pdserve.logs.symptoms import SYMPTOMS
 from pdserve.patches.registry import REGISTRY
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections import Lmcache
-from pdserve.run.directory import LOST, UNRESPONSIVE, RunDir
-from pdserve.run.state import Phase, ProcessPhase
 from tests.docs.markdown import (
-    DOCTOR,
     EXIT_CODES,
     PAGES,
     PROOFS,
     README,
     REPOSITORY,
-    RUN_DIRECTORY,
-    STATUS,
     TROUBLESHOOTING,
     Page,
 )
@@ -43,7 +34,6 @@ SOURCES = [
 ]
 
 
-PHASES: tuple[str, ...] = get_args(Phase)
 MESSAGES = "what the log or the error has"
 
 
@@ -117,13 +107,6 @@ def _models(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _models(argument)
 
 
-def test_a_key_that_does_not_exist_would_be_found() -> None:
-    assert [*_keys("set `lmcache.l1_sise_gb`, not proxy.json or a/proxy.py")] == ["lmcache.l1_sise_gb"]
-    assert not _exists(Recipe, ["lmcache", "l1_sise_gb"])
-    assert _exists(Recipe, ["lmcache", "eviction", "ratio"])
-    assert "l1_size_gb" in Lmcache.model_fields
-
-
 def test_exit_codes_are_those_of_the_error_tree() -> None:
     rows = EXIT_CODES.table("code")
     documented = {name: int(row[0]) for row in rows for name in re.findall(r"`(\w+)`", row[1])}
@@ -142,21 +125,6 @@ def _subclasses(error: type[errors.PdserveError]) -> Iterator[type[errors.Pdserv
         yield from _subclasses(inner)
 
 
-def test_every_state_of_a_process_is_explained() -> None:
-    [row] = [row for row in STATUS.table("column") if row[0] == "state"]
-    assert set(re.findall(r"`(\w+)`", row[1])) == set(get_args(ProcessPhase))
-
-
-def test_every_phase_of_a_deployment_is_explained() -> None:
-    assert sorted(row[0].strip("`") for row in STATUS.table("phase")) == sorted([*PHASES, LOST, UNRESPONSIVE])
-
-
-def test_every_column_of_status_is_explained() -> None:
-    [header] = re.findall(r"^process +role +.*$", STATUS.text, re.MULTILINE)
-    explained = ", ".join(row[0] for row in STATUS.table("column"))
-    assert explained.split(", ") == header.split()
-
-
 def test_every_proof_that_is_shown_is_explained() -> None:
     explained = [row[0].strip("`") for row in PROOFS.table("proof")]
     assert proofs_shown(PROOFS) == explained
@@ -166,29 +134,6 @@ def test_every_proof_that_is_shown_is_explained() -> None:
 
 def proofs_shown(page: Page) -> list[str]:
     return re.findall(r"^(?:proven|failed|not-proven) +(\w+):", page.text, re.MULTILINE)
-
-
-def test_every_cause_that_the_doctor_knows_is_explained() -> None:
-    explained = {name for row in DOCTOR.table("cause") for name in re.findall(r"`([a-z-]+)`", row[0])}
-    assert explained == causes_of_the_doctor()
-
-
-def causes_of_the_doctor() -> set[str]:
-    """The first argument of every `Diagnosis(...)` in its rules, and the names of the symptoms."""
-    calls = (
-        node
-        for path in (REPOSITORY / "pdserve" / "doctor").glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Diagnosis"
-    )
-    names = {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
-    return {str(name) for name in names} | {symptom.name for symptom in SYMPTOMS}
-
-
-def test_every_file_of_a_run_is_listed() -> None:
-    files = {value.name for value in vars(RunDir(Path("folder"))).values() if isinstance(value, Path)} - {"folder"}
-    listed = {name.rstrip("/") for row in RUN_DIRECTORY.table("path") for name in re.findall(r"`([^`]+)`", row[0])}
-    assert files <= listed
 
 
 @each_row("page", ALL)

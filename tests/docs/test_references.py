@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from typer.testing import CliRunner
 import pdserve
 from pdserve.cli.commands import app
 from pdserve.reach.cluster_file import Cluster
-from pdserve.recipe.load import yaml12
 from tests.docs import cli_reference, recipe_reference
 from tests.docs.markdown import INDEX, PAGES, README, REPOSITORY, Page
 from tests.docs.regenerate import PAGES as GENERATED
@@ -47,16 +45,6 @@ def test_a_shell_completes_the_verbs() -> None:
     words = {"_PDSERVE_COMPLETE": "complete_bash", "COMP_WORDS": "pdserve va", "COMP_CWORD": "1"}
     done = CliRunner().invoke(app, prog_name="pdserve", env=words)
     assert done.output.split() == ["validate"]
-
-
-def test_hooks_before_a_commit_are_the_environments_own_tools() -> None:
-    data = yaml12.parse((REPOSITORY / ".pre-commit-config.yaml").read_text(), "hooks").data
-    assert isinstance(data, dict)
-    [repository] = data["repos"]
-    tools = {hook["entry"].split()[0] for hook in repository["hooks"]}
-    pinned = (REPOSITORY / "requirements" / "dev.txt").read_text()
-    assert repository["repo"] == "local"
-    assert tools <= {f".venv/bin/{name}" for name in re.findall(r"^([\w-]+)==", pinned, re.MULTILINE)}
 
 
 def test_the_version_stands_twice_and_is_the_same() -> None:

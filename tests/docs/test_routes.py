@@ -62,7 +62,3 @@ def test_every_route_of_vllm_is_offered_or_has_a_reason() -> None:
     assert routes - offered() - refused == set()
     assert refused - routes == set(), "they are no routes of this vLLM"
     assert refused & offered() <= {"/ready"}
-
-
-def test_the_page_names_what_is_offered() -> None:
-    assert offered() - {"/ready", "/workers", "/metrics"} == in_backticks(split_page()[0])

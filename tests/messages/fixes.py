@@ -14,18 +14,15 @@ from tests.messages.kit import Case
 _WRITE = re.compile(r"write (?:for example )?`([^`]+)`")
 _MEANT = re.compile(r"did you mean (\S+)\?$")
 _PLACE = re.compile(r": ([A-Za-z_]\w*(?:\.[^:\s]+)*): ")
-_LINE = re.compile(r":(\d+): ")
 
 
 @dataclass(frozen=True)
 class Fix:
-    """`path`: of the key that is wrong; None: the message is about a line of the file. `write`: the line; `meant`: the
-    key or value to take instead."""
+    """`path`: of the key that is wrong. `write`: the line; `meant`: the key or value to take instead."""
 
     path: Path | None
     write: str | None = None
     meant: str | None = None
-    line: int = 0
     renamed: bool = False
     """`meant` is a key."""
 
@@ -51,8 +48,7 @@ def _fix(problem: str) -> Fix | None:
     place = _PLACE.search(f"{what} ")
     path = None if place is None else _path(place.group(1))
     if (write := _WRITE.search(todo)) is not None:
-        line = _LINE.search(what)
-        return Fix(path, write=write.group(1), line=0 if line is None else int(line.group(1)))
+        return Fix(path, write=write.group(1))
     if (meant := _MEANT.search(todo)) is not None:
         renamed = "unknown key" in what or "not the name of an environment variable" in what
         return Fix(path, meant=meant.group(1), renamed=renamed)
@@ -70,9 +66,7 @@ def applied(case: Case, message: str) -> Case | None:
     for fix in todo:
         if fix.write is not None and fix.write.startswith("--set "):
             case = _with_option(case, shlex.split(fix.write)[1])
-        elif fix.path is None or "not YAML" in message:
-            case = _with_line(case, fix)
-        elif (options := _options(case)) and fix.meant is not None and any(_of(o, fix.path) for o in options):
+        elif (options := _options(case)) and fix.meant is not None and any(_of(o, fix.path or ()) for o in options):
             case = _renamed_option(case, fix)
         else:
             case = _changed(case, fix)
@@ -113,14 +107,6 @@ def _with_text(case: Case, text: str) -> Case:
     if _file(case) == "cluster.yaml":
         return replace(case, files={**case.files, "cluster.yaml": text})
     return replace(case, text=text)
-
-
-def _with_line(case: Case, fix: Fix) -> Case:
-    """The line in place of the one that the message names, with its indentation."""
-    lines = _text(case).splitlines()
-    old = lines[fix.line - 1]
-    lines[fix.line - 1] = old[: len(old) - len(old.lstrip(" -"))] + (fix.write or "")
-    return _with_text(case, "\n".join(lines) + "\n")
 
 
 def _changed(case: Case, fix: Fix) -> Case:

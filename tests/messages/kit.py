@@ -30,16 +30,6 @@ decode:
 lmcache:
   l1_size_gb: 100
 """
-CPU = """\
-schema: 1
-name: good-cpu
-platform: cpu
-model: {path: model, served_name: model}
-prefill:
-  connector: {kind: mooncake, protocol: tcp}
-decode:
-  connector: {kind: mooncake, protocol: tcp}
-"""
 HOSTS = "schema: 1\nhosts:\n  - name: gpu1\n  - name: gpu2\n"
 EXTENDED = "extends: good.yaml\n"
 VALIDATE = ("validate", "recipe.yaml")
@@ -56,12 +46,6 @@ class Case:
     environ: Mapping[str, str] = field(default_factory=dict)
     fact: str = ""
     """By which the message is known, where no program can read the fix out of it."""
-
-    @property
-    def shown(self) -> dict[str, str | bytes]:
-        """The files that are part of the input."""
-        own = {} if self.text == EXTENDED or "recipe.yaml" not in self.argv else {"recipe.yaml": self.text}
-        return {**own, **self.files}
 
 
 def over(title: str, text: str, *, fact: str = "", **environ: str) -> Case:
@@ -124,7 +108,7 @@ def run(argv: tuple[str, ...], folder: Path, environ: Mapping[str, str]) -> Outc
 
 def write(case: Case, folder: Path) -> None:
     """The case's files, beside good ones."""
-    there = {"good.yaml": GOOD, "cpu.yaml": CPU, "hosts.yaml": HOSTS, "recipe.yaml": case.text, **case.files}
+    there = {"good.yaml": GOOD, "hosts.yaml": HOSTS, "recipe.yaml": case.text, **case.files}
     for name, text in there.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)

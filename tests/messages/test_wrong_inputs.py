@@ -7,13 +7,11 @@ from functools import cache
 from pathlib import Path
 
 from pdserve.reach.cluster_file import load_cluster
-from tests.messages import wrong_keys, wrong_together, wrong_values, wrong_yaml
 from tests.messages.fixes import applied
 from tests.messages.kit import Case, run, write
+from tests.messages.wrong_inputs import CASES
 from tests.tables import each_row
 
-KINDS: tuple[tuple[Case, ...], ...] = (*wrong_values.KINDS, *wrong_keys.KINDS, *wrong_yaml.KINDS, *wrong_together.KINDS)
-CASES = tuple(case for kind in KINDS for case in kind)
 _USAGE = ("`", "give one of", "belongs to", "Did you mean", "Possible options", "Missing arg", "unexpected extra arg")
 """The last four are of the command line's own parser, whose usage line says what is wanted."""
 

@@ -11,7 +11,6 @@ import pytest
 from pdserve.errors import PreflightError
 from pdserve.models import files
 from pdserve.models.files import HeaderError, tensors_of
-from pdserve.models.weights import BITS
 from tests.tables import each_row
 
 WHOLE = {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}
@@ -21,11 +20,6 @@ def written(folder: Path, header: bytes, *, length: int | None = None, data: int
     file = folder / "model.safetensors"
     file.write_bytes((len(header) if length is None else length).to_bytes(8, "little") + header + bytes(data))
     return file
-
-
-def test_an_honest_header(tmp_path: Path) -> None:
-    (made,) = tensors_of(written(tmp_path, json.dumps({"a": WHOLE}).encode()))
-    assert (made.shape, made.stored_bytes) == ((2, 3), 12)
 
 
 @each_row("change, named", [
@@ -63,20 +57,9 @@ def test_the_folder_of_such_a_file_is_refused_with_a_fix(tmp_path: Path) -> None
     assert "fetch the model again" in str(refused.value.todo)
 
 
-@each_row("index", ['{"weight_map": {"a": [1]}}', '{"weight_map": 5}', "[]", "[" * 50_000])
+@each_row("index", ["{", "{}", '{"weight_map": {"a": [1]}}', '{"weight_map": 5}', "[]", "[" * 50_000])
 def test_an_index_that_names_no_files_is_refused(tmp_path: Path, index: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(PreflightError, match=r"model\.safetensors\.index\.json cannot be read"):
         files.read_model(tmp_path)
-
-
-def test_every_type_of_safetensors_has_its_bits() -> None:
-    assert {dtype: BITS[dtype] for dtype in ("F4", "F6_E2M3", "F8_E8M0", "BOOL", "BF16", "C64")} == {
-        "F4": 4,
-        "F6_E2M3": 6,
-        "F8_E8M0": 8,
-        "BOOL": 8,
-        "BF16": 16,
-        "C64": 64,
-    }

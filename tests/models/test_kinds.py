@@ -14,13 +14,6 @@ def test_families_that_vllm_serves(family: Family) -> None:
     assert hints_of(family.config).kinds == family.kinds
 
 
-def test_the_text_part_of_a_multimodal_model_counts() -> None:
-    vision = {"vision_config": {"layer_types": ["full_attention", "sliding_attention"]}}
-    hints = hints_of({"text_config": {"layer_types": ["linear_attention", "full_attention"]}, **vision})
-    assert hints.kinds == {"full", "recurrent"}
-    assert hints.key == "layer_types"
-
-
 @each_row("config", [
     {"sliding_window": 4096, "use_sliding_window": False},
     {"sliding_window": None, "layer_types": ["sliding_attention", "full_attention"]},

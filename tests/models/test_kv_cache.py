@@ -30,13 +30,6 @@ def test_equal_to_the_block(tiny: Tiny) -> None:
     assert ours == {key: theirs[key] for key in ours}
 
 
-def test_every_way_to_keep_kv_is_compared() -> None:
-    specs = {group["spec"] for numbers in RECORDED.values() for group in numbers["groups"]}
-    assert specs == {"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec", "MambaSpec"}
-    assert len(RECORDED) == len(TINY)
-    assert {(tiny.tp, tiny.pp) for tiny in TINY} == {(1, 1), (2, 1), (4, 1), (1, 2)}
-
-
 def test_tp_divides_the_heads_of_kv_down_to_one_for_each_rank() -> None:
     sizes = {tp: kv_cache(LAYERS, replace(FLAGS, tp=tp)).block_bytes for tp in (1, 2, 8, 16)}
     assert [sizes[1] / size for size in sizes.values()] == [1, 2, 8, 8]
@@ -66,13 +59,6 @@ def test_the_widest_stage_decides_the_block() -> None:
     assert kv_cache(layers, replace(FLAGS, pp=2)).block_bytes == 3 * 16 * 8 * 256 * 2
 
 
-def test_without_the_hybrid_manager_a_window_keeps_everything() -> None:
-    mixed = (Layer(0, "full", 8, 128, 128), Layer(1, "window", 8, 128, 128, reach=512))
-    managed, alone = (kv_cache(mixed, replace(FLAGS, hybrid_manager=on)) for on in (True, False))
-    assert [group.keeps for group in managed.groups] == ["full", "window"]
-    assert [(group.keeps, len(group.layers)) for group in alone.groups] == [("full", 2)]
-
-
 @each_row("dtype, size", [("auto", 2.0), ("fp8", 1.0), ("fp8_e4m3", 1.0), ("bfloat16", 2.0), ("nvfp4", 0.5625)])
 def test_types_of_kv(dtype: str, size: float) -> None:
     cache = kv_cache(LAYERS, replace(FLAGS, cache_dtype=dtype))
@@ -83,11 +69,6 @@ def test_types_of_kv(dtype: str, size: float) -> None:
 def test_a_type_of_unknown_layout_is_refused(dtype: str) -> None:
     with pytest.raises(UnknownModelError, match=dtype):
         kv_cache(LAYERS, replace(FLAGS, cache_dtype=dtype))
-
-
-def test_no_layers_keep_nothing() -> None:
-    with pytest.raises(UnknownModelError, match="none of its layers"):
-        kv_cache((), FLAGS)
 
 
 def test_a_draft_makes_a_state_larger_and_takes_a_block_more() -> None:

@@ -50,14 +50,6 @@ def test_heads_of_kv_by_the_keys_of_other_models(config: dict[str, Any], heads: 
     assert layers_of({**WITHOUT_KV_HEADS, **config})[0].kv_heads == heads
 
 
-def test_a_token_of_glm_4_9b_chat_takes_40_kib() -> None:
-    glm = {
-        **{"model_type": "chatglm", "num_hidden_layers": 40, "hidden_size": 4096, "num_attention_heads": 32},
-        **{"kv_channels": 128, "multi_query_attention": True, "multi_query_group_num": 2},
-    }
-    assert sum(layer.elements(1) for layer in layers_of(glm)) * 2 == 40_960
-
-
 def test_layers_behind_the_last_one_are_mtp_modules() -> None:
     config = {**BASE, "sliding_window": 64, "layer_types": ["full_attention"] * 4 + ["sliding_attention"]}
     assert keeps(**config) == ["full"] * 4

@@ -8,11 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
-from pdserve.plan.bash import render_shell
-from pdserve.plan.model import Plan
-from pdserve.plan.node import Node, Srun, Ssh, agent_argv, with_agent
+from pdserve.plan.node import Node, Srun, Ssh, with_agent
 from pdserve.recipe.model import Timeouts
-from tests.plan.kit import MOONCAKE, plan, recipe
 
 BOX = ("docker", "run", "--device=/dev/kfd", "--volume=/r:/r", "vllm:1", "python3")
 TEXT = """\
@@ -53,24 +50,6 @@ def test_srun_and_ssh_come_before_the_container() -> None:
     assert over_ssh[-1].startswith("docker run --device=/dev/kfd --volume=/r:/r vllm:1 python3 -m pdserve.node.agent")
 
 
-def test_render_shows_it_as_a_comment_with_one_option_a_line() -> None:
-    node = Node(name="n1", command=BOX)
-    whole = agent(node)
-    shown = render_shell(plan(recipe({"prefill": {"connector": MOONCAKE}}), node.model_copy(update={"agent": whole})))
-    comment = [line[4:].removesuffix(" \\") for line in shown.splitlines() if line.startswith("#   ")]
-    assert "--device=/dev/kfd" in comment
-    assert " ".join(comment[comment.index("docker run") :]).startswith(" ".join(agent_argv_of(node)))
-    assert "`pdserve up` starts its agent" in shown
-
-
-def agent_argv_of(node: Node) -> list[str]:
-    return agent_argv(node, run_dir="/runs/1", run_id="1", timeouts=Timeouts())
-
-
-def test_a_plan_without_containers_on_this_machine_shows_none() -> None:
-    assert "starts its agent" not in render_shell(plan(recipe()))
-
-
 def rendered(tmp_path: Any, *options: str) -> str:
     (tmp_path / "boxed.yaml").write_text(TEXT)
     ended = CliRunner().invoke(app, ["render", str(tmp_path / "boxed.yaml"), *options])
@@ -96,15 +75,6 @@ def test_render_of_a_recipe_with_a_container_has_image_mounts_and_devices(
     ):
         assert word in text, word
     assert "s3cret" not in text
-
-
-def test_json_has_the_same_lines(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PDSERVE_HOME", "/shared/pdserve")
-    nodes = Plan.model_validate_json(rendered(tmp_path, "--json")).nodes
-    assert len(nodes) == 2
-    for node in nodes:
-        assert node.agent[0] == "srun"
-        assert {"docker", "docker.io/org/vllm:1", "--device=/dev/infiniband"} <= set(node.agent)
 
 
 def test_pyxis_is_shown_in_the_srun_of_a_job(tmp_path: Any) -> None:

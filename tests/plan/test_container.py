@@ -1,4 +1,4 @@
-"""The container around an agent: golden arguments, and the rules that they follow."""
+"""The container around an agent, beyond its golden arguments: images, mounts, secrets and options of a recipe."""
 
 from __future__ import annotations
 
@@ -21,79 +21,43 @@ from pdserve.plan.container import (
 )
 from pdserve.recipe import effective
 from pdserve.recipe.base import SecretRef
+from pdserve.recipe.container_options import targets, uses_rdma
 from pdserve.recipe.sections import Container, Kind
-from tests.plan.container_golden import ARGUMENTS, IMAGE, KINDS, PLATFORMS, around, container, golden_files
-from tests.plan.kit import on_gpus, recipe
+from tests.plan.container_golden import ARGUMENTS, IMAGE, KINDS, around, container
+from tests.plan.kit import MOONCAKE, NIXL, on_gpus, recipe
+from tests.tables import each_row
 
 
-def wrapped(kind: Kind, image: str = IMAGE, **keys: Any) -> Wrapped:
-    return wrap_agent(Container(kind=kind, **keys), image, ARGUMENTS, around())
+def wrapped(kind: Kind, image: str = IMAGE, *, rdma: bool = False, **keys: Any) -> Wrapped:
+    return wrap_agent(Container(kind=kind, **keys), image, ARGUMENTS, around(rdma=rdma))
 
 
 def words(wrapped: Wrapped) -> tuple[str, ...]:
     return (*wrapped.srun_options, *wrapped.argv)
 
 
-@pytest.mark.parametrize("path", golden_files(), ids=lambda path: path.stem)
-def test_the_arguments_are_those_of_the_golden_file(path: Any) -> None:
-    assert path.read_text() == golden_files()[path], "python -m tests.plan.regenerate, and read the diff"
-
-
-def test_there_is_a_golden_file_for_each_kind_and_platform_and_no_other() -> None:
-    folder = next(iter(golden_files())).parent
-    assert {path.name for path in folder.iterdir()} == {f"{k}-{p}.txt" for k in KINDS for p in PLATFORMS}
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@each_row("kind", KINDS)
 def test_it_runs_the_containers_own_interpreter_with_the_arguments_last(kind: Kind) -> None:
     assert wrapped(kind, python="/opt/venv/bin/python").argv[-7:] == ("/opt/venv/bin/python", *ARGUMENTS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_row("kind", KINDS)
 def test_a_secret_is_in_no_argument_and_its_value_goes_with_the_engines_orders(kind: Kind) -> None:
     text = " ".join(words(wrap_agent(container(kind), IMAGE, ARGUMENTS, around())))
     assert "TOKEN" not in text
     assert "HF_HOME=/hub" in text
-    section = container(kind).model_dump()
-    made = recipe(on_gpus(4, 4), {"image": IMAGE, "container": section})
+    made = recipe(on_gpus(4, 4), {"image": IMAGE, "container": container(kind).model_dump()})
     for _, role in made.roles():
         assert effective.env_of(made, role)["HF_TOKEN"] == SecretRef(secret="MY_TOKEN")
 
 
 def test_a_roles_own_variable_wins_over_the_containers() -> None:
-    made = recipe(
-        on_gpus(4, 4),
-        {"image": IMAGE, "container": {"kind": "docker", "env": {"A": "c", "B": "c"}}, "engine": {"env": {"A": "e"}}},
-    )
+    section = {"kind": "docker", "env": {"A": "c", "B": "c"}}
+    made = recipe(on_gpus(4, 4), {"image": IMAGE, "container": section, "engine": {"env": {"A": "e"}}})
     assert {k: v for k, v in effective.env_of(made, made.roles()[0][1]).items() if k in "AB"} == {"A": "e", "B": "c"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_the_deployment_needs_is_mounted_at_its_own_path(kind: Kind) -> None:
-    text = " ".join(words(wrapped(kind)))
-    for mount in (
-        "/nfs/runs/demo:/nfs/runs/demo",
-        "/nfs/pdserve:/nfs/pdserve:ro",
-        "/nfs/models/kimi:/nfs/models/kimi:ro",
-    ):
-        assert mount in text
-    assert "PYTHONPATH=/nfs/pdserve" in text
-
-
-@pytest.mark.parametrize(
-    ("kind", "home"),
-    [
-        ("docker", "/tmp/pdserve-20260101-abc"),
-        ("apptainer", "/nfs/runs/demo/home@n1"),
-        ("pyxis", "/nfs/runs/demo/home@n1"),
-    ],
-)
-def test_caches_lie_where_no_other_user_can_write(kind: Kind, home: str) -> None:
-    """docker's /tmp is the container's own; that of the others may be the node's."""
-    assert f"HOME={home}" in wrapped(kind).argv
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@each_row("kind", KINDS)
 def test_a_source_tree_is_mounted_and_installed_packages_of_the_node_are_not(kind: Kind) -> None:
     assert source_folder("/nfs/pdserve/pdserve") == "/nfs/pdserve"
     assert source_folder("/venv/lib/python3.12/site-packages/pdserve/") is None
@@ -102,61 +66,36 @@ def test_a_source_tree_is_mounted_and_installed_packages_of_the_node_are_not(kin
     assert argv[argv.index("PYTHONPATH") - 1] == "-u"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_row("kind", KINDS)
 def test_a_mount_of_the_recipe_takes_the_place_of_ours(kind: Kind) -> None:
     text = " ".join(words(wrapped(kind, mounts=["/local/kimi:/nfs/models/kimi:ro"])))
     assert "/local/kimi:/nfs/models/kimi:ro" in text
     assert "/nfs/models/kimi:/nfs/models/kimi" not in text
 
 
-@pytest.mark.parametrize("path", ["/a:b", "/a,b", "relative"])
+@each_row("path", ["/a:b", "/a,b", "relative"])
 def test_a_path_that_no_mount_can_name_is_refused(path: str) -> None:
     here = Around(run_id="r", run_dir=path, node="n", platform="cpu", package="/p")
     with pytest.raises(PreflightError, match="cannot be mounted in a container"):
         wrap_agent(Container(kind="docker"), IMAGE, ARGUMENTS, here)
 
 
-def test_docker_keeps_stdin_open_and_has_no_terminal() -> None:
-    argv = wrapped("docker").argv
-    assert "--interactive" in argv
-    assert not {"-t", "--tty", "-it", "--detach", "-d"} & set(argv)
-
-
-def test_dockers_image_does_not_run_its_own_program() -> None:
-    argv = wrapped("docker").argv
-    assert argv[argv.index(IMAGE) - 1] == "--entrypoint=env"
-    assert argv[argv.index(IMAGE) + 1] == "-u"
-
-
-def test_docker_has_the_nodes_shared_memory_or_its_own_of_a_size() -> None:
-    assert "--ipc=host" in wrapped("docker").argv
-    assert not any(word.startswith("--shm-size") for word in wrapped("docker").argv)
+def test_docker_may_have_shared_memory_of_its_own() -> None:
     own = wrapped("docker", shm_gib=1.5).argv
     assert {"--ipc=private", "--shm-size=1536m"} <= set(own)
     assert "--ipc=host" not in own
 
 
-def test_docker_runs_as_the_user_who_owns_the_run_directory() -> None:
-    assert {"--user=1000:100", "--group-add=44", "--group-add=109"} <= set(wrapped("docker").argv)
-    root = wrapped("docker", options=["--user=0:0"]).argv
-    assert "--user=0:0" in root
-    assert "--user=1000:100" not in root
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_compile_cache_is_mounted_where_its_variables_lead(kind: Kind) -> None:
+@each_row("kind", KINDS)
+def test_a_compile_cache_is_mounted_where_its_variables_lead_but_for_those_of_the_recipe(kind: Kind) -> None:
     here = replace(around(), compile_cache="/scratch/cache/m")
-    line = words(wrap_agent(Container(kind=kind), IMAGE, ARGUMENTS, here))
+    own = Container(kind=kind, env={"TRITON_CACHE_DIR": "/mine"})
+    line = words(wrap_agent(own, IMAGE, ARGUMENTS, here))
     assert any("/scratch/cache/m:/scratch/cache/m" in word for word in line)
-    for variable in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "AITER_JIT_DIR"):
+    for variable in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "AITER_JIT_DIR"):
         assert any(word.startswith(f"{variable}=/scratch/cache/m/") for word in line), variable
+    assert [word for word in line if word.startswith("TRITON_CACHE_DIR=")] == ["TRITON_CACHE_DIR=/mine"]
     assert not any("/scratch" in word for word in words(wrapped(kind)))
-
-
-def test_the_recipes_own_variable_wins_over_the_compile_caches() -> None:
-    here = replace(around(), compile_cache="/c")
-    argv = wrap_agent(Container(kind="docker", env={"TRITON_CACHE_DIR": "/mine"}), IMAGE, ARGUMENTS, here).argv
-    assert [word for word in argv if word.startswith("TRITON_CACHE_DIR=")] == ["TRITON_CACHE_DIR=/mine"]
 
 
 def test_a_compile_cache_is_of_one_image_and_one_model() -> None:
@@ -170,8 +109,8 @@ def test_a_compile_cache_is_of_one_image_and_one_model() -> None:
     assert cache_of(recipe({"image": "x:1", "container": {"kind": "docker"}})) is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "image", "shown"),
+@each_row(
+    "kind, image, shown",
     [
         ("docker", "docker://docker.io/org/x:1", "docker.io/org/x:1"),
         ("docker", "localhost:5000/x@sha256:00", "localhost:5000/x@sha256:00"),
@@ -198,17 +137,14 @@ def test_pyxis_is_srun_and_nothing_else() -> None:
 
 
 def test_containers_of_a_run_are_found_by_its_label_and_stopped_in_their_own_time() -> None:
-    assert "--label=pdserve.run=20260101-abc" in wrapped("docker").argv
     assert docker_list_argv("20260101-abc")[-1] == "--filter=label=pdserve.run=20260101-abc"
     assert docker_list_argv("r", "n1")[-1] == "--filter=label=pdserve.node=n1"
     assert docker_stop_argv(["a", "b"], 59.6) == ("docker", "stop", "-t", "60", "a", "b")
 
 
 def test_the_image_is_the_containers_own_or_the_recipes() -> None:
-    made = recipe(on_gpus(4, 4), {"image": "x:1", "container": {"kind": "docker"}})
-    assert image_of(made) == "x:1"
-    made = recipe(on_gpus(4, 4), {"image": "x:1", "container": {"kind": "docker", "image": "y:1"}})
-    assert image_of(made) == "y:1"
+    for own, image in ({}, "x:1"), ({"image": "y:1"}, "y:1"):
+        assert image_of(recipe(on_gpus(4, 4), {"image": "x:1", "container": {"kind": "docker", **own}})) == image
 
 
 def test_local_models_and_the_folders_of_the_proxys_files_are_needed() -> None:
@@ -227,3 +163,99 @@ def test_local_models_and_the_folders_of_the_proxys_files_are_needed() -> None:
     assert needed_paths(made, "/nfs/recipes") == ("/nfs/models/m", "/nfs/recipes/keys", "/etc/tls", "/etc/ca")
     made = recipe(on_gpus(4, 4), {"model": {"id": "org/m", "path": None}})
     assert needed_paths(made, "/nfs/recipes") == ()
+
+
+def line(*options: str, kind: Kind = "docker", rdma: bool = False, **keys: Any) -> set[str]:
+    """Everything between the program and the image, on a node with ROCm."""
+    return set(words(wrapped(kind, rdma=rdma, options=list(options), **keys)))
+
+
+def named(name: str, line: set[str]) -> set[str]:
+    return {word.partition("=")[2] for word in line if word.partition("=")[0] == f"--{name}"}
+
+
+@each_row(
+    "written, meant",
+    [
+        (["--device=/dev/infiniband"], "--device=/dev/infiniband"),
+        (["--ulimit=core=0"], "--ulimit=core=0"),
+        (["--group-add=27"], "--group-add=27"),
+        (["--cap-add=IPC_LOCK"], "--cap-add=IPC_LOCK"),
+        (["--security-opt=label=disable"], "--security-opt=label=disable"),
+        (["--device", "/dev/infiniband"], "--device=/dev/infiniband"),
+        (["--device /dev/infiniband"], "--device=/dev/infiniband"),
+        (["-v", "/a:/b:ro"], "--volume=/a:/b:ro"),
+        (["-v /a:/b"], "--volume=/a:/b"),
+        (["-v=/a:/b"], "--volume=/a:/b"),
+        (["-v/a:/b"], "--volume=/a:/b"),
+        (["-e", "A=1 2"], "--env=A=1 2"),
+        (["--privileged"], "--privileged"),
+    ],
+)
+def test_an_option_is_added_in_whatever_form_and_takes_nothing_away(written: list[str], meant: str) -> None:
+    assert line(*written) == {*line(), meant}
+
+
+def test_the_same_device_limit_capability_profile_or_user_again_takes_the_place_of_ours() -> None:
+    ours = "--device=/dev/kfd:/dev/kfd:r", "--ulimit=memlock=1024", "--cap-add=CAP_SYS_PTRACE"
+    made = line(*ours, "--security-opt=seccomp=/p", "-u 0:0")
+    assert named("device", made) == {"/dev/dri", "/dev/kfd:/dev/kfd:r"}
+    assert named("ulimit", made) == {"nofile=1048576:1048576", "memlock=1024"}
+    assert named("cap-add", made) == {"CAP_SYS_PTRACE"}
+    assert named("security-opt", made) == {"seccomp=/p"}
+    assert named("user", made) == {"0:0"}
+    pyxis = line("--container-readonly", "--container-mount-home", kind="pyxis")
+    assert "--container-readonly" in pyxis
+    assert not {"--container-writable", "--no-container-mount-home"} & pyxis
+
+
+@each_row(
+    "leave_out, gone",
+    [
+        ("--device", {"--device=/dev/kfd", "--device=/dev/dri"}),
+        ("--device=/dev/dri", {"--device=/dev/dri"}),
+        ("--ulimit=memlock", {"--ulimit=memlock=-1:-1"}),
+        ("--cap-add=CAP_SYS_PTRACE", {"--cap-add=SYS_PTRACE"}),
+        ("--group-add=44", {"--group-add=44"}),
+        ("-u", {"--user=1000:100"}),
+    ],
+)
+def test_one_of_ours_is_left_out_by_its_name_or_its_value(leave_out: str, gone: set[str]) -> None:
+    assert line() - line(leave_out=[leave_out]) == gone
+
+
+def test_rdma_brings_its_device_files_by_itself() -> None:
+    assert "/dev/infiniband" in named("device", line(rdma=True))
+    assert not any("/dev/infiniband" in word for word in line())
+    for kind in ("apptainer", "pyxis"):
+        assert any("/dev/infiniband:/dev/infiniband" in word for word in line(kind=kind, rdma=True))
+    assert "/dev/infiniband" not in named("device", line(rdma=True, leave_out=["--device=/dev/infiniband"]))
+
+
+@each_row(
+    "connector, env, rdma",
+    [
+        ({"kind": "mooncake"}, {}, True),
+        (MOONCAKE, {}, False),
+        ({"kind": "mooncake", "protocol": "rdma"}, {"MC_FORCE_TCP": 1}, False),
+        (NIXL, {}, False),
+        ({"kind": "raw", "config": {"kv_connector": "MooncakeConnector"}}, {}, True),
+        ({"kind": "raw", "config": {"kv_connector": "Other"}}, {}, False),
+    ],
+)
+def test_what_asks_for_rdma_is_known_without_a_plan(connector: dict[str, Any], env: dict[str, Any], rdma: bool) -> None:
+    sides = {"prefill": {"connector": connector}, "decode": {"connector": connector}}
+    assert uses_rdma(recipe(on_gpus(), sides, {"engine": {"env": env}})) is rdma
+
+
+def test_the_multi_that_lmcache_brings_by_default_moves_kv_by_rdma() -> None:
+    made = recipe(on_gpus(), {"prefill": {"connector": None}, "lmcache": {"l1_size_gb": 1, "on": ["prefill"]}})
+    assert uses_rdma(made)
+
+
+def test_a_volume_of_an_option_takes_the_place_of_a_mount_of_ours() -> None:
+    volumes = named("volume", line("-v /fast/kimi:/nfs/models/kimi:ro"))
+    assert "/fast/kimi:/nfs/models/kimi:ro" in volumes
+    assert "/nfs/models/kimi:/nfs/models/kimi:ro" not in volumes
+    assert list(targets("docker", ["--mount=type=bind,src=/a,target=/b", "-v/c:/d"])) == ["/b", "/d"]
+    assert list(targets("apptainer", ["-B /a:/b:ro,/c"])) == ["/b", "/c"]

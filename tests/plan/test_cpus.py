@@ -48,9 +48,3 @@ def test_a_worker_in_its_engine_core_is_bound_by_nobody_else() -> None:
     assert cpu_share(plan(recipe({"prefill": {"env": env}})), "prefill-0") == (0, 2)
     two_workers = recipe({"prefill": {"env": env, "parallel": {"tp": 2}}})
     assert cpu_share(plan(two_workers), "prefill-0") is None
-
-
-def test_another_engine_makes_those_that_run_no_other_processes() -> None:
-    before, after = plan(recipe()), plan(recipe({"prefill": {"instances": 2}}))
-    assert cpu_share(before, "prefill-0") != cpu_share(after, "prefill-0")
-    assert before.process("prefill-0") == after.process("prefill-0")

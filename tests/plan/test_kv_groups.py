@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from pdserve.models.kv_cache import (
     TableGroup,
-    can_store,
     good_chunk,
     lmcache_refusal,
     offloading_refusal,
@@ -18,14 +17,6 @@ from pdserve.models.kv_cache import (
 DEEPSEEK_V4 = tuple(map(TableGroup, (256, 64, 64, 4, 8)))
 QWEN_3_5 = (TableGroup(1056), TableGroup(1056, "recurrent"))
 blocks = st.lists(st.integers(1, 300), min_size=1, max_size=6)
-
-
-def test_five_groups_of_deepseek_v4_take_chunks_of_256() -> None:
-    assert scheduler_block(DEEPSEEK_V4) == 256
-    assert lmcache_refusal(DEEPSEEK_V4, 1024) is None
-    why = lmcache_refusal(DEEPSEEK_V4, 320)
-    assert why == "a chunk of 320 tokens does not consist of whole blocks of 256, 64, 8, 4 tokens"
-    assert good_chunk(DEEPSEEK_V4, 320) == 256
 
 
 def test_a_model_with_recurrent_state_takes_no_chunk_of_256_at_all() -> None:
@@ -58,11 +49,6 @@ def test_a_scratch_group_does_not_count() -> None:
 
 def test_attention_is_shared_out_over_context_parallel_ranks_and_state_is_not() -> None:
     assert scheduler_block((TableGroup(16), TableGroup(32, "recurrent")), dcp=4) == 64
-
-
-def test_a_prompt_must_be_able_to_fill_a_chunk() -> None:
-    assert can_store(256, 256)
-    assert not can_store(256, 255)
 
 
 def test_vllms_own_offloading_cuts_by_tokens_only_where_all_blocks_are_alike() -> None:

@@ -3,58 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
-from pdserve.plan.model import Plan
-from pdserve.plan.process import Process
 from pdserve.recipe.flags import ENGINE_FLAGS, SERVER_FLAGS, OwnedFlag
 from pdserve.recipe.rules import problems
-from tests.plan.kit import MULTI, NIXL, aggregated, hosts, on_gpus, plan, recipe, with_lmcache
+from tests.plan.kit import MULTI, on_gpus, plan, recipe, with_lmcache
+from tests.plan.shapes import SHAPES, SPANNING, shape
+from tests.tables import each_row
 
-SPANNING = {"prefill": {"parallel": {"tp": 4, "pp": 2, "dp": 2, "nodes": 2, "ep": True}}}
-RECIPES = {
-    "cpu with LMCache": (recipe(with_lmcache(shm_name="pool", l2=[{"type": "fs"}, {"type": "resp"}])), ()),
-    "aggregated": (recipe(aggregated()), ()),
-    "NIXL": (recipe({"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}}), ()),
-    "over nodes": (recipe(on_gpus(), SPANNING, {"model": {"id": "a/b", "path": None, "revision": "c"}}), hosts(16, 16)),
-    "KV events": (recipe({"proxy": {"routing": {"decode": {"kind": "kv_events"}}}}), ()),
-    "LMCache on GPUs": (recipe(on_gpus(), with_lmcache(transfer_mode="lmcache_driven")), hosts(8)),
+OVERRIDABLE = {
+    "enable-prompt-tokens-details",
+    "disable-uvicorn-access-log",
+    "enable-prefix-caching",
+    "session-ttl-seconds",
+    "isolated-ipc",
+    "download-dir",
+    "speculative-config",
 }
-UNOWNED = {"--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--enable-prefix-caching"}
-"""Defaults, which a recipe may override."""
+"""Defaults, which a recipe may override, and what the recipes of the layouts set."""
 
 
-def named(process: Process) -> list[str]:
-    """The flags of a command line, in its order."""
-    return [word for word in process.argv if word.startswith("--")]
-
-
-@pytest.fixture(scope="module", params=RECIPES)
-def built(request: pytest.FixtureRequest) -> Plan:
-    wanted, nodes = RECIPES[request.param]
-    return plan(wanted, *nodes)
-
-
-def tables(plan: Plan) -> Iterator[tuple[Process, dict[str, OwnedFlag]]]:  # type: ignore[type-arg]
-    for process in plan.processes:
-        if process.is_engine:
-            yield process, ENGINE_FLAGS
-        elif process.is_lmcache:
-            yield process, SERVER_FLAGS
-
-
-def test_every_flag_on_a_command_line_is_in_the_table(built: Plan) -> None:
-    for process, table in tables(built):
-        for flag in set(named(process)) - UNOWNED:
-            assert flag.removeprefix("--").removeprefix("no-") in table, f"{process.name}: {flag}"
-
-
-def test_no_flag_is_given_twice(built: Plan) -> None:
-    for process, _ in tables(built):
-        twice = {flag for flag, count in Counter(named(process)).items() if count > 1}
-        assert twice <= {"--l2-adapter"}, process.name
+@each_row("name", SHAPES)
+def test_every_flag_on_a_command_line_is_in_the_table_and_given_once(name: str) -> None:
+    for process in shape(name).processes:
+        if process.is_engine or process.is_lmcache:
+            table = ENGINE_FLAGS if process.is_engine else SERVER_FLAGS
+            flags = Counter(word.removeprefix("--").removeprefix("no-") for word in process.argv if word[:2] == "--")
+            assert flags.keys() - OVERRIDABLE <= table.keys(), process.name
+            assert {flag for flag, count in flags.items() if count > 1} <= {"l2-adapter"}, process.name
 
 
 def test_a_new_row_is_rendered_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +55,8 @@ def test_a_flag_that_is_ours_in_some_recipes_is_refused_in_those_alone() -> None
     flag = {"engine": {"args": {"distributed-executor-backend": "ray"}}}
     path = ("engine", "args", "distributed-executor-backend")
     assert path not in {problem.path for problem in problems(recipe(on_gpus(8, 8), flag))}
-    assert path in {problem.path for problem in problems(recipe(on_gpus(8, 8), SPANNING, flag))}
+    spanning = {"prefill": {"parallel": SPANNING}}
+    assert path in {problem.path for problem in problems(recipe(on_gpus(8, 8), spanning, flag))}
     lazy = with_lmcache(extra_args={"l1-use-lazy": False})
     path = ("lmcache", "extra_args", "l1-use-lazy")
     assert path in {problem.path for problem in problems(recipe(lazy))}

@@ -34,23 +34,6 @@ def on_child(**settings: Any) -> dict[str, Any]:
     return {"prefill": {"connector": {"kind": "multi", "of": [MOONCAKE, {**LMCACHE, **settings}]}}}
 
 
-def test_each_role_gets_what_its_own_connectors_need() -> None:
-    planned = plan(recipe(with_lmcache()))
-    assert CRASH in planned.process("prefill-0").patches
-    assert CRASH not in planned.process("decode-0").patches
-
-
-def test_the_engine_gets_its_patches_and_leaves_its_records_in_a_folder_of_its_own() -> None:
-    prefill = plan(recipe(with_lmcache())).process("prefill-0")
-    assert prefill.env.set["PDSERVE_PATCHES"].split(",") == list(prefill.patches)
-    assert prefill.env.set["PDSERVE_PATCH_RECORD"] == "/run/pdserve/test/patches/prefill-0"
-
-
-def test_a_list_that_leaves_out_a_required_patch_is_refused() -> None:
-    with pytest.raises(RecipeError, match=f"needs the patch {CRASH}, not in `patches`"):
-        plan(recipe(with_lmcache(), {"patches": ["mooncake-cpu-device"]}))
-
-
 def test_unknown_upstream_code_is_allowed_by_name_and_only_for_patches_in_use() -> None:
     allowed = {"allow_unknown_upstream": [CRASH]}
     planned = plan(recipe(with_lmcache(), allowed))
@@ -135,14 +118,6 @@ def test_a_raw_multi_gets_the_patch_for_whatever_its_children_are_called() -> No
     assert chosen(nixl, store)
     assert chosen(nixl, {"kv_connector": "OtherConnector"})
     assert not chosen(nixl, nixl)
-
-
-def test_what_runs_inside_an_engine_is_known_for_the_proof_of_its_patches() -> None:
-    planned = plan(recipe(with_lmcache()))
-    ranks = planned.process("prefill-0").ranks
-    assert ranks is not None
-    assert (ranks.cores, ranks.workers) == (1, 1)
-    assert planned.process("proxy").ranks is None
 
 
 @pytest.mark.parametrize(

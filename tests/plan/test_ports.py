@@ -9,61 +9,12 @@ import pytest
 from pdserve.errors import RecipeError
 from pdserve.plan.ports import TABLE
 from pdserve.recipe.model import Ports as RecipePorts
-from tests.plan.kit import MOONCAKE, NIXL, aggregated, hosts, on_gpus, plan, recipe, with_lmcache
+from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
+from tests.tables import each_row
 
 
 def test_the_table_and_the_recipe_know_the_same_ports() -> None:
     assert set(TABLE) == set(RecipePorts.model_fields)
-
-
-def test_instances_of_a_node_count_up_from_the_recipes_port() -> None:
-    built = plan(recipe({"prefill": {"instances": 2}, "decode": {"instances": 2}}))
-    assert [built.process(name).ports for name in ("prefill-0", "prefill-1", "decode-0", "decode-1", "proxy")] == [
-        {"http": 8100, "bootstrap": 8998},
-        {"http": 8101, "bootstrap": 8999},
-        {"http": 8200},
-        {"http": 8201},
-        {"http": 8000},
-    ]
-
-
-def test_each_node_starts_from_the_recipes_port() -> None:
-    built = plan(recipe(on_gpus(8, 8), {"prefill": {"instances": 2}}), *hosts(8, 8, 8))
-    assert {built.process(name).ports["http"] for name in ("prefill-0", "prefill-1")} == {8100}
-
-
-def test_every_prefill_has_one_bootstrap_however_many_ranks_it_has() -> None:
-    built = plan(recipe(on_gpus(), {"prefill": {"parallel": {"dp": 4}}}), *hosts(8))
-    assert built.process("prefill-0").ports == {"http": 8100, "bootstrap": 8998}
-    assert "bootstrap" not in built.process("decode-0").ports
-
-
-def test_a_nixl_side_channel_takes_a_port_for_every_rank() -> None:
-    change = {
-        "prefill": {"connector": NIXL, "parallel": {"dp": 2}, "instances": 2},
-        "decode": {"connector": NIXL},
-    }
-    built = plan(recipe(on_gpus(), change), *hosts(8))
-    assert built.process("prefill-0").ports == {"http": 8100, "nixl": 5600, "nixl-1": 5601}
-    assert built.process("prefill-1").ports == {"http": 8101, "nixl": 5604, "nixl-1": 5605}
-    assert built.process("decode-0").ports == {"http": 8200, "nixl": 5602}
-
-
-def test_lmcache_has_a_request_and_an_http_port() -> None:
-    assert plan(recipe(with_lmcache())).process("lmcache-0").ports == {"request": 5555, "http": 8080}
-
-
-def test_transfer_engines_get_a_range_of_their_own() -> None:
-    built = plan(recipe({"decode": {"instances": 2}}))
-    ranges = {
-        name: (built.process(name).env.set["MC_MIN_RPC_PORT"], built.process(name).env.set["MC_MAX_RPC_PORT"])
-        for name in ("prefill-0", "decode-0", "decode-1")
-    }
-    assert ranges == {
-        "prefill-0": ("15000", "15099"),
-        "decode-0": ("15100", "15199"),
-        "decode-1": ("15300", "15399"),
-    }
 
 
 def test_a_role_that_is_alone_on_its_node_leaves_no_port_out() -> None:
@@ -72,7 +23,7 @@ def test_a_role_that_is_alone_on_its_node_leaves_no_port_out() -> None:
     assert [built.process(name).ports["nixl"] for name in ("prefill-0", "decode-0", "decode-1")] == [5600, 5600, 5601]
 
 
-@pytest.mark.parametrize("more", ["prefill", "decode"])
+@each_row("more", ["prefill", "decode"])
 def test_one_more_of_a_role_moves_no_port_of_what_was_planned(more: str) -> None:
     """Also in a plan that knows nothing of one that runs."""
     for connector in (MOONCAKE, NIXL):
@@ -84,14 +35,13 @@ def test_one_more_of_a_role_moves_no_port_of_what_was_planned(more: str) -> None
             assert many.process(process.name).port_ranges == process.port_ranges
 
 
-@pytest.mark.parametrize(
-    ("ports", "first", "second"),
+@each_row(
+    "ports, first, second",
     [
         ({"decode": 8100}, ("prefill-0", "ports.prefill"), ("decode-0", "ports.decode")),
         ({"proxy": 8998}, ("prefill-0", "ports.bootstrap"), ("proxy", "ports.proxy")),
         ({"lmcache": 8080}, ("lmcache-0", "ports.lmcache"), ("lmcache-0", "ports.lmcache_http")),
         ({"transfer": 8090}, ("prefill-0", "ports.prefill"), ("prefill-0", "ports.transfer")),
-        ({"prefill": 8000}, ("prefill-0", "ports.prefill"), ("proxy", "ports.proxy")),
     ],
 )
 def test_a_clash_names_both_processes_and_both_keys(
@@ -105,7 +55,7 @@ def test_a_clash_names_both_processes_and_both_keys(
     assert caught.value.where in (first[1], second[1])
 
 
-@pytest.mark.parametrize(("admin", "other"), [(8000, "ports.proxy"), (8080, "ports.lmcache_http")])
+@each_row("admin, other", [(8000, "ports.proxy"), (8080, "ports.lmcache_http")])
 def test_the_port_of_the_admin_endpoints_is_checked_on_several_nodes_too(admin: int, other: str) -> None:
     sizes = {"prefill": {"instances": 2}, "decode": {"instances": 2}, "proxy": {"admin": {"port": admin}}}
     with pytest.raises(RecipeError, match=f"port {admin} on host0 goes to") as caught:
@@ -114,27 +64,20 @@ def test_the_port_of_the_admin_endpoints_is_checked_on_several_nodes_too(admin: 
     assert f"--set proxy.admin.port=PORT or --set {other}=PORT" in caught.value.render()
 
 
-def test_admin_endpoints_may_have_a_port_that_another_node_uses() -> None:
-    built = plan(recipe(on_gpus(8, 8), {"proxy": {"admin": {"port": 8200}}}), *hosts(8, 8))
-    assert built.process("proxy").ports == {"http": 8000, "admin": 8200}
-    assert built.process("decode-0").ports["http"] == 8200
-
-
 def test_instances_that_grow_into_another_kind_clash() -> None:
     with pytest.raises(RecipeError, match=r"port 8102 on localhost goes to prefill-2 \(http\) and to decode-0"):
         plan(recipe({"prefill": {"instances": 3}, "ports": {"decode": 8102}}))
 
 
 def test_the_same_port_on_two_nodes_is_no_clash() -> None:
+    both = {"ports": {"decode": 8100}, "proxy": {"admin": {"port": 8100}}}
+    with pytest.raises(RecipeError, match="port 8100 on host0"):
+        plan(recipe(on_gpus(8, 8), both), *hosts(8, 8))
     built = plan(recipe(on_gpus(8, 8), {"ports": {"decode": 8100}}), *hosts(8, 8))
     assert built.process("prefill-0").ports["http"] == built.process("decode-0").ports["http"] == 8100
 
 
-@pytest.mark.parametrize("change", [{"ports": {"transfer": 65500}}, {"ports": {"decode": 65535}}])
+@each_row("change", [{"ports": {"transfer": 65500}}, {"ports": {"decode": 65535}}])
 def test_ports_past_the_last_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match="past 65535"):
         plan(recipe(change, {"decode": {"instances": 2, "connector": MOONCAKE}}))
-
-
-def test_an_aggregated_engine_has_only_its_api() -> None:
-    assert plan(recipe(aggregated())).process("aggregated-0").ports == {"http": 8300}

@@ -1,40 +1,21 @@
-"""What a plan's process says of itself."""
+"""What a plan's process says of itself, beyond the golden plans."""
 
 from __future__ import annotations
 
 from typing import Any, get_args
 
-import pytest
-
-from pdserve.plan.process import PlannedConnector, PortRange
+from pdserve.plan.process import PlannedConnector
 from pdserve.recipe.base import TrialTransfer
 from pdserve.recipe.connectors.registry import KINDS
 from pdserve.roles import ProcessRole
 from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
-from tests.plan.test_mooncake_store import alone
+from tests.plan.shapes import SHAPES, both, shape
+from tests.tables import each_row
 
 RDMA = {"kind": "mooncake", "protocol": "rdma", "device_name": "a, b"}
 
 
-def both(connector: dict[str, Any]) -> dict[str, Any]:
-    return {"prefill": {"connector": connector}, "decode": {"connector": connector}}
-
-
-def test_children_of_a_multi_stand_for_it() -> None:
-    built = plan(recipe(with_lmcache()))
-    assert built.process("prefill-0").connectors == (
-        PlannedConnector(
-            class_name="MooncakeConnector",
-            package="mooncake",
-            trial=TrialTransfer(engine="mooncake", pulled=False, host_buffer=False, ports="transfer"),
-        ),
-        PlannedConnector(class_name="LMCacheMPConnector", package="lmcache"),
-    )
-    assert built.process("prefill-0").packages == ("vllm", "mooncake", "lmcache")
-    assert built.process("lmcache-0").packages == ("lmcache",)
-
-
-def test_a_raw_mapping_is_looked_into_as_well() -> None:
+def test_a_raw_mapping_is_looked_into() -> None:
     raw = {"kind": "raw", "config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}
     process = plan(recipe(both(raw))).process("decode-0")
     trial = TrialTransfer(engine="nixl", pulled=True, host_buffer=False, ports="nixl")
@@ -51,8 +32,8 @@ def test_nothing_is_known_of_a_command_of_the_recipes_own() -> None:
     assert built.process("lmcache-0").packages == ()
 
 
-@pytest.mark.parametrize(
-    ("connector", "env", "devices"),
+@each_row(
+    "connector, env, devices",
     [
         (RDMA, {}, ("a", "b")),
         ({"kind": "mooncake"}, {}, ()),
@@ -67,16 +48,8 @@ def test_rdma_devices(connector: dict[str, Any], env: dict[str, Any], devices: t
     assert built.process("decode-0").rdma_devices == devices
 
 
-def test_ranges_out_of_which_an_engine_chooses() -> None:
-    built = plan(recipe())
-    assert built.process("prefill-0").port_ranges == {"transfer": PortRange(first=15000, last=15099)}
-    assert built.process("proxy").port_ranges == {}
-
-
 def test_every_role_answers_to_one_predicate() -> None:
-    built = plan(recipe(with_lmcache(), {"model": {"id": "a/b", "path": None}, "setup": ["true"]}))
-    store = plan(alone())
-    processes = [*built.processes, *store.processes]
+    processes = [process for name in SHAPES for process in shape(name).processes]
     assert {process.role for process in processes} == {*get_args(ProcessRole)}
     for process in processes:
         answers = [
@@ -90,9 +63,8 @@ def test_every_role_answers_to_one_predicate() -> None:
         assert answers.count(True) == 1, process.name
 
 
-def test_every_registered_connector_can_be_planned_for() -> None:
-    assert {"MooncakeConnector", "NixlConnector", "LMCacheMPConnector"} <= KINDS.keys()
+def test_connectors_that_share_a_key_of_ports_share_its_ports() -> None:
     shapes: dict[str, set[tuple[object, ...]]] = {}
     for port in (port for kind in KINDS.values() for port in kind.ports):
         shapes.setdefault(port.key, set()).add((port.purpose, port.count, port.per_rank, port.chosen, port.everywhere))
-    assert all(len(shape) == 1 for shape in shapes.values()), "two connectors share a key of `ports`, and not its ports"
+    assert all(len(shape) == 1 for shape in shapes.values())

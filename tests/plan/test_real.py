@@ -16,47 +16,14 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
 from pdserve.recipe.vllm_names import READ_IN_OTHER_PLACES, VARIABLES
 from pdserve.roles import ENGINE_ROLES
 from tests.plan.golden import RECIPES, ROOT, shipped_plan
-from tests.plan.kit import NIXL, aggregated, hosts, on_gpus, plan, recipe, value_of, with_lmcache
+from tests.plan.kit import plan, recipe, value_of, with_lmcache
+from tests.plan.shapes import SHAPES, shape
 
 pytestmark = pytest.mark.real
-
-SPANNING = {"prefill": {"parallel": {"tp": 4, "pp": 2, "dp": 2, "ep": True, "nodes": 2}, "connector": NIXL}}
-
-HYBRID = {
-    "prefill": {
-        "parallel": {"pcp": 2, "dp": 8, "ep": True, "nodes": 2, "load_balancing": "hybrid", "api_servers": 3},
-        "connector": NIXL,
-    }
-}
-
-_MORIIO = {"connector": {"kind": "moriio", "accept_unsafe_aborts": True}}
-MORIIO = {"prefill": _MORIIO, "decode": _MORIIO}
-
-
-def offloading(**section: Any) -> dict[str, Any]:
-    """vLLM's own offloading in an aggregated engine on CUDA."""
-    connector = {"kind": "offloading", "cpu_gib": 4, **section}
-    return {**aggregated(connector=connector), "lmcache": None, "platform": "cuda"}
-
-
-def plans() -> dict[str, Plan]:
-    """All shipped recipes, and recipes that use every flag that no shipped one does."""
-    section = with_lmcache(per="tp-rank", transfer_mode="lmcache_driven", l2=[{"type": "fs", "base_path": "/x"}])
-    return {
-        **{name: shipped_plan(name) for name in RECIPES},
-        "spanning": plan(recipe(on_gpus(), SPANNING, {"decode": {"connector": NIXL}}), *hosts(16, 16)),
-        "hybrid": plan(recipe(on_gpus(), HYBRID, {"decode": {"connector": NIXL}}), *hosts(8, 8, 1)),
-        "tp-rank": plan(recipe(on_gpus(2, 1), section), *hosts(8)),
-        "shm": plan(recipe(with_lmcache(shm_name="pool", max_workers=2))),
-        "aggregated": plan(recipe(aggregated())),
-        "moriio": plan(recipe(on_gpus(4, 4, "rocm"), MORIIO), *hosts(8)),
-        "offloading": plan(recipe(offloading(store_threshold=2, eviction="arc"))),
-    }
 
 
 def arguments(process: Process) -> list[str]:
@@ -106,7 +73,8 @@ def ask(script: str, stdin: str = "", **env: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def built() -> dict[str, Process]:
     """Every process of every plan, by plan and name."""
-    return {f"{name}/{process.name}": process for name, plan in plans().items() for process in plan.processes}
+    plans = {**{name: shipped_plan(name) for name in RECIPES}, **{name: shape(name) for name in SHAPES}}
+    return {f"{name}/{process.name}": process for name, plan in plans.items() for process in plan.processes}
 
 
 def extra_keys(processes: Iterable[Process]) -> dict[str, list[str]]:
@@ -189,7 +157,8 @@ def test_lmcache_understands_every_command_line(answer: dict[str, Any], built: d
         assert parsed["eviction_policy"] == "LRU"
     assert answer["lmcache"]["tiny-cpu/lmcache-0"]["l1_use_lazy"] is False
     assert answer["lmcache"]["kimi-mi355x/lmcache-0"]["l1_init_size_gb"] == 20
-    assert answer["lmcache"]["shm/lmcache-0"]["shm_name"] == "pool"
+    assert answer["lmcache"]["one-cpu/lmcache-0"]["shm_name"] == "pool"
+    assert answer["lmcache_connector"] is True
 
 
 def test_every_key_of_a_connector_is_read_by_its_code(answer: dict[str, Any]) -> None:
@@ -204,10 +173,6 @@ def test_every_key_of_a_connector_is_read_by_its_code(answer: dict[str, Any]) ->
         "OffloadingConnector": [],
     }
     assert answer["control"] == ["no_such_key"]
-
-
-def test_the_lmcache_connector_is_in_the_module_that_is_named(answer: dict[str, Any]) -> None:
-    assert answer["lmcache_connector"] is True
 
 
 def test_vllm_reads_the_file_of_a_store_as_it_was_meant(answer: dict[str, Any]) -> None:

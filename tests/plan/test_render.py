@@ -97,13 +97,6 @@ def test_a_missing_secret_stops_it_by_name(spy: Path, tmp_path: Path) -> None:
     assert json.loads(given.stdout)["env"]["HF_TOKEN"] == "t0ken"
 
 
-def test_without_a_name_it_lists_what_there_is(tmp_path: Path) -> None:
-    done = run(planned(recipe(with_lmcache()), tmp_path), tmp_path)
-    assert done.returncode == 2
-    assert "names: lmcache-0 prefill-0 decode-0 proxy" in done.stderr
-    assert "nodes: @localhost" in done.stderr
-
-
 def test_a_node_whose_process_dies_ends_with_everything_else_stopped(tmp_path: Path) -> None:
     """LMCache lives and never answers, so that what ends the wait is the death of another process."""
     lives, dies = ["bash", "-c", "exec sleep 600"], ["false"]
@@ -116,14 +109,6 @@ def test_a_node_whose_process_dies_ends_with_everything_else_stopped(tmp_path: P
     done = run(everything_at_once, tmp_path, "@localhost")
     assert done.returncode == 4
     assert "died; its log says why" in done.stderr
-
-
-def test_what_a_reader_must_know_is_beside_each_process(tmp_path: Path) -> None:
-    text = render_shell(planned(recipe(with_lmcache(), {"status": "untested"}), tmp_path))
-    assert "# warning: the recipe test is untested on the hardware that it names" in text
-    assert "# prefill-0 (prefill) on localhost: start stage 1, no devices" in text
-    assert "#   patches: multiconnector-prom-metrics, " in text
-    assert "#   ready: http://127.0.0.1:8080/healthcheck answers 200, and /config names r1-lmcache-0" in text
 
 
 def test_no_line_of_a_value_is_run_because_it_stands_in_a_comment(tmp_path: Path) -> None:

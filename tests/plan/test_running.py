@@ -90,14 +90,6 @@ def on_nixl(prefill: int, decode: int, change: dict[str, Any] | None = None) -> 
     return recipe(on_gpus(), connectors, change or {})
 
 
-def test_one_more_prefill_takes_the_next_free_device() -> None:
-    before = on_nixl(1, 2)
-    running = plan(before, *hosts(8))
-    new = next_plan(running, before, on_nixl(2, 2))
-    assert places(new) == {**places(running), "prefill-1": ("host0", (3,))}
-    assert new.process("prefill-1").ports == {"http": 8101, "nixl": 5602}
-
-
 def test_what_goes_leaves_a_hole_that_the_next_one_takes() -> None:
     first, second = on_nixl(2, 2), on_nixl(1, 2)
     running = plan(first, *hosts(8))
@@ -179,30 +171,6 @@ def test_a_port_that_the_recipe_moves_is_moved_and_no_other() -> None:
     assert restarted(running, new) == {"decode-0", "decode-1"}
     for name in places(running):
         assert new.process(name).ports["nixl"] == running.process(name).ports["nixl"]
-
-
-def test_ports_that_an_earlier_version_gave_out_are_kept_and_left_alone() -> None:
-    """It counted the side channels of both roles in one row."""
-    before = on_nixl(1, 3)
-    made = plan(before, *hosts(8))
-    row = {f"decode-{i}": 5601 + i for i in range(3)}
-    processes = [
-        process.model_copy(
-            update={
-                "ports": {**process.ports, "nixl": row[process.name]},
-                "env": process.env.model_copy(
-                    update={"set": {**process.env.set, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(row[process.name])}}
-                ),
-            }
-        )
-        if process.name in row
-        else process
-        for process in made.processes
-    ]
-    running = made.model_copy(update={"processes": tuple(processes)})
-    new = next_plan(running, before, on_nixl(2, 3))
-    assert not restarted(running, new)
-    assert new.process("prefill-1").ports["nixl"] == 5604
 
 
 def test_instances_on_cpus_keep_their_nodes_and_new_ones_go_where_the_fewest_are() -> None:

@@ -8,9 +8,8 @@ import pytest
 from vllm_router.launch_router import parse_router_args
 
 from pdserve.plan.model import Plan
-from pdserve.plan.process import HttpProbe
 from pdserve.plan.proxy import ROUTER_MODULE, ROUTER_VERSION
-from tests.plan.kit import NIXL, hosts, on_gpus, plan, recipe
+from tests.plan.kit import NIXL, plan, recipe
 
 ROUTER: dict[str, Any] = {"proxy": {"kind": "vllm-router"}}
 TWO: dict[str, Any] = {"prefill": {"instances": 2}, "decode": {"instances": 2}}
@@ -41,12 +40,6 @@ def test_over_nixl_no_bootstrap_server_is_asked() -> None:
     args = arguments(plan(recipe(ROUTER, {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}})))
     assert args.kv_connector == "nixl"
     assert args.prefill_urls == [("http://127.0.0.1:8100", None)]
-
-
-def test_engines_of_other_nodes_are_named_by_their_address() -> None:
-    args = arguments(plan(recipe(on_gpus(8, 8), ROUTER), *hosts(8, 8)))
-    assert args.prefill_urls == [("http://192.0.2.1:8100", 8998)]
-    assert args.decode_urls == ["http://192.0.2.2:8200"]
 
 
 def test_what_the_recipe_sets_reaches_it() -> None:
@@ -80,29 +73,7 @@ def test_the_engines_key_is_in_its_environment_by_name_only() -> None:
     assert not any("key" in word for word in process.argv)
 
 
-def test_it_starts_after_the_engines_and_no_engine_talks_to_it() -> None:
-    built = plan(recipe(ROUTER))
-    assert {p.name: p.start_stage for p in built.processes} == {"prefill-0": 1, "decode-0": 1, "proxy": 2}
-    process = built.process("proxy")
-    assert (process.control, process.files) == ("none", {})
-    assert process.ports == {"http": 8000, "metrics": 29000}
-    assert process.probe == HttpProbe(host="127.0.0.1", port=8000, path="/liveness")
-    assert built.proxy_kind == "vllm-router"
-
-
 def test_a_router_of_another_path_gets_the_same_arguments() -> None:
     own = plan(recipe(ROUTER)).process("proxy").argv
     other = plan(recipe(ROUTER, {"proxy": {"command": ["/opt/bin/vllm-router"]}})).process("proxy").argv
     assert other == ("/opt/bin/vllm-router", *own[3:])
-
-
-def test_what_it_leaves_open_is_shown() -> None:
-    exposed = [(e.address, e.port, e.what) for e in plan(recipe(ROUTER)).exposed if e.process == "proxy"]
-    assert exposed == [
-        (
-            "127.0.0.1",
-            8000,
-            "the OpenAI API and the router's own endpoints, which remove workers: clients need no key",
-        ),
-        ("127.0.0.1", 29000, "figures of the router"),
-    ]

@@ -80,10 +80,6 @@ def test_it_is_refused_with_what_to_write(tmp_path: Path, options: Options, what
     assert what in refused(tmp_path, GPU, options)
 
 
-def test_a_subnet_is_corrected(tmp_path: Path) -> None:
-    assert "network.cidr=10.1.0.0/16" in refused(tmp_path, GPU, "network={cidr: 10.1.2.3/16}")
-
-
 @each_row("kind, option", [(kind, option) for kind, owned in OWNED.items() for option in owned])
 def test_an_option_of_the_container_that_pdserve_sets_is_refused(tmp_path: Path, kind: str, option: str) -> None:
     text = refused(tmp_path, GPU, f"container={{kind: {kind}, image: x, options: ['--{option}=x']}}")
@@ -101,35 +97,9 @@ def test_another_name_of_such_an_option_is_refused_too(tmp_path: Path, kind: str
     assert f"container.options.0: pdserve sets --{name}" in text
 
 
-def test_without_the_sections_nothing_is_asked_of_the_nodes(tmp_path: Path) -> None:
-    recipe = load(tmp_path, CPU).recipe
-    assert (recipe.network, recipe.exclude_nodes, recipe.on_node_loss, recipe.container) == (None, [], "fail", None)
-    assert (recipe.timeouts.heartbeat_seconds, recipe.timeouts.agent_lease_seconds) == (5, 15)
-    assert recipe.slurm.nodes is None
-
-
 @each_row("time", ["90", "90:00", "08:00:00", "2-0", "1-12:00:00", "UNLIMITED"])
 def test_times_are_sbatchs(tmp_path: Path, time: str) -> None:
     assert load(tmp_path, CPU, f"slurm.time='{time}'").recipe.slurm.time == time
-
-
-def test_a_lease_may_be_as_long_as_the_heartbeat(tmp_path: Path) -> None:
-    recipe = load(tmp_path, CPU, "timeouts.agent_lease_seconds=5").recipe
-    assert recipe.timeouts.agent_lease_seconds == recipe.timeouts.heartbeat_seconds
-
-
-def test_a_network_is_an_interface_or_a_subnet(tmp_path: Path) -> None:
-    for text, shown in (("interface: ib0", "ib0"), ("cidr: 10.77.0.0/24", "10.77.0.0/24")):
-        network = load(tmp_path, CPU, f"network={{{text}}}").recipe.network
-        assert network is not None
-        assert (network.interface or network.cidr) == shown
-
-
-def test_a_container_takes_the_recipes_image(tmp_path: Path) -> None:
-    recipe = load(tmp_path, DOCKER, "container.mounts=['/models:/models:ro']", "container.shm_gib=64").recipe
-    assert recipe.container is not None
-    assert (recipe.container.image, recipe.image) == (None, "docker.io/org/image:1")
-    assert recipe.container.mounts == ["/models:/models:ro"]
 
 
 def test_a_secret_of_the_container_is_a_name(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdserve.pd.config import routing as routing_settings
-from pdserve.recipe.model import Proxy, Recipe
 from tests.recipe.kit import AGGREGATED, CPU, GPU, Options, load, refused
 from tests.tables import each_row
 
@@ -176,8 +175,3 @@ def test_files_are_relative_to_the_file_that_names_them(tmp_path: Path) -> None:
     saved.parent.mkdir()
     again = load(saved.parent, loaded.to_yaml(), name=saved.name).recipe.proxy
     assert again.auth.keys_file == f"{tmp_path}/site/keys.jsonl"
-
-
-def test_the_section_is_a_whole_by_default() -> None:
-    base = {"schema": 1, "name": "t", "platform": "cpu", "model": {"id": "m", "served_name": "m"}}
-    assert Recipe.model_validate(base).proxy == Proxy()

@@ -60,7 +60,3 @@ def test_l1_that_is_pinned_on_demand_counts_with_what_is_pinned_at_the_start() -
 @each_row("platform", ["cuda", "cpu"])
 def test_no_such_stall_is_known_of_other_platforms(platform: str) -> None:
     assert problems(platform, l1_size_gb=2500) == []
-
-
-def test_without_lmcache_nothing_is_registered() -> None:
-    assert [*registration_timeouts(recipe(on_gpus(platform="rocm")))] == []

@@ -255,12 +255,6 @@ def test_the_fix_has_the_right_value(tmp_path: Path, text: str, options: Options
     assert todo in refused(tmp_path, text, options)
 
 
-@each_row("text", [CPU, GPU, AGGREGATED])
-def test_the_recipes_that_these_cases_start_from_are_fine(tmp_path: Path, text: str) -> None:
-    loaded = load(tmp_path, text)
-    assert loaded.recipe.name in ("small", "large", "whole")
-
-
 FITS = {
     # server, client, fits on a CPU, fits on a GPU
     ("auto", None): (True, True), ("auto", "auto"): (True, True), ("auto", "lmcache_driven"): (True, True),
@@ -409,8 +403,9 @@ def test_devices_of_two_nodes_may_have_the_same_numbers(tmp_path: Path, change: 
     assert not any("both name" in line for line in load(tmp_path, GPU, *DEVICES, change).warnings)
 
 
-def test_a_quiet_recipe_warns_of_nothing(tmp_path: Path) -> None:
-    assert load(tmp_path, CPU).warnings == ()
+@each_row("text", [CPU, AGGREGATED])
+def test_a_quiet_recipe_warns_of_nothing_but_weights_that_may_change(tmp_path: Path, text: str) -> None:
+    assert [line for line in load(tmp_path, text).warnings if "not pinned" not in line] == []
 
 
 @each_row("settings, warned", [

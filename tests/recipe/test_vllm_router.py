@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdserve.recipe.model import ROUTER_POLICIES, ROUTER_SETTINGS, Proxy
+from pdserve.recipe.model import ROUTER_POLICIES
 from tests.recipe.kit import AGGREGATED, CPU, load, refused
 from tests.tables import each_row
 
@@ -52,29 +52,16 @@ def test_it_is_refused(tmp_path: Path, option: str, what: str) -> None:
     assert what in refused(tmp_path, CPU, (ROUTER, option))
 
 
-def test_a_setting_that_is_refused_is_named_by_its_line(tmp_path: Path) -> None:
-    text = CPU + "proxy:\n  kind: vllm-router\n  workers: 2\n"
-    assert f"recipe.yaml:{len(text.splitlines())}: proxy.workers" in refused(tmp_path, text)
-
-
 def test_engines_of_mode_aggregated_would_get_no_key(tmp_path: Path) -> None:
     message = refused(tmp_path, AGGREGATED, ROUTER)
     assert "proxy.kind: in mode aggregated vllm-router sends engines no key" in message
     assert "write kind: pdserve" in message
 
 
-def test_the_ports_of_its_figures_are_not_taken_by_our_own_proxy(tmp_path: Path) -> None:
-    assert load(tmp_path, CPU, "ports.router_metrics=8000").recipe.ports.router_metrics == 8000
-
-
 def test_a_door_that_is_open_to_everybody_is_warned_about(tmp_path: Path) -> None:
     (warning,) = load(tmp_path, CPU, ROUTER, "proxy.host=0.0.0.0").warnings
     assert "anybody who reaches 0.0.0.0 can use the model and remove workers" in warning
     assert "put a gateway in front" in warning
-
-
-def test_every_setting_that_it_shares_is_one() -> None:
-    assert set(Proxy.model_fields) > ROUTER_SETTINGS
 
 
 def test_every_policy_that_it_shares_is_one(tmp_path: Path) -> None:

@@ -125,13 +125,6 @@ def test_validate_names_the_block_that_the_cached_model_gets(cached: Path, chunk
     assert all("to 256 tokens" in text and text.endswith(f"chunk_size: {advised}") for text in enlarged)
 
 
-def test_a_revision_that_is_not_in_the_cache_is_unknown(cached: Path) -> None:
-    failed = CliRunner().invoke(app, ["plan", str(cached), "--set", "model.revision=v2"])
-    assert isinstance(failed.exception, PreflightError)
-    assert failed.exception.todo is not None
-    assert failed.exception.todo.endswith("hf download org/name config.json --revision v2")
-
-
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """A hub that has the config.json of every model, and nothing else; the paths that were asked for."""
@@ -187,12 +180,6 @@ def test_preflight_shows_the_same_edges(recipe: Path) -> None:
     assert find_crossings(plan_for(load(recipe, [], []), None, run_dir="R", run_id="r")) == []
 
 
-def test_what_cannot_be_computed_is_no_finding(tmp_path: Path) -> None:
-    with_model(tmp_path / "model", {})
-    planned = plan_for(load(with_recipe(tmp_path, "path: model"), [], []), None, run_dir="R", run_id="r")
-    assert find_crossings(planned) == []
-
-
 def test_a_model_of_unknown_layers_is_refused(tmp_path: Path) -> None:
     with_model(tmp_path / "model", {**CONFIG, "compress_ratios": [4]})
     failed = CliRunner().invoke(app, ["plan", str(with_recipe(tmp_path, "path: model"))])
@@ -207,7 +194,3 @@ def test_a_report_has_the_numbers_that_the_command_prints(recipe: Path) -> None:
     assert re.fullmatch(r"[0-9a-f]{12} \(\d+ files of weights, \d+ bytes\)", numbers.pop(MODEL_FILES))
     assert {f"{name}: {value}" for name, value in numbers.items()} <= set(printed)
     assert {"prefill: blocks of a rank", "decode: blocks of a rank"} <= numbers.keys()
-
-
-def test_without_the_model_a_report_has_no_numbers_of_the_planner(tmp_path: Path) -> None:
-    assert planned_numbers(with_recipe(tmp_path, "path: nowhere")) == {}

@@ -32,10 +32,6 @@ def test_an_l1_that_is_written_and_not_read() -> None:
     assert "l1_size_gb: 2" in made.crossings[0].todo
 
 
-def test_the_l1_that_is_advised_is_enough() -> None:
-    assert where(sizing(with_lmcache(l1_size_gb=1.25, chunk_size=256))) == []
-
-
 def test_an_l1_that_two_engines_write_and_neither_reads() -> None:
     """Each of them holds 262,144 tokens; an L1 that is enough for one is not for both."""
     two = {"prefill": {**LARGE_L1["prefill"], "instances": 2}}

@@ -171,15 +171,6 @@ def test_the_start_is_read_once_for_a_node() -> None:
     assert start.engine_seconds.low < start.engine_seconds.high
 
 
-def test_what_was_assumed_is_named() -> None:
-    assert any("max-model-len 4096" in text for text in sizing().roles[0].assumed)
-    assert not sizing({"engine": {"args": {"max-model-len": 1024}}}).roles[0].assumed
-    draft = {
-        "engine": {"args": {"speculative-config": {"method": "eagle3", "model": "x", "num_speculative_tokens": 2}}}
-    }
-    assert any("draft model" in text for text in sizing(draft).roles[0].assumed)
-
-
 def test_mla_on_a_cpu_has_the_block_of_its_kernel() -> None:
     prefill = sizing({"engine": {"args": {"block-size": 128}}}, config=MLA).roles[0]
     assert prefill.block_size == 16
@@ -206,9 +197,3 @@ def test_prefill_context_parallelism_is_refused_and_not_ignored() -> None:
     assert refused.value.where == "prefill.parallel.pcp"
     assert refused.value.todo == "plan without it: --set prefill.parallel.pcp=1"
     assert sizing({"platform": "cuda"}, roles, {"prefill": {"parallel": {"pcp": 1}}}, kv_gib=1).roles[0].blocks
-
-
-def test_no_length_anywhere_is_refused() -> None:
-    config = {key: value for key, value in CONFIG.items() if key != "max_position_embeddings"}
-    with pytest.raises(RecipeError, match="max-model-len is not stated"):
-        sizing(config=config)

@@ -13,7 +13,6 @@ import pytest
 from pdserve.operations.init_recipe import FirstRecipe, first_recipe
 from pdserve.operations.plan_recipe import plan_for
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
-from pdserve.recipe.model import Role
 from pdserve.starter.draft import HARDWARE
 from pdserve.starter.goal import Goal
 from tests.messages.kit import Outcome, run
@@ -94,15 +93,6 @@ def test_the_planners_numbers_are_in_the_comments(tmp_path: Path) -> None:
     assert "max-model-len: 32768  # the model's 40960, at most 32768 for --goal throughput" in text
 
 
-def test_a_length_that_leaves_no_request_is_halved(tmp_path: Path) -> None:
-    wide = {"num_hidden_layers": 100, "num_key_value_heads": 64}
-    first = made(model(tmp_path / "wide", 30, **wide), "h100", devices=1)
-    role: Role = first.loaded.recipe.roles()[0][1]
-    assert role.instances == 1
-    args = first.loaded.recipe.engine.args
-    assert args["max-model-len"] == 8192
-
-
 QWEN3_06B = {
     **{"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8},
     **{"head_dim": 128, "max_position_embeddings": 40960},
@@ -140,13 +130,6 @@ def test_a_model_without_a_length_gets_the_goals(hardware: str, goal: Goal, leng
     assert f"max-model-len: {length}  # NOT CHECKED: config.json has no max_position_embeddings" in first.text
 
 
-def test_a_length_beside_the_part_of_the_language_model_is_one_too(tmp_path: Path) -> None:
-    """As the planner reads it."""
-    text = {"num_hidden_layers": 4, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}
-    first = made(model(tmp_path / "some", 1, text_config=text, max_position_embeddings=4096), "h100")
-    assert first.loaded.recipe.engine.args["max-model-len"] == 4096
-
-
 def test_an_error_of_the_recipe_names_no_folder_that_is_gone(tmp_path: Path) -> None:
     model(tmp_path / "~", 1)
     done = typed(tmp_path, "--model", str(tmp_path / "~"), "--hardware", "h100")
@@ -159,11 +142,6 @@ def test_an_error_of_the_recipe_names_no_folder_that_is_gone(tmp_path: Path) -> 
 def test_heads_are_dealt_out_evenly(change: dict[str, Any], tmp_path: Path) -> None:
     first = made(model(tmp_path / "six", 30, **change), "h100", Goal.LATENCY)
     assert layout(first) == {"prefill": (2, 2), "decode": (2, 2)}
-
-
-def test_l1_is_not_write_only(tmp_path: Path) -> None:
-    first = made(model(tmp_path / "some", 30), "h100", Goal.AGENTS, devices=2)
-    assert first.crossings == ()
 
 
 @each_row(
@@ -253,8 +231,3 @@ def test_a_wrong_command_line_ends_with_2(
     assert done.code == 2
     assert said in done.err
     assert "Traceback" not in done.err
-
-
-def test_the_help_names_all_hardware(tmp_path: Path) -> None:
-    helped = typed(tmp_path, "--help").out
-    assert all(name in helped for name in HARDWARE)
