@@ -11,10 +11,10 @@ import yaml
 
 from pdserve.errors import PreflightError
 from pdserve.plan.node import Srun, Ssh
-from pdserve.reach.candidates import Candidates, in_containers, kill_wait, of_cluster, of_job
+from pdserve.reach.candidates import Candidate, Candidates, in_containers, kill_wait, of_cluster, of_job
 from pdserve.reach.cluster_file import load_cluster
-from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections import Container
+from pdserve.recipe.sections import Kind
+from tests.plan import kit
 from tests.tables import each_row
 
 JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu[08-10]", "SLURM_GPUS_ON_NODE": "8"}
@@ -49,6 +49,13 @@ def cluster(tmp_path: Path, document: Mapping[str, object], exclude: tuple[str, 
     return of_cluster(load_cluster(file, environ={}), exclude)
 
 
+def job(*exclude: str, **variables: str) -> Candidates:
+    """The nodes of a job."""
+    candidates = of_job({**JOB, **variables}, exclude)
+    assert candidates is not None
+    return candidates
+
+
 def test_outside_of_a_job_there_is_none() -> None:
     assert of_job({}, ()) is None
     assert of_job({"SLURM_JOB_ID": "42"}, ()) is None
@@ -56,8 +63,7 @@ def test_outside_of_a_job_there_is_none() -> None:
 
 @pytest.mark.process
 def test_a_jobs_nodes_are_reached_by_srun_in_slurms_order(scontrol: Path) -> None:
-    candidates = of_job(JOB, ())
-    assert candidates is not None
+    candidates = job()
     assert [machine.name for machine in candidates.machines] == ["gpu08", "gpu09", "gpu10"]
     assert {machine.reach for machine in candidates.machines} == {Srun(job="42", kill_wait=90)}
     assert (candidates.job, candidates.gpus_per_node, candidates.all_names) == ("42", 8, ("gpu08", "gpu09", "gpu10"))
@@ -78,28 +84,25 @@ def test_gpus_that_were_not_asked_for_do_not_count(
     tmp_path: Path, scontrol: Path, fields: str, there: str, gpus: int | None
 ) -> None:
     (tmp_path / "job").write_text(f"JobId=42 JobState=RUNNING Power= {fields} \n")
-    candidates = of_job({**JOB, "SLURM_GPUS_ON_NODE": there}, ())
-    assert candidates is not None
-    assert candidates.gpus_per_node == gpus
+    assert job(SLURM_GPUS_ON_NODE=there).gpus_per_node == gpus
 
 
 @pytest.mark.process
 def test_excluded_nodes_of_a_job_are_left_out_and_remembered(scontrol: Path) -> None:
-    candidates = of_job(JOB, ("gpu09", "elsewhere"))
-    assert candidates is not None
+    candidates = job("gpu09", "elsewhere")
     assert [machine.name for machine in candidates.machines] == ["gpu08", "gpu10"]
     assert candidates.all_names == ("gpu08", "gpu09", "gpu10")
 
 
 def test_a_job_of_which_nothing_is_left_is_refused(scontrol: Path) -> None:
     with pytest.raises(PreflightError, match="every node of job 42") as caught:
-        of_job(JOB, ("gpu08", "gpu09", "gpu10"))
+        job("gpu08", "gpu09", "gpu10")
     assert "--exclude" in str(caught.value.todo)
 
 
 def test_a_node_list_that_cannot_be_read_is_an_error_and_not_one_odd_name(scontrol: Path) -> None:
     with pytest.raises(PreflightError, match="not a list of nodes") as caught:
-        of_job({**JOB, "SLURM_JOB_NODELIST": "gpu[08-"}, ())
+        job(SLURM_JOB_NODELIST="gpu[08-")
     assert "SLURM_JOB_NODELIST" in str(caught.value.where)
 
 
@@ -141,29 +144,14 @@ def test_the_recipes_exclusions_hold_for_a_cluster_file_too(tmp_path: Path) -> N
         cluster(tmp_path, hosts, ("a", "b"))
 
 
-def recipe(container: Container) -> Recipe:
-    return Recipe.model_validate(
-        {
-            "schema": 1,
-            "name": "boxed",
-            "platform": "cpu",
-            "model": {"id": "org/model", "served_name": "m"},
-            "container": container.model_dump(),
-        }
-    )
+def boxed(there: Candidates, kind: Kind) -> Candidate:
+    """The first machine, with a container around what is started there."""
+    made = kit.recipe({"container": {"kind": kind, "image": "vllm:1"}})
+    return in_containers(there, made, run_id="r1", run_dir="/s", recipe_dir="/r", store="/images").machines[0]
 
 
 def test_a_container_is_around_whatever_is_started_there(tmp_path: Path) -> None:
-    there = cluster(tmp_path, {"hosts": [{"name": "a"}]})
-    boxed = in_containers(
-        there,
-        recipe(Container(kind="docker", image="vllm:1")),
-        run_id="r1",
-        run_dir="/shared/r1",
-        recipe_dir="/recipes",
-        store="/images",
-    )
-    command = boxed.machines[0].command
+    command = boxed(cluster(tmp_path, {"hosts": [{"name": "a"}]}), "docker").command
     assert command[:2] == ("docker", "run")
     assert "vllm:1" in command
     assert command[-1] == "python3", "an interpreter stands last: what it runs comes after it"
@@ -172,27 +160,14 @@ def test_a_container_is_around_whatever_is_started_there(tmp_path: Path) -> None
 
 @pytest.mark.process
 def test_a_container_in_a_job_has_the_devices_that_slurm_gave_it(scontrol: Path) -> None:
-    there = of_job(JOB, ())
-    assert there is not None
-    image = Container(kind="docker", image="vllm:1")
-    boxed = in_containers(there, recipe(image), run_id="r1", run_dir="/s", recipe_dir="/r", store="/i")
-    command = boxed.machines[0].command
+    command = boxed(job(), "docker").command
     assert {"--env=CUDA_VISIBLE_DEVICES", "--env=ROCR_VISIBLE_DEVICES", "--env=SLURM_JOB_ID"} <= set(command)
 
 
 @pytest.mark.process
 def test_pyxis_is_an_option_of_srun(scontrol: Path) -> None:
-    there = of_job(JOB, ())
-    assert there is not None
-    boxed = in_containers(
-        there,
-        recipe(Container(kind="pyxis", image="vllm:1")),
-        run_id="r1",
-        run_dir="/s",
-        recipe_dir="/r",
-        store="/images",
-    )
-    reach = boxed.machines[0].reach
+    machine = boxed(job(), "pyxis")
+    reach = machine.reach
     assert isinstance(reach, Srun)
     assert any(option.startswith("--container-image=/images/") for option in reach.options), "the file of all nodes"
-    assert boxed.machines[0].command[-1] == "python3"
+    assert machine.command[-1] == "python3"

@@ -1,4 +1,4 @@
-"""What `up` starts of a deployment that runs, by its record."""
+"""What `up` starts of a deployment that runs, by its record, and what it says of that before."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import StateError
+from pdserve.operations.shown_change import ShownChange, shown_change
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node
-from pdserve.run.change import can_exchange_kv, plan_between, recorded_change
+from pdserve.plan.running import Running
+from pdserve.run.change import can_exchange_kv, change, plan_between, recorded_change
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState, ProcessPhase, ProcessState
 from pdserve.system.process import new_token
@@ -180,3 +182,38 @@ def test_a_plan_between_two_has_what_runs(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_engines_exchange_kv_only_where_both_sides_agree(changed: dict[str, object], can: bool) -> None:
     assert can_exchange_kv(kit.plan(kit.recipe()), kit.plan(kit.recipe(changed))) is can
+
+
+def routed(prefill: int, *, running: Plan | None = None, kind: str = "pdserve", setup: tuple[str, ...] = ()) -> Plan:
+    moved = {"connector": kit.MOONCAKE}
+    wanted = kit.recipe(
+        {"proxy": {"kind": kind}, "prefill": {**moved, "instances": prefill}, "decode": moved, "setup": list(setup)}
+    )
+    return kit.plan(wanted, *kit.hosts(0), running=Running(running, wanted.ports))
+
+
+def shown(old: Plan, new: Plan, *dead: str) -> ShownChange:
+    living = [name for name in old.names() if name not in dead]
+    return shown_change("/run/x", old, new, change(old, new, living), living)
+
+
+def test_what_comes_what_goes_and_what_is_dead_is_shown() -> None:
+    old = routed(1)
+    more = shown(old, routed(2, running=old))
+    assert (more.start, more.stop, more.stay) == (("prefill-1",), (), ("prefill-0", "decode-0", "proxy"))
+    old = routed(3)
+    less = shown(old, routed(1, running=old))
+    assert (less.start, less.stop, less.stay) == ((), ("prefill-1", "prefill-2"), ("prefill-0", "decode-0", "proxy"))
+    assert shown(old, routed(3, running=old), "prefill-1").start == ("prefill-1",)
+    assert shown(old, routed(2, running=old), "prefill-2").stop == ()
+
+
+def test_vllm_router_that_lives_is_shown_to_be_restarted_for_a_new_prefill() -> None:
+    old = routed(1, kind="vllm-router")
+    assert shown(old, routed(2, running=old, kind="vllm-router")).restart == ("proxy",)
+
+
+def test_a_command_of_the_setup_that_is_done_neither_stays_nor_stops() -> None:
+    old = routed(1, setup=("prepare",))
+    assert "setup-0" not in shown(old, routed(1, running=old, setup=("prepare",))).stay
+    assert shown(old, routed(1, running=old)).stop == ()

@@ -153,8 +153,3 @@ def test_what_the_command_leaves_to_the_launcher_is_collected_when_it_has_ended(
             pass  # a zombie still has its PID
         last.write_text("end\n")
         launcher.wait()
-
-
-def test_without_a_run_there_is_no_exit_code() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        command().exit_code()

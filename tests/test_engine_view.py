@@ -108,12 +108,6 @@ def test_what_is_no_number_is_unknown(number: str) -> None:
     assert ask(proxy_snapshot, {"/metrics": refused}).rejected == {}
 
 
-def test_an_engine_that_was_never_asked_has_no_hit_rate() -> None:
-    fresh = engine("vllm:prefix_cache_queries_total 0.0\nvllm:prefix_cache_hits_total 0.0\n")
-    assert fresh.prefix_queries == 0
-    assert fresh.prefix_hit_rate is None
-
-
 FAILURES = [
     (httpx.ConnectError("refused"), "not listening"),
     (httpx.ReadTimeout("late"), "no answer within 3 s"),
@@ -157,11 +151,6 @@ def test_workers_count_in_either_transfer_mode() -> None:
     lmcache_driven = engine_driven.replace('"registered_gpu_ids": []', '"registered_gpu_ids": [1, 2]')
     assert lmcache(engine_driven).workers == 1
     assert lmcache(lmcache_driven).workers == 3
-
-
-def test_a_cache_without_metrics_still_has_a_status() -> None:
-    cache = lmcache(recorded("lmcache-0.5.6-status.json"), metrics=404)
-    assert (cache.reachable, cache.objects, cache.hit_rate) == (True, 18, None)
 
 
 @each_row("failure, message", [

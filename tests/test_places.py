@@ -137,11 +137,6 @@ def test_a_machine_that_was_renamed_is_still_this_one(tmp_path: Path, engine: su
     assert engine.wait(60) == -signal.SIGTERM
 
 
-def test_a_record_without_a_place_is_known_by_its_hostname(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
-    assert seen(record(tmp_path / "here", engine, None)) == {engine.pid}
-    assert seen(record(tmp_path / "there", engine, None, hostname="elsewhere")) == set()
-
-
 def test_a_dead_launcher_is_known_by_its_lock(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
     """A container that was started again has a fresh sign of life of the one before."""
     run = record(tmp_path, engine, beside())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from functools import cache
 from typing import get_args
 
 from pydantic import BaseModel
@@ -28,10 +27,6 @@ from tests.tables import each_row
 
 ALL = [*map(Page, PAGES)]
 FOLDERS = ("pdserve", "tests", "docs", "scripts", "recipes", "slurm", "schema", "requirements")
-SOURCES = [
-    *(path for folder in ("pdserve", "scripts", "slurm") for path in (REPOSITORY / folder).rglob("*")),
-    *(REPOSITORY / "recipes").rglob("*.yaml"),
-]
 
 
 MESSAGES = "what the log or the error has"
@@ -56,17 +51,6 @@ def test_paths_in_backticks_exist(page: Page) -> None:
             folder, slash, _ = word.removeprefix("./").partition("/")
             if slash and folder in FOLDERS:
                 assert [*REPOSITORY.glob(word.replace("NAME", "*"))], f"{page.name} names {word}"
-
-
-@each_row("page", ALL)
-def test_variables_are_read_somewhere(page: Page) -> None:
-    assert set(re.findall(r"\bPDSERVE_[A-Z_]+\b", page.text)) <= variables()
-
-
-@cache
-def variables() -> set[str]:
-    sources = (path.read_text() for path in SOURCES if path.is_file() and path.suffix != ".pyc")
-    return {name for source in sources for name in re.findall(r"\bPDSERVE_[A-Z_]+\b", source)}
 
 
 @each_row("page", ALL)

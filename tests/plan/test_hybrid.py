@@ -11,7 +11,7 @@ from pdserve.installed.versions import Versions
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model_rules import check_kv_groups
 from pdserve.recipe.model import Recipe
-from tests.plan.kit import LMCACHE, MOONCAKE, NIXL, VERSIONS, aggregated, on_gpus, recipe, with_lmcache
+from tests.plan.kit import NIXL, VERSIONS, aggregated, on_gpus, recipe, with_lmcache
 
 PLAIN = {"model_type": "llama", "num_attention_heads": 4}
 WINDOWS = {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}
@@ -88,12 +88,6 @@ def test_engine_driven_transfer_takes_one_group_only(config: dict[str, Any]) -> 
     assert error.where == "lmcache.transfer_mode"
     assert "lmcache_driven, with lmcache-mp as the first child" in error.todo
     assert ("disable-hybrid-kv-cache-manager" in error.todo) == (config is WINDOWS)
-
-
-def test_the_connectors_own_mode_is_named_when_it_is_the_reason() -> None:
-    child = {"kind": "multi", "of": [MOONCAKE, {**LMCACHE, "transfer_mode": "engine_driven"}]}
-    changes = (with_lmcache(transfer_mode="auto"), {"prefill": {"connector": child}})
-    assert refused(RecipeError, WINDOWS, on_gpus(), *changes).where == "prefill.connector"
 
 
 def test_windows_may_be_kept_as_full_attention_on_purpose_anywhere() -> None:

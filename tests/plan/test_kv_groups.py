@@ -19,21 +19,11 @@ QWEN_3_5 = (TableGroup(1056), TableGroup(1056, "recurrent"))
 blocks = st.lists(st.integers(1, 300), min_size=1, max_size=6)
 
 
-def test_a_model_with_recurrent_state_takes_no_chunk_of_256_at_all() -> None:
-    assert lmcache_refusal(QWEN_3_5, 256) is not None
-    assert good_chunk(QWEN_3_5, 256) == 1056
-    assert lmcache_refusal(QWEN_3_5, 2112) is None
-
-
 def test_a_step_must_fill_a_block_of_state() -> None:
     assert lmcache_refusal(QWEN_3_5, 1056, max_batched_tokens=1056) is None
     assert "max-num-batched-tokens" in str(lmcache_refusal(QWEN_3_5, 1056, max_batched_tokens=1055))
     # With full attention alone, steps of any size add up to a block.
     assert lmcache_refusal((TableGroup(1056),), 1056, max_batched_tokens=64) is None
-
-
-def test_state_that_is_not_kept_cannot_be_stored() -> None:
-    assert "mamba-cache-mode none" in str(lmcache_refusal((TableGroup(16), TableGroup(16, "recurrent", "none")), 256))
 
 
 def test_state_of_two_block_sizes_is_refused_when_it_is_kept_at_block_ends() -> None:

@@ -64,7 +64,6 @@ def test_one_process_runs_with_the_plans_arguments_and_environment(spy: Path, tm
 def test_the_proxy_gets_its_file_and_only_what_is_allowed(spy: Path, tmp_path: Path) -> None:
     plan = planned(recipe({"proxy": {"command": [str(spy)]}}), tmp_path)
     done = run(plan, tmp_path, "proxy", HTTP_PROXY="http://x", MY_TOKEN="t", PDSERVE_ENGINE_KEY="stale", engine_key="k")
-    assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     config = Path(seen["argv"][seen["argv"].index("--config") + 1])
     assert config.read_text() == plan.process("proxy").files["proxy.json"]

@@ -56,16 +56,11 @@ def attempt(text: str, *set_: str, unset: tuple[str, ...] = ()) -> LoadedRecipe 
 
 
 @quick
-@given(st.text(max_size=200))
-def test_any_text_is_a_recipe_or_an_error(text: str) -> None:
+@given(st.text(max_size=200), st.text(":-[]{}&*!|>'\"#%@`,?\n\t x1", max_size=60))
+def test_any_text_is_a_recipe_or_an_error(text: str, punctuation: str) -> None:
     assume(not any(0xD800 <= ord(c) < 0xE000 for c in text))
-    assert isinstance(attempt(text), LoadedRecipe | RecipeError)
-
-
-@quick
-@given(st.text(":-[]{}&*!|>'\"#%@`,?\n\t x1", max_size=60))
-def test_any_punctuation_is_a_recipe_or_an_error(text: str) -> None:
-    assert isinstance(attempt(CPU + text), LoadedRecipe | RecipeError)
+    for whole in (text, CPU + punctuation):
+        assert isinstance(attempt(whole), LoadedRecipe | RecipeError)
 
 
 @quick

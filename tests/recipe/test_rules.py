@@ -15,7 +15,6 @@ STRUCTURE: list[Case] = [
     (CPU, "model.path=null", "model: neither path nor id is set"),
     (CPU, "model.id=a/b", "model.path: both path and id are set"),
     (CPU, "model.path=''", "model.path: is empty"),
-    (CPU, "model.served_name=' '", "model.served_name: is empty"),
     (CPU, "model.revision=main", "model.revision: a folder has no revision"),
     (CPU, "devices_per_node=4", "devices_per_node: a CPU node has no devices"),
     (CPU, "prefill.devices=[0]", "prefill.devices: a CPU node has no devices"),
@@ -24,9 +23,7 @@ STRUCTURE: list[Case] = [
     (GPU, "prefill.devices=[0,1,2]", "prefill.devices: 3 devices for 1 instance of tp 4: 4 are needed"),
     (GPU, "prefill.devices=[0,1,2,2]", "prefill.devices: instance 0 gets device 2 twice"),
     (GPU, "prefill.devices=[0,1,2,8]", "prefill.devices.3: there is no device 8, the last one is 7"),
-    (GPU, "prefill.devices=[-1,1,2,3]", "prefill.devices.0: there is no device -1"),
     (CPU, "requires={vllm: latest}", 'requires.vllm: "latest" is not a range of versions'),
-    (CPU, "requires={vllm: '>=0.26,'}", "is not a range of versions"),
     (CPU, "proxy.restart={backoff_seconds: 90}", "proxy.restart.backoff_max_seconds: 60 is less than"),
 ]
 
@@ -39,7 +36,6 @@ LOADING: list[Case] = [
         "prefill.connector.of.1={kind: lmcache-mp, max_tokens_per_load: 512, min_load_tokens: 1024}",
         "of.1.min_load_tokens: no load of at most 512 tokens has 1024 of them",
     ),
-    (CPU, "prefill.env={CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD: 100}", "so a cap of 100 loads nothing"),
     (CPU, "prefill.env={CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD: '٥١٢'}", "٥١٢ is not a number of tokens"),
     (
         CPU,
@@ -76,7 +72,6 @@ CONNECTORS: list[Case] = [
         ("engine.args.max-model-len=4096", "prefill.args.max-model-len=1024"),
         "engine.args.max-model-len: decode has 4096, prefill has 1024",
     ),
-    (GPU, "decode.args.kv-cache-dtype=fp8", "decode.args.kv-cache-dtype: decode has fp8"),
 ]
 
 LMCACHE: list[Case] = [
@@ -91,16 +86,12 @@ LMCACHE: list[Case] = [
     (CPU, "lmcache.on=[prefill, prefill]", "lmcache.on.1: prefill is there twice"),
     (AGGREGATED, "lmcache.on=[aggregated, prefill]", "lmcache.on.1: mode aggregated has no role prefill"),
     (CPU, "lmcache.l1_size_gb=0", "lmcache.l1_size_gb: expected more than 0 and at most 1e+06, got 0"),
-    (CPU, "lmcache.l1_size_gb=-1", "lmcache.l1_size_gb: expected more than 0 and at most 1e+06, got -1"),
     (CPU, "lmcache.l1_init_size_gb=2", "lmcache.l1_init_size_gb: 2 is more than the whole of L1, 1"),
     (CPU, "lmcache.chunk_size=100", "lmcache.chunk_size: 100 is not a multiple of the block size of prefill (128,"),
-    (CPU, "lmcache.chunk_size=192", "192 is not a multiple of the block size of prefill (128"),
     (CPU, "engine.args.block-size=512", "lmcache.chunk_size: 256 is not a multiple of the block size of prefill (512)"),
     (GPU, "lmcache.chunk_size=24", "24 is not a multiple of the block size of prefill (16"),
     (GPU, ("lmcache.per=tp-rank", "prefill.parallel={tp: 2, dp: 2}"), "lmcache.per: tp-rank works with tensor"),
-    (GPU, ("lmcache.per=tp-rank", "prefill.parallel={tp: 2, pp: 2}"), "lmcache.per: tp-rank works with tensor"),
     (CPU, "lmcache.heartbeat_seconds=50", "lmcache.heartbeat_seconds: three heartbeats take 150 s"),
-    (CPU, ("lmcache.worker_reap_seconds=30", "lmcache.heartbeat_seconds=11"), "three heartbeats take 33 s"),
     (CPU, "lmcache.worker_reap_seconds=5", "lmcache.worker_reap_seconds: expected at least 30, got 5"),
     (CPU, ("lmcache.shm_name=kv", "lmcache.transfer_mode=lmcache_driven"), "lmcache.shm_name: has no effect with"),
     (CPU, "lmcache.shm_name=a/b", "lmcache.shm_name: a name in /dev/shm: not empty and without /"),
@@ -118,7 +109,6 @@ LMCACHE: list[Case] = [
         "engine.env.PYTORCH_CUDA_ALLOC_CONF: expandable_segments: its memory cannot be shared",
     ),
     (GPU, "prefill.args.enable-sleep-mode=true", "prefill.args.enable-sleep-mode: its memory cannot be shared"),
-    (GPU, "prefill.args.enable-cumem-allocator=true", "prefill.args.enable-cumem-allocator: its memory"),
 ]
 
 OWNED_FLAGS: list[Case] = [
@@ -133,12 +123,10 @@ OWNED_FLAGS: list[Case] = [
 ]  # fmt: skip
 
 FLAGS: list[Case] = [
-    (CPU, "decode.args.tensor-parallel-size=2", "decode.args.tensor-parallel-size"),
     (CPU, "engine.args.disable-log-stats=true", "engine.args.disable-log-stats: `status` and `verify`"),
     (CPU, "engine.args.enable-prompt-tokens-details=false", "`verify` proves the transfer"),
     (CPU, "engine.args.no-enforce-eager=true", "engine.args.no-enforce-eager"),
     (CPU, "engine.args.max_model_len=1", "engine.args.max_model_len: flags are written with"),
-    (CPU, "engine.args.--max-model-len=1", "flags are written with"),
     (CPU, r"engine.args.compilation-config\.cudagraph_mode=NONE", "not the name of a flag"),
 ]
 
@@ -156,14 +144,12 @@ VARIABLES: list[Case] = [(CPU, "engine.env.A-B=1", "engine.env.A-B: not the name
 SETUP: list[Case] = [
     (CPU, "setup=['echo \"x']", "setup.0: a quote is not closed"),
     (CPU, "setup=['']", "setup.0: there is no command"),
-    (CPU, "setup=[ls, []]", "setup.1: there is no command"),
     (CPU, "setup=pip install x", 'setup: expected a list, got "pip install x"'),
     (CPU, "setup=[[sleep, 1]]", "setup.0.1: expected text, got 1"),
 ]
 
 PATHS: list[Case] = [
     (CPU, "model.path='~/models/x'", "model.path: ~ is not expanded"),
-    (CPU, "engine.python='~/venv/bin/python'", "engine.python: ~ is not expanded"),
     (CPU, "engine.command=['~/run.sh']", "engine.command.0: ~ is not expanded"),
     (CPU, "proxy.auth={keys_file: '~/keys'}", "proxy.auth.keys_file: ~ is not expanded"),
     *(
@@ -178,8 +164,6 @@ UTILIZATION: list[Case] = [
     for flag, value, shown in (
         ("gpu-memory-utilization", "'85%'", '"85%"'),
         ("gpu-memory-utilization", "0", "0"),
-        ("gpu-memory-utilization", "-0.5", "-0.5"),
-        ("gpu-memory-utilization", "high", '"high"'),
         ("device-memory-utilization", "1.5", "1.5"),
     )
 ]
@@ -193,26 +177,14 @@ UNEQUAL_TP: list[Case] = [
     for name, kinds in (
         ("MooncakeConnector", ()),
         ("NixlConnector", ("lmcache=null", "prefill.connector={kind: nixl}", "decode.connector={kind: nixl}")),
-        (
-            "NixlConnector",
-            (
-                "lmcache=null",
-                "prefill.connector={kind: raw, config: {kv_connector: NixlConnector}}",
-                "decode.connector={kind: raw, config: {kv_connector: NixlConnector}}",
-            ),
-        ),
     )
 ]
 
 PORTS: list[Case] = [
     (CPU, "ports.decode=8100", "port 8100 is needed twice: by decode x1 (8100) and by prefill x1 (8100)"),
-    (CPU, "ports.prefill=8000", "ports.prefill: port 8000 is needed twice: by prefill x1 (8000) and by the proxy"),
     (CPU, ("prefill.instances=4", "ports.decode=8103"), "ports.decode: port 8103 is needed twice: by decode x1"),
-    (CPU, ("ports.lmcache=9000", "ports.lmcache_http=9000"), "ports.lmcache_http: port 9000 is needed twice"),
-    (CPU, "ports.bootstrap=8200", "ports.decode: port 8200 is needed twice"),
     (CPU, "ports.transfer=8190", "port 8200 is needed twice: by Mooncake transfers x2 (8190 to 8389)"),
     (CPU, ("ports.decode=65535", "decode.instances=2"), "decode x2 needs ports 65535 to 65536"),
-    (CPU, "ports.proxy=0", "ports.proxy: expected 1 to 65535, got 0"),
 ]
 
 
@@ -238,14 +210,11 @@ def test_impossible_is_refused(tmp_path: Path, text: str, options: Options, expe
 @each_row("text, options, todo", [
     (GPU, "engine.args.gpu-memory-utilization=90", "write 0.9"),
     (GPU, "engine.args.gpu-memory-utilization='85%'", "write 0.85"),
-    (GPU, "engine.args.device-memory-utilization=1.5", "write 0.015"),
     (GPU, ("prefill.parallel.tp=4", "decode.parallel.tp=6"), "write 3 for 4, or 6 for both"),
     (CPU, "engine.args.block-size=512", "use a multiple of 512: write for example `chunk_size: 512`"),
     (CPU, "prefill.connector.of.1.max_tokens_per_load=255", "use a multiple of 256"),
     (CPU, "engine.args.tensor-parallel-size=2", "set prefill.parallel.tp"),
-    (CPU, "decode.args.tensor-parallel-size=2", "set decode.parallel.tp"),
     (CPU, "engine.args.no-enforce-eager=true", "write enforce-eager: false"),
-    (CPU, "engine.args.max_model_len=1", "write max-model-len"),
     (CPU, "engine.env.VLLM_PORT=1", "set ports.prefill"),
     (CPU, "lmcache.extra_args={--port: 3}", "set ports.lmcache"),
     (CPU, "model.path='~/models/x'", "write ${HOME}/models/x"),
@@ -336,13 +305,11 @@ def test_ports_of_different_nodes_are_left_to_the_planner(tmp_path: Path) -> Non
     (CPU, "proxy.host=0.0.0.0", "proxy.host: anybody who reaches 0.0.0.0 can use the model"),
     (GPU, "engine.cache_reset_endpoint=true", "engine.cache_reset_endpoint: engines offer development endpoints"),
     (CPU, "engine.args.max-modle-len=1", "engine.args.max-modle-len: vLLM 0.32 has no such flag -> did you mean max-"),
-    (CPU, "engine.args.frobnicate=1", "engine.args.frobnicate: vLLM 0.32 has no such flag"),
     (
         CPU,
         "engine.env.VLLM_LOGING_LEVEL=DEBUG",
         "engine.env.VLLM_LOGING_LEVEL: vLLM 0.32 reads no such variable -> did you mean VLLM_LOGGING_LEVEL?",
     ),
-    (CPU, "decode.env.VLLM_QQQQ_ZZZZ=1", "decode.env.VLLM_QQQQ_ZZZZ: vLLM 0.32 reads no such variable"),
     (
         CPU,
         "engine.env.HF_HOME='~/hf'",
@@ -350,7 +317,6 @@ def test_ports_of_different_nodes_are_left_to_the_planner(tmp_path: Path) -> Non
     ),
     (CPU, "engine.args.download-dir='~/hf'", "engine.args.download-dir: ~ is passed on as it is"),
     (CPU, "setup=['a && b']", 'setup.0: no shell reads this command: && is passed on -> write [bash, -c, "a && b"]'),
-    (CPU, "setup=['ls $HOME']", "setup.0: no shell reads this command: $HOME is passed on"),
 ])  # fmt: skip
 def test_what_may_be_meant_is_only_warned_about(tmp_path: Path, text: str, set_: str, expected: str) -> None:
     warnings = load(tmp_path, text, set_).warnings
@@ -372,17 +338,6 @@ def test_rdma_on_a_cpu_is_warned_about(tmp_path: Path) -> None:
 @each_row("command", ["bash -c 'a && b'", "[echo, a, '&&', b]", "'grep -E ''a|b'' f'", "pip install 'a>1'"])
 def test_a_setup_whose_words_are_meant_is_not_warned_of(tmp_path: Path, command: str) -> None:
     assert load(tmp_path, CPU, f"setup=[{command}]").warnings == ()
-
-
-@each_row("prefill, decode", [(4, 8), (8, 4), (1, 8), (2, 2), (6, 3)])
-def test_unequal_sizes_of_which_one_divides_the_other_are_taken(tmp_path: Path, prefill: int, decode: int) -> None:
-    sizes = (f"prefill.parallel.tp={prefill}", f"decode.parallel.tp={decode}")
-    assert load(tmp_path, GPU, *sizes).recipe.name == "large"
-
-
-def test_one_length_may_be_written_in_two_ways(tmp_path: Path) -> None:
-    lengths = ("prefill.args.max-model-len=4k", "decode.args.max-model-len=4000")
-    assert load(tmp_path, CPU, *lengths).recipe.name
 
 
 def test_names_of_the_hub_and_of_other_stores_are_no_paths(tmp_path: Path) -> None:

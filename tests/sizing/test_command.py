@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -18,6 +15,7 @@ from pdserve.cli.commands import app
 from pdserve.errors import PreflightError
 from pdserve.operations.plan_recipe import load, plan_for
 from pdserve.operations.size import find_crossings, planned_numbers
+from tests.fakes.hub import FILES, Hub
 from tests.models.test_files import COMMIT, safetensors, tensor
 from tests.sizing.kit import CONFIG, HYBRID
 from tests.tables import each_row
@@ -125,50 +123,6 @@ def test_validate_names_the_block_that_the_cached_model_gets(cached: Path, chunk
     assert all("to 256 tokens" in text and text.endswith(f"chunk_size: {advised}") for text in enlarged)
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """A hub that has the config.json of every model, and nothing else; the paths that were asked for."""
-    asked: list[str] = []
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            if not self.path.endswith("/config.json"):
-                self.send_error(404)
-                return
-            body = json.dumps(HYBRID).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_request(self, code: object = None, size: object = None) -> None:
-            """Nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        yield asked
-        server.shutdown()
-        thread.join()
-
-
-def test_the_hub_is_asked_only_on_request(hub: list[str], tmp_path: Path) -> None:
-    recipe = with_recipe(tmp_path, "id: org/name")
-    assert CliRunner().invoke(app, ["validate", str(recipe)]).exit_code == 0
-    assert isinstance(CliRunner().invoke(app, ["plan", str(recipe)]).exception, PreflightError)
-    assert not hub
-    assert CliRunner().invoke(app, ["validate", str(recipe), "--online"]).exit_code == 0
-    done = CliRunner().invoke(app, ["plan", str(recipe), "--online"])
-    assert done.exit_code == 0, done.output
-    assert "prefill: weights of a rank: not known" in done.stdout
-    assert "2 x recurrent" in done.stdout
-    assert hub == [f"/org/name/resolve/main/{file}" for file in ("config.json", "hf_quant_config.json")] * 2
-
-
 def test_preflight_shows_the_same_edges(recipe: Path) -> None:
     planned = plan_for(load(recipe, ["engine.args.max-model-len=300000"], []), None, run_dir="R", run_id="r")
     findings = find_crossings(planned)
@@ -194,3 +148,21 @@ def test_a_report_has_the_numbers_that_the_command_prints(recipe: Path) -> None:
     assert re.fullmatch(r"[0-9a-f]{12} \(\d+ files of weights, \d+ bytes\)", numbers.pop(MODEL_FILES))
     assert {f"{name}: {value}" for name, value in numbers.items()} <= set(printed)
     assert {"prefill: blocks of a rank", "decode: blocks of a rank"} <= numbers.keys()
+
+
+def test_the_hub_is_asked_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FILES, "config.json", json.dumps(HYBRID).encode())
+    recipe = with_recipe(tmp_path, "id: org/name")
+    with Hub("org/name") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        assert CliRunner().invoke(app, ["validate", str(recipe)]).exit_code == 0
+        assert isinstance(CliRunner().invoke(app, ["plan", str(recipe)]).exception, PreflightError)
+        assert not hub.served
+        assert CliRunner().invoke(app, ["validate", str(recipe), "--online"]).exit_code == 0
+        done = CliRunner().invoke(app, ["plan", str(recipe), "--online"])
+        assert done.exit_code == 0, done.output
+        assert "prefill: weights of a rank: not known" in done.stdout
+        assert "2 x recurrent" in done.stdout
+        assert hub.served == ["config.json"] * 2

@@ -27,13 +27,6 @@ def test_kv_that_is_stated_is_exact() -> None:
     assert prefill.requests.low == 64
 
 
-def test_dp_ranks_add_up() -> None:
-    single, double = (sizing({"prefill": {"parallel": {"dp": dp}}}).roles[0].requests for dp in (1, 2))
-    assert single is not None
-    assert double is not None
-    assert double.low == 2 * single.low
-
-
 def test_nothing_is_made_up_without_memory() -> None:
     prefill = sizing(on_gpus()).roles[0]
     assert (prefill.kv_bytes, prefill.blocks, prefill.requests) == (None, None, None)
@@ -169,12 +162,6 @@ def test_the_start_is_read_once_for_a_node() -> None:
     assert start is not None
     assert start.read_seconds == 5
     assert start.engine_seconds.low < start.engine_seconds.high
-
-
-def test_mla_on_a_cpu_has_the_block_of_its_kernel() -> None:
-    prefill = sizing({"engine": {"args": {"block-size": 128}}}, config=MLA).roles[0]
-    assert prefill.block_size == 16
-    assert any("blocks of 16 tokens" in text for text in prefill.assumed)
 
 
 @each_row("args, why", [

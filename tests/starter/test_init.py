@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tempfile
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -128,20 +127,6 @@ def test_a_model_without_a_length_gets_the_goals(hardware: str, goal: Goal, leng
     first = made(model(tmp_path / "some", 1, num_hidden_layers=1, max_position_embeddings=None), hardware, goal)
     assert first.loaded.recipe.engine.args["max-model-len"] == length
     assert f"max-model-len: {length}  # NOT CHECKED: config.json has no max_position_embeddings" in first.text
-
-
-def test_an_error_of_the_recipe_names_no_folder_that_is_gone(tmp_path: Path) -> None:
-    model(tmp_path / "~", 1)
-    done = typed(tmp_path, "--model", str(tmp_path / "~"), "--hardware", "h100")
-    assert done.code == 2
-    assert "h100.yaml:13: model.path: ~ is not expanded" in done.err
-    assert tempfile.gettempdir() not in done.err.replace(str(tmp_path), "")
-
-
-@each_row("change", [{"num_attention_heads": 6, "num_key_value_heads": 6}])
-def test_heads_are_dealt_out_evenly(change: dict[str, Any], tmp_path: Path) -> None:
-    first = made(model(tmp_path / "six", 30, **change), "h100", Goal.LATENCY)
-    assert layout(first) == {"prefill": (2, 2), "decode": (2, 2)}
 
 
 @each_row(
