@@ -260,6 +260,9 @@ def test_the_interpreter_of_the_distribution_is_taken_before_another_one_on_path
     # Without an index nothing can be installed: only the choice is looked at.
     done = clone.setup("--no-engines", PATH=f"{clone.bin}:/usr/bin:/bin", PIP_NO_INDEX="1")
     assert f"({distribution})" in done.stdout if complete else f"({clone.bin / 'python3'})" in done.stdout
+
+
+def test_a_named_interpreter_is_taken_before_that_of_the_distribution(clone: Clone) -> None:
     named = str(clone.bin / "python3")
     done = clone.setup("--no-engines", "--python", named, PATH=f"{clone.bin}:/usr/bin:/bin")
     assert f"({named})" in done.stdout

@@ -93,11 +93,8 @@ class Page:
 README = Page(REPOSITORY / "README.md")
 INDEX = Page(REPOSITORY / "docs" / "README.md")
 RECIPES = Page(REPOSITORY / "recipes" / "README.md")
-DOCTOR = Page(REPOSITORY / "docs" / "doctor.md")
 EXIT_CODES = Page(REPOSITORY / "docs" / "exit-codes.md")
-STATUS = Page(REPOSITORY / "docs" / "status.md")
 PROOFS = Page(REPOSITORY / "docs" / "proofs.md")
-RUN_DIRECTORY = Page(REPOSITORY / "docs" / "run-directory.md")
 TROUBLESHOOTING = Page(REPOSITORY / "docs" / "guides" / "troubleshooting.md")
 
 

@@ -8,10 +8,9 @@ import pytest
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.installed.versions import Versions
-from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model_rules import check_kv_groups
-from pdserve.recipe.model import Recipe
 from tests.plan.kit import NIXL, VERSIONS, aggregated, on_gpus, recipe, with_lmcache
+from tests.tables import each_row
 
 PLAIN = {"model_type": "llama", "num_attention_heads": 4}
 WINDOWS = {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}
@@ -38,18 +37,36 @@ def refused(kind: type[Exception], config: dict[str, Any], *changes: dict[str, A
     return error
 
 
-@pytest.mark.parametrize("changes", [(with_lmcache(),), ON_GPU, (aggregated(),)])
-@pytest.mark.parametrize("versions", [{}, {"vllm": "0.21.0", "lmcache": "0.4.5"}, {"vllm": None, "lmcache": None}])
-def test_a_model_with_one_kind_of_layers_is_neither_refused_nor_warned_of(
-    changes: tuple[dict[str, Any], ...], versions: dict[str, str | None]
+OLD: dict[str, str | None] = {"vllm": "0.21.0", "lmcache": "0.4.5"}
+UNKNOWN: dict[str, str | None] = {"vllm": None, "lmcache": None}
+ON_NIXL = (on_gpus(), {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}})
+
+
+@each_row(
+    "config, changes, versions",
+    [
+        (PLAIN, ON_GPU, {}),
+        (PLAIN, ON_GPU, OLD),
+        (PLAIN, (with_lmcache(),), UNKNOWN),
+        (PLAIN, (aggregated(),), OLD),
+        (WINDOWS, ON_GPU, {}),
+        (WINDOWS, ON_GPU, {"vllm": "0.33.0"}),
+        ({"compress_ratios": [1, 4]}, ON_GPU, {"vllm": "0.23.0", "lmcache": "0.4.7"}),
+        (WINDOWS, ON_GPU, UNKNOWN),
+        (WINDOWS, ON_GPU, {"vllm": "a-branch", "lmcache": "a-branch"}),
+        # What goes wrong there before vllm 0.30 (vllm#52234) is the patch nixl-failed-groups'.
+        (WINDOWS, ON_NIXL, {"vllm": "0.27.1"}),
+        (STATE, ON_NIXL, {"vllm": "0.27.1"}),
+        # Windows may be kept as full attention on purpose anywhere.
+        (WINDOWS, (with_lmcache(transfer_mode="auto"), ONE_GROUP), {}),
+        (WINDOWS, (*ON_GPU, ONE_GROUP), OLD),
+        (WINDOWS, (on_gpus(), with_lmcache(transfer_mode="auto")), {}),
+    ],
+)
+def test_pairs_that_handle_the_groups_of_a_model_are_neither_refused_nor_warned_of(
+    config: dict[str, Any], changes: tuple[dict[str, Any], ...], versions: dict[str, str | None]
 ) -> None:
-    assert warnings_of(PLAIN, *changes, **versions) == []
-
-
-@pytest.mark.parametrize("versions", [{}, {"vllm": "0.33.0"}, {"vllm": "0.23.0", "lmcache": "0.4.7"}])
-@pytest.mark.parametrize("config", [WINDOWS, {"compress_ratios": [1, 4]}])
-def test_pairs_that_handle_groups_take_windows(config: dict[str, Any], versions: dict[str, str]) -> None:
-    assert warnings_of(config, *ON_GPU, **versions) == []
+    assert warnings_of(config, *changes, **versions) == []
 
 
 def test_recurrent_state_is_taken_with_a_word_about_its_block() -> None:
@@ -74,25 +91,12 @@ def test_of_an_lmcache_that_stores_wrong_state_the_cure_is_named() -> None:
 
 
 @pytest.mark.parametrize("config", [WINDOWS, STATE])
-@pytest.mark.parametrize("vllm", ["0.27.1", None])
-def test_nixl_with_several_groups_is_no_warning(config: dict[str, Any], vllm: str | None) -> None:
-    """What goes wrong there before vllm 0.30 (vllm#52234) is the patch nixl-failed-groups'."""
-    nixl = {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}}
-    assert warnings_of(config, on_gpus(), nixl, vllm=vllm) == []
-
-
-@pytest.mark.parametrize("config", [WINDOWS, STATE])
 def test_engine_driven_transfer_takes_one_group_only(config: dict[str, Any]) -> None:
     """On a CPU that is what `auto` means."""
     error = refused(RecipeError, config, with_lmcache(transfer_mode="auto"))
     assert error.where == "lmcache.transfer_mode"
     assert "lmcache_driven, with lmcache-mp as the first child" in error.todo
     assert ("disable-hybrid-kv-cache-manager" in error.todo) == (config is WINDOWS)
-
-
-def test_windows_may_be_kept_as_full_attention_on_purpose_anywhere() -> None:
-    assert warnings_of(WINDOWS, with_lmcache(transfer_mode="auto"), ONE_GROUP) == []
-    assert warnings_of(WINDOWS, *ON_GPU, ONE_GROUP, vllm="0.21.0", lmcache="0.4.5") == []
 
 
 def test_recurrent_state_cannot_do_without_the_manager() -> None:
@@ -135,11 +139,6 @@ def test_drafts_in_recurrent_state_that_decode_takes_over_are_refused_until_they
     assert warnings_of(STATE, on_gpus(), nixl, {"prefill": drafts["decode"]}, vllm="0.29.0") == []
     delta_net = STATE | {"linear_num_value_heads": 32}
     assert warnings_of(delta_net, on_gpus(), nixl, drafts, vllm="0.26.0") == []
-
-
-@pytest.mark.parametrize("version", [None, "a-branch"])
-def test_unknown_versions_exclude_nothing(version: str | None) -> None:
-    assert warnings_of(WINDOWS, *ON_GPU, vllm=version, lmcache=version) == []
 
 
 def test_a_model_by_id_is_unknown_which_is_only_a_warning() -> None:
@@ -201,8 +200,3 @@ def refused_without_todo(*changes: dict[str, Any]) -> str:
     with pytest.raises(RecipeError) as caught:
         warnings_of(PLAIN, on_gpus(), *changes)
     return caught.value.what
-
-
-def planned(wanted: Recipe, config: dict[str, Any]) -> tuple[str, ...]:
-    nodes = nodes_for(wanted.model_copy(update={"devices_per_node": 2 if wanted.platform != "cpu" else 0}))
-    return build_plan(wanted, nodes, run_dir="/run/x", run_id="r", versions=VERSIONS, model_config=config).warnings

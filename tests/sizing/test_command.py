@@ -151,8 +151,10 @@ def test_a_report_has_the_numbers_that_the_command_prints(recipe: Path) -> None:
 
 
 def test_the_hub_is_asked_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FILES, "config.json", json.dumps(HYBRID).encode())
-    recipe = with_recipe(tmp_path, "id: org/name")
+    asked = {"config.json": json.dumps(HYBRID).encode(), "hf_quant_config.json": b"{}"}
+    for name, content in asked.items():
+        monkeypatch.setitem(FILES, name, content)
+    recipe = with_recipe(tmp_path, f"id: org/name, revision: '{COMMIT}'")
     with Hub("org/name") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
@@ -165,4 +167,4 @@ def test_the_hub_is_asked_only_on_request(tmp_path: Path, monkeypatch: pytest.Mo
         assert done.exit_code == 0, done.output
         assert "prefill: weights of a rank: not known" in done.stdout
         assert "2 x recurrent" in done.stdout
-        assert hub.served == ["config.json"] * 2
+        assert hub.served == [*asked] * 2
