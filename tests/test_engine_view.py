@@ -210,10 +210,6 @@ def test_a_proxy_reports_refusals_and_workers_that_get_nothing() -> None:
     assert seen == ProxySnapshot(URL, None, {"decode": 5}, ("decode-1",))
 
 
-def test_a_proxy_that_does_not_answer_has_the_reason() -> None:
-    assert ask(proxy_snapshot, {"/metrics": httpx.ConnectError("refused")}).error == "not listening"
-
-
 def test_the_environments_proxy_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     client = view_client()

@@ -100,10 +100,6 @@ def test_the_place_is_shown_below_the_list() -> None:
     assert caught.value.evidence == ("rack1,rack[2-3,x]", "               ^")
 
 
-def test_as_many_names_as_a_cluster_may_have_are_read() -> None:
-    assert len(expand_nodelist(f"n[1-{MOST_NAMES}]")) == MOST_NAMES
-
-
 @each_row("text, folded", [
     ("", ""), ("n1", "n1"), ("n1 n2 n3 n5", "n[1-3,5]"), ("n3 n1 n2", "n[3,1-2]"),
     ("n008 n009 n010 n100", "n[008-010,100]"),

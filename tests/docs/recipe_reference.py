@@ -117,27 +117,6 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def models() -> set[type[BaseModel]]:
-    """Every model that the page shows."""
-    return {shown for _, _, shown in _SECTIONS}
-
-
-def reachable(root: type[BaseModel] = model.Recipe) -> set[type[BaseModel]]:
-    """Every model that a recipe can be made of."""
-    models = {root}
-    for field in root.model_fields.values():
-        for inner in _models_in(field.annotation):
-            models |= reachable(inner)
-    return models
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)
-
-
 def _section(title: str, where: str, shown: type[BaseModel], properties: Mapping[str, Any]) -> Iterator[str]:
     yield f"## {title}\n"
     about = " ".join((shown.__doc__ or "").split())

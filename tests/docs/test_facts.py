@@ -5,15 +5,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from typing import get_args
-
-from pydantic import BaseModel
 
 from pdserve import errors
 from pdserve.cli.doctor import CAUSE_SEEN
 from pdserve.logs.known_causes import RULES
-from pdserve.patches.registry import REGISTRY
-from pdserve.recipe.model import Recipe
 from tests.docs.markdown import (
     EXIT_CODES,
     PAGES,
@@ -51,44 +46,6 @@ def test_paths_in_backticks_exist(page: Page) -> None:
             folder, slash, _ = word.removeprefix("./").partition("/")
             if slash and folder in FOLDERS:
                 assert [*REPOSITORY.glob(word.replace("NAME", "*"))], f"{page.name} names {word}"
-
-
-@each_row("page", ALL)
-def test_keys_of_a_recipe_exist(page: Page) -> None:
-    upstream = {target.name for patch in REGISTRY for target in patch.targets}
-    for text in page.inline():
-        for key in _keys(text):
-            if key in upstream:
-                continue
-            assert _exists(Recipe, key.split(".")), f"{page.name} names the key {key}"
-
-
-def _keys(text: str) -> Iterator[str]:
-    """Dotted words that begin with a key of the top level and are no file or module name, nor a key of LMCache's
-    connector."""
-    text = re.sub(r"-m \S+", "", text)
-    for word in re.findall(r"(?<![\w./-])[a-z_]+(?:\.[a-z0-9_]+)+(?![\w/*.-])", text):
-        first, _, last = word.partition(".")
-        if word.startswith("lmcache.mp."):
-            continue
-        if first in Recipe.model_fields and last not in ("json", "yaml", "py", "md"):
-            yield word
-
-
-def _exists(model: type[BaseModel], parts: list[str]) -> bool:
-    field = model.model_fields.get(parts[0])
-    if field is None:
-        return False
-    if len(parts) == 1 or parts[0] in ("args", "env"):
-        return True
-    return any(_exists(inner, parts[1:]) for inner in _models(field.annotation))
-
-
-def _models(annotation: object) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models(argument)
 
 
 def test_exit_codes_are_those_of_the_error_tree() -> None:

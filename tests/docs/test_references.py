@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 import pdserve
 from pdserve.cli.commands import app
-from pdserve.reach.cluster_file import Cluster
-from tests.docs import cli_reference, recipe_reference
+from tests.docs import cli_reference
 from tests.docs.markdown import INDEX, PAGES, README, REPOSITORY, Page
 from tests.docs.regenerate import PAGES as GENERATED
 from tests.tables import each_row
@@ -19,11 +18,6 @@ from tests.tables import each_row
 @each_row("name", GENERATED)
 def test_generated_pages_do_not_drift(name: str) -> None:
     assert (REPOSITORY / name).read_text() == GENERATED[name](), "run: python -m tests.docs.regenerate"
-
-
-def test_every_model_of_a_recipe_and_of_a_cluster_file_has_its_section() -> None:
-    reachable = recipe_reference.reachable() | recipe_reference.reachable(Cluster)
-    assert recipe_reference.models() == reachable
 
 
 def test_every_verb_is_in_the_readme() -> None:

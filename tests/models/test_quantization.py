@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.models.config_json import UnknownModelError, is_quantized, kv_dtype_of
+from pdserve.models.config_json import UnknownModelError, kv_dtype_of
 from tests.tables import each_row
 
 FLOAT_8: dict[str, Any] = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor", "symmetric": True}
@@ -69,8 +69,3 @@ def test_where_it_is_looked_for() -> None:
 @each_row("value", [None, [], "fp8", 4, {}, {"producer": 1, "quantization": [1]}, {"quant_method": None}])
 def test_what_is_no_quantization_asks_for_nothing(value: Any) -> None:
     assert kv_dtype_of({"quantization_config": value}, latent=False) is None
-
-
-def test_whether_a_checkpoint_is_quantized() -> None:
-    assert is_quantized({"quantization_config": {"quant_method": "fp8"}})
-    assert not is_quantized({"quantization_config": None})

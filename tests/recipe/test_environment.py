@@ -74,10 +74,6 @@ def test_set_values_may_use_variables_too(tmp_path: Path) -> None:
     assert load(tmp_path, CPU, "ports.proxy=${PORT}", environ={"PORT": "9000"}).recipe.ports.proxy == 9000
 
 
-def test_keys_are_not_replaced(tmp_path: Path) -> None:
-    assert "unknown key" in refused(tmp_path, CPU + "${NAME}: x\n", environ={"NAME": "description"})
-
-
 def test_all_missing_variables_are_reported_at_once(tmp_path: Path) -> None:
     text = refused(tmp_path, CPU + "description: ${A}\nimage: ${B}\n")
     assert text.startswith("recipe.yaml: 2 problems")

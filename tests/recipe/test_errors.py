@@ -111,14 +111,6 @@ def test_a_missing_size_of_l1_is_reported_with_why_there_is_no_default(tmp_path:
     assert "the server has no default" in message
 
 
-def test_what_is_no_yaml_is_reported_with_its_line_and_column(tmp_path: Path) -> None:
-    message = refused(tmp_path, CPU + "ports:\n\tproxy: 1\n")
-    head, *_, shown = message.splitlines()
-    assert head.startswith("recipe.yaml:21: not YAML: ")
-    assert head.endswith("found character '\\t' that cannot start any token, at column 1")
-    assert shown == "  | \\u0009proxy: 1"
-
-
 def test_locate_finds_the_nearest_line_that_is_written_down(tmp_path: Path) -> None:
     loaded = load(tmp_path, CPU)
     path = tmp_path / "recipe.yaml"

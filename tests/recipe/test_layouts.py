@@ -7,7 +7,7 @@ from typing import Any
 
 from pdserve.recipe.load.problems import Problem
 from pdserve.recipe.rules import layout
-from tests.plan.kit import LMCACHE, MOONCAKE, NIXL, aggregated, on_gpus, recipe
+from tests.plan.kit import MOONCAKE, NIXL, aggregated, on_gpus, recipe
 from tests.tables import each_row
 
 Sides = dict[str, Any]
@@ -81,9 +81,4 @@ def test_nixl_takes_multiples_and_what_is_not_known(prefill: Sides, decode: Side
 @each_row("connector", [MOONCAKE, NIXL])
 def test_a_size_for_both_is_equal(connector: dict[str, Any]) -> None:
     made = recipe(*sides(connector, {}, {}), {"engine": blocks(128)})
-    assert not [*layout.block_sizes(made), *layout.uneven_blocks(made)]
-
-
-def test_an_engine_alone_has_no_other_side() -> None:
-    made = recipe(aggregated(connector=LMCACHE, **blocks(128)))
     assert not [*layout.block_sizes(made), *layout.uneven_blocks(made)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from tests.recipe.kit import CPU, load, refused
@@ -74,24 +73,15 @@ def test_an_error_names_the_option_that_made_it(tmp_path: Path) -> None:
     assert refused(tmp_path, CPU, "prefil.instances=2").startswith("--set prefil.instances=2: prefil: unknown key")
 
 
-def test_a_value_below_a_set_mapping_is_reported_with_the_option(tmp_path: Path) -> None:
-    loaded = load(tmp_path, CPU, "verify={output: exact}")
-    assert loaded.locate("verify.output") == "--set verify={output: exact}"
-
-
 @each_row("option, expected", [
     ("prefill.instances", "--set prefill.instances has no value"),
     ("=3", "--set =3: no key is in front of the ="),
     ("=hf_abcdefghijklmnopqrstuvwxyz", "--set =...: no key is in front of the ="),
     ("", "--set '': an empty option"),
     ("a..b=3", '--set a..b: "a..b" is not the path of a key'),
-    ("a.=3", '"a." is not the path of a key'),
-    (".a=3", '".a" is not the path of a key'),
     ("extends=x.yaml", "extends is read before the options of the command line"),
     ("name.first=x", 'name is "small", it has no keys'),
-    ("name.first.second=x", 'name is "small", it has no keys'),
     ("prefill.connector.of.9.kind=nixl", "the list has 2 items, numbered from 0"),
-    ("prefill.connector.of.9=x", "the list has 2 items, numbered from 0"),
     ("prefill.connector.of.x=x", "the list has 2 items, numbered from 0"),
     ("name=[", "not YAML"),
     ("name={a: 1, a: 2}", "name.a: the key is there twice, first at --set name={a: 1, a: 2}\n"),
@@ -99,24 +89,6 @@ def test_a_value_below_a_set_mapping_is_reported_with_the_option(tmp_path: Path)
 ])  # fmt: skip
 def test_a_set_that_cannot_be_carried_out_is_refused(tmp_path: Path, option: str, expected: str) -> None:
     assert expected in refused(tmp_path, CPU, option)
-
-
-def test_an_option_without_a_key_has_an_example_that_can_be_typed(tmp_path: Path) -> None:
-    text = refused(tmp_path, CPU, "=3")
-    assert "cause: an option is KEY=VALUE" in text
-    [option] = re.findall(r"`--set ([^`]+)`", text)
-    assert load(tmp_path, CPU, option).recipe.name == "my-deployment"
-
-
-@each_row("option, what", [
-    ("prefill.instances={", "while parsing a flow node"),
-    ("prefill.devices=[0,1", "while parsing a flow sequence"),
-    ("description=@team", "while scanning for the next token found character '@'"),
-])  # fmt: skip
-def test_a_value_that_is_no_yaml_is_refused_with_the_option(tmp_path: Path, option: str, what: str) -> None:
-    text = refused(tmp_path, CPU, option)
-    assert text.startswith(f"--set {option}: not YAML: {what}")
-    assert "a value of --set is read as YAML" in text
 
 
 def test_a_secret_that_is_no_yaml_is_not_repeated(tmp_path: Path) -> None:

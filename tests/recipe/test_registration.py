@@ -45,12 +45,6 @@ def test_kv_of_a_stated_size_is_registered_too_by_every_worker() -> None:
     assert "1300 GiB" in problem.what
 
 
-def test_a_size_with_a_suffix_is_the_same_size() -> None:
-    [problem] = problems(l1_size_gb=900, mq_timeout_seconds=900, args={"kv-cache-memory-bytes": "100G"})
-    assert "1300 GiB" in problem.what
-    assert problems(l1_size_gb=900, mq_timeout_seconds=900, args={"kv-cache-memory-bytes": "100 GB"}) == []
-
-
 def test_l1_that_is_pinned_on_demand_counts_with_what_is_pinned_at_the_start() -> None:
     assert problems(l1_size_gb=2500, l1_init_size_gb=20, env=ON_DEMAND) == []
     [problem] = problems(l1_size_gb=2500, l1_init_size_gb=200, env=ON_DEMAND)

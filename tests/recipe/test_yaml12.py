@@ -10,7 +10,7 @@ import pytest
 from pdserve.errors import RecipeError
 from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.problems import dotted
-from tests.recipe.kit import CPU, load, refused
+from tests.recipe.kit import CPU, refused
 from tests.tables import each_row
 
 
@@ -24,10 +24,6 @@ def test_scalars_follow_yaml_1_2(text: str, value: Any) -> None:
     data = yaml12.parse(f"key: {text}\n", "f").data
     assert data == {"key": value}
     assert type(data["key"]) is type(value)
-
-
-def test_a_key_called_on_is_a_key() -> None:
-    assert yaml12.parse("on: [prefill]\nyes: 1\nno: 2\n", "f").data == {"on": ["prefill"], "yes": 1, "no": 2}
 
 
 def test_every_key_and_item_knows_its_line() -> None:
@@ -125,23 +121,6 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path, size: int) -> None:
     (tmp_path / "recipe.yaml").write_bytes(b"#" * size)
     with pytest.raises(RecipeError, match="larger than 1 MiB"):
         yaml_load(tmp_path / "recipe.yaml")
-
-
-def test_yaml_is_written_so_that_it_is_read_back(tmp_path: Path) -> None:
-    loaded = load(
-        tmp_path,
-        CPU,
-        'engine.env.A="on"',
-        "engine.env.B='1e3'",
-        'engine.env.C="0o17"',
-        'engine.env.D="$${X}"',
-        'engine.env.E="a: b # c"',
-        'engine.env.F="null"',
-    )
-    again = load(tmp_path, loaded.to_yaml())
-    assert again.document == loaded.document
-    assert again.recipe == loaded.recipe
-    assert again.recipe.engine.env["D"] == "${X}"
 
 
 def yaml_load(path: Path) -> str:

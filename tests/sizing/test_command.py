@@ -99,13 +99,6 @@ def test_an_error_names_line_number_and_fix(recipe: Path) -> None:
     assert "what to do: lower max-model-len of every role to 262016 or less (engine.args.max-model-len)" in done.stdout
 
 
-def test_a_warning_alone_is_no_failure(recipe: Path) -> None:
-    load_given = ("--prompt-tokens", "1000", "--output-tokens", "100", "--prefill-rate", "1000", "--decode-rate", "900")
-    done = CliRunner().invoke(app, ["plan", str(recipe), *load_given])
-    assert done.exit_code == 0
-    assert f"warning: {recipe}:7: prefill.instances: prefill can do 1 requests a second and decode 9" in done.stdout
-
-
 def test_a_model_of_the_hub_is_read_in_its_cache(cached: Path) -> None:
     done = CliRunner().invoke(app, ["plan", str(cached)])
     assert done.exit_code == 0, done.output
