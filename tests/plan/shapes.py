@@ -18,7 +18,7 @@ from tests.plan.kit import LMCACHE, MOONCAKE, MULTI, NIXL, aggregated, hosts, on
 FOLDER = Path(__file__).parent / "golden_shapes"
 MORIIO: dict[str, Any] = {"kind": "moriio", "accept_unsafe_aborts": True}
 RDMA: dict[str, Any] = {"kind": "mooncake", "protocol": "rdma", "device_name": "rdma0,rdma1", "num_workers": 32}
-RAW = {"kv_connector": "MooncakeConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"odd": 1}}
+RAW = {"kv_connector": "MooncakeConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"num_workers": 3}}
 
 
 def both(connector: dict[str, Any], **prefill: Any) -> dict[str, Any]:
