@@ -105,7 +105,7 @@ class Prober:
             self._proven = None
         if self._proven is None:
             # The kernel's table of sockets takes milliseconds to read: not ten times a second while nothing is there.
-            if await _refused(probe.host, probe.port):
+            if await _refuses_connections(probe.host, probe.port):
                 return ProbeAnswer(False, f"nothing listens on port {probe.port} of {probe.host}")
             if (stranger := self._stranger(probe.port)) is not None:
                 return ProbeAnswer(False, stranger)
@@ -156,7 +156,7 @@ class Prober:
             await self._connections.aclose()
 
 
-async def _refused(host: str, port: int) -> bool:
+async def _refuses_connections(host: str, port: int) -> bool:
     """Tell whether connections are refused there. The probe itself notices other faults."""
     try:
         async with time_limit(PROBE_SECONDS):

@@ -157,7 +157,7 @@ class Launcher:
             for _, group in groupby(planned, key=lambda process: process.start_stage):
                 names = [process.name for process in group]
                 starting = [name for name in names if any(process.name == name for process in processes)]
-                await race.run(self._stopped(starting))
+                await race.run(self._stop_first(starting))
                 for name in starting:
                     self._fleet.start(name)
                 await race.run(self._fleet.until(lambda names=names: all(map(self._is_up, names))))  # type: ignore[misc]
@@ -183,7 +183,7 @@ class Launcher:
         self._recovery.take_over(())
         return None
 
-    async def _stopped(self, names: Iterable[str]) -> None:
+    async def _stop_first(self, names: Iterable[str]) -> None:
         """Stop what still runs and is to start anew: vllm-router, beside prefills that were started."""
         await asyncio.gather(*(self._fleet.stop(name) for name in names if self._fleet.phase_of(name) in LIVING))
 

@@ -109,7 +109,7 @@ def quantized_bits(args: Mapping[str, Any], config: Mapping[str, Any]) -> int | 
 
 def at_least(tensors: tuple[Tensor, ...], bits: int) -> tuple[Tensor, ...]:
     """The tensors with every matrix at so many bits."""
-    return tuple(_quantized(tensor, bits) for tensor in tensors)
+    return tuple(_quantize(tensor, bits) for tensor in tensors)
 
 
 def assumption(args: Mapping[str, Any], bits: int) -> str:
@@ -121,7 +121,7 @@ def assumption(args: Mapping[str, Any], bits: int) -> str:
     )
 
 
-def _quantized(tensor: Tensor, bits: int) -> Tensor:
+def _quantize(tensor: Tensor, bits: int) -> Tensor:
     if len(tensor.shape) < 2 or BITS[tensor.dtype] <= bits or BITS[tensor.dtype] < 16 or _KEPT.search(tensor.name):
         return tensor
     return replace(tensor, dtype=_TYPES[bits])

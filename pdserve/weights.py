@@ -309,7 +309,7 @@ def main() -> int:
     try:
         result = provide(options)
     except DownloadError as failure:
-        report(f"failed: {_plain(str(failure))} -> {failure.todo}")
+        report(f"failed: {_one_line(str(failure))} -> {failure.todo}")
         return 1
     if taken.record is not None:
         record = {"model": options.model, "revision": options.revision, **result._asdict()}
@@ -341,13 +341,13 @@ def provide(options: Options) -> Revision:
     except (OSError, ValueError, RuntimeError) as error:  # of this disk, of the hub's answers, of hf_xet
         if _status(error) >= 500:
             return _already_there(folder, options, f"{constants.ENDPOINT} does not serve ({_reason(error)})")
-        raise _explained(constants.ENDPOINT, options, error) from None
+        raise _explain_failure(constants.ENDPOINT, options, error) from None
 
 
 def _fetch(hub: Any, cache: Path, folder: CacheFolder, options: Options) -> Revision:
     repository = _look_up(hub, options)
     if repository.lacks(folder, options.load_format):
-        with _alone(folder):
+        with _lock_cache(folder):
             if repository.lacks(folder, options.load_format):
                 _download(hub, cache, folder, options, repository)
     if options.revision != repository.commit:
@@ -407,7 +407,7 @@ def _download(hub: Any, cache: Path, folder: CacheFolder, options: Options, repo
     sizes = repository.wanted(folder, options.load_format)
     _check_space(cache, folder, commit, sizes)
     report(f"{len(folder.missing(commit, sizes))} of {len(sizes)} files of {options.model} at {commit} are missing")
-    with _watched(folder, commit, sizes, options.stall_seconds):
+    with _watch_download(folder, commit, sizes, options.stall_seconds):
         download(sizes)
     if missing := folder.missing(commit, sizes):
         raise DownloadError(f"{missing[0]} is not complete after the download", f"remove {folder.path} and start again")
@@ -459,7 +459,7 @@ def _remember(folder: CacheFolder, revision: str, commit: str) -> None:
 
 
 @contextlib.contextmanager
-def _alone(folder: CacheFolder) -> Iterator[None]:
+def _lock_cache(folder: CacheFolder) -> Iterator[None]:
     """One process at a time, also from other nodes: a lock of POSIX goes over NFS. The kernel, or the server of the
     file system, lets go of it when its holder dies."""
     folder.lock.parent.mkdir(parents=True, exist_ok=True)
@@ -482,7 +482,7 @@ def _alone(folder: CacheFolder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watched(folder: CacheFolder, commit: str, sizes: Mapping[str, int], stall_seconds: float) -> Iterator[None]:
+def _watch_download(folder: CacheFolder, commit: str, sizes: Mapping[str, int], stall_seconds: float) -> Iterator[None]:
     """Reports its progress while it runs, measured on the disk, and ends the process when nothing comes any more: the
     threads of a download cannot be ended."""
     done, total = threading.Event(), sum(sizes.values())
@@ -514,7 +514,7 @@ def _watched(folder: CacheFolder, commit: str, sizes: Mapping[str, int], stall_s
         watcher.join()
 
 
-def _explained(endpoint: str, options: Options, error: Exception) -> DownloadError:
+def _explain_failure(endpoint: str, options: Options, error: Exception) -> DownloadError:
     errors = importlib.import_module("huggingface_hub.errors")
     named = f"{options.model} at {options.revision}"
     if isinstance(error, errors.GatedRepoError):
@@ -559,7 +559,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first[:300]}"
 
 
-def _plain(text: str) -> str:
+def _one_line(text: str) -> str:
     """Put a text on one line, and without the queries of addresses: those of a download are signed."""
     return _QUERY.sub("", " ".join(text.split()))
 

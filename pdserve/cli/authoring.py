@@ -88,8 +88,8 @@ def run_init(
     model: str | None, hardware: str | None, nodes: int, devices: int | None, goal: Goal, out: Path | None
 ) -> None:
     """Prints the recipe, or writes it to `out`; what the planner objects to goes to stderr. Raises RecipeError."""
-    model = _asked(model, "--model", "a folder, or an id of the hub as Qwen/Qwen3-8B")
-    hardware = _asked(hardware, "--hardware", ", ".join(HARDWARE))
+    model = _option_or_answer(model, "--model", "a folder, or an id of the hub as Qwen/Qwen3-8B")
+    hardware = _option_or_answer(hardware, "--hardware", ", ".join(HARDWARE))
     made = first_recipe(model, hardware, nodes=nodes, devices=devices, goal=goal)
     if out is None:
         typer.echo(made.text, nl=False)
@@ -113,7 +113,7 @@ def run_init(
         )
 
 
-def _asked(value: str | None, option: str, choices: str) -> str:
+def _option_or_answer(value: str | None, option: str, choices: str) -> str:
     """The option, or the answer at a terminal."""
     if value is not None:
         return value

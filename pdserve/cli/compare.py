@@ -35,7 +35,7 @@ def run_compare(a: str, b: str, *, as_json: bool, page: Path | None = None) -> N
             todo="compare two sweeps, or two results of bench: those of a sweep are in points/POINT/ATTEMPT/",
         )
     root = home(os.environ)
-    (ours, missing_a), (theirs, missing_b) = _read(root, a, "A"), _read(root, b, "B")
+    (ours, missing_a), (theirs, missing_b) = _read_with_verdict(root, a, "A"), _read_with_verdict(root, b, "B")
     results = (ours, theirs)
     compared = compare(*results)
     comparison = compared.model_copy(update={"left_out": (*missing_a, *missing_b, *compared.left_out)})
@@ -61,7 +61,7 @@ def run_compare(a: str, b: str, *, as_json: bool, page: Path | None = None) -> N
         out.print(Text(f"page: {page}"))
 
 
-def _read(root: Path, which: str, name: str) -> tuple[BenchResult, tuple[str, ...]]:
+def _read_with_verdict(root: Path, which: str, name: str) -> tuple[BenchResult, tuple[str, ...]]:
     """Read a result with the verdict of the sweep that has made it, if one has; and a line for repeats that it
     lacks."""
     result, record = read_result(root, which), point_of(result_file(root, which).parent)

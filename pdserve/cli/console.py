@@ -106,7 +106,7 @@ class Console:
             if kind == "up" and self._begun is not None:
                 self._ready(event, self._begun[1])
         if kind == "failed" and event.get("kept") and self._begun is not None and _serves_here(self._begun[0]):
-            self._kept(event, self._begun[1])
+            self._print_survived_failure(event, self._begun[1])
 
     def _news(self, name: str) -> bool:
         now = time.monotonic()
@@ -115,7 +115,7 @@ class Console:
         self._progress[name] = now
         return True
 
-    def _kept(self, event: dict[str, Any], plan: Plan) -> None:
+    def _print_survived_failure(self, event: dict[str, Any], plan: Plan) -> None:
         """A failure after which the command goes on: its error is not printed at exit."""
         sys.stdout.flush()
         self._err.print(Text(f"error: {event['error']}"))
@@ -154,7 +154,7 @@ def _serves_here(run: RunDir) -> bool:
         return True  # printed twice is better than not at all
 
 
-def _died(event: dict[str, Any]) -> str:
+def _death_text(event: dict[str, Any]) -> str:
     member = f" ({event['member']})" if event["member"] else ""
     return f"{event['name']:<12} died{member}: {event['how']} after {event['seconds']:.1f} s"
 
@@ -165,7 +165,7 @@ def _bad_peer(event: dict[str, Any]) -> str:
     return f"{event['name']:<12} no KV crosses between it and {event['new']}, which is new{shown}; {then}"
 
 
-def _stopped(event: dict[str, Any]) -> str:
+def _stop_text(event: dict[str, Any]) -> str:
     if left := event.get("left"):
         pids = ", ".join(map(str, left))
         return f"{event['name']:<12} was killed and did not end: PID {pids} waits in the kernel, for a device perhaps"
@@ -206,7 +206,7 @@ _TEXTS: dict[str, Any] = {
         f"ready after {e['total_seconds']:.1f} s (LMCache {e['lmcache_seconds']:.1f}, engines "
         f"{e['engine_seconds']:.1f}, canary {e['canary_seconds']:.2f}, pdserve {e['orchestration_seconds']:.2f})"
     ),
-    "died": _died,
+    "died": _death_text,
     "late": lambda e: f"{e['name']:<12} not ready after {e['seconds']:.0f} s",
     "unresponsive": lambda e: f"{e['name']:<12} does not answer: {e['why']}",
     "responsive": lambda e: f"{e['name']:<12} answers again",
@@ -227,7 +227,7 @@ _TEXTS: dict[str, Any] = {
     "phase": lambda e: f"deployment is {e['phase']}",
     # What follows it is the teardown; the whole error comes at the end, where nothing scrolls it away.
     "failed": lambda e: None if e.get("kept") else f"failed: {e['error'].splitlines()[0]}",
-    "stopped": _stopped,
+    "stopped": _stop_text,
     "signal_received": lambda e: f"the agent of {e['node']} was ended from outside ({e['signal']})",
     "command": lambda e: e["text"],
     "not_reached": lambda e: e["text"],

@@ -13,7 +13,7 @@ from pdserve.run.directory import RunDir, deployments, home, phase_now
 from pdserve.run.retention import Removed, prune_all
 
 
-def _now(run_dir: RunDir) -> dict[str, str]:
+def _phase_now(run_dir: RunDir) -> dict[str, str]:
     try:
         state = run_dir.read_state()
     except (StateError, NotOursError):
@@ -25,7 +25,7 @@ def run(*, as_json: bool) -> None:
     """One line a deployment that was ever started: name, what it is now, where it answers, where it is recorded."""
     rows = []
     for run_dir in deployments(home(os.environ)):
-        rows.append({"name": run_dir.path.parent.name, **_now(run_dir), "run": str(run_dir.path)})
+        rows.append({"name": run_dir.path.parent.name, **_phase_now(run_dir), "run": str(run_dir.path)})
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return

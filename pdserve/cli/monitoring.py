@@ -39,7 +39,7 @@ def run(
         raise typer.BadParameter("--set and --unset change a recipe: give one")
     if recipe is not None and deployment is not None:
         raise typer.BadParameter("a recipe and --deployment are two sources of a plan: give one of them")
-    plan = find(home(os.environ), deployment).read_plan() if recipe is None else _planned(recipe, set_, unset)
+    plan = find(home(os.environ), deployment).read_plan() if recipe is None else _plan_here(recipe, set_, unset)
     asked = scrape(plan, _node(plan, node))
     parts = parts_of(plan)
     files = {
@@ -58,7 +58,7 @@ def run(
     typer.echo(f"alerts: {out / ALERTS_FILE}; dashboard, to be imported into Grafana: {out / DASHBOARD_FILE}")
 
 
-def _planned(recipe: Path, set_: Sequence[str], unset: Sequence[str]) -> Plan:
+def _plan_here(recipe: Path, set_: Sequence[str], unset: Sequence[str]) -> Plan:
     """The plan for this machine: addresses of other nodes are not known before `up` has looked at them."""
     planned = plan_for(load(recipe, set_, unset), None, run_dir="RUN_DIR", run_id="RUN_ID")
     nodes = len(planned.plan.nodes)

@@ -30,7 +30,7 @@ Reports = Mapping[str, list[PatchRecord]]
 
 def run(name: str | None, *, as_json: bool) -> None:
     """Every patch: what it is about, whether the code of this environment gets it, and where it is active."""
-    run_dir, reports = _running(name)
+    run_dir, reports = _running_reports(name)
     rows = [_row(patch, reports) for patch in REGISTRY]
     if as_json:
         document = {"versions": installed(), "run": str(run_dir.path) if run_dir else None, "patches": rows}
@@ -42,7 +42,7 @@ def run(name: str | None, *, as_json: bool) -> None:
             typer.echo("\n".join(_lines(row)))
 
 
-def _running(name: str | None) -> tuple[RunDir | None, Reports]:
+def _running_reports(name: str | None) -> tuple[RunDir | None, Reports]:
     """The deployment that is meant; without a name and without exactly one there is none to ask."""
     try:
         run_dir = find(home(os.environ), name)

@@ -47,7 +47,7 @@ def run_verify(name: str | None, *, as_json: bool, load: LoadOptions | None = No
     elif sys.stdout.isatty():
         _table(report)
     else:
-        _plain(report)
+        _print_lines(report)
     report.raise_for_status()
 
 
@@ -107,7 +107,7 @@ def _table(report: Report) -> None:
         Console().print(windows)
 
 
-def _plain(report: Report) -> None:
+def _print_lines(report: Report) -> None:
     for proof in report.proofs:
         typer.echo(f"{proof.status:<10} {proof.name}: {proof.claim}")
         if proof.reason:

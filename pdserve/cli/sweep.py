@@ -228,14 +228,14 @@ def _time_left(left: Estimate, some: Collection[Point]) -> str:
         return f"{what}; INVALID ones are measured again with --retry"
     if left.unknown_points == len(some):
         return f"{what}; the time is not known: none of them was measured before"
-    return f"{what}; about {left.seconds / 60:.1f} min{_without(left)}"
+    return f"{what}; about {left.seconds / 60:.1f} min{_unknown_parts(left)}"
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _without(left: Estimate) -> str:
+def _unknown_parts(left: Estimate) -> str:
     lacking = []
     if left.unknown_points:
         lacking.append(f"{left.unknown_points} points of a work and load that was never measured")

@@ -80,7 +80,7 @@ def run_command(
         if dry:
             plan = dry_run(loaded, there, _progress).plan
             command.check(plan)
-            _echo(render_shell(plan) + _then(argv))
+            _echo(render_shell(plan) + _steps_after(argv))
             return
         up(loaded, there, Console(stdout=False), UpOptions(command=command))
         code = command.exit_code()
@@ -126,7 +126,7 @@ def _own_codes() -> Iterator[None]:
         raise ReportedError(error.render(), OWN_CODES_OF_RUN + error.exit_code) from error
 
 
-def _then(argv: Sequence[str]) -> str:
+def _steps_after(argv: Sequence[str]) -> str:
     """Return what follows the plan, as comments: the deployment is taken down after it."""
     text = shlex.join(argv)
     shown = text if text.isprintable() else repr(text)  # a line break would end the comment

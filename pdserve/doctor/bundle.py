@@ -65,7 +65,7 @@ def members(run: RunDir, known: Iterable[str], *, logs: bool) -> list[Member]:
 
 def made(name: str, text: str, known: Iterable[str]) -> Member:
     """A file that is not in the run directory."""
-    return _redacted(name, text, tuple(known), cut=False)
+    return _redact_member(name, text, tuple(known), cut=False)
 
 
 def contents(files: Iterable[Member]) -> str:
@@ -125,10 +125,10 @@ def _member(run: RunDir, file: Path, known: tuple[str, ...]) -> Member:
     size = file.stat().st_size
     whole = size <= BEGINNING_BYTES + END_BYTES
     data = (read_from(file, 0) or b"") if whole else _ends(file, size)
-    return _redacted(str(file.relative_to(run.path)), data.decode(errors="replace"), known, cut=not whole)
+    return _redact_member(str(file.relative_to(run.path)), data.decode(errors="replace"), known, cut=not whole)
 
 
-def _redacted(name: str, text: str, known: tuple[str, ...], *, cut: bool) -> Member:
+def _redact_member(name: str, text: str, known: tuple[str, ...], *, cut: bool) -> Member:
     """JSON stays JSON: a document, or each line of events.jsonl and of the part before it."""
     if ".jsonl" in name:
         clean = "\n".join(_redacted_json(line, known) for line in text.split("\n"))

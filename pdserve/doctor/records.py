@@ -202,7 +202,7 @@ def filled(setting: str, records: RunRecords) -> str:
     """`KEY=VALUE` of `KEY=VALUE`, of `KEY*2` (twice of what the run had, and not less than the default) and of `KEY+1`;
     empty where what it had is not known, and where the run had that value already."""
     key, change, value = _CHANGE.split(setting, maxsplit=1) if setting else ("", "=", "")
-    now = _now(records, key)
+    now = _value_now(records, key)
     if change == "=":
         return "" if str(now) == value else setting
     if not isinstance(now, int | float) or isinstance(now, bool):
@@ -223,16 +223,16 @@ def less_memory(records: RunRecords, role: str, lacking: int) -> str:
     """The largest piece of host memory that the recipe asks for, less what the process lacked (bytes): the L1 of an
     LMCache server, the KV of an engine on a CPU. Empty where it asks for none, or all of it lacked."""
     if role == "lmcache":
-        l1 = _now(records, "lmcache.l1_size_gb")
-        return _reduced("lmcache.l1_size_gb", l1, lacking, 0.1)
+        l1 = _value_now(records, "lmcache.l1_size_gb")
+        return _reduce_gib("lmcache.l1_size_gb", l1, lacking, 0.1)
     for section in (role, "engine"):
         key = f"{section}.env.{_CPU_KV}"
         if (space := value_at(records.recipe, key)) is not None:
-            return _reduced(key, space, lacking, 1)
+            return _reduce_gib(key, space, lacking, 1)
     return ""
 
 
-def _reduced(key: str, now: object, lacking: int, step: float) -> str:
+def _reduce_gib(key: str, now: object, lacking: int, step: float) -> str:
     """GiB, down to a multiple of `step`: VLLM_CPU_KVCACHE_SPACE is a whole number."""
     if isinstance(now, str) and now.isdecimal():
         now = int(now)
@@ -249,7 +249,7 @@ def _default(key: str) -> float:
     return default if isinstance(default, int | float) and not isinstance(default, bool) else 0
 
 
-def _now(records: RunRecords, key: str) -> Any:
+def _value_now(records: RunRecords, key: str) -> Any:
     """Return what the run had: of the recipe, or its default; None: not known."""
     section, _, leaf = key.partition(".")
     value = value_at(records.recipe, key)

@@ -118,7 +118,7 @@ def redacted(text: str, known: Collection[str] = ()) -> str:
         pattern = re.escape(secret)
         text = re.sub(rf"(?<!\w){pattern}(?!\w)" if len(secret) < _SHORT else pattern, REMOVED, text)
     for head, value in _PATTERNS:
-        text = _without(text, head, value)
+        text = _remove_values(text, head, value)
     return text
 
 
@@ -150,7 +150,7 @@ def redacted_json(text: str, known: Collection[str] = ()) -> str:
         raise ValueError(str(error)) from None
 
 
-def _without(text: str, head: re.Pattern[str], value: re.Pattern[str]) -> str:
+def _remove_values(text: str, head: re.Pattern[str], value: re.Pattern[str]) -> str:
     """Values are matched only behind the name of a secret, so that all is linear in the length of the text."""
     parts, at = [], 0
     while (found := head.search(text, at)) is not None:

@@ -190,7 +190,7 @@ def deaths(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]
     facts = {each.process: each for each in logs}
     for name, event in last.items():
         log, again = facts.get(name), _lived_again(records, event)
-        hint = _why(event, log, records.role(name), again=again)
+        hint = _death_hint(event, log, records.role(name), again=again)
         yield Diagnosis(
             "process-died",
             (name,),
@@ -206,7 +206,7 @@ def late_starts(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagn
     for event in events_of(records, "late"):
         name, seconds = text(event, "name"), number(event, "seconds")
         log, again = facts.get(name), _lived_again(records, event)
-        hint = _explained(event, log, None, records.role(name), again=again)
+        hint = _explain_death(event, log, None, records.role(name), again=again)
         saved = text(event, "diagnostics")
         yield Diagnosis(
             "start-late",
@@ -233,7 +233,7 @@ def _lived_again(records: RunRecords, event: Event) -> bool:
     return any(each.get("event") == "started" and text(each, "name") == text(event, "name") for each in after)
 
 
-def _explained(event: Event, log: LogFacts | None, code: int | None, role: str, *, again: bool) -> Hint | None:
+def _explain_death(event: Event, log: LogFacts | None, code: int | None, role: str, *, again: bool) -> Hint | None:
     """Explain a death by the log, which has what was logged after the report too, or by the report where another life
     goes on in the log."""
     cause, todo = text(event, "cause"), text(event, "todo")
@@ -243,7 +243,7 @@ def _explained(event: Event, log: LogFacts | None, code: int | None, role: str, 
     return explain(() if log is None else log.tail, exit_code=code, role=role) or noted
 
 
-def _why(event: Event, log: LogFacts | None, role: str, *, again: bool) -> Hint:
+def _death_hint(event: Event, log: LogFacts | None, role: str, *, again: bool) -> Hint:
     code = event.get("code")
     if event.get("out_of_memory"):
         return Hint(
@@ -251,7 +251,7 @@ def _why(event: Event, log: LogFacts | None, role: str, *, again: bool) -> Hint:
             "ask for less (lmcache.l1_size_gb, VLLM_CPU_KVCACHE_SPACE, fewer instances), or raise the "
             "job's memory limit",
         )
-    hint = _explained(event, log, code if isinstance(code, int) else None, role, again=again)
+    hint = _explain_death(event, log, code if isinstance(code, int) else None, role, again=again)
     where = "logs/ of the run" if log is None else log.file
     return hint or Hint("its log names no known cause", f"read the end of {where}")
 
@@ -405,16 +405,18 @@ def busy_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagno
             if request.status == 429 and (match := _BUSY.search(request.error)) is not None:
                 refused.setdefault(match["pool"], []).append(log.evidence(request.text))
         for pool, lines in refused.items():
-            yield _busy(records, log.process, pool, len(lines), tuple(lines))
+            yield _busy_pool(records, log.process, pool, len(lines), tuple(lines))
     proxy = records.live.proxy
     if proxy is not None and not any(log.requests for log in logs):
         for pool, count in proxy.rejected.items():
             if count:
                 line = EvidenceLine("/metrics of proxy", "", f"admission_rejections of the {pool} pool: {count}")
-                yield _busy(records, "proxy", pool, count, (line,))
+                yield _busy_pool(records, "proxy", pool, count, (line,))
 
 
-def _busy(records: RunRecords, process: str, pool: str, count: int, evidence: tuple[EvidenceLine, ...]) -> Diagnosis:
+def _busy_pool(
+    records: RunRecords, process: str, pool: str, count: int, evidence: tuple[EvidenceLine, ...]
+) -> Diagnosis:
     more = filled(f"{pool}.instances+1", records)
     return Diagnosis(
         "pool-busy",
@@ -523,7 +525,11 @@ def cache_never_hits(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[
     """An engine with LMCache that has computed prompts for a minute and loaded nothing."""
     evidence = {log.process: lines for log in logs if (lines := _silent_cache(records, log))}
     for name, engine in records.live.engines.items():
-        if name in _cached(records) and (engine.external_queries or 0) >= _TOKENS and engine.external_hits == 0:
+        if (
+            name in _caching_engines(records)
+            and (engine.external_queries or 0) >= _TOKENS
+            and engine.external_hits == 0
+        ):
             line = f"external_prefix_cache_queries {engine.external_queries}, external_prefix_cache_hits 0"
             evidence.setdefault(name, (EvidenceLine(f"/metrics of {name}", "", line),))
     if not evidence:
@@ -554,7 +560,7 @@ def kv_not_moved(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diag
             )
 
 
-def _cached(records: RunRecords) -> set[str]:
+def _caching_engines(records: RunRecords) -> set[str]:
     """Engines that attach to LMCache and load from it."""
     processes = records.plan.processes if records.plan is not None else ()
     return {process.name for process in processes if process.lmcache is not None and process.role != "decode"}
@@ -562,7 +568,7 @@ def _cached(records: RunRecords) -> set[str]:
 
 def _silent_cache(records: RunRecords, log: LogFacts) -> tuple[EvidenceLine, ...]:
     loads = [load for load in log.loads if load.prompt_rate > 0 and load.external_hits is not None]
-    if log.process not in _cached(records) or any(load.external_hits for load in loads):
+    if log.process not in _caching_engines(records) or any(load.external_hits for load in loads):
         return ()
     if len(busiest_rank(loads)) < _SILENT_INTERVALS:
         return ()

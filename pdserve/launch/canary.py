@@ -91,9 +91,9 @@ class PairCanaries:
         peer, proxy = decode if new == prefill else prefill, self._fleet.on_node_of("proxy")
         running = await _in_flight(proxy, self._fleet.plan.proxy_url, key=self._key)
         idle = running is not None and not running.get(peer)
-        before = await self._counted(decode)
+        before = await self._read_counters(decode)
         tokens = 1 + max(_FEWEST_TOKENS, 2 * (before.block_size or 0))
-        status, text = await self._sent(prefill, decode, tokens, min(patience, left) if idle else left)
+        status, text = await self._send_pair(prefill, decode, tokens, min(patience, left) if idle else left)
         if status == _LATE:
             return "failed" if idle else "unknown", text
         if status is None or 400 <= status < 500:
@@ -102,14 +102,14 @@ class PairCanaries:
             # Who has died is not to blame for more than that, which the launcher hears in a moment.
             await asyncio.sleep(_DEATH_SECONDS)
             return "failed", text
-        received = await self._received(decode, before, tokens)
+        received = await self._has_received(decode, before, tokens)
         if received is None:
             return "crossed", "one token; what it was computed from was not counted"
         if received:
             return "crossed", f"one token, after KV of {tokens} tokens"
         return "failed", f"one token, but {decode} computed the prompt itself: it received no KV"
 
-    async def _sent(self, prefill: str, decode: str, tokens: int, seconds: float) -> tuple[int | None, str]:
+    async def _send_pair(self, prefill: str, decode: str, tokens: int, seconds: float) -> tuple[int | None, str]:
         """The answer's status. None: the proxy did not answer at all."""
         asked = {"prefill": prefill, "decode": decode, "tokens": tokens, "seconds": f"{seconds:.3f}"}
         url = f"{self._fleet.plan.proxy_url}/canary?{urlencode(asked)}"
@@ -123,7 +123,7 @@ class PairCanaries:
                 return answer.status, text
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _received(self, decode: str, before: EngineSnapshot, tokens: int) -> bool | None:
+    async def _has_received(self, decode: str, before: EngineSnapshot, tokens: int) -> bool | None:
         """Ask decode's counters whether it received the KV of such a prompt since then. Others count too where it
         serves already: it computes one token of each of their prompts, and None is the answer where that could be
         it."""
@@ -131,7 +131,7 @@ class PairCanaries:
         until = time.monotonic() + _COUNT_SECONDS
         while True:
             await asyncio.sleep(_RETRY_SECONDS)
-            after = await self._counted(decode)
+            after = await self._read_counters(decode)
             if before.prompt_tokens is None or after.prompt_tokens is None:
                 return None
             grown = {source: count - before.prompt_tokens[source] for source, count in after.prompt_tokens.items()}
@@ -142,7 +142,7 @@ class PairCanaries:
             if time.monotonic() >= until:
                 return last
 
-    async def _counted(self, worker: str) -> EngineSnapshot:
+    async def _read_counters(self, worker: str) -> EngineSnapshot:
         # With httpx, which a launcher needs only where an engine is started anew.
         from pdserve.observe.metrics import engine_figures, samples_of
 

@@ -90,7 +90,7 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
             evidence=evidence,
         )
     if isinstance(trouble, Died):
-        return _died(kind, trouble, where, process.role, when, evidence)
+        return _death_error(kind, trouble, where, process.role, when, evidence)
     assert_never(trouble)
 
 
@@ -186,7 +186,7 @@ def _tail(log: Path) -> tuple[str, ...]:
     return tuple(line for line in split(end_of(log, _AGENT_TAIL_BYTES)) if line.strip())[-_AGENT_TAIL_LINES:]
 
 
-def _died(kind: type[E], died: Died, where: str, role: str, when: str, evidence: tuple[str, ...]) -> E:
+def _death_error(kind: type[E], died: Died, where: str, role: str, when: str, evidence: tuple[str, ...]) -> E:
     subject = f"{role} (PID {died.pid})" if died.member is None else f"{died.member} (PID {died.pid}) of {role}"
     after = f"{subject} {died.how} after {died.seconds:.1f} s, {when}"
     if died.out_of_memory:

@@ -198,7 +198,7 @@ class Fleet:
         process = self.plan.process(name)
         state = self.state.processes[name]
         if (link := self.links.get(process.node)) is None:
-            self._failed(name, f"its node {process.node} is lost")
+            self._note_failure(name, f"its node {process.node} is lost")
             return
         if self.has_pending_stop(name):
             how = "was not started: its last life was not stopped"
@@ -336,7 +336,7 @@ class Fleet:
                 self.record("signal_received", node=event.node, signal=event.signal)
                 self._end()
             case Gone():
-                self._lost(event)
+                self._note_lost_node(event)
             case _ if event.name not in self.state.processes:
                 if isinstance(event, Stopped):
                     self._pending_stops.stopped(event.name, left=bool(event.left))
@@ -356,11 +356,11 @@ class Fleet:
             case Ready():
                 self._became_ready(event)
             case Died():
-                self._failed(event.name, event.how if event.member is None else f"{event.member} {event.how}")
+                self._note_failure(event.name, event.how if event.member is None else f"{event.member} {event.how}")
                 why = noted(event.log_tail, exit_code=event.code, role=self.plan.process(event.name).role)
                 self.record("died", **event.model_dump(exclude={"event", "log_tail"}), **why)
             case Late():
-                self._failed(event.name, f"not ready after {event.seconds:.0f} s: {event.last_answer}")
+                self._note_failure(event.name, f"not ready after {event.seconds:.0f} s: {event.last_answer}")
                 why = noted(event.log_tail, exit_code=None, role=self.plan.process(event.name).role)
                 self.record("late", **event.model_dump(exclude={"event", "log_tail"}), **why)
             case Health():
@@ -368,9 +368,9 @@ class Fleet:
             case Sockets():
                 self._changed_sockets(event)
             case Swapped():
-                self._swapped(event)
+                self._note_swap(event)
             case Stopped():
-                self._stopped(event)
+                self._note_stop(event)
                 left = {"left": event.left} if event.left else {}
                 self.record("stopped", name=event.name, forced=event.forced, seconds=round(event.seconds, 3), **left)
             case _:
@@ -412,12 +412,12 @@ class Fleet:
             state.phase = "ready"
             self.route(name, "ready")
 
-    def _failed(self, name: str, note: str) -> None:
+    def _note_failure(self, name: str, note: str) -> None:
         state = self.state.processes[name]
         state.phase, state.note, state.died_at = "dead", note, time.time()
         self.route(name, "dead")
 
-    def _stopped(self, event: Stopped) -> None:
+    def _note_stop(self, event: Stopped) -> None:
         state = self.state.processes[event.name]
         state.phase = self._pending_stops.stopped(event.name, left=bool(event.left))
         if state.phase == "stopped":
@@ -465,17 +465,17 @@ class Fleet:
             self.release(event.name, NO_SOCKETS)
             self.record("sockets_again", name=event.name, times=event.times)
 
-    def _swapped(self, event: Swapped) -> None:
+    def _note_swap(self, event: Swapped) -> None:
         node = self.state.processes[event.name].node
         self.record("swapped", name=event.name, node=node, bytes=event.bytes, read_back=event.read_back)
 
-    def _lost(self, event: Gone) -> None:
+    def _note_lost_node(self, event: Gone) -> None:
         self.links.pop(event.node, None)
         self._pending_stops.lost(event.node)
         # What was dead before keeps the reason of its own death.
         lost = [n for n, s in self.state.processes.items() if s.node == event.node and s.phase not in _OVER]
         for name in lost:
-            self._failed(name, f"the agent of {event.node} is gone: {event.how}")
+            self._note_failure(name, f"the agent of {event.node} is gone: {event.how}")
         expected = self.state.phase == "draining" and not lost
         if (node := self.state.nodes.get(event.node)) is not None and not expected:
             node.lost = event.how

@@ -106,7 +106,7 @@ class Recovery:
             if any(process.node != gone.node for process in plan.instance_of(leader)):
                 self._begin(f"rest of {leader}", self._stop_instance(leader))
         for role in dict.fromkeys(process.role for process in there if process.is_engine):
-            if not any(self._alive_or_coming(p.name) for p in plan.processes if p.role == role and _leads(p)):
+            if not any(self._lives_or_returns(p.name) for p in plan.processes if p.role == role and _leads(p)):
                 self._fail(error)
                 return
 
@@ -282,13 +282,20 @@ class Recovery:
         """Begins the return of those that are held although what they wait for is there: a start has ended their
         recovery, or their cache server came back while another return to it ran, or while they did not answer."""
         for server in self._fleet.plan.lmcache:
-            kept = (engine for engine in server.engines if _without(server.process) in self._fleet.held.get(engine, ()))
+            kept = (
+                engine for engine in server.engines if _down_reason(server.process) in self._fleet.held.get(engine, ())
+            )
             if server.process not in self._tasks and self._is_ready(server) and not all(map(self._fleet.silent, kept)):
                 self._begin(f"return to {server.process}", self._return_engines(server))
         held = [name for name, reasons in self._fleet.held.items() if not reasons.isdisjoint(_ON_THE_WAY)]
         for leader in dict.fromkeys(self._leader(name) for name in held if name in self._fleet.plan.names()):
             silent = any(self._fleet.silent(process.name) for process in self._fleet.plan.instance_of(leader))
-            if leader not in self._tasks and not silent and self._alive_or_coming(leader) and self._has_servers(leader):
+            if (
+                leader not in self._tasks
+                and not silent
+                and self._lives_or_returns(leader)
+                and self._has_servers(leader)
+            ):
                 self._begin(leader, self._resume(leader))
 
     async def _resume(self, name: str) -> None:
@@ -311,9 +318,9 @@ class Recovery:
             return
         task = asyncio.create_task(work)
         self._tasks[name] = task
-        task.add_done_callback(lambda done: self._ended(name, done))
+        task.add_done_callback(lambda done: self._forget_task(name, done))
 
-    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+    def _forget_task(self, name: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(name, None)
         self._fleet.wake()
         left = self._deferred_deaths.pop(name, None)
@@ -374,10 +381,10 @@ class Recovery:
         """The last instance of a role that neither lives nor is on its way back ends the deployment."""
         role = self._fleet.plan.process(name).role
         others = (p.name for p in self._fleet.plan.processes if p.role == role and p.name != name and _leads(p))
-        if not any(map(self._alive_or_coming, others)):
+        if not any(map(self._lives_or_returns, others)):
             self._fail(error)
 
-    def _alive_or_coming(self, leader: str) -> bool:
+    def _lives_or_returns(self, leader: str) -> bool:
         if leader in self._tasks:
             return not self._tasks[leader].cancelling()
         # Starting without a recovery is what an `up` that failed has left to go on.
@@ -463,7 +470,7 @@ class Recovery:
 
     def _return(self, name: str) -> None:
         """Route to an instance that is proven and attached to its servers."""
-        lacking = {_without(server.process) for server in self._servers_of(name) if not self._is_ready(server)}
+        lacking = {_down_reason(server.process) for server in self._servers_of(name) if not self._is_ready(server)}
         for reason in [reason for reason in self._fleet.held.get(name, ()) if reason.endswith(_IS_DOWN)]:
             if reason not in lacking:  # also of a server that the plan has no more
                 self._instances.release(name, reason)
@@ -569,7 +576,7 @@ class Recovery:
 
     def _hold_engines(self, server: LmcacheServer) -> None:
         for engine in server.engines:
-            self._fleet.hold(engine, _without(server.process))
+            self._fleet.hold(engine, _down_reason(server.process))
 
     async def _return_engines(self, server: LmcacheServer, but: Collection[str] = ()) -> None:
         """Every living engine of a server that answers again: registered and proven, or restarted. No more of them once
@@ -583,7 +590,7 @@ class Recovery:
             gone.cancel()
 
     async def _return_engine(self, engine: str, server: LmcacheServer, gone: asyncio.Future[None]) -> None:
-        reason, lives = _without(server.process), self._instances.lives(engine)
+        reason, lives = _down_reason(server.process), self._instances.lives(engine)
 
         def both() -> bool:
             return self._is_ready(server) and lives()
@@ -616,7 +623,7 @@ class Recovery:
         """The restart of an engine that does not return to its server: its own recovery, so that what becomes of it
         meanwhile begins no second one."""
         back = await self._restart_once(engine)
-        self._fleet.release(engine, _without(server.process))
+        self._fleet.release(engine, _down_reason(server.process))
         if not back:
             await self._recover(gave_up(engine, f"did not come back after {server.process} did", 0))
 
@@ -626,7 +633,7 @@ def _leads(process: Process) -> bool:
     return process.instance in (None, process.name)
 
 
-def _without(server: str) -> str:
+def _down_reason(server: str) -> str:
     return f"{server}{_IS_DOWN}"
 
 

@@ -256,7 +256,7 @@ def without_kernels(plan: Plan, run: RunDir) -> StartError | None:
     device's stream, so that KV may be wrong (lmcache#4870). On other platforms the same words are harmless."""
     if plan.platform != "rocm":
         return None
-    for process in _concerned(plan):
+    for process in _lmcache_processes(plan):
         if (line := _warning_of(run, process)) is not None:
             return StartError(
                 "LMCache runs without its compiled kernels, and its Python copies may store wrong KV on ROCm",
@@ -268,7 +268,7 @@ def without_kernels(plan: Plan, run: RunDir) -> StartError | None:
     return None
 
 
-def _concerned(plan: Plan) -> Iterator[Process]:
+def _lmcache_processes(plan: Plan) -> Iterator[Process]:
     for process in plan.processes:
         if process.is_lmcache or process.lmcache:
             yield process

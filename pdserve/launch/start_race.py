@@ -83,7 +83,7 @@ class StartRace:
                     await fleet.changed_since(changes)
 
     def _error(self, trouble: Trouble, shown: Trouble | None = None) -> StartError:
-        served = self._served(trouble)
+        served = self._befell_server(trouble)
         if served:
             self.serving_troubles.append(trouble)
         return start_error(shown or trouble, self._fleet.plan, self._fleet.run, served=served)
@@ -96,7 +96,7 @@ class StartRace:
         ]
         return [process for process in dead if process.name not in served]
 
-    def _served(self, trouble: Trouble) -> bool:
+    def _befell_server(self, trouble: Trouble) -> bool:
         if not isinstance(trouble, Gone):
             # What an earlier start has left loading did not serve either.
             loading = isinstance(trouble, Late) or (isinstance(trouble, Died) and trouble.while_starting)

@@ -57,7 +57,7 @@ class GrowingLog:
     def step(self) -> list[str]:
         """The lines that were finished since the last step, each cut to LINE_CHARACTERS; progress bars (\\r) count as
         lines. Nothing is read twice, and of a line that does not end only the beginning is kept."""
-        data = self._read()
+        data = self._read_step()
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not end:
             self._unfinished = (self._unfinished + data)[:_UNFINISHED_BYTES]
@@ -66,7 +66,7 @@ class GrowingLog:
         self._unfinished = data[end:][:_UNFINISHED_BYTES]
         return finished
 
-    def _read(self) -> bytes:
+    def _read_step(self) -> bytes:
         data = read_from(self._file, self._offset, _STEP_BYTES)
         if data is None and (cut := lost_of(self._file)) is not None:
             self._offset = cut.now_at(self._offset)

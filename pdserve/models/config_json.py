@@ -115,29 +115,33 @@ def check_config(config: Mapping[str, Any], where: str, todo: str) -> None:
 
 def _check(config: Mapping[str, Any], path: str, levels: int, where: str, todo: str) -> None:
     if not levels:
-        raise _refused(f"config.json has more than {_DEEPEST} configs inside each other ({path[:-1]})", where, todo)
+        raise _config_error(
+            f"config.json has more than {_DEEPEST} configs inside each other ({path[:-1]})", where, todo
+        )
     try:
         _Text.model_validate(config)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = f"{path}{first['loc'][0]}"
-        raise _refused(f"{key} of config.json is {_shown(first['input'])}: {_expected(first)}", where, todo) from None
+        raise _config_error(
+            f"{key} of config.json is {_value_text(first['input'])}: {_expectation(first)}", where, todo
+        ) from None
     for key in TEXT_CONFIGS:
         if isinstance(inner := config.get(key), Mapping):
             _check(inner, f"{path}{key}.", levels - 1, where, todo)
 
 
-def _expected(error: Mapping[str, Any]) -> str:
+def _expectation(error: Mapping[str, Any]) -> str:
     message = str(error["msg"])
     return message[:1].lower() + message[1:]
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     text = repr(value) if isinstance(value, str | int | float | None) else f"of the type {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _refused(what: str, where: str, todo: str) -> PreflightError:
+def _config_error(what: str, where: str, todo: str) -> PreflightError:
     return PreflightError(what, where=where, cause="the file was edited or damaged, or is of no model", todo=todo)
 
 
@@ -164,7 +168,7 @@ def with_separate_quantization(config: Mapping[str, Any], separate: object) -> d
 
 def is_quantized(config: Mapping[str, Any]) -> bool:
     """Return whether the checkpoint states a quantization of its own."""
-    return bool(_stated(config))
+    return bool(_quantization_config(config))
 
 
 def kv_dtype_of(config: Mapping[str, Any], *, latent: bool) -> str | None:
@@ -173,15 +177,15 @@ def kv_dtype_of(config: Mapping[str, Any], *, latent: bool) -> str | None:
 
     Raises UnknownModelError for a checkpoint that vLLM does not load.
     """
-    method = _method(_stated(config))
+    method = _method(_quantization_config(config))
     if method == _COMPRESSED_TENSORS:
-        return None if latent else _compressed(_stated(config).get("kv_cache_scheme"))
+        return None if latent else _compressed_dtype(_quantization_config(config).get("kv_cache_scheme"))
     # vLLM looks for ModelOpt's at the top of config.json alone.
     top = _mapping(config.get(QUANTIZATION_KEY))
     return _modelopt(top) if _method(top).startswith("modelopt") else None
 
 
-def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """get_quant_config (model_executor/model_loader/weight_utils.py): in this order; empty: none."""
     for holder, key in (
         (config, QUANTIZATION_KEY),
@@ -225,7 +229,7 @@ def _of_scheme(scheme: Mapping[str, Any]) -> str | None:
     return "nvfp4" if scheme.get("num_bits") == 4 else None
 
 
-def _compressed(scheme: object) -> str | None:
+def _compressed_dtype(scheme: object) -> str | None:
     if scheme is None:
         return None
     if not isinstance(scheme, Mapping) or scheme.get("type") != "float" or scheme.get("num_bits") != 8:

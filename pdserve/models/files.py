@@ -209,7 +209,7 @@ def fetch_config(
     assert answer is not None
     config = config_json.read_config(answer.content, "model.id", "correct model.id or model.revision")
     if config is None:
-        raise _hub_error(model, f"what {_asked(answer)} answers is no JSON object", _PROXY)
+        raise _hub_error(model, f"what {_asked_host(answer)} answers is no JSON object", _PROXY)
     if (
         config.get(config_json.QUANTIZATION_KEY) is None
         and (separate := get(config_json.SEPARATE_QUANTIZATION, missing_ok=True)) is not None
@@ -217,7 +217,7 @@ def fetch_config(
         try:
             return config_json.with_separate_quantization(config, from_json(separate.content))
         except ValueError as error:
-            what = f"the {config_json.SEPARATE_QUANTIZATION} that {_asked(separate)} answers is no JSON: {error}"
+            what = f"the {config_json.SEPARATE_QUANTIZATION} that {_asked_host(separate)} answers is no JSON: {error}"
             raise _hub_error(model, what, _PROXY) from error
     return config
 
@@ -266,7 +266,7 @@ def _get_from_hub(
         ) from error
 
 
-def _asked(answer: httpx.Response) -> str:
+def _asked_host(answer: httpx.Response) -> str:
     """The host, before it sent us to another one."""
     return (answer.history or [answer])[0].url.host
 

@@ -137,10 +137,10 @@ def kv_cache(layers: Sequence[Layer], flags: KvFlags) -> KvCache:
     """Raises UnknownModelError for what is not known here."""
     if not layers:
         raise UnknownModelError("none of its layers keeps KV")
-    flags = _aligned(layers, flags)
+    flags = _align_block(layers, flags)
     specs = {layer.index: _spec(layer, flags) for layer in layers}
     if not flags.hybrid_manager and any(spec.keeps == "full" for spec in specs.values()):
-        specs = {index: _promoted(spec) for index, spec in specs.items()}
+        specs = {index: _as_full(spec) for index, spec in specs.items()}
     buckets = _buckets(specs)
     kinds = {(spec.keeps, spec.reach) for spec in specs.values()}
     if len(buckets) > 1 and kinds == {("full", 0)}:
@@ -227,7 +227,7 @@ def _positive(size: int, layer: Layer) -> int:
     return size
 
 
-def _aligned(layers: Sequence[Layer], flags: KvFlags) -> KvFlags:
+def _align_block(layers: Sequence[Layer], flags: KvFlags) -> KvFlags:
     """Enlarge the block as vLLM does: with recurrent layers it enlarges the block until a page of attention holds a
     state (Platform._align_hybrid_block_size)."""
     states = [_state_bytes(layer, flags) for layer in layers if layer.state is not None]
@@ -253,7 +253,7 @@ def _spec(layer: Layer, flags: KvFlags) -> _Spec:
     return _Spec(layer.keeps, block, token * block, token * block, layer.reach, layer.latent)
 
 
-def _promoted(spec: _Spec) -> _Spec:
+def _as_full(spec: _Spec) -> _Spec:
     return replace(spec, keeps="full", reach=0) if spec.keeps in ("window", "chunk") else spec
 
 
@@ -352,7 +352,7 @@ def lmcache_refusal(
         return f"group {unkept[0]} keeps no recurrent state that could be stored (mamba-cache-mode none)"
     aligned = {group.block for group in groups if group.kind == "recurrent" and group.mode == "align"}
     if len(aligned) > 1:
-        return f"recurrent groups with blocks of different sizes: {_listed(sorted(aligned))}"
+        return f"recurrent groups with blocks of different sizes: {_number_list(sorted(aligned))}"
     if aligned and max_batched_tokens is not None and max_batched_tokens < max(aligned):
         return (
             f"a step of {max_batched_tokens} tokens (max-num-batched-tokens) never fills a block of recurrent state, "
@@ -361,7 +361,7 @@ def lmcache_refusal(
     block = scheduler_block(groups, dcp)
     if chunk % block:
         spans = sorted({span for group in groups if (span := group.span(dcp))}, reverse=True)
-        return f"a chunk of {chunk} tokens does not consist of whole blocks of {_listed(spans)} tokens"
+        return f"a chunk of {chunk} tokens does not consist of whole blocks of {_number_list(spans)} tokens"
     return None
 
 
@@ -386,11 +386,12 @@ def offloading_refusal(groups: Sequence[TableGroup], block_size: int | None, *, 
     if block_size is None:
         return None
     if len(spans) > 1:
-        return f"block_size needs groups with blocks of one size, and these have {_listed(spans)}: use blocks_per_chunk"
+        sizes = _number_list(spans)
+        return f"block_size needs groups with blocks of one size, and these have {sizes}: use blocks_per_chunk"
     if block_size % spans[0]:
         return f"block_size {block_size} is not a multiple of the KV block, {spans[0]} tokens"
     return None
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _number_list(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))

@@ -355,7 +355,7 @@ def _keeps(text: Mapping[str, Any], number: int) -> Iterator[Keeps | None]:
     if isinstance(named, Sequence) and not isinstance(named, str):
         if len(named) < number:
             raise UnknownModelError(f"its config.json names the kinds of {len(named)} layers, and it has {number}")
-        yield from (_named(kind, text) for kind in named[:number])  # what follows are MTP modules (Step3p5)
+        yield from (_kind_by_name(kind, text) for kind in named[:number])  # what follows are MTP modules (Step3p5)
         return
     if text.get("attn_type_list") or text.get("linear_attn_config") or model in ("falcon_h1", "zamba2"):
         raise UnknownModelError(f"which layers of {model!r} models keep what is not known here")
@@ -401,7 +401,7 @@ _PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 """Every how many layers attention is full, where the config leaves it to the class."""
 
 
-def _named(kind: object, text: Mapping[str, Any]) -> Keeps | None:
+def _kind_by_name(kind: object, text: Mapping[str, Any]) -> Keeps | None:
     kept = kind_of(kind, text)
     if kept is None:
         return None

@@ -47,12 +47,12 @@ def dashboard_json(parts: Collection[Part]) -> str:
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
         "templating": {"list": _VARIABLES},
-        "panels": list(_placed([row for row in read_rows() if row["part"] in parts])),
+        "panels": list(_place_panels([row for row in read_rows() if row["part"] in parts])),
     }
     return json.dumps(document, indent=2) + "\n"
 
 
-def _placed(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _place_panels(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     number, top = 0, 0
     for row in rows:
         number += 1

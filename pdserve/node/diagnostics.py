@@ -21,13 +21,13 @@ _STACK_SECONDS = 10.0
 async def snapshot(name: str, pids: Iterable[int], file: Path, *, last_answer: str) -> OSError | None:
     """Writes one text file; returns why there is none. Best effort by design: what a tool cannot see is noted in it."""
     try:
-        _write(file, await _seen(name, pids, last_answer))
+        _write(file, await _snapshot_lines(name, pids, last_answer))
     except OSError as error:  # a full disk, a deleted run directory, no room for a tool
         return error
     return None
 
 
-async def _seen(name: str, pids: Iterable[int], last_answer: str) -> list[str]:
+async def _snapshot_lines(name: str, pids: Iterable[int], last_answer: str) -> list[str]:
     members = sorted(pids)
     parts = [f"{name}: alive, not ready; last answer of its probe: {last_answer}", time.strftime("%FT%T%z"), ""]
     parts.append(f"process tree ({len(members)}):")

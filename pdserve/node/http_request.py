@@ -32,7 +32,7 @@ class NodeHttp:
         import httpcore  # httpx, which stands on it, takes three times as long to import
 
         if ask.method == "CONNECT":
-            return await _connected(ask)
+            return await _request(ask)
         if self._connections is None:
             self._connections = httpcore.AsyncConnectionPool(
                 ssl_context=unverified(), max_connections=_MOST_CONNECTIONS, keepalive_expiry=_IDLE_SECONDS
@@ -66,7 +66,7 @@ class NodeHttp:
             await self._connections.aclose()
 
 
-async def _connected(ask: Ask) -> Answered:
+async def _request(ask: Ask) -> Answered:
     url = urlsplit(ask.url)
     try:
         async with time_limit(ask.seconds):

@@ -224,7 +224,7 @@ async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheS
             read_locked=locked if isinstance(locked := l1.get("read_locked_count"), int) else None,
         )
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        return LmcacheSnapshot(http_url, error=_why(error))
+        return LmcacheSnapshot(http_url, error=_error_text(error))
     samples = await read_metrics(http_url, client)
     return snapshot if isinstance(samples, str) else _with_lookups(snapshot, samples)
 
@@ -275,7 +275,7 @@ async def read_metrics(url: str, client: httpx.AsyncClient) -> Page:
         response.raise_for_status()
         return await asyncio.to_thread(samples_of, response.text)
     except (httpx.HTTPError, ValueError) as error:
-        return _why(error)
+        return _error_text(error)
 
 
 def samples_of(text: str) -> list[Sample]:
@@ -286,7 +286,7 @@ def samples_of(text: str) -> list[Sample]:
         raise ValueError(f"no metrics: {error}") from error
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, httpx.TimeoutException):
         return f"no answer within {_TIMEOUT_SECONDS:g} s"
     if isinstance(error, httpx.HTTPStatusError):

@@ -360,7 +360,7 @@ class DeploymentWatch:
             traffic=minute_traffic(self._window, _writers(view)),
             engines={name: engine_minute(self._window, name) for name in at.engines},
             caches={name: cache_minute(self._window, name) for name in at.caches},
-            waiting_at_proxy=None if isinstance(proxy, str) else _waiting(proxy),
+            waiting_at_proxy=None if isinstance(proxy, str) else _waiting_count(proxy),
             proxy_error=proxy if isinstance(proxy, str) else None,
             events=tuple(self._events),
             news=tuple(events),
@@ -378,7 +378,7 @@ def _writers(view: StatusView) -> list[str]:
     return [process.name for process in view.plan.processes if process.role in ("decode", "aggregated")]
 
 
-def _waiting(page: list[Sample] | None) -> int | None:
+def _waiting_count(page: list[Sample] | None) -> int | None:
     """Return how many wait for a place in a pool, or for an engine."""
     if page is None:
         return None

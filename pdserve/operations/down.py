@@ -35,7 +35,7 @@ def down(name: str | None, report: Report) -> None:
     ReportedError with the launcher's own exit code."""
     run = find(home(os.environ), name)
     state = run.read_state()
-    if lives(run, state) and _stopped(run, state, report):
+    if lives(run, state) and _stop_by_launcher(run, state, report):
         return
     state = run.read_state()
     if is_here(state.host, state.place) or is_named_here(state.host):
@@ -81,7 +81,7 @@ def _clear_containers(run: RunDir, state: DeploymentState, report: Report) -> Cl
     return cleared
 
 
-def _stopped(run: RunDir, state: DeploymentState, report: Report) -> bool:
+def _stop_by_launcher(run: RunDir, state: DeploymentState, report: Report) -> bool:
     """Asks the launcher to stop everything; False when it turns out to be gone, or is gone after a signal."""
     if is_here(state.host, state.place) and is_stopped(state.launcher) and send(state.launcher, signal.SIGCONT):
         # As an agent or a guard that stands still in a stop: only it knows all that is to be stopped.

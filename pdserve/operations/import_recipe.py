@@ -109,7 +109,7 @@ def import_file(
     """The recipe that `file` describes; `ask`: whose parser reads the flags of its engines. Raises RecipeError where it
     describes none, or none that is valid."""
     try:
-        source, beside = text_of(file), _beside(file)
+        source, beside = text_of(file), _collection_files(file)
         draft, parser = read_with(
             ask, lambda lines: imported(source, str(file), choice, beside, lines), lambda draft: draft.lines
         )
@@ -127,7 +127,7 @@ def import_file(
         path = Path(folder) / f"{draft.document['name']}.yaml"
         path.write_text(text, encoding="utf-8")
         try:
-            loaded = load_recipe(path, set_=_as_accepted(draft), environ=environ)
+            loaded = load_recipe(path, set_=_accepting_lines(draft), environ=environ)
             plan_for(loaded, None, run_dir="RUN_DIR", run_id="RUN_ID")
         except RecipeError as error:
             raise RecipeError(
@@ -140,7 +140,7 @@ def import_file(
     return ImportedRecipe(text, draft, loaded)
 
 
-def _as_accepted(draft: Draft) -> list[str]:
+def _accepting_lines(draft: Draft) -> list[str]:
     """Return the draft's lines with what only the user may write: whether the rest is valid does not depend on it."""
     return [
         f"{dotted((role, 'connector', *key))}=true"
@@ -184,7 +184,7 @@ def _check_writable(text: str, file: Path) -> None:
             )
 
 
-def _beside(file: Path) -> dict[str, str]:
+def _collection_files(file: Path) -> dict[str, str]:
     """The files of the collection that `file` is in, by their paths there; empty where it is in none."""
     for folder in file.absolute().parents:
         if (folder / TAXONOMY).is_file():
@@ -237,10 +237,10 @@ def _departure(one: Departure, ours: LoadedRecipe, source: ImportedRecipe) -> st
     here = locate(one.path, ours.origins)
     end = next((one.path[:end] for end in range(len(one.path), 0, -1) if one.path[:end] in source.draft.origins), None)
     there = f" (line {source.draft.origins[end]})" if end is not None and one.source is not None else ""
-    return f"{dotted(one.path)}: {_shown(one.recipe)} ({here}), in the source {_shown(one.source)}{there}"
+    return f"{dotted(one.path)}: {_value_text(one.recipe)} ({here}), in the source {_value_text(one.source)}{there}"
 
 
-def _shown(value: object, limit: int = 100) -> str:
+def _value_text(value: object, limit: int = 100) -> str:
     if value is None:
         return "not set"
     text = yaml12.flow(value)

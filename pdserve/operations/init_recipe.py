@@ -71,11 +71,11 @@ def first_recipe(
             todo="write the recipe by hand with what the lines below say, and look at it with pdserve plan",
             evidence=tuple(f"{crossing.where}: {crossing.what} -> {crossing.todo}" for crossing in sure),
         )
-    warnings = [_without(folder, text) for text in (*loaded.warnings, *planned.plan.warnings)]
+    warnings = [_relative_text(folder, text) for text in (*loaded.warnings, *planned.plan.warnings)]
     return FirstRecipe(text, loaded, tuple(dict.fromkeys(warnings)), crossings, checked)
 
 
-def _without(folder: str, text: str) -> str:
+def _relative_text(folder: str, text: str) -> str:
     return text.replace(f"{folder}/", "")
 
 
@@ -85,11 +85,11 @@ def _errors_without(folder: str) -> Iterator[None]:
     try:
         yield
     except PdserveError as error:
-        error.what = _without(folder, error.what)
+        error.what = _relative_text(folder, error.what)
         error.where, error.cause, error.todo = (
-            None if text is None else _without(folder, text) for text in (error.where, error.cause, error.todo)
+            None if text is None else _relative_text(folder, text) for text in (error.where, error.cause, error.todo)
         )
-        error.evidence = tuple(_without(folder, line) for line in error.evidence)
+        error.evidence = tuple(_relative_text(folder, line) for line in error.evidence)
         raise
 
 

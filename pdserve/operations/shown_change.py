@@ -68,7 +68,7 @@ def change_there(loaded: LoadedRecipe, there: Destination, report: Report) -> tu
         plan = plan_beside(loaded, run)[0].plan
     else:
         plan = look(loaded, there.machines, run, report=report, running=True).planned.plan
-    return plan, _recorded(run, plan)
+    return plan, _change_of_record(run, plan)
 
 
 def change_on_paper(loaded: LoadedRecipe) -> tuple[Plan, ShownChange] | None:
@@ -90,10 +90,10 @@ def change_on_paper(loaded: LoadedRecipe) -> tuple[Plan, ShownChange] | None:
             running=running_places(run),
         )
     plan, _ = keep_interpreters(old, planned.plan)
-    return plan, _recorded(run, plan)
+    return plan, _change_of_record(run, plan)
 
 
-def _recorded(run: RunDir, plan: Plan) -> ShownChange:
+def _change_of_record(run: RunDir, plan: Plan) -> ShownChange:
     old, state = run.read_plan(), run.read_state()
     living = {name for name, process in state.processes.items() if process.phase in LIVING}
     return shown_change(str(run.path), old, plan, change(old, plan, living), living)

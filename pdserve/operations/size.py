@@ -24,13 +24,13 @@ def size(loaded: LoadedRecipe, given: Given, *, online: bool = False) -> tuple[S
     weights. Raises RecipeError, and PreflightError where the model is not to be had or not known."""
     planned = plan_for(loaded, None, run_dir="RUN_DIR", run_id="RUN_ID", online=online)
     with located(loaded):
-        return _sized(planned, given), planned
+        return _size_plan(planned, given), planned
 
 
 def find_crossings(planned: Planned) -> list[Finding]:
     """The edges that a plan crosses by what recipe and model state. What cannot be computed is no finding."""
     try:
-        return of_crossings(planned.plan, _sized(planned, Given()).crossings)
+        return of_crossings(planned.plan, _size_plan(planned, Given()).crossings)
     except (PreflightError, RecipeError):
         return []
 
@@ -49,7 +49,7 @@ def planned_numbers(recipe: Path) -> dict[str, str]:
     return known | {f"{of}: {label}": value for of, label, value in sizing_rows(sizing) if label.startswith(_BOUNDS)}
 
 
-def _sized(planned: Planned, given: Given) -> Sizing:
+def _size_plan(planned: Planned, given: Given) -> Sizing:
     loaded, recipe, plan = planned.loaded, planned.loaded.recipe, planned.plan
     folder = model_folder(loaded)
     try:

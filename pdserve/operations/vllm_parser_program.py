@@ -61,7 +61,7 @@ class _StoppedError(Exception):
     """The parser gave up."""
 
 
-def _recording(parser_class: Any) -> Any:
+def _recording_class(parser_class: Any) -> Any:
     class Recording(parser_class):  # type: ignore[misc]
         """Keeps the words of each flag, and goes on where a value is refused."""
 
@@ -114,7 +114,7 @@ def name_of(action: argparse.Action) -> str:
     return next((text for text in action.option_strings if text.startswith("--")), action.option_strings[0]).lstrip("-")
 
 
-def _parsed(parser: Any, words: list[str]) -> dict[str, Any]:
+def _parse_words(parser: Any, words: list[str]) -> dict[str, Any]:
     parser.clear()
     refused: dict[str, str] = {}
     values: argparse.Namespace | None = None
@@ -132,12 +132,14 @@ def _parsed(parser: Any, words: list[str]) -> dict[str, Any]:
         except _ERRORS as error:
             refused[""] = f"its parser stops with {type(error).__name__}"
     # What was read before a parser stopped is no whole line.
-    flags = {} if values is None else {name_of(key): _kept(key, kept, values) for key, kept in parser.seen.items()}
+    flags = (
+        {} if values is None else {name_of(key): _flag_value(key, kept, values) for key, kept in parser.seen.items()}
+    )
     repeated = sorted(parser.repeated & flags.keys())
     return {"flags": flags, "refused": {**parser.refused, **refused}, "repeated": repeated, "variables": {}}
 
 
-def _kept(action: argparse.Action, words: list[str], values: argparse.Namespace) -> Any:
+def _flag_value(action: argparse.Action, words: list[str], values: argparse.Namespace) -> Any:
     if not words:
         value = getattr(values, action.dest, None)
         return bool(value) if isinstance(value, bool | None) else [str(value)]
@@ -170,7 +172,7 @@ def _variables(given: dict[str, str]) -> dict[str, str]:
 
 
 def _answer(asked: list[dict[str, Any]]) -> dict[str, Any]:
-    parser = _first(_LINES)(_recording(_first(_MODULES))(prog="vllm serve"))
+    parser = _first(_LINES)(_recording_class(_first(_MODULES))(prog="vllm serve"))
     options = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     names = {name_of(action) for action in options}
     short = {
@@ -188,7 +190,7 @@ def _answer(asked: list[dict[str, Any]]) -> dict[str, Any]:
         for text in action.option_strings
         if text.startswith("--") and not text.startswith("--no-")
     }
-    lines = [{**_parsed(parser, line["words"]), "variables": _variables(line["variables"])} for line in asked]
+    lines = [{**_parse_words(parser, line["words"]), "variables": _variables(line["variables"])} for line in asked]
     return {
         "version": importlib.import_module("vllm").__version__,
         "names": sorted(names),

@@ -19,7 +19,7 @@ def count(patch: str, effect: str, n: float = 1) -> None:
         return
     with _lock:
         _totals[patch, effect] = _totals.get((patch, effect), 0) + n
-    _changed()
+    _notify_change()
 
 
 def gauge(patch: str, effect: str, value: float) -> None:
@@ -28,7 +28,7 @@ def gauge(patch: str, effect: str, value: float) -> None:
         if _totals.get((patch, effect), 0) == value:
             return
         _totals[patch, effect] = value
-    _changed()
+    _notify_change()
 
 
 def totals() -> dict[tuple[str, str], float]:
@@ -50,6 +50,6 @@ def forget() -> None:
     _totals.clear()
 
 
-def _changed() -> None:
+def _notify_change() -> None:
     if _on_change is not None:
         _on_change()

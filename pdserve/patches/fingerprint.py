@@ -69,7 +69,7 @@ def of_tree(name: str, root: Path) -> Fingerprint | None:
         base = root.joinpath(*parts[:length])
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             if path.is_file():
-                node = _find(_parsed(path).body, parts[length:])
+                node = _find(_parse_file(path).body, parts[length:])
                 return None if node is None else _of_node(node)
     return None
 
@@ -85,7 +85,7 @@ def known_fingerprints() -> Mapping[str, tuple[Known, ...]]:
 
 
 @lru_cache(maxsize=32)
-def _parsed(path: Path) -> ast.Module:
+def _parse_file(path: Path) -> ast.Module:
     """Several targets share a file, and upstream's files are long."""
     return ast.parse(path.read_text(encoding="utf-8"))
 

@@ -144,9 +144,9 @@ def _function(process: Process, cpus: tuple[int, int] | None) -> Iterator[str]:
         yield f'  {variable}="${{{secret}:?}}"'
     if process.env.base == "allow":
         kept = (*process.env.allow, *sorted(process.env.secrets))
-        yield _wrapped("  keep_only", [shlex.quote(name) for name in kept])
+        yield _wrap_words("  keep_only", [shlex.quote(name) for name in kept])
     elif process.env.unset:
-        yield _wrapped("  unset", process.env.unset)
+        yield _wrap_words("  unset", process.env.unset)
     if ENGINE_KEY not in process.env.secrets:
         yield f"  unset {ENGINE_KEY}"
     for variable, value in sorted(process.env.set.items()):
@@ -204,7 +204,7 @@ def _command(process: Process) -> str:
     return " \\\n    ".join(lines)
 
 
-def _wrapped(head: str, words: Sequence[str], width: int = 110) -> str:
+def _wrap_words(head: str, words: Sequence[str], width: int = 110) -> str:
     lines = [head]
     for word in words:
         if len(lines[-1]) + len(word) + 1 > width:

@@ -127,7 +127,7 @@ def servers_for(recipe: Recipe, attaching: Sequence[Instance], running: Running 
             where="lmcache.on",
             todo="give a role in lmcache.on the connector lmcache-mp (alone or in multi), or drop the lmcache section",
         )
-    _check_attached(section, engines)
+    _check_engines(section, engines)
     by_node: dict[str, list[Instance]] = {}
     for engine in engines:
         by_node.setdefault(engine.leader.node.name, []).append(engine)
@@ -236,7 +236,7 @@ def _instance_id(server: CacheServer, run_id: str) -> str:
     return f"{run_id}-{server.name}"
 
 
-def _check_attached(section: Lmcache, engines: Sequence[Instance]) -> None:
+def _check_engines(section: Lmcache, engines: Sequence[Instance]) -> None:
     for engine in engines:
         where = f"{engine.role_name}.parallel"
         if len(engine.shares) > 1:

@@ -368,7 +368,7 @@ def _short_prompts(case: _Case) -> PdserveError | None:
     )
 
 
-def _offloading(case: _Case) -> PdserveError | None:
+def _offloading_error(case: _Case) -> PdserveError | None:
     """vLLM's own connector for host memory, which only a raw connector can name."""
     blocks = case.recipe.model.kv_group_blocks
     if not isinstance(case.connector, RawSection) or "OffloadingConnector" not in case.classes or not blocks:
@@ -389,7 +389,7 @@ _RULES: tuple[Callable[[_Case], PdserveError | None], ...] = (
     _engine_driven,
     _chunks,
     _short_prompts,
-    _offloading,
+    _offloading_error,
 )
 
 

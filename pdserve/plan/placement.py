@@ -276,7 +276,7 @@ def _place_all(
         if recipe.platform == "cpu":
             shares = _least_used(nodes, hosted, size // spans, spans)
         else:
-            idle = _without(free, held, f"{name}-{index}") if held else free
+            idle = _devices_for(free, held, f"{name}-{index}") if held else free
             shares = _first_with_room(nodes, idle, size // spans, spans, ids)
             shares = shares or _first_with_room(nodes, free, size // spans, spans, ids)
         if len(shares) < spans:
@@ -322,7 +322,7 @@ def _devices_to_be_freed(running: Running, kept: Collection[str]) -> dict[tuple[
     }
 
 
-def _without(free: Mapping[str, list[int]], held: Mapping[tuple[str, int], str], name: str) -> dict[str, list[int]]:
+def _devices_for(free: Mapping[str, list[int]], held: Mapping[tuple[str, int], str], name: str) -> dict[str, list[int]]:
     """`free` without what others than the instance of that name hold."""
     return {node: [device for device in left if held.get((node, device), name) == name] for node, left in free.items()}
 

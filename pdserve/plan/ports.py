@@ -42,7 +42,7 @@ class Row:
     """A range out of which the process chooses."""
 
 
-def _of(port: ConnectorPort) -> Row:
+def _row_of(port: ConnectorPort) -> Row:
     each = "ranks" if port.per_rank else "tp" if port.per_worker else ""
     many = "a range" if port.chosen else f"{port.count} * {each}" if each else str(port.count)
     return Row(port.purpose, f"{port.what} of an instance", many, port.used_by, port.chosen)
@@ -53,7 +53,7 @@ TABLE: dict[str, Row] = {
     "prefill": Row("http", "API server of a prefill instance", "1", "proxy, status, verify"),
     "decode": Row("http", "API server of a decode instance", "1", "proxy, status, verify"),
     "aggregated": Row("http", "API server of an aggregated instance", "1", "proxy, status, verify"),
-    **{port.key: _of(port) for section in SECTIONS for port in section.ABOUT.ports},
+    **{port.key: _row_of(port) for section in SECTIONS for port in section.ABOUT.ports},
     # vLLM adds the DP rank to the first one of each half: where it publishes, and where it repeats.
     "kv_events": Row("kv_events", "KV events of an instance, if asked for", "2 * dp", "proxy; binds 0.0.0.0"),
     "router_metrics": Row("metrics", "vllm-router as the proxy", "1", "Prometheus, over loopback"),
@@ -109,7 +109,7 @@ class AssignedPorts:
         """Raises RecipeError when two processes of a node get the same port, or one is past 65535."""
         self._ranges: dict[tuple[str, str], range] = {}
         self._chosen = {(need.process, need.purpose) for need in needs if need.row.chosen}
-        kept = {need: taken for need in needs if len(taken := _kept(recipe, need, running)) == need.count}
+        kept = {need: taken for need in needs if len(taken := _keep_range(recipe, need, running)) == need.count}
         series: dict[tuple[str, str], _Series] = {}
         for need in needs:
             series.setdefault((need.node, need.key), _Series(recipe)).add(need, running)
@@ -188,7 +188,7 @@ class _Series:
                 return taken
 
 
-def _kept(recipe: Recipe, need: Need, running: Running) -> range:
+def _keep_range(recipe: Recipe, need: Need, running: Running) -> range:
     if need.port is not None or running.moves(need.key, recipe.ports):
         return range(0)
     return running.ports(need.role, need.node, need.purpose).get(need.process, range(0))

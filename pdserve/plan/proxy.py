@@ -58,10 +58,10 @@ def proxy_config(
     relative to `recipe_dir`, the admin socket to the run directory."""
     proxy = recipe.proxy
     located: dict[str, Any] = {
-        "auth": _located(proxy.auth, recipe_dir, "keys_file"),
-        "tls": proxy.tls and _located(proxy.tls, recipe_dir, "certificate", "key"),
-        "upstream_tls": proxy.upstream_tls and _located(proxy.upstream_tls, recipe_dir, "ca", "certificate", "key"),
-        "admin": proxy.admin and _located(_located(proxy.admin, recipe_dir, "token_file"), run_dir, "socket"),
+        "auth": _with_paths(proxy.auth, recipe_dir, "keys_file"),
+        "tls": proxy.tls and _with_paths(proxy.tls, recipe_dir, "certificate", "key"),
+        "upstream_tls": proxy.upstream_tls and _with_paths(proxy.upstream_tls, recipe_dir, "ca", "certificate", "key"),
+        "admin": proxy.admin and _with_paths(_with_paths(proxy.admin, recipe_dir, "token_file"), run_dir, "socket"),
     }
     return ProxyConfig(
         **{name: getattr(proxy, name) for name in Serving.model_fields.keys() - located.keys()},
@@ -98,7 +98,7 @@ def proxy_process(recipe: Recipe, node: Node, config: ProxyConfig, *, run_dir: s
     )
 
 
-def _located(section: Section, folder: str, *fields: str) -> Section:
+def _with_paths(section: Section, folder: str, *fields: str) -> Section:
     """The section with its paths as seen from `folder`."""
     paths = {field: path for field in fields if (path := getattr(section, field)) is not None}
     return section.model_copy(

@@ -84,7 +84,7 @@ class _Reader:
                 pieces.append([plain.group()])
                 self._position = plain.end()
             else:
-                self._unexpected(char)
+                self._fail_at_char(char)
         if not pieces:
             self._fail("a name is missing", self._position)
         return pieces
@@ -102,7 +102,7 @@ class _Reader:
             if not end:
                 self._fail("a [ that is never closed", opened)
             if end != ",":
-                self._unexpected(end)
+                self._fail_at_char(end)
 
     def _range(self, before: int, opened: int) -> list[str]:
         match = _NUMBERS.match(self._text, self._position)
@@ -110,7 +110,7 @@ class _Reader:
             if self._position >= len(self._text):
                 self._fail("a [ that is never closed", opened)
             self._fail(
-                "a number is missing" if self._text[self._position] in ",]-" else self._strange(), self._position
+                "a number is missing" if self._text[self._position] in ",]-" else self._char_error(), self._position
             )
         first, last = match.group(1), match.group(2) or match.group(1)
         if max(len(first), len(last)) > _MOST_DIGITS:
@@ -126,10 +126,10 @@ class _Reader:
         self._position = match.end()
         return [str(number).zfill(width) for number in range(low, high + 1)]
 
-    def _unexpected(self, char: str) -> NoReturn:
-        self._fail("a ] without its [" if char == "]" else self._strange(), self._position)
+    def _fail_at_char(self, char: str) -> NoReturn:
+        self._fail("a ] without its [" if char == "]" else self._char_error(), self._position)
 
-    def _strange(self) -> str:
+    def _char_error(self) -> str:
         char = self._text[self._position]
         if char == "[":
             return "a [ inside a bracket"

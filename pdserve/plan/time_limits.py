@@ -30,7 +30,7 @@ def down_seconds(plan: Plan) -> float:
 def apply_seconds(running: Plan, new: Plan) -> float:
     """Return the seconds of another plan on a deployment that runs, as if every instance were replaced one after the
     other; and of another change that is under way."""
-    one_by_one = sum(_again(new, process) for process in new.processes if process.is_engine)
+    one_by_one = sum(_restart_seconds(new, process) for process in new.processes if process.is_engine)
     return 2 * (_stop_and_start(running, new) + one_by_one)
 
 
@@ -52,12 +52,12 @@ def restart_seconds(plan: Plan, name: str) -> float:
         tries = _LMCACHE_TRIES
     else:
         tries = 1 + (process.restart.max if process.restart.policy == "on-failure" else 0)
-    again = tries * (_again(plan, process) + process.restart.backoff_max_seconds)
-    beside = sum(_again(plan, each) for each in _beside(plan, process))
+    again = tries * (_restart_seconds(plan, process) + process.restart.backoff_max_seconds)
+    beside = sum(_restart_seconds(plan, each) for each in _restarted_beside(plan, process))
     return again + beside + plan.canary_seconds + _AROUND_SECONDS + apply_seconds(plan, plan)
 
 
-def _beside(plan: Plan, process: Process) -> Iterable[Process]:
+def _restarted_beside(plan: Plan, process: Process) -> Iterable[Process]:
     """Servers that an engine needs, and engines that return to their server one after the other, before it too; a peer
     that was broken; and vllm-router, which has to learn of a new prefill."""
     for server in plan.lmcache:
@@ -74,7 +74,7 @@ def _beside(plan: Plan, process: Process) -> Iterable[Process]:
         yield plan.process("proxy")
 
 
-def _again(plan: Plan, process: Process) -> float:
+def _restart_seconds(plan: Plan, process: Process) -> float:
     """Drained, stopped, started and proven; of an instance, all of it together."""
     members = plan.instance_of(process.name)
     stop, start = max(each.stop_seconds for each in members), max(each.ready_seconds for each in members)

@@ -128,7 +128,7 @@ def _first_rank(line: EngineLine) -> int:
     return line.rank * line.parallel.ranks_of_server
 
 
-def _balanced(line: EngineLine, mode: LoadBalancing, value: int | bool) -> int | bool | None:
+def _in_mode(line: EngineLine, mode: LoadBalancing, value: int | bool) -> int | bool | None:
     return value if line.parallel.load_balancing == mode else None
 
 
@@ -172,11 +172,11 @@ ENGINE_FLAGS: dict[str, OwnedFlag[EngineLine]] = {
         f"set {_PARALLEL}.dp", lambda line: line.parallel.dp if line.parallel.dp > 1 else None
     ),
     "dp": OwnedFlag(f"set {_PARALLEL}.dp"),
-    "data-parallel-size-local": OwnedFlag(_DP, lambda line: _balanced(line, "hybrid", line.parallel.ranks_of_server)),
-    "data-parallel-start-rank": OwnedFlag(_DP, lambda line: _balanced(line, "hybrid", _first_rank(line))),
-    "data-parallel-rank": OwnedFlag(_DP, lambda line: _balanced(line, "external", _first_rank(line))),
-    "data-parallel-hybrid-lb": OwnedFlag(_BALANCING, lambda line: _balanced(line, "hybrid", True)),
-    "data-parallel-external-lb": OwnedFlag(_BALANCING, lambda line: _balanced(line, "external", True)),
+    "data-parallel-size-local": OwnedFlag(_DP, lambda line: _in_mode(line, "hybrid", line.parallel.ranks_of_server)),
+    "data-parallel-start-rank": OwnedFlag(_DP, lambda line: _in_mode(line, "hybrid", _first_rank(line))),
+    "data-parallel-rank": OwnedFlag(_DP, lambda line: _in_mode(line, "external", _first_rank(line))),
+    "data-parallel-hybrid-lb": OwnedFlag(_BALANCING, lambda line: _in_mode(line, "hybrid", True)),
+    "data-parallel-external-lb": OwnedFlag(_BALANCING, lambda line: _in_mode(line, "external", True)),
     "data-parallel-multi-port-external-lb": OwnedFlag(f"{_BALANCING}: external"),
     # Stated with dp, because vLLM would start a process for each rank.
     "api-server-count": OwnedFlag(
@@ -298,7 +298,7 @@ def _initial_l1(line: ServerLine) -> str | None:
     return str(max(1, math.floor(min(line.section.l1_init_size_gb, line.section.l1_size_gb))))
 
 
-def _staged(adapter: Mapping[str, Any], staging: str) -> dict[str, Any]:
+def _with_staging(adapter: Mapping[str, Any], staging: str) -> dict[str, Any]:
     """An adapter whose unfinished files are its server's own. LMCache names such a file after its key: when two servers
     store one key at the same time, the one that fails leaves a cut file under the final name, which lookups find for
     ever and no load can read (lmcache#4991)."""
@@ -339,6 +339,6 @@ SERVER_FLAGS: dict[str, OwnedFlag[ServerLine]] = {
     "shm-name": OwnedFlag("set lmcache.shm_name", lambda line: line.section.shm_name),
     "l2-adapter": OwnedFlag(
         "set lmcache.l2",
-        lambda line: Each(tuple(json.dumps(_staged(adapter, line.staging)) for adapter in line.section.l2)),
+        lambda line: Each(tuple(json.dumps(_with_staging(adapter, line.staging)) for adapter in line.section.l2)),
     ),
 }

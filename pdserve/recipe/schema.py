@@ -66,10 +66,10 @@ def _model(schema: dict[str, Any]) -> dict[str, Any]:
         kept["properties"] = properties
     if "const" in schema.get("properties", {}).get("kind", {}):
         kept["required"] = ["kind"]
-        kept["properties"]["kind"] = _plain(schema["properties"]["kind"])
+        kept["properties"]["kind"] = _without_title(schema["properties"]["kind"])
     elif "secret" in properties:
         kept["required"] = ["secret"]
-        kept["properties"]["secret"] = _plain(schema["properties"]["secret"])
+        kept["properties"]["secret"] = _without_title(schema["properties"]["secret"])
     return kept
 
 
@@ -77,7 +77,7 @@ def _property(schema: dict[str, Any]) -> dict[str, Any]:
     about = {k: v for k, v in schema.items() if k in ("description", "default")}
     bare = {k: v for k, v in schema.items() if k not in ("description", "default", "title")}
     options = [_value(option) for option in _options(bare)]
-    for extra in (*([_REFERENCE] if any(_restricted(o) for o in options) else []), {"type": "null"}):
+    for extra in (*([_REFERENCE] if any(_is_restricted(o) for o in options) else []), {"type": "null"}):
         if extra not in options:
             options.append(extra)
     return {**about, "anyOf": options}
@@ -93,7 +93,7 @@ def _options(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _value(schema: dict[str, Any]) -> dict[str, Any]:
     """A value that is not a property: items of lists and mappings may be references too."""
-    plain = _plain(schema)
+    plain = _without_title(schema)
     if "patternProperties" in plain:  # flags and variables: their names are restricted, their values may be null
         plain["patternProperties"] = {k: _property(v) for k, v in plain["patternProperties"].items()}
         plain["additionalProperties"] = False
@@ -101,7 +101,7 @@ def _value(schema: dict[str, Any]) -> dict[str, Any]:
         inner = plain.get(key)
         if isinstance(inner, dict) and inner:
             options = [_value(option) for option in _options(inner)]
-            if any(_restricted(o) for o in options) and _REFERENCE not in options:
+            if any(_is_restricted(o) for o in options) and _REFERENCE not in options:
                 options.append(_REFERENCE)
             if key == "additionalProperties" and {"type": "null"} not in options:
                 # In a recipe that extends another one it takes a key away.
@@ -110,11 +110,11 @@ def _value(schema: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+def _without_title(schema: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in schema.items() if k != "title"}
 
 
-def _restricted(schema: dict[str, Any]) -> bool:
+def _is_restricted(schema: dict[str, Any]) -> bool:
     """Return whether a scalar that is not just any text is expected."""
     scalar = schema.get("type") in ("integer", "number", "boolean")
     return scalar or "enum" in schema or "const" in schema or (schema.get("type") == "string" and "pattern" in schema)

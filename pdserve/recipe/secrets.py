@@ -20,9 +20,9 @@ def literal(data: Any, path: Path = ()) -> Iterator[Problem]:
     Only the key is named in what is reported, never the value.
     """
     if isinstance(data, dict) and "secret" in data and _on_a_command_line(path):
-        given = data["secret"] if isinstance(data["secret"], str) else _wanted(path)
+        given = data["secret"] if isinstance(data["secret"], str) else _variable_for(path)
         what = "a secret cannot stand here: it is looked up for env only"
-        yield Problem(path, what, _instead(path, _wanted(path), given))
+        yield Problem(path, what, _instead(path, _variable_for(path), given))
         return
     if isinstance(data, dict):
         for key, value in data.items():
@@ -39,18 +39,18 @@ def literal(data: Any, path: Path = ()) -> Iterator[Problem]:
             yield from _in_words(shlex.split(data), path, inside=False)
     if isinstance(data, str) and (mark := show.token(data)) is not None:
         what = f"a key or token ({mark}...) with its value: it would be saved and logged"
-        name = _wanted(path) if _named_secret(path) or _in_env(path) else "NAME"
+        name = _variable_for(path) if _named_secret(path) or _in_env(path) else "NAME"
         yield Problem(path, what, _instead(path, name), write=_reference(path, name))
     elif show.secret_value(data):
-        name = _wanted(path) if _in_env(path) else "NAME"
+        name = _variable_for(path) if _in_env(path) else "NAME"
         what = "a URL with a password: it would be saved and logged"
         yield Problem(path, what, _instead(path, name), write=_reference(path, name))
     elif _named_secret(path) and isinstance(data, str | int) and not isinstance(data, bool):
         yield Problem(
             path,
             "looks like a secret with a literal value: it would be saved and logged",
-            _instead(path, _wanted(path)),
-            write=_reference(path, _wanted(path)),
+            _instead(path, _variable_for(path)),
+            write=_reference(path, _variable_for(path)),
         )
     elif isinstance(data, str) and data.lstrip().startswith(("{", "[")) and _on_a_command_line(path):
         yield from _in_json(data, path)
@@ -70,7 +70,7 @@ def _in_words(words: list[Any], path: Path, *, inside: bool = True) -> Iterator[
             continue
         if not word.startswith("--"):
             if path[0] != "container":  # a rule reads its options
-                yield from _assigned(word, (*path, i) if inside else path)
+                yield from _assignment_problems(word, (*path, i) if inside else path)
             continue
         flag, equals, value = word.partition("=")
         following = words[i + 1] if i + 1 < len(words) else ""
@@ -84,7 +84,7 @@ def _in_words(words: list[Any], path: Path, *, inside: bool = True) -> Iterator[
             )
 
 
-def _assigned(word: str, path: Path) -> Iterator[Problem]:
+def _assignment_problems(word: str, path: Path) -> Iterator[Problem]:
     for word_name, script_name, value in _ASSIGNMENT.findall(word):
         name = word_name or script_name
         if show.secret_name(name) and not value.startswith(("$", "`")) and show.token(value) is None:
@@ -107,7 +107,7 @@ def _in_json(text: str, path: Path) -> Iterator[Problem]:
         values = value if isinstance(value, list) else [value]
         if show.secret_name(key) and any(isinstance(v, str | int) and not isinstance(v, bool) for v in values):
             what = f"{show.value(key)} in it looks like a secret with a literal value: it would be saved and logged"
-            yield Problem(path, what, _instead(path, _wanted((key,))))
+            yield Problem(path, what, _instead(path, _variable_for((key,))))
 
 
 _ON_COMMAND_LINES = ("args", "extra_args", "l2", "config")
@@ -118,7 +118,7 @@ def _on_a_command_line(path: Path) -> bool:
     return any(part in _ON_COMMAND_LINES for part in path[:-1])
 
 
-def _wanted(path: Path) -> str:
+def _variable_for(path: Path) -> str:
     """The variable for a secret that stands there."""
     key = str(next(p for p in reversed(path) if isinstance(p, str)))
     return key if len(path) > 1 and path[-2] == "env" else key.upper().replace("-", "_")

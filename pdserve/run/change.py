@@ -68,10 +68,10 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
 def runs_on(running: Process, new: Process) -> bool:
     """Return whether a process that runs need not be started again to be the new one. The proxy's configuration names
     its workers, but while it runs the launcher tells it which there are (`Fleet.adopt`)."""
-    return _as_started(new) == _as_started(running)
+    return _without_control(new) == _without_control(running)
 
 
-def _as_started(process: Process) -> Process:
+def _without_control(process: Process) -> Process:
     """Return a process without what is told to it while it runs."""
     if process.control != "stdin":
         return process

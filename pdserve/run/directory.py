@@ -152,7 +152,7 @@ class LauncherLock:
 
     def take(self) -> None:
         """Raises TakenError when another process holds it, StateError when it cannot be opened, and OSError."""
-        while not self._held():
+        while not self._holds_lock():
             descriptor = _open_lock(self._file, os.O_CREAT)
             try:
                 _take_lock(descriptor, self._file)
@@ -162,7 +162,7 @@ class LauncherLock:
             self.close()
             self._descriptor = descriptor
 
-    def _held(self) -> bool:
+    def _holds_lock(self) -> bool:
         """Return whether what we hold is the file that the next one opens."""
         try:
             return self._descriptor is not None and os.path.samestat(os.fstat(self._descriptor), self._file.lstat())
@@ -325,7 +325,7 @@ class RunDir:
         self.diagnostics = path / "diagnostics"
         self.patches = path / "patches"
         self.inbox = path / "inbox"
-        self._held: LauncherLock | None = None
+        self._holds_lock: LauncherLock | None = None
 
     @property
     def run_id(self) -> str:
@@ -359,7 +359,7 @@ class RunDir:
 
         Raises StateError when another launcher of this deployment holds it: two `up` at the same moment.
         """
-        with hold_lock(_lock(self.path.parent)) as self._held:
+        with hold_lock(_lock(self.path.parent)) as self._holds_lock:
             yield
 
     def keep_current(self) -> str | None:
@@ -369,8 +369,8 @@ class RunDir:
         link = self.path.parent / "current"
         here = link.is_symlink() and str(link.readlink()) == self.run_id
         try:
-            if self._held is not None:
-                self._held.take()
+            if self._holds_lock is not None:
+                self._holds_lock.take()
         except TakenError as taken:
             return None if here else str(taken.cause)
         except StateError:

@@ -45,7 +45,7 @@ def append(file: Path, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
     with file.open("ab+", buffering=0) as stream:
         size = stream.seek(0, os.SEEK_END)
         if not size and earlier(file).exists():
-            line = _continued(earlier(file), event["at"]) + line
+            line = _continuation_line(earlier(file), event["at"]) + line
         if size and os.pread(stream.fileno(), 1, size - 1) != b"\n":
             line = b"\n" + line  # half a line of a writer that was killed, or had no space
         try:
@@ -61,7 +61,7 @@ def append(file: Path, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
 def read(file: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """The events of whole lines from a byte of the history on, as far as they are kept, and the offset to go on from. A
     line that cannot be read is an event "unreadable" with its beginning as `text`: the others still count."""
-    base = _before(file)
+    base = _bytes_before(file)
     start = max(0, offset - base)
     data = read_from(file, start)
     if data is None:  # a history that was deleted, and has begun again
@@ -69,7 +69,7 @@ def read(file: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     lines = data[: data.rfind(b"\n") + 1]
     cut_off = b""
     if offset < base:
-        cut_off = read_from(earlier(file), max(0, offset - _before(earlier(file)))) or b""
+        cut_off = read_from(earlier(file), max(0, offset - _bytes_before(earlier(file)))) or b""
         cut_off = cut_off[: cut_off.rfind(b"\n") + 1]
     events: list[dict[str, Any]] = []
     for line in (cut_off + lines).split(b"\n")[:-1]:
@@ -77,12 +77,12 @@ def read(file: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     return events, base + start + len(lines)
 
 
-def _continued(before: Path, at: float) -> bytes:
-    count = _before(before) + before.stat().st_size
+def _continuation_line(before: Path, at: float) -> bytes:
+    count = _bytes_before(before) + before.stat().st_size
     return json.dumps({"at": at, "event": "continued", "bytes_before": count}).encode() + b"\n"
 
 
-def _before(file: Path) -> int:
+def _bytes_before(file: Path) -> int:
     """Bytes of the history that were before this file; 0 where it has none, or does not record it."""
     match = _CONTINUED.match(read_from(file, 0, _HEAD_BYTES) or b"")
     return 0 if match is None else int(match[1])

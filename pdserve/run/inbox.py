@@ -108,14 +108,14 @@ def ask(
         ) from error
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
-        if (reply := _taken(answer)) is not None:
+        if (reply := _take_reply(answer)) is not None:
             return reply
         if not alive() or (taken_within is not None and passed > taken_within and waiting.exists()):
             break
         look()
         time.sleep(POLL_SECONDS / 2)
     waiting.unlink(missing_ok=True)
-    if (reply := _taken(answer)) is not None:  # the last that a launcher does before it ends
+    if (reply := _take_reply(answer)) is not None:  # the last that a launcher does before it ends
         return reply
     log = run.logs / "launcher.log"
     raise StateError(
@@ -125,7 +125,7 @@ def ask(
     )
 
 
-def _taken(answer: Path) -> Reply | None:
+def _take_reply(answer: Path) -> Reply | None:
     """The reply, which is removed; None: there is none yet."""
     if not answer.exists():
         return None

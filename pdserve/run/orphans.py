@@ -80,10 +80,10 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
     never = procfs.ancestry(os.getpid(), seen)
     family = procfs.family((roots | inside) - never, seen=seen)
     # Also without a recorded PID: its launcher may have ended before it wrote it.
-    return (family | procfs.family(_named(state, run) - never, seen=seen)) - never
+    return (family | procfs.family(_token_bearers(state, run) - never, seen=seen)) - never
 
 
-def _named(state: DeploymentState, run: RunDir) -> set[int]:
+def _token_bearers(state: DeploymentState, run: RunDir) -> set[int]:
     """Return the live PIDs that carry the token of the run. None where a guard lives, or its processes have cgroups:
     all that the run has started is known without it, and of a guard that has left by itself nothing is left. Another
     process with the token has a copied environment."""

@@ -148,8 +148,8 @@ def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[R
     if not dry_run:
         remove_empty_cgroups(deployment)
     try:
-        interrupted = [path for path in sorted(deployment.iterdir()) if _is_going(path.name) and is_ours(path)]
-        old = _old(deployment, rule)
+        interrupted = [path for path in sorted(deployment.iterdir()) if _is_being_removed(path.name) and is_ours(path)]
+        old = _old_runs(deployment, rule)
     except OSError as error:
         return [Removed(deployment, 0, str(error))]
     return [_remove(path, dry_run=dry_run) for path in (*interrupted, *old)]
@@ -163,7 +163,7 @@ def remove_empty_cgroups(deployment: Path) -> None:
             agent_record.remove_empty_cgroups(path, path.name)
 
 
-def _old(deployment: Path, rule: Retention) -> list[Path]:
+def _old_runs(deployment: Path, rule: Retention) -> list[Path]:
     """Return the old runs, with all failed looks, which are no runs and count for none. Raises OSError."""
     named = named_runs(deployment)
     looks = sorted(path for path in named if is_failed_look(RunDir(path)))
@@ -209,7 +209,7 @@ def _remove(path: Path, *, dry_run: bool) -> Removed:
         # A folder of the same file system that is mounted has the number of that one.
         if mounted := _mounted_in(path):
             return Removed(path, 0, f"{mounted[0]} is mounted there")
-        for file, status in _everything(path):
+        for file, status in _walk(path):
             if status.st_uid != top.st_uid:
                 return Removed(path, 0, f"{file} belongs to uid {status.st_uid}")
             # Files of an overlay may have the number of a layer.
@@ -218,7 +218,7 @@ def _remove(path: Path, *, dry_run: bool) -> Removed:
             size += status.st_size if stat.S_ISREG(status.st_mode) else 0
         if not dry_run:
             RunDir(path).forget_key()
-            going = path if _is_going(path.name) else path.with_name(f"{_GOING}{path.name}")
+            going = path if _is_being_removed(path.name) else path.with_name(f"{_GOING}{path.name}")
             path.rename(going)
             shutil.rmtree(going)
     except FileNotFoundError:
@@ -228,7 +228,7 @@ def _remove(path: Path, *, dry_run: bool) -> Removed:
     return Removed(path, size)
 
 
-def _is_going(name: str) -> bool:
+def _is_being_removed(name: str) -> bool:
     return name.startswith(_GOING) and is_run_name(name.removeprefix(_GOING))
 
 
@@ -241,14 +241,14 @@ def _mounted_in(folder: Path) -> list[Path]:
     return [point for point in points if point.is_relative_to(top)]
 
 
-def _everything(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """All that is in a folder, at any depth. Links are not followed. Raises OSError."""
     with os.scandir(folder) as entries:
         for entry in entries:
             status = entry.stat(follow_symlinks=False)
             yield Path(entry.path), status
             if stat.S_ISDIR(status.st_mode):
-                yield from _everything(Path(entry.path))
+                yield from _walk(Path(entry.path))
 
 
 def _current(deployment: Path) -> os.stat_result | None:

@@ -333,17 +333,17 @@ def draft(wish: InitChoice) -> Starter:
     """Raises RecipeError where the model cannot be held by the hardware."""
     while True:
         try:
-            return _written(wish, choose_layout(wish, partial(_sized, wish)))
+            return _write_starter(wish, choose_layout(wish, partial(_size_layout, wish)))
         except RecipeError:
             if min(wish.longest, wish.length or 0) <= _SHORTEST:
                 raise
             wish = replace(wish, longest=wish.longest // 2)
 
 
-def _sized(wish: InitChoice, layout: Layout) -> Sized | None:
+def _size_layout(wish: InitChoice, layout: Layout) -> Sized | None:
     if wish.config is None or wish.length is None:
         return None
-    recipe = Recipe.model_validate(_written(wish, layout).document)
+    recipe = Recipe.model_validate(_write_starter(wish, layout).document)
     name, role = recipe.roles()[0]
     given = Given(device_gib=wish.hardware.device_gib or None)
     try:
@@ -352,7 +352,7 @@ def _sized(wish: InitChoice, layout: Layout) -> Sized | None:
         return None
 
 
-def _written(wish: InitChoice, layout: Layout) -> Starter:
+def _write_starter(wish: InitChoice, layout: Layout) -> Starter:
     made, hardware = Starter(), wish.hardware
     name = as_name(f"{wish.name}-{hardware.name}") or "first"
     made.put("schema", value=1)

@@ -73,7 +73,7 @@ class Cgroup:
     def exists(self) -> bool:
         """Return whether it is still there, and no other one in its place."""
         try:
-            with self._opened():
+            with self._open_folder():
                 return True
         except OSError:
             return False
@@ -92,7 +92,7 @@ class Cgroup:
         ends its caller."""
         if os.getpid() in self.members():
             return
-        with contextlib.suppress(OSError), self._opened() as folder:
+        with contextlib.suppress(OSError), self._open_folder() as folder:
             file = os.open("cgroup.kill", os.O_WRONLY, dir_fd=folder)
             try:
                 os.write(file, b"1")
@@ -131,7 +131,7 @@ class Cgroup:
             _enter(home)
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _open_folder(self) -> Iterator[int]:
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             status = os.fstat(folder)
@@ -163,7 +163,7 @@ def make(name: str, environ: Mapping[str, str]) -> Made:
         (home / name).mkdir()
         made = Cgroup.at(home / name)
     except OSError as error:
-        return Made(None, _why(error))
+        return Made(None, _error_text(error))
     try:
         if not (made.path / "cgroup.kill").exists():
             raise FileNotFoundError(errno.ENOENT, "this kernel has no cgroup.kill (Linux 5.14 has)", str(made.path))
@@ -171,7 +171,7 @@ def make(name: str, environ: Mapping[str, str]) -> Made:
             pass
     except OSError as error:
         made.remove()
-        return Made(None, _why(error))
+        return Made(None, _error_text(error))
     # Each process's memory is then counted by itself (`OomWatch`). Below the root the kernel refuses it (EBUSY)
     # where processes are in our own, and those of others are not ours to move.
     for folder in (home, made.path):
@@ -260,7 +260,7 @@ def _enter(folder: Path) -> None:
         file.write(b"0")  # the writer
 
 
-def _why(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 

@@ -24,9 +24,9 @@ class NewNames:
         self._fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd >= 0:
             libc.inotify_add_watch(self._fd, os.fsencode(folder), _IN_CREATE | _IN_MOVED_TO)
-            asyncio.get_running_loop().add_reader(self._fd, self._read)
+            asyncio.get_running_loop().add_reader(self._fd, self._drain_events)
 
-    def _read(self) -> None:
+    def _drain_events(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._fd, _MANY_BYTES)
         self._new.set()

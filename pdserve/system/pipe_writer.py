@@ -58,9 +58,9 @@ class PipeWriter:
         except OSError:
             self.close()
             return
-        self._idle()
+        self._stop_writing()
 
-    def _idle(self) -> None:
+    def _stop_writing(self) -> None:
         if not self._empty.is_set():
             self._loop.remove_writer(self._descriptor)
             self._empty.set()
@@ -73,7 +73,7 @@ class PipeWriter:
         """Drops what is waiting and writes nothing more."""
         self._open = False
         self._waiting.clear()
-        self._idle()
+        self._stop_writing()
 
 
 class Newest:

@@ -38,7 +38,7 @@ def pressure_of(root: int, top: Path | None, v1: Path | None = None, *, proc: Pa
     pids = {root, *procfs.descendants(root)} if proc == _PROC else {root}
     folders = [] if top is None else _cgroups_of(root, proc, top)
     folders += [] if v1 is None else _cgroups_of(root, proc, v1, _CPU)
-    throttled = _throttled(folders)
+    throttled = _throttling(folders)
     if throttled is None:
         return Pressure(swapped_bytes(pids, proc), None)
     periods, limited, microseconds = throttled
@@ -111,7 +111,7 @@ def _cgroups_of(pid: int, proc: Path, top: Path, controller: str = "") -> list[P
     return []
 
 
-def _throttled(folders: Iterable[Path]) -> tuple[int, int, int] | None:
+def _throttling(folders: Iterable[Path]) -> tuple[int, int, int] | None:
     """Periods, throttled periods and throttled microseconds, where most was taken."""
     counted = [counts for folder in folders if (counts := _cpu_stat(folder)) is not None]
     return max(counted, key=lambda each: each[2], default=None)

@@ -32,7 +32,7 @@ class ProcessId(BaseModel):
     def alive(self) -> bool:
         """True while exactly this process runs. A zombie is dead."""
         stat = _stat(self.pid)
-        return stat is not None and int(stat[_STAT_START]) == self.start_ticks and not _ended(self.pid, stat)
+        return stat is not None and int(stat[_STAT_START]) == self.start_ticks and not _has_ended(self.pid, stat)
 
 
 def in_first_pid_namespace() -> bool:
@@ -87,7 +87,7 @@ def _stat(pid: int) -> list[str] | None:
     return text[text.rindex(")") + 2 :].split()
 
 
-def _ended(pid: int, stat: list[str]) -> bool:
+def _has_ended(pid: int, stat: list[str]) -> bool:
     """A process whose first thread has ended is a zombie to look at while others of its threads live."""
     if stat[_STAT_STATE] != "Z":
         return stat[_STAT_STATE] == "X"
@@ -125,7 +125,7 @@ def relations() -> dict[int, Relations]:
     processes = {}
     for pid in _pids():
         stat = _stat(pid)
-        if stat is not None and not _ended(pid, stat):
+        if stat is not None and not _has_ended(pid, stat):
             processes[pid] = Relations(*(int(stat[field]) for field in (_STAT_PPID, _STAT_SESSION, _STAT_START)))
     return processes
 

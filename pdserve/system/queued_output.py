@@ -108,7 +108,7 @@ class _Lines(io.RawIOBase):
 
     def __init__(self, descriptor: int, queued: QueuedFile) -> None:
         self._descriptor = descriptor
-        self._queued = queued
+        self._queued_stream = queued
         self._partial = b""
 
     def writable(self) -> bool:
@@ -127,14 +127,14 @@ class _Lines(io.RawIOBase):
         end = text.rfind(b"\n") + 1
         self._partial = text[end:]
         if end:
-            self._queued.put(self._descriptor, text[:end])
+            self._queued_stream.put(self._descriptor, text[:end])
         return len(data)
 
     def rest(self) -> None:
         """A line without an end is written too."""
         rest, self._partial = self._partial, b""
         if rest:
-            self._queued.put(self._descriptor, rest)
+            self._queued_stream.put(self._descriptor, rest)
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ def queued_output(*, last_seconds: float = _LAST_SECONDS) -> Iterator[None]:
     before = sys.stdout, sys.stderr
     files: dict[tuple[int, int], QueuedFile] = {}
     places: list[_Lines] = []
-    now = [_queued(stream, files, places) for stream in before]
+    now = [_queued_stream(stream, files, places) for stream in before]
     sys.stdout, sys.stderr = now
     try:
         yield
@@ -159,7 +159,7 @@ def queued_output(*, last_seconds: float = _LAST_SECONDS) -> Iterator[None]:
                 print(f"warning: the last lines cannot be written: {failures[0].strerror}", file=sys.stderr, flush=True)
 
 
-def _queued(stream: TextIO, files: dict[tuple[int, int], QueuedFile], places: list[_Lines]) -> TextIO:
+def _queued_stream(stream: TextIO, files: dict[tuple[int, int], QueuedFile], places: list[_Lines]) -> TextIO:
     """Return a stream over the same file; those of one file have one queue, which keeps their order."""
     try:
         stream.flush()

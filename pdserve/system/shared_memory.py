@@ -277,17 +277,17 @@ class ShmLedger:
         inodes = {mark for name, mark in self._strangers.items() if not name.startswith(_SYSV)}
         return (
             segment
-            for segment in _existing(os.getuid())
+            for segment in _existing_segments(os.getuid())
             if self._strangers.get(segment.name) != segment.mark and not segment.among(inodes)
         )
 
 
 def existing() -> dict[str, int]:
     """Every segment that there is now -> what makes it another one than a later one of the same name."""
-    return {segment.name: segment.mark for segment in _existing()}
+    return {segment.name: segment.mark for segment in _existing_segments()}
 
 
-def _existing(uid: int | None = None) -> Iterator[_Segment]:
+def _existing_segments(uid: int | None = None) -> Iterator[_Segment]:
     """POSIX and SysV segments, of this user or of all."""
     # Others may have left thousands, and a Path costs more than the look at the file.
     with os.scandir(procfs.SHM) as entries:

@@ -48,8 +48,8 @@ async def prove_stored(target: Target, trials: Trials) -> Outcome:
         "chunks expected": wanted,
         "chunks stored": stored,
         "counted by": "objects" if use is None else "cache_salt",
-        "objects": f"{_shown(trials.before.objects)} -> {_shown(after.objects)}",
-        "bytes": f"{_shown(trials.before.bytes_used)} -> {_shown(after.bytes_used)}",
+        "objects": f"{_count_text(trials.before.objects)} -> {_count_text(after.objects)}",
+        "bytes": f"{_count_text(trials.before.bytes_used)} -> {_count_text(after.bytes_used)}",
         "seconds": round(time.monotonic() - began, 2),
     }
     if parts != 1:
@@ -186,7 +186,7 @@ def _more(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else after - before
 
 
-def _shown(count: int | None) -> str:
+def _count_text(count: int | None) -> str:
     return "?" if count is None else str(count)
 
 

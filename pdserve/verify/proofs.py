@@ -280,7 +280,7 @@ async def quiet(target: Target) -> dict[str, EngineSnapshot]:
     last requests are released a step after their answers."""
     lowest = await _settle(target, None, _QUIET_SECONDS)
     for _ in range(_QUIET_READINGS):
-        for name, snapshot in (await _nudged(target)).items():
+        for name, snapshot in (await _nudge_engines(target)).items():
             if snapshot.reachable and _usage(snapshot) < _usage(lowest[name]):
                 lowest[name] = snapshot
     return lowest
@@ -292,7 +292,7 @@ async def _settle(
     """Reads until all engines are as clean as `wanted` (None: run nothing), or the time is over."""
     until = time.monotonic() + seconds
     while True:
-        now = await _nudged(target)
+        now = await _nudge_engines(target)
         if time.monotonic() > until or all(
             _is_clean(snapshot, wanted[name] if wanted else None) for name, snapshot in now.items()
         ):
@@ -300,7 +300,7 @@ async def _settle(
         await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _nudged(target: Target) -> dict[str, EngineSnapshot]:
+async def _nudge_engines(target: Target) -> dict[str, EngineSnapshot]:
     """Gauges are set by engine steps, and an idle engine makes none: so one token each first."""
     now: dict[str, EngineSnapshot] = {}
     for worker in target.plan.proxy.workers:

@@ -87,7 +87,7 @@ class _Models(BaseModel):
 
 def read_completion(answer: dict[str, Any], url: str) -> Completion:
     """Raises VerifyError."""
-    read = _read(_Answer, answer, url, "a completion", cause=_CAUSE)
+    read = _validate_answer(_Answer, answer, url, "a completion", cause=_CAUSE)
     choice, details = read.choices[0], read.usage.prompt_tokens_details
     return Completion(
         tokens=choice.token_ids,
@@ -101,12 +101,12 @@ def read_completion(answer: dict[str, Any], url: str) -> Completion:
 
 def read_tokens(answer: dict[str, Any], url: str) -> tuple[int, ...]:
     """Read the tokens of /tokenize; at least one. Raises VerifyError."""
-    return _read(_Tokens, answer, url, "/tokenize").tokens
+    return _validate_answer(_Tokens, answer, url, "/tokenize").tokens
 
 
 def read_max_model_len(answer: dict[str, Any], url: str) -> int | None:
     """Read the limit of /v1/models; None: it has none there. Raises VerifyError."""
-    cards = _read(_Models, answer, url, "/v1/models").data
+    cards = _validate_answer(_Models, answer, url, "/v1/models").data
     return cards[0].max_model_len if cards else None
 
 
@@ -123,7 +123,9 @@ def json_object(response: httpx.Response, what: str, url: str) -> dict[str, Any]
     return answer
 
 
-def _read(kind: type[Read], answer: dict[str, Any], url: str, what: str, *, cause: str | None = None) -> Read:
+def _validate_answer(
+    kind: type[Read], answer: dict[str, Any], url: str, what: str, *, cause: str | None = None
+) -> Read:
     try:
         return kind.model_validate(answer)
     except ValidationError as error:

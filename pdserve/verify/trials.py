@@ -163,10 +163,10 @@ async def run_trials(target: Target) -> Trials:
             target.proxy_url, prompt, salt=salt, max_tokens=target.plan.verify.output_tokens, **logprobs
         )
         trials.append(Trial(prompt, salt, answer))
-    return await _counted(target, tuple(trials), before)
+    return await _await_counters(target, tuple(trials), before)
 
 
-async def _counted(target: Target, trials: tuple[Trial, ...], before: Counters) -> Trials:
+async def _await_counters(target: Target, trials: tuple[Trial, ...], before: Counters) -> Trials:
     """Engines count a little after they answer: waits for their counters, but not for long."""
     until = time.monotonic() + _COUNT_SECONDS
     while True:

@@ -362,7 +362,7 @@ async def test_a_wait_that_is_cancelled_as_a_name_appears_ends_all_the_same(tmp_
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         (tmp_path / "a").touch()
-        names._read()
+        names._drain_events()
         for _ in range(steps):
             await asyncio.sleep(0)
         waiting.cancel()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.patches.fingerprint import _parsed, of_tree
+from pdserve.patches.fingerprint import _parse_file, of_tree
 from pdserve.patches.patch import may_be
 from pdserve.patches.registry import REGISTRY
 from pdserve.patches.verdict import judge
@@ -72,6 +72,6 @@ def test_a_changed_body_a_new_signature_and_a_lost_target_are_reported(tmp_path:
         target = tmp_path / OBSERVE
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(now)
-        _parsed.cache_clear()
+        _parse_file.cache_clear()
         lines = [line for line in changes("vllm", tmp_path, None) if line.startswith("multiconnector-prom-metrics")]
         assert any(expected in line for line in lines), lines

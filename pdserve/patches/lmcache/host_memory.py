@@ -34,7 +34,7 @@ def _apply_demand_pinned() -> None:
 
     wrap(LazyMemoryAllocator, "_expand_worker", patch=_NAME, around=_nothing_in_the_background)
     for method in ("allocate", "batched_allocate"):
-        wrap(LazyMemoryAllocator, method, patch=_NAME, around=lambda original: _growing(original, step))
+        wrap(LazyMemoryAllocator, method, patch=_NAME, around=lambda original: _grow_to_allocate(original, step))
 
 
 def step_bytes(text: str | None) -> int:
@@ -59,7 +59,7 @@ def _nothing_in_the_background(_original: Callable[..., None]) -> Callable[..., 
     return expand_worker
 
 
-def _growing(original: Callable[..., Any], step: int) -> Callable[..., Any]:
+def _grow_to_allocate(original: Callable[..., Any], step: int) -> Callable[..., Any]:
     def allocate(self: Any, *args: Any, **kwargs: Any) -> Any:
         while True:
             seen = self._curr_size

@@ -134,19 +134,19 @@ def _number(wrong: Wrong) -> Correction | None:
     whole = "float_type" not in wrong.kinds
     if not unit:
         fits = amount.is_integer() or not whole
-        return Correction(None, None, Line(wrong.path, _plain(amount))) if fits else None
+        return Correction(None, None, Line(wrong.path, _number_text(amount))) if fits else None
     for end, words, base, units in _COUNTED:
         if wrong.key.endswith(end):
             factor = units.get(unit) or units.get(unit.removesuffix("s"))
             factor = factor or (units.get(unit[0]) if units is _SIZES and unit[1:] in ("b", "ib") else None)
             amount = math.inf if factor is None else amount * factor / base
             exact = amount.is_integer() or not whole
-            line = None if factor is None else Line(wrong.path, _plain(amount if exact else math.ceil(amount)))
+            line = None if factor is None else Line(wrong.path, _number_text(amount if exact else math.ceil(amount)))
             return Correction(f"the key counts {words} and takes no unit", None if line else "leave the unit out", line)
     return None
 
 
-def _plain(number: float) -> str:
+def _number_text(number: float) -> str:
     return str(int(number)) if number == int(number) else f"{number:.6g}"
 
 

@@ -65,7 +65,7 @@ def resolve(document: Document, environ: Mapping[str, str], shape: Shape = RECIP
             return value
         try:
             text = substitute(value, environ)
-            result = yaml12.scalar(text) if _typed(value, path, document, shape) else text
+            result = yaml12.scalar(text) if _takes_text(value, path, document, shape) else text
             if "\0" in text:
                 raise ValueError("the variable contains a NUL character")
             text.encode()
@@ -85,7 +85,7 @@ def resolve(document: Document, environ: Mapping[str, str], shape: Shape = RECIP
     return failed
 
 
-def _typed(value: str, path: Path, document: Document, shape: Shape) -> bool:
+def _takes_text(value: str, path: Path, document: Document, shape: Shape) -> bool:
     if _REFERENCE.fullmatch(value) is None:
         return False
     text, other = shape.scalars_at(path, document.data)

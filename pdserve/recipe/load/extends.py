@@ -61,7 +61,7 @@ class Document:
 
 def read(path: FilePath, interpolate: Interpolate) -> Document:
     """The file at `path` merged over everything that it extends. `interpolate` is applied to the names in `extends`."""
-    return _read(path, interpolate, chain=())
+    return _read_chain(path, interpolate, chain=())
 
 
 def read_file(path: FilePath, kind: str = "recipe", chain: tuple[FilePath, ...] = ()) -> Document:
@@ -81,7 +81,7 @@ def read_file(path: FilePath, kind: str = "recipe", chain: tuple[FilePath, ...] 
     )
 
 
-def _read(path: FilePath, interpolate: Interpolate, chain: tuple[FilePath, ...]) -> Document:
+def _read_chain(path: FilePath, interpolate: Interpolate, chain: tuple[FilePath, ...]) -> Document:
     own = read_file(path, chain=chain)
     bases = _bases(own, path, interpolate)
     if not bases:
@@ -90,11 +90,11 @@ def _read(path: FilePath, interpolate: Interpolate, chain: tuple[FilePath, ...])
     for base, origin in bases:
         target = FilePath(os.path.normpath(path.parent / base))
         seen = (*chain, path)
-        if any(_same(target, other) for other in seen):
+        if any(_is_same_file(target, other) for other in seen):
             loop = " -> ".join(str(p) for p in (*seen, target))
             raise RecipeError(f"extends runs in a circle: {loop}", where=str(origin), todo="remove this `extends`")
         try:
-            inherited = _read(target, interpolate, seen)
+            inherited = _read_chain(target, interpolate, seen)
         except _MissingFileError as missing:
             raise RecipeError(f"extends: {missing.what}", where=str(origin), todo=missing.todo) from None
         for place in PATHS:
@@ -195,7 +195,7 @@ def _in_a_circle(path: FilePath) -> bool:
     return False
 
 
-def _same(a: FilePath, b: FilePath) -> bool:
+def _is_same_file(a: FilePath, b: FilePath) -> bool:
     try:
         return a.resolve() == b.resolve()
     except (OSError, RuntimeError):
@@ -218,8 +218,8 @@ def with_absolute_files(data: dict[str, Any], folder: FilePath) -> dict[str, Any
 def _rebase(document: Document, place: tuple[str, ...], written_in: FilePath, read_in: FilePath) -> None:
     """A relative path is relative to the file that names it, so it is rewritten for the folder of its reader. One with
     variables may become absolute: only its folder is noted, for `locate_resolved`."""
-    section, path = _at(document, place)
-    if section is None or not path or path.startswith("/") or _same(written_in, read_in):
+    section, path = _text_at(document, place)
+    if section is None or not path or path.startswith("/") or _is_same_file(written_in, read_in):
         return
     folder = FilePath(os.path.relpath(written_in, read_in))
     if "${" in path:
@@ -231,12 +231,12 @@ def _rebase(document: Document, place: tuple[str, ...], written_in: FilePath, re
 def locate_resolved(document: Document, failed: Collection[Path]) -> None:
     """Rewrites the inherited paths whose variables have values now. `failed`: those that have none."""
     for place, folder in document.folders.items():
-        section, path = _at(document, place)
+        section, path = _text_at(document, place)
         if section is not None and path and not path.startswith("/") and place not in failed:
             section[str(place[-1])] = os.path.normpath(FilePath(folder) / path)
 
 
-def _at(document: Document, place: Path) -> tuple[dict[str, Any] | None, str]:
+def _text_at(document: Document, place: Path) -> tuple[dict[str, Any] | None, str]:
     """The mapping that has the text at `place`, and the text; None where there is none."""
     section: Any = document.data
     for key in place[:-1]:

@@ -67,7 +67,7 @@ class Problem:
 
     def concerns(self, path: Path) -> bool:
         """Return whether the problem may be a mere consequence of another one at `path`."""
-        return any(_related(mine, path) for mine in (self.path, *self.also))
+        return any(_is_beneath(mine, path) for mine in (self.path, *self.also))
 
     def advice(self, origin: Origin, origins: Mapping[Path, Origin]) -> str | None:
         """Return what to do, with the line to write as it is typed at `origin`."""
@@ -129,6 +129,6 @@ def _sentence(problem: Problem, origins: Mapping[Path, Origin]) -> str:
     return f"{text} ({'; '.join(others)})" if others else text
 
 
-def _related(a: Path, b: Path) -> bool:
+def _is_beneath(a: Path, b: Path) -> bool:
     shorter = min(len(a), len(b))
     return a[:shorter] == b[:shorter]

@@ -43,7 +43,7 @@ def validate(
                 return None, problems
             path = _droppable(problem.path)
             required = (info := shape.field_at(path, rest)) is not None and info.is_required()
-            rest = _mended(rest, path, stand_ins.get(str(path[-1])) if required else None)
+            rest = _replace_at(rest, path, stand_ins.get(str(path[-1])) if required else None)
     return None, problems
 
 
@@ -52,16 +52,16 @@ def _droppable(path: Path) -> Path:
     return path[: path.index("connector") + 1] if "connector" in path else path
 
 
-def _mended(data: Any, path: Path, stand_in: Any) -> Any:
+def _replace_at(data: Any, path: Path, stand_in: Any) -> Any:
     """A copy of `data` that lacks `path`, or has `stand_in` there."""
     head, below = path[0], path[1:]
     if isinstance(data, dict):
         if below:
-            return {key: _mended(value, below, stand_in) if key == head else value for key, value in data.items()}
+            return {key: _replace_at(value, below, stand_in) if key == head else value for key, value in data.items()}
         rest = {key: value for key, value in data.items() if key != head}
         return rest if stand_in is None else {**rest, head: stand_in}
     if isinstance(data, list) and isinstance(head, int) and head < len(data):
-        changed = [_mended(data[head], below, stand_in)] if below else []
+        changed = [_replace_at(data[head], below, stand_in)] if below else []
         return [*data[:head], *changed, *data[head + 1 :]]
     return data
 

@@ -93,7 +93,7 @@ def role_agreement(recipe: Recipe) -> Iterator[Problem]:
         if _value(first.get(flag)) != _value(second.get(flag)):
             yield Problem(
                 flag_path(recipe, "decode", flag),
-                f"decode has {_shown(second.get(flag))}, prefill has {_shown(first.get(flag))}: {why}",
+                f"decode has {_value_text(second.get(flag))}, prefill has {_value_text(first.get(flag))}: {why}",
                 f"set engine.args.{flag} for both",
                 also=(flag_path(recipe, "prefill", flag),),
             )
@@ -200,7 +200,7 @@ def unverified_connectors(recipe: Recipe) -> Iterator[Problem]:
                 yield Problem(path, what, todo)
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return "vLLM's default" if value is None else str(value)
 
 
@@ -228,7 +228,7 @@ class _Used:
     path: Path
 
 
-def _used(recipe: Recipe) -> Iterator[_Used]:
+def _moriio_uses(recipe: Recipe) -> Iterator[_Used]:
     for name, role, connector in roles(recipe):
         if isinstance(connector, MoriioSection):
             yield _Used(name, role, connector, (name, "connector"))
@@ -240,7 +240,7 @@ def _used(recipe: Recipe) -> Iterator[_Used]:
 
 def moriio_acceptance(recipe: Recipe) -> Iterator[Problem]:
     """Its platform, and the acceptance of what cannot be closed."""
-    for used in _used(recipe):
+    for used in _moriio_uses(recipe):
         if recipe.platform != PLATFORM:
             yield Problem(
                 (*used.path, "kind"),
@@ -261,7 +261,7 @@ def moriio_limits(recipe: Recipe) -> Iterator[Problem]:
     """Values of the recipe that end a transfer before the proxy has ended its request."""
     request = recipe.proxy.request_timeout_seconds
     least = request + ABORT_SECONDS
-    for used in _used(recipe):
+    for used in _moriio_uses(recipe):
         found = used.section.seconds(request)
         for key in TIMEOUTS:
             path = (*used.path, f"{key}_seconds")
@@ -287,7 +287,7 @@ def moriio_limits(recipe: Recipe) -> Iterator[Problem]:
 
 def moriio_proxy(recipe: Recipe) -> Iterator[Problem]:
     """Refuse another proxy than pdserve's own, which alone ends requests in the time that the limits are made from."""
-    if recipe.proxy.kind == VLLM_ROUTER and next(_used(recipe), None) is not None:
+    if recipe.proxy.kind == VLLM_ROUTER and next(_moriio_uses(recipe), None) is not None:
         yield Problem(
             ("proxy", "kind"),
             "MoRI-IO needs a proxy that ends each request before vLLM gives up its transfer: of vllm-router that is "
@@ -298,7 +298,7 @@ def moriio_proxy(recipe: Recipe) -> Iterator[Problem]:
 
 def moriio_layout(recipe: Recipe) -> Iterator[Problem]:
     """Tensor parallelism within one node, of the same size on both sides, is all that its ports allow."""
-    used = list(_used(recipe))
+    used = list(_moriio_uses(recipe))
     for one in used:
         parallel = one.role.parallel
         for key, value, why in (
@@ -327,7 +327,7 @@ def moriio_layout(recipe: Recipe) -> Iterator[Problem]:
 
 def moriio_decode_caches(recipe: Recipe) -> Iterator[Problem]:
     """Its reads are synchronous and those of caches are not: such a pair on decode ran nowhere."""
-    for used in _used(recipe):
+    for used in _moriio_uses(recipe):
         if used.name == "decode" and len(used.path) > len(("decode", "connector")):
             yield Problem(
                 ("decode", "connector"),
@@ -338,7 +338,7 @@ def moriio_decode_caches(recipe: Recipe) -> Iterator[Problem]:
 
 def moriio_restarts(recipe: Recipe) -> Iterator[Problem]:
     """A prefill that comes back."""
-    for used in _used(recipe):
+    for used in _moriio_uses(recipe):
         if used.name == "prefill" and restart_of(used.name, used.role, used.section).policy != "never":
             path = ("prefill", "restart", "policy")
             yield Problem(

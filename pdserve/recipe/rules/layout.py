@@ -177,10 +177,10 @@ def load_balancing(recipe: Recipe) -> Iterator[Problem]:
     """API servers for a part of the ranks: that there are ranks to divide, and that each server gets whole ones."""
     for name, role in recipe.roles():
         if role.parallel.load_balancing != "internal":
-            yield from _divided((name, "parallel"), role.parallel)
+            yield from _rank_problems((name, "parallel"), role.parallel)
 
 
-def _divided(where: Path, parallel: Parallel) -> Iterator[Problem]:
+def _rank_problems(where: Path, parallel: Parallel) -> Iterator[Problem]:
     mode, dp, nodes = parallel.load_balancing, parallel.dp, parallel.nodes
     here: Path = (*where, "load_balancing")
     if dp == 1:
@@ -285,8 +285,8 @@ def block_sizes(recipe: Recipe) -> Iterator[Problem]:
         return
     yield Problem(
         flag_path(recipe, "decode", _BLOCK_SIZE),
-        f"decode has blocks of {_shown(ours)}, prefill of {_shown(theirs)}: Mooncake pairs them one to one, and each "
-        "transfer fails, or decode reads the KV of other tokens",
+        f"decode has blocks of {_size_text(ours)}, prefill of {_size_text(theirs)}: Mooncake pairs them one to one, and "
+        "each transfer fails, or decode reads the KV of other tokens",
         f"set engine.args.{_BLOCK_SIZE} for both",
         also=(flag_path(recipe, "prefill", _BLOCK_SIZE),),
     )
@@ -317,5 +317,5 @@ def uneven_blocks(recipe: Recipe) -> Iterator[Problem]:
     )
 
 
-def _shown(value: object) -> str:
+def _size_text(value: object) -> str:
     return "vLLM's default size" if value is None else f"{show.value(value)} tokens"

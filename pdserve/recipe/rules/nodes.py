@@ -351,7 +351,7 @@ def tilde_paths(recipe: Recipe) -> Iterator[Problem]:
     """A path of the recipe itself that begins with `~`, or was so in the file that it extends."""
     document = recipe.model_dump(by_alias=True)
     for path in _OURS:
-        value = _at(document, path)
+        value = _value_at(document, path)
         if isinstance(value, str) and "~" in value.split("/"):
             yield Problem(path, "~ is not expanded: it would be a folder of that name", f"write {_with_home(value)}")
 
@@ -385,7 +385,7 @@ def _with_home(path: str) -> str:
     return "${HOME}/" + path.split("~/", 1)[-1] if "~/" in path else "${HOME}"
 
 
-def _at(value: Any, path: Path) -> Any:
+def _value_at(value: Any, path: Path) -> Any:
     for part in path:
         if isinstance(value, dict):
             value = value.get(part)

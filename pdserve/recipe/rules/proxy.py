@@ -305,10 +305,10 @@ def port_clashes(recipe: Recipe) -> Iterator[Problem]:
                 port = max(a.first, b.first)
                 yield Problem(
                     a.at,
-                    f"port {port} is needed twice: by {a.what} ({_shown(a)}) and by {b.what} ({_shown(b)})",
+                    f"port {port} is needed twice: by {a.what} ({_range_text(a)}) and by {b.what} ({_range_text(b)})",
                     "move one of them",
                     also=(b.at,),
-                    write=_free(a, ranges),
+                    write=_free_place(a, ranges),
                 )
 
 
@@ -337,15 +337,15 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
                 continue
             blocks = _Blocks(name, listening, port.how_many(role.parallel.ranks_of_server, role.parallel.tp))
             if port.roles == (name,):
-                yield _of(port, ports, [blocks])
+                yield _range_of(port, ports, [blocks])
             else:
                 shared.setdefault(port.key, []).append((port, blocks))
         if publishes_kv_events(recipe, name):
             events.append(_Blocks(name, role.instances, role.parallel.dp * 2))
     for some in shared.values():
-        yield _of(some[0][0], ports, [blocks for _, blocks in some])
+        yield _range_of(some[0][0], ports, [blocks for _, blocks in some])
     if events:
-        yield _Range("kv_events", ports.kv_events, _in_turn(events), f"KV events x{_used(events)}")
+        yield _Range("kv_events", ports.kv_events, _in_turn(events), f"KV events x{_port_count(events)}")
     if recipe.mooncake_store is not None:
         yield _Range("mooncake_master", ports.mooncake_master, 1, "the master of the Mooncake store")
         yield _Range("mooncake_master_http", ports.mooncake_master_http, 1, "that master's HTTP side")
@@ -357,12 +357,12 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
         yield _Range("lmcache_http", ports.lmcache_http, servers, f"LMCache HTTP x{servers}")
 
 
-def _of(port: ConnectorPort, ports: Ports, some: Sequence[_Blocks]) -> _Range:
-    what = f"{port.what} x{_used(some) // port.count}"
+def _range_of(port: ConnectorPort, ports: Ports, some: Sequence[_Blocks]) -> _Range:
+    what = f"{port.what} x{_port_count(some) // port.count}"
     return _Range(port.key, getattr(ports, port.key), _in_turn(some), what, roles=tuple(each.role for each in some))
 
 
-def _used(some: Sequence[_Blocks]) -> int:
+def _port_count(some: Sequence[_Blocks]) -> int:
     return sum(each.count * each.size for each in some)
 
 
@@ -372,7 +372,7 @@ def _in_turn(some: Sequence[_Blocks]) -> int:
     return max(((each.count - 1) * len(some) + turn) * size + each.size for turn, each in enumerate(some))
 
 
-def _free(moved: _Range, ranges: list[_Range]) -> Line | None:
+def _free_place(moved: _Range, ranges: list[_Range]) -> Line | None:
     """The nearest place above for a range that meets another one."""
     others = [r for r in ranges if r is not moved]
     for first in sorted(r.last + 1 for r in others if r.last >= moved.first):
@@ -389,5 +389,5 @@ def _lower(r: _Range) -> str:
     return f"begin at {highest} or less{fewer}" if highest >= 1024 else f"lower {roles or 'the number of them'}"
 
 
-def _shown(r: _Range) -> str:
+def _range_text(r: _Range) -> str:
     return str(r.first) if r.count == 1 else f"{r.first} to {r.last}"

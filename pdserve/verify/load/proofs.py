@@ -417,7 +417,7 @@ async def prove_clean(target: Target, before: Mapping[str, EngineSnapshot]) -> O
         return not_proven(reason)
     numbers: Numbers = {}
     left = await left_behind(target, before, numbers)
-    locked = await _locked(target)
+    locked = await _locked_chunks(target)
     logs = ", ".join(target.log(server.process) for server in target.plan.lmcache)
     if target.plan.lmcache:
         numbers["chunks locked in LMCache"] = locked
@@ -437,7 +437,7 @@ async def prove_clean(target: Target, before: Mapping[str, EngineSnapshot]) -> O
     return proven(numbers)
 
 
-async def _locked(target: Target) -> int | None:
+async def _locked_chunks(target: Target) -> int | None:
     """Chunks that LMCache keeps locked for a load, after some patience. None: a server does not report them, and the
     others hold none."""
     until = time.monotonic() + _UNLOCK_SECONDS

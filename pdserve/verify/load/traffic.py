@@ -90,7 +90,7 @@ class Prefixes:
         loaded: int | None = None
         came: Came = "uncounted"
         if growth is not None and unit:
-            loaded, others = _loaded(growth), _others(growth, tokens)
+            loaded, others = _loaded_tokens(growth), _others(growth, tokens)
             # Whole units are loaded: prompts of others cannot have loaded more of them than they have.
             came = _came(wanted, loaded, others // unit * unit, expected=expected)
         return PrefixReload(planned.number, planned.group, self._target.salt(planned.leg), wanted, loaded, engine, came)
@@ -106,7 +106,7 @@ class Prefixes:
             grown = {name: _since(before[name], now[name]) for name in before}
             known = {name: growth for name, growth in grown.items() if growth is not None}
             if len(known) == len(grown) and (others := _others(known, tokens)) >= 0:
-                if late or others < unit or _loaded(known) >= wanted:
+                if late or others < unit or _loaded_tokens(known) >= wanted:
                     return known
             elif len(known) < len(grown) and all(at[name].reachable for at in (before, now) for name in before):
                 return None
@@ -171,7 +171,7 @@ def _since(before: EngineSnapshot, after: EngineSnapshot) -> _Growth | None:
     return None if loaded is None or len(known) < len(each) else _Growth(sum(known), loaded)
 
 
-def _loaded(growth: Mapping[str, _Growth]) -> int:
+def _loaded_tokens(growth: Mapping[str, _Growth]) -> int:
     return sum(each.loaded for each in growth.values())
 
 
@@ -344,7 +344,7 @@ async def _send_window(
 async def _serve(target: Target, schedule: Schedule, planned: LoadRequest) -> Served:
     try:
         if planned.ending == "whole":
-            return await _answered(target, planned)
+            return await _send_request(target, planned)
         leg, long = planned.leg, schedule.long_answer(planned)
         if planned.ending == "left-after-first-chunk":
             left = await cancel_after_first_chunk(target, planned.prompt, leg, long)
@@ -355,7 +355,7 @@ async def _serve(target: Target, schedule: Schedule, planned: LoadRequest) -> Se
     return Served(planned, "cancelled" if left else "answered")
 
 
-async def _answered(target: Target, planned: LoadRequest) -> Served:
+async def _send_request(target: Target, planned: LoadRequest) -> Served:
     verify = target.plan.verify
     logprobs = {"logprobs": 1} if planned.compared and verify.output == "logprobs" else {}
     answer = await target.complete(
