@@ -285,8 +285,8 @@ def block_sizes(recipe: Recipe) -> Iterator[Problem]:
         return
     yield Problem(
         flag_path(recipe, "decode", _BLOCK_SIZE),
-        f"decode has blocks of {_size_text(ours)}, prefill of {_size_text(theirs)}: Mooncake pairs them one to one, "
-        "and each transfer fails, or decode reads the KV of other tokens",
+        f"decode has blocks of {_size_text(ours)}, prefill of {_size_text(theirs)}: Mooncake pairs them one to "
+        "one, and each transfer fails, or decode reads the KV of other tokens",
         f"set engine.args.{_BLOCK_SIZE} for both",
         also=(flag_path(recipe, "prefill", _BLOCK_SIZE),),
     )
