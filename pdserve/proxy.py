@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdserve import __version__
 from pdserve.errors import PdserveError, StartError
-from pdserve.installed import compiled
+from pdserve.installed.distributions import proxy_build
 from pdserve.pd.config.defaults import HOST, PROCESSES
 from pdserve.pd.processes import handover, shared_numbers
 from pdserve.pd.processes.child import Configured
@@ -240,7 +240,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    log.info("pdserve %s, %s", __version__, compiled.how())
+    log.info("pdserve %s, %s", __version__, proxy_build())
     try:
         if args.check is not None:
             check(args.config, args.check)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pdserve.preflight.interfaces import Interface, interfaces, is_loopback
+from pdserve.preflight.links import Interface, interfaces, is_loopback
 from pdserve.system import cgroup, procfs, shared_memory
 from pdserve.system.cgroup import Cgroup
 from tests.cluster import kernel

@@ -116,9 +116,9 @@ def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them() -> Non
     # programs of their own, run by the engines' interpreter.
     programs = (
         "pdserve.bench.vllm_program",
-        "pdserve.installed.mooncake_build",
+        "pdserve.installed.distributions",
         "pdserve.operations.vllm_parser_program",
-        "pdserve.preflight.fabric.transfer_program",
+        "pdserve.preflight.transfer_program",
     )
     others = [m for m in MODULES if room(m) not in ("pdserve.patches", "pdserve.connectors") and m not in programs]
     assert not {module: used for module in others if (used := packages(module) & engines)}
@@ -137,10 +137,10 @@ def test_limits_of_time_hold_in_a_cancelled_task() -> None:
 
 def test_one_module_starts_processes() -> None:
     starters = {"subprocess", "multiprocessing", "pty"}
-    # The channel holds the pipes of a process that pdserve.system.process has started; patches ask who they are.
+    # A channel holds the pipes of a process that pdserve.system.process has started; patches ask who they are.
     allowed = {
         "pdserve.system.process": starters,
-        "pdserve.reach.channel": {"subprocess"},
+        "pdserve.reach.link": {"subprocess"},
         "pdserve.patches.record": {"multiprocessing"},
     }
     assert not {m: used for m in MODULES if (used := (packages(m) & starters) - allowed.get(m, set()))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdserve.launch.failure import container_end, serve_error
-from pdserve.reach.container_causes import container_cause
+from pdserve.reach.containers import container_cause
 from pdserve.reach.protocol import Gone
 from pdserve.run.directory import RunDir
 from tests.plan.kit import hosts, plan, recipe
@@ -43,7 +43,7 @@ CAUSES = {
     "[FATAL tini (7)] exec env failed: No such file or directory": ("the image has no env", "container.python"),
     "env: ‘/opt/no/python3’: No such file or directory": ("the image has no /opt/no/python3", "container.python"),
     "env: '/opt/no/python3': No such file or directory": ("the image has no /opt/no/python3", "container.python"),
-    "/usr/bin/python3: Error while finding module specification for 'pdserve.preflight.nodes.node_probe' "
+    "/usr/bin/python3: Error while finding module specification for 'pdserve.preflight.node_probe' "
     "(ModuleNotFoundError: No module named 'pdserve')": (
         "the interpreter of the image has no pdserve",
         "the same version as here",

@@ -10,8 +10,8 @@ import tomllib
 
 from packaging.requirements import Requirement
 
+from pdserve.installed.distributions import TORCH_CUDA, mooncake_wheel_for
 from pdserve.installed.image_check import KERNELS, MOONCAKE
-from pdserve.installed.mooncake_build import CUDA, wheel_for
 from tests.launch.deployment import REPOSITORY
 from tests.tables import each_row
 
@@ -49,7 +49,7 @@ def locked(name: str) -> str:
 
 
 def of_the_extra(name: str) -> Requirement:
-    """The range in which pdserve takes it on CUDA."""
+    """The range in which pdserve takes it on TORCH_CUDA."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     [requirement] = [each for each in map(Requirement, project["optional-dependencies"]["cuda"]) if each.name == name]
     return requirement
@@ -75,7 +75,7 @@ def test_the_engines_are_those_that_pdserve_knows(platform: str) -> None:
     pins = arguments(platform)
     assert pins["LMCACHE"].removeprefix("v") == locked("lmcache")
     assert pins["LMCACHE"].removeprefix("v") in of_the_extra("lmcache").specifier
-    assert pins["MOONCAKE"] in of_the_extra(wheel_for(CUDA)).specifier
+    assert pins["MOONCAKE"] in of_the_extra(mooncake_wheel_for(TORCH_CUDA)).specifier
     assert pins["VLLM"].removeprefix("v") in of_the_extra("vllm").specifier
 
 

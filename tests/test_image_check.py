@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 
 import pytest
 
-from pdserve.installed import image_check, mooncake_build
-from pdserve.installed.mooncake_build import Build
+from pdserve.installed import image_check
+from pdserve.installed.distributions import MooncakeBuild
 from tests.tables import each_row
 
 
 def lacking(monkeypatch: pytest.MonkeyPatch, platform: str, *, kernels: str | None, wheel: str) -> str:
     """Of an environment with these kernels of LMCache and this wheel of Mooncake."""
-    monkeypatch.setattr(image_check, "compiled_for", lambda: kernels)
+    monkeypatch.setattr(image_check, "lmcache_kernels", lambda: kernels)
     monkeypatch.setattr(image_check, "version_of", lambda name: "1" if name == wheel else None)
     monkeypatch.setattr(
         image_check, "installed", lambda: dict.fromkeys(("vllm", "lmcache", "mooncake", "pdserve"), "1")
     )
-    monkeypatch.setattr("pdserve.installed.compiled.how", lambda: "compiled")
+    monkeypatch.setattr(image_check, "proxy_build", lambda: "compiled")
     monkeypatch.setattr(image_check, "_not_imported", lambda *modules: iter(()))
-    monkeypatch.setattr(image_check, "_has_plugin", lambda: True)
+    monkeypatch.setattr(image_check, "entry_points", lambda group: [SimpleNamespace(name="pdserve")])
     return "\n".join(image_check.lacking(platform))
 
 
@@ -39,17 +40,17 @@ def test_rocm_takes_nothing_that_was_built_for_cuda(monkeypatch: pytest.MonkeyPa
     assert "mooncake-transfer-engine-non-cuda cannot copy memory of rocm devices" in text
 
 
-def build(cuda: str, *wheels: str) -> Build:
+def build(cuda: str, *wheels: str) -> MooncakeBuild:
     """One beside a torch for CUDA 13."""
-    return Build(device="cuda", cuda=cuda, torch_cuda="13", distributions=wheels)
+    return MooncakeBuild(device="cuda", cuda=cuda, torch_cuda="13", distributions=wheels)
 
 
 def test_a_mooncake_for_another_cuda_than_torch_does_not_belong_to_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = "mooncake-transfer-engine"
-    monkeypatch.setattr(mooncake_build, "find_build", lambda: build("12", wheel))
+    monkeypatch.setattr(image_check, "find_mooncake_build", lambda: build("12", wheel))
     text = lacking(monkeypatch, "cuda", kernels="cuda", wheel=wheel)
     assert "built for CUDA 12, and torch brings CUDA 13: install mooncake-transfer-engine-cuda13" in text
-    monkeypatch.setattr(mooncake_build, "find_build", lambda: build("13", wheel))
+    monkeypatch.setattr(image_check, "find_mooncake_build", lambda: build("13", wheel))
     assert lacking(monkeypatch, "cuda", kernels="cuda", wheel=wheel) == ""
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.installed import lmcache_kernels
-from pdserve.installed.lmcache_kernels import compiled_for
+from pdserve.installed import distributions
+from pdserve.installed.distributions import lmcache_kernels
 from pdserve.launch.start_proofs import without_kernels
 from pdserve.plan.model import Plan
 from pdserve.preflight import engine_packages
@@ -61,14 +61,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 def test_the_runtime_is_what_kernels_link_to(installed: Any, files: dict[str, bytes], expected: str) -> None:
     installed(**files)
-    assert compiled_for() == expected
+    assert lmcache_kernels() == expected
 
 
 @pytest.mark.process
 def test_another_interpreter_is_asked_with_the_modules_source(installed: Any, tmp_path: Path) -> None:
     installed(cuda_ops=HIP)
     done = subprocess.run(
-        [sys.executable, "-S", "-c", Path(lmcache_kernels.__file__).read_text()],
+        [sys.executable, "-S", "-c", Path(distributions.__file__).read_text(), "kernels"],
         env={"PYTHONPATH": str(tmp_path / "site")},
         cwd="/",
         capture_output=True,
@@ -80,7 +80,7 @@ def test_another_interpreter_is_asked_with_the_modules_source(installed: Any, tm
 
 @pytest.mark.real
 def test_pypis_wheel_is_one_for_cuda() -> None:
-    assert compiled_for() == "cuda"
+    assert lmcache_kernels() == "cuda"
 
 
 def on(platform: str) -> Plan:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import PreflightError, StateError
-from pdserve.reach.slurm_job import Job, gpus_asked_per_node, look, submit
+from pdserve.reach.slurm import Job, gpus_asked_per_node, look, submit
 
 pytestmark = pytest.mark.process
 

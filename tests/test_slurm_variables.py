@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.reach.slurm_variables import for_srun, without_slurm
+from pdserve.reach.slurm import for_srun, without_slurm
 
 INSIDE_A_JOB = {
     "PATH": "/usr/bin", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]",

@@ -14,7 +14,7 @@ from pdserve import __version__
 from pdserve.cli.options import OWN_CODES_OF_RUN
 from pdserve.cli.verbs import benches, deployment, house, proofs, recipe
 from pdserve.errors import RecipeError
-from pdserve.installed import compiled
+from pdserve.installed.distributions import proxy_build
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """A wrong command line. Typer may have a click of its own, and exports only this subclass."""
@@ -54,7 +54,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
     if version:
-        typer.echo(f"pdserve {__version__}, proxy {compiled.how()}")
+        typer.echo(f"pdserve {__version__}, proxy {proxy_build()}")
         raise typer.Exit
 
 

@@ -19,9 +19,9 @@ from pdserve.operations.current_run import find_running
 from pdserve.operations.look import Destination, choose_destination, look
 from pdserve.operations.plan_recipe import load, recipe_words
 from pdserve.operations.size import find_crossings
-from pdserve.preflight.fabric.paths import Wish, find_untried
-from pdserve.preflight.finding import Finding, Status, failed, of_plan
-from pdserve.preflight.nodes.container_stage import Report
+from pdserve.preflight.container_images import Report
+from pdserve.preflight.fabric import Wish, find_untried
+from pdserve.preflight.finding import Finding, Status, failed, find_warnings
 from pdserve.printable import printable
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe
@@ -144,4 +144,4 @@ def find_all(
     seen = look(loaded, there.machines, None, report=report, fabric=wish)
     plan = seen.planned.plan
     here_only = find_untried(plan) if fabric and there.machines is None else None
-    return (*of_plan(plan), *find_crossings(seen.planned), *seen.findings, *([here_only] if here_only else []))
+    return (*find_warnings(plan), *find_crossings(seen.planned), *seen.findings, *([here_only] if here_only else []))

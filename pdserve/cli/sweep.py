@@ -15,7 +15,7 @@ from rich.text import Text
 from pdserve.cli.console import Console, wide_console
 from pdserve.errors import InvalidSweepError
 from pdserve.plan.sbatch import RenderedArray
-from pdserve.reach.slurm_array import SlurmTask
+from pdserve.reach.slurm import SlurmTask
 from pdserve.run.directory import home
 from pdserve.sweep.file import (
     Point,

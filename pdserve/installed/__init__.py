@@ -1,1 +1,1 @@
-"""What is installed, read from package metadata: nothing is imported."""
+"""What is installed, read from package metadata and files: nothing is imported."""

@@ -1,4 +1,4 @@
-"""What an image must have, by what is installed in it: `python -m pdserve.installed.image_check PLATFORM`.
+"""The check of an image, by what is installed in it: `python -m pdserve.installed.image_check PLATFORM`.
 
 The last step of containers/*.Dockerfile. `pdserve preflight` checks the same for a recipe, on the nodes.
 """
@@ -13,9 +13,15 @@ from importlib.metadata import version as installed_version
 
 from packaging.requirements import Requirement
 
-from pdserve.installed import compiled, mooncake_build
-from pdserve.installed.distributions import DISTRIBUTIONS, installed, version_of
-from pdserve.installed.lmcache_kernels import compiled_for
+from pdserve.installed.distributions import (
+    DISTRIBUTIONS,
+    find_mooncake_build,
+    installed,
+    lmcache_kernels,
+    mooncake_wheel_for,
+    proxy_build,
+    version_of,
+)
 
 _OF_ONE_CONNECTOR = ("nixl", "mori")
 """Parts that only a recipe with that connector needs: preflight asks for them."""
@@ -35,11 +41,11 @@ MOONCAKE: Mapping[str, tuple[str, ...]] = {
 
 
 def lacking(platform: str) -> Iterator[str]:
-    """What is missing or made for another platform, a line each."""
+    """Say what is missing or made for another platform, a line each."""
     for part, version in installed().items():
         if version is None and part not in _OF_ONE_CONNECTOR:
             yield f"{part} is not installed"
-    kernels = compiled_for()
+    kernels = lmcache_kernels()
     if kernels is not None and kernels not in KERNELS[platform]:
         yield f"the kernels of LMCache are for {kernels}, and {platform} needs {KERNELS[platform][0]}"
     wheels = [name for name in DISTRIBUTIONS["mooncake"] if version_of(name) is not None]
@@ -48,31 +54,27 @@ def lacking(platform: str) -> Iterator[str]:
     if len(wheels) > 1:
         yield f"{' and '.join(wheels)} have the same files: uninstall both, then install the right one"
     yield from _other_cuda(platform)
-    if not _has_plugin():
+    if not any(entry.name == "pdserve" for entry in entry_points(group=_PLUGINS)):
         yield f"vLLM does not find pdserve's plugin ({_PLUGINS}): pdserve must be installed, not only mounted"
     yield from _not_satisfied()
-    if compiled.how() != "compiled":
+    if proxy_build() != "compiled":
         yield "the proxy is not compiled: a C compiler and Python's headers were missing (PDSERVE_COMPILE=1 shows it)"
     if platform == "cpu":  # elsewhere an import wants the driver of a device
         yield from _not_imported("vllm", "lmcache", "mooncake.engine")
 
 
 def _other_cuda(platform: str) -> Iterator[str]:
-    """Compares by numbers alone: where images are built there is no driver, without which it cannot be loaded."""
-    build = mooncake_build.find_build() if platform == "cuda" else None
+    """Compare by numbers alone: where images are built there is no driver, without which it cannot be loaded."""
+    build = find_mooncake_build() if platform == "cuda" else None
     if build is not None and build.cuda is not None and build.torch_cuda not in (None, build.cuda):
         yield (
             f"{', '.join(build.distributions)} was built for CUDA {build.cuda}, and torch brings CUDA "
-            f"{build.torch_cuda}: install {mooncake_build.wheel_for(build.torch_cuda)} in its place"
+            f"{build.torch_cuda}: install {mooncake_wheel_for(build.torch_cuda)} in its place"
         )
 
 
-def _has_plugin() -> bool:
-    return any(entry.name == "pdserve" for entry in entry_points(group=_PLUGINS))
-
-
 def _not_satisfied() -> Iterator[str]:
-    """Requirements of pdserve itself: an installation without them would fail only once its proxy starts."""
+    """Find requirements of pdserve itself: an installation without them would fail only once its proxy starts."""
     try:
         texts = requires("pdserve") or []
     except PackageNotFoundError:
@@ -98,7 +100,7 @@ def _not_imported(*modules: str) -> Iterator[str]:
 
 
 def main() -> int:
-    """Entry: 0 when nothing is missing."""
+    """Return 0 when nothing is missing."""
     if len(sys.argv) != 2 or sys.argv[1] not in KERNELS:
         print(f"usage: python -m pdserve.installed.image_check {'|'.join(KERNELS)}", file=sys.stderr)
         return 2

@@ -18,7 +18,7 @@ from pdserve.logs.lines import end_of, split
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Local, Ssh, in_docker
 from pdserve.printable import printable
-from pdserve.reach.docker_hang import docker_hangs
+from pdserve.reach.containers import docker_hangs
 from pdserve.reach.link import DOCKER_HANGS
 from pdserve.reach.protocol import NOT_HEARD, STOPPED, Died, Gone, Health, Late
 from pdserve.run.directory import RunDir

@@ -22,7 +22,7 @@ from pdserve.logs.lines import GrowingLog, message
 from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.plan.preparation import WEIGHTS_RECORDS
 from pdserve.plan.process import HttpProbe, Process
-from pdserve.preflight.nodes.cross_node import CrossNodePort, side_channels
+from pdserve.preflight.reachability import CrossNodePort, side_channels
 from pdserve.reach.protocol import AskNode
 from pdserve.recipe.effective import SPECULATIVE
 from pdserve.run.directory import RunDir

@@ -10,7 +10,7 @@ import re
 import signal
 from dataclasses import dataclass
 
-from pdserve.installed.mooncake_build import CUDA, wheel_for
+from pdserve.installed.distributions import TORCH_CUDA, mooncake_wheel_for
 from pdserve.roles import ENGINE_ROLES
 
 ENGINES = frozenset(ENGINE_ROLES)
@@ -35,7 +35,7 @@ def rule(pattern: str, cause: str, todo: str, roles: frozenset[str] | None = Non
 _PORT_TODO = "find its owner (ss -ltnp, pdserve list), stop it, or move ours: --set ports.KIND=PORT"
 MOONCAKE_LIBRARIES = "apt-get install libcurl4 libibverbs1 ibverbs-providers librdmacm1 libnuma1"
 """Debian's packages with what wheels of Mooncake link to; ibverbs-providers has libmlx5.so.1, for those for CUDA."""
-MOONCAKE_FOR_CUDA = f"pip uninstall -y {wheel_for('12')}, then pip install {wheel_for(CUDA)}"
+MOONCAKE_FOR_CUDA = f"pip uninstall -y {mooncake_wheel_for('12')}, then pip install {mooncake_wheel_for(TORCH_CUDA)}"
 _ASSERT = (
     "mostly it is an index out of bounds, as of a token that the model does not have; set CUDA_LAUNCH_BLOCKING: 1 in "
     "engine.env and enforce-eager: true in {args}: the traceback then names the kernel"

@@ -34,7 +34,6 @@ from pdserve.node import agent_record
 from pdserve.node.agent_record import ledger_file
 from pdserve.node.http_request import NodeHttp
 from pdserve.node.supervised import Supervised, reap_adopted, report_failure
-from pdserve.reach.channel import line_of
 from pdserve.reach.protocol import (
     STOPPED,
     AgentMessage,
@@ -53,8 +52,9 @@ from pdserve.reach.protocol import (
     Stop,
     Stopped,
     decode_order,
+    line_of,
 )
-from pdserve.reach.slurm_variables import without_slurm
+from pdserve.reach.slurm import without_slurm
 from pdserve.system import cgroup, procfs, queued_output
 from pdserve.system.inotify import NewNames
 from pdserve.system.pipe_writer import PipeWriter

@@ -7,8 +7,8 @@ import contextlib
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from pdserve.health import unverified_tls
 from pdserve.reach.protocol import Answered, Ask
-from pdserve.reach.proxy_tls import unverified
 from pdserve.time_limit import time_limit
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class NodeHttp:
             return await _request(ask)
         if self._connections is None:
             self._connections = httpcore.AsyncConnectionPool(
-                ssl_context=unverified(), max_connections=_MOST_CONNECTIONS, keepalive_expiry=_IDLE_SECONDS
+                ssl_context=unverified_tls(), max_connections=_MOST_CONNECTIONS, keepalive_expiry=_IDLE_SECONDS
             )
         headers: list[tuple[str | bytes, str | bytes]] = [*ask.headers.items()]
         body = None if ask.body is None else ask.body.encode()

@@ -15,9 +15,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from pdserve.health import unverified_tls
 from pdserve.lmcache_server import parts_of_a_chunk, registered_workers
 from pdserve.pd.telemetry.metrics_page import PREFIX
-from pdserve.reach.proxy_tls import unverified
 
 _TIMEOUT_SECONDS = 3.0
 VERIFY_SALT = "pdserve-verify-"
@@ -143,7 +143,7 @@ class SaltUse:
 
 def view_client(mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None) -> httpx.AsyncClient:
     """A client for snapshots: short timeouts, and never through a proxy of the environment."""
-    return httpx.AsyncClient(trust_env=False, verify=unverified(), timeout=_TIMEOUT_SECONDS, mounts=mounts)
+    return httpx.AsyncClient(trust_env=False, verify=unverified_tls(), timeout=_TIMEOUT_SECONDS, mounts=mounts)
 
 
 async def engine_snapshot(url: str, client: httpx.AsyncClient) -> EngineSnapshot:

@@ -32,8 +32,7 @@ from pdserve.logs.lines import end_of, split
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node
 from pdserve.preflight import ENGINE_KEY, resolve_secrets
-from pdserve.reach.agent_start import open_agent
-from pdserve.reach.link import AgentLink
+from pdserve.reach.link import AgentLink, open_agent
 from pdserve.reach.protocol import Event
 from pdserve.run.directory import RunDir, record_errors
 from pdserve.run.state import DeploymentState

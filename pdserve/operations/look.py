@@ -23,16 +23,15 @@ from pdserve.plan.node import Node
 from pdserve.plan.process import Process
 from pdserve.plan.running import NOTHING
 from pdserve.plan.sbatch import check_allocation
+from pdserve.preflight.agreement import compare
+from pdserve.preflight.container_images import Report, provide_images
 from pdserve.preflight.engine_packages import check_installed
-from pdserve.preflight.fabric.paths import Wish
+from pdserve.preflight.fabric import Wish
 from pdserve.preflight.facts import gather
-from pdserve.preflight.finding import Finding, of_error, raise_failed
-from pdserve.preflight.memory import given_back
+from pdserve.preflight.finding import Finding, NodeNeed, raise_failed
 from pdserve.preflight.node_checks import check_node
-from pdserve.preflight.nodes.agreement import compare
-from pdserve.preflight.nodes.container_stage import Report
-from pdserve.preflight.nodes.images import provide_images
-from pdserve.preflight.nodes.survey import survey
+from pdserve.preflight.resources import given_back
+from pdserve.preflight.survey import survey
 from pdserve.reach.candidates import Candidates, in_containers, of_cluster, of_job, of_this_machine
 from pdserve.reach.cluster_file import LoadedCluster, load_cluster
 from pdserve.recipe.load.loader import LoadedRecipe
@@ -240,7 +239,7 @@ def _missing_packages(planned: Planned, node: str) -> Iterator[Finding]:
     try:
         check_installed(planned.versions, planned.plan, planned.loaded.recipe)
     except PreflightError as error:
-        yield of_error(node, "versions", "the packages of the plan", error)
+        yield NodeNeed(node, "versions", "the packages of the plan").refused(error)
 
 
 def image_store(recipe: Recipe) -> str:

@@ -13,7 +13,7 @@ from pdserve.operations.plan_recipe import Planned, located, plan_for
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Local, Node, Srun, with_agent
-from pdserve.preflight.nodes.container_stage import Report
+from pdserve.preflight.container_images import Report
 from pdserve.reach.candidates import DEFAULT_KILL_WAIT_SECONDS, Candidate, Candidates, in_containers
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.change import LIVING, Change, change

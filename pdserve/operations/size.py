@@ -10,8 +10,7 @@ from pdserve.errors import PreflightError, RecipeError
 from pdserve.models import files
 from pdserve.models.config_json import UnknownModelError
 from pdserve.operations.plan_recipe import Planned, located, model_files, model_folder, plan_for
-from pdserve.preflight.finding import Finding
-from pdserve.preflight.sizes import of_crossings
+from pdserve.preflight.finding import Finding, judge_crossings
 from pdserve.recipe import effective
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.sizing import Given, Sizing, size_recipe, sizing_rows
@@ -30,7 +29,7 @@ def size(loaded: LoadedRecipe, given: Given, *, online: bool = False) -> tuple[S
 def find_crossings(planned: Planned) -> list[Finding]:
     """The edges that a plan crosses by what recipe and model state. What cannot be computed is no finding."""
     try:
-        return of_crossings(planned.plan, _size_plan(planned, Given()).crossings)
+        return judge_crossings(planned.plan, _size_plan(planned, Given()).crossings)
     except (PreflightError, RecipeError):
         return []
 

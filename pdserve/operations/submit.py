@@ -13,7 +13,7 @@ from pdserve.errors import PdserveError, ReportedError, StateError
 from pdserve.operations.current_run import last_run
 from pdserve.operations.plan_recipe import batch_script, load, plan_for, recipe_words
 from pdserve.plan.node import Srun
-from pdserve.reach.slurm_job import Job, cancel, look, submit
+from pdserve.reach.slurm import Job, cancel, look, submit
 from pdserve.run.directory import RunDir, home, lives
 from pdserve.run.inbox import Down, ask
 from pdserve.system.stop_signals import held_back

@@ -24,9 +24,9 @@ from pdserve.operations.shown_change import shown_nodes
 from pdserve.plan.model import Plan
 from pdserve.plan.time_limits import apply_seconds
 from pdserve.preflight import resolve_secrets
-from pdserve.preflight.fabric.paths import Wish
+from pdserve.preflight.container_images import Report
+from pdserve.preflight.fabric import Wish
 from pdserve.preflight.finding import strange
-from pdserve.preflight.nodes.container_stage import Report
 from pdserve.printable import size_text
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.containers import left_of

@@ -10,7 +10,7 @@ COMPUTED = "prompts-computed"
 _CLASS = "vllm.distributed.kv_transfer.kv_connector.v1.moriio.moriio_connector.MoRIIOConnector"
 
 _READ = ">=0.32,<0.34"
-"""Whose code was read. Recipes with the connector are refused on any vllm but 0.32 (known/defects.py)."""
+"""Whose code was read. Recipes with the connector are refused on any vllm but 0.32 (known.py)."""
 
 
 def apply() -> None:

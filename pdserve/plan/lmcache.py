@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from pdserve.errors import RecipeError
 from pdserve.installed.versions import Versions
-from pdserve.known.defects import HANG_ON_ROCM
+from pdserve.known import HANG_ON_ROCM
 from pdserve.patches.lmcache.host_events import SWITCH
 from pdserve.plan import environment
 from pdserve.plan.model import LmcacheServer

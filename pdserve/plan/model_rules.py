@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pdserve import known
 from pdserve.errors import PdserveError, PreflightError, RecipeError
 from pdserve.installed.versions import Versions
-from pdserve.known import defects
-from pdserve.known.defects import Defect, affected
+from pdserve.known import Defect, affected
 from pdserve.models.config_json import UnknownModelError, kv_dtype_of, texts
 from pdserve.models.kv_cache import (
     KvFlags,
@@ -238,7 +238,7 @@ def check_kv_groups(recipe: Recipe, config: Mapping[str, Any] | None, versions: 
 
 
 def _state_on_old_vllm(case: _Case) -> PdserveError | None:
-    defect = defects.STATE_NOT_LOADED
+    defect = known.STATE_NOT_LOADED
     if not case.hints.recurrent or not case.has(defect):
         return None
     return PreflightError(
@@ -252,7 +252,7 @@ def _state_on_old_vllm(case: _Case) -> PdserveError | None:
 def _drafts_in_state(case: _Case) -> PdserveError | None:
     """Refuse drafts beside recurrent state: of a prompt from prefill, decode computes the last token itself. Rows of
     gated delta nets are told apart in another way, which vllm#47466 corrected in 0.26."""
-    defect = defects.DRAFTS_IN_STATE
+    defect = known.DRAFTS_IN_STATE
     delta_net = any(text.get(key) for text in texts(case.config or {}) for key in _DELTA_NET)
     if case.name != "decode" or not case.hints.recurrent or delta_net or not effective.drafts(case.args):
         return None
@@ -281,9 +281,9 @@ def _manager_is_turned_off(case: _Case) -> PdserveError | None:
     """vLLM 0.21 turns the manager off for every connector, later ones for a connector that cannot handle groups."""
     if not case.hints.several or case.single_group:
         return None
-    if case.has(defects.ONE_GROUP_IN_VLLM):
+    if case.has(known.ONE_GROUP_IN_VLLM):
         guilty = f"vllm {case.versions.vllm} turns its hybrid KV cache manager off for every connector"
-    elif case.lmcache and case.has(defects.ONE_GROUP_IN_LMCACHE):
+    elif case.lmcache and case.has(known.ONE_GROUP_IN_LMCACHE):
         guilty = f"the connector of lmcache {case.versions.lmcache} knows one KV group only"
     else:
         return None
@@ -292,7 +292,7 @@ def _manager_is_turned_off(case: _Case) -> PdserveError | None:
         f"{guilty}: this model's KV would be kept in full for every layer, or not at all",
         where=f"{case.name}.connector",
         cause=case.why(),
-        todo=f"{defects.ONE_GROUP_IN_VLLM.todo}{instead}",
+        todo=f"{known.ONE_GROUP_IN_VLLM.todo}{instead}",
     )
 
 
@@ -410,11 +410,11 @@ def _warnings(case: _Case) -> Iterator[str]:
                 f"{good_chunk(groups, section.chunk_size)}"
             )
     if case.lmcache and case.hints.recurrent:
-        yield f"{case.name}: {_wrong_state_warning() if case.has(defects.STATE_STORED_WRONG) else _STATE}"
+        yield f"{case.name}: {_wrong_state_warning() if case.has(known.STATE_STORED_WRONG) else _STATE}"
 
 
 def _wrong_state_warning() -> str:
-    defect = defects.STATE_STORED_WRONG
+    defect = known.STATE_STORED_WRONG
     return f"{defect.what} ({defect.source}): {defect.todo}"
 
 

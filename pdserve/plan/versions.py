@@ -10,8 +10,7 @@ from packaging.version import InvalidVersion
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.installed.versions import KNOWN, TESTED
-from pdserve.known.defects import DEFECTS, Defect, affected
-from pdserve.known.flags import FLAGS, Flag
+from pdserve.known import DEFECTS, FLAGS, Defect, Flag, affected
 from pdserve.patches.patch import in_range
 from pdserve.plan.model import Versions
 from pdserve.recipe import effective

@@ -17,14 +17,15 @@ from pathlib import Path
 import pdserve
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
+from pdserve.plan.environment import DEVICE_VARIABLES
 from pdserve.plan.model import Frozen
-from pdserve.preflight import visible
 from pdserve.preflight.engine_packages import read_versions
-from pdserve.preflight.interfaces import Interface, interfaces, route_source
+from pdserve.preflight.links import Interface, interfaces, route_source
 from pdserve.system import host
 from pdserve.system.host import MemoryFacts
 
 _CAP_IPC_LOCK = 14
+_NO_DEVICES = ("", "-1", "NoDevFiles", "none", "void")
 
 
 class Limit(Frozen):
@@ -71,16 +72,12 @@ class NodeFacts(Frozen):
     @property
     def pdserve(self) -> str:
         """Version and code."""
-        return _pdserve(self.pdserve_version, self.pdserve_digest)
+        return f"{self.pdserve_version} ({self.pdserve_digest})"
 
 
 def own_pdserve() -> str:
-    """Of the one that runs here."""
-    return _pdserve(pdserve.__version__, source_digest())
-
-
-def _pdserve(version: str, digest: str) -> str:
-    return f"{version} ({digest})"
+    """Return version and code of the pdserve that runs here."""
+    return f"{pdserve.__version__} ({source_digest()})"
 
 
 def gather(
@@ -90,10 +87,13 @@ def gather(
     python: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> NodeFacts:
-    """Facts of this machine. `targets`: names or addresses of the other nodes. `python`: the interpreter of the
-    engines (engine.python); None: the one that runs this."""
+    """Gather the facts of this machine.
+
+    `targets`: names or addresses of the other nodes. `python`: the interpreter of the engines (engine.python); None:
+    the one that runs this."""
     began = time.monotonic()
-    present, setting = host.devices(platform), visible.variables(environ)
+    present = host.devices(platform)
+    setting = {name: environ[name] for name in DEVICE_VARIABLES if name in environ}
     versions, problem = _versions(python)
     return NodeFacts(
         hostname=socket.gethostname(),
@@ -107,7 +107,7 @@ def gather(
         interfaces=interfaces(),
         routes={target: route_source(target) for target in targets},
         devices_present=present,
-        devices_visible=visible.visible(platform, present, setting),
+        devices_visible=visible_devices(platform, present, setting),
         device_variables=setting,
         memory=host.memory(),
         memory_total=_memory_total(),
@@ -121,13 +121,51 @@ def gather(
 
 @functools.cache
 def source_digest() -> str:
-    """Of every file of the package that decides what it does."""
+    """Return a digest of every file of the package that decides what it does."""
     root = Path(pdserve.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(path for kind in ("*.py", "*.json") for path in root.rglob(kind)):
         digest.update(f"{file.relative_to(root)}\0".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def visible_devices(platform: str, present: Sequence[int], setting: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the ids of `present` that a job may use under these variables, in the ids of the bare machine.
+
+    A batch system narrows a job down by variables, and not all by the same ones: Slurm sets CUDA_VISIBLE_DEVICES, on
+    sites without NVIDIA's autodetection ROCR_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL beside it with the same ids. Where
+    the driver shows no device at all the variables count as right. An entry that is no number (a UUID) is not compared
+    here and hides nothing.
+    """
+    if platform == "cpu":
+        return ()
+    allowed = _ids(setting.get("CUDA_VISIBLE_DEVICES"))
+    if platform == "rocm":
+        # HIP's runtime reads the CUDA name where its own is not set.
+        second = _ids(setting.get("HIP_VISIBLE_DEVICES", setting.get("CUDA_VISIBLE_DEVICES")))
+        allowed = _composed(_ids(setting.get("ROCR_VISIBLE_DEVICES")), second)
+    if allowed is None:
+        return tuple(present)
+    return tuple(device for device in allowed if device in present) if present else allowed
+
+
+def _composed(first: tuple[int, ...] | None, second: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """ROCm numbers anew what ROCR_VISIBLE_DEVICES has left, and the second variable counts in those numbers. The same
+    list in both is a batch system's, which means the bare machine's ids twice."""
+    if first is None or second is None or first == second:
+        return second if first is None else first
+    return tuple(first[index] for index in second if index < len(first))
+
+
+def _ids(text: str | None) -> tuple[int, ...] | None:
+    """Return None where it is not set, or is nothing that can be understood."""
+    if text is None:
+        return None
+    if text.strip() in _NO_DEVICES:
+        return ()
+    words = [word.strip() for word in text.split(",")]
+    return tuple(dict.fromkeys(int(word) for word in words)) if all(word.isdigit() for word in words) else None
 
 
 def _versions(python: str | None) -> tuple[Versions, str | None]:
@@ -153,5 +191,5 @@ def _has_capability(number: int) -> bool:
 
 
 def _in_first_user_namespace() -> bool:
-    """In any other (a rootless container) a capability means nothing to the machine's own limits."""
+    """A capability in any other (a rootless container) means nothing to the machine's own limits."""
     return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]

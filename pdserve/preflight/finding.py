@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from pdserve.errors import PdserveError, PreflightError
 from pdserve.plan.model import Frozen, Plan
+from pdserve.plan.process import Process
+from pdserve.sizing import Crossing
 
 Status = Literal["ok", "failed", "unknown", "warning"]
 """unknown: nothing could be learnt (a tool is missing); it stops nothing."""
@@ -60,56 +63,94 @@ class Finding(Frozen):
     """The check was written against recorded output of the tools, never run beside the hardware that it is about."""
 
     def line(self) -> str:
-        """On one line, without the evidence."""
+        """Return it on one line, without the evidence."""
         text = f"{self.status}: {self.check} on {self.node}: {self.value}; needed: {self.need}"
         if self.unverified_on_hardware:
             text += " (unverified on hardware)"
         return f"{text}; fix: {self.fix}" if self.fix else text
 
 
-def of_error(node: str, check: Check, need: str, error: PdserveError) -> Finding:
-    """A check that raises, as a finding."""
-    evidence = (f"likely cause: {error.cause}", *error.evidence) if error.cause else error.evidence
-    return Finding(
-        node=node,
-        check=check,
-        status="failed",
-        value=error.what,
-        need=need,
-        fix=error.todo,
-        where=error.where,
-        evidence=evidence,
-    )
+@dataclass(frozen=True)
+class NodeNeed:
+    """What a plan needs of one node, which makes the findings about it."""
+
+    node: str
+    check: Check
+    text: str
+    unverified: bool = False
+    """As `Finding.unverified_on_hardware`."""
+
+    def found(
+        self,
+        status: Status,
+        value: str,
+        fix: str | None = None,
+        evidence: Sequence[str] = (),
+        *,
+        where: str | None = None,
+    ) -> Finding:
+        """Return the finding that there is `value`."""
+        return Finding(
+            node=self.node,
+            check=self.check,
+            status=status,
+            value=value,
+            need=self.text,
+            fix=fix,
+            where=where,
+            evidence=tuple(evidence),
+            unverified_on_hardware=self.unverified,
+        )
+
+    def refused(self, error: PdserveError) -> Finding:
+        """Return the finding of a check that has raised `error`."""
+        evidence = (f"likely cause: {error.cause}", *error.evidence) if error.cause else error.evidence
+        return self.found("failed", error.what, error.todo, evidence, where=error.where)
 
 
-def of_plan(plan: Plan) -> list[Finding]:
-    """What the plan warns of, as findings, for a list of findings only."""
-    node = plan.nodes[0].name if len(plan.nodes) == 1 else ALL_NODES
-    need = "nothing that is known to go wrong"
-    return [Finding(node=node, check="plan", status="warning", value=text, need=need) for text in plan.warnings]
+def processes_on(plan: Plan, node: str) -> tuple[Process, ...]:
+    """Return the processes of a node, in plan order."""
+    return tuple(process for process in plan.processes if process.node == node)
 
 
-def of_several_nodes(findings: Iterable[Finding]) -> list[Finding]:
-    """The same finding of several nodes becomes one, with all their names."""
-    nodes: dict[Finding, list[str]] = {}
-    for finding in findings:
-        nodes.setdefault(finding.model_copy(update={"node": ""}), []).append(finding.node)
-    return [finding.model_copy(update={"node": ", ".join(names)}) for finding, names in nodes.items()]
+def find_warnings(plan: Plan) -> list[Finding]:
+    """Return what the plan warns of, for a list of findings only."""
+    need = NodeNeed(_whole(plan), "plan", "nothing that is known to go wrong")
+    return [need.found("warning", text) for text in plan.warnings]
+
+
+def judge_crossings(plan: Plan, crossings: Iterable[Crossing]) -> list[Finding]:
+    """Return the edges that the sizes of a recipe cross: an error is a failed check, a warning stays one."""
+    need = NodeNeed(_whole(plan), "sizes", "sizes that fit each other (pdserve plan shows all of them)")
+    return [
+        need.found(
+            "failed" if crossing.severity == "error" else "warning", crossing.what, crossing.todo, where=crossing.where
+        )
+        for crossing in crossings
+    ]
+
+
+def _whole(plan: Plan) -> str:
+    return plan.nodes[0].name if len(plan.nodes) == 1 else ALL_NODES
 
 
 def failed(findings: Iterable[Finding]) -> list[Finding]:
-    """Those that keep the plan from being started."""
+    """Return those that keep the plan from being started."""
     return [finding for finding in findings if finding.status == "failed"]
 
 
 def strange(findings: Iterable[Finding]) -> list[str]:
-    """What stops nothing and should be known, a line each."""
-    warnings = of_several_nodes(finding for finding in findings if finding.status == "warning")
-    return [finding.line().removeprefix("warning: ") for finding in warnings]
+    """Return what stops nothing and should be known, a line each: what several nodes share once, with their names."""
+    nodes: dict[Finding, list[str]] = {}
+    for finding in findings:
+        if finding.status == "warning":
+            nodes.setdefault(finding.model_copy(update={"node": ""}), []).append(finding.node)
+    warnings = [finding.model_copy(update={"node": ", ".join(names)}) for finding, names in nodes.items()]
+    return [warning.line().removeprefix("warning: ") for warning in warnings]
 
 
 def raise_failed(findings: Sequence[Finding]) -> None:
-    """Raises PreflightError with everything that failed. Of a single one it is the error itself."""
+    """Raise PreflightError with everything that failed. A single failure is the error itself."""
     bad = failed(findings)
     if len(bad) == 1:
         [only] = bad
@@ -126,3 +167,24 @@ def raise_failed(findings: Sequence[Finding]) -> None:
             todo="each line below has its fix; pdserve preflight RECIPE shows them again, starting nothing",
             evidence=tuple(text for finding in bad for text in (finding.line(), *(f"  {e}" for e in finding.evidence))),
         )
+
+
+def join_errors(
+    errors: Sequence[PreflightError], what: str, *, todo: str | None, also: Sequence[str] = ()
+) -> PreflightError:
+    """Return the errors of several nodes as one, `what`, so that all can be corrected at once; a single one is itself.
+
+    Each is among the evidence, and what they have in common is given once. `also`: further lines."""
+    first = errors[0]
+    if len(errors) == 1:
+        first.evidence = (*first.evidence, *also)
+        return first
+    where = first.where if all(error.where == first.where for error in errors) else None
+    cause = first.cause if all(error.cause == first.cause for error in errors) else None
+    lines: list[str] = []
+    for error in errors:
+        lines.append(error.what if error.where in (None, where) else f"{error.where}: {error.what}")
+        if error.cause and error.cause != cause:
+            lines.append(f"  {error.cause}")
+        lines.extend(f"  {line}" for line in error.evidence)
+    return PreflightError(what, where=where, cause=cause, todo=todo, evidence=(*lines, *also))

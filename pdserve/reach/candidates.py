@@ -15,9 +15,8 @@ from pdserve.plan.container import Around, cache_of, image_of, needed_paths, sha
 from pdserve.plan.environment import DEVICE_VARIABLES
 from pdserve.plan.node import Local, Srun, Ssh
 from pdserve.plan.slurm_nodes import expand_nodelist
-from pdserve.reach.cluster_file import LoadedCluster
-from pdserve.reach.slurm_job import gpus_asked_per_node
-from pdserve.reach.ssh_destination import machine_of
+from pdserve.reach.cluster_file import LoadedCluster, machine_of
+from pdserve.reach.slurm import gpus_asked_per_node
 from pdserve.recipe.container_options import uses_rdma
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections import Network

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path as FilePath
 from typing import Any, Literal
+from urllib.parse import quote, unquote_plus
 
 from pydantic import Field
 
 from pdserve.errors import RecipeError
-from pdserve.reach import ssh_destination
 from pdserve.recipe.base import Count, Strict
 from pdserve.recipe.load import environment, extends, show
 from pdserve.recipe.load.problems import Origin, Path, Problem, did_you_mean, error, locate
@@ -51,6 +51,17 @@ _OWNED_OPTIONS = {
     **dict.fromkeys(("controlmaster", "controlpath"), "a shared connection would end with a stranger's"),
 }
 """ssh_config keyword in lower case -> what to do instead."""
+_NO_NAME = "'`\"$\\\\;&<>|(){}"
+"""Characters that ssh refuses in the name of a host; in a user's name it lets $ and \\ pass."""
+_HOST = re.compile(rf"[^\s@\-{_NO_NAME}][^\s@{_NO_NAME}]*")
+_HOST_IN_URI = re.compile(r"[A-Za-z0-9](?:\.?[A-Za-z0-9_-])*\.?")
+_NO_USER = "'`\";&<>|(){}"
+_USER = re.compile(rf"[^\s\-{_NO_USER}][^\s{_NO_USER}]*")
+_USER_IN_URI = re.compile(rf"(?!-)(?:[^\s@%{_NO_USER}]|%[0-9A-Fa-f]{{2}})+")
+_URI = "ssh://"
+_BRACKETED = re.compile(r"\[([^\]]*)\](?::(\d*))?")
+_WITH_PORT = re.compile(r"([^:\[\]]+):([0-9]+)")
+_PLAIN = "write [user@]host"
 _STAND_INS: dict[str, Any] = {"schema": 1, "name": "x", "hosts": [{"name": "x"}]}
 
 
@@ -176,7 +187,7 @@ def _names(cluster: Cluster) -> Iterator[Problem]:
 
 
 def _host(host: Host, path: Path) -> Iterator[Problem]:
-    if host.ssh is not None and (wrong := ssh_destination.problem(host.ssh)) is not None:
+    if host.ssh is not None and (wrong := destination_problem(host.ssh)) is not None:
         yield Problem((*path, "ssh"), f"{show.value(host.ssh)} {wrong[0]}", wrong[1])
     if host.python is not None and (not host.python or host.python.startswith("-") or not host.python.isprintable()):
         yield Problem((*path, "python"), f"{show.value(host.python)} is not a program")
@@ -230,3 +241,64 @@ def _option(option: str, path: Path) -> Iterator[Problem]:
         yield Problem(path, f"{show.value(option)} is not a setting of ssh", "write Keyword=value, as ssh -o takes it")
     elif (instead := _OWNED_OPTIONS.get(match.group(1).lower())) is not None:
         yield Problem(path, f"pdserve sets {match.group(1)}", instead)
+
+
+def destination_problem(destination: str) -> tuple[str, str] | None:
+    """Say what is wrong with a destination argument of ssh, and what to write; None where ssh would take it.
+
+    As tried with OpenSSH 9.2: brackets around an IPv6 address are part of the name that it looks up, in ssh:// they are
+    refused, and `host:port` is a name as well. The last @ ends the user; in ssh:// it is the only one, %40 is one of
+    the user's name, and the host is one that DNS could have."""
+    is_uri = destination.startswith(_URI)
+    user, at, host = destination.removeprefix(_URI).rpartition("@")
+    port = ""
+    if is_uri:
+        host = host.removesuffix("/")
+        if (match := _WITH_PORT.fullmatch(host)) is not None:
+            host, port = match.groups()
+    if not destination.isprintable() or (at and not (_USER_IN_URI if is_uri else _USER).fullmatch(user)):
+        return "is not a destination of ssh", _PLAIN
+    name = unquote_plus(user) if is_uri else user
+    if (bracketed := _BRACKETED.fullmatch(host)) is not None:
+        return "has brackets, which ssh takes for a part of the name", _without(f"{name}{at}", *bracketed.groups())
+    if not _HOST.fullmatch(host):
+        return "is not a destination of ssh", _PLAIN
+    if is_uri and (":" in host or (port and not 0 < int(port) < 1 << 16)):
+        return "is not a destination of ssh", f"write {_URI}[user@]host:port"
+    if is_uri and not _HOST_IN_URI.fullmatch(host):
+        return "is not a destination of ssh", _PLAIN
+    if not is_uri and ":" in host and not _is_ipv6(host):
+        with_port = _WITH_PORT.fullmatch(host)
+        todo = f"write {_uri(name + at)}{host}" if with_port else f"{_PLAIN}, or {_URI}[user@]host:port"
+        return "has a colon, which ssh takes for a part of the name", todo
+    return None
+
+
+def machine_of(destination: str) -> str:
+    """Return the host in a destination that ssh takes."""
+    host = destination.removeprefix(_URI).rpartition("@")[2]
+    if not destination.startswith(_URI):
+        return host
+    return host.removesuffix("/").partition(":")[0].removesuffix(".")
+
+
+def _without(user: str, address: str, port: str | None) -> str:
+    """A port has no place beside an IPv6 address."""
+    if not _is_ipv6(address):
+        return f"write {_uri(user)}HOST:{port}" if port else _PLAIN
+    port_hint = f", and the port for all hosts in `ssh: {{options: [Port={port}]}}`, or for one in ssh's own config"
+    return f"write {user}{address}" + (port_hint if port else "")
+
+
+def _uri(user: str) -> str:
+    """Return the beginning of a URI. `user`: nothing, or a name and its @."""
+    return f"{_URI}{quote(user[:-1], safe='')}{user[-1:]}"
+
+
+def _is_ipv6(text: str) -> bool:
+    """Tell it with or without a zone (%eth0)."""
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True

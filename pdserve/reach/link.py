@@ -1,15 +1,37 @@
-"""The launcher's end of an agent's pipe."""
+"""The launcher's end of a pipe to a program on a node: of any (`Channel`), and of an agent (`AgentLink`).
+
+An agent and a node probe are such programs: JSON lines to their stdin, JSON lines from their stdout. What the lines
+mean is theirs; how they travel is the same: nothing blocks the event loop, a line has a limit, and closing the pipe is
+what makes the program leave.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+import os
+import subprocess
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from pdserve.errors import AgentProtocolError
-from pdserve.plan.node import BEATS
-from pdserve.reach.channel import Channel
+from pdserve.plan.node import (
+    BEATS,
+    Local,
+    Node,
+    Reach,
+    Srun,
+    agent_argv,
+    has_lease,
+    in_docker,
+    reach_argv,
+    step_name,
+)
+from pdserve.reach.containers import until_docker_hangs
 from pdserve.reach.protocol import (
     NOT_HEARD,
     AgentMessage,
@@ -28,9 +50,16 @@ from pdserve.reach.protocol import (
     Start,
     Stop,
     decode_event,
+    line_of,
 )
+from pdserve.reach.slurm import for_srun
+from pdserve.recipe.model import Timeouts
+from pdserve.system.pipe_writer import PipeWriter
+from pdserve.system.process import pid_end, spawn_piped
 from pdserve.time_limit import time_limit
 
+LINE_BYTES = 16 * 1024 * 1024
+"""A longer line ends the reading with ValueError."""
 DOCKER_HANGS = "docker there does not answer, and its container has not come"
 """How an agent in docker was lost before its first word."""
 _MANY_BYTES = 1024 * 1024
@@ -43,6 +72,85 @@ _EVENT, _FAREWELL = b'{"event":', b'{"event":"leaving",'
 """How a line of an agent begins; neither stands within a text, where each quotation mark has a backslash."""
 _SILENT_SECONDS = 5.0
 """What an agent that fell silent gets to leave in order, in case that only it was held up, before its way is cut."""
+
+
+class Channel:
+    """Belongs to the event loop that runs when it is made, and to its maker, who must end it with `hang_up` and wait
+    with `left` or `kill`."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        """`popen`: with pipes on stdin and stdout."""
+        assert popen.stdin is not None
+        self._popen = popen
+        self._writer = PipeWriter(popen.stdin.fileno())
+        self._stream: asyncio.StreamReader | None = None
+        self._transport: asyncio.BaseTransport | None = None
+
+    @staticmethod
+    def open(reach: Reach, node: str, name: str, argv: Sequence[str], *, log: Path) -> Channel:
+        """Starts `argv` on a node, in a session of its own here. `name`: of the step where Slurm starts it; `log`: gets
+        its stderr. Raises OSError when the way there (ssh, srun) cannot be run."""
+        environ: Mapping[str, str] = for_srun(os.environ) if isinstance(reach, Srun) else os.environ
+        return Channel(spawn_piped(reach_argv(reach, node, name, argv), env=environ, stderr=log))
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the program has not read yet."""
+        return self._writer.waiting
+
+    def send(self, message: BaseModel) -> None:
+        """Never blocks. A program that is gone is no error here: `line` then returns nothing."""
+        self._writer.write(line_of(message))
+
+    async def line(self) -> bytes:
+        """The next line; empty when the program has closed its end. Raises ValueError for one above LINE_BYTES."""
+        if self._stream is None:
+            assert self._popen.stdout is not None
+            stream = self._stream = asyncio.StreamReader(limit=LINE_BYTES)
+            loop = asyncio.get_running_loop()
+            self._transport, _ = await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(stream), self._popen.stdout
+            )
+        return await self._stream.readline()
+
+    def close_reading(self) -> None:
+        """No line is wanted any more."""
+        if self._transport is not None:
+            self._transport.close()
+        elif self._popen.stdout is not None:
+            self._popen.stdout.close()
+
+    async def sent(self) -> None:
+        """Returns once the kernel has taken everything, or the program has gone."""
+        await self._writer.sent()
+
+    def hang_up(self) -> None:
+        """Closes the program's stdin, upon which it leaves; what waits is dropped. Safe to call again."""
+        assert self._popen.stdin is not None
+        self._writer.close()
+        if not self._popen.stdin.closed:
+            # Nothing is in the object's own buffer: the pipe writer writes to the descriptor.
+            self._popen.stdin.close()
+
+    async def exit_code(self, seconds: float) -> int | None:
+        """With which it ended, negative for a signal; None if it still lives after `seconds`."""
+        try:
+            async with time_limit(seconds):
+                await self.left()
+        except TimeoutError:
+            return None
+        return self._popen.returncode
+
+    async def left(self) -> None:
+        """Returns once the process that was started here has ended."""
+        if self._popen.poll() is None:  # once its end was seen, its PID may be another process's
+            await pid_end(self._popen.pid)
+            self._popen.poll()
+
+    async def kill(self) -> None:
+        """Kills the process that was started here: of a program on another node, its ssh or srun."""
+        self._popen.kill()
+        await self.left()
 
 
 class AgentLink:
@@ -258,3 +366,22 @@ class AgentLink:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         return left
+
+
+def open_agent(
+    node: Node, run_dir: Path, run_id: str, timeouts: Timeouts, receive: Callable[[Event], None]
+) -> AgentLink:
+    """Starts agent and guard, in a session of their own here, so that a Ctrl-C of the terminal is not their business.
+
+    They end when the link is closed or this process dies. On another node, and in docker, whose daemon holds the pipe,
+    that may not be seen: there they also end when they hear nothing for their lease.
+    """
+    argv = agent_argv(node, run_dir=str(run_dir), run_id=run_id, timeouts=timeouts)
+    log = run_dir / "logs" / f"agent@{node.name}.log"
+    channel = Channel.open(node.reach, node.name, step_name(node.name), argv, log=log)
+    heartbeat = timeouts.heartbeat_seconds if has_lease(node) else None
+    if not in_docker(node):
+        return AgentLink(node.name, channel, receive, heartbeat=heartbeat)
+    hang = partial(until_docker_hangs, node.reach, node.name, log.parent)
+    program = "docker run" if isinstance(node.reach, Local) else f"docker run through {node.reach.kind}"
+    return AgentLink(node.name, channel, receive, heartbeat=heartbeat, program=program, hang=hang)

@@ -303,6 +303,11 @@ _ORDERS: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="
 _EVENTS: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="event")])
 
 
+def line_of(message: BaseModel) -> bytes:
+    """Return a message as it travels, line end included."""
+    return message.model_dump_json().encode() + b"\n"
+
+
 def decode_order(line: bytes) -> Order:
     """Raises AgentProtocolError."""
     try:

@@ -46,7 +46,7 @@ EnvMap = dict[EnvName, EnvValue]
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTransfer:
-    """A transfer of a connector, tried before its engines start (preflight/fabric)."""
+    """A transfer of a connector, tried before its engines start (preflight/fabric.py)."""
 
     engine: Literal["mooncake", "nixl"]
     pulled: bool

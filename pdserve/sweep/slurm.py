@@ -12,8 +12,7 @@ from pdserve.errors import StateError
 from pdserve.logs.lines import end_of, split
 from pdserve.operations.plan_recipe import located, plan_for
 from pdserve.plan.sbatch import ArrayMember, RenderedArray, job_shape, render_arrays
-from pdserve.reach.slurm_array import SlurmTask, look_at_array, stop_array
-from pdserve.reach.slurm_job import cancel, submit
+from pdserve.reach.slurm import SlurmTask, cancel, look_at_array, stop_array, submit
 from pdserve.sweep.file import Point, Variant, by_deployment
 from pdserve.sweep.record import ArrayRecord, PointRecord, SweepFolder, TaskRecord, arrays_of, task_of, write_array
 from pdserve.sweep.resolve import PlannedSweep, placed

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.cluster
 def surveying(up: ClusterDeployment) -> None:
     wait_until(
         "a node probe",
-        lambda: any("pdserve.preflight.nodes.node_probe" in line for line in up.ours(up.cluster.nodes[1])),
+        lambda: any("pdserve.preflight.node_probe" in line for line in up.ours(up.cluster.nodes[1])),
         LIMIT,
     )
 

@@ -91,7 +91,7 @@ def test_a_docker_that_hangs(box: Boxes) -> None:
 @pytest.mark.parametrize(
     ("program", "said", "exit_code"),
     [
-        ("preflight.nodes.node_probe", "docker does not answer on {node}: nothing comes out of its containers", "3"),
+        ("preflight.node_probe", "docker does not answer on {node}: nothing comes out of its containers", "3"),
         ("pdserve.node.agent", "node {node} is lost while starting, and with it", "4"),
     ],
     ids=["before the look at the node", "before the agent"],

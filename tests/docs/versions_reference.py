@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdserve.installed.versions import KNOWN, TESTED, Versions
-from pdserve.known.facts import Fact, Kind, facts
+from pdserve.known import Fact, Kind, facts
 
 RELEASES = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
 """Of vllm, whose sources were read."""
@@ -13,7 +13,7 @@ RELEASES = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0"
 _HEAD = """\
 # What is known of each version
 
-Made from the tables in `pdserve/known` and from the registry of patches by `python -m tests.docs.regenerate`; a test
+Made from the tables in `pdserve/known.py` and from the registry of patches by `python -m tests.docs.regenerate`; a test
 fails when it drifts. `pdserve validate`, `pdserve preflight` and `pdserve up` check a recipe against the same tables,
 and `pdserve import` the versions that its file names: a row counts where all its versions are installed and all that it
 needs is in use. What never works, or goes wrong in silence, is refused with the last column; the rest is a warning.

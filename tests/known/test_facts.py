@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pdserve.installed.versions import TESTED, Versions
-from pdserve.known.defects import DEFECTS
-from pdserve.known.facts import facts
-from pdserve.known.flags import FLAGS
+from pdserve.known import DEFECTS, FLAGS, facts
 from pdserve.patches.registry import REGISTRY
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.known.flags import FLAGS
+from pdserve.known import FLAGS
 from pdserve.plan.model import Plan
 from tests.plan.kit import VERSIONS, plan, recipe, with_lmcache
 from tests.tables import each_row

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from pdserve.plan.proxy import ROUTER_VERSION
-from pdserve.preflight import check_router
+from pdserve.preflight.node_checks import check_router
 from tests.launch.deployment import (
     BODY,
     Deployment,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.preflight.fabric.ends import Link, Sent, WaitingEnd
-from pdserve.preflight.fabric.paths import End
-from pdserve.preflight.fabric.paths import Path as FabricPath
+from pdserve.preflight.transfer import End, FabricPath, Link, Sent, WaitingEnd
 
 MIB = 1 << 20
 

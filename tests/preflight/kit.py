@@ -10,7 +10,7 @@ from pdserve.plan.model import Plan
 from pdserve.plan.node import Node
 from pdserve.preflight.facts import Limit, NodeFacts
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.interfaces import Interface
+from pdserve.preflight.links import Interface
 from pdserve.system.host import MemoryFacts
 from tests.namespaces import unshared
 from tests.plan import kit

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from pdserve.errors import PreflightError, RecipeError
+from pdserve.preflight.agreement import Asked, Chosen, NetworkSettings, choose, choose_all, find_addresses
 from pdserve.preflight.facts import NodeFacts
-from pdserve.preflight.nodes.address import Asked, Chosen, NetworkSettings, choose, choose_all, find_addresses
 from pdserve.recipe.sections import Network
 from tests.preflight.kit import LOOPBACK, facts, interface
 
@@ -37,7 +37,7 @@ def chosen(
     others: tuple[str, ...] = ("b", "c"),
     facts: NodeFacts = THERE,
 ) -> Chosen:
-    return choose("a", facts, network=network, configured=configured, others=others)
+    return choose(Asked("a", configured, "", others), facts, network)
 
 
 def test_the_recipe_s_own_section_is_a_network() -> None:
@@ -197,7 +197,7 @@ def test_several_nodes_without_a_route_are_an_error_with_every_way_to_an_address
     error = refused([asked("a", others=("b",)), asked("b", others=("c",))])
     assert error.what == "2 of 2 nodes have no address at which the others could reach them"
     with pytest.raises(PreflightError) as single_error:
-        choose("a", NODES["a"], network=None, configured=None, others=("b",))
+        choose(asked("a", others=("b",)), NODES["a"], None)
     assert error.todo == single_error.value.todo
     assert "/etc/hosts or DNS" in str(error.todo)
 

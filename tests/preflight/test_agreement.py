@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pdserve.plan.model import Plan
+from pdserve.preflight.agreement import Skew, clock_skew, compare
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.finding import Finding, strange
-from pdserve.preflight.nodes.agreement import Skew, clock_skew, compare
 from tests.plan import kit
 from tests.preflight.kit import facts
 

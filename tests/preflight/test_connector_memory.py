@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pdserve.plan.model import LmcacheServer, Plan
-from pdserve.preflight.connector_memory import find_connector_memory
 from pdserve.preflight.finding import Finding
+from pdserve.preflight.resources import find_memory
 from pdserve.system.host import MemoryFacts
 from tests.plan.kit import LMCACHE, NIXL, aggregated, on_gpus, plan, recipe, with_lmcache
 from tests.plan.test_mooncake_store import GIB, with_store
@@ -21,7 +21,8 @@ def facts(available: float, shm: float = 64) -> MemoryFacts:
 def findings(
     built: Plan, node: MemoryFacts, held: tuple[int, ...] = (), gives_back: tuple[LmcacheServer, ...] = ()
 ) -> list[Finding]:
-    return list(find_connector_memory(built, "localhost", built.processes, node, held, gives_back))
+    found = find_memory(built, "localhost", built.processes, node, gives_back=gives_back, held_by_us=held)
+    return [finding for finding in found if "connectors" in finding.need or "offloading" in finding.need]
 
 
 def offloading(**role: Any) -> Plan:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pdserve.plan.node import Node
-from pdserve.preflight.nodes.cross_node import CrossNodePort, cross_node, side_channels
+from pdserve.preflight.reachability import CrossNodePort, cross_node_ports, side_channels
 from tests.plan import kit
 
 
@@ -16,14 +16,14 @@ def addresses(targets: tuple[CrossNodePort, ...]) -> set[tuple[str, str, int, st
 
 
 def test_one_node_reaches_nothing_but_itself() -> None:
-    assert cross_node(kit.plan(kit.recipe(kit.with_lmcache()))) == ()
+    assert cross_node_ports(kit.plan(kit.recipe(kit.with_lmcache()))) == ()
 
 
 def test_mooncake_on_two_nodes() -> None:
     plan = kit.plan(kit.recipe(kit.with_lmcache()), *kit.hosts(0, 0))
     ports = plan.process("prefill-0").ports, plan.process("decode-0").ports
     first = int(plan.process("decode-0").env.set["MC_MIN_RPC_PORT"])
-    assert addresses(cross_node(plan)) == {
+    assert addresses(cross_node_ports(plan)) == {
         ("host1", "192.0.2.1", ports[0]["bootstrap"], "bootstrap of prefill-0"),
         ("host0", "192.0.2.2", ports[1]["http"], "http of decode-0"),
         ("host0", "192.0.2.2", first, "transfer of decode-0"),
@@ -33,26 +33,26 @@ def test_mooncake_on_two_nodes() -> None:
 def test_no_port_of_lmcache_and_none_on_loopback() -> None:
     plan = kit.plan(kit.recipe(kit.with_lmcache(), {"prefill": {"instances": 3}}), *kit.hosts(0, 0))
     lmcache = {port for process in plan.processes if process.role == "lmcache" for port in process.ports.values()}
-    assert not lmcache & {port.port for port in cross_node(plan)}
+    assert not lmcache & {port.port for port in cross_node_ports(plan)}
     loopback = kit.plan(kit.recipe(), Node(name="a"), Node(name="b"))
-    assert cross_node(loopback) == ()
+    assert cross_node_ports(loopback) == ()
 
 
 def test_the_proxy_asks_prefill_too() -> None:
     roles = {"prefill": {"instances": 2}, "decode": {"instances": 1}}
     plan = kit.plan(kit.recipe(roles), *kit.hosts(0, 0, 0))
     assert ("host0", "192.0.2.2", plan.process("prefill-1").ports["http"], "http of prefill-1") in addresses(
-        cross_node(plan)
+        cross_node_ports(plan)
     )
     bootstrap = plan.process("prefill-1").ports["bootstrap"]
-    sources = {port.source for port in cross_node(plan) if port.port == bootstrap and port.node == "host1"}
+    sources = {port.source for port in cross_node_ports(plan) if port.port == bootstrap and port.node == "host1"}
     assert sources == {"host0", "host2"}, "the proxy's node and decode's"
 
 
 def test_nixl() -> None:
     connector = {"prefill": {"connector": kit.NIXL}, "decode": {"connector": kit.NIXL}}
     plan = kit.plan(kit.recipe(connector), *kit.hosts(0, 0))
-    assert addresses(cross_node(plan)) == {
+    assert addresses(cross_node_ports(plan)) == {
         ("host1", "192.0.2.1", plan.process("prefill-0").ports["nixl"], "nixl of prefill-0"),
         ("host0", "192.0.2.2", plan.process("decode-0").ports["http"], "http of decode-0"),
     }
@@ -61,7 +61,7 @@ def test_nixl() -> None:
 def test_kv_events_are_read_by_the_proxy() -> None:
     routing = {"proxy": {"routing": {"prefill": {"kind": "kv_events"}}}}
     plan = kit.plan(kit.recipe(routing, {"prefill": {"instances": 2}}), *kit.hosts(0, 0, 0))
-    ports = {(port.source, port.node, port.purpose) for port in cross_node(plan) if "kv_events" in port.purpose}
+    ports = {(port.source, port.node, port.purpose) for port in cross_node_ports(plan) if "kv_events" in port.purpose}
     assert ports == {
         ("host0", "host1", "kv_events of prefill-1"),
         ("host0", "host1", "kv_events-1 of prefill-1"),
@@ -71,9 +71,9 @@ def test_kv_events_are_read_by_the_proxy() -> None:
 def test_an_instance_over_two_nodes() -> None:
     spread = {"prefill": {"parallel": {"tp": 4, "nodes": 2}}, "decode": {"parallel": {"tp": 2}}}
     plan = kit.plan(kit.recipe(kit.on_gpus(), spread), *kit.hosts(2, 2, 2))
-    ports = [port for port in cross_node(plan) if "dp_master" in port.purpose]
+    ports = [port for port in cross_node_ports(plan) if "dp_master" in port.purpose]
     assert [(port.source, port.node, port.purpose) for port in ports] == [("host1", "host0", "dp_master of prefill-0")]
-    transfer = {(port.source, port.node) for port in cross_node(plan) if "transfer" in port.purpose}
+    transfer = {(port.source, port.node) for port in cross_node_ports(plan) if "transfer" in port.purpose}
     assert transfer == {("host0", "host2"), ("host1", "host2")}, "followers hold a part of the KV"
 
 

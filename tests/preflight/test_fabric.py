@@ -9,12 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
-from pdserve.preflight.fabric import ends
-from pdserve.preflight.fabric.ends import EndFailure, Link, Sent, Waiting, WaitingEnd, send
-from pdserve.preflight.fabric.judge import gbps, judge_end, judge_path, judge_untried
-from pdserve.preflight.fabric.paths import Path as FabricPath
-from pdserve.preflight.fabric.paths import find_untried, paths, rounds
+from pdserve.preflight import transfer
+from pdserve.preflight.fabric import find_untried, judge_end, judge_path, judge_untried, paths, rounds
 from pdserve.preflight.finding import Finding
+from pdserve.preflight.transfer import EndFailure, FabricPath, Link, Sent, Waiting, WaitingEnd, send
 from tests.launch.deployment import free_ports
 from tests.plan import kit
 from tests.preflight.fabric_kit import MIB, end, path, receiver, wrote
@@ -112,7 +110,7 @@ def test_transfers_beyond_the_limit_are_counted() -> None:
 
 def test_the_rate_is_that_of_the_largest_write() -> None:
     sent = wrote(125 * 10**6, 0.1, connect_seconds=0.0005)
-    assert gbps(sent) == pytest.approx(10)
+    assert sent.gbps == pytest.approx(10)
     [finding] = judged(sent)
     assert finding.status == "ok"
     assert finding.value.startswith("a -> b: 10 Gbit/s (119 MiB in 100 ms), 4 KiB in 1.0 ms, connected in 0.5 ms")
@@ -293,7 +291,7 @@ def sent_by(
 
 @pytest.mark.process
 def test_a_transfer_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends, "_SEND_SECONDS", 1)
+    monkeypatch.setattr(transfer, "_SEND_SECONDS", 1)
     sent = sent_by(tmp_path, write="threading.Event().wait()")
     assert sent.failure == EndFailure(step="transfer", error="not done within 1 s")
 
@@ -414,7 +412,7 @@ def test_ports_of_ucx_have_a_fix_of_their_own() -> None:
 
 @pytest.mark.process
 def test_an_engine_that_starts_slowly_is_no_slow_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends, "_SEND_SECONDS", 4)  # a busy machine writes for more than one
+    monkeypatch.setattr(transfer, "_SEND_SECONDS", 4)  # a busy machine writes for more than one
     sent = sent_by(tmp_path, start="threading.Event().wait(4.5)")
     assert sent.failure is None
     assert sent.timings

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from pdserve.preflight.fabric.ends import EndFailure, Sent
-from pdserve.preflight.fabric.judge import judge_rails
-from pdserve.preflight.fabric.paths import Path as FabricPath
-from pdserve.preflight.fabric.paths import Wish, by_rails, rounds
-from pdserve.preflight.nodes.fabric_stage import try_fabric
-from pdserve.preflight.nodes.node_probe import HasSent, Question, Send, Wait, Waits
+from pdserve.preflight.fabric import Wish, by_rails, judge_rails, rounds, try_fabric
+from pdserve.preflight.node_probe import HasSent, Question, Send, Wait, Waits
+from pdserve.preflight.transfer import EndFailure, FabricPath, Sent
 from tests.plan import kit
 from tests.preflight.fabric_kit import MIB, end, receiver, wrote
 
@@ -32,7 +29,7 @@ def test_each_device_that_both_ends_name_is_a_rail() -> None:
 
 def test_devices_of_other_number_are_tried_together() -> None:
     source, target = (end(node, protocol="rdma") for node in "ab")
-    path = FabricPath(source=source.by("mlx5_0,mlx5_1"), target=target.by("mlx5_0"))
+    path = FabricPath(source=source.model_copy(update={"devices": "a,b"}), target=target)
     assert by_rails([path]) == [path]
 
 

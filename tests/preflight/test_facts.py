@@ -9,7 +9,7 @@ import pytest
 
 import pdserve
 from pdserve.preflight.facts import NodeFacts, gather, source_digest
-from pdserve.preflight.interfaces import interfaces, is_loopback
+from pdserve.preflight.links import interfaces, is_loopback
 from tests.preflight.kit import LOOPBACK, in_namespace
 
 
@@ -45,7 +45,7 @@ def test_loopback_is_among_the_interfaces() -> None:
 @pytest.mark.process
 def test_every_address_has_its_own_mask_and_state() -> None:
     output = in_namespace(
-        "import json; from pdserve.preflight.interfaces import interfaces;"
+        "import json; from pdserve.preflight.links import interfaces;"
         "print(json.dumps([str(interface) for interface in interfaces()]))",
         network=[
             "link add net0 type veth peer name peer0",
@@ -67,7 +67,7 @@ def test_the_speed_of_a_link_is_what_its_driver_states_but_not_of_one_without_a_
 ) -> None:
     """veth states 10 Gbit/s, whatever it gives; no other driver that states anything can be had without an adapter."""
     output = in_namespace(
-        f"import json; from pdserve.preflight import interfaces as here; here._NO_LINK = {driverless!r};"
+        f"import json; from pdserve.preflight import links as here; here._NO_LINK = {driverless!r};"
         "print(json.dumps([here.speed(name) for name in ('net0', 'lo', 'gone')]))",
         network=["link add net0 type veth peer name peer0", "link set net0 up", "link set peer0 up"],
     )
@@ -77,7 +77,7 @@ def test_the_speed_of_a_link_is_what_its_driver_states_but_not_of_one_without_a_
 @pytest.mark.process
 def test_more_addresses_than_the_first_question_has_room_for() -> None:
     output = in_namespace(
-        "import json; from pdserve.preflight.interfaces import interfaces; print(json.dumps(len(interfaces())))",
+        "import json; from pdserve.preflight.links import interfaces; print(json.dumps(len(interfaces())))",
         network=[f"addr add 10.9.{n}.1/24 dev lo" for n in range(100)],
     )
     assert output == 101
@@ -86,7 +86,7 @@ def test_more_addresses_than_the_first_question_has_room_for() -> None:
 @pytest.mark.process
 def test_the_route_decides_which_address_is_ours() -> None:
     output = in_namespace(
-        "import json; from pdserve.preflight.interfaces import route_source;"
+        "import json; from pdserve.preflight.links import route_source;"
         "print(json.dumps([route_source('10.9.0.7'), route_source('10.8.0.7'), route_source('10.7.0.7')]))",
         network=[
             "link add net0 type veth peer name peer0",

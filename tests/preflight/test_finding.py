@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.preflight.finding import Finding, Status, failed, of_error, raise_failed
+from pdserve.preflight.finding import Finding, NodeNeed, Status, failed, raise_failed
 
 
 def finding(status: Status = "failed", node: str = "a", **changes: object) -> Finding:
@@ -25,7 +25,7 @@ def test_a_line_has_the_node_the_value_the_need_and_the_fix() -> None:
 
 def test_an_error_becomes_a_finding_with_all_its_parts() -> None:
     error = PreflightError("no model", where="model.path", cause="a wrong path", todo="correct it", evidence=("x",))
-    from_error = of_error("a", "model", "a model", error)
+    from_error = NodeNeed("a", "model", "a model").refused(error)
     assert (from_error.value, from_error.where, from_error.fix) == ("no model", "model.path", "correct it")
     assert from_error.evidence == ("likely cause: a wrong path", "x")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdserve.plan.model import Plan
-from pdserve.preflight.accelerators.firmware import SWITCH, find_firmware, mec_version
+from pdserve.preflight.devices import SWITCH, find_firmware, mec_version
 from pdserve.preflight.finding import Finding
 from pdserve.system.process import Output
 from tests.plan.kit import hosts, on_gpus, plan, recipe
@@ -63,7 +63,7 @@ def test_new_firmware_needs_nothing(mec: int) -> None:
     [
         (shown(176), "MEC firmware 176, and"),
         (shown("?"), "MEC firmware unknown: rocm-smi shows no MEC line with a number, and"),
-        (Output(2, "", "no driver"), "MEC firmware unknown: rocm-smi ended with 2, and"),
+        (Output(2, "", "no driver"), "MEC firmware unknown: rocm-smi ended with 2: no driver, and"),
         (Output(None, "", "No such file or directory"), "rocm-smi cannot be run (No such file or directory), and"),
     ],
 )

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.plan.model import Plan
+from pdserve.preflight.devices import find_gpu_processes, parse_amd, parse_nvidia, parse_rocm
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.gpu_processes import find_gpu_processes, nvidia_indices, parse_amd, parse_nvidia, parse_rocm
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState, NodeState, ProcessState
 from pdserve.system import procfs
@@ -186,16 +186,14 @@ def test_what_this_run_has_is_not_foreign(ours: tuple[Plan, int]) -> None:
 
 @pytest.mark.parametrize("memory", ["[GPU requires reset]", "", "[N/A]", "7986 MiB or so"])
 def test_nvidia_names_a_process_whose_memory_is_no_number(memory: str) -> None:
-    [gpu_process] = parse_nvidia(f"GPU-1, 123, {memory}, python", {"GPU-1": 0})
+    [gpu_process] = parse_nvidia(f"GPU-1, 123, {memory}, python", "0, GPU-1")
     assert (gpu_process.pid, gpu_process.device, gpu_process.memory) == (123, 0, None)
 
 
 def test_parsers_alone() -> None:
-    indices = nvidia_indices(recorded.NVIDIA_GPUS)
-    assert list(indices.values()) == [0, 1]
-    [gpu_process] = parse_nvidia(recorded.NVIDIA_APPS.replace("python", "a, b"), indices)
+    [gpu_process] = parse_nvidia(recorded.NVIDIA_APPS.replace("python", "a, b"), recorded.NVIDIA_GPUS)
     assert gpu_process.name.endswith("a, b")
     with pytest.raises(ValueError, match="columns"):
-        parse_nvidia("1, 2", indices)
+        parse_nvidia("1, 2", recorded.NVIDIA_GPUS)
     assert len(parse_rocm(recorded.ROCM_BUSY)) == 1
     assert len(parse_amd(recorded.AMD_BUSY)) == 1, "listed under every device, one process all the same"

@@ -14,10 +14,10 @@ import pytest
 from pdserve.errors import PreflightError
 from pdserve.plan.container import pull_progress, shared_file
 from pdserve.plan.node import Local
-from pdserve.preflight.nodes import container_folders, container_stage
-from pdserve.preflight.nodes.image_faults import fault, is_absent
-from pdserve.preflight.nodes.images import provide_images
+from pdserve.preflight import container_images
+from pdserve.preflight.container_images import provide_images
 from pdserve.reach.candidates import Candidate
+from pdserve.reach.containers import image_cause, is_absent
 from tests.plan.kit import recipe
 
 pytestmark = pytest.mark.process
@@ -96,7 +96,7 @@ def test_one_that_is_not_is_fetched_once_with_its_limit_said(here: Path) -> None
 
 
 def test_its_progress_is_shown_while_it_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_stage, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(container_images, "_QUIET_SECONDS", 0.0)
     fifo = here / "go"
     os.mkfifo(fifo)
     docker(here, pull=f"printf '{PULLED}'; read line <{fifo}; touch {here}/has")
@@ -217,7 +217,7 @@ def test_a_node_without_the_device_files_of_rdma_is_named(
 ) -> None:
     """The container would not start, and docker names a device and no cause."""
     docker(here, pull="exit 9", there=True)
-    monkeypatch.setattr(container_folders, "VERBS", str(here / "infiniband"))
+    monkeypatch.setattr(container_images, "VERBS", str(here / "infiniband"))
     sides = {side: {"connector": {"kind": "mooncake", "protocol": protocol}} for side in ("prefill", "decode")}
     made = recipe(sides, {"image": "org/vllm:1", "container": {"kind": "docker", "leave_out": leave_out}})
 
@@ -274,7 +274,7 @@ PRINTED = [
 
 @pytest.mark.parametrize(("text", "cause", "todo"), PRINTED, ids=[cause for _, cause, _ in PRINTED])
 def test_what_the_tools_print_has_a_cause_and_a_fix(text: str, cause: str, todo: str) -> None:
-    known = fault(text, node="gpu1", image="x:1", program="docker", user="me")
+    known = image_cause(text, node="gpu1", image="x:1", program="docker", user="me")
     assert known is not None
     assert cause in known.cause
     assert todo in known.todo
@@ -282,7 +282,7 @@ def test_what_the_tools_print_has_a_cause_and_a_fix(text: str, cause: str, todo:
 
 
 def test_what_is_not_known_has_none() -> None:
-    assert fault("a new way to fail", node="gpu1", image="x:1", program="docker", user="me") is None
+    assert image_cause("a new way to fail", node="gpu1", image="x:1", program="docker", user="me") is None
     assert is_absent("Error: No such image: x")
     assert is_absent("Error response from daemon: No such image: x:latest")
     assert is_absent("Error: inspecting object: registry.invalid/vllm:9: image not known")  # podman 4.3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pdserve.preflight.facts import Limit
-from pdserve.preflight.limits import ENGINE_FILES, find_memlock, find_open_files
+from pdserve.preflight.resources import ENGINE_FILES, find_memlock, find_open_files
 from tests.launch.deployment import REPOSITORY
 from tests.plan import kit
 from tests.preflight.kit import GIB, UNLIMITED, facts, here

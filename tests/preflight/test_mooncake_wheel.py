@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.installed.mooncake_build import NON_CUDA
-from pdserve.preflight.accelerators.mooncake_wheel import find_mooncake_wheel
+from pdserve.installed.distributions import NON_CUDA_WHEEL
+from pdserve.preflight.engine_packages import find_mooncake_wheel
 from pdserve.preflight.finding import Finding
 from tests.plan.kit import NIXL, hosts, on_gpus, plan, recipe
 
@@ -130,10 +130,10 @@ def test_files_of_two_wheels_are_a_warning_that_removes_both(environment: Enviro
 
 @pytest.mark.parametrize("platform", ["rocm", "cuda"])
 def test_the_non_cuda_wheel_is_refused_on_devices(environment: Environment, platform: str) -> None:
-    environment.install(NON_CUDA)
+    environment.install(NON_CUDA_WHEEL)
     [finding] = environment.look(platform)
     assert (finding.status, finding.check) == ("failed", "versions")
-    assert f"was built for no device ({NON_CUDA})" in finding.value
+    assert f"was built for no device ({NON_CUDA_WHEEL})" in finding.value
     assert f"the memory of {platform} devices, for prefill-0, decode-0" in finding.need
     assert "over tcp too" in finding.evidence[0]
     assert {"rocm": "-DUSE_HIP=ON", "cuda": f"pip install {CUDA_13}"}[platform] in str(finding.fix)
@@ -182,7 +182,7 @@ def test_one_that_cannot_be_tried_stops_nothing(environment: Environment) -> Non
 
 
 def test_what_is_well_on_cpu_other_connectors_and_commands_of_the_recipe_need_no_word(environment: Environment) -> None:
-    environment.install(NON_CUDA)
+    environment.install(NON_CUDA_WHEEL)
     assert environment.look("cpu") == []
     assert environment.look("rocm", prefill={"connector": NIXL}, decode={"connector": NIXL}) == []
     assert environment.look("rocm", engine={"command": ["serve"]}) == []

@@ -14,9 +14,8 @@ from pdserve.plan.node import Node
 from pdserve.preflight.devices import find_devices
 from pdserve.preflight.facts import gather
 from pdserve.preflight.finding import Finding, failed
-from pdserve.preflight.memory import given_back
-from pdserve.preflight.node_checks import check_node
-from pdserve.preflight.run_dir import find_run_dir, remove_mark, write_mark
+from pdserve.preflight.node_checks import check_node, find_run_dir, remove_mark, write_mark
+from pdserve.preflight.resources import given_back
 from pdserve.system.host import MemoryFacts
 from tests.launch.deployment import free_ports
 from tests.plan import kit

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.plan.model import Plan
+from pdserve.preflight.engine_packages import find_patches
 from pdserve.preflight.finding import Finding, failed
-from pdserve.preflight.patches import find_patches
 from tests.launch.deployment import REPOSITORY, pdserve, recipe
 from tests.plan import kit
 from tests.preflight.kit import here, only

@@ -10,7 +10,7 @@ import pytest
 
 from pdserve.plan.process import Process
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.rdma import fastest, find_peer_memory, find_rdma
+from pdserve.preflight.links import fastest_rdma, find_peer_memory, find_rdma
 from tests.plan import kit
 from tests.preflight.kit import here
 from tests.preflight.recorded import INFINIBAND, INFINIBAND_DOWN
@@ -94,8 +94,8 @@ def test_all_links_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("names", "gbps"), [([], 100.0), (["mlx4_0"], 40.0), (["mlx4_0:1"], 40.0), (["mlx5_9"], None)])
 def test_what_the_fastest_active_port_should_give(tmp_path: Path, names: list[str], gbps: float | None) -> None:
     find(tmp_path)
-    assert fastest(names, tmp_path / "infiniband") == gbps
-    assert fastest(names, tmp_path / "nothing") is None
+    assert fastest_rdma(names, tmp_path / "infiniband") == gbps
+    assert fastest_rdma(names, tmp_path / "nothing") is None
 
 
 def test_no_device(tmp_path: Path) -> None:

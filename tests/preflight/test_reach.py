@@ -12,8 +12,7 @@ from collections.abc import Collection
 import pytest
 
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.nodes.cross_node import CrossNodePort
-from pdserve.preflight.nodes.reachability import DEADLINE_SECONDS, Listening, connect, listen
+from pdserve.preflight.reachability import DEADLINE_SECONDS, CrossNodePort, Listening, connect, listen
 from tests.launch.deployment import free_ports
 from tests.preflight.kit import in_namespace
 
@@ -137,8 +136,7 @@ def test_many_connections_at_once() -> None:
 
 _CODE = """
 import asyncio
-from pdserve.preflight.nodes.cross_node import CrossNodePort
-from pdserve.preflight.nodes.reachability import connect
+from pdserve.preflight.reachability import CrossNodePort, connect
 from pydantic import TypeAdapter
 from pdserve.preflight.finding import Finding
 targets = [CrossNodePort(source="a", node=a, address=a, port=p, purpose="x") for a in %r for p in %r]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdserve.plan.model import Plan
-from pdserve.preflight.accelerators.shared_environment import find_shared_environment
+from pdserve.preflight.devices import find_shared_environment
 from pdserve.preflight.finding import Finding
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
 

@@ -17,9 +17,9 @@ from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Local, Node
-from pdserve.preflight.interfaces import interfaces, is_loopback
-from pdserve.preflight.nodes import survey
-from pdserve.reach import channel
+from pdserve.preflight import survey
+from pdserve.preflight.links import interfaces, is_loopback
+from pdserve.reach import link
 from pdserve.reach.candidates import Candidate, Candidates
 from pdserve.run.change import Change
 from pdserve.run.directory import RunDir
@@ -182,7 +182,7 @@ def test_probes_are_ended_when_a_later_one_cannot_be_started(tmp_path: Path, mon
         started.append(spawn_piped(argv, env=env, stderr=stderr))
         return started[-1]
 
-    monkeypatch.setattr(channel, "spawn_piped", spawn)
+    monkeypatch.setattr(link, "spawn_piped", spawn)
     absent = Candidate("b", Local(), "b", command=("/no/such/program",))
     error = unseen(tmp_path, Candidate("a", Local(), "a"), absent)
     assert error.what == "/no/such/program cannot be run here: No such file or directory"

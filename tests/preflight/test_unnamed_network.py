@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from pdserve.preflight.agreement import Chosen, find_unnamed_network
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.interfaces import Interface
-from pdserve.preflight.nodes.address import Chosen
-from pdserve.preflight.nodes.unnamed_network import find_unnamed_network
+from pdserve.preflight.links import Interface
 from tests.preflight.kit import LOOPBACK, facts, interface
 
 DOCKER = interface("docker0", "172.17.0.1", 16)

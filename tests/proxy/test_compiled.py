@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.installed import compiled
+from pdserve.installed.distributions import proxy_build
 from tests.tables import each_row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def test_all_that_is_to_be_compiled_is_what_runs() -> None:
         assert file is not None
         assert file.endswith(".so" if EXPECTED == "compiled" else ".py")
         assert ROOT / path in (Path(file), Path(file).with_name(Path(path).name))
-    assert compiled.how() == EXPECTED
+    assert proxy_build() == EXPECTED
 
 
 @pytest.mark.process

@@ -12,9 +12,7 @@ from typing import Any, TypeVar
 
 from pdserve.plan.node import Node
 from pdserve.plan.process import Env, HttpProbe, Process
-from pdserve.reach.agent_start import open_agent
-from pdserve.reach.channel import Channel
-from pdserve.reach.link import AgentLink
+from pdserve.reach.link import AgentLink, Channel, open_agent
 from pdserve.reach.protocol import Event, Start, Started, Stop, Stopped
 from pdserve.recipe.model import Timeouts
 from pdserve.system.process import new_token

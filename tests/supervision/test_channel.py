@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdserve.reach.channel import Channel
+from pdserve.reach.link import Channel
 
 pytestmark = pytest.mark.process
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from pdserve.plan.node import Local
-from pdserve.reach import docker_hang
-from pdserve.reach.channel import line_of
-from pdserve.reach.docker_hang import until_docker_hangs
+from pdserve.reach import containers
+from pdserve.reach.containers import until_docker_hangs
 from pdserve.reach.link import DOCKER_HANGS
-from pdserve.reach.protocol import Gone, Hello
+from pdserve.reach.protocol import Gone, Hello, line_of
 from pdserve.system.procfs import ProcessId
 from tests.supervision.agents import LIMIT, linked
 
@@ -30,8 +29,8 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     for name in ("_FIRST_SECONDS", "_EVERY_SECONDS"):
-        monkeypatch.setattr(docker_hang, name, 0.0)
-    monkeypatch.setattr(docker_hang, "_ANSWER_SECONDS", 1)
+        monkeypatch.setattr(containers, name, 0.0)
+    monkeypatch.setattr(containers, "_ANSWER_SECONDS", 1)
 
     def says(line: str) -> None:
         program = folder / "docker"

@@ -20,8 +20,7 @@ from pdserve.errors import ServeError
 from pdserve.launch.failure import serve_error
 from pdserve.node import agent_record
 from pdserve.plan.node import Node, Ssh
-from pdserve.reach.channel import line_of
-from pdserve.reach.protocol import Gone, Hello, Ready, Start, Stopped
+from pdserve.reach.protocol import Gone, Hello, Ready, Start, Stopped, line_of
 from pdserve.recipe.model import Timeouts
 from pdserve.run.directory import RunDir
 from pdserve.system.process import pid_end, send

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from pdserve.reach.channel import line_of
 from pdserve.reach.protocol import (
     Died,
     Gone,
@@ -20,6 +19,7 @@ from pdserve.reach.protocol import (
     Started,
     Stop,
     Stopped,
+    line_of,
 )
 from pdserve.system.procfs import ProcessId
 from tests.supervision.agents import linked

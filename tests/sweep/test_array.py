@@ -14,8 +14,8 @@ from pdserve.cli.commands import app
 from pdserve.cli.sweep import words_of
 from pdserve.errors import PreflightError, RecipeError, StateError
 from pdserve.plan.sbatch import render_arrays
-from pdserve.reach import slurm_array, slurm_job
-from pdserve.reach.slurm_array import SlurmTask, numbers, stop_array, tasks_in
+from pdserve.reach import slurm
+from pdserve.reach.slurm import SlurmTask, numbers, stop_array, tasks_in
 from pdserve.sweep.file import by_deployment, letters, load_sweep
 from pdserve.sweep.record import (
     ArrayRecord,
@@ -351,10 +351,9 @@ def test_nothing_is_submitted_while_an_array_of_the_sweep_is_not_over(tmp_path: 
 def test_a_controller_that_takes_too_long_does_not_answer_now(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy one is no error: the jobs go on, and it is asked again."""
     (tools / "scontrol").write_text("#!/bin/sh\nexec sleep 600\n")
-    monkeypatch.setattr(slurm_array, "_TOOL_SECONDS", 0.1)
-    monkeypatch.setattr(slurm_job, "_TOOL_SECONDS", 0.1)
-    assert slurm_array.look_at_array("41") is None
-    assert slurm_job.look("41") is None
+    monkeypatch.setattr(slurm, "_TOOL_SECONDS", 0.1)
+    assert slurm.look_at_array("41") is None
+    assert slurm.look("41") is None
 
 
 @pytest.mark.process

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from pdserve.installed import mooncake_build
-from pdserve.installed.mooncake_build import Build
+from pdserve.installed import distributions
+from pdserve.installed.distributions import MooncakeBuild
 from tests.cluster.machine import PackageSet, unpacked
 from tests.upstream.sources import ROOT
 
@@ -127,14 +127,16 @@ def _make_driver(site: Path) -> None:
     subprocess.run(make, input=source, text=True, check=True)
 
 
-def _loaded(site: Path) -> tuple[Build, str | None]:
+def _loaded(site: Path) -> tuple[MooncakeBuild, str | None]:
     """Return what was found there, and why it cannot be loaded."""
     folders = [str(site / "driver"), *_adapters()]
     environ = os.environ | {"PYTHONPATH": str(site), "LD_LIBRARY_PATH": ":".join(folders)}
-    source = Path(mooncake_build.__file__).read_text(encoding="utf-8")
-    asked = subprocess.run([sys.executable, "-c", source], env=environ, capture_output=True, text=True, check=True)
+    source = Path(distributions.__file__).read_text(encoding="utf-8")
+    asked = subprocess.run(
+        [sys.executable, "-c", source, "mooncake"], env=environ, capture_output=True, text=True, check=True
+    )
     answer = json.loads(asked.stdout)
-    return Build(**answer["build"]), answer["error"]
+    return MooncakeBuild(**answer["build"]), answer["error"]
 
 
 def _adapters() -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.known.flags import FLAGS
+from pdserve.known import FLAGS
 from pdserve.patches.patch import in_range
 from tests.doctor.symptom_lines import LINES
 from tests.upstream.run import ALL_VLLM_VERSIONS, INSTALLED_VLLM, on

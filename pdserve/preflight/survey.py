@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +16,22 @@ from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node, Ssh, reach_argv, with_agent
-from pdserve.preflight.fabric.paths import Wish
+from pdserve.preflight.agreement import (
+    Asked,
+    Chosen,
+    Skew,
+    choose_all,
+    clock_skew,
+    compare,
+    find_addresses,
+    find_unnamed_network,
+)
+from pdserve.preflight.container_images import ask_all
+from pdserve.preflight.fabric import Wish, try_fabric
 from pdserve.preflight.facts import NodeFacts, own_pdserve
-from pdserve.preflight.finding import Finding
-from pdserve.preflight.memory import given_back
-from pdserve.preflight.nodes.address import Asked, Chosen, choose_all, find_addresses
-from pdserve.preflight.nodes.agreement import Skew, clock_skew, compare
-from pdserve.preflight.nodes.cross_node import cross_node
-from pdserve.preflight.nodes.fabric_stage import try_fabric
-from pdserve.preflight.nodes.node_probe import (
+from pdserve.preflight.finding import Finding, join_errors
+from pdserve.preflight.node_checks import remove_mark, write_mark
+from pdserve.preflight.node_probe import (
     ANSWERS,
     Answer,
     Check,
@@ -37,13 +44,11 @@ from pdserve.preflight.nodes.node_probe import (
     Question,
     WhatIs,
 )
-from pdserve.preflight.nodes.together import together
-from pdserve.preflight.nodes.unnamed_network import find_unnamed_network
-from pdserve.preflight.run_dir import remove_mark, write_mark
+from pdserve.preflight.reachability import cross_node_ports
+from pdserve.preflight.resources import given_back
 from pdserve.reach.candidates import Candidate, Candidates
-from pdserve.reach.channel import Channel
-from pdserve.reach.container_causes import container_cause
-from pdserve.reach.docker_hang import docker_hangs, until_docker_hangs
+from pdserve.reach.containers import container_cause, docker_hangs, not_run, until_docker_hangs
+from pdserve.reach.link import Channel
 from pdserve.recipe.model import Recipe
 from pdserve.run.change import Change
 from pdserve.run.directory import RunDir
@@ -87,12 +92,11 @@ class _Probe:
         """Its docker hangs: it can neither be heard nor ordered to leave."""
         self._logged_before = self.log.stat().st_size if self.log.exists() else 0
         """By earlier probes of this run directory, in bytes of the log."""
-        argv = [*candidate.command, "-m", "pdserve.preflight.nodes.node_probe"]
+        argv = [*candidate.command, "-m", "pdserve.preflight.node_probe"]
         try:
             self._channel = Channel.open(reach, candidate.name, f"probe-{candidate.name}", argv, log=self.log)
         except OSError as error:
-            program = reach_argv(reach, candidate.name, "", argv)[0]
-            raise _not_run(program, error, where=f"probe@{self.name}") from error
+            raise not_run(reach_argv(reach, self.name, "", argv)[0], error, where=f"probe@{self.name}") from error
 
     async def begin(self) -> None:
         """Raises PreflightError when it does not come."""
@@ -170,7 +174,7 @@ class _Probe:
         )
 
     async def end(self) -> None:
-        """Closes the pipe; what does not leave then is killed, because it owns nothing."""
+        """Close the pipe; what does not leave then is killed, because it owns nothing."""
         self._channel.hang_up()
         try:
             async with time_limit(0.0 if self._silent else _LEAVE_SECONDS):
@@ -178,18 +182,6 @@ class _Probe:
         except TimeoutError:
             await self._channel.kill()
         self._channel.close_reading()
-
-
-def _not_run(program: str, error: OSError, *, where: str) -> PreflightError:
-    """Popen names the program in its error; another file is the log."""
-    if error.filename not in (None, program):
-        return PreflightError(f"{error.filename} cannot be written: {error.strerror}", where=where)
-    return PreflightError(
-        f"{program} cannot be run here: {error.strerror}",
-        where=where,
-        cause=f"no {program} in a folder of PATH on this machine" if isinstance(error, FileNotFoundError) else None,
-        todo=f"install {program} on the machine where pdserve is called, or add its folder to PATH",
-    )
 
 
 @asynccontextmanager
@@ -213,17 +205,19 @@ async def survey(
     change_for: Callable[[Plan], Change] | None = None,
     fabric: Wish | None = None,
 ) -> Survey:
-    """Facts of all nodes, the plan for them, and what keeps it from being started. `change_for`: of a deployment that
-    runs; what it goes on with is not looked at. `fabric`: also try a transfer for each pair of nodes.
+    """Gather the facts of all nodes, make the plan for them, and find what keeps it from being started.
 
-    Raises PreflightError when a node cannot be looked at, or has no address that the others could use.
+    `change_for`: of a deployment that runs; what it goes on with is not looked at. `fabric`: also try a transfer for
+    each pair of nodes. Raises PreflightError when a node cannot be looked at, or has no address that the others could
+    use.
     """
     machines = candidates.machines
     async with _probes(machines, run_dir) as probes:
-        known = dict(zip((machine.name for machine in machines), await _facts(probes, machines, recipe), strict=True))
+        asked = [_asked(machine, machines) for machine in machines]
+        measured = await _all(probes, lambda probe: _facts(probe, asked, recipe))
+        known = dict(zip((machine.name for machine in machines), measured, strict=True))
         facts = {name: node_facts for name, (node_facts, _) in known.items()}
         network = candidates.network or recipe.network
-        asked = [_asked(machine, machines) for machine in machines]
         locate = (lambda _: None) if candidates.file is None else candidates.file.locate
         addresses = choose_all(asked, facts, network, locate)
         nodes = [
@@ -259,22 +253,17 @@ async def survey(
     return Survey(plan, tuple(findings), addresses, facts)
 
 
-async def _facts(
-    probes: Sequence[_Probe], machines: Sequence[Candidate], recipe: Recipe
-) -> list[tuple[NodeFacts, Skew]]:
-    async def facts_of(probe: _Probe) -> tuple[NodeFacts, Skew]:
-        others = tuple(machine.target for machine in machines if machine.name != probe.name)
-        sent = time.time()
-        question = WhatIs(platform=recipe.platform, targets=others, python=recipe.engine.python)
-        facts = (await probe.ask(question, Here)).facts
-        return facts, clock_skew(facts, sent=sent, received=time.time())
-
-    return await _all(probes, facts_of)
-
-
 def _asked(candidate: Candidate, machines: Sequence[Candidate]) -> Asked:
     others = tuple(machine.target for machine in machines if machine.name != candidate.name)
     return Asked(candidate.name, candidate.address, candidate.key, others)
+
+
+async def _facts(probe: _Probe, asked: Sequence[Asked], recipe: Recipe) -> tuple[NodeFacts, Skew]:
+    [others] = [each.others for each in asked if each.node == probe.name]
+    sent = time.time()
+    question = WhatIs(platform=recipe.platform, targets=others, python=recipe.engine.python)
+    facts = (await probe.ask(question, Here)).facts
+    return facts, clock_skew(facts, sent=sent, received=time.time())
 
 
 def _node(candidate: Candidate, facts: NodeFacts, address: Chosen) -> Node:
@@ -303,7 +292,7 @@ def _check(plan: Plan, node: str, mark: str, change: Change | None, running: Pla
 
 async def _reach(probes: Sequence[_Probe], plan: Plan) -> list[Finding]:
     """All nodes listen before the first connects, and until the last has."""
-    targets = cross_node(plan)
+    targets = cross_node_ports(plan)
     if not targets:
         return []
     listening = await _all(probes, lambda probe: probe.ask(Listen(node=probe.name, targets=targets), Listens))
@@ -320,36 +309,16 @@ async def _reach(probes: Sequence[_Probe], plan: Plan) -> list[Finding]:
 
 
 async def _all(probes: Sequence[_Probe], work: Callable[[_Probe], Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """What each probe answers, all at once. Raises one PreflightError with every node that does not answer."""
-    tasks = {probe.name: asyncio.create_task(work(probe)) for probe in probes}
-    try:
-        _, pending = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
-        if pending:
-            await asyncio.wait(pending, timeout=max(probe.patience for probe in probes))
-        failed = {name: task for name, task in tasks.items() if task.done() and task.exception() is not None}
-        if failed:
-            late = [name for name, task in tasks.items() if not task.done()]
-            raise _silence(failed, late, of=len(probes), logs=probes[0].log.parent)
-        return [task.result() for task in tasks.values()]
-    finally:
-        for task in tasks.values():
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
+    """Return what each probe answers, all at once. Raises one PreflightError with every node that does not answer."""
 
+    def silent(errors: Sequence[PreflightError], failed: Collection[str], late: Sequence[str]) -> PreflightError:
+        names = ", ".join(failed)
+        return join_errors(
+            errors,
+            f"{len(failed)} of {len(probes)} nodes cannot be looked at: {names}",
+            todo=f"read {probes[0].log.parent}/probe@*.log; leave the nodes out with exclude_nodes: [{names}]",
+            also=[f"{name} had not answered either when this was given up" for name in late],
+        )
 
-def _silence(failed: Mapping[str, asyncio.Task[Any]], late: Sequence[str], *, of: int, logs: Path) -> BaseException:
-    """The nodes that cannot be looked at, as one error; a bug as it is."""
-    errors = []
-    for task in failed.values():
-        error = task.exception()
-        if not isinstance(error, PreflightError):
-            assert error is not None
-            return error
-        errors.append(error)
-    names = ", ".join(failed)
-    return together(
-        errors,
-        f"{len(failed)} of {of} nodes cannot be looked at: {names}",
-        todo=f"read {logs}/probe@*.log; leave the nodes out with exclude_nodes: [{names}]",
-        also=[f"{name} had not answered either when this was given up" for name in late],
-    )
+    patience = max(probe.patience for probe in probes)
+    return await ask_all({probe.name: work(probe) for probe in probes}, patience, silent)

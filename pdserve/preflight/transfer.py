@@ -1,4 +1,4 @@
-"""Both ends of a transfer on their nodes: the programs, the ports behind them, and what became of it."""
+"""A transfer of KV between two nodes as the plan has it, and its ends on their nodes: programs, ports, the outcome."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pdserve.plan.frozen import Frozen
-from pdserve.preflight import rdma
-from pdserve.preflight.fabric import transfer_program
-from pdserve.preflight.fabric.paths import End
-from pdserve.preflight.fabric.paths import Path as FabricPath
-from pdserve.preflight.interfaces import interfaces, mtu, route_source, speed
-from pdserve.preflight.nodes.cross_node import CrossNodePort
-from pdserve.preflight.nodes.reachability import Tried, try_all
+from pdserve.preflight import transfer_program
+from pdserve.preflight.links import fastest_rdma, interfaces, mtu, route_source, speed
+from pdserve.preflight.reachability import CrossNodePort, Tried, try_all
 from pdserve.system import procfs
 from pdserve.system.interpreter import source_command
 from pdserve.system.process import output_of, spawn_piped
@@ -32,6 +28,51 @@ _CONNECT_SECONDS = 2.0
 _SEND_SECONDS = 7
 """Of the writes alone. With the connections before them less than ten: the engine's own limit of a transfer is 30 s."""
 _MOST_LINES = 6
+
+
+class End(Frozen):
+    """One end of a transfer, as the engine that will be there has it."""
+
+    node: str
+    address: str
+    connector: str
+    """vLLM's class."""
+    engine: Literal["mooncake", "nixl"]
+    platform: Literal["cpu", "cuda", "rocm"]
+    on_device: bool
+    """KV is in the memory of a device; otherwise in host memory."""
+    protocol: Literal["tcp", "rdma", "ucx"]
+    """ucx: UCX chooses among what it finds."""
+    devices: str
+    """RDMA devices by the recipe, comma separated; empty: the engine chooses."""
+    environment: dict[str, str]
+    """What the plan sets for that engine. No secrets."""
+    process: str
+    """The engine whose ports are used: `decode-0`."""
+
+
+class FabricPath(Frozen):
+    """KV of `source` comes into the memory of `target`."""
+
+    source: End
+    target: End
+    reads: bool = False
+    """`target` reads it; otherwise `source` writes it."""
+    rail: str | None = None
+    """The RDMA device of both ends, where each is tried by itself."""
+
+    @property
+    def caller(self) -> End:
+        """The end that does it."""
+        return self.target if self.reads else self.source
+
+    @property
+    def waiting(self) -> End:
+        """The end whose memory is read or written, and whose ports are connected to."""
+        return self.source if self.reads else self.target
+
+    def __str__(self) -> str:
+        return f"{self.source.node} -> {self.target.node}" + (f" by {self.rail}" if self.rail else "")
 
 
 class EndFailure(Frozen):
@@ -82,6 +123,12 @@ class Sent(Frozen):
     leaves_by: str | None = None
     """The address that packets to the target really come from."""
 
+    @property
+    def gbps(self) -> float:
+        """10^9 bits a second of the largest write. 0 when nothing was written."""
+        size, seconds = self.timings[-1] if self.timings else (0, 1.0)
+        return size * 8 / seconds / 1e9
+
 
 class Waiting:
     """The waiting end on this node. Its owner must `close` it; it also leaves when its owner dies."""
@@ -100,19 +147,19 @@ class Waiting:
         self._end, self._is_read = end, is_read
 
     def begin(self) -> WaitingEnd | EndFailure:
-        """Waits until it has its memory."""
+        """Wait until it has its memory."""
         assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: its answer is missing
             os.write(self._popen.stdin.fileno(), _order(self._end, reads=self._is_read))
-        answer = _parsed(self._line(), _tail(self._log))
+        line = self._line()
+        answer = _parsed(line, self._log.read_text(errors="replace"))
         if isinstance(answer, EndFailure):
             return answer
-        address = self._end.address
-        ports = tuple(sorted(procfs.listening_ports([self._popen.pid], at=address)))
+        ports = tuple(sorted(procfs.listening_ports([self._popen.pid], at=self._end.address)))
         return WaitingEnd.model_validate({**answer, "ports": ports, "link": _link(self._end)})
 
     def _line(self) -> str:
-        """Its answer; empty when it ended or was too late."""
+        """Read its answer; empty when it ended or was too late."""
         assert self._popen.stdout is not None
         deadline, read = time.monotonic() + _START_SECONDS, b""
         output = self._popen.stdout.fileno()
@@ -124,50 +171,50 @@ class Waiting:
         return read.decode(errors="replace")
 
     def close(self) -> None:
-        """Ends it and forgets what it printed."""
+        """End it and forget what it printed."""
         with self._popen:
             self._popen.kill()
         os.close(self._output)
 
 
 def send(path: FabricPath, to: WaitingEnd, python: str | None) -> Sent:
-    """One transfer of this node with another. First the ports that the other end listens on: where a firewall drops
-    packets, the engine would wait for half a minute."""
+    """Make one transfer of this node with another.
+
+    First the ports that the other end listens on are tried: where a firewall drops packets, the engine would wait for
+    half a minute."""
     here, there = path.caller, path.waiting
-    link, leaves_by = _link(here), route_source(there.address)
+    sent = Sent(link=_link(here), leaves_by=route_source(there.address))
     tried = asyncio.run(_connect(path, to))
     unreachable = tuple(
         (attempt.target.port, attempt.problem, attempt.cause or "unknown") for attempt in tried if attempt.problem
     )
     if unreachable:
-        return Sent(unreachable=unreachable, link=link, leaves_by=leaves_by)
+        return sent.model_copy(update={"unreachable": unreachable})
+    sent = sent.model_copy(update={"connect_seconds": max((attempt.seconds for attempt in tried), default=0.0)})
     peer = {"address": there.address, **to.model_dump(include={"session_port", "pointer", "kind", "metadata"})}
     order = _order(here, {"peer": peer, "seconds": _SEND_SECONDS}, reads=path.reads).decode()
-    limit = _START_SECONDS + _SEND_SECONDS
     program = source_command(python or sys.executable, transfer_program)
+    limit = _START_SECONDS + _SEND_SECONDS
     done = output_of(program, timeout=limit, cwd=Path("/"), stdin=order, environ=_environment(here))
-    output = tuple(done.err.splitlines()[-_MOST_LINES:])
-    answer: dict[str, Any] | EndFailure
+    answer = _parsed(done.out, done.err)
     if done.code is None:
         answer = EndFailure(step="start", error=done.err)
     elif done.code == -signal.SIGALRM:
-        answer = EndFailure(step="transfer", error=f"not done within {_SEND_SECONDS} s", output=output)
-    else:
-        answer = _parsed(done.out, output)
-    connect = max((attempt.seconds for attempt in tried), default=0.0)
+        answer = EndFailure(step="transfer", error=f"not done within {_SEND_SECONDS} s", output=_last_lines(done.err))
     if isinstance(answer, EndFailure):
-        return Sent(failure=answer, connect_seconds=connect, link=link, leaves_by=leaves_by)
-    return Sent(connect_seconds=connect, timings=answer["timings"], link=link, leaves_by=leaves_by)
+        return sent.model_copy(update={"failure": answer})
+    return Sent.model_validate({**sent.model_dump(), "timings": answer["timings"]})
 
 
 async def _connect(path: FabricPath, to: WaitingEnd) -> list[Tried]:
+    there = path.waiting
     targets = [
         CrossNodePort(
             source=path.caller.node,
-            node=path.waiting.node,
-            address=path.waiting.address,
+            node=there.node,
+            address=there.address,
             port=port,
-            purpose=f"transfer of {path.waiting.process}",
+            purpose=f"transfer of {there.process}",
         )
         for port in to.ports
     ]
@@ -185,17 +232,21 @@ def _order(end: End, more: Mapping[str, Any] | None = None, *, reads: bool) -> b
     return json.dumps({"host": end.address, "reads": reads, **known, **(more or {})}).encode() + b"\n"
 
 
-def _parsed(line: str, output: tuple[str, ...]) -> dict[str, Any] | EndFailure:
-    """The answer of a program; what is none is a failure of it."""
+def _parsed(line: str, printed: str) -> dict[str, Any] | EndFailure:
+    """Return the answer of a program; what is none is a failure of it."""
+    output = _last_lines(printed)
     try:
-        answer = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
     except ValueError:
         return EndFailure(step="start", error="its program ended, or was not ready in time", output=output)
     if "error" in answer:
         memlock = answer["memlock"] if answer["memlock"] >= 0 else None
         return EndFailure(step=answer["step"], error=answer["error"], memlock=memlock, output=output)
-    parsed: dict[str, Any] = answer
-    return parsed
+    return answer
+
+
+def _last_lines(printed: str) -> tuple[str, ...]:
+    return tuple(printed.splitlines()[-_MOST_LINES:])
 
 
 def _link(end: End) -> Link | None:
@@ -207,11 +258,7 @@ def _link(end: End) -> Link | None:
 
 def _link_gbps(end: End, interface: str) -> float | None:
     """UCX may take an RDMA device where there is one."""
-    port = None if end.protocol == "tcp" else rdma.fastest([name for name in end.devices.split(",") if name])
+    port = None if end.protocol == "tcp" else fastest_rdma([name for name in end.devices.split(",") if name])
     if end.protocol == "rdma":
         return port
     return speed(interface) if port is None else None
-
-
-def _tail(log: Path) -> tuple[str, ...]:
-    return tuple(log.read_text(errors="replace").splitlines()[-_MOST_LINES:])

@@ -1,6 +1,6 @@
 """A node's eyes before anything is started there: what it has, what it lacks, whom it reaches.
 
-Run as `python -m pdserve.preflight.nodes.node_probe` by whatever way reaches the node, and in the container in which
+Run as `python -m pdserve.preflight.node_probe` by whatever way reaches the node, and in the container in which
 its agent will run. It answers questions, one JSON object a line, until its stdin closes; it owns no process and leaves
 nothing behind.
 """
@@ -16,19 +16,17 @@ from pydantic import Field, TypeAdapter
 
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import LmcacheServer, Plan
-from pdserve.preflight.fabric.ends import EndFailure, Sent, Waiting, WaitingEnd, send
-from pdserve.preflight.fabric.paths import End, Path
 from pdserve.preflight.facts import NodeFacts, gather
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.node_checks import check_node
-from pdserve.preflight.nodes.cross_node import CrossNodePort
-from pdserve.preflight.nodes.reachability import connect, listen
-from pdserve.reach.channel import line_of
+from pdserve.preflight.reachability import CrossNodePort, connect, listen
+from pdserve.preflight.transfer import End, EndFailure, FabricPath, Sent, Waiting, WaitingEnd, send
+from pdserve.reach.protocol import line_of
 from pdserve.system import queued_output
 
 
 class WhatIs(Frozen):
-    """What is there? Answered by Here. `targets`: names or addresses of the other nodes."""
+    """Ask what is there. Answered by Here. `targets`: names or addresses of the other nodes."""
 
     ask: Literal["what-is"] = "what-is"
     platform: str
@@ -38,8 +36,9 @@ class WhatIs(Frozen):
 
 
 class Check(Frozen):
-    """Is everything there that the plan needs? Answered by Findings. `mark`: what the run directory must hold; the
-    other fields are of a deployment that runs (`check_node`)."""
+    """Ask whether everything is there that the plan needs. Answered by Findings.
+
+    `mark`: what the run directory must hold; the other fields are of a deployment that runs (`check_node`)."""
 
     ask: Literal["check"] = "check"
     plan: Plan
@@ -79,7 +78,7 @@ class Send(Frozen):
     """Write to the memory of another node's waiting end, or read it. Answered by HasSent."""
 
     ask: Literal["send"] = "send"
-    path: Path
+    path: FabricPath
     to: WaitingEnd
     python: str | None
 
