@@ -10,7 +10,10 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -354,6 +357,29 @@ class Deployment:
     def chat(self, content: str = "hello world", **more: Any) -> httpx.Response:
         body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 8}
         return self.proxy.http.post("/v1/chat/completions", json=body | more)
+
+    @contextmanager
+    def clients(self, body: dict[str, Any], *, count: int = 4, kept: bool = False) -> Iterator[Counter[int]]:
+        """So many ask, plain and in streams, until the end of the block: the statuses that they got, 0 of a stream that
+        was cut. Each request is over a connection of its own, or (`kept`) ten are over one."""
+        over, statuses = threading.Event(), Counter[int]()
+
+        def ask(stream: bool) -> None:
+            while not over.is_set():
+                with httpx.Client(base_url=self.proxy.url, **PLAIN) as client:
+                    for _ in range(10 if kept else 1):
+                        answer = client.post("/v1/completions", json=body | {"stream": stream})
+                        whole = not stream or answer.text.rstrip().endswith("[DONE]")
+                        statuses[answer.status_code if whole else 0] += 1
+
+        with ThreadPoolExecutor(count) as pool:
+            asking = [pool.submit(ask, bool(number % 2)) for number in range(count)]
+            try:
+                yield statuses
+            finally:
+                over.set()
+            for each in asking:
+                each.result()
 
     def asked(self, *fakes: Fake) -> Fake:
         """The one of these that gets a request; waits until it has one."""

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import json
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.proxy.deployment import KEY, MODEL, Deployment, Fake
@@ -95,7 +92,7 @@ def test_03_no_client_sees_the_failure_of_one_of_two_workers(
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_04_the_breaker_opens_and_closes(deployment: Deployment, role: str) -> None:
-    deployment.up(2, 2, routing=ROUND_ROBIN, breaker={"failures": 2, "open_seconds": 4})
+    deployment.up(2, 2, routing=ROUND_ROBIN, breaker={"failures": 2, "open_seconds": 3})
     broken = (deployment.prefills if role == "prefill" else deployment.decodes)[0]
     answers_500(broken)
     while workers(deployment)[broken.name]["breaker"] != "open":
@@ -150,7 +147,7 @@ def test_05_a_dead_worker_is_left_alone_and_comes_back(deployment: Deployment) -
 
 def test_05_an_engine_that_answers_is_alive(deployment: Deployment) -> None:
     """One client's flood keeps an API server from a check, and must not take it from the others."""
-    deployment.up(health={"interval_seconds": 0.1, "timeout_seconds": 2, "failures": 1})
+    deployment.up(health={"interval_seconds": 0.1, "timeout_seconds": 1, "failures": 1})
     decode = deployment.decodes[0]
     decode.script(hold="health")
     beyond = decode.state()["checks"] + 3
@@ -193,26 +190,6 @@ def test_05_an_engine_without_sockets_is_left_alone_until_it_has_some(deployment
     deployment.proxy.until("prefill-0 is healthy again")
     assert workers(deployment)["prefill-1"]["healthy"], "what was before the first look is no news"
     assert statuses(deployment, 4) == [200] * 4
-
-
-# --- 7: the turns of the two pools are not in step
-
-
-def test_07_every_pair_is_used(deployment: Deployment) -> None:
-    deployment.up(2, 3, routing=ROUND_ROBIN)
-    assert set(statuses(deployment, 60)) == {200}  # who is tried first is a matter of chance
-    prefill_of = {
-        request["body"]["kv_transfer_params"]["transfer_id"]: fake.name
-        for fake in deployment.prefills
-        for request in fake.requests()
-    }
-    pairs = Counter(
-        (prefill_of[request["body"]["kv_transfer_params"]["transfer_id"]], fake.name)
-        for fake in deployment.decodes
-        for request in fake.requests()
-    )
-    assert len(pairs) == 6
-    assert {fake.state()["received"] for fake in deployment.prefills} == {30}
 
 
 # --- 8: a request reaches decode as its client wrote it
@@ -359,15 +336,6 @@ def test_12_a_stream_that_breaks_ends_with_an_error_event_of_its_api(
     assert "127.0.0.1" not in rest[-1]
 
 
-def test_12_no_answer_is_an_error(deployment: Deployment) -> None:
-    deployment.up(decode={"hold": "first"})
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(deployment.complete)
-        deployment.decodes[0].wait(running=1)
-        deployment.decodes[0].end()
-        assert (answer.result().status_code, answer.result().json()["error"]["code"]) == (502, 502)
-
-
 # --- 13: too much is a 429 that says when to come again
 
 
@@ -398,15 +366,3 @@ def test_14_all_four_apis_are_split(pair: Deployment) -> None:
     for fake in pair.fakes:
         assert [request["path"] for request in fake.requests()[-4:]] == list(PATHS)
     assert pair.decodes[0].transferred() > 0
-
-
-def test_14_the_proxys_own_endpoints_reach_no_engine(deployment: Deployment) -> None:
-    deployment.up()
-    http = deployment.proxy.http
-    answers: dict[str, httpx.Response] = {
-        path: http.get(path) for path in ("/health", "/ready", "/workers", "/metrics")
-    }
-    assert {path: answer.status_code for path, answer in answers.items()} == dict.fromkeys(answers, 200)
-    assert "pdserve_proxy_requests" in answers["/metrics"].text
-    assert [model["id"] for model in http.get("/v1/models").json()["data"]] == [MODEL]
-    assert [fake.state()["received"] for fake in deployment.fakes] == [0, 0]

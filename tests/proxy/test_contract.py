@@ -92,13 +92,6 @@ def test_a_prefill_that_stops_all_the_same_has_kept_its_kv(deployment: Deploymen
     deployment.idle()
 
 
-def test_token_ids_and_a_list_of_one_are_one_prompt(deployment: Deployment) -> None:
-    deployment.up()
-    for prompt, alone in (([104, 105], [104, 105]), (["hi"], "hi"), ([[104, 105]], "hi")):
-        text = deployment.complete(prompt).json()["choices"][0]["text"]
-        assert text == reference(deployment.decodes[0], prompt=alone), prompt
-
-
 def test_data_parallel_ranks_take_turns_and_match(deployment: Deployment) -> None:
     deployment.up(ranks=2)
     for _ in range(4):
@@ -119,18 +112,3 @@ def test_a_request_without_an_id_gets_one(deployment: Deployment) -> None:
     deployment.up()
     request_id = deployment.complete(PROMPT).headers["x-request-id"]
     assert [fake.requests()[0]["headers"]["x-request-id"] for fake in deployment.fakes] == [request_id] * 2
-
-
-def test_legs_that_wait_at_one_prefill_are_bounded(deployment: Deployment) -> None:
-    """All sender tasks of a prefill waiting for prefills that are not finished would block those that are."""
-    deployment.up(prefill={"hold": "prefill"}, transfer_slots=3)
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}
-    connections = [deployment.proxy.open("/v1/completions", body) for _ in range(5)]
-    deployment.prefills[0].wait(received=2, waiting=2)
-    deployment.decodes[0].wait(received=2, waiting=2)
-    assert deployment.proxy.http.get("/workers").json()["workers"][0]["in_flight"] == 2
-    deployment.prefills[0].script(hold="")
-    deployment.decodes[0].wait(finished=5)
-    for connection in connections:
-        connection.close()
-    deployment.idle()

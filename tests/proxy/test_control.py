@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -32,15 +29,6 @@ def test_an_empty_pool_is_a_503_with_retry_after(deployment: Deployment) -> None
         assert (ready.status_code, ready.json()["empty_pools"]) == (503, ["prefill"])
     assert deployment.decodes[0].state()["received"] == 0
     assert deployment.proxy.http.get("/health").status_code == 200
-
-
-def test_a_dead_worker_gets_no_further_request(deployment: Deployment) -> None:
-    deployment.up(2, 2, control=True)
-    deployment.proxy.push("prefill-0", "dead")
-    deployment.proxy.push("decode-1", "dead")
-    for _ in range(4):
-        assert deployment.complete().status_code == 200
-    assert [fake.state()["received"] for fake in deployment.fakes] == [0, 4, 4, 0]
 
 
 def test_a_pushed_death_ends_waiting_requests_at_once(deployment: Deployment) -> None:
@@ -98,10 +86,7 @@ def test_a_line_that_makes_no_sense_is_skipped(deployment: Deployment) -> None:
         deployment.proxy.push_line(line)
     deployment.proxy.push("decode-0", "ready")
     assert deployment.complete().status_code == 200
-
-
-def test_the_end_of_the_channel_changes_nothing(deployment: Deployment) -> None:
-    deployment.up(control=True)
+    # Nor does the end of the channel change anything.
     assert deployment.proxy.process.stdin is not None
     deployment.proxy.process.stdin.close()
     assert deployment.complete().status_code == 200
@@ -158,29 +143,6 @@ def until(deployment: Deployment, name: str, **fields: object) -> None:
     while (seen := workers(deployment).get(name)) is None or any(seen[key] != fields[key] for key in fields):
         if not fields and seen is None:
             return
-
-
-@contextmanager
-def clients(deployment: Deployment, count: int = 4) -> Iterator[Counter[int]]:
-    """So many, each on connections of its own, ask plain and in streams until the end of the block. What they got."""
-    over = threading.Event()
-    statuses: Counter[int] = Counter()
-
-    def ask(stream: bool) -> None:
-        while not over.is_set():
-            with connected(deployment) as client:
-                answer = client.post("/v1/completions", json=BODY | {"stream": stream})
-            whole = not stream or answer.text.rstrip().endswith("[DONE]")
-            statuses[answer.status_code if whole else 0] += 1
-
-    with ThreadPoolExecutor(count) as pool:
-        asking = [pool.submit(ask, bool(number % 2)) for number in range(count)]
-        try:
-            yield statuses
-        finally:
-            over.set()
-        for each in asking:
-            each.result()
 
 
 def more(statuses: Mapping[int, int], count: int = 12) -> None:
@@ -262,7 +224,7 @@ def test_workers_come_and_go_under_load(deployment: Deployment) -> None:
     deployment.up(2, 2, control=True, processes=PROCESSES, on_empty_pool="wait")
     prefill, decode = deployment.engine("prefill-2", "prefill"), deployment.engine("decode-2", "decode")
     first, second = deployment.prefills, deployment.decodes
-    with clients(deployment) as statuses:
+    with deployment.clients(BODY) as statuses:
         more(statuses)
         tell(deployment, *deployment.fakes, prefill, decode, prefill_2="starting", decode_2="starting")
         more(statuses)

@@ -1,18 +1,20 @@
-"""Each failure of an engine becomes a clear answer at once: a status before the first byte, an SSE event after it."""
+"""A failure becomes a clear answer at once: a status before the first byte, an SSE event after it. A client that leaves
+at any moment leaves no running request and no KV behind, beyond what only a lease can free.
+"""
 
 from __future__ import annotations
 
 import json
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.proxy.deployment import MODEL, Deployment
-
-STREAM: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 1000, "stream": True}
+from tests.proxy.test_contract import PROMPT, reference
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def test_a_request_that_takes_too_long_is_a_504(deployment: Deployment) -> None:
 
 def test_what_outlasts_the_drain_ends_with_an_error_event(deployment: Deployment) -> None:
     deployment.up(decode={"hold": "token"}, drain_seconds=0.2)
-    with deployment.proxy.begun("/v1/completions", STREAM) as lines:
+    with deployment.proxy.begun(COMPLETIONS, BODY | {"stream": True}) as lines:
         deployment.proxy.process.send_signal(signal.SIGTERM)
         rest = list(lines)
     assert last_event(rest)["error"]["code"] == 503
@@ -105,3 +107,311 @@ def test_a_port_that_is_taken_ends_the_proxy(deployment: Deployment) -> None:
     deployment.up()
     with Deployment(deployment.folder) as other, pytest.raises(AssertionError, match="address already in use"):
         other.up(0, 0, port=deployment.proxy.port)
+
+
+# --- with NIXL, and whoever leaves
+
+
+COMPLETIONS = "/v1/completions"
+BODY: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1000}
+LEASE = 5.0
+"""Half of it is what a machine has from prefill's answer to decode; a whole one is waited for."""
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_during_prefill_ends_it_and_decode_never_hears_of_it(deployment: Deployment, stream: bool) -> None:
+    deployment.up(nixl=True, prefill={"hold": "prefill"})
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
+        deployment.prefills[0].wait(waiting=1)
+    deployment.prefills[0].wait(waiting=0, aborted=1, held=0)
+    assert deployment.decodes[0].state()["received"] == 0
+
+
+def test_an_answer_as_the_client_leaves_keeps_nothing(deployment: Deployment) -> None:
+    deployment.up(nixl=True, prefill={"hold": "prefill"})
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open(COMPLETIONS, BODY):
+        prefill.wait(waiting=1)
+        # Stopped, it sees both at once when it goes on.
+        deployment.proxy.send_all(signal.SIGSTOP)
+        prefill.script(hold="")
+        prefill.wait(finished=1, held=1)
+    deployment.proxy.send_all(signal.SIGCONT)
+    prefill.wait(held=0, delivered=1)
+    decode.wait(running=0, waiting=0)
+
+
+def test_an_answer_on_its_way_is_read_and_dropped(deployment: Deployment) -> None:
+    deployment.up(
+        nixl=True, prefill={"hold": "answer"}, moments={"pdserve.pd.protocols.nixl.LAST_MOMENT_SECONDS": 60.0}
+    )
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open(COMPLETIONS, BODY):
+        prefill.wait(held=1)
+    deployment.proxy.until("cancelled 499")
+    prefill.script(hold="")
+    prefill.wait(held=0, delivered=1)
+    decode.wait(finished=1, running=0)
+    assert decode.body()["max_tokens"] == 1
+    assert decode.body()["kv_transfer_params"]["do_remote_prefill"] is True
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_before_decodes_scheduler_has_it_waits(deployment: Deployment, stream: bool) -> None:
+    """vLLM's HTTP layer drops a request whose client leaves that early, and nobody tells prefill."""
+    moments = {"pdserve.pd.protocols.nixl.TAKEN_IN_SECONDS": 4.0}
+    deployment.up(nixl=True, decode={"hold": "arrival", "token_seconds": 0.05}, moments=moments)
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
+        decode.wait(waiting=0, received=1)
+    deployment.proxy.until("cancelled 499")
+    decode.script(hold="")
+    prefill.wait(held=0, delivered=1)
+    decode.wait(aborted=1, running=0, waiting=0)
+
+
+SPLITS: dict[str, dict[str, Any]] = {"mooncake": {}, "nixl": {"nixl": True}}
+EVERY_SPLIT = pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS.keys())
+
+
+@EVERY_SPLIT
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_before_the_first_token_aborts_decode(
+    deployment: Deployment, split: dict[str, Any], stream: bool
+) -> None:
+    deployment.up(**split, decode={"hold": "first"})
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
+        deployment.decodes[0].wait(running=1)
+    deployment.decodes[0].wait(aborted=1, running=0)
+    deployment.prefills[0].wait(running=0, waiting=0, held=0)
+
+
+@EVERY_SPLIT
+def test_leaving_while_streaming_aborts_decode(deployment: Deployment, split: dict[str, Any]) -> None:
+    deployment.up(**split, decode={"hold": "token"})
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": True}) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    deployment.decodes[0].wait(aborted=1, running=0)
+    deployment.prefills[0].wait(running=0, waiting=0, held=0)
+
+
+def test_parameters_that_are_too_old_are_not_used(deployment: Deployment) -> None:
+    """After the lease the blocks hold another prompt: the fake gives wrong KV then, as vLLM does, without an error."""
+    deployment.up(nixl=True, prefill={"hold": "prefill", "lease": LEASE}, kv_lease_seconds=LEASE)
+    prefill, decode = deployment.fakes
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(deployment.complete, PROMPT)
+        prefill.wait(waiting=1)
+        # As a machine that is suspended: the answer lies there until the lease is over.
+        deployment.proxy.send_all(signal.SIGSTOP)
+        prefill.script(hold="")
+        prefill.wait(expired=1)
+        deployment.proxy.send_all(signal.SIGCONT)
+        assert answer.result().json()["choices"][0]["text"] == reference(prefill)
+    # The one that this test has sent itself is the third.
+    assert [fake.state()["received"] for fake in (prefill, decode)] == [3, 1]
+    assert prefill.state()["late"] == 0
+
+
+def test_a_prefill_that_fails_is_replaced_and_decode_never_hears_of_it(deployment: Deployment) -> None:
+    deployment.up(2, 1, nixl=True)
+    bad, good = deployment.prefills
+    bad.script(prefill_status=500)
+    answers = [deployment.complete(PROMPT) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert deployment.decodes[0].state()["received"] == good.state()["delivered"] == 2
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_what_prefill_refuses_is_not_tried_again(deployment: Deployment, status: int) -> None:
+    deployment.up(2, 2, nixl=True, prefill={"prefill_status": status})
+    answer = deployment.complete(PROMPT)
+    assert answer.status_code == status
+    assert error_of(answer)["message"] == "scripted failure"
+    assert sum(fake.state()["received"] for fake in deployment.fakes) == 1
+
+
+def test_what_decode_refuses_is_not_tried_again(deployment: Deployment) -> None:
+    """The refusal has told prefill: whoever used them again would pull blocks that are free."""
+    deployment.up(1, 2, nixl=True, decode={"decode_status": 400})
+    answer = deployment.complete(PROMPT)
+    assert answer.status_code == 400
+    deployment.prefills[0].wait(held=0, delivered=1)
+    assert sum(fake.state()["received"] for fake in deployment.decodes) == 1
+    assert deployment.prefills[0].state()["late"] == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_decode_that_fails_is_replaced_with_both_legs_anew(deployment: Deployment, stream: bool) -> None:
+    deployment.up(1, 2, nixl=True)
+    for decode in deployment.decodes:
+        decode.script(kv_fails=1)
+    deployment.decodes[1].script(kv_fails=0)
+    answers = [deployment.complete(PROMPT, stream=stream) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    names = [
+        request["body"]["kv_transfer_params"]["remote_request_id"]
+        for decode in deployment.decodes
+        for request in decode.requests()
+    ]
+    # The two decodes take turns, so the one that fails was the first choice at least once.
+    assert len(deployment.decodes[0].requests()) >= 1
+    assert len(names) == len(set(names)) == deployment.prefills[0].state()["finished"]
+    deployment.idle()
+    assert deployment.prefills[0].state()["late"] == 0
+
+
+@EVERY_SPLIT
+def test_without_another_decode_its_failure_is_the_answer(deployment: Deployment, split: dict[str, Any]) -> None:
+    deployment.up(**split, decode={"kv_fails": 1})
+    answer = deployment.complete(PROMPT, stream=True)
+    assert answer.status_code == 500
+    assert error_of(answer)["type"] == "InternalServerError"
+
+
+def test_what_was_kept_for_a_decode_that_is_gone_is_dropped_by_another(deployment: Deployment) -> None:
+    deployment.up(1, 2, nixl=True)
+    deployment.decodes[0].end()
+    answers = [deployment.complete(PROMPT) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    # The two decodes take turns, so the one that is gone was the first choice once or twice.
+    kept = deployment.prefills[0].state()["finished"]
+    deployment.prefills[0].wait(held=0, delivered=kept)
+    limits = [request["body"]["max_tokens"] for request in deployment.decodes[1].requests()]
+    assert sorted(limits) == [*[1] * (kept - 2), 8, 8]
+    assert kept > 2
+
+
+@EVERY_SPLIT
+def test_a_prefill_that_dies_while_it_computes_is_a_502(deployment: Deployment, split: dict[str, Any]) -> None:
+    deployment.up(**split, prefill={"hold": "prefill"})
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(deployment.complete)
+        deployment.prefills[0].wait(waiting=1)
+        # Mooncake's decode waits for it, NIXL's has not heard of the request.
+        asked = 0 if split else 1
+        deployment.decodes[0].wait(received=asked, waiting=asked)
+        deployment.prefills[0].end()
+        assert answer.result().status_code == 502
+    deployment.decodes[0].wait(aborted=asked, waiting=0)
+
+
+@EVERY_SPLIT
+def test_a_decode_that_dies_ends_its_stream_with_an_error(deployment: Deployment, split: dict[str, Any]) -> None:
+    deployment.up(**split, decode={"hold": "token"})
+    with deployment.proxy.begun(COMPLETIONS, BODY | {"stream": True}) as lines:
+        deployment.decodes[0].end()
+        rest = [*lines]
+    assert '"code": 502' in rest[-1]
+    assert "data: [DONE]" not in rest
+
+
+def test_nothing_is_counted_as_load_once_all_have_left(deployment: Deployment) -> None:
+    deployment.up(nixl=True, prefill={"hold": "prefill"})
+    connections = [deployment.proxy.open(COMPLETIONS, BODY) for _ in range(20)]
+    deployment.prefills[0].wait(waiting=20)
+    for connection in connections:
+        connection.close()
+    deployment.prefills[0].wait(waiting=0, aborted=20)
+    deployment.prefills[0].script(hold="")
+    assert deployment.complete(PROMPT).status_code == 200
+    deployment.idle()
+    # The proxy listens on for a moment to the legs that it has left.
+    while loads(deployment) != [(0, 0), (0, 0)]:
+        pass
+
+
+def loads(deployment: Deployment) -> list[tuple[int, int]]:
+    """Requests and prompt tokens of each worker, as the proxy counts them."""
+    workers = deployment.proxy.http.get("/workers").json()["workers"]
+    return [(worker["in_flight"], worker["prompt_tokens"]) for worker in workers]
+
+
+# --- a client that leaves, at any moment, leaves no running request and no KV behind
+
+
+PATIENT = {"pdserve.pd.protocols.mooncake.DELIVER_SECONDS": 60.0}
+"""A proxy that lets prefill finish, and does not give up on it because this machine is slow."""
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_mooncakes_prefill_lets_it_finish(deployment: Deployment, stream: bool) -> None:
+    deployment.up(prefill={"hold": "prefill"}, decode={"hold": "first"}, moments=PATIENT)
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
+        prefill.wait(waiting=1)
+        decode.wait(waiting=1)
+    deployment.proxy.until("cancelled 499")
+    assert prefill.state()["aborted"] == decode.state()["aborted"] == 0
+    prefill.script(hold="")
+    decode.wait(aborted=1, running=0, waiting=0)
+    prefill.wait(finished=1, aborted=0, delivered=1)
+    deployment.idle()
+
+
+def test_leaving_while_waiting_for_a_slot_reaches_no_engine(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"}, transfer_slots=2)
+    with deployment.proxy.open(COMPLETIONS, BODY | {"max_tokens": 1}):
+        deployment.prefills[0].wait(waiting=1)
+        with deployment.proxy.open(COMPLETIONS, BODY):
+            pass
+        deployment.proxy.until("cancelled 499")
+        deployment.prefills[0].script(hold="")
+        deployment.decodes[0].wait(finished=1)
+    assert [fake.state()["received"] for fake in deployment.fakes] == [1, 1]
+
+
+def test_one_that_leaves_the_queue_costs_those_behind_it_nothing(deployment: Deployment) -> None:
+    """With coroutines compiled by mypyc the next one that waited got the exception of the one that had left."""
+    deployment.up(prefill={"hold": "prefill"}, admission={"prefill": {"max_requests": 1}})
+
+    def queued(count: int) -> None:
+        deployment.proxy.shows(f'pdserve_proxy_queue_depth{{pool="prefill"}} {count}.0')
+
+    body = BODY | {"max_tokens": 1}
+    with deployment.proxy.open(COMPLETIONS, body) as first:
+        deployment.prefills[0].wait(waiting=1)
+        for _ in range(3):
+            with deployment.proxy.open(COMPLETIONS, body):
+                queued(1)
+            deployment.proxy.until("cancelled 499")
+            queued(0)
+        with deployment.proxy.open(COMPLETIONS, body) as second, deployment.proxy.open(COMPLETIONS, body) as third:
+            queued(2)
+            deployment.prefills[0].script(hold="")
+            for client in (first, second, third):
+                assert client.recv(65536).startswith(b"HTTP/1.1 200")
+    deployment.idle()
+
+
+def test_clients_that_left_give_their_slots_back(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"}, transfer_slots=5)
+    connections = [deployment.proxy.open(COMPLETIONS, BODY) for _ in range(20)]
+    deployment.prefills[0].wait(waiting=4)
+    for connection in connections:
+        connection.close()
+    for _ in connections:
+        deployment.proxy.until("cancelled 499")
+    deployment.prefills[0].script(hold="")
+    assert deployment.complete().status_code == 200
+    deployment.idle()
+
+
+def test_leaving_and_then_a_dead_prefill_ends_decode_too(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"})
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open(COMPLETIONS, BODY):
+        prefill.wait(waiting=1)
+        decode.wait(waiting=1)
+    deployment.proxy.until("cancelled 499")
+    prefill.end()
+    decode.wait(aborted=1, waiting=0)
+    assert decode.state()["running"] == 0
+
+
+def test_a_request_that_turns_out_to_be_malformed_gives_its_slot_back(deployment: Deployment) -> None:
+    """What is inside vllm_xargs is only looked at when the legs' bodies are made."""
+    deployment.up(transfer_slots=2)
+    twice = '{"model":"tiny","prompt":"hi","vllm_xargs":{"a":1,"a":2}}'
+    assert deployment.proxy.http.post(COMPLETIONS, content=twice).status_code == 400
+    assert deployment.complete().status_code == 200

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -207,10 +206,8 @@ def test_processes_hold_each_their_own_and_count_together(deployment: Deployment
     deployment.proxy.push("decode-0", "dead")
     for _ in range(2):  # `push` has waited for the first to say so
         deployment.proxy.until("decode-0 is dead")
-    connections: list[socket.socket] = []
-    for number in range(9):
-        connections.append(deployment.proxy.open("/v1/completions", BODY))
-        held(deployment, number + 1)
+    connections = [deployment.proxy.open("/v1/completions", BODY) for _ in range(9)]
+    held(deployment, 9)
     assert figure(deployment, "held_oldest_seconds") > 0
     deployment.proxy.push("decode-0", "ready")
     for connection in connections:
