@@ -1,5 +1,5 @@
-"""Bodies that are too large, no JSON, in another encoding, or ask for what no engine should do: refused in the API's shape,
-or answered by one engine, and the proxy serves on.
+"""Bodies that are too large, no JSON, in another encoding, or ask for what no engine should do: refused in the API's
+shape, or answered by one engine, and the proxy serves on.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""API keys: a file of hashes, a lookup that tells nothing, a reload that never leaves the door open, and the limits of a
-key: what is counted, for how long, and when to come back.
+"""API keys: a file of hashes, a lookup that tells nothing, a reload that never leaves the door open, and the limits of
+a key: what is counted, for how long, and when to come back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one client can do to the others with requests that are well-formed, and with as many connections as there may be."""
+"""What one client can do to the others with well-formed requests, and with as many connections as there may be."""
 
 from __future__ import annotations
 
