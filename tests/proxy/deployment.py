@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -34,6 +34,7 @@ MODEL = "tiny"
 KEY = "engine-key"
 PLAIN: dict[str, Any] = {"trust_env": False, "timeout": 90, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
 """Options of an HTTP client: it loads no certificates of the system, which takes longer than a proxy's start."""
+ROUND_ROBIN = {"prefill": {"kind": "round_robin"}, "decode": {"kind": "round_robin"}}
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -381,12 +382,22 @@ class Deployment:
             for each in asking:
                 each.result()
 
-    def asked(self, *fakes: Fake) -> Fake:
-        """The one of these that gets a request; waits until it has one."""
-        while not (with_request := [fake for fake in fakes if fake.state()["received"]]):
+    @contextmanager
+    def asking(self, prompt: object = "hello world", **more: Any) -> Iterator[Future[httpx.Response]]:
+        """One request that is under way."""
+        with ThreadPoolExecutor(1) as pool:
+            yield pool.submit(self.complete, prompt, **more)
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """What a client with a connection of its own is told of each worker."""
+        page = httpx.get(f"{self.proxy.url}/workers", **PLAIN).json()
+        return {worker["name"]: worker for worker in page["workers"]}
+
+    def asked(self, *fakes: Fake) -> tuple[Fake, ...]:
+        """The one of these that gets a request, and then the others; waits until it has one."""
+        while not any(fake.state()["received"] for fake in fakes):
             pass
-        (fake,) = with_request
-        return fake
+        return tuple(sorted(fakes, key=lambda fake: fake.state()["received"] == 0))
 
     def idle(self) -> None:
         """Every engine is without running and waiting requests, and no prefill holds KV that nobody fetched."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.deployment import KEY, MODEL, Deployment, Fake
+from tests.proxy.deployment import KEY, MODEL, ROUND_ROBIN, Deployment, Fake
 from tests.proxy.raw import post, raw_deployment
 
 COMPLETIONS = "/v1/completions"
@@ -36,17 +36,12 @@ def pair(module_pair: Deployment) -> Iterator[Deployment]:
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 8}
 STREAM = BODY | {"stream": True, "max_tokens": 1000}
-ROUND_ROBIN = {"prefill": {"kind": "round_robin"}, "decode": {"kind": "round_robin"}}
 QUICK_HEALTH = {"interval_seconds": 0.1, "timeout_seconds": 30, "failures": 2}
 """For engines that are gone: they refuse connections at once. One that is only slow is not sick."""
 
 
 def statuses(deployment: Deployment, count: int, **more: Any) -> list[int]:
     return [deployment.complete(f"prompt {index}", **more).status_code for index in range(count)]
-
-
-def workers(deployment: Deployment) -> dict[str, dict[str, Any]]:
-    return {worker["name"]: worker for worker in deployment.proxy.http.get("/workers").json()["workers"]}
 
 
 # --- 3: a worker that fails costs no client anything while there is another
@@ -95,12 +90,12 @@ def test_04_the_breaker_opens_and_closes(deployment: Deployment, role: str) -> N
     deployment.up(2, 2, routing=ROUND_ROBIN, breaker={"failures": 2, "open_seconds": 3})
     broken = (deployment.prefills if role == "prefill" else deployment.decodes)[0]
     answers_500(broken)
-    while workers(deployment)[broken.name]["breaker"] != "open":
+    while deployment.workers()[broken.name]["breaker"] != "open":
         assert deployment.complete().status_code == 200
     tried = broken.state()["received"]
     assert tried == 2
     broken.script(**{f"{role}_status": 0})
-    while workers(deployment)[broken.name]["breaker"] == "open":
+    while deployment.workers()[broken.name]["breaker"] == "open":
         assert deployment.complete().status_code == 200
     assert broken.state()["received"] > tried
 
@@ -109,7 +104,7 @@ def test_04_what_a_client_does_wrong_never_counts(deployment: Deployment) -> Non
     deployment.up(breaker={"failures": 1, "open_seconds": 60})
     assert {deployment.complete("x" * 100_001).status_code for _ in range(3)} == {400}
     assert {deployment.complete(model="other").status_code for _ in range(3)} == {404}
-    assert {worker["breaker"] for worker in workers(deployment).values()} == {"closed"}
+    assert {worker["breaker"] for worker in deployment.workers().values()} == {"closed"}
     assert deployment.complete().status_code == 200
 
 
@@ -136,7 +131,7 @@ def test_05_a_dead_worker_is_left_alone_and_comes_back(deployment: Deployment) -
     dead = deployment.prefills[0]
     dead.end()
     deployment.proxy.until("prefill-0 is not healthy")
-    assert not workers(deployment)["prefill-0"]["healthy"]
+    assert not deployment.workers()["prefill-0"]["healthy"]
     assert statuses(deployment, 4) == [200] * 4
     assert [request["path"] for request in deployment.decodes[0].requests()] == [COMPLETIONS] * 4, "no attempt failed"
     deployment.prefills[0] = deployment.engine(dead.name, "prefill", port=dead.port, bootstrap=dead.bootstrap)
@@ -175,7 +170,7 @@ def test_05_an_engine_with_slow_metrics_serves_on(deployment: Deployment) -> Non
     deployment.up(health=QUICK_HEALTH | {"timeout_seconds": 3, "failures": 1})
     deployment.decodes[0].script(hold="metrics")
     deployment.proxy.until("decode-0: no new figure of its KV use")
-    assert workers(deployment)["decode-0"]["healthy"]
+    assert deployment.workers()["decode-0"]["healthy"]
     assert deployment.complete().status_code == 200
 
 
@@ -183,12 +178,12 @@ def test_05_an_engine_without_sockets_is_left_alone_until_it_has_some(deployment
     """It answers its checks, and every request that it is sent fails."""
     deployment.up(2, 1, routing=ROUND_ROBIN, health=QUICK_HEALTH, prefill={"out_of_sockets": 7})
     times = 7
-    while workers(deployment)["prefill-0"]["healthy"]:
+    while deployment.workers()["prefill-0"]["healthy"]:
         times += 1
         deployment.prefills[0].script(out_of_sockets=times)
     deployment.proxy.until("prefill-0 is out of sockets or file descriptors")
     deployment.proxy.until("prefill-0 is healthy again")
-    assert workers(deployment)["prefill-1"]["healthy"], "what was before the first look is no news"
+    assert deployment.workers()["prefill-1"]["healthy"], "what was before the first look is no news"
     assert statuses(deployment, 4) == [200] * 4
 
 

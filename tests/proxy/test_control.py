@@ -6,13 +6,12 @@ import json
 import os
 import signal
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.proxy.deployment import KEY, MODEL, PLAIN, Deployment, Fake
+from tests.proxy.deployment import KEY, MODEL, Deployment, Fake
 
 STREAM: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 1000, "stream": True}
 
@@ -34,8 +33,7 @@ def test_an_empty_pool_is_a_503_with_retry_after(deployment: Deployment) -> None
 def test_a_pushed_death_ends_waiting_requests_at_once(deployment: Deployment) -> None:
     """The engines here live and hang: only the push can end the wait."""
     deployment.up(control=True, prefill={"hold": "prefill"})
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(deployment.complete)
+    with deployment.asking() as answer:
         deployment.prefills[0].wait(waiting=1)
         deployment.decodes[0].wait(waiting=1)
         deployment.proxy.push("prefill-0", "dead")
@@ -46,11 +44,9 @@ def test_a_pushed_death_ends_waiting_requests_at_once(deployment: Deployment) ->
 
 def test_a_pushed_death_moves_waiting_requests_to_another_worker(deployment: Deployment) -> None:
     deployment.up(2, 1, control=True, prefill={"hold": "prefill"})
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(deployment.complete)
+    with deployment.asking() as answer:
         deployment.decodes[0].wait(waiting=1)
-        busy = deployment.asked(*deployment.prefills)
-        (other,) = (fake for fake in deployment.prefills if fake is not busy)
+        busy, other = deployment.asked(*deployment.prefills)
         other.script(hold="")
         deployment.proxy.push(busy.name, "dead")
         assert answer.result().status_code == 200
@@ -67,11 +63,9 @@ def test_a_pushed_death_of_decode_ends_its_streams_with_an_error_event(deploymen
 
 def test_a_draining_worker_finishes_what_it_has(deployment: Deployment) -> None:
     deployment.up(1, 2, control=True, decode={"hold": "first"})
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(deployment.complete)
+    with deployment.asking() as answer:
         deployment.prefills[0].wait(finished=1)
-        busy = deployment.asked(*deployment.decodes)
-        (other,) = (fake for fake in deployment.decodes if fake is not busy)
+        busy, other = deployment.asked(*deployment.decodes)
         deployment.proxy.push(busy.name, "draining")
         for fake in (busy, other):
             fake.script(hold="")
@@ -96,7 +90,7 @@ def test_workers_shows_state_and_legs_in_flight(deployment: Deployment) -> None:
     deployment.up(control=True, decode={"hold": "first"})
     with deployment.proxy.open("/v1/completions", STREAM):
         deployment.decodes[0].wait(running=1)
-        workers = {worker["name"]: worker for worker in deployment.proxy.http.get("/workers").json()["workers"]}
+        workers = deployment.workers()
     assert workers["decode-0"] == {
         "name": "decode-0",
         "role": "decode",
@@ -127,20 +121,9 @@ def tell(deployment: Deployment, *fakes: Fake, **states: str) -> None:
     deployment.proxy.until("control: the workers are")
 
 
-def connected(deployment: Deployment) -> httpx.Client:
-    """A client with connections of its own: the kernel gives them to one of the processes."""
-    return httpx.Client(base_url=deployment.proxy.url, **PLAIN)
-
-
-def workers(deployment: Deployment) -> dict[str, dict[str, Any]]:
-    with connected(deployment) as client:
-        page = client.get("/workers").json()
-    return {worker["name"]: worker for worker in page["workers"]}
-
-
 def until(deployment: Deployment, name: str, **fields: object) -> None:
     """Wait until a worker is as described; without a description, until it is gone."""
-    while (seen := workers(deployment).get(name)) is None or any(seen[key] != fields[key] for key in fields):
+    while (seen := deployment.workers().get(name)) is None or any(seen[key] != fields[key] for key in fields):
         if not fields and seen is None:
             return
 
@@ -156,7 +139,7 @@ def test_one_that_comes_is_starting_and_used_once_it_is_ready(deployment: Deploy
     deployment.up(control=True)
     new = deployment.engine("decode-1", "decode")
     tell(deployment, *deployment.fakes, new, decode_1="starting")
-    assert workers(deployment)["decode-1"]["state"] == "starting"
+    assert deployment.workers()["decode-1"]["state"] == "starting"
     assert {deployment.complete().status_code for _ in range(4)} == {200}
     assert new.state()["received"] == 0
     deployment.proxy.push("decode-1", "ready")
@@ -166,14 +149,15 @@ def test_one_that_comes_is_starting_and_used_once_it_is_ready(deployment: Deploy
 
 def test_one_that_goes_finishes_what_it_has_and_is_then_gone(deployment: Deployment) -> None:
     deployment.up(1, 2, control=True, decode={"hold": "first"})
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(deployment.complete)
-        busy = deployment.asked(*deployment.decodes)
-        (other,) = (fake for fake in deployment.decodes if fake is not busy)
+    with deployment.asking() as answer:
+        busy, other = deployment.asked(*deployment.decodes)
         tell(deployment, *deployment.prefills, other)
         other.script(hold="")
         assert deployment.complete().status_code == 200
-        assert (workers(deployment)[busy.name]["state"], workers(deployment)[busy.name]["in_flight"]) == ("draining", 1)
+        assert (deployment.workers()[busy.name]["state"], deployment.workers()[busy.name]["in_flight"]) == (
+            "draining",
+            1,
+        )
         busy.script(hold="")
         assert answer.result().status_code == 200
     until(deployment, busy.name)
@@ -191,18 +175,18 @@ def test_a_worker_at_another_address_replaces_the_old_one(deployment: Deployment
         old.script(hold="")
         assert [*lines][-1] == "data: [DONE]"
     assert (old.state()["received"], new.state()["received"]) == (1, 1)
-    assert workers(deployment)["decode-0"]["in_flight"] == 0
+    assert deployment.workers()["decode-0"]["in_flight"] == 0
 
 
 def test_the_same_again_changes_nothing(deployment: Deployment) -> None:
     deployment.up(control=True)
     assert deployment.complete().status_code == 200
-    served = workers(deployment)
+    served = deployment.workers()
     tell(deployment, *deployment.fakes)
-    assert workers(deployment) == served
+    assert deployment.workers() == served
     deployment.proxy.push_line(json.dumps({"add": deployment.decodes[0].config().model_dump()}))
     deployment.proxy.push("decode-0", "ready")
-    assert workers(deployment) == served
+    assert deployment.workers() == served
 
 
 @pytest.mark.parametrize(
@@ -217,7 +201,7 @@ def test_a_set_with_one_that_cannot_be_used_changes_nothing(deployment: Deployme
     deployment.proxy.push_line(json.dumps({"workers": [*known, new], "states": {"decode-0": "dead"}}))
     deployment.proxy.until("control: cannot use")
     assert deployment.complete().status_code == 200
-    assert sorted(workers(deployment)) == ["decode-0", "prefill-0"]
+    assert sorted(deployment.workers()) == ["decode-0", "prefill-0"]
 
 
 def test_workers_come_and_go_under_load(deployment: Deployment) -> None:
@@ -239,7 +223,7 @@ def test_workers_come_and_go_under_load(deployment: Deployment) -> None:
         more(statuses)
         deployment.proxy.push_line(json.dumps({"restart": True}))
         deployment.proxy.until_each(*(f"the old proxy process {number} has ended" for number in range(PROCESSES)))
-        assert sorted(workers(deployment)) == ["decode-0", "decode-2", "prefill-0", "prefill-2"]
+        assert sorted(deployment.workers()) == ["decode-0", "decode-2", "prefill-0", "prefill-2"]
         more(statuses)
         tell(deployment, prefill, decode)
         more(statuses)
@@ -249,7 +233,7 @@ def test_workers_come_and_go_under_load(deployment: Deployment) -> None:
     deployment.proxy.until("started anew")
     deployment.proxy.until("serving on")
     # Each of the processes has let go of those that have gone within half a second.
-    while any(sorted(workers(deployment)) != ["decode-2", "prefill-2"] for _ in range(4 * PROCESSES)):
+    while any(sorted(deployment.workers()) != ["decode-2", "prefill-2"] for _ in range(4 * PROCESSES)):
         pass
     assert deployment.complete().status_code == 200
     assert prefill.state()["received"] > 0
@@ -263,10 +247,10 @@ def test_a_request_counts_at_prefill_until_decode_has_its_kv(deployment: Deploym
     prefill, decode = deployment.prefills[0], deployment.decodes[0]
     with deployment.proxy.open("/v1/completions", SHORT_STREAM) as client:
         prefill.wait(finished=1)
-        assert workers(deployment)["prefill-0"]["in_flight"] == 1
+        assert deployment.workers()["prefill-0"]["in_flight"] == 1
         decode.script(hold="token")
         until(deployment, "prefill-0", in_flight=0)
-        assert workers(deployment)["decode-0"]["in_flight"] == 1
+        assert deployment.workers()["decode-0"]["in_flight"] == 1
         assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -199,8 +198,7 @@ def test_parameters_that_are_too_old_are_not_used(deployment: Deployment) -> Non
     """After the lease the blocks hold another prompt: the fake gives wrong KV then, as vLLM does, without an error."""
     deployment.up(nixl=True, prefill={"hold": "prefill", "lease": LEASE}, kv_lease_seconds=LEASE)
     prefill, decode = deployment.fakes
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(deployment.complete, PROMPT)
+    with deployment.asking(PROMPT) as answer:
         prefill.wait(waiting=1)
         # As a machine that is suspended: the answer lies there until the lease is over.
         deployment.proxy.send_all(signal.SIGSTOP)
@@ -285,8 +283,7 @@ def test_what_was_kept_for_a_decode_that_is_gone_is_dropped_by_another(deploymen
 @EVERY_SPLIT
 def test_a_prefill_that_dies_while_it_computes_is_a_502(deployment: Deployment, split: dict[str, Any]) -> None:
     deployment.up(**split, prefill={"hold": "prefill"})
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(deployment.complete)
+    with deployment.asking() as answer:
         deployment.prefills[0].wait(waiting=1)
         # Mooncake's decode waits for it, NIXL's has not heard of the request.
         asked = 0 if split else 1
@@ -317,14 +314,8 @@ def test_nothing_is_counted_as_load_once_all_have_left(deployment: Deployment) -
     assert deployment.complete(PROMPT).status_code == 200
     deployment.idle()
     # The proxy listens on for a moment to the legs that it has left.
-    while loads(deployment) != [(0, 0), (0, 0)]:
+    while any(worker["in_flight"] or worker["prompt_tokens"] for worker in deployment.workers().values()):
         pass
-
-
-def loads(deployment: Deployment) -> list[tuple[int, int]]:
-    """Requests and prompt tokens of each worker, as the proxy counts them."""
-    workers = deployment.proxy.http.get("/workers").json()["workers"]
-    return [(worker["in_flight"], worker["prompt_tokens"]) for worker in workers]
 
 
 # --- a client that leaves, at any moment, leaves no running request and no KV behind

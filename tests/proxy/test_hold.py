@@ -64,8 +64,7 @@ def test_requests_wait_for_a_role_that_nobody_has(deployment: Deployment, role: 
     deployment.up(**HOLDS)
     for before, state in enumerate(("starting", "draining", "dead")):
         deployment.proxy.push(f"{role}-0", state)
-        with ThreadPoolExecutor() as pool:
-            answer = pool.submit(deployment.complete)
+        with deployment.asking() as answer:
             held(deployment, 1, role)
             assert deployment.proxy.http.get("/ready").json()["held"][role]["requests"] == 1
             assert [fake.state()["received"] for fake in deployment.fakes] == [before, before]
@@ -100,8 +99,7 @@ def test_a_client_that_leaves_is_forgotten_at_once(deployment: Deployment) -> No
 def test_what_waits_is_bounded_by_the_budget_of_bytes(deployment: Deployment) -> None:
     deployment.up(**HOLDS, limits={"max_buffered_bytes": 400_000})
     deployment.proxy.push("decode-0", "dead")
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(deployment.complete, user="x" * 150_000)
+    with deployment.asking(user="x" * 150_000) as answer:
         held(deployment, 1)
         assert deployment.complete(user="x" * 250_000).status_code == 503
         assert figure(deployment, "held_requests") == 1
@@ -126,8 +124,7 @@ def test_a_request_whose_only_engine_died_is_answered_by_its_next_life(
     computes, writes = ({"hold": "prefill"}, {}) if role == "prefill" else ({}, {"hold": "first"})
     deployment.up(**HOLDS, moments=patient, prefill={**computes}, decode={**writes})
     (engine,) = deployment.prefills if role == "prefill" else deployment.decodes
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(deployment.complete)
+    with deployment.asking() as answer:
         engine.wait(**({"waiting": 1} if role == "prefill" else {"running": 1}))
         if knows == "the launcher first":
             deployment.proxy.push(engine.name, "dead")

@@ -16,7 +16,7 @@ import pytest
 
 from pdserve.pd.workers.judgement import Fault, Judgement
 from tests.proxy.candidates import POLICIES, everywhere
-from tests.proxy.deployment import KEY, Deployment, Fake
+from tests.proxy.deployment import KEY, ROUND_ROBIN, Deployment, Fake
 from tests.proxy.test_failures import error_of
 from tests.tables import each_row
 
@@ -310,8 +310,7 @@ def whose_figures_were_read(deployment: Deployment) -> Fake:
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 1000, "stream": True}
     with deployment.proxy.begun("/v1/completions", body):
         while True:
-            listed = deployment.proxy.http.get("/workers").json()["workers"]
-            if shown := {worker["name"] for worker in listed if worker["kv_usage"] and worker["role"] == "decode"}:
+            if shown := {name for name, worker in deployment.workers().items() if worker["kv_usage"]} - {"prefill-0"}:
                 break
     for fake in deployment.decodes:
         fake.script(token_seconds=0)
@@ -359,15 +358,13 @@ def test_an_engine_that_computes_for_long_is_not_left(engines: Deployment, tmp_p
 # --- a request that crashes engines costs its own client an error, and the others nothing: no worker leaves routing,
 
 
-ROUND_ROBIN = {"prefill": {"kind": "round_robin"}, "decode": {"kind": "round_robin"}}
 POISONOUS = {"poisonous": True}
 AT_ONCE = {"failures": 1, "open_seconds": 600}
 """A breaker that opens at the first failure and does not close."""
 
 
 def open_breakers(deployment: Deployment) -> list[str]:
-    listed = deployment.proxy.http.get("/workers").json()["workers"]
-    return [worker["name"] for worker in listed if worker["breaker"] != "closed"]
+    return [name for name, worker in deployment.workers().items() if worker["breaker"] != "closed"]
 
 
 def poisoned(fakes: list[Fake]) -> list[Fake]:

@@ -16,7 +16,7 @@ import pytest
 
 from pdserve.pd.http.incoming import Budget, Request
 from pdserve.pd.http.places import PLACE, PROBE_PLACE, PROBE_PLACES, Places
-from pdserve.pd.http.reply import HttpReply, ReplyConnection
+from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.requests.body import EASY_BYTES, Body
 from pdserve.pd.requests.dialects import BY_PATH, CHAT, COMPLETIONS
 from pdserve.pd.requests.request import ClientRequest
@@ -40,6 +40,7 @@ from tests.proxy.raw import (
     raw_deployment,
     sends,
 )
+from tests.proxy.test_unexpected import WireToCut
 from tests.tables import each_row
 
 
@@ -106,21 +107,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "moriio": {"moriio": True},
     "one engine": {"aggregated": 1},
 }
-
-
-class NoConnection(ReplyConnection):
-    """Of a client that nothing is sent to."""
-
-    congested = False
-
-    def send(self, data: bytes) -> None:
-        pass
-
-    def replied(self, reply: HttpReply) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
 
 
 def large(**members: object) -> dict[str, object]:
@@ -226,7 +212,7 @@ def test_nothing_that_is_as_large_as_its_prompt_is_left() -> None:
 @each_row("end", ["end", "cut", "lost"])
 def test_a_reply_that_has_ended_in_any_way_keeps_nobody(end: str) -> None:
     """Who answers has the request, and would be kept by its own reply until the collector comes."""
-    reply = HttpReply(NoConnection(), keep_alive=True, head_only=False, http10=False)
+    reply = HttpReply(WireToCut(), keep_alive=True, head_only=False, http10=False)
     calls: list[str] = []
     reply.on_gone, reply.on_pressure = (lambda: calls.append("gone")), (lambda _: calls.append("pressure"))
     getattr(reply, end)()

@@ -14,13 +14,12 @@ from pydantic import ValidationError
 
 from pdserve.pd.config.serving import Serving
 from pdserve.pd.config.settings import OWN_HEADERS
-from tests.proxy.deployment import MODEL, PLAIN, Deployment, Fake, keys_file
+from tests.proxy.deployment import MODEL, PLAIN, ROUND_ROBIN, Deployment, Fake, keys_file
 from tests.proxy.raw import RawDeployment, Send, post, raw_deployment, whole
 from tests.tables import each_row
 
 INPUT: dict[str, Any] = {"model": MODEL, "input": "hello world", "max_output_tokens": 4}
 CHAT: list[dict[str, str]] = [{"role": "user", "content": "hello world"}]
-ROUND_ROBIN = {"prefill": {"kind": "round_robin"}, "decode": {"kind": "round_robin"}}
 KV = {"do_remote_prefill": True, "remote_bootstrap_addr": "http://127.0.0.1:1"}
 DANGEROUS = {"kv_transfer_params": KV, "ec_transfer_params": {}, "vllm_xargs": {"kv_transfer_params": KV, "keep": 1}}
 

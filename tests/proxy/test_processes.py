@@ -320,11 +320,6 @@ def test_new_processes_that_die_at_once_leave_the_old_ones_in_place(deployment: 
     assert ask(deployment).status_code == 200
 
 
-def fresh(deployment: Deployment, count: int = 20) -> list[int]:
-    """Return what so many clients get, each over a connection of its own."""
-    return [httpx.get(f"{deployment.proxy.url}/health", **PLAIN).status_code for _ in range(count)]
-
-
 def test_an_old_process_that_dies_in_a_restart_that_fails_is_replaced(deployment: Deployment, tmp_path: Path) -> None:
     deployment.up(processes=2)
     before = deployment.proxy.members
@@ -333,7 +328,7 @@ def test_an_old_process_that_dies_in_a_restart_that_fails_is_replaced(deployment
     while len(deployment.proxy.members) != 2:  # one of the restart that failed may still be about to end
         pass
     assert len(deployment.proxy.members - before) == 1
-    assert fresh(deployment) == [200] * 20
+    assert {answer.status_code for answer in together(deployment, 20)} == {200}
 
 
 def test_after_a_failed_restart_processes_are_as_before(deployment: Deployment, tmp_path: Path) -> None:
@@ -357,7 +352,7 @@ def test_after_a_failed_restart_processes_are_as_before(deployment: Deployment, 
     deployment.proxy.shows('pdserve_proxy_requests_total{path="/v1/completions",status="429"} 18.0')
     os.kill(other, signal.SIGKILL)
     deployment.proxy.until("serving on")
-    assert fresh(deployment) == [200] * 20
+    assert {answer.status_code for answer in together(deployment, 20)} == {200}
     assert not {hung, other} & deployment.proxy.members
 
 

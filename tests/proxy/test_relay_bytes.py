@@ -166,19 +166,13 @@ async def relayed(pieces: Sequence[bytes], *, http10: bool = False, cached: int 
 
 
 @settings(max_examples=settings().max_examples * 3, deadline=None)
-@given(STREAMS, CUTS, CUTS, st.booleans())
+@given(STREAMS, CUTS, CUTS, st.booleans(), st.booleans())
 def test_a_stream_is_the_same_however_it_is_cut(
-    stream: bytes, chunks: list[int], reads: list[int], http10: bool
+    stream: bytes, chunks: list[int], reads: list[int], http10: bool, size: bool
 ) -> None:
-    wire = head(SSE) + b"".join(chunk(part) for part in cut(stream, chunks)) + b"0\r\n\r\n"
+    chunked = head(SSE) + b"".join(chunk(part) for part in cut(stream, chunks)) + b"0\r\n\r\n"
+    wire = whole(stream, SSE) if size else chunked
     received = asyncio.run(relayed(cut(wire, reads), http10=http10))
-    assert (received.body, received.complete) == (stream, True)
-
-
-@settings(deadline=None)
-@given(STREAMS, CUTS)
-def test_a_stream_with_a_length_is_the_same_however_it_is_cut(stream: bytes, reads: list[int]) -> None:
-    received = asyncio.run(relayed(cut(whole(stream, SSE), reads)))
     assert (received.body, received.complete) == (stream, True)
 
 

@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from pdserve.pd.http.places import PROBE_PLACES
 from pdserve.pd.serve.client_tls import _HANDSHAKES
-from tests.proxy.deployment import MODEL, Deployment, open_links, over_socket
+from tests.proxy.deployment import MODEL, Deployment, open_links
 from tests.proxy.raw import ANSWER, SECONDS, RawClient, RawEngine, post
 
 FILES = ("engine.pem", "proxy.pem", "proxy.key")
@@ -89,19 +89,6 @@ def test_workers_are_reached_with_a_certificate(deployment: Deployment, engine: 
     answer = deployment.proxy.http.post("/v1/completions", json=BODY)
     assert (answer.status_code, answer.content) == (200, ANSWER)
     assert len(engine.seen) == 1
-
-
-def test_a_worker_that_an_admin_adds_is_reached_the_same_way(
-    deployment: Deployment, engine: RawEngine, tmp_path: Path
-) -> None:
-    socket, trusted = str(tmp_path / "admin.sock"), mutual(tmp_path)
-    deployment.up(0, 0, protocol="aggregated", workers=[], upstream_tls=trusted, admin={"socket": socket})
-    with over_socket(socket) as admin:
-        assert admin.post("/workers", json=worker(engine)).status_code == 201
-        while not admin.get("/workers").json()["workers"][0]["healthy"]:
-            pass
-    answer = deployment.proxy.http.post("/v1/completions", json=BODY)
-    assert (answer.status_code, answer.content) == (200, ANSWER)
 
 
 @pytest.mark.parametrize("missing", ["our certificate", "trust in theirs"])
