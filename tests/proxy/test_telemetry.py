@@ -245,6 +245,11 @@ async def test_lines_are_written_together_and_none_waits_for_ever() -> None:
     assert sum(block.count(b"\n") for block in out) == 1002
 
 
+@each_row("seconds, expected", [(0.25, 250.0), (0.0123456, 12.35), (-1.0, 0.0)])
+def test_times_are_milliseconds_with_two_digits(seconds: float, expected: float) -> None:
+    assert Histogram((1,)).timed(seconds) == expected
+
+
 @each_row("seconds, expected", [(0.0, "00.000"), (59.9999, "59.999"), (1.0005, "01.000")])
 def test_the_time_of_day_is_cut_not_rounded_up(seconds: float, expected: str) -> None:
     out: list[bytes] = []
