@@ -189,19 +189,22 @@ def test_the_same_again_changes_nothing(deployment: Deployment) -> None:
     assert deployment.workers() == served
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"role": "aggregated"}, {"role": "prefill", "bootstrap_url": None}, {"url": 1}, {"unknown": 1}],
-    ids=["no such role", "what its protocol needs is missing", "no address", "a field of another version"],
-)
-def test_a_set_with_one_that_cannot_be_used_changes_nothing(deployment: Deployment, wrong: dict[str, object]) -> None:
+def test_a_set_with_one_that_cannot_be_used_changes_nothing(deployment: Deployment) -> None:
+    """It has no such role, not what its protocol needs, no address, or a field of another version."""
     deployment.up(control=True)
     known = [fake.config().model_dump() for fake in deployment.fakes]
-    new = known[1] | {"name": "decode-1"} | wrong
-    deployment.proxy.push_line(json.dumps({"workers": [*known, new], "states": {"decode-0": "dead"}}))
-    deployment.proxy.until("control: cannot use")
-    assert deployment.complete().status_code == 200
-    assert sorted(deployment.workers()) == ["decode-0", "prefill-0"]
+    wrongs: list[dict[str, object]] = [
+        {"role": "aggregated"},
+        {"role": "prefill", "bootstrap_url": None},
+        {"url": 1},
+        {"unknown": 1},
+    ]
+    for wrong in wrongs:
+        new = known[1] | {"name": "decode-1"} | wrong
+        deployment.proxy.push_line(json.dumps({"workers": [*known, new], "states": {"decode-0": "dead"}}))
+        deployment.proxy.until("control: cannot use")
+        assert deployment.complete().status_code == 200
+        assert sorted(deployment.workers()) == ["decode-0", "prefill-0"]
 
 
 def test_workers_come_and_go_under_load(deployment: Deployment) -> None:
