@@ -90,14 +90,13 @@ def test_a_rate_is_compared_over_all_visits() -> None:
     assert goal.value == pytest.approx(106 / 107)
 
 
-@each_row("ours, value", [(3190, 3190 / 3200), (3100, 3100 / 3200)])
-def test_who_seems_to_deliver_more_than_is_offered_has_delivered_all(ours: float, value: float) -> None:
+def test_who_seems_to_deliver_more_than_is_offered_has_delivered_all() -> None:
     samples = [
         Sample(0, "streams-64-paced", system, {"delivered_per_s": rate, "offered_per_s": 3200})
-        for system, rate in (("pdserve", ours), ("vllm-router", 3274))
+        for system, rate in (("pdserve", 3100), ("vllm-router", 3274))
     ]
     (goal,) = judge(samples)
-    assert goal.value == pytest.approx(value)
+    assert goal.value == pytest.approx(3100 / 3200)
 
 
 def test_only_pairs_without_foreign_load_count_where_there_are_any() -> None:
@@ -118,9 +117,3 @@ def test_what_wrk_says_of_answers_that_failed_is_not_passed_over() -> None:
     )
     assert other_client.refused("  Socket errors: connect 0, read 1, write 0, timeout 0\n")
     assert other_client.refused("  100 requests in 3.00s, 1.2MB read\n") is None
-
-
-def test_without_wrk_is_no_second_client(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert other_client.main() == 1
-    assert "apt-get install wrk" in capsys.readouterr().out

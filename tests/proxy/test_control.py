@@ -154,10 +154,8 @@ def test_one_that_goes_finishes_what_it_has_and_is_then_gone(deployment: Deploym
         tell(deployment, *deployment.prefills, other)
         other.script(hold="")
         assert deployment.complete().status_code == 200
-        assert (deployment.workers()[busy.name]["state"], deployment.workers()[busy.name]["in_flight"]) == (
-            "draining",
-            1,
-        )
+        leaving = deployment.workers()[busy.name]
+        assert (leaving["state"], leaving["in_flight"]) == ("draining", 1)
         busy.script(hold="")
         assert answer.result().status_code == 200
     until(deployment, busy.name)
