@@ -32,7 +32,7 @@ def store(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> Deployment
 
 
 @pytest.fixture(scope="module")
-def module_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with Deployment(tmp_path_factory.mktemp("proxy")) as deployment:
         yield deployment.up()
 
@@ -50,21 +50,19 @@ def bodies(fake: Fake) -> list[dict[str, Any]]:
 # --- answered by one engine, whole
 
 
-def test_a_batch_of_chats_goes_to_one_engine(module_pair: Deployment) -> None:
+def test_a_batch_of_chats_goes_to_one_engine(pair: Deployment) -> None:
     body = {"model": MODEL, "messages": [CHAT, CHAT, CHAT], "max_tokens": 3}
-    answer = module_pair.proxy.http.post("/v1/chat/completions/batch", json=body)
+    answer = pair.proxy.http.post("/v1/chat/completions/batch", json=body)
     assert answer.status_code == 200, answer.text
     assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2]
-    assert module_pair.prefills[0].requests() == []
+    assert pair.prefills[0].requests() == []
 
 
 @each_row("asked", [{"messages": CHAT}, {"prompt": "hello world"}])
 @each_row("stream", [False, True])
-def test_sagemakers_invocations_are_chats_or_completions(
-    module_pair: Deployment, asked: dict[str, Any], stream: bool
-) -> None:
+def test_sagemakers_invocations_are_chats_or_completions(pair: Deployment, asked: dict[str, Any], stream: bool) -> None:
     body = {"model": MODEL, "max_tokens": 3, "stream": stream, **asked}
-    answer = module_pair.proxy.http.post("/invocations", json=body)
+    answer = pair.proxy.http.post("/invocations", json=body)
     assert answer.status_code == 200, answer.text
     if stream:
         assert answer.text.endswith("data: [DONE]\n\n")
@@ -72,9 +70,9 @@ def test_sagemakers_invocations_are_chats_or_completions(
         assert answer.json()["object"] == ("chat.completion" if "messages" in asked else "text_completion")
 
 
-def test_generative_scoring_is_passed_on(module_pair: Deployment) -> None:
+def test_generative_scoring_is_passed_on(pair: Deployment) -> None:
     body = {"model": MODEL, "query": "is it?", "items": ["a", "b"], "label_token_ids": [1, 2]}
-    answer = module_pair.proxy.http.post("/generative_scoring", json=body)
+    answer = pair.proxy.http.post("/generative_scoring", json=body)
     assert [item["index"] for item in answer.json()["data"]] == [0, 1]
 
 
@@ -86,12 +84,10 @@ def test_generative_scoring_is_passed_on(module_pair: Deployment) -> None:
         ("/invocations", {"prompt": "hello"}),
     ],
 )
-def test_no_engine_gets_the_place_of_kv_that_a_client_names(
-    module_pair: Deployment, path: str, body: dict[str, Any]
-) -> None:
-    answer = module_pair.proxy.http.post(path, json={"model": MODEL, "max_tokens": 1, **body, **DANGEROUS})
+def test_no_engine_gets_the_place_of_kv_that_a_client_names(pair: Deployment, path: str, body: dict[str, Any]) -> None:
+    answer = pair.proxy.http.post(path, json={"model": MODEL, "max_tokens": 1, **body, **DANGEROUS})
     assert answer.status_code == 200, answer.text
-    sent = bodies(module_pair.decodes[0])[-1]
+    sent = bodies(pair.decodes[0])[-1]
     assert not {"kv_transfer_params", "ec_transfer_params"} & sent.keys()
     assert sent["vllm_xargs"] == {"keep": 1}
 
@@ -105,9 +101,9 @@ def test_a_stream_of_invocations_that_is_cut_does_not_look_complete(deployment: 
 # --- about the deployment
 
 
-def test_version_ping_and_load(module_pair: Deployment) -> None:
-    http = module_pair.proxy.http
-    assert http.get("/version").json() == module_pair.decodes[0].http.get("/version").json()
+def test_version_ping_and_load(pair: Deployment) -> None:
+    http = pair.proxy.http
+    assert http.get("/version").json() == pair.decodes[0].http.get("/version").json()
     assert [http.request(method, "/ping").status_code for method in ("GET", "POST")] == [200, 200]
     assert http.get("/load").json() == {"server_load": 0}
 
@@ -193,14 +189,14 @@ def test_that_an_engine_does_not_answer_is_no_404(deployment: Deployment) -> Non
 
 
 @each_row("method", ["POST", "DELETE"])
-def test_a_stored_response_has_its_methods_only(module_pair: Deployment, method: str) -> None:
-    assert module_pair.proxy.http.request(method, "/v1/responses/resp_1").status_code == 405
-    assert module_pair.proxy.http.get("/v1/responses/resp_1/cancel").status_code == 405
+def test_a_stored_response_has_its_methods_only(pair: Deployment, method: str) -> None:
+    assert pair.proxy.http.request(method, "/v1/responses/resp_1").status_code == 405
+    assert pair.proxy.http.get("/v1/responses/resp_1/cancel").status_code == 405
 
 
 @each_row("name", ["..%2f..%2freset_prefix_cache", "a.b", "a%20b", "x" * 257, "a/input_items"])
-def test_only_an_id_is_passed_on(module_pair: Deployment, name: str) -> None:
-    answer = module_pair.proxy.http.get(f"/v1/responses/{name}")
+def test_only_an_id_is_passed_on(pair: Deployment, name: str) -> None:
+    answer = pair.proxy.http.get(f"/v1/responses/{name}")
     assert answer.status_code == 404
     assert "this proxy has no route /v1/responses/" in answer.json()["error"]["message"]
 
@@ -225,15 +221,15 @@ def test_keys_figures_and_the_log_know_requests_for_stored_responses(
 
 
 @each_row("path", ["/reset_prefix_cache", "/sleep", "/collective_rpc", "/v1/load_lora_adapter", "/x"])
-def test_other_routes_of_an_engine_are_out_of_reach(module_pair: Deployment, path: str) -> None:
-    answer = module_pair.proxy.http.post(path, json={})
+def test_other_routes_of_an_engine_are_out_of_reach(pair: Deployment, path: str) -> None:
+    answer = pair.proxy.http.post(path, json={})
     assert answer.status_code == 404
     error = {"message": f"Not Found: this proxy has no route {path}", "type": "NotFoundError"}
     assert answer.json() == {"error": {**error, "param": None, "code": 404}}
 
 
-def test_an_api_that_the_engine_does_not_have_is_an_error_of_its_own(module_pair: Deployment) -> None:
-    answer = module_pair.proxy.http.post("/v1/embeddings", json={"model": MODEL, "input": "x"})
+def test_an_api_that_the_engine_does_not_have_is_an_error_of_its_own(pair: Deployment) -> None:
+    answer = pair.proxy.http.post("/v1/embeddings", json={"model": MODEL, "input": "x"})
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == "The engine does not offer this route for its model."
 
