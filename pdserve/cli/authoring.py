@@ -10,8 +10,8 @@ from pathlib import Path
 
 import typer
 
-from pdserve.importing.annotated import line
 from pdserve.importing.launch import Draft, ImportChoice
+from pdserve.importing.recipe_text import line
 from pdserve.operations import import_recipe
 from pdserve.operations.import_recipe import Ask, save
 from pdserve.operations.init_recipe import first_recipe

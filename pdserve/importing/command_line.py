@@ -132,10 +132,10 @@ def flag(name: str, value: Any, names: FlagNames = LISTED) -> ImportedFlag:
         return ImportedFlag(first, value, name.partition(".")[0])
     if value is True and (off := names.switched_off(first)) is not None:
         return ImportedFlag(off, False)
-    return ImportedFlag(first, value if first in _TEXTS else typed(value))
+    return ImportedFlag(first, value if first in _TEXTS else typed_value(value))
 
 
-def typed(value: Any) -> Any:
+def typed_value(value: Any) -> Any:
     """A text as what it says: a JSON object, a number, or the text. A JSON list is one word for vLLM, and a list of a
     recipe is several: it stays a text. So does `True`: a flag of vLLM that is a switch takes no value."""
     if not isinstance(value, str):
@@ -151,7 +151,7 @@ def typed(value: Any) -> Any:
     return scalar if isinstance(scalar, float) or str(scalar) == value else value
 
 
-def collected(flags: Iterable[tuple[ImportedFlag, Sourced]]) -> dict[str, Sourced]:
+def merge_flags(flags: Iterable[tuple[ImportedFlag, Sourced]]) -> dict[str, Sourced]:
     """All flags of a command line together. The later of two values holds. Dotted keys of one spelling are merged, and
     hold over a whole JSON object of that flag: vLLM puts what it makes of them at the end of the line."""
     args: dict[str, Sourced] = {}
@@ -186,7 +186,7 @@ def from_argv(words: Sequence[str], names: FlagNames = LISTED) -> Iterator[tuple
             index += 1
         value: Any = True if not values else values[0]
         if len(values) > 1:
-            value = values if names.named(name) in _TEXTS else [typed(item) for item in values]
+            value = values if names.named(name) in _TEXTS else [typed_value(item) for item in values]
         yield start, flag(name, value, names)
 
 
@@ -316,4 +316,4 @@ def _corrected(args: dict[str, Sourced], parsed: ParsedLine, launch: Launch, at:
 def _value(name: str, words: bool | Sequence[str]) -> object:
     if isinstance(words, bool):
         return words
-    return flag(f"--{name}", words[0]).value if len(words) == 1 else [typed(word) for word in words]
+    return flag(f"--{name}", words[0]).value if len(words) == 1 else [typed_value(word) for word in words]

@@ -16,6 +16,7 @@ from pdserve.recipe.load.problems import Path
 
 Config = Mapping[str, Any]
 _GIB = 1 << 30
+_AT_THE_TOP = "vLLM reads it at the top level only"
 _MADE_BY_PDSERVE = {
     "engine_id": "vLLM makes one for each engine, and two engines must not share it",
     "kv_role": "pdserve names the side of each role",
@@ -51,7 +52,7 @@ _MORIIO_LEFT = {
 
 
 @dataclass(frozen=True)
-class Carried:
+class CarriedConnector:
     """The connector of one role."""
 
     section: dict[str, Any]
@@ -64,15 +65,15 @@ class Carried:
     """Keys of a raw mapping that vLLM does not take as they are, and why."""
 
 
-def carried(config: Config, *, raw: bool = False) -> Carried:
+def section_of(config: Config, *, raw: bool = False) -> CarriedConnector:
     """`config` as a section, or raw where no section can make it, or where the other role's is raw."""
     section = None if raw else _section(config)
     if section is None:
         mapping, replaced = _raw(config)
-        return Carried({"kind": "raw", "config": mapping}, None, replaced, tuple(_refused(mapping)))
+        return CarriedConnector({"kind": "raw", "config": mapping}, None, replaced, tuple(_refused(mapping)))
     replaced = tuple((key, why) for key, why in _MADE_BY_PDSERVE.items() if _has(config, key))
-    replaced += tuple((key, _why_left_out(key)) for key in dict.fromkeys(_left_out(config)))
-    return Carried(section, config.get("kv_load_failure_policy"), replaced)
+    replaced += tuple(dict(_left_out(config)).items())
+    return CarriedConnector(section, config.get("kv_load_failure_policy"), replaced)
 
 
 def needs_raw(config: Config) -> bool:
@@ -164,19 +165,21 @@ def _leaf(config: Config) -> dict[str, Any] | None:
     return None
 
 
-def _left_out(config: Config) -> Iterator[str]:
-    """Settings of the mapping that its section does not repeat."""
+def _left_out(config: Config) -> Iterator[tuple[str, str]]:
+    """Settings of the mapping that its section does not repeat, and why."""
     name, extra = config.get("kv_connector"), _extra(config)
     for key, value in extra.items():
-        if (key, value) in _WITHOUT_MEANING.items() or str(key).startswith("lmcache.mp."):
-            yield str(key)
+        if (key, value) in _WITHOUT_MEANING.items():
+            yield str(key), "it is vLLM's default"
+        elif str(key).startswith("lmcache.mp."):
+            yield str(key), "the engines of a recipe find the LMCache server of their node (section lmcache)"
     if name == "MoRIIOConnector":
-        yield from (key for key in _MORIIO_LEFT if key in extra or key == "read_mode")
+        yield from ((key, why) for key, why in _MORIIO_LEFT.items() if key in extra or key == "read_mode")
     if name == "MooncakeStoreConnector":
-        yield from (key for key in _STORE_ALWAYS if key not in extra)
+        yield from ((key, "the section always has it: true") for key in _STORE_ALWAYS if key not in extra)
     for child in _children(config):
         if "kv_load_failure_policy" in child:
-            yield f"{child.get('kv_connector')}.kv_load_failure_policy"
+            yield f"{child.get('kv_connector')}.kv_load_failure_policy", _AT_THE_TOP
         yield from _left_out(child)
 
 
@@ -189,16 +192,6 @@ def _refused(config: Config) -> Iterator[tuple[str, str]]:
         yield from _refused(child)
 
 
-def _why_left_out(key: str) -> str:
-    if key.startswith("lmcache.mp."):
-        return "the engines of a recipe find the LMCache server of their node (section lmcache)"
-    if key in _MORIIO_LEFT:
-        return _MORIIO_LEFT[key]
-    if key.endswith(".kv_load_failure_policy"):
-        return "vLLM reads it at the top level only"
-    return "the section always has it: true" if key in _STORE_ALWAYS else "it is vLLM's default"
-
-
 def acceptances(section: Mapping[str, Any]) -> Iterator[Path]:
     """The keys of a role's connector that only its user may write: what it can do to KV is to be accepted by name."""
     if section.get("kind") == "moriio":
@@ -207,7 +200,7 @@ def acceptances(section: Mapping[str, Any]) -> Iterator[Path]:
         yield from (("of", index, *key) for key in acceptances(child))
 
 
-def accepted(section: Mapping[str, Any]) -> dict[str, Any]:
+def with_acceptances(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return the connector with all of that written: the rest is valid with it or without."""
     result = copy.deepcopy(dict(section))
     for *above, key in acceptances(section):
@@ -245,7 +238,7 @@ def _raw(config: Config) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
     for child in _children(mapping):
         for key in ("kv_load_failure_policy", "engine_id"):
             if child.pop(key, None) is not None:
-                replaced.append((f"{child.get('kv_connector')}.{key}", "vLLM reads it at the top level only"))
+                replaced.append((f"{child.get('kv_connector')}.{key}", _AT_THE_TOP))
     return mapping, tuple(replaced)
 
 

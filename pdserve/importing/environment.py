@@ -16,7 +16,7 @@ _SRTCTL, _NICS = "SRT_", "SRT_MOONCAKE_RANK_LOCAL_HCA_MAP"
 _UNUSED_BY_VLLM = "read by Dynamo, which a recipe does not start"
 
 
-def carried(env: dict[str, Sourced], launch: Launch, role: EngineRole | None) -> dict[str, Sourced]:
+def carry_over(env: dict[str, Sourced], launch: Launch, role: EngineRole | None) -> dict[str, Sourced]:
     """Return what of `env` a recipe has as it stands; the rest becomes notes of the launch. `role` None: all roles."""
     kept: dict[str, Sourced] = {}
     for name, at in env.items():

@@ -81,7 +81,7 @@ TAXONOMY, STRATEGIES, STORES = "taxonomy.yaml", "strategies", "kv_store"
 """Of vLLM's collection of recipes."""
 
 
-def imported(
+def import_launch(
     text: str,
     file: str,
     choice: ImportChoice,
@@ -151,7 +151,7 @@ def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | No
     return first
 
 
-def imported_sweep(text: str, file: str, lines: LineReader = BY_LIST) -> SweepDraft | None:
+def import_variants(text: str, file: str, lines: LineReader = BY_LIST) -> SweepDraft | None:
     """All deployments of `text` as a recipe and a sweep over it; None: it is no recipe of srt-slurm with several. A
     variant that cannot become a recipe is a note. Raises RecipeError where none can."""
     if not file.endswith((".yaml", ".yml")):

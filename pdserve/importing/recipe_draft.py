@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from pdserve.errors import RecipeError
 from pdserve.importing import connectors
-from pdserve.importing.launch import Draft, Effect, EngineLaunch, Launch, Note, Sourced
+from pdserve.importing.launch import Draft, Effect, EngineLaunch, Launch, Sourced
 from pdserve.importing.yaml_tree import whole
 from pdserve.recipe.connectors.registry import NIXL_PUSH, REFUSED
 from pdserve.recipe.flags import where_instead
@@ -35,7 +34,7 @@ class _Writer:
         self.launch = launch
         self.document: dict[str, Any] = {}
         self.origins: dict[Path, str] = {}
-        self.notes: list[Note] = list(launch.notes)
+        self.note = launch.note
 
     def draft(self) -> Draft:
         launch = self.launch
@@ -64,7 +63,7 @@ class _Writer:
         if launch.image is not None:
             self.put(("container",), launch.container)
         lines = tuple(engines.line for engines in launch.roles.values() if engines.line is not None)
-        return Draft(self.document, self.origins, tuple(self.notes), launch.file, launch.format, lines=lines)
+        return Draft(self.document, self.origins, tuple(launch.notes), launch.file, launch.format, lines=lines)
 
     def put(self, path: Path, value: Any) -> None:
         """Set a value, or a mapping or list of them. None, and what is empty, is left out."""
@@ -92,9 +91,6 @@ class _Writer:
             into.append(_written(value))
         else:
             into[path[-1]] = _written(value)
-
-    def note(self, at: Sourced, why: str, effect: Any) -> None:
-        self.notes.append(Note(at, why, effect))
 
     def _model(self) -> None:
         launch = self.launch
@@ -143,15 +139,13 @@ class _Writer:
             roles["prefill"].args["max-model-len"] = second
 
     def _role(self, role: EngineRole, engines: EngineLaunch) -> None:
-        self.put((role, "instances"), engines.instances.of(counted(engines.instances, "instances", self.notes)))
+        self.put((role, "instances"), engines.instances.of(read_count(engines.instances, "instances", self.launch)))
         cached = "l1_size_gb" in self.launch.lmcache and _uses_lmcache(engines.kv_transfer)
-        parallel = take_parallelism(engines, role, self.launch.devices_per_node, cached=cached)
-        self.put((role, "parallel"), parallel.section)
-        self.notes += parallel.notes
+        self.put((role, "parallel"), take_parallelism(self.launch, role, cached=cached))
         for name in list(engines.args):
             if (instead := where_instead(name, role)) is not None:
                 # What a file of flags sets is not known, and was served.
-                effect = "served" if name == "config" else "replaced"
+                effect: Effect = "served" if name == "config" else "replaced"
                 self.note(engines.args.pop(name), f"pdserve sets --{name}: {instead}", effect)
         self.put((role, "args"), engines.args)
         self.put((role, "env"), engines.env)
@@ -182,7 +176,7 @@ class _Writer:
             configs = {role: self._without_timeouts(at) for role, at in configs.items()}
         raw = any(connectors.needs_raw(at.value) for at in configs.values())
         for role, at in configs.items():
-            carried = connectors.carried(at.value, raw=raw)
+            carried = connectors.section_of(at.value, raw=raw)
             for key, value in carried.section.items():
                 self.set((role, "connector", key), value)
             self.origins[(role, "connector")] = str(at)
@@ -260,52 +254,42 @@ _SIZES = {
 _LOCAL = "data-parallel-size-local"
 
 
-@dataclass(frozen=True)
-class ImportedParallel:
-    """The section of a role, and what was not carried over."""
-
-    section: dict[str, Sourced]
-    notes: tuple[Note, ...]
-
-
-def take_parallelism(
-    engines: EngineLaunch, role: EngineRole, devices_per_node: Sourced | None, *, cached: bool
-) -> ImportedParallel:
-    """Take the flags out of `engines.args`. `cached`: the role attaches to an LMCache server."""
-    reader = _Reader(engines, role)
+def take_parallelism(launch: Launch, role: EngineRole, *, cached: bool) -> dict[str, Sourced]:
+    """Take the flags out of the role's `args`, and return its section. `cached`: it attaches to an LMCache server."""
+    reader, engines = _Reader(launch, role), launch.roles[role]
     sizes = {key: reader.size(key, flag) for key, flag in _SIZES.items()}
     ranks = math.prod(sizes.values())
     reader.experts(several=sizes["tp"] * sizes["pcp"] * sizes["dp"] > 1)
     reader.devices(ranks)
-    each = whole(devices_per_node.value) if devices_per_node is not None else None
+    each = whole(launch.devices_per_node.value) if launch.devices_per_node is not None else None
     nodes = -(-ranks // each) if each and each > 0 else None
     if nodes is not None and nodes > 1:
         reader.section["nodes"] = (engines.devices or engines.at).of(nodes)
     reader.balancing(sizes["dp"], nodes, cached=cached)
-    return ImportedParallel(reader.section, tuple(reader.notes))
+    return reader.section
 
 
-def counted(at: Sourced, of: str, notes: list[Note]) -> int:
+def read_count(at: Sourced, of: str, launch: Launch) -> int:
     """Read how many there are; 1, and a note, where the value does not say it."""
     number = whole(at.value)
     if number is not None and number > 0:
         return number
-    notes.append(Note(at, f"{show.value(at.value)} is no number of {of}: 1 is used", "served"))
+    launch.note(at, f"{show.value(at.value)} is no number of {of}: 1 is used", "served")
     return 1
 
 
 class _Reader:
-    def __init__(self, engines: EngineLaunch, role: EngineRole) -> None:
-        self.engines, self.args, self.role = engines, engines.args, role
+    def __init__(self, launch: Launch, role: EngineRole) -> None:
+        self.launch, self.engines, self.role = launch, launch.roles[role], role
+        self.args = self.engines.args
         self.section: dict[str, Sourced] = {}
-        self.notes: list[Note] = []
 
     def size(self, key: str, flag: str) -> int:
         """One of the sizes whose product are the ranks."""
         at = self.args.pop(flag, None)
         if at is None:
             return 1
-        number = counted(at, "ranks", self.notes)
+        number = read_count(at, "ranks", self.launch)
         if number > 1:
             self.section[key] = at.of(number)
         return number
@@ -318,14 +302,16 @@ class _Reader:
         if several:
             self.section["ep"] = at
         else:
-            self._note(at, "there is one rank, which has all experts", "replaced")
+            self.launch.note(at, "there is one rank, which has all experts", "replaced")
 
     def devices(self, ranks: int) -> None:
         """Compare what the file has of them with the flags, which decide."""
         at = self.engines.devices
         if at is not None and (given := whole(at.value)) != ranks:
             shown = show.value(at.value) if given is None else given
-            self._note(at, f"{shown} devices for an instance, and its flags use {ranks}: pdserve gives it {ranks}")
+            self.launch.note(
+                at, f"{shown} devices for an instance, and its flags use {ranks}: pdserve gives it {ranks}", "served"
+            )
 
     def balancing(self, dp: int, nodes: int | None, *, cached: bool) -> None:
         """Read which API servers an instance has. `nodes`: those that it spans; None: the file lacks their size."""
@@ -336,18 +322,22 @@ class _Reader:
         if nodes is None and mode == "hybrid" and (nodes := self._nodes_of_flags(dp)) is not None and nodes > 1:
             self.section["nodes"] = at.of(nodes)
         if dp == 1:
-            self._note(at, "there is one data-parallel rank, and nobody chooses among them", "replaced")
+            self.launch.note(at, "there is one data-parallel rank, and nobody chooses among them", "replaced")
         elif cached:
             why = "pdserve connects LMCache to instances with one API server only, which chooses among all ranks"
-            self._note(at, f"{why}: take {self.role} out of lmcache.on and set {key}.load_balancing: {mode}")
+            self.launch.note(
+                at, f"{why}: take {self.role} out of lmcache.on and set {key}.load_balancing: {mode}", "served"
+            )
         elif mode == "hybrid" and nodes is None:
             why = "the file does not have over how many nodes"
-            self._note(at, f"{why}: set {key}.nodes, and {key}.load_balancing: {mode}")
+            self.launch.note(at, f"{why}: set {key}.nodes, and {key}.load_balancing: {mode}", "served")
         elif mode == "hybrid" and nodes == 1:
-            self._note(at, "on one node that is one API server for all ranks", "replaced")
+            self.launch.note(at, "on one node that is one API server for all ranks", "replaced")
         elif dp % (nodes or 1):
             why = f"{dp} ranks over {nodes} nodes, and with {mode} load balancing every node has whole ranks"
-            self._note(at, f"{why}: set {key}.dp to a multiple of the nodes, and {key}.load_balancing: {mode}")
+            self.launch.note(
+                at, f"{why}: set {key}.dp to a multiple of the nodes, and {key}.load_balancing: {mode}", "served"
+            )
         else:
             # With one rank on each node vLLM takes it for external load balancing (engine/arg_utils.py).
             self.section["load_balancing"] = at.of("external" if mode == "hybrid" and dp == nodes else mode)
@@ -370,6 +360,3 @@ class _Reader:
         nnodes, local = (whole(at.value) if (at := self.args.get(name)) else None for name in ("nnodes", _LOCAL))
         nodes = nnodes or (dp // local if local and dp % local == 0 else None)
         return nodes if nodes and dp % nodes == 0 else None
-
-    def _note(self, at: Sourced, why: str, effect: Effect = "served") -> None:
-        self.notes.append(Note(at, why, effect))

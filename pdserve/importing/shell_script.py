@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.errors import RecipeError
 from pdserve.importing import cache_servers, environment
-from pdserve.importing.command_line import ImportedFlag, LineReader, as_parsed, collected, from_argv, variables_of
+from pdserve.importing.command_line import ImportedFlag, LineReader, as_parsed, from_argv, merge_flags, variables_of
 from pdserve.importing.launch import CommandLine, EngineLaunch, ImportChoice, Launch, Sourced
 from pdserve.importing.shell_words import COPY, ShellCommand, ShellWord, WordPart, commands
 from pdserve.recipe.flags import env_instead, where_instead
@@ -34,6 +34,10 @@ _PROGRAMS = {
 _SERVER = re.compile(r"\bvllm[\s\\]+serve\b|\bvllm\.entrypoints\.openai\.api_server\b")
 _STARTED = re.compile(rf"{_SERVER.pattern}|\blmcache\s+server\b|\bmooncake_master\b")
 _ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<adds>\+?)=")
+_REBINDS = re.compile(r"IFS\+?=|\w+\[[^]]*\]\+?=")
+"""What splits words, and an element of an array."""
+_SET_BY_SHELL = ("HOME", "HOSTNAME", "OLDPWD", "PATH", "PWD", "RANDOM", "SECONDS", "UID", "USER")
+"""They have a value that is not in the script, so a default does not hold."""
 _DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*):?=")
 _FILES = re.compile(r"^~|[*?]|\{.*(?:,|\.\.).*\}")
 """What a shell replaces by names of files, or by several words."""
@@ -172,10 +176,12 @@ class _Script:
             command.before != "&&" or (self.is_certain and self.last in _SUCCEEDING)
         )
         first = next((i for i, word in enumerate(words) if not _ASSIGNED.match(word.bare)), len(words))
+        if first + 1 < len(words) and words[first].bare in ("command", "builtin"):
+            first += 1
         name = words[first].bare if first < len(words) else ""
         exports_all = name == "set" and any(re.fullmatch(r"-\w*a\w*|allexport", word.bare) for word in words)
         sets = name == "printf" and any(word.bare == "-v" for word in words)
-        stops = name in _STOPS or exports_all or sets
+        stops = name in _STOPS or exports_all or sets or _REBINDS.match(words[0].bare) is not None
         if stops or any(word.bare in ("(", ")") for word in words):
             self._stop(command, f"`{name}`" if stops and name not in "()" else "a group or a function")
             return
@@ -203,7 +209,7 @@ class _Script:
         for word in words:
             match = _ASSIGNED.match(word.bare)
             name = match["name"] if match is not None else word.bare
-            if match is None and (name == by or name.startswith("-")):
+            if match is None and (name in (by, "command", "builtin") or name.startswith("-")):
                 continue
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise self._refusal(f"`{by}` has names that are known only when it runs", word.line)
@@ -263,7 +269,7 @@ class _Script:
         for name, at in self.exported.items():
             process.env[name] = Sourced(self.given.get(name, self.values.get(name)), f"export {name}", at)
         program_before = ""
-        for item, at in [*((item, w.line) for w in assigned for item in self._items(w, splits=False)), *items[:start]]:
+        for item, at in [*self._assigned(assigned), *items[:start]]:
             text = item if isinstance(item, str) else item.written
             if (match := _ASSIGNED.match(text)) is not None:
                 process.env[match["name"]] = Sourced(text[match.end() :] if text is item else None, match["name"], at)
@@ -275,6 +281,15 @@ class _Script:
                 break
         self.processes.append(process)
 
+    def _assigned(self, words: Sequence[ShellWord]) -> Iterator[_Item]:
+        """The variables before a command. One that refers to another of them is not known here."""
+        names = {match["name"] for word in words if (match := _ASSIGNED.match(word.bare)) is not None}
+        for word in words:
+            if any(part.name in names for part in word.parts):
+                yield _UnknownWord(word.written, ()), word.line
+            else:
+                yield from ((item, word.line) for item in self._items(word, splits=False))
+
     def _check_hidden(self, word: ShellWord) -> None:
         """Raise RecipeError for a server in `$(...)` or in an array."""
         if any(not part.is_read and _SERVER.search(part.text) for part in word.parts):
@@ -283,7 +298,7 @@ class _Script:
     def _items(self, word: ShellWord, *, splits: bool = True) -> list[str | _UnknownWord]:
         """The words that it becomes."""
         try:
-            if splits and _FILES.search(word.bare):
+            if _FILES.search(word.bare) if splits else "=~" in word.bare:
                 raise _UnknownValueError
             has_quotes = any(part.is_quoted for part in word.parts)
             return [text for text in self._fields(word.parts, splits=splits) if text or has_quotes]
@@ -309,7 +324,7 @@ class _Script:
     def _referred(self, part: WordPart) -> list[str]:
         name = part.name
         value = self.given.get(name, self.values.get(name))
-        is_unset = value is None and name not in self.values
+        is_unset = value is None and name not in self.values and name not in _SET_BY_SHELL
         if part.operator.endswith("-") and (is_unset or (value == "" and part.operator == ":-")):
             return ["".join(self._fields(part.operand, splits=False))]
         if value is None:
@@ -398,7 +413,7 @@ def _add_engines(
     flags = [
         (item, Sourced(None, f"--{item.name}", here.line)) for here, item in read if isinstance(item, ImportedFlag)
     ]
-    engines = EngineLaunch(at, at.of(1), args=collected(flags))
+    engines = EngineLaunch(at, at.of(1), args=merge_flags(flags))
     engines.line = CommandLine(tuple(words), variables_of(process.env))
     engines.args = as_parsed(engines.args, engines.line, lines, result, at)
     given = engines.args.pop("model", None)
@@ -410,7 +425,7 @@ def _add_engines(
             instead = env_instead(name, role)
             why = "its value is not known" if instead is None else f"pdserve sets this variable: {instead}"
             result.note(value, why, "served" if instead is None else "replaced")
-    engines.env = environment.carried(known, result, role)
+    engines.env = environment.carry_over(known, result, role)
     for stray in free[1:]:  # vLLM takes the first free word as its model, wherever it stands
         result.note(stray, "a word that belongs to no flag", "served")
     if free and given is not None:

@@ -99,7 +99,7 @@ class _Scanner:
                 self.index = match.end()
                 self._skip()
                 target = self._word()
-                if match.group().endswith(("<<", "<<-")):
+                if match.group().lstrip("0123456789") in ("<<", "<<-"):
                     awaited.append((target.text, command))
             elif (match := _SEPARATOR.match(self.text, self.index)) is not None:
                 self.index = match.end()

@@ -12,7 +12,7 @@ from typing import Any
 
 from pdserve.errors import RecipeError
 from pdserve.importing import cache_servers, environment, srt_dynamo
-from pdserve.importing.command_line import ImportedFlag, LineReader, as_parsed, collected, flag, from_argv, line_of
+from pdserve.importing.command_line import ImportedFlag, LineReader, as_parsed, flag, from_argv, line_of, merge_flags
 from pdserve.importing.launch import Effect, EngineLaunch, Launch, Sourced
 from pdserve.importing.yaml_tree import TrackedTree, Tree, whole
 from pdserve.installed.versions import PACKAGES
@@ -54,7 +54,7 @@ def launch(tree: Tree, lines: LineReader) -> Launch:
     name = tracked.take("name") or Sourced("imported", "name", 0)
     result = Launch(tree.file, FORMATS[schema], name, platform=_platform(tracked))
     result.devices_per_node = tracked.take("resources", "gpus_per_node") or Sourced(4, "srt-slurm's default", 0)
-    result.engine_env = environment.carried(tracked.mapping("environment"), result, None)
+    result.engine_env = environment.carry_over(tracked.mapping("environment"), result, None)
     roles = [role for role in _ROLES if _present(tree, role)]
     for role in roles:
         result.roles[role] = _role(tracked, result, role, engines[role], lines)
@@ -171,7 +171,7 @@ def _role(tracked: TrackedTree, result: Launch, role: EngineRole, engine: Path, 
         tracked.leave(("resources", f"{theirs}_nodes"), _PLACED, "replaced")
     engines = EngineLaunch(tracked.at(*at), tracked.take(*workers) or tracked.at(*at).of(1), tracked.take(*gpus))
     variables = tracked.mapping(*env)
-    engines.env = environment.carried(variables, result, role)
+    engines.env = environment.carry_over(variables, result, role)
     written = tracked.mapping(*args)
     shorthand = written.pop("connector", None)
     default = tracked.take(*engine, "connector")
@@ -181,7 +181,7 @@ def _role(tracked: TrackedTree, result: Launch, role: EngineRole, engine: Path, 
             result.note(value, "srtctl passes no flag for `false`", "replaced")
         elif value.value is not None:
             kept.append((flag(f"--{key}", value.value, lines.names), value))
-    given = collected(kept)
+    given = merge_flags(kept)
     others = {key: given.pop(key) for key in list(given) if srt_dynamo.owns(key)}
     engines.line = line_of(given, variables)
     engines.args = {**as_parsed(given, engines.line, lines, result, engines.at), **others}
@@ -291,7 +291,7 @@ def _read_services(tracked: TrackedTree, launch: Launch, engines: Iterable[Path]
         if not isinstance(tracked.tree.get(*store), dict):
             continue
         tracked.leave((*store, "container"), "the master runs in the engines' container", "replaced")
-        launch.engine_env.update(environment.carried(tracked.mapping(*store, "env"), launch, None))
+        launch.engine_env.update(environment.carry_over(tracked.mapping(*store, "env"), launch, None))
         if (lease := tracked.take(*store, "default_kv_lease_ttl_ms")) is not None:
             launch.store.setdefault("extra_args", {})["default_kv_lease_ttl"] = lease
         _store(tracked, launch, (*store, "store_config"), (*store, "master_extra_args"))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.importing.command_line import typed
+from pdserve.importing.command_line import typed_value
 from pdserve.importing.launch import Note, Sourced
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path
@@ -166,4 +166,4 @@ def _filled(data: Any, chosen: dict[str, Any]) -> Any:
         if data == f"{{{key}}}":
             return value
         data = data.replace(f"{{{key}}}", str(value))
-    return typed(data) if data.isdecimal() else data
+    return typed_value(data) if data.isdecimal() else data

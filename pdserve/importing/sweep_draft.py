@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pdserve.importing.annotated import line
 from pdserve.importing.launch import Draft, Effect, Note, Sourced
+from pdserve.importing.recipe_text import line
 from pdserve.importing.yaml_tree import Tree, whole
 from pdserve.recipe.load.problems import Path
 

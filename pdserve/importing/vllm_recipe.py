@@ -15,7 +15,15 @@ from typing import Any
 
 from pdserve.errors import RecipeError
 from pdserve.importing import cache_servers, environment
-from pdserve.importing.command_line import FlagNames, ImportedFlag, LineReader, as_parsed, collected, from_argv, line_of
+from pdserve.importing.command_line import (
+    FlagNames,
+    ImportedFlag,
+    LineReader,
+    as_parsed,
+    from_argv,
+    line_of,
+    merge_flags,
+)
 from pdserve.importing.launch import EngineLaunch, ImportChoice, Launch, Sourced
 from pdserve.importing.shell_words import commands
 from pdserve.importing.yaml_tree import Tree
@@ -306,18 +314,17 @@ class _Composer:
 
     def _model(self) -> Sourced:
         for path in (("variants", self.variant, "model_id"), ("model", "model_id")):
-            if (value := self.tree.get(*path)) is not None:
-                return Sourced(value, dotted(path), self.tree.line(*path))
+            if self.tree.get(*path) is not None:
+                return at_in(self.tree, path)
         raise RecipeError("the recipe names no model", where=self.tree.file, todo="set model.model_id in it")
 
     def _image(self, brand: str) -> Sourced:
         key, usual = _IMAGES[brand]
         for path in (("variants", self.variant, "docker_image"), ("model", "docker_image")):
-            value = self.tree.get(*path)
-            if isinstance(value, str) and brand == "NVIDIA":
-                return Sourced(value, dotted(path), self.tree.line(*path))
-            if isinstance(value, dict) and isinstance(value.get(key), str):
-                return Sourced(value[key], dotted((*path, key)), self.tree.line(*path, key))
+            if isinstance(self.tree.get(*path), str) and brand == "NVIDIA":
+                return at_in(self.tree, path)
+            if isinstance(self.tree.get(*path, key), str):
+                return at_in(self.tree, (*path, key))
         nightly = usual.replace(":latest", ":nightly") if self.tree.get("model", "nightly_required") is True else usual
         return Sourced(nightly, "the image that vLLM's recipes take", 0)
 
@@ -350,8 +357,8 @@ class _Composer:
             layers.add(self.offload.tree, self.offload.args(part))
         env = {name: at for name, at in layers.env.items() if self._kept(name, at, result)}
         item = EngineLaunch(Sourced(None, f"strategy {self.strategy}", 0), Sourced(1, "one instance", 0))
-        item.env = environment.carried(env, result, role)
-        args = collected(layers.flags)
+        item.env = environment.carry_over(env, result, role)
+        args = merge_flags(layers.flags)
         item.line = line_of(args, env)
         item.args = as_parsed(args, item.line, self.lines, result, item.at)
         item.kv_transfer = item.args.pop("kv-transfer-config", None)

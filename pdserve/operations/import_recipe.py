@@ -19,12 +19,12 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from pdserve.errors import RecipeError, SourceDifferenceError
-from pdserve.importing.annotated import annotated, line
 from pdserve.importing.command_line import BY_LIST, InstalledParser, LineReader
 from pdserve.importing.connectors import acceptances
 from pdserve.importing.departure import Departure, departures
-from pdserve.importing.formats import STORES, STRATEGIES, TAXONOMY, imported
+from pdserve.importing.formats import STORES, STRATEGIES, TAXONOMY, import_launch
 from pdserve.importing.launch import CommandLine, Draft, ImportChoice, Sourced
+from pdserve.importing.recipe_text import annotated_text, line
 from pdserve.installed import distributions
 from pdserve.installed.versions import Versions
 from pdserve.operations import vllm_parser_program
@@ -111,10 +111,10 @@ def import_file(
     try:
         source, beside = text_of(file), _collection_files(file)
         draft, parser = read_with(
-            ask, lambda lines: imported(source, str(file), choice, beside, lines), lambda draft: draft.lines
+            ask, lambda lines: import_launch(source, str(file), choice, beside, lines), lambda draft: draft.lines
         )
         draft = replace(draft, parser=parser)
-        text = annotated(draft)
+        text = annotated_text(draft)
     except RecursionError:
         raise RecipeError(
             "the file is nested too deeply to be read",

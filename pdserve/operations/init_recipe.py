@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.errors import PdserveError, PreflightError, RecipeError
-from pdserve.importing.annotated import commented
+from pdserve.importing.recipe_text import commented_yaml
 from pdserve.models import files
 from pdserve.operations.plan_recipe import plan_for
 from pdserve.operations.size import size
@@ -50,7 +50,7 @@ def first_recipe(
         f"A first recipe by `pdserve init` for {hardware}: each value has its reason beside it.",
         "Nothing was started. Read it, change it, then: pdserve validate, pdserve plan, pdserve up.",
     ]
-    text = commented(made.document, made.reasons, head, "the recipe")
+    text = commented_yaml(made.document, made.reasons, head, "the recipe")
     with tempfile.TemporaryDirectory() as folder, _errors_without(folder):
         path = Path(folder) / f"{made.document['name']}.yaml"
         path.write_text(text, encoding="utf-8")

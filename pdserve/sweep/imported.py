@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.errors import RecipeError, SourceDifferenceError
-from pdserve.importing.annotated import annotated, commented, line
-from pdserve.importing.connectors import accepted
+from pdserve.importing.connectors import with_acceptances
 from pdserve.importing.departure import departures
-from pdserve.importing.formats import imported_sweep
+from pdserve.importing.formats import import_variants
 from pdserve.importing.launch import CommandLine, Draft, Note, Sourced
+from pdserve.importing.recipe_text import annotated_text, commented_yaml, line
 from pdserve.importing.sweep_draft import SweepDraft, shown_names
 from pdserve.operations.import_recipe import Ask, ask_none, read_with, save
 from pdserve.recipe.load.extends import text_of
@@ -52,7 +52,7 @@ def import_sweep(
     """`recipe`, `sweep`: where the two will be; `ask`: whose parser reads the flags of the engines. Raises RecipeError
     where the file has no deployments that become a sweep, or none that is valid."""
     text = text_of(file)
-    draft, parser = read_with(ask, lambda lines: imported_sweep(text, str(file), lines), _lines)
+    draft, parser = read_with(ask, lambda lines: import_variants(text, str(file), lines), _lines)
     if draft is None:
         raise RecipeError(
             "the file describes no sweep",
@@ -69,7 +69,7 @@ def import_sweep(
     with tempfile.TemporaryDirectory() as folder:
         draft, planned = _checked(draft, Path(folder), file, environ)
     written, recipes = _text(draft, str(beside)), tuple(planned.recipes.values())
-    return ImportedSweep(annotated(draft.recipe), written, draft, len(planned.points), recipes)
+    return ImportedSweep(annotated_text(draft.recipe), written, draft, len(planned.points), recipes)
 
 
 def _lines(draft: SweepDraft | None) -> list[CommandLine]:
@@ -104,7 +104,7 @@ def _checked(
 ) -> tuple[SweepDraft, PlannedSweep]:
     recipe, sweep = folder / "recipe.yaml", folder / "sweep.yaml"
     try:
-        recipe.write_text(annotated(_as_accepted(draft.recipe)), encoding="utf-8")
+        recipe.write_text(annotated_text(_as_accepted(draft.recipe)), encoding="utf-8")
         sweep.write_text(
             _text(replace(draft, document=_zip_as_accepted(draft.document)), recipe.name), encoding="utf-8"
         )
@@ -132,7 +132,7 @@ def _checked(
 
 
 def _alone(variant: Draft, path: Path, environ: Mapping[str, str]) -> Recipe:
-    path.write_text(annotated(_as_accepted(variant)), encoding="utf-8")
+    path.write_text(annotated_text(_as_accepted(variant)), encoding="utf-8")
     return load_recipe(path, environ=environ).recipe
 
 
@@ -143,7 +143,7 @@ def _as_accepted(draft: Draft) -> Draft:
 
 def _roles_as_accepted(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: {**value, "connector": accepted(value["connector"])}
+        key: {**value, "connector": with_acceptances(value["connector"])}
         if key in ENGINE_ROLES and isinstance(value, Mapping) and isinstance(value.get("connector"), Mapping)
         else value
         for key, value in document.items()
@@ -156,7 +156,7 @@ def _zip_as_accepted(document: Mapping[str, Any]) -> dict[str, Any]:
     def one(key: str, value: Any) -> Any:
         role, _, below = key.partition(".")
         if role in ENGINE_ROLES and below == "connector" and isinstance(value, Mapping):
-            return accepted(value)
+            return with_acceptances(value)
         return _roles_as_accepted({key: value})[key]
 
     lists = {key: [one(key, value) for value in values] for key, values in document.get("zip", {}).items()}
@@ -176,4 +176,4 @@ def _text(draft: SweepDraft, recipe: str) -> str:
         head += [f"  {line(note)}" for note in notes]
     document = {"schema": 1, "name": draft.document["name"], "recipe": recipe}
     document |= {key: value for key, value in draft.document.items() if key not in document}
-    return commented(document, {}, head, "sweep.yaml")
+    return commented_yaml(document, {}, head, "sweep.yaml")

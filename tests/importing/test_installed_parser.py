@@ -85,10 +85,23 @@ def test_its_values_hold_and_keep_their_lines(tmp_path: Path) -> None:
     assert "# Flags were read by the parser of vLLM 7.0.\n" in recipe.text
 
 
-def test_a_beginning_of_a_name_is_that_of_its_version(tmp_path: Path) -> None:
-    text = "vllm serve org/m --only-of-se 5"
-    recipe, ask = read(tmp_path, text, answer(line(flags={"only-of-seven": ["5"]}), names=["only-of-seven"]))
-    assert args(recipe) == {"only-of-seven": 5}
+STRAY = "a word that belongs to no flag"
+
+
+@each_row("words, flags, changes, found, losses", [
+    ("--only-of-se 5", {"only-of-seven": ["5"]}, {}, {"only-of-seven": 5}, []),
+    ("--enforce-eager stray", {"enforce-eager": True}, {}, {"enforce-eager": True}, [STRAY]),
+    ("--seed 1 2", {"seed": ["1"]}, {}, {"seed": 1}, [STRAY]),
+    ("--middleware a.b --middleware c.d", {"middleware": ["a.b", "c.d"]}, {"repeated": ["middleware"]},
+     {"middleware": "c.d"}, ["given several times, which args of a recipe cannot: it has the last one"]),
+])  # fmt: skip
+def test_names_switches_and_lists_are_those_of_its_version(
+    tmp_path: Path, words: str, flags: object, changes: dict[str, object], found: object, losses: list[str]
+) -> None:
+    theirs = answer(line(flags=flags, **changes), names=["only-of-seven"], switches=["enforce-eager"])
+    recipe, ask = read(tmp_path, f"vllm serve org/m {words}", theirs)
+    assert args(recipe) == found
+    assert [note.why for note in recipe.draft.losses()] == losses
     assert len(ask.asked) == 1, "the words are the same however they are read"
 
 
@@ -99,26 +112,6 @@ def test_names_that_make_other_lines_of_data_are_asked_about_again(tmp_path: Pat
     recipe = import_file(path, ImportChoice(), environ={}, ask=ask)
     assert recipe.draft.document["decode"]["args"]["only-of-seven"] == 64
     assert ["--only-of-se" in words for words in (ask.asked[0][1].words, ask.asked[1][1].words)] == [True, False]
-
-
-def test_what_follows_a_switch_is_not_its_value(tmp_path: Path) -> None:
-    text = "vllm serve org/m --enforce-eager stray"
-    recipe, _ = read(tmp_path, text, answer(line(flags={"enforce-eager": True}), switches=["enforce-eager"]))
-    assert args(recipe) == {"enforce-eager": True}
-    assert [note.why for note in recipe.draft.losses()] == ["a word that belongs to no flag"]
-
-
-def test_more_words_than_a_flag_takes_are_a_loss(tmp_path: Path) -> None:
-    recipe, _ = read(tmp_path, "vllm serve org/m --seed 1 2", answer(line(flags={"seed": ["1"]})))
-    assert args(recipe) == {"seed": 1}
-    assert [note.why for note in recipe.draft.losses()] == ["a word that belongs to no flag"]
-
-
-def test_a_flag_that_collects_is_a_loss_when_it_is_given_twice(tmp_path: Path) -> None:
-    theirs = line(flags={"middleware": ["a.b", "c.d"]}, repeated=["middleware"])
-    recipe, _ = read(tmp_path, "vllm serve org/m --middleware a.b --middleware c.d", answer(theirs))
-    assert args(recipe) == {"middleware": "c.d"}
-    assert ["given several times" in note.why for note in recipe.draft.losses()] == [True]
 
 
 def test_roles_with_the_same_flags_have_their_own_variables(tmp_path: Path) -> None:

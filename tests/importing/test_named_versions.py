@@ -76,38 +76,24 @@ def test_the_listed_contents_of_an_image_win(tmp_path: Path) -> None:
 # --- what is known of them
 
 
-def hazards(folder: Path, image: str, launch: str = SCHEMA_1) -> list[str]:
-    return version_hazards(whole(launch.replace("registry.example/vllm:v1", image), folder))
+FAULTY, LATER = "vllm/vllm-openai:v0.25.1", "vllm/vllm-openai:v0.32.0"
 
 
-def test_a_defect_of_the_named_version_that_the_recipe_meets_is_named_with_its_line(tmp_path: Path) -> None:
-    found = hazards(tmp_path, "vllm/vllm-openai:v0.25.1", WITH_MULTI)
-    line = next(number for number, text in enumerate(SCHEMA_1.splitlines(), start=1) if "container:" in text)
-    [first] = [text for text in found if "vllm#46865" in text]
-    assert first.startswith(f"the file names vllm 0.25.1 (line {line}, model.container): vllm 0.25.1: MultiConnector")
-    assert "pdserve refuses the start" in first
-
-
-def test_the_same_recipe_with_a_release_without_the_defect_has_none(tmp_path: Path) -> None:
-    assert hazards(tmp_path, "vllm/vllm-openai:v0.32.0", WITH_MULTI) == []
-
-
-def test_a_defect_of_what_the_recipe_does_not_use_is_not_named(tmp_path: Path) -> None:
-    assert not any("46865" in text for text in hazards(tmp_path, "vllm/vllm-openai:v0.25.1"))
-
-
-def test_a_flag_that_the_named_version_lacks_is_named_with_its_key(tmp_path: Path) -> None:
-    launch = SCHEMA_1.replace("      max-num-seqs: 64", "      max-num-seqs: 64\n      enable-fault-tolerance: true")
-    [found] = hazards(tmp_path, "vllm/vllm-openai:v0.26.0", launch)
-    assert "decode.args.enable-fault-tolerance: vllm 0.26.0 has no flag enable-fault-tolerance" in found
-
-
-def test_a_release_whose_code_was_not_read_is_said_to_be_that(tmp_path: Path) -> None:
-    assert any("outside what is known" in text for text in hazards(tmp_path, "vllm/vllm-openai:v0.20.1-ubuntu2404"))
-
-
-def test_a_file_without_a_version_has_no_such_warning(tmp_path: Path) -> None:
-    assert hazards(tmp_path, "vllm/vllm-openai:nightly-5e35a6f") == []
+@each_row("image, launch, said, unsaid", [
+    (FAULTY, WITH_MULTI, "the file names vllm 0.25.1 (line 4, model.container): vllm 0.25.1: MultiConnector", "no flag"),
+    (FAULTY, SCHEMA_1, "", "46865"),
+    (LATER, WITH_MULTI, "", "the file names"),
+    ("vllm/vllm-openai:nightly-5e35a6f", SCHEMA_1, "", "the file names"),
+    ("vllm/vllm-openai:v0.20.1-ubuntu2404", SCHEMA_1, "outside what is known", "46865"),
+    ("vllm/vllm-openai:v0.26.0", SCHEMA_1.replace("max-num-seqs: 64", "enable-fault-tolerance: true"),
+     "decode.args.enable-fault-tolerance: vllm 0.26.0 has no flag enable-fault-tolerance", "46865"),
+])  # fmt: skip
+def test_what_is_known_of_the_named_version_is_said_where_the_recipe_meets_it(
+    tmp_path: Path, image: str, launch: str, said: str, unsaid: str
+) -> None:
+    found = "\n".join(version_hazards(whole(launch.replace("registry.example/vllm:v1", image), tmp_path)))
+    assert said in found
+    assert unsaid not in found
 
 
 def test_import_prints_it_and_ends_as_before(tmp_path: Path) -> None:
@@ -117,4 +103,5 @@ def test_import_prints_it_and_ends_as_before(tmp_path: Path) -> None:
     assert done.code == 0
     assert "warning: the file names vllm 0.25.1 (line" in done.err
     assert "vllm#46865" in done.err
+    assert "pdserve refuses the start" in done.err
     assert "vllm#46865" not in done.out

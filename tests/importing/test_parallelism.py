@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.importing.formats import imported
+from pdserve.importing.formats import import_launch
 from pdserve.importing.launch import Draft, ImportChoice
 from pdserve.operations.import_recipe import import_file
 from tests.importing.kit import SCHEMA_1, notes
@@ -19,7 +19,7 @@ NIXL = """--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"%s"}'
 
 
 def read(flags: str) -> Draft:
-    return imported(f"vllm serve org/model {flags}\n", "serve.sh", ImportChoice())
+    return import_launch(f"vllm serve org/model {flags}\n", "serve.sh", ImportChoice())
 
 
 def parallel(draft: Draft) -> dict[str, Any]:
@@ -129,21 +129,3 @@ def test_a_size_that_is_no_whole_number_is_a_loss_with_its_text(flag: str, text:
 
 def test_a_flag_without_its_size_is_a_loss() -> None:
     assert [note.why for note in read("-tp --seed 1").losses()] == ["true is no number of ranks: 1 is used"]
-
-
-@each_row("before, after, key, why", [
-    ("tensor-parallel-size: 8", "tensor-parallel-size: auto", "tensor-parallel-size", '"auto" is no number of'),
-    ("data-parallel-size: 4", "data-parallel-size: 4}", "data-parallel-size", '"4}" is no number of ranks'),
-    ("decode_workers: 2", "decode_workers: many", "resources.decode_workers", "no number of instances"),
-    ("gpus_per_decode: 8", "gpus_per_decode: all", "resources.gpus_per_decode", "devices for an instance"),
-])  # fmt: skip
-def test_a_number_of_srt_slurm_that_is_none_is_a_loss(before: str, after: str, key: str, why: str) -> None:
-    losses = {note.at.key: note.why for note in read_srt(SCHEMA_1.replace(before, after, 1)).losses()}
-    (found,) = [text for name, text in losses.items() if name.endswith(key)]
-    assert why in found
-
-
-def test_a_hash_seed_that_is_no_number_is_told() -> None:
-    draft = read_srt(SCHEMA_1.replace('PYTHONHASHSEED: "7"', "PYTHONHASHSEED: random"))
-    assert "hash_seed" not in draft.document.get("engine", {})
-    assert "pdserve's own is used" in notes(draft, "replaced")["environment.PYTHONHASHSEED"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import RecipeError, SourceDifferenceError
-from pdserve.importing.formats import imported
+from pdserve.importing.formats import import_launch
 from pdserve.importing.launch import Draft, ImportChoice
 from pdserve.importing.shell_words import commands
 from pdserve.operations.import_recipe import check_whole, import_file
@@ -38,7 +38,7 @@ GIVEN = {"TP": "8", "MODEL": "org/model", "SPEC": "2"}
 
 
 def read(text: str, **variables: str) -> Draft:
-    return imported(text, "serve_b200.sh", ImportChoice(variables={**GIVEN, **variables}))
+    return import_launch(text, "serve_b200.sh", ImportChoice(variables={**GIVEN, **variables}))
 
 
 def args(text: str, **variables: str) -> dict[str, object]:
@@ -48,7 +48,7 @@ def args(text: str, **variables: str) -> dict[str, object]:
 
 def refused(text: str, **variables: str) -> str:
     with pytest.raises(RecipeError) as caught:
-        imported(text, "serve.sh", ImportChoice(variables=variables))
+        import_launch(text, "serve.sh", ImportChoice(variables=variables))
     return f"{caught.value.where} {caught.value.what} {caught.value.todo}"
 
 
@@ -81,7 +81,9 @@ def test_variables_that_the_caller_must_give_are_asked_for_all_at_once() -> None
     assert "PORT" not in text, "pdserve sets the port"
 
 
-@each_row("value", ["$(nvidia-smi -L | wc -l)", "`cat n`", "$((2 * 4))", "${X%b}", "(4 5)", "$1", "$X", "~/n"])
+@each_row(
+    "value", ["$(nvidia-smi -L | wc -l)", "`cat n`", "$((2 * 4))", "${X%b}", "(4 5)", "$1", "$X", "~/n", "${HOME:-8}"]
+)
 @each_row("by", ["", "export "])
 def test_a_value_that_is_not_read_is_asked_for_where_it_counts(by: str, value: str) -> None:
     text = f"{by}N={value}\n" + 'vllm serve m -tp "$N"\n'
@@ -107,6 +109,8 @@ def test_a_value_that_a_command_may_change_is_asked_for(sets: str) -> None:
     ("set -a\n", 1, "`set` stands before"),
     ("declare -i TP=4\n", 1, "`declare` stands before"),
     ("(( TP *= 2 ))\n", 1, "a group or a function stands before"),
+    ("IFS=,\n", 1, "stands before"),
+    ("A[0]=2\n", 1, "stands before"),
     ("export $(cat .env)\n", 1, "`export` has names that are known only when it runs"),
     ("[ -n x ] &&", 1, "only if a command before it succeeds"),
     ("! grep -q x y ||", 1, "stands before"),
@@ -169,7 +173,7 @@ def test_a_default_holds_where_there_is_no_value(value: str, seed: int) -> None:
 
 @each_row("behind", [
     "> server.log 2>&1 &", ">server.log 2>&1", "&> log", "&>>log", "2> err", "2>err >out", "> >(tee log) 2>&1",
-    "<in 9>x", "| tee log",
+    "<in 9>x", "| tee log", "<<< text", "0<<-E\n\tx\n\tE",
 ])  # fmt: skip
 def test_a_number_before_a_redirection_is_a_value_unless_it_touches_it(behind: str) -> None:
     assert read(f"vllm serve m --tensor-parallel-size 8 {behind}\n").document["aggregated"]["parallel"] == {"tp": 8}
@@ -198,6 +202,8 @@ def test_what_is_exported_is_the_environment(script: str, env: dict[str, str]) -
     ("export MODE=$(mode)\nvllm serve m\n", ["export MODE"]),
     ("false || export MODE=1\nvllm serve m\n", ["export MODE"]),
     ("MODE=$(mode) vllm serve m\n", ["MODE"]),
+    ("MODE=~/x vllm serve m\n", ["MODE"]),
+    ("B=1\nB=2 MODE=$B vllm serve m\n", ["MODE"]),
     (". lib.sh\nvllm serve m\n", [". lib.sh"]),
     ("source v/bin/activate\nvllm serve m\n", []),
     ("exec numactl -m 0 vllm serve m\n", ["exec numactl"]),

@@ -183,26 +183,16 @@ def test_what_a_recipe_has_no_word_for_is_a_loss_with_its_reason(old: str, new: 
     assert all(note.why for note in losses)
 
 
-NICS = [
-    ("      store_config:\n", "      device_names_by_gpu: [mlx5_0, mlx5_1]\n      store_config:\n"),
-    ('PYTHONHASHSEED: "0"', 'PYTHONHASHSEED: "0", SRT_MOONCAKE_RANK_LOCAL_HCA_MAP: "mlx5_0,mlx5_1"'),
-]
-
-
-@each_row("old, new", NICS)
-def test_which_nic_a_rank_uses_is_to_be_confirmed(old: str, new: str) -> None:
-    """It changes how fast KV moves, not what is served."""
-    draft = read(AGENTS.replace(old, new))
-    assert draft.losses() == []
-    assert any("chooses one of device_name" in why for why in notes(draft, "confirm").values())
-
-
-REPLACED = [
-    ("    workers: 4\n", "    workers: 4\n    container: registry.example/vllm@sha256:0123\n"),
-    ("    workers: 4\n", "    workers: 4\n    critical: false\n    restart: {policy: always}\n"),
-    ("connector: null,", "connector: null, set_visible_devices: true,"),
-    ("      max-num-seqs: 1\n", "      grpc: true\n      namespace: mine\n      custom-jinja-template: /t.jinja\n"),
-    ("    workers: 4\n", "    workers: 4\n    engine: vllm\n"),
+NIC = "chooses one of device_name"
+KEPT = [
+    # Which NIC a rank uses changes how fast KV moves, not what is served.
+    ("      store_config:\n", "      device_names_by_gpu: [mlx5_0, mlx5_1]\n      store_config:\n", NIC),
+    ('PYTHONHASHSEED: "0"', 'PYTHONHASHSEED: "0", SRT_MOONCAKE_RANK_LOCAL_HCA_MAP: "mlx5_0,mlx5_1"', NIC),
+    ("    workers: 4\n", "    workers: 4\n    container: registry.example/vllm@sha256:0123\n", ""),
+    ("    workers: 4\n", "    workers: 4\n    critical: false\n    restart: {policy: always}\n", ""),
+    ("connector: null,", "connector: null, set_visible_devices: true,", ""),
+    ("      max-num-seqs: 1\n", "      grpc: true\n      namespace: mine\n      custom-jinja-template: /t.jinja\n", ""),
+    ("    workers: 4\n", "    workers: 4\n    engine: vllm\n", ""),
 ]
 
 AGGREGATED = """\
@@ -215,9 +205,11 @@ roles:
 """
 
 
-@each_row("old, new", REPLACED)
-def test_what_pdserve_decides_itself_is_no_loss(old: str, new: str) -> None:
-    assert read(AGENTS.replace(old, new)).losses() == []
+@each_row("old, new, confirm", KEPT)
+def test_what_pdserve_decides_itself_or_the_site_confirms_is_no_loss(old: str, new: str, confirm: str) -> None:
+    draft = read(AGENTS.replace(old, new))
+    assert draft.losses() == []
+    assert confirm in "".join(notes(draft, "confirm").values())
 
 
 def test_an_engine_of_each_role_is_read_where_all_are_vllm(tmp_path: Path) -> None:
@@ -242,6 +234,8 @@ def test_moriio_by_its_name_is_its_section_in_both_roles(tmp_path: Path) -> None
     assert document["prefill"]["connector"] == document["decode"]["connector"] == {"kind": "moriio"}
     asked = [note.why for note in recipe.draft.notes if note.effect == "confirm" and "accept_unsafe_aborts" in note.why]
     assert len(asked) == 2
+    assert "the recipe is refused until you add accept_unsafe_aborts: true" in asked[0]
+    assert "accept_unsafe_aborts: true" in recipe.text.partition("schema:")[0], "among the comments at its top"
 
 
 def test_moriio_by_its_name_is_refused_for_an_aggregated_role() -> None:
@@ -256,26 +250,6 @@ def test_a_base_without_roles_is_no_deployment(tmp_path: Path) -> None:
     assert "--variant: override_small override_large" in str(error.todo)
     assert whole(VARIANTS, tmp_path, "override_small").draft.losses() == []
     assert "no role has workers" in refused(VARIANTS, "base").what
-
-
-def test_the_lease_of_the_store_in_schema_1_is_a_flag_of_its_master(tmp_path: Path) -> None:
-    text = f"""\
-name: small
-model: {{path: org/m, container: registry.example/vllm:v1, precision: fp8}}
-resources: {{gpu_type: h100, gpus_per_node: 8, agg_nodes: 1, agg_workers: 1}}
-backend:
-  type: vllm
-  connector: null
-  mooncake_kv_store:
-    default_kv_lease_ttl_ms: 20000
-    store_config: {{global_segment_size: 9GB, local_buffer_size: 4GB, protocol: tcp}}
-  vllm_config:
-    aggregated:
-      kv-transfer-config: '{STORE_CHILD % '{"load_async": true}'}'
-"""
-    store = whole(text, tmp_path).loaded.recipe.mooncake_store
-    assert store is not None
-    assert store.extra_args == {"default_kv_lease_ttl": 20000}
 
 
 def test_timeouts_of_lmcaches_clients_are_those_of_the_section_and_one_that_differs_is_a_loss() -> None:

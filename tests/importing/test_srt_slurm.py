@@ -11,6 +11,7 @@ from tests.tables import each_row
 
 STORE = """\
   mooncake_kv_store:
+    default_kv_lease_ttl_ms: 20000
     env: {MC_TE_METRIC: "0"}
     master_extra_args: [--eviction_ratio=0.10]
     store_config:
@@ -80,23 +81,67 @@ def test_each_value_of_the_file_is_in_the_recipe_or_in_a_list(text: str) -> None
     assert [note.at.key for note in draft.losses()] == ["wholly_new.nested"]
 
 
-def test_a_flag_that_is_false_is_not_turned_off() -> None:
-    """srtctl passes nothing for it, and a recipe would pass --no-enable-expert-parallel."""
-    draft = read(SCHEMA_1.replace("max-num-seqs: 64", "enforce-eager: false"))
-    assert "enforce-eager" not in draft.document["decode"]["args"]
-    assert "backend.vllm_config.decode.enforce-eager" in notes(draft, "replaced")
+SEQS, LENGTH = "max-num-seqs: 64", "max-model-len: 4096\n      max-num-seqs"
 
 
-def test_a_smaller_length_of_decode_holds_for_prefill() -> None:
-    draft = read(SCHEMA_1.replace("max-model-len: 4096\n      max-num-seqs", "max-model-len: 2048\n      max-num-seqs"))
-    assert draft.document["prefill"]["args"]["max-model-len"] == 2048
+@each_row("old, new, role, found", [
+    # srtctl passes nothing for it, and a recipe would pass --no-enforce-eager.
+    (SEQS, "enforce-eager: false", "decode", {"max-model-len": 4096}),
+    (LENGTH, "max-model-len: 2048\n      max-num-seqs", "decode", {"max-model-len": 2048, "max-num-seqs": 64}),
+    (SEQS, "dyn-tool-call-parser: minimax_m3", "decode",
+     {"max-model-len": 4096, "tool-call-parser": "minimax_m3", "enable-auto-tool-choice": True}),
+])  # fmt: skip
+def test_what_means_the_same_by_another_word_is_no_loss(old: str, new: str, role: str, found: object) -> None:
+    draft = read(SCHEMA_1.replace(old, new))
+    assert draft.document[role]["args"] == found
     assert draft.losses() == []
+    assert draft.document["prefill"]["args"]["max-model-len"] == draft.document["decode"]["args"]["max-model-len"]
 
 
-def test_a_larger_length_of_decode_is_a_loss() -> None:
-    draft = read(SCHEMA_1.replace("max-model-len: 4096\n      max-num-seqs", "max-model-len: 8192\n      max-num-seqs"))
-    assert draft.document["decode"]["args"]["max-model-len"] == 4096
-    assert [note.at.value for note in draft.losses()] == [8192]
+@each_row("old, new, key, why", [
+    (LENGTH, "max-model-len: 8192\n      max-num-seqs", "max-model-len", "both roles must have the same: 4096"),
+    (SEQS, "dyn-thing: x", "dyn-thing", "vLLM has none like"),
+    ("/tmp/cache-{job_id}", "/tmp/{node}", "CACHE_DIR", "{node} is filled in by srtctl"),
+    ("gpus_per_decode: 8", "gpus_per_decode: 16", "gpus_per_decode", "its flags use 8: pdserve gives it 8"),
+    ("gpus_per_decode: 8", "gpus_per_decode: all", "gpus_per_decode", "devices for an instance"),
+    ("tensor-parallel-size: 8", "tensor-parallel-size: auto", "tensor-parallel-size", '"auto" is no number of ranks'),
+    ("data-parallel-size: 4", "data-parallel-size: 4}", "data-parallel-size", '"4}" is no number of ranks'),
+    ("decode_workers: 2", "decode_workers: many", "decode_workers", "no number of instances"),
+    ("slurm:", "setup_script: other.sh\nslurm:", "setup_script", "setup: [[bash, /configs/other.sh]]"),
+    ("slurm:", "setup_script: 'x -H \"Bearer hunter2\"'\nslurm:", "setup_script", "setup: [[bash, /configs/FILE]]"),
+])  # fmt: skip
+def test_what_a_recipe_cannot_have_is_a_loss_with_its_reason(old: str, new: str, key: str, why: str) -> None:
+    assert old in SCHEMA_1
+    found = [note.why for note in read(SCHEMA_1.replace(old, new)).losses() if note.at.key.endswith(key)]
+    assert found
+    assert why in found[0]
+    assert "hunter2" not in found[0]
+
+
+@each_row("old, new, key", [
+    ("hf:org/small-model", "small", "model.path"),
+    ("registry.example/vllm:v1", "nightly", "model.container"),
+    ("slurm:", "container_mounts:\n  /data: /data\n  $HOME/x: /x\nslurm:", "container_mounts.$HOME/x"),
+])  # fmt: skip
+def test_what_the_file_leaves_to_its_site_is_to_be_confirmed(old: str, new: str, key: str) -> None:
+    draft = read(SCHEMA_1.replace(old, new))
+    assert list(notes(draft, "confirm")) == [key]
+    assert draft.document["model"]["id"] in ("small", "org/small-model")
+    assert draft.document["container"].get("mounts", ["/data:/data"]) == ["/data:/data"]
+
+
+def test_the_setup_script_that_is_known_installs_numactl_where_it_is_needed() -> None:
+    known = f"{SCHEMA_1}setup_script: vllm-container-deps.sh\n"
+    assert "setup" not in read(known).document
+    bound = read(known.replace(SEQS, "numa-bind: true"))
+    assert [words[0] for words in bound.document["setup"]] == ["apt-get", "apt-get"]
+    assert bound.losses() == []
+
+
+def test_a_hash_seed_that_is_no_number_is_told() -> None:
+    draft = read(SCHEMA_1.replace('PYTHONHASHSEED: "7"', "PYTHONHASHSEED: random"))
+    assert "hash_seed" not in draft.document.get("engine", {})
+    assert "pdserve's own is used" in notes(draft, "replaced")["environment.PYTHONHASHSEED"]
 
 
 def test_a_store_beside_nixl_becomes_sections(tmp_path: Path) -> None:
@@ -110,7 +155,7 @@ def test_a_store_beside_nixl_becomes_sections(tmp_path: Path) -> None:
     store = recipe.loaded.recipe.mooncake_store
     assert store is not None
     assert (store.segment_gib, store.buffer_gib, store.device_name) == (96, 4, "mlx5_0,mlx5_1")
-    assert store.extra_args == {"eviction_ratio": 0.1}
+    assert store.extra_args == {"eviction_ratio": 0.1, "default_kv_lease_ttl": 20000}
 
 
 def test_a_service_of_lmcache_becomes_its_section(tmp_path: Path) -> None:
@@ -149,13 +194,6 @@ def test_a_mapping_that_no_section_can_make_stays_whole_on_both_roles(tmp_path: 
     assert recipe.draft.losses() == []
 
 
-def test_parsers_of_dynamo_become_those_of_vllm() -> None:
-    draft = read(SCHEMA_1.replace("max-num-seqs: 64", "dyn-tool-call-parser: minimax_m3\n      dyn-thing: x"))
-    args = draft.document["decode"]["args"]
-    assert (args["tool-call-parser"], args["enable-auto-tool-choice"]) == ("minimax_m3", True)
-    assert [note.at.key.rpartition(".")[2] for note in draft.losses()] == ["dyn-thing"]
-
-
 def test_a_secret_is_named_and_its_value_is_nowhere(tmp_path: Path) -> None:
     text = SCHEMA_1.replace('NCCL_CUMEM_ENABLE: "1"', "HF_TOKEN: hf_abcdefghijklmnopqrstuvwxyz")
     recipe = whole(text, tmp_path)
@@ -163,43 +201,12 @@ def test_a_secret_is_named_and_its_value_is_nowhere(tmp_path: Path) -> None:
     assert "abcdefghij" not in recipe.text
 
 
-def test_an_alias_of_the_site_is_to_be_confirmed() -> None:
-    draft = read(SCHEMA_1.replace("hf:org/small-model", "small").replace("registry.example/vllm:v1", "nightly"))
-    assert draft.document["model"]["id"] == "small"
-    assert set(notes(draft, "confirm")) == {"model.path", "model.container"}
-
-
-def test_an_unknown_setup_script_is_a_loss_and_the_known_one_installs_numactl() -> None:
-    unknown = read(f"{SCHEMA_1}setup_script: other.sh\n")
-    assert [note.at.key for note in unknown.losses()] == ["setup_script"]
-    known = f"{SCHEMA_1}setup_script: vllm-container-deps.sh\n"
-    assert "setup" not in read(known).document
-    bound = read(known.replace("max-num-seqs: 64", "numa-bind: true"))
-    assert [words[0] for words in bound.document["setup"]] == ["apt-get", "apt-get"]
-    assert bound.losses() == []
-
-
-def test_a_mount_with_a_variable_of_the_site_is_to_be_confirmed() -> None:
-    draft = read(f"{SCHEMA_1}container_mounts:\n  /data: /data\n  $HOME/x: /x\n")
-    assert draft.document["container"]["mounts"] == ["/data:/data"]
-    assert list(notes(draft, "confirm")) == ["container_mounts.$HOME/x"]
-
-
-def test_a_placeholder_that_srtctl_fills_in_is_a_loss() -> None:
-    draft = read(SCHEMA_1.replace("/tmp/cache-{job_id}", "/tmp/{node}"))
-    assert len(draft.losses()) == 2
-
-
-def test_devices_that_the_flags_do_not_use_are_a_loss() -> None:
-    draft = read(SCHEMA_1.replace("gpus_per_decode: 8", "gpus_per_decode: 16"))
-    assert [note.at.key for note in draft.losses()] == ["resources.gpus_per_decode"]
-
-
 @each_row("old, new, what", [
     ("type: vllm", "type: sglang", "the engine is sglang"),
     ("name: Small", "schema: 3\nname: Small", "schema 3"),
     (SCHEMA_1, "just text", "no mapping"), (SCHEMA_1, "a: [1", "not YAML: while parsing a flow sequence"),
-    (SCHEMA_1, "a: &x [*x]", "nested too deeply"),
+    (SCHEMA_1, "a: 1\n\0", "not YAML"), (SCHEMA_1, "a: &x [*x]", "nested too deeply"),
+    (SCHEMA_1, "name: a\nbackend: " + "{a: " * 200 + "1" + "}" * 200, "nested too deeply"),
     (SCHEMA_1, "services: {}", "no launch"),
 ])  # fmt: skip
 def test_what_is_no_deployment_of_vllm_is_refused(old: str, new: str, what: str) -> None:

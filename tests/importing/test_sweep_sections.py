@@ -11,14 +11,13 @@ from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
 from pdserve.errors import RecipeError, SourceDifferenceError
-from pdserve.importing.annotated import line
-from pdserve.importing.formats import imported, imported_sweep
-from pdserve.importing.launch import ImportChoice
+from pdserve.importing.formats import import_variants
+from pdserve.importing.recipe_text import line
 from pdserve.importing.sweep_draft import SweepDraft
 from pdserve.sweep.file import load_sweep
 from pdserve.sweep.imported import ImportedSweep, check_whole, import_sweep, write_sweep
 from pdserve.sweep.resolve import resolve
-from tests.importing.kit import SCHEMA_1, SCHEMA_2
+from tests.importing.kit import SCHEMA_1, SCHEMA_2, read, refused
 from tests.tables import each_row
 
 BENCH = "benchmark: {type: sa-bench, isl: 1024, osl: 64, concurrencies: [4, 8], req_rate: inf}\n"
@@ -46,7 +45,7 @@ zip_override_seqs:
 
 
 def draft(text: str) -> SweepDraft:
-    found = imported_sweep(text, "launch.yaml")
+    found = import_variants(text, "launch.yaml")
     assert found is not None
     return found
 
@@ -58,6 +57,34 @@ def made(folder: Path, text: str) -> ImportedSweep:
     (folder / "recipe.yaml").write_text(found.recipe)
     (folder / "sweep.yaml").write_text(found.sweep)
     return found
+
+
+def test_an_override_is_laid_over_the_base_and_null_removes() -> None:
+    gone = "{max-model-len: null}"
+    over = OVERRIDE.replace("decode: {max-num-seqs: 8}", f"prefill: {gone}, decode: {{max-num-seqs: 8, {gone[1:]}")
+    found = read(f"{BASE}{over}  name: other\n", "override_small")
+    assert found.document["name"] == "other"
+    assert found.document["decode"]["args"] == {"max-num-seqs": 8}
+    assert found.origins["decode", "args", "max-num-seqs"].startswith(f"{len(BASE.splitlines()) + 2}: ")
+
+
+@each_row("index, seqs, sizes", [(0, 16, [1, 2]), (1, 32, [4])])
+def test_lists_of_a_zip_override_are_walked_side_by_side(index: int, seqs: int, sizes: list[int]) -> None:
+    text = ZIP.replace("block-size: [128]", "block-size: [128]\n        cudagraph-capture-sizes: [[1, 2], [4]]")
+    args = read(BASE + text, f"zip_override_seqs[{index}]").document["decode"]["args"]
+    assert args == {"max-num-seqs": seqs, "max-model-len": 4096, "block-size": 128, "cudagraph-capture-sizes": sizes}
+
+
+def test_a_file_with_several_deployments_asks_for_one_unless_all_serve_the_same() -> None:
+    todo = str(refused(BASE + OVERRIDE + ZIP).todo)
+    for name in ("base", "override_small", "zip_override_seqs[0]", "zip_override_seqs[1]"):
+        assert name in todo
+    assert "no variant" in refused(BASE, "override_other").what
+    same = read(BASE + "override_bench:\n  benchmark: {isl: 8192}\n")
+    assert same.document["decode"] == read(PLAIN).document["decode"]
+    swept = PLAIN.replace("max-num-seqs: 64", 'max-num-seqs: "{seqs}"') + "sweep: {seqs: [4, 8], isl: [1]}\n"
+    assert "seqs=4,isl=1" in str(refused(swept).todo)
+    assert read(swept, "seqs=8,isl=1").document["decode"]["args"]["max-num-seqs"] == 8
 
 
 def test_a_sweep_fills_its_placeholders_and_each_combination_is_a_deployment(tmp_path: Path) -> None:
@@ -120,9 +147,9 @@ def test_lists_that_srtctl_refuses_are_refused_with_their_line(section: str, wha
     (BASE + "zip_override_a: [1]\n", "zip_override_a is no mapping", len(BASE.splitlines()) + 1),
 ])  # fmt: skip
 def test_a_section_without_a_variant_is_refused_with_its_line(text: str, what: str, line_number: int) -> None:
-    for read in (lambda: draft(text), lambda: imported(text, "launch.yaml", ImportChoice())):
+    for importing in (draft, read):
         with pytest.raises(RecipeError) as raised:
-            read()
+            importing(text)
         assert raised.value.render().startswith(f"launch.yaml:{line_number}: {what}")
 
 
@@ -142,22 +169,16 @@ def test_a_schema_beside_the_base_is_that_of_every_variant() -> None:
         draft("schema: 3\n" + base)
 
 
-def test_a_variant_that_is_no_recipe_is_named_and_the_others_are_points(tmp_path: Path) -> None:
-    found = made(tmp_path, BASE + OVERRIDE + "override_other:\n  backend: {type: sglang}\n")
-    assert [name for name, _ in found.draft.deployments] == ["override_small"]
-    with pytest.raises(SourceDifferenceError) as raised:
-        check_whole(found, tmp_path / "launch.yaml")
-    assert "override_other: it is no point: the engine is sglang" in raised.value.render()
-    with pytest.raises(RecipeError, match="sglang"):
-        draft(BASE.replace("type: vllm", "type: sglang") + OVERRIDE)
-
-
 @each_row("benchmark, said, effect", [
     ("{type: gsm8k}", "the benchmark is gsm8k", "confirm"),
     ("{type: sa-bench, isl: 8, osl: 8}", "workload and loads are the usual ones", "confirm"),
     (f"{BENCH[11:-2]}, random_range_ratio: 0.8}}", "varies the lengths", "replaced"),
     (f"{BENCH[11:-2]}, num_prompts_mult: 3}}", "3 times the load there", "confirm"),
     (f"{BENCH[11:-2]}, new_key: 3}}", "does not know this key of a benchmark", "confirm"),
+    # sa-bench gives its client both limits at once (srt-slurm, benchmarks/scripts/sa-bench/bench.sh).
+    (BENCH[11:-1].replace("inf", "2"), "the most at a time of req_rate 2", "confirm"),
+    (BENCH[11:-1].replace("[4, 8]", "[4, 8a, 0]"), "no number of requests: 8a, 0", "confirm"),
+    (BENCH[11:-1].replace("[4, 8]", "4xmany"), "no number of requests: many", "confirm"),
 ])  # fmt: skip
 def test_what_is_measured_otherwise_is_named(benchmark: str, said: str, effect: str) -> None:
     text = PLAIN.replace(BENCH, f"benchmark: {benchmark}\n") + "sweep: {unused: [1]}\n"
@@ -177,22 +198,6 @@ def test_what_a_variant_loses_is_named_though_no_other_deployment_is_left_of_it(
     why = "override_setup: no deployment of its own: what was carried over of it is the same as of override_small"
     assert any(why in line(note) for note in found.draft.notes)
     assert why in found.sweep
-
-
-def test_a_rate_that_holds_at_each_concurrency_is_named() -> None:
-    """sa-bench gives its client both limits at once (srt-slurm, benchmarks/scripts/sa-bench/bench.sh)."""
-    text = PLAIN.replace("req_rate: inf", "req_rate: 2") + "sweep: {unused: [1]}\n"
-    (note,) = [note for note in draft(text).notes if "the most at a time of req_rate 2" in note.why]
-    assert (note.effect, note.at.key) == ("confirm", "benchmark.concurrencies")
-    assert not [note for note in draft(PLAIN + "sweep: {unused: [1]}\n").notes if "req_rate 2" in note.why]
-
-
-@each_row("written, bad", [("[4, 8a, 0]", "8a, 0"), ("4xmany", "many")])
-def test_a_load_that_is_no_number_is_named(written: str, bad: str) -> None:
-    text = PLAIN.replace("[4, 8]", written) + "sweep: {unused: [1]}\n"
-    found = draft(text)
-    assert found.document["concurrency"] == [4]
-    assert [note.effect for note in found.notes if note.why == f"no number of requests: {bad}"] == ["confirm"]
 
 
 def test_a_connector_that_its_user_has_to_accept_is_a_sweep_too(tmp_path: Path) -> None:
@@ -215,13 +220,23 @@ def test_a_connector_that_its_user_has_to_accept_is_a_sweep_too(tmp_path: Path) 
     assert made(other, kinds).draft.document["zip"]["prefill.connector"] == [{"kind": "moriio"}, {"kind": "nixl"}]
 
 
-def test_a_variant_with_nixl_push_is_no_point_and_alone_it_is_refused(tmp_path: Path) -> None:
-    push = """{kv-transfer-config: '{"kv_connector": "NixlPushConnector", "kv_role": "kv_both"}'}"""
-    variant = f"override_push:\n  backend: {{vllm_config: {{prefill: {push}, decode: {push}}}}}\n"
+PUSH = """{kv-transfer-config: '{"kv_connector": "NixlPushConnector", "kv_role": "kv_both"}'}"""
+
+
+@each_row("changes, what", [
+    ("{type: sglang}", "the engine is sglang"),
+    (f"{{vllm_config: {{prefill: {PUSH}, decode: {PUSH}}}}}", "NIXL push is not supported"),
+])  # fmt: skip
+def test_a_variant_that_is_no_recipe_is_named_and_the_others_are_points(
+    tmp_path: Path, changes: str, what: str
+) -> None:
+    variant = f"override_other:\n  backend: {changes}\n"
     found = made(tmp_path, BASE + OVERRIDE + variant)
     assert [name for name, _ in found.draft.deployments] == ["override_small"]
-    assert [line(note) for note in found.draft.losses() if "NIXL push is not supported" in note.why]
-    with pytest.raises(RecipeError, match="NIXL push is not supported"):
+    with pytest.raises(SourceDifferenceError) as raised:
+        check_whole(found, tmp_path / "launch.yaml")
+    assert f"override_other: it is no point: {what}" in raised.value.render()
+    with pytest.raises(RecipeError, match=what):
         draft(BASE + variant)
 
 

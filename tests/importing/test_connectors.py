@@ -1,4 +1,4 @@
-"""Numbers of connectors, which launches write as texts at times."""
+"""Connectors of launches as sections of a recipe: MoRI-IO as it is published, and numbers that are texts at times."""
 
 from __future__ import annotations
 
@@ -6,11 +6,55 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pdserve.importing.formats import imported
+from pdserve.importing import connectors
+from pdserve.importing.formats import import_launch
 from pdserve.importing.launch import Draft, ImportChoice
 from pdserve.operations.import_recipe import import_file
 from tests.importing.kit import notes
 from tests.tables import each_row
+
+PUBLISHED = {"proxy_ip": "10.0.0.1", "proxy_ping_port": "36367", "http_port": "2584", "read_mode": True}
+
+
+def mapping(role: str, **extra: Any) -> dict[str, Any]:
+    return {"kv_connector": "MoRIIOConnector", "kv_role": role, "kv_connector_extra_config": {**PUBLISHED, **extra}}
+
+
+def test_addresses_and_ports_are_left_to_the_plan() -> None:
+    carried = connectors.section_of(mapping("kv_consumer", qp_per_transfer="4", handshake_port="6301"))
+    assert carried.section == {"kind": "moriio", "qp_per_transfer": 4}
+    assert {key for key, _ in carried.replaced} == {
+        "kv_role", "proxy_ip", "proxy_ping_port", "http_port", "handshake_port", "read_mode"
+    }  # fmt: skip
+
+
+def test_its_limits_are_left_to_the_section() -> None:
+    """Those that are published are shorter than any request of ours."""
+    carried = connectors.section_of(mapping("kv_consumer", transfer_timeout=30))
+    assert carried.section == {"kind": "moriio"}
+    assert dict(carried.replaced)["transfer_timeout"] == "the section makes it from proxy.request_timeout_seconds"
+
+
+def test_a_launch_in_write_mode_reads_here_and_the_import_says_so() -> None:
+    config = mapping("kv_consumer")
+    del config["kv_connector_extra_config"]["read_mode"]
+    assert "no WRITE mode" in dict(connectors.section_of(config).replaced)["read_mode"]
+
+
+def test_beside_lmcache_it_is_a_child() -> None:
+    children = [mapping("kv_producer"), {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"}]
+    config = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"connectors": children},
+    }
+    section = connectors.section_of(config).section
+    assert section == {"kind": "multi", "of": [{"kind": "moriio"}, {"kind": "lmcache-mp"}]}
+    assert list(connectors.acceptances(section)) == [("of", 0, "accept_unsafe_aborts")]
+
+
+def test_a_key_that_is_not_known_keeps_the_mapping_raw() -> None:
+    assert connectors.needs_raw(mapping("kv_consumer", some_new_key=1))
 
 
 def script(**extra: Any) -> str:
@@ -19,7 +63,7 @@ def script(**extra: Any) -> str:
 
 
 def read(**extra: Any) -> Draft:
-    return imported(script(**extra), "serve.sh", ImportChoice())
+    return import_launch(script(**extra), "serve.sh", ImportChoice())
 
 
 @each_row("size", [107374182400, "107374182400", " 107_374_182_400 ", 107374182400.0])
@@ -50,6 +94,6 @@ def test_such_a_size_is_found_inside_a_multi_connector() -> None:
     of.append({"kv_connector": "NixlConnector", "kv_connector_extra_config": {}})
     config = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": of}}
     text = f"vllm serve org/model --kv-transfer-config '{json.dumps(config)}'\n"
-    listed = notes(imported(text, "serve.sh", ImportChoice()), "confirm")
+    listed = notes(import_launch(text, "serve.sh", ImportChoice()), "confirm")
     (why,) = (why for key, why in listed.items() if key.endswith("OffloadingConnector.cpu_bytes_to_use"))
     assert why.startswith('"80m" is no number of bytes')

@@ -24,7 +24,7 @@ _TITLES = {
 }
 
 
-def annotated(draft: Draft) -> str:
+def annotated_text(draft: Draft) -> str:
     """The whole file."""
     head = [f"Imported from {draft.file} ({draft.format}). After each value: the line and the key that it came from."]
     head += [draft.parser] if draft.parser else []
@@ -32,10 +32,10 @@ def annotated(draft: Draft) -> str:
         notes = [note for note in draft.notes if note.effect == effect]
         head += ["", f"{title}:"] if notes else []
         head += [f"  {line(note)}" for note in notes]
-    return commented(draft.document, draft.origins, head, draft.file)
+    return commented_yaml(draft.document, draft.origins, head, draft.file)
 
 
-def commented(document: Mapping[str, Any], comments: Mapping[Path, str], head: Sequence[str], file: str) -> str:
+def commented_yaml(document: Mapping[str, Any], comments: Mapping[Path, str], head: Sequence[str], file: str) -> str:
     """YAML that begins with `head` and has `comments` at the values of those paths; `file`: for errors."""
     top = [f"# {text}".rstrip() for text in head]
     return "\n".join([*top, "", *_body(document, comments, file)]) + "\n"
