@@ -80,7 +80,7 @@ FAULTY, LATER = "vllm/vllm-openai:v0.25.1", "vllm/vllm-openai:v0.32.0"
 
 
 @each_row("image, launch, said, unsaid", [
-    (FAULTY, WITH_MULTI, "the file names vllm 0.25.1 (line 4, model.container): vllm 0.25.1: MultiConnector", "no flag"),
+    (FAULTY, WITH_MULTI, "the file names vllm 0.25.1 (line 4, model.container): vllm 0.25.1: MultiCon", "no flag"),
     (FAULTY, SCHEMA_1, "", "46865"),
     (LATER, WITH_MULTI, "", "the file names"),
     ("vllm/vllm-openai:nightly-5e35a6f", SCHEMA_1, "", "the file names"),
