@@ -19,9 +19,9 @@ machine's files (the repository, /tmp) are the same everywhere, like a shared fi
 `wait_idle(nodes=)`, `states()`, `steps()`        what Slurm says
 `processes(node)`, `segments(node)`, `left()`, `assert_nothing_left()`
 
-Node addresses exist in the namespaces only. Connected to from the test process itself, packets would leave the machine
-by its default route; machine.py refuses that to Python's sockets (not to libuv's). What `inside` runs must make its
-connections before it returns: a client that connects later does so from outside.
+Node addresses exist in the namespaces only: connected to from the test process itself, packets would leave the machine
+by its default route. What `inside` runs must make its connections before it returns: a client that connects later does
+so from outside.
 
 The fixtures of conftest.py (`slurm`, `bare`) share one cluster in a session; each test that uses one must leave it as
 it was, which they check. Below: spec (what a cluster is), machine (what it needs and shares), keeper -> sandbox

@@ -6,16 +6,20 @@ Exit code 3, with what is missing, if it cannot.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from tests.cluster.machine import LabError, check_machine, unpacked
 
 CANNOT = 3
 
 
-def main() -> int:
+def fetch(*more: Callable[[], object]) -> int:
+    """Return the exit code, after what a cluster needs and these have been fetched."""
     try:
         check_machine(slurm=True)
         unpacked()
+        for fetched in more:
+            fetched()
     except LabError as error:
         print(error)
         return CANNOT
@@ -23,4 +27,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fetch())

@@ -18,7 +18,7 @@ from typing import Any
 from pdserve.system import procfs
 from tests import isolation
 from tests.cluster.commands import NodeProcess, Result, Stream, in_network, node_processes, node_segments
-from tests.cluster.machine import CACHE, LabError, check_machine, claim_prefix, guard_host_network, unpacked
+from tests.cluster.machine import CACHE, LabError, check_machine, claim_prefix, unpacked
 from tests.cluster.spec import LOGIN, SlurmSettings, Spec, write_files
 from tests.launch.deployment import wait_until
 
@@ -131,7 +131,6 @@ class Cluster:
     ) -> Iterator[Cluster]:
         """`layers`: folders of further packages (`machine.unpacked`)."""
         settings = SlurmSettings() if slurm is True else slurm or None
-        guard_host_network()
         check_machine(slurm=settings is not None)
         packages = unpacked()
         prefix, claim = claim_prefix()

@@ -1,5 +1,5 @@
-"""Deal with the machine below a cluster: what it must have, the packages that are fetched for it, the names and cgroups
-that clusters share, and its network, which nodes are no part of.
+"""Deal with the machine below a cluster: what it must have, the packages that are fetched for it, and the names and
+cgroups that clusters share.
 
 Slurm, munge and OpenSSH come from the machine's own Debian packages, unpacked into .cache/cluster and never installed.
 apt reads the machine's configuration and package status, and writes into that folder only. What the packages need and
@@ -14,16 +14,11 @@ import shutil
 import socket
 import string
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
-
-from tests.cluster.spec import NETWORK
 
 
 class LabError(RuntimeError):
@@ -74,25 +69,6 @@ def claim_prefix() -> tuple[str, socket.socket]:
         else:
             return prefix, claim
     raise LabError("26 clusters run on this machine")
-
-
-@cache
-def guard_host_network() -> None:
-    """Keep Python's sockets from connecting to a node, from now on, unless their thread is in a node's network."""
-    own = _own_network()
-
-    def look(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in ("socket.connect", "socket.sendto"):
-            return
-        target = arguments[-1]
-        if isinstance(target, tuple) and str(target[0]).startswith(NETWORK) and _own_network() == own:
-            raise LabError(f"{target[0]} is a node: connect from inside, with connect, http, get or inside")
-
-    sys.addaudithook(look)
-
-
-def _own_network() -> str:
-    return os.readlink("/proc/thread-self/ns/net")  # noqa: PTH115  (net:[n] is no path)
 
 
 _GONE_SECONDS = 120.0

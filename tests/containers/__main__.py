@@ -7,23 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from tests.cluster.machine import LabError, check_machine, unpacked
+from tests.cluster.__main__ import fetch
 from tests.containers.daemon import docker_layers, podman_layers
 
-CANNOT = 3
-
-
-def main() -> int:
-    try:
-        check_machine(slurm=True)
-        unpacked()
-        docker_layers()
-        podman_layers()
-    except LabError as error:
-        print(error)
-        return CANNOT
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fetch(docker_layers, podman_layers))
