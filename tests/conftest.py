@@ -93,13 +93,8 @@ def _end_nursery(_own_shared_memory: None, _own_cgroup: None, _own_network: None
     Nursery.close_shared()
 
 
-@pytest.fixture
-def made_before() -> None:
-    """What the tests of a module share and a test may have to make anew: such a module has another one of this name."""
-
-
 @pytest.fixture(autouse=True)
-def _nothing_is_left(request: pytest.FixtureRequest, made_before: None) -> Iterator[None]:
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a process, a shared-memory segment or a cgroup behind."""
     if request.config.pluginmanager.has_plugin("tests.pure"):
         yield  # which starts none
