@@ -21,6 +21,8 @@ from pdserve.importing.yaml_tree import Tree, read
 from pdserve.installed.distributions import DISTRIBUTIONS
 from pdserve.installed.versions import PACKAGES
 
+TAXONOMY, STRATEGIES, STORES = "taxonomy.yaml", "strategies", "kv_store"
+"""Of vLLM's collection of recipes."""
 _LABELLED = re.compile(r"(?:^|[_-])(?P<package>vllm|lmcache|mooncake)[_-]v?(?P<version>\d+\.\d+[\w.]*?)(?=[_-]|$)")
 """rocm6.4_vllm_0.9.1 in a tag."""
 _TAGGED = re.compile(r"v?(?P<version>\d+\.\d+\.\d+(?:\.?(?:post|rc|dev)\d+)*)(?=[_-]|$)")
@@ -34,51 +36,6 @@ _INSTALLED = re.compile(
     r"==(?P<version>\d[\w.+!-]*)"
 )
 _COMMENT = re.compile(r"^\s*#")
-
-
-def named_versions(launch: Launch, text: str) -> dict[str, Sourced]:
-    """Package -> its version, and where the file has it. The most exact source wins: what the file lists as the
-    contents of its image, then what it installs, then the tag of its image. A tag without a version (nightly) names
-    none."""
-    versions: dict[str, Sourced] = {}
-    for package, at in (*launch.frameworks.items(), *_installed(text), *_of_image(launch.image)):
-        if package not in versions and _is_version(at.value):
-            versions[package] = at
-    return versions
-
-
-def _installed(text: str) -> Iterator[tuple[str, Sourced]]:
-    """`pip install lmcache==0.5.4`, wherever it stands but in a comment. Of two the first counts."""
-    for number, written in enumerate(text.splitlines(), start=1):
-        if "install" in written and not _COMMENT.match(written):
-            for match in _INSTALLED.finditer(written):
-                yield _PARTS[match["name"]], Sourced(match["version"], f"install {match['name']}", number)
-
-
-def _of_image(image: Sourced | None) -> Iterator[tuple[str, Sourced]]:
-    # NVIDIA counts its own releases of vLLM's image: 25.09.
-    if image is None or not isinstance(image.value, str) or image.value.startswith("nvcr.io"):
-        return
-    name, _, tag = image.value.rpartition("/")[2].partition("@")[0].partition(":")
-    labelled = {match["package"]: match["version"] for match in _LABELLED.finditer(tag)}
-    for package, version in labelled.items():
-        yield package, image.of(version)
-    first = image.value.split("/")[-2] if "/" in image.value else ""
-    package = _REPOSITORIES.get(first if first == "lmcache" else name)
-    if package is not None and not labelled and (match := _TAGGED.match(tag)) is not None:
-        yield package, image.of(match["version"])
-
-
-def _is_version(text: Any) -> bool:
-    try:
-        Version(str(text))
-    except InvalidVersion:
-        return False
-    return True
-
-
-TAXONOMY, STRATEGIES, STORES = "taxonomy.yaml", "strategies", "kv_store"
-"""Of vLLM's collection of recipes."""
 
 
 def import_launch(
@@ -146,7 +103,7 @@ def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | No
         trees = {variant: tree for variant, tree in trees.items() if variant != "base"}
     drafts = {variant: _draft(srt_recipe.launch(tree, lines), text) for variant, tree in trees.items()}
     first = next(iter(drafts.values()))
-    if any(_served(other) != _served(first) for other in drafts.values()):
+    if any(other.served() != first.served() for other in drafts.values()):
         raise RecipeError(f"the file describes {len(drafts)} deployments", where=f"{file}:1", todo=_choose(trees))
     return first
 
@@ -180,10 +137,6 @@ def _draft(launch: Launch, text: str) -> Draft:
     return replace(draft(launch), versions=named_versions(launch, text))
 
 
-def _served(variant: Draft) -> dict[str, object]:
-    return {key: value for key, value in variant.document.items() if key not in ("name", "description")}
-
-
 def _choose(trees: Mapping[str, Tree]) -> str:
     known = [name for name in trees if name]
     if not known:
@@ -192,3 +145,44 @@ def _choose(trees: Mapping[str, Tree]) -> str:
     more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
     one = f"give one of them with --variant: {' '.join(shown)}{more}"
     return f"{one}; or all as a recipe and a sweep file: --out RECIPE --sweep SWEEP"
+
+
+def named_versions(launch: Launch, text: str) -> dict[str, Sourced]:
+    """Package -> its version, and where the file has it. The most exact source wins: what the file lists as the
+    contents of its image, then what it installs, then the tag of its image. A tag without a version (nightly) names
+    none."""
+    versions: dict[str, Sourced] = {}
+    for package, at in (*launch.frameworks.items(), *_installed(text), *_of_image(launch.image)):
+        if package not in versions and _is_version(at.value):
+            versions[package] = at
+    return versions
+
+
+def _installed(text: str) -> Iterator[tuple[str, Sourced]]:
+    """`pip install lmcache==0.5.4`, wherever it stands but in a comment. Of two the first counts."""
+    for number, written in enumerate(text.splitlines(), start=1):
+        if "install" in written and not _COMMENT.match(written):
+            for match in _INSTALLED.finditer(written):
+                yield _PARTS[match["name"]], Sourced(match["version"], f"install {match['name']}", number)
+
+
+def _of_image(image: Sourced | None) -> Iterator[tuple[str, Sourced]]:
+    # NVIDIA counts its own releases of vLLM's image: 25.09.
+    if image is None or not isinstance(image.value, str) or image.value.startswith("nvcr.io"):
+        return
+    name, _, tag = image.value.rpartition("/")[2].partition("@")[0].partition(":")
+    labelled = {match["package"]: match["version"] for match in _LABELLED.finditer(tag)}
+    for package, version in labelled.items():
+        yield package, image.of(version)
+    first = image.value.split("/")[-2] if "/" in image.value else ""
+    package = _REPOSITORIES.get(first if first == "lmcache" else name)
+    if package is not None and not labelled and (match := _TAGGED.match(tag)) is not None:
+        yield package, image.of(match["version"])
+
+
+def _is_version(text: Any) -> bool:
+    try:
+        Version(str(text))
+    except InvalidVersion:
+        return False
+    return True

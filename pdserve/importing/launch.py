@@ -161,6 +161,11 @@ class Draft:
     parser: str = ""
     """Who read their flags, for people."""
 
+    def served(self) -> dict[str, Any]:
+        """Return the part of the document that says what is served: without names and the like."""
+        others = ("name", "description", "schema", "status")
+        return {key: value for key, value in self.document.items() if key not in others}
+
     def losses(self) -> list[Note]:
         """Return the notes of what changes what is served."""
         return [note for note in self.notes if note.effect == "served"]

@@ -16,8 +16,6 @@ from pdserve.importing.recipe_text import line
 from pdserve.importing.yaml_tree import Tree, whole
 from pdserve.recipe.load.problems import Path
 
-_OF_THE_RECIPE = ("name", "description", "schema", "status")
-
 
 @dataclass(frozen=True)
 class ImportedVariant:
@@ -50,14 +48,14 @@ def sweep_draft(variants: Sequence[ImportedVariant], notes: Sequence[Note]) -> S
     deployments: list[ImportedVariant] = []
     same: list[Note] = []
     for variant in variants:
-        known = next((each for each in deployments if _served(variant.draft) == _served(each.draft)), None)
+        known = next((each for each in deployments if variant.draft.served() == each.draft.served()), None)
         if known is None:
             deployments.append(variant)
         elif {line(note) for note in variant.draft.notes} != {line(note) for note in known.draft.notes}:
             why = f"no deployment of its own: what was carried over of it is the same as of {known.name or 'the file'}"
             same.append(Note(Sourced(None, variant.name or "the file", 0), why, "confirm"))
     first = deployments[0].draft
-    lists = dict(_differing([_served(variant.draft) for variant in deployments], ()))
+    lists = dict(_differing([variant.draft.served() for variant in deployments], ()))
     works = list(dict.fromkeys(variant.benchmark.work for variant in variants))
     concurrency = sorted({number for variant in variants for number in variant.benchmark.concurrency})
     rates = sorted({rate for variant in variants for rate in variant.benchmark.rate})
@@ -82,10 +80,6 @@ def sweep_draft(variants: Sequence[ImportedVariant], notes: Sequence[Note]) -> S
         notes=tuple(once.values()),
         deployments=tuple((variant.name, variant.draft) for variant in deployments),
     )
-
-
-def _served(draft: Draft) -> dict[str, Any]:
-    return {key: value for key, value in draft.document.items() if key not in _OF_THE_RECIPE}
 
 
 def _differing(documents: Sequence[Any], path: Path) -> Iterator[tuple[Path, list[Any]]]:

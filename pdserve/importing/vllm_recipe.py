@@ -60,59 +60,6 @@ def at_in(tree: Tree, path: Path) -> Sourced:
 
 
 @dataclass(frozen=True)
-class Situation:
-    """The launch as far as it decides which options there are."""
-
-    recipe: Tree
-    strategy: str
-    has_pools: bool
-    """Prefill and decode are engines of their own."""
-    brand: str
-
-
-def choose_offload(name: str, beside: Collection, situation: Situation) -> _KvOffload:
-    """The option or store of that name. Raises RecipeError for one that is not there, or not for this launch."""
-    taxonomy, stores = beside.taxonomy, beside.stores
-    options = taxonomy.get("kv_offload")
-    refused = {key: _why_not(taxonomy, key, situation) for key in (options if isinstance(options, dict) else {})}
-    usable = [key for key, why in refused.items() if why is None]
-    usable += [key for key, store in stores.items() if _embedded(store)]
-    if name in stores and _embedded(stores[name]):
-        return _KvOffload(stores[name])
-    if name in refused and refused[name] is None:
-        return _KvOffload(taxonomy, ("kv_offload", name))
-    cause = refused.get(name)
-    if name in stores:
-        cause = "its memory belongs to a process of its own (mooncake_store_service), which a recipe does not start"
-    raise RecipeError(
-        f"this launch cannot have the KV offload {name}" if cause else f"the collection has no KV offload {name}",
-        where=situation.recipe.file,
-        cause=cause,
-        todo=f"give --kv-offload one of: {', '.join(usable)}" if usable else "leave --kv-offload out",
-    )
-
-
-def _embedded(store: Tree) -> bool:
-    return store.get("mooncake_vllm_config", "template", "mode") in (None, "embedded")
-
-
-def _why_not(taxonomy: Tree, name: str, situation: Situation) -> str | None:
-    strategies, brands = (taxonomy.get("kv_offload", name, key) for key in ("strategies", "brands"))
-    support = situation.recipe.get("kv_offload_support", name)
-    if situation.has_pools:
-        return "its connector would take the place of the one between prefill and decode"
-    if isinstance(strategies, list) and strategies and situation.strategy not in strategies:
-        return f"it is for {', '.join(map(str, strategies))}"
-    if isinstance(brands, list) and brands and situation.brand not in brands:
-        return f"it is for devices of {', '.join(map(str, brands))}"
-    if support == "unsupported":
-        return "the recipe has it as unsupported (kv_offload_support)"
-    if taxonomy.get("kv_offload", name, "requires_opt_in") is True and support != "verified":
-        return "the recipe does not have it as verified (kv_offload_support)"
-    return None
-
-
-@dataclass(frozen=True)
 class _KvOffload:
     """An option of the taxonomy, or a store of kv_store/, which has a file of its own."""
 
@@ -158,6 +105,10 @@ class _KvOffload:
         cache_servers.read_master(_flags(self.tree, master, ("mooncake_master",)), launch)
         if self.tree.has("router"):
             launch.note(at_in(self.tree, ("router",)), OWN_PROXY, "unused")
+
+
+def _embedded(store: Tree) -> bool:
+    return store.get("mooncake_vllm_config", "template", "mode") in (None, "embedded")
 
 
 def _flags(tree: Tree, path: Path, program: tuple[str, ...]) -> Iterator[tuple[Sourced, ImportedFlag | str]]:
@@ -260,8 +211,7 @@ class _Composer:
         self.has_pools = self.plan.get("deploy_type") == "pd_cluster"
         self.offload = None
         if choice.kv_offload is not None:
-            situation = Situation(tree, self.strategy, self.has_pools, self.brand)
-            self.offload = choose_offload(choice.kv_offload, beside, situation)
+            self.offload = self._choose_offload(choice.kv_offload, beside)
 
     def launch(self) -> Launch:
         brand = self.brand
@@ -307,6 +257,41 @@ class _Composer:
                 todo=f"give --{what} one of: {', '.join(map(str, offered)) or 'none is there'}",
             )
         return name
+
+    def _choose_offload(self, name: str, beside: Collection) -> _KvOffload:
+        """The option or store of that name. Raises RecipeError for one that is not there, or not for this launch."""
+        stores, options = beside.stores, self.taxonomy.get("kv_offload")
+        refused = {key: self._why_not(key) for key in (options if isinstance(options, dict) else {})}
+        usable = [key for key, why in refused.items() if why is None]
+        usable += [key for key, store in stores.items() if _embedded(store)]
+        if name in stores and _embedded(stores[name]):
+            return _KvOffload(stores[name])
+        if name in refused and refused[name] is None:
+            return _KvOffload(self.taxonomy, ("kv_offload", name))
+        cause = refused.get(name)
+        if name in stores:
+            cause = "its memory belongs to a process of its own (mooncake_store_service), which a recipe does not start"
+        raise RecipeError(
+            f"this launch cannot have the KV offload {name}" if cause else f"the collection has no KV offload {name}",
+            where=self.tree.file,
+            cause=cause,
+            todo=f"give --kv-offload one of: {', '.join(usable)}" if usable else "leave --kv-offload out",
+        )
+
+    def _why_not(self, name: str) -> str | None:
+        strategies, brands = (self.taxonomy.get("kv_offload", name, key) for key in ("strategies", "brands"))
+        support = self.tree.get("kv_offload_support", name)
+        if self.has_pools:
+            return "its connector would take the place of the one between prefill and decode"
+        if isinstance(strategies, list) and strategies and self.strategy not in strategies:
+            return f"it is for {', '.join(map(str, strategies))}"
+        if isinstance(brands, list) and brands and self.brand not in brands:
+            return f"it is for devices of {', '.join(map(str, brands))}"
+        if support == "unsupported":
+            return "the recipe has it as unsupported (kv_offload_support)"
+        if self.taxonomy.get("kv_offload", name, "requires_opt_in") is True and support != "verified":
+            return "the recipe does not have it as verified (kv_offload_support)"
+        return None
 
     def _generation(self) -> str:
         value = self.profile.get("generation") or self.profile.get("gpu_generation")
