@@ -1,6 +1,4 @@
-"""Run as a script by test_real_configs.py in an interpreter with vLLM: its configuration classes take planned commands.
-
-stdin: {name: arguments}; stdout: {name: values of the configurations, or {"error": text}}.
+"""What vLLM's configuration classes make of a planned command, for real_parsers.py.
 
 Built are CacheConfig, ParallelConfig, SchedulerConfig, CompilationConfig and KVTransferConfig, the connector's class,
 and the parsers of tools and reasoning. Not built, because that takes more than a command line: ModelConfig (config.json
@@ -10,8 +8,6 @@ them together and chooses the attention backend.
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from vllm.config import CacheConfig, ParallelConfig, SchedulerConfig
@@ -69,18 +65,3 @@ def configure(arguments: list[str]) -> dict[str, Any]:
         "reasoning_parser": args.reasoning_parser
         and ReasoningParserManager.get_reasoning_parser(args.reasoning_parser).__name__,
     }
-
-
-def main() -> None:
-    """Prints what became of each command line."""
-    answers = {}
-    for name, arguments in json.load(sys.stdin).items():
-        try:
-            answers[name] = configure(arguments)
-        except (ValueError, TypeError, KeyError, SystemExit, ImportError) as error:
-            answers[name] = {"error": f"{type(error).__name__}: {error}"}
-    print("ANSWER " + json.dumps(answers))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Run as a script by test_real.py in an interpreter with the engines: their own parsers read planned command lines.
 
 stdin: {"vllm": {name: arguments}, "lmcache": {name: arguments}, "keys": {connector class: keys of its extra config},
-"stores": {name: content of its file}, "offloading": [extra config]}
+"stores": {name: content of its file}, "offloading": [extra config], "configs": {name: arguments}}
 stdout: one JSON object, see `main`.
 """
 
@@ -86,6 +86,16 @@ def read_offloading(extra: dict[str, Any]) -> list[Any]:
     return [OffloadingSpecFactory.get_spec_cls(extra).__name__, type(manager._policy).__name__, manager.store_threshold]
 
 
+def configured(arguments: list[str]) -> dict[str, Any]:
+    """What vLLM makes of the command line of one engine, or {"error": why it refuses it}."""
+    from tests.plan.real_configs import configure
+
+    try:
+        return configure(arguments)
+    except (ValueError, TypeError, KeyError, SystemExit, ImportError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
 def main() -> None:
     """Prints what the parsers made of it, vLLM's environment variables, and configuration keys that nobody reads."""
     asked = json.load(sys.stdin)
@@ -97,6 +107,7 @@ def main() -> None:
         "unread": {name: unread_keys(name, keys) for name, keys in asked["keys"].items()},
         "stores": {name: read_store(content) for name, content in asked["stores"].items()},
         "offloading": [read_offloading(extra) for extra in asked["offloading"]],
+        "configs": {name: configured(arguments) for name, arguments in asked["configs"].items()},
         "control": unread_keys("MooncakeConnector", ["num_workers", "no_such_key"]),
         "lmcache_connector": hasattr(importlib.import_module(LMCACHE_MODULE), "LMCacheMPConnector"),
         "environment": sorted(envs.environment_variables),

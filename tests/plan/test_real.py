@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from pdserve.plan.model import Plan
 from pdserve.plan.process import Process
 from pdserve.recipe.vllm_names import READ_IN_OTHER_PLACES, VARIABLES
 from pdserve.roles import ENGINE_ROLES
 from tests.plan.golden import RECIPES, ROOT, shipped_plan
 from tests.plan.kit import plan, recipe, value_of, with_lmcache
 from tests.plan.shapes import SHAPES, shape
+from tests.tables import each_row
 
 pytestmark = pytest.mark.real
 
@@ -32,12 +34,36 @@ def arguments(process: Process) -> list[str]:
     return rest[1:] if rest[0] == "serve" else rest
 
 
-def test_the_known_variables_are_those_of_the_installed_vllm() -> None:
-    """Read from the source: no engine is imported."""
+PLANS: dict[str, Plan] = {
+    name: planned for name in RECIPES if (planned := shipped_plan(name)).platform in ("rocm", "cuda")
+}
+ENGINES: dict[str, Process] = {
+    f"{name}/{process.name}": process
+    for name, planned in PLANS.items()
+    for process in planned.processes
+    if process.role in ENGINE_ROLES
+}
+BROKEN = {
+    "block size 0": ["--block-size", "0"],
+    "no such dtype": ["--kv-cache-dtype", "fp7"],
+    "no such tool parser": ["--enable-auto-tool-choice", "--tool-call-parser", "kimi_k0"],
+    "no such reasoning parser": ["--reasoning-parser", "kimi_k0"],
+    "tools without a parser": ["--enable-auto-tool-choice"],
+    "more tokens a step than fit": ["--max-num-seqs", "512", "--max-num-batched-tokens", "16"],
+}
+
+
+def vllm_folder() -> Path:
+    """The installed package: read, not imported."""
     spec = importlib.util.find_spec("vllm")
     assert spec is not None
     assert spec.origin is not None
-    folder = Path(spec.origin).parent
+    return Path(spec.origin).parent
+
+
+def test_the_known_variables_are_those_of_the_installed_vllm() -> None:
+    """Read from the source: no engine is imported."""
+    folder = vllm_folder()
     tree = ast.parse((folder / "envs.py").read_text())
     (table,) = [
         node.value
@@ -102,6 +128,10 @@ def answer(built: dict[str, Process]) -> dict[str, Any]:
             for key, p in built.items()
             if key == "offloading/aggregated-0"
         ],
+        "configs": {
+            **{name: arguments(process) for name, process in ENGINES.items()},
+            **{name: ["m", *flags] for name, flags in BROKEN.items()},
+        },
     }
     return ask("real_parsers", json.dumps(asked))
 
@@ -213,3 +243,88 @@ def test_mooncake_keeps_to_the_ports_that_the_plan_gives_an_instance() -> None:
     assert engine["rpc"] in engine["listening"]
     assert len(engine["listening"]) == 2
     assert all(first <= port <= last for port in engine["listening"])
+
+
+@each_row("name", ENGINES)
+def test_vllm_configures_itself_by_the_command(answer: dict[str, Any], name: str) -> None:
+    engine, made = ENGINES[name], answer["configs"][name]
+    assert "error" not in made, made["error"]
+    instance = PLANS[name.partition("/")[0]].instance_of(engine.name)
+    assert made["world_size"] == sum(process.ranks.workers for process in instance if process.ranks is not None)
+    transfer = json.loads(value_of(engine, "--kv-transfer-config"))
+    assert made["kv_role"] == transfer["kv_role"]
+    if module := transfer.get("kv_connector_module_path"):
+        assert made["connector"] == module
+
+
+def test_the_kimi_recipes_mean_what_vllm_makes_of_them(answer: dict[str, Any]) -> None:
+    for name in ENGINES:
+        if name.startswith("kimi"):
+            made = answer["configs"][name]
+            assert (made["block_size"], made["cache_dtype"], made["max_num_seqs"]) == (16, "fp8", 32)
+            assert made["tool_parser"].startswith("KimiK2")
+            assert made["reasoning_parser"].startswith("KimiK2")
+            mode = None if name.startswith("kimi-mi355x-lmcache") else "PIECEWISE"
+            assert made["cudagraph_mode"] == mode
+
+
+def test_vllm_takes_each_rank_of_the_wide_recipe_for_a_server_of_its_own(answer: dict[str, Any]) -> None:
+    for role in ("prefill", "decode"):
+        names = [name for name, engine in ENGINES.items() if name.startswith("deepseek") and engine.role == role]
+        assert [answer["configs"][name]["rank"] for name in names] == list(range(16))
+        assert all(answer["configs"][name]["own_ranks_only"] for name in names)
+
+
+@each_row("name", BROKEN)
+def test_what_vllm_would_refuse_is_refused_here(answer: dict[str, Any], name: str) -> None:
+    assert "error" in answer["configs"][name], "the check could not fail"
+
+
+def test_aiters_mla_backend_takes_blocks_of_the_recipes_size() -> None:
+    """Read, not imported: the module needs AITER. The default that vLLM then keeps is the recipe's."""
+    package = vllm_folder()
+    backend = ast.parse((package / "v1/attention/backends/mla/rocm_aiter_mla.py").read_text())
+    [sizes] = [
+        ast.unparse(statement)
+        for node in ast.walk(backend)
+        if isinstance(node, ast.FunctionDef) and node.name == "get_supported_kernel_block_sizes"
+        for statement in node.body
+        if isinstance(statement, ast.Return)
+    ]
+    assert sizes == "return [MultipleOf(1)]"
+    assert "DEFAULT_BLOCK_SIZE: ClassVar[int] = 16" in (package / "config/cache.py").read_text()
+
+
+def source(path: str) -> str:
+    return (vllm_folder() / "distributed/kv_transfer/kv_connector" / path).read_text()
+
+
+def texts(text: str) -> set[str]:
+    """The strings of a module, in one piece each."""
+    return {
+        node.value
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def test_a_decode_of_nixl_refuses_stages() -> None:
+    worker = source("v1/nixl/base_worker.py")
+    condition = """        if self.pp_size > 1:
+            if self._is_hma_required"""
+    assert condition in worker
+    assert 'kv_role == "kv_consumer":\n                raise NotImplementedError(' in worker
+    assert "Number of KV layers must match between prefill and decode" in texts(worker)
+
+
+def test_nixl_divides_decodes_blocks_by_prefills() -> None:
+    topology = source("utils.py")
+    assert "assert self.block_size % remote_block_size == 0, (" in topology
+    unequal = "Different local/remote block sizes are not supported when P TP > D TP."
+    assert unequal in texts(source("v1/nixl/base_worker.py"))
+
+
+def test_mooncake_pairs_blocks_one_to_one() -> None:
+    connector = source("v1/mooncake/mooncake_connector.py")
+    assert "local_group = local_group[-n_remote:] if n_remote > 0 else []" in connector
+    assert "P num blocks less than D" in texts(connector)
