@@ -29,12 +29,6 @@ def test_a_job_counts_as_one_whatever_the_recipe_has() -> None:
     assert len(warned(nodes=in_a_job)) == 1
 
 
-def test_vllm_router_has_no_keys() -> None:
-    (warning,) = warned(SLURM, {"proxy": {"kind": "vllm-router"}})
-    assert "keys_file" not in warning
-    assert "vllm-router asks for no key" in warning
-
-
 @pytest.mark.parametrize(
     ("changes", "nodes"),
     [

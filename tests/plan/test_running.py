@@ -40,8 +40,10 @@ def on_nixl(prefill: int, decode: int, change: dict[str, Any] | None = None) -> 
     return recipe(on_gpus(), connectors, change or {})
 
 
-def test_what_goes_leaves_a_hole_that_the_next_one_takes() -> None:
+def test_what_goes_leaves_a_hole_that_the_next_one_takes_and_hosts_in_another_order_move_nothing() -> None:
     first, second = on_nixl(2, 2), on_nixl(1, 2)
+    two = plan(first, *hosts(2, 2))
+    assert not restarted(two, plan(first, *reversed(two.nodes), running=Running(two, first.ports)))
     running = plan(first, *hosts(8))
     new = next_plan(running, first, second)
     assert places(new) == {name: place for name, place in places(running).items() if name != "prefill-1"}
@@ -122,14 +124,6 @@ def test_instances_on_cpus_keep_their_nodes_and_new_ones_go_where_the_fewest_are
     assert places(fewer) == {"prefill-0": ("host0", ()), "decode-0": ("host2", ())}
     more = next_plan(fewer, recipe(sides), recipe(sides, {"decode": {"instances": 3}}))
     assert places(more) == {**places(fewer), "decode-1": ("host1", ()), "decode-2": ("host0", ())}
-
-
-def test_hosts_in_another_order_move_nothing() -> None:
-    before = on_nixl(2, 2)
-    running = plan(before, *hosts(2, 2))
-    new = plan(before, *reversed(running.nodes), running=Running(running, before.ports))
-    assert new.process("proxy") == running.process("proxy")
-    assert not restarted(running, new)
 
 
 def test_an_lmcache_server_keeps_its_name_and_command_whoever_attaches() -> None:
