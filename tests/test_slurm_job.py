@@ -1,4 +1,4 @@
-"""A job as a login node sees it: what Slurm's tools print (22.05, recorded), and what it means."""
+"""A job as a login node sees it: what Slurm's tools print (22.05, recorded), and who sees which of its variables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import PreflightError, StateError
-from pdserve.reach.slurm import Job, gpus_asked_per_node, look, submit
+from pdserve.reach.slurm import Job, for_srun, gpus_asked_per_node, look, submit, without_slurm
 
 pytestmark = pytest.mark.process
 
@@ -147,3 +147,33 @@ def test_without_slurm_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         submit("#!/bin/bash\n")
     assert "no sbatch on this machine's PATH" in caught.value.what
     assert "module load slurm" in str(caught.value.cause)
+
+
+INSIDE_A_JOB = {
+    "PATH": "/usr/bin", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]",
+    "SLURM_NTASKS_PER_NODE": "1", "SLURM_CPU_BIND": "verbose", "SLURM_PROCID": "0", "SRUN_CPUS_PER_TASK": "4",
+    "SBATCH_REQUEUE": "1", "PMI_RANK": "3", "PMIX_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1",
+    "MY_SLURM_SCRIPT": "stays",
+}  # fmt: skip
+
+
+def test_our_srun_knows_its_cluster_and_obeys_no_inherited_option() -> None:
+    assert for_srun(INSIDE_A_JOB) == {
+        "PATH": "/usr/bin",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "MY_SLURM_SCRIPT": "stays",
+    }
+
+
+def test_engines_do_not_take_slurms_ranks_for_theirs() -> None:
+    assert without_slurm(INSIDE_A_JOB) == {
+        "PATH": "/usr/bin",
+        "SLURM_JOB_ID": "7",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "MY_SLURM_SCRIPT": "stays",
+    }
+
+
+def test_outside_of_slurm_nothing_changes() -> None:
+    assert for_srun({"A": "b"}) == without_slurm({"A": "b"}) == {"A": "b"}

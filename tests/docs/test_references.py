@@ -1,4 +1,4 @@
-"""The generated pages are what the code says, and leave nothing out."""
+"""The generated pages are what the code says, and leave nothing out; a published launch differs with a reason."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import pdserve
 from pdserve.cli.commands import app
 from tests.docs import cli_reference
+from tests.docs.launches import DATA, KIMI, OTHERS, launch
 from tests.docs.markdown import INDEX, PAGES, README, REPOSITORY, Page
 from tests.docs.regenerate import PAGES as GENERATED
 from tests.tables import each_row
@@ -43,3 +44,16 @@ def test_a_shell_completes_the_verbs() -> None:
 
 def test_the_version_stands_twice_and_is_the_same() -> None:
     assert tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"] == pdserve.__version__
+
+
+LAUNCHES = (KIMI, *OTHERS)
+
+
+@each_row("name", LAUNCHES)
+def test_a_reason_stands_where_we_differ(name: str) -> None:
+    rows = [row for rows in launch(name).parts.values() for row in rows]
+    assert [row for row in rows if row.differs != (row.why is not None)] == []
+
+
+def test_no_table_is_left_out_of_the_pages() -> None:
+    assert {path.stem for path in DATA.iterdir()} == set(LAUNCHES)

@@ -1,4 +1,4 @@
-"""Connectors beyond the golden plans: transfer modes, defaults, and roles that cannot hand over KV."""
+"""Connectors, offloading and stores beyond the golden plans, and roles that cannot hand over KV."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from pdserve.errors import RecipeError
 from pdserve.plan.model import Plan
+from pdserve.plan.process import Process
 from pdserve.recipe.connectors.registry import class_names
 from tests.plan.kit import (
     LMCACHE,
@@ -17,12 +18,13 @@ from tests.plan.kit import (
     NIXL,
     aggregated,
     hosts,
+    on_gpus,
     plan,
     recipe,
     value_of,
     with_lmcache,
 )
-from tests.plan.shapes import RAW, shape
+from tests.plan.shapes import OFFLOADING, RAW, STORE, both, shape
 from tests.tables import each_row
 
 
@@ -96,3 +98,68 @@ OTHER = {"kind": "raw", "config": {"kv_connector": "OtherConnector"}}
 def test_roles_that_cannot_hand_over_kv_or_have_no_server_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         plan(recipe(with_lmcache(), changes))
+
+
+GIB = 1 << 30
+
+
+def engine(platform: str, **parallel: int) -> Process:
+    alone = aggregated(connector=OFFLOADING, parallel=parallel)
+    return plan(recipe(alone, {"lmcache": None, "platform": platform})).process("aggregated-0")
+
+
+def test_as_a_child_it_stores_and_loads_whatever_the_role() -> None:
+    built = plan(recipe(on_gpus(), both({"kind": "multi", "of": [NIXL, OFFLOADING]})))
+    for name in ("prefill-0", "decode-0"):
+        config = json.loads(value_of(built.process(name), "--kv-transfer-config"))
+        child = config["kv_connector_extra_config"]["connectors"][1]
+        assert (child["kv_connector"], child["kv_role"]) == ("OffloadingConnector", "kv_both")
+
+
+def test_vllm_refuses_it_on_a_cpu_and_so_does_the_plan() -> None:
+    with pytest.raises(RecipeError, match="aggregated uses offloading on a CPU") as caught:
+        engine("cpu")
+    assert "only supported on CUDA-alike" in (caught.value.cause or "")
+
+
+@each_row(
+    "platform, parallel, memory, in_shm",
+    [("cuda", {"tp": 4}, 4, 4), ("rocm", {"tp": 4}, 4, 0), ("cuda", {"tp": 2, "dp": 2}, 8, 8)],
+)
+def test_its_memory_is_that_of_each_rank_and_not_of_each_worker(
+    platform: str, parallel: dict[str, int], memory: int, in_shm: int
+) -> None:
+    made = engine(platform, **parallel)
+    assert (made.host_bytes, made.shm_bytes) == (memory * GIB, in_shm * GIB)
+
+
+def with_store(**section: Any) -> dict[str, Any]:
+    """A store beside Mooncake on prefill."""
+    return {
+        "prefill": {"connector": {"kind": "multi", "of": [MOONCAKE, STORE]}},
+        "mooncake_store": {"segment_gib": 2, "buffer_gib": 0.5, "protocol": "tcp", **section},
+    }
+
+
+def test_mooncake_and_the_store_share_one_range_of_a_process_and_one_without_it_gets_none_of_it() -> None:
+    built = plan(recipe(with_store()))
+    prefill, decode = built.process("prefill-0"), built.process("decode-0")
+    assert (prefill.port_ranges["transfer"].first, prefill.port_ranges["transfer"].last) == (15000, 15099)
+    assert "prefill" in prefill.reached_by["transfer"]
+    assert (decode.files, decode.host_bytes) == ({}, 0)
+    assert "MOONCAKE_CONFIG_PATH" not in decode.env.set
+
+
+def test_a_raw_store_connector_gets_the_file_where_the_recipe_has_the_section() -> None:
+    store = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    mooncake = {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}
+    both = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [mooncake, store]}}
+    change = {
+        "prefill": {"connector": {"kind": "raw", "config": both}},
+        "decode": {"connector": {"kind": "raw", "config": mooncake}},
+    }
+    managed = plan(recipe(with_store(), change)).process("prefill-0")
+    assert "mooncake-store-prefill-0.json" in managed.files
+    own = plan(recipe(change, {"prefill": {"env": {"MOONCAKE_CONFIG_PATH": "/etc/store.json"}}}))
+    assert own.process("prefill-0").env.set["MOONCAKE_CONFIG_PATH"] == "/etc/store.json"
+    assert "mooncake-master" not in own.names()

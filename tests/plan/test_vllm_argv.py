@@ -1,11 +1,16 @@
-"""The command line of an engine, beyond what the golden plans show."""
+"""The command line of an engine: what a recipe sets in it, and the table of flags that pdserve sets itself."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
-from pdserve.recipe.flags import flag_words
-from tests.plan.kit import plan, recipe, value_of
+import pytest
+
+from pdserve.recipe.flags import ENGINE_FLAGS, SERVER_FLAGS, OwnedFlag, flag_words
+from pdserve.recipe.rules import problems
+from tests.plan.kit import MULTI, on_gpus, plan, recipe, value_of, with_lmcache
+from tests.plan.shapes import SHAPES, SPANNING, shape
 from tests.tables import each_row
 
 
@@ -47,3 +52,62 @@ def test_a_roles_flags_win_over_the_shared_ones_and_null_drops_a_flag() -> None:
 )
 def test_every_type_of_value_has_one_form(value: Any, arguments: list[str]) -> None:
     assert list(flag_words({"flag": value})) == arguments
+
+
+OVERRIDABLE = {
+    "enable-prompt-tokens-details",
+    "disable-uvicorn-access-log",
+    "enable-prefix-caching",
+    "session-ttl-seconds",
+    "isolated-ipc",
+    "download-dir",
+    "speculative-config",
+}
+"""Defaults, which a recipe may override, and what the recipes of the layouts set."""
+
+
+@each_row("name", SHAPES)
+def test_every_flag_on_a_command_line_is_in_the_table_and_given_once(name: str) -> None:
+    for process in shape(name).processes:
+        if process.is_engine or process.is_lmcache:
+            table = ENGINE_FLAGS if process.is_engine else SERVER_FLAGS
+            flags = Counter(word.removeprefix("--").removeprefix("no-") for word in process.argv if word[:2] == "--")
+            assert flags.keys() - OVERRIDABLE <= table.keys(), process.name
+            assert {flag for flag, count in flags.items() if count > 1} <= {"l2-adapter"}, process.name
+
+
+def test_a_new_row_is_rendered_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag of the table needs no second entry anywhere."""
+    monkeypatch.setitem(ENGINE_FLAGS, "enforce-eager", OwnedFlag("set engine.eager", lambda line: True))
+    monkeypatch.setitem(SERVER_FLAGS, "hash-algorithm", OwnedFlag("set lmcache.hash", lambda line: "blake3"))
+    theirs = recipe(
+        with_lmcache(extra_args={"hash-algorithm": "vllm"}), {"prefill": {"args": {"enforce-eager": False}}}
+    )
+    built = plan(theirs)
+    assert [word for word in built.process("prefill-0").argv if "enforce-eager" in word] == ["--enforce-eager"]
+    server = built.process("lmcache-0").argv
+    assert server.count("--hash-algorithm") == 1
+    assert server[server.index("--hash-algorithm") + 1] == "blake3"
+    refused = {problem.path: problem.todo for problem in problems(theirs)}
+    assert refused[("prefill", "args", "enforce-eager")] == "set engine.eager"
+    assert refused[("lmcache", "extra_args", "hash-algorithm")] == "set lmcache.hash"
+
+
+def test_a_flag_that_is_ours_in_some_recipes_is_refused_in_those_alone() -> None:
+    flag = {"engine": {"args": {"distributed-executor-backend": "ray"}}}
+    path = ("engine", "args", "distributed-executor-backend")
+    assert path not in {problem.path for problem in problems(recipe(on_gpus(8, 8), flag))}
+    spanning = {"prefill": {"parallel": SPANNING}}
+    assert path in {problem.path for problem in problems(recipe(on_gpus(8, 8), spanning, flag))}
+    lazy = with_lmcache(extra_args={"l1-use-lazy": False})
+    path = ("lmcache", "extra_args", "l1-use-lazy")
+    assert path in {problem.path for problem in problems(recipe(lazy))}
+    assert path not in {problem.path for problem in problems(recipe(on_gpus(), lazy))}
+
+
+def test_variables_of_connectors_are_refused() -> None:
+    built = plan(recipe({"prefill": {"connector": MULTI}, **with_lmcache()}))
+    decided = {"MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT"}
+    assert decided <= built.process("prefill-0").env.set.keys()
+    wanted = recipe({"engine": {"env": dict.fromkeys(decided, 1)}})
+    assert {("engine", "env", name) for name in decided} <= {problem.path for problem in problems(wanted)}

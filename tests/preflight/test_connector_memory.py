@@ -11,7 +11,7 @@ from pdserve.preflight.finding import Finding
 from pdserve.preflight.resources import find_memory
 from pdserve.system.host import MemoryFacts
 from tests.plan.kit import LMCACHE, NIXL, aggregated, on_gpus, plan, recipe, with_lmcache
-from tests.plan.test_mooncake_store import GIB, with_store
+from tests.plan.test_kv_transfer import GIB, with_store
 
 
 def facts(available: float, shm: float = 64) -> MemoryFacts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from pdserve.starter.draft import HARDWARE
 from pdserve.starter.goal import Goal
 from tests.messages.kit import Outcome, run
 from tests.plan.kit import VERSIONS
-from tests.starter.kit import model
 from tests.tables import each_row
 
 GPUS = [name for name, hardware in HARDWARE.items() if hardware.devices]
@@ -216,3 +216,22 @@ def test_a_wrong_command_line_ends_with_2(
     assert done.code == 2
     assert said in done.err
     assert "Traceback" not in done.err
+
+
+GIB = 1 << 30
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 8192,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def model(folder: Path, gib: int, **changes: Any) -> Path:
+    """A model of `gib` GiB that tensor parallelism can cut."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    entry = {"dtype": "BF16", "shape": [gib, GIB // 2], "data_offsets": [0, gib * GIB]}
+    header = json.dumps({"model.layers.0.mlp.down_proj.weight": entry}).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + gib * GIB)
+    return folder
