@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ from pdserve.plan.node import Node
 from pdserve.plan.running import Running
 from pdserve.run.change import can_exchange_kv, change, plan_between, recorded_change
 from pdserve.run.directory import RunDir
-from pdserve.run.state import DeploymentState, ProcessPhase, ProcessState
-from pdserve.system.process import new_token
-from pdserve.system.procfs import ProcessId
+from pdserve.run.state import ProcessPhase, ProcessState
+from tests.launch.records import recorded_state
 from tests.plan import kit
 from tests.tables import each_row
 
@@ -40,18 +38,8 @@ def running(folder: Path, plan: Plan, **phases: ProcessPhase) -> RunDir:
         )
         for process in plan.processes
     }
-    launcher = ProcessId(pid=1, start_ticks=1)
-    state = DeploymentState(
-        token=new_token(),
-        name=plan.name,
-        run_id="x",
-        host="a",
-        launcher=launcher,
-        started_at=time.time(),
-        processes=processes,
-    )
     run.write(run.plan, plan.model_dump_json())
-    run.write(run.state, state.model_dump_json())
+    run.write(run.state, recorded_state(name=plan.name, processes=processes).model_dump_json())
     return run
 
 

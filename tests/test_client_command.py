@@ -21,11 +21,11 @@ from pdserve.plan.model import Plan
 from pdserve.plan.node import Node, Ssh
 from pdserve.run.directory import RunDir
 from pdserve.run.orphans import COMMAND, living, stop_left
-from pdserve.run.state import DeploymentState, NodeState
+from pdserve.run.state import NodeState
 from pdserve.system import procfs
-from pdserve.system.process import new_token, send
-from pdserve.system.procfs import ProcessId
+from pdserve.system.process import send
 from tests.launch.deployment import REPOSITORY
+from tests.launch.records import GONE, HERE, recorded_state
 from tests.plan import kit
 from tests.tables import each_row
 
@@ -82,22 +82,12 @@ WAITS = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
 
 def launched(run: RunDir, *command: str) -> subprocess.Popen[str]:
     """A launcher that runs the command, and keeps the record."""
-    gone = ProcessId(pid=4_194_000, start_ticks=1)
-    here, place = socket.gethostname(), procfs.place()
+    place = procfs.place()
     # Its agent and guard have left by themselves, as they do when a launcher's pipe closes.
-    agent = AgentRecord(guard=gone, hostname=here, place=place, cgroup=None, over=True)
-    (run.path / "agent@n-4194000.json").write_text(agent.model_dump_json())
-    node = NodeState(agent=gone, guard=gone, hostname=here, place=place)
-    state = DeploymentState(
-        token=new_token(),
-        name="test",
-        run_id=run.run_id,
-        host=here,
-        place=place,
-        launcher=gone,
-        nodes={"n": node},
-        started_at=time.time(),
-    )
+    agent = AgentRecord(guard=GONE, hostname=HERE, place=place, cgroup=None, over=True)
+    (run.path / f"agent@n-{GONE.pid}.json").write_text(agent.model_dump_json())
+    node = NodeState(agent=GONE, guard=GONE, hostname=HERE, place=place)
+    state = recorded_state(name="test", run_id=run.run_id, place=place, nodes={"n": node}, started_at=time.time())
     run.write(run.state, state.model_dump_json())
     argv = [sys.executable, "-c", LAUNCHER, str(run.path), *command]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)

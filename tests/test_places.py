@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,20 +13,17 @@ import pytest
 
 from pdserve.run.directory import RunDir, lives
 from pdserve.run.orphans import living, may_be_busy, members
-from pdserve.run.state import DeploymentState, NodeState, ProcessState
+from pdserve.run.state import NodeState, ProcessState
 from pdserve.system import procfs
 from pdserve.system.host import is_here
-from pdserve.system.process import new_token
-from pdserve.system.procfs import Place, ProcessId, place
+from pdserve.system.procfs import Place, place
 from tests.launch.deployment import REPOSITORY, recipe, up
+from tests.launch.records import GONE, HERE, recorded_state, write_record
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
 from tests.test_recycled_sessions import LEFT
 
 pytestmark = pytest.mark.process
-
-HERE = socket.gethostname()
-GONE = ProcessId(pid=4_194_000, start_ticks=1)
 
 
 def ours() -> Place:
@@ -57,22 +53,14 @@ def record(root: Path, engine: subprocess.Popen[bytes], where: Place | None, hos
     """Of a run whose supervisors are all dead, and whose engine has the PID of that process."""
     run = RunDir.create(root, "fake", "run-1")
     [identity] = procfs.identities([engine.pid])
-    state = DeploymentState(
-        token=new_token(),
-        name="fake",
-        run_id="run-1",
+    state = recorded_state(
         phase="ready",
         host=hostname,
         place=where,
-        launcher=GONE,
         nodes={"n": NodeState(agent=GONE, guard=GONE, hostname=hostname, place=where)},
         processes={"d": ProcessState(role="decode", node="n", phase="ready", id=identity)},
-        started_at=0,
     )
-    run.write(run.state, state.model_dump_json())
-    run.write(run.plan, plan(planned_recipe()).model_dump_json())
-    run.point_current()
-    return run
+    return write_record(run, state, plan(planned_recipe()))
 
 
 def seen(run: RunDir) -> set[int]:

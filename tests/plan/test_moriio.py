@@ -16,9 +16,7 @@ from pdserve.preflight.engine_packages import check_installed
 from pdserve.recipe.connectors.moriio import CLASS
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules import problems, warnings
-from pdserve.run.state import DeploymentState
-from pdserve.system.process import new_token
-from pdserve.system.procfs import ProcessId
+from tests.launch.records import recorded_state
 from tests.plan.kit import LMCACHE, hosts, on_gpus, plan, recipe, value_of
 from tests.plan.shapes import MORIIO, both
 from tests.recipe.kit import GPU, refused
@@ -70,19 +68,7 @@ def test_preflight_asks_for_its_library() -> None:
 def test_it_is_untested_whatever_the_recipe_says_of_itself() -> None:
     """The recipe of this test calls itself tested."""
     built = planned()
-    state = DeploymentState(
-        token=new_token(),
-        name="test",
-        run_id="r1",
-        phase="ready",
-        host="host0",
-        launcher=ProcessId(pid=1, start_ticks=1),
-        nodes={},
-        processes={},
-        endpoint="http://127.0.0.1:8000",
-        started_at=0.0,
-    )
-    view = StatusView(state, built, "ready", "/run/r1", [])
+    view = StatusView(recorded_state(phase="ready"), built, "ready", "/run/r1", [])
     assert f"untested: {CLASS} ran on no device here, and can corrupt KV (docs/limits.md)" in head(view)
     assert view.to_json()["untested_connectors"] == [CLASS]
     assert any(f"{CLASS} of decode is untested" in text for text in built.warnings)
