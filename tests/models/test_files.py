@@ -82,20 +82,6 @@ def test_weights_that_are_not_all_there_are_not_counted(tmp_path: Path) -> None:
     assert (model.tensors, model.file_bytes, model.lacks) == (None, 0, "model-2.safetensors")
 
 
-@each_row("file, index", [
-    ("model-00001-of-00002.safetensors", None),
-    ("consolidated-00001-of-00002.safetensors", "consolidated.safetensors.index.json"),
-])  # fmt: skip
-def test_shards_that_are_not_all_there_are_named(tmp_path: Path, file: str, index: str | None) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    safetensors(tmp_path / file, {"a": tensor(1)})
-    second = file.replace("00001-", "00002-")
-    if index is not None:
-        (tmp_path / index).write_text(json.dumps({"weight_map": {"a": file, "b": second}}))
-    model = files.read_model(tmp_path)
-    assert (model.tensors, model.file_bytes, model.lacks) == (None, 0, second)
-
-
 @each_row("config", [None, "{", "[]"])
 def test_without_a_config_it_is_refused(tmp_path: Path, config: str | None) -> None:
     if config is not None:
@@ -185,7 +171,7 @@ def test_the_folder_of_such_a_file_is_refused_with_a_fix(tmp_path: Path) -> None
     assert "fetch the model again" in str(refused.value.todo)
 
 
-@each_row("index", ["{", "{}", '{"weight_map": {"a": [1]}}', '{"weight_map": 5}', "[]", "[" * 50_000])
+@each_row("index", ["{", '{"weight_map": {"a": [1]}}', "[" * 50_000])
 def test_an_index_that_names_no_files_is_refused(tmp_path: Path, index: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors.index.json").write_text(index)
