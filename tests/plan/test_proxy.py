@@ -60,6 +60,8 @@ def test_loopback_of_a_jobs_first_node_names_what_to_set_and_what_then_guards_it
     (warning,) = warned(SLURM)
     assert warning.startswith("the proxy listens on 127.0.0.1 of host0, the first node of the job")
     assert "proxy.host: 0.0.0.0 with proxy.auth.keys_file (pdserve new-key NAME --file FILE)" in warning
+    (warning,) = warned(SLURM, {"proxy": {"kind": "vllm-router"}})
+    assert "keys_file" not in warning, "it asks for no key"
 
 
 def test_a_job_counts_as_one_whatever_the_recipe_has() -> None:
