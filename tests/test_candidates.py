@@ -15,7 +15,6 @@ from pdserve.reach.candidates import Candidate, Candidates, in_containers, kill_
 from pdserve.reach.cluster_file import load_cluster
 from pdserve.recipe.sections import Kind
 from tests.plan import kit
-from tests.tables import each_row
 
 JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu[08-10]", "SLURM_GPUS_ON_NODE": "8"}
 CONFIG = """Configuration data as of 2026-11-21T23:08:16
@@ -127,14 +126,6 @@ def test_hosts_of_a_cluster_file_are_reached_by_ssh(tmp_path: Path) -> None:
     assert isinstance(second.reach, Ssh)
     assert second.reach.destination == "me@b.local"
     assert second.command == (sys.executable,)
-
-
-@each_row(
-    "destination, target",
-    [("gpu7", "gpu7"), ("me@gpu7", "gpu7"), ("ssh://me@gpu7:2222", "gpu7"), ("me@2001:db8::7", "2001:db8::7")],
-)
-def test_other_nodes_resolve_the_host_name_that_ssh_gets(tmp_path: Path, destination: str, target: str) -> None:
-    assert cluster(tmp_path, {"hosts": [{"name": "x", "ssh": destination}]}).machines[0].target == target
 
 
 def test_the_recipes_exclusions_hold_for_a_cluster_file_too(tmp_path: Path) -> None:
