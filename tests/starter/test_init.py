@@ -16,6 +16,7 @@ from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.starter.draft import HARDWARE
 from pdserve.starter.goal import Goal
 from tests.messages.kit import Outcome, run
+from tests.models.test_files import safetensors, tensor
 from tests.plan.kit import VERSIONS
 from tests.tables import each_row
 
@@ -229,9 +230,5 @@ def model(folder: Path, gib: int, **changes: Any) -> Path:
     """A model of `gib` GiB that tensor parallelism can cut."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
-    entry = {"dtype": "BF16", "shape": [gib, GIB // 2], "data_offsets": [0, gib * GIB]}
-    header = json.dumps({"model.layers.0.mlp.down_proj.weight": entry}).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + gib * GIB)
+    safetensors(folder / "model.safetensors", {"model.layers.0.mlp.down_proj.weight": tensor(gib, GIB // 2)})
     return folder
