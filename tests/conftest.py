@@ -12,8 +12,9 @@ import select
 import signal
 import time
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -176,12 +177,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine runs in an event loop of its own."""
+    """A test that is a coroutine runs in an event loop of its own, and what of its fixtures is an asynchronous context
+    is opened in it."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    names = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    asyncio.run(_await_test(pyfuncitem))
     return True
+
+
+async def _await_test(test: pytest.Function) -> None:
+    async with AsyncExitStack() as stack:
+        arguments = {}
+        for name in inspect.signature(test.obj).parameters:
+            value: Any = test.funcargs[name]
+            is_context = isinstance(value, AbstractAsyncContextManager)
+            arguments[name] = await stack.enter_async_context(value) if is_context else value
+        await test.obj(**arguments)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,10 @@ def tiny(deployment: Deployment) -> Deployment:
     return deployment
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
-async def reached(tiny: Deployment) -> AsyncIterator[Reached]:
-    async with reach(tiny.run.read_plan(), tiny.run.read_key()) as clients:
-        yield clients
+def reached(tiny: Deployment) -> AbstractAsyncContextManager[Reached]:
+    """The deployment as clients reach it, opened for a test that is a coroutine."""
+    return reach(tiny.run.read_plan(), tiny.run.read_key())
 
 
 def brought_up(name: str, home: Path, settings: Mapping[str, object] | None = None) -> Iterator[Deployment]:

@@ -82,11 +82,10 @@ class Reached:
         *,
         of: str = PROXY,
         path: str = "/v1/completions",
-        timeout: float = 600,
         request_id: str = "",
     ) -> httpx.Response:
         headers = self._headers(of, request_id)
-        return await self._client.post(f"{self.urls[of]}{path}", json=request, headers=headers, timeout=timeout)
+        return await self._client.post(f"{self.urls[of]}{path}", json=request, headers=headers)
 
     async def tokens(
         self, prompt: Sequence[int] | str, tokens: int = 8, *, of: str = PROXY, request_id: str = "", **more: Any
@@ -109,9 +108,9 @@ class Reached:
                     stream.began.set()
         stream.ended = True
 
-    async def leave(self, request: dict[str, Any], after: float) -> None:
+    async def leave(self, request: dict[str, Any], after: float, *, of: str = PROXY) -> None:
         """Close the connection after so many seconds, wherever the request is by then."""
-        task = asyncio.ensure_future(self.ask(request))
+        task = asyncio.ensure_future(self.ask(request, of=of))
         await asyncio.wait({task}, timeout=after)
         task.cancel()
         await asyncio.wait({task})
@@ -223,6 +222,7 @@ async def reach(plan: Plan, key: str) -> AsyncIterator[Reached]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=600, limits=limits, trust_env=False) as client:
         yield Reached(plan, key, client)
+    await asyncio.sleep(0)  # a connection that was closed is gone after the loop's next round
 
 
 def tokens_of(answer: httpx.Response) -> list[int]:

@@ -17,7 +17,7 @@ from tests.launch.deployment import Deployment, wait_until
 from tests.real.conftest import brought_up, effects
 from tests.real.reached import SECONDS, Reached, new_prompt, tokens_of
 
-pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.anyio]
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 LIMIT = 3.0
 BLOCK = 128

@@ -14,7 +14,7 @@ from tests.real import kv_faults
 from tests.real.conftest import assert_proven, brought_up, effects, status_of_all
 from tests.real.reached import Reached, new_prompt, until
 
-pytestmark = [pytest.mark.real, pytest.mark.anyio]
+pytestmark = pytest.mark.real
 
 CAP, LEAST, CHUNK, BLOCK = 512, 300, 256, 128
 LIMIT = 10.0

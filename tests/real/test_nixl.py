@@ -17,7 +17,7 @@ from tests.launch.deployment import Deployment
 from tests.real.conftest import assert_proven, brought_up
 from tests.real.reached import Reached, Stream, body, new_prompt
 
-pytestmark = [pytest.mark.real, pytest.mark.anyio]
+pytestmark = pytest.mark.real
 
 WORDS = "the quick brown fox jumps over the lazy dog and " * 20
 API_BODIES: dict[str, dict[str, Any]] = {

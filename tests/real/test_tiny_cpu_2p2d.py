@@ -24,7 +24,7 @@ from tests.real import kv_faults
 from tests.real.conftest import brought_up, member, status_of_all
 from tests.real.reached import SECONDS, Reached, Stream, body, new_prompt, until
 
-pytestmark = [pytest.mark.real, pytest.mark.anyio]
+pytestmark = pytest.mark.real
 
 BLOCK = 128
 ABORT_SECONDS = 20
@@ -119,25 +119,6 @@ def test_a_peer_whose_transfers_fail_is_found_by_a_new_engine_and_restarted(tiny
     for peer in ("decode-0", "decode-1"):
         tiny.wait_for("canary", name="prefill-1", peer=peer, ok=True)
     tiny.wait_for("phase", after="degraded", phase="ready")
-
-
-async def test_a_prefill_killed_under_load_costs_no_request(tiny: Deployment, reached: Reached) -> None:
-    """Nothing had been sent to any of these clients when their prefill died. vLLM itself exits with code 0 seconds
-    after its worker, as if nothing had happened."""
-    worker = member(tiny, "prefill-1", "VLLM::Worker")
-    before = (await reached.workers())["prefill-1"]["served"]
-
-    async def client() -> list[int]:
-        return [len(await reached.tokens(new_prompt(400), 8)) for _ in range(3)]
-
-    async def reached_it() -> bool:
-        return bool((await reached.workers())["prefill-1"]["served"] > before)
-
-    running = [asyncio.ensure_future(client()) for _ in range(6)]
-    await until("one of them is sent there", reached_it)
-    assert send(worker, signal.SIGKILL)
-    assert await asyncio.gather(*running) == [[8] * 3] * 6
-    assert tiny.wait_for("died", name="prefill-1")["member"].startswith("VLLM::")
 
 
 @dataclass(frozen=True)
@@ -259,3 +240,22 @@ async def test_a_decode_killed_while_it_streams_ends_its_streams_by_an_error_and
     assert name in {line["decode"] for line in lines}
     assert {line["attempts"] for line in lines} == {1}, "each by the first attempt"
     await reached.free(reached.engines, FREE_SECONDS)
+
+
+async def test_a_prefill_killed_under_load_costs_no_request(tiny: Deployment, reached: Reached) -> None:
+    """Nothing had been sent to any of these clients when their prefill died. vLLM itself exits with code 0 seconds
+    after its worker, as if nothing had happened. Last in the module: nobody waits for the next one."""
+    worker = member(tiny, "prefill-1", "VLLM::Worker")
+    before = (await reached.workers())["prefill-1"]["served"]
+
+    async def client() -> list[int]:
+        return [len(await reached.tokens(new_prompt(400), 8)) for _ in range(3)]
+
+    async def reached_it() -> bool:
+        return bool((await reached.workers())["prefill-1"]["served"] > before)
+
+    running = [asyncio.ensure_future(client()) for _ in range(6)]
+    await until("one of them is sent there", reached_it)
+    assert send(worker, signal.SIGKILL)
+    assert await asyncio.gather(*running) == [[8] * 3] * 6
+    assert tiny.wait_for("died", name="prefill-1")["member"].startswith("VLLM::")

@@ -59,7 +59,6 @@ def task(folder: Path, name: str, questions: list[dict[str, str]]) -> Path:
     return file
 
 
-@pytest.mark.anyio
 async def test_a_task_of_known_score_gets_it_and_each_wrong_answer_counts(
     reached: Reached, harness: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

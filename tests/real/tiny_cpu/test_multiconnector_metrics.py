@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.launch.deployment import Deployment, pdserve, read_json
 from tests.real.reached import Reached, new_prompt, until
 
-pytestmark = [pytest.mark.real, pytest.mark.anyio]
+pytestmark = pytest.mark.real
 
 PREFIX = "vllm:kv_connector_mc_"
 TOKENS, STORED = 700, 512

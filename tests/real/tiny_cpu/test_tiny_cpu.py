@@ -59,7 +59,6 @@ def test_every_process_of_every_engine_proves_its_patches(tiny: Deployment) -> N
             assert (tuple(record["active"]), record["skipped"], record["allowed_unknown"]) == (wanted, {}, []), record
 
 
-@pytest.mark.anyio
 async def test_the_effects_of_patches_are_on_the_engines_own_metrics(tiny: Deployment, reached: Reached) -> None:
     line = 'pdserve_patch_active_processes{patch="multiconnector-prom-metrics"} 2.0'
     assert line in await reached.page("prefill-0")
@@ -159,7 +158,6 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.anyio
 async def test_the_proxy_refuses_in_the_words_of_the_engine(reached: Reached) -> None:
     for path, body in REFUSED:
         engine = await reached.ask(body, of="decode-0", path=path)
@@ -167,7 +165,6 @@ async def test_the_proxy_refuses_in_the_words_of_the_engine(reached: Reached) ->
         assert (proxy.status_code, proxy.json()) == (engine.status_code, engine.json()), (path, body)
 
 
-@pytest.mark.anyio
 async def test_what_engines_refuse_or_fail_with_costs_the_others_nothing(tiny: Deployment, reached: Reached) -> None:
     """440 prompts that were too long once held 1,000 sockets of decode for a minute, in which every request failed."""
     url = tiny.state().endpoint
