@@ -1,4 +1,4 @@
-"""What is known of each version of vllm, lmcache and mooncake: defects, flags, and with our patches one list of facts.
+"""Facts of each version of vllm, lmcache and mooncake: defects, flags, and with our patches one list of them.
 
 Data. A range was read in the sources of the releases, or tried. A defect that a patch of ours removes is in
 patches/registry.py.
@@ -38,7 +38,7 @@ class Defect:
 
 
 def affected(package: str, text: str, versions: Versions) -> bool:
-    """Whether the version of a package is known to be in the range: an unknown or unreadable one is not."""
+    """Tell whether the version of a package is known to be in the range: an unknown or unreadable one is not."""
     version: str | None = getattr(versions, package)
     try:
         return version is not None and in_range(version, text)
@@ -372,7 +372,7 @@ Kind = Literal["defect, refused", "defect, warned of", "defect, patched", "flag,
 
 @dataclass(frozen=True)
 class Fact:
-    """One of them."""
+    """A fact of some versions."""
 
     kind: Kind
     versions: Mapping[str, str]
@@ -384,12 +384,12 @@ class Fact:
     todo: str
 
     def holds(self, versions: Versions) -> bool:
-        """Whether these versions are known to have it."""
+        """Tell whether these versions are known to have it."""
         return all(affected(package, text, versions) for package, text in self.versions.items())
 
 
 def facts() -> Iterator[Fact]:
-    """All of them: what is refused first."""
+    """Return all of them: what is refused first."""
     for defect in sorted(DEFECTS, key=lambda each: not each.refuse):
         yield Fact(
             "defect, refused" if defect.refuse else "defect, warned of",

@@ -49,7 +49,7 @@ def locked(name: str) -> str:
 
 
 def of_the_extra(name: str) -> Requirement:
-    """The range in which pdserve takes it on TORCH_CUDA."""
+    """The range in which pdserve takes it on CUDA."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     [requirement] = [each for each in map(Requirement, project["optional-dependencies"]["cuda"]) if each.name == name]
     return requirement

@@ -1,1 +1,1 @@
-"""What is installed, read from package metadata and files: nothing is imported."""
+"""The installed engines, read from package metadata and files: nothing is imported."""

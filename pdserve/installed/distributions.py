@@ -1,4 +1,4 @@
-"""What an environment has of the engines: versions, the runtime of LMCache's kernels, and Mooncake's build.
+"""The engines of an environment: versions, the runtime of LMCache's kernels, and Mooncake's build.
 
 Standard library only, because its source is also run by interpreters that do not have pdserve (`PYTHON -c SOURCE
 versions`, `kernels` or `mooncake`): it prints the answer as JSON then.

@@ -38,5 +38,5 @@ class Versions(BaseModel):
     """Package -> the release whose code an untagged build has (patches/verdict.py)."""
 
     def as_releases(self) -> Versions:
-        """With the release in place of each untagged build whose code it has: what is known of the release holds."""
+        """Return them with the release in place of each untagged build whose code it has: what is known of it holds."""
         return self.model_copy(update={**self.same_code, "same_code": {}})

@@ -1,4 +1,4 @@
-"""What is checked before anything starts, on each node and of all nodes together; the values of the plan's secrets."""
+"""Checks before anything starts, of each node and of all nodes together; the values of the plan's secrets."""
 
 from __future__ import annotations
 

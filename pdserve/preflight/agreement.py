@@ -1,4 +1,4 @@
-"""How the nodes fit together: the address of each at which the others reach it, versions, clocks, names.
+"""The nodes fit together or not: the address of each at which the others reach it, versions, clocks, names.
 
 Pure, over the facts of all of them.
 """
@@ -292,7 +292,7 @@ def _leads_out(interface: Interface) -> bool:
 
 
 class Skew(NamedTuple):
-    """How far a node's clock is ahead of the caller's, in seconds, and how far that may be wrong."""
+    """A node's clock is so many seconds ahead of the caller's, which may be wrong by so many."""
 
     seconds: float
     uncertainty: float

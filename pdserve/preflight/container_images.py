@@ -1,4 +1,4 @@
-"""What a recipe's container needs on every node before anything is started in it: image, device files, compile cache.
+"""The needs of a recipe's container on every node, before anything starts in it: image, device files, compile cache.
 
 A stage of its own, because `docker run` would fetch tens of gigabytes within the time that a first answer may take,
 without a word. docker fetches on each node that has no such image; for apptainer and pyxis one node makes the file
@@ -8,7 +8,6 @@ that all of them use. What is there is not fetched again.
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
 import re
 import shutil
@@ -25,7 +24,7 @@ from pdserve.plan.container import cache_of, image_of, shared_file
 from pdserve.preflight.finding import join_errors
 from pdserve.printable import size_text
 from pdserve.reach.candidates import Candidate
-from pdserve.reach.containers import ToolEnd, docker_hangs, image_cause, is_absent, not_run, run_tool
+from pdserve.reach.containers import ToolEnd, container_cause, docker_hangs, is_absent, not_run, run_tool
 from pdserve.recipe.container_options import VERBS, merged, uses_rdma
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections import Container
@@ -107,7 +106,7 @@ class _Stage:
 
     def error(self, node: str, what: str, end: ToolEnd, program: str, *, fetching: bool = False) -> PreflightError:
         """Return what a tool that failed means. `fetching`: its limit was the one for the image."""
-        known = image_cause(end.text, node=node, image=self.image, program=program, user=_user())
+        known = container_cause(end.text, node=node, program=program, fetching=True)
         lines = [line for line in end.text.splitlines() if line.strip()]
         if end.code is None:
             what += " in time"
@@ -130,14 +129,6 @@ def _too_late(program: str, node: str, *, fetching: bool) -> Hint:
         f"{program} gave no answer within {_TOOL_SECONDS:g} s: its disk, or the way there (ssh, srun), hangs",
         f"look on {node} whether the folder can be listed",
     )
-
-
-def _user() -> str:
-    """Return the name, or the number: not every user id has a name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 async def _on_all(
@@ -260,7 +251,7 @@ async def _make_file(stage: _Stage, on: Candidate, file: Path) -> None:
 
 
 def _is_made(stage: _Stage, file: Path) -> bool:
-    """Where it is not, there is a folder with room for it."""
+    """Tell whether it is there; where it is not, there is a folder with room for it."""
     if file.exists():
         return True
     try:

@@ -1,4 +1,4 @@
-"""What is installed where the engines will run, by their own interpreter, and what is missing or wrong for a plan."""
+"""The packages where the engines will run, by their own interpreter, and what is missing or wrong for a plan."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ AnswerT = TypeVar("AnswerT", bound=Answer)
 
 
 class Wish(Frozen):
-    """What is asked of the fabric check."""
+    """A wish for the fabric check."""
 
     python: str | None = None
     """The engines' interpreter; None: the one that runs the probe."""

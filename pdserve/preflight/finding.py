@@ -1,4 +1,4 @@
-"""What a check found, as data: it travels from the nodes to the command line."""
+"""Findings of checks, as data: they travel from the nodes to the command line."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Finding(Frozen):
 
 @dataclass(frozen=True)
 class NodeNeed:
-    """What a plan needs of one node, which makes the findings about it."""
+    """A need of a plan at one node, which makes the findings about it."""
 
     node: str
     check: Check

@@ -1,4 +1,4 @@
-"""Whether the nodes reach each other: which ports of a plan other nodes connect to, and whether they can.
+"""The nodes reach each other or not: which ports of a plan other nodes connect to, and whether they can.
 
 One node listens on them, the others connect and hear who it is. Loopback ports (LMCache, the proxy's admin) are not
 among them.
@@ -120,7 +120,7 @@ def _nodes_of(plan: Plan, roles: Collection[str]) -> list[str]:
 
 
 class Listening(NamedTuple):
-    """What became of `listen`."""
+    """The outcome of `listen`."""
 
     bound: tuple[tuple[str, int], ...]
     findings: tuple[Finding, ...]
@@ -215,7 +215,7 @@ def _accept(server: socket.socket, node: str) -> socket.socket | None:
 
 
 class Tried(NamedTuple):
-    """What became of one connection."""
+    """The outcome of one connection."""
 
     target: CrossNodePort
     problem: str | None

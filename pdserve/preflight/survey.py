@@ -69,7 +69,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Survey:
-    """What is known of all nodes. `findings` hold at least one failure when the plan must not be started."""
+    """All that is known of the nodes. `findings` hold at least one failure when the plan must not be started."""
 
     plan: Plan
     findings: tuple[Finding, ...]
@@ -149,7 +149,7 @@ class _Probe:
         raise error
 
     def _not_started(self) -> PreflightError:
-        known = container_cause(self._logged()) if self._contained else None
+        known = container_cause(self._logged(), node=self.name) if self._contained else None
         error = self._error(f"nothing can be started on {self.name}", known.cause if known is not None else None)
         if known is not None:
             error.todo = f"{known.todo}; the whole output: {self.log}"

@@ -76,7 +76,7 @@ class FabricPath(Frozen):
 
 
 class EndFailure(Frozen):
-    """What one end could not do."""
+    """A step that failed at one end."""
 
     step: str
     error: str
@@ -111,7 +111,7 @@ class WaitingEnd(Frozen):
 
 
 class Sent(Frozen):
-    """What became of one transfer."""
+    """The outcome of one transfer."""
 
     unreachable: tuple[tuple[int, str, str], ...] = ()
     """Ports that could not be connected to: port, problem, cause."""

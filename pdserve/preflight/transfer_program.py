@@ -44,7 +44,7 @@ class _HostMemory:
 
 
 class _DeviceMemory:
-    """Of the first device that the engine sees. torch calls those of ROCm cuda too."""
+    """Memory of the first device that the engine sees. torch calls those of ROCm cuda too."""
 
     def __init__(self, size: int) -> None:
         try:
@@ -69,11 +69,11 @@ _Memory = _HostMemory | _DeviceMemory
 
 class _Engine(Protocol):
     def where(self) -> dict[str, Any]:
-        """What the other end needs to know."""
+        """Return what the other end needs to know."""
         ...
 
     def meet(self, peer: Mapping[str, Any]) -> None:
-        """The other end, by its `where`."""
+        """Meet the other end, by its `where`."""
         ...
 
     def move(self, offset: int, size: int, *, reads: bool) -> None:
@@ -138,7 +138,7 @@ class _Nixl:
 
 
 class _Step:
-    """What NIXL raises has no class in common: all of it is a failure of this step."""
+    """A step of NIXL: what it raises has no class in common, all of it is a failure of this step."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -158,7 +158,7 @@ def _module(name: str) -> Any:
 
 
 def main() -> None:
-    """Entry. Whatever the engine prints goes to stderr; stdout has the answer alone."""
+    """Run one end. Whatever the engine prints goes to stderr; stdout has the answer alone."""
     sys.path[:] = [folder for folder in sys.path if folder]  # `-c` puts the current folder first
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -176,7 +176,7 @@ def main() -> None:
 
 
 def _start(order: Mapping[str, Any]) -> tuple[_Engine, _Memory]:
-    """The engine, and its registered memory."""
+    """Return the engine, and its registered memory."""
     memory: _Memory = _DeviceMemory(_SIZES[-1]) if order["on_device"] else _HostMemory(_SIZES[-1])
     return (_Nixl(order, memory) if order["engine"] == "nixl" else _Mooncake(order, memory)), memory
 
@@ -198,7 +198,7 @@ def _wait(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Growing reads or writes until one lasts long enough to be measured. The last page of what was written is read
+    """Read or write more and more until it lasts long enough to be measured. The last page of what was written is read
     back; then the page is compared.
 
     SIGALRM ends the program when they take longer than `seconds` of the order. The start before them, which may read

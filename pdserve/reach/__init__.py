@@ -1,1 +1,1 @@
-"""How a node is reached: local, ssh or Slurm; the protocol and the link to its agent."""
+"""The ways to a node: local, ssh or Slurm; the protocol and the link to its agent."""

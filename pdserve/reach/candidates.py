@@ -1,4 +1,4 @@
-"""Which machines a deployment may use, and how each is reached, before any check of them."""
+"""The machines that a deployment may use, and the way to each, before any check of them."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class Candidates:
 
     @property
     def network(self) -> Network | None:
-        """Of the cluster file; it wins over the recipe's."""
+        """The network of the cluster file; it wins over the recipe's."""
         return None if self.file is None else self.file.cluster.network
 
 
 def of_cluster(loaded: LoadedCluster, exclude: Sequence[str]) -> Candidates:
-    """The hosts of a cluster file, reached by ssh. Raises PreflightError when none is left."""
+    """Return the hosts of a cluster file, reached by ssh. Raises PreflightError when none is left."""
     cluster = loaded.cluster
     machines = tuple(
         Candidate(
@@ -92,13 +92,13 @@ def of_cluster(loaded: LoadedCluster, exclude: Sequence[str]) -> Candidates:
 
 
 def of_this_machine(platform: str) -> Candidates:
-    """This one alone, reached as others are: through a container its packages and devices are seen from inside."""
+    """Return this one alone, reached as others are: in a container its packages and devices are seen from inside."""
     name = local_node(platform).name
     return Candidates("this machine", (Candidate(name=name, reach=Local(), target="127.0.0.1"),))
 
 
 def of_job(environ: Mapping[str, str], exclude: Sequence[str]) -> Candidates | None:
-    """The nodes of the Slurm job that this runs in; None outside of one.
+    """Return the nodes of the Slurm job that this runs in; None outside of one.
 
     Raises PreflightError for a node list that cannot be read, and when nothing of it is left.
     """
@@ -120,7 +120,7 @@ def of_job(environ: Mapping[str, str], exclude: Sequence[str]) -> Candidates | N
 
 
 def _gpus_per_node(environ: Mapping[str, str], job: str) -> int | None:
-    """What our steps will have of each node: of what the job has, no more than it has asked for."""
+    """Return what our steps will have of each node: of what the job has, no more than it has asked for."""
     has = environ.get("SLURM_GPUS_ON_NODE", "")
     if not has.isdecimal():
         return None
@@ -131,10 +131,10 @@ def _gpus_per_node(environ: Mapping[str, str], job: str) -> int | None:
 def in_containers(
     candidates: Candidates, recipe: Recipe, *, run_id: str, run_dir: str, recipe_dir: str, store: str
 ) -> Candidates:
-    """The same machines with the recipe's container around whatever pdserve starts there. `store`: the folder of the
-    files that are made of images.
+    """Put the recipe's container around whatever pdserve starts on these machines.
 
-    Raises PreflightError where the container cannot be had that way.
+    `store`: the folder of the files that are made of images. Raises PreflightError where the container cannot be had
+    that way.
     """
     container = recipe.container
     if container is None:
@@ -168,7 +168,7 @@ def in_containers(
 
 
 def kill_wait() -> float:
-    """Slurm's KillWait in seconds; its default where scontrol does not have it."""
+    """Return Slurm's KillWait in seconds; its default where scontrol does not have it."""
     tool = output_of(["scontrol", "show", "config"], timeout=_SCONTROL_SECONDS)
     match = _KILL_WAIT.search(tool.out)
     return float(match.group(1)) if match else DEFAULT_KILL_WAIT_SECONDS

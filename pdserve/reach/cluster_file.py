@@ -86,7 +86,7 @@ class Host(Strict):
 
 
 class SshSection(Strict):
-    """How ssh is called."""
+    """The way in which ssh is called."""
 
     config: str | None = Field(
         default=None, description="A file for ssh's -F, relative to this file; null: the user's and the system's."

@@ -148,20 +148,14 @@ def docker_hangs(node: str, seconds: float = _ANSWER_SECONDS, *, or_way: bool = 
 
 
 Rule = tuple[re.Pattern[str], Hint]
-"""A pattern, and the cause and fix of what it is found in. What stands in braces is filled in: groups of the pattern,
-and for an image the node, the image, the program and the user."""
+"""A pattern, and the cause and fix of what it is found in. What stands in braces is filled in: the node, the program,
+and groups of the pattern."""
 
 
 def _rule(pattern: str, cause: str, todo: str) -> Rule:
     return re.compile(pattern, re.IGNORECASE | re.MULTILINE), Hint(cause, todo)
 
 
-_NO_DAEMON = _rule(
-    r"Cannot connect to the Docker daemon at (?P<socket>\S+?)\.?\s",
-    "no docker daemon answers at {socket}: dockerd does not run there, or DOCKER_HOST names another socket",
-    "start it there (sudo systemctl start docker): `docker info` must answer; or let DOCKER_HOST name its socket",
-)
-_NO_PERMISSION = r"permission denied while trying to connect|dial unix \S+ connect: permission denied"
 _LIMITS_TODO = (
     "raise the limits of the docker daemon there, or name what it may give: container.options: "
     "[--ulimit=nofile=N:N, --ulimit=memlock=BYTES:BYTES]; podman also needs --ulimit=nproc=N:N, and `default_ulimits = "
@@ -170,31 +164,30 @@ _LIMITS_TODO = (
 _PROGRAMS_TODO = "container.image must have a shell's basic programs (env) and an interpreter: container.python"
 
 # The wordings are those of docker 20.10 to 28, podman 4.3 and CPython; each was taken from a run (tests/containers).
-_OF_CONTAINERS: tuple[Rule, ...] = (
+_RULES: tuple[Rule, ...] = (
     _rule(
-        _NO_PERMISSION,
-        "this user may not use the socket of docker there",
-        "have an administrator run `usermod -aG docker USER` there, and log in again; with the permission to use the "
-        "socket comes root on that node",
-    ),
-    _NO_DAEMON,
-    _rule(
-        r"(?:docker: command not found|docker: not found|exec: \"?docker\"?: executable file not found)",
-        "there is no docker on that node",
-        "install docker there, or use container.kind: apptainer or pyxis",
+        r"permission denied while trying to connect|dial unix \S+ connect: permission denied",
+        "this user may not use the socket of docker there: it takes membership in the group docker",
+        "on {node}: sudo usermod -aG docker USER, then log in anew (`id` shows the group; with it comes root there); "
+        "where only `sudo docker` works pdserve cannot use docker, because it could not stop what sudo started: use "
+        "apptainer",
     ),
     _rule(
-        r"Unable to find image '(?P<name>[^']+)' locally\n(?:.*\n)*?.*(?:pull access denied|manifest .*not found|"
-        r"manifest unknown)",
-        "the image {name} is not on that node, and its registry has none of that name for this user",
-        "correct container.image; for a private registry: docker login there; for one that was built by hand: "
-        "docker load there",
+        r"Cannot connect to the Docker daemon at (?P<socket>\S+?)\.?\s",
+        "no docker daemon answers at {socket}: dockerd does not run there, or DOCKER_HOST names another socket",
+        "on {node}: sudo systemctl start docker; `docker info` must answer",
     ),
     _rule(
-        r"Unable to find image '(?P<name>[^']+)' locally\n(?:.*\n)*?.*Error response from daemon: (?P<why>.+)",
-        "the image {name} is not on that node, and it could not be pulled: {why}",
-        "docker pull {name} there shows the same; without a way to the registry bring it by docker save and docker "
-        "load",
+        r"no space left on device|Disk quota exceeded",
+        "a disk of {node} is full: the layers of an image are kept beside what is unpacked from them",
+        "make room on {node} (docker system df, docker image prune; apptainer unpacks in APPTAINER_TMPDIR, enroot in "
+        "ENROOT_TEMP_PATH)",
+    ),
+    _rule(
+        r"docker: (?:command )?not found|exec: \"?docker\"?: executable file not found"
+        r"|execve\(\): docker: No such file",
+        "there is no docker in the PATH of a login on {node}",
+        "install docker there, or set another container.kind",
     ),
     _rule(
         r"error setting rlimit type (?P<number>\d+): operation not permitted",
@@ -217,11 +210,6 @@ _OF_CONTAINERS: tuple[Rule, ...] = (
         r"container-init binary not found",
         "podman there has no program for --init, which removes ended processes of the container",
         "install the package catatonit there",
-    ),
-    _rule(
-        r"no space left on device",
-        "a disk of that node is full",
-        "docker system df and df -h there show what fills it; docker image prune removes unused images",
     ),
     _rule(
         r"could not select device driver|nvidia-container-cli: (?P<why>.+)",
@@ -261,18 +249,6 @@ _OF_CONTAINERS: tuple[Rule, ...] = (
 )
 _OF_IMAGES: tuple[Rule, ...] = (
     _rule(
-        _NO_PERMISSION,
-        "this user may not use the socket of docker there: it takes membership in the group docker",
-        "on {node}: sudo usermod -aG docker {user}, then log in anew (`id` shows the group); where only `sudo docker` "
-        "works pdserve cannot use docker, because it could not stop what sudo started: use apptainer",
-    ),
-    _NO_DAEMON,
-    _rule(
-        r"no space left on device|Disk quota exceeded",
-        "the disk is full: the layers are kept beside what is unpacked from them",
-        "make room on {node} (docker system df; apptainer unpacks in APPTAINER_TMPDIR, enroot in ENROOT_TEMP_PATH)",
-    ),
-    _rule(
         r"toomanyrequests|rate limit",
         "the registry gives out no more to this address for now",
         "log in there (docker login), or take a mirror: set container.image",
@@ -287,7 +263,7 @@ _OF_IMAGES: tuple[Rule, ...] = (
         r"|pull access denied|requested access to the resource is denied|unauthorized|authentication required"
         r"|name unknown|invalid reference format|invalid repository name|\b40[134]\b",
         "the registry has no such image, or gives it only to those who have logged in",
-        "correct container.image ({image}); for a private one log in on {node} (docker login, apptainer registry "
+        "correct container.image; for a private one log in on {node} (docker login, apptainer registry "
         "login, enroot's .credentials)",
     ),
     _rule(
@@ -306,21 +282,14 @@ _OF_IMAGES: tuple[Rule, ...] = (
 _ABSENT = re.compile(r"No such (?:image|object)|image not known", re.IGNORECASE)  # docker, podman
 
 
-def container_cause(output: str) -> Hint | None:
-    """Return the most specific known cause why nothing came out of a container; None: nothing is recognized."""
-    return _cause(_OF_CONTAINERS, output, {})
-
-
-def image_cause(output: str, *, node: str, image: str, program: str, user: str) -> Hint | None:
-    """Return why a node cannot have an image, by what docker, apptainer or enroot print; None: it is not known."""
-    return _cause(_OF_IMAGES, output, {"node": node, "image": image, "program": program, "user": user})
-
-
-def _cause(rules: Iterable[Rule], output: str, words: Mapping[str, str]) -> Hint | None:
-    for pattern, hint in rules:
+def container_cause(output: str, *, node: str, program: str = "docker", fetching: bool = False) -> Hint | None:
+    """Return the most specific known cause why nothing came out of a container, or out of a program that fetches or
+    looks for its image (`fetching`); None: nothing is recognized."""
+    for pattern, hint in (*_RULES, *(_OF_IMAGES if fetching else ())):
         if (match := pattern.search(output)) is not None:
-            known = {**words, **{name: value or "" for name, value in match.groupdict().items()}}
-            return Hint(hint.cause.format_map(known), hint.todo.format_map(known))
+            words = {"node": node, "program": program}
+            words |= {name: value or "" for name, value in match.groupdict().items() if name != "program" or value}
+            return Hint(hint.cause.format_map(words), hint.todo.format_map(words))
     return None
 
 

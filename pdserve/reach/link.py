@@ -133,7 +133,7 @@ class Channel:
             self._popen.stdin.close()
 
     async def exit_code(self, seconds: float) -> int | None:
-        """With which it ended, negative for a signal; None if it still lives after `seconds`."""
+        """Return the code with which it ended, negative for a signal; None if it still lives after `seconds`."""
         try:
             async with time_limit(seconds):
                 await self.left()
@@ -252,8 +252,8 @@ class AgentLink:
         self._lost(how, exit_code=code)
 
     def _decoded(self, line: bytes) -> AgentMessage | None:
-        """None: the agent ended in the middle of this line, its last one. Its guard may have ended it with a farewell.
-        Raises AgentProtocolError."""
+        """Decode a line; None: the agent ended in the middle of it, its last one. Its guard may have ended it with a
+        farewell. Raises AgentProtocolError."""
         try:
             return decode_event(line, self.node)
         except AgentProtocolError:

@@ -112,7 +112,7 @@ class Started(Message):
 
 
 class Progress(Message):
-    """What a starting process is doing, by its log."""
+    """A starting process is doing this, by its log."""
 
     event: Literal["progress"] = "progress"
     name: str

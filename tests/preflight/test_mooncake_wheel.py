@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,10 +18,12 @@ from pdserve.installed.distributions import NON_CUDA_WHEEL
 from pdserve.preflight.engine_packages import find_mooncake_wheel
 from pdserve.preflight.finding import Finding
 from tests.plan.kit import NIXL, hosts, on_gpus, plan, recipe
+from tests.tables import each_row
 
 pytestmark = pytest.mark.process
 
 CUDA_12, CUDA_13 = "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13"
+ROCM = "mooncake-transfer-engine-rocm"
 OTHER = "libcudart.so.97"
 """A runtime that no machine has."""
 MODULE = """#include <Python.h>
@@ -84,109 +87,98 @@ class Environment:
         subprocess.run(argv, input=source, text=True, check=True)
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> Environment:
-    return Environment(tmp_path)
+LIBRARY_PATH = "LD_LIBRARY_PATH"
+ANOTHER_CUDA = "built for CUDA 97, and torch brings CUDA"
 
 
-def test_a_wheel_for_the_cuda_of_torch_is_loaded(environment: Environment) -> None:
-    environment.install(CUDA_13, links="libcudart.so.13")
-    environment.install_torch("libcudart.so.13", "13.0")
-    [finding] = environment.look("cuda")
-    assert (finding.status, finding.check) == ("ok", "versions")
-    assert finding.value.endswith("was built for CUDA 13")
+class Case(NamedTuple):
+    """What is installed, and what preflight says of it."""
+
+    platform: str
+    status: str | None
+    value: str = ""
+    fix: str = ""
+    evidence: str = ""
+    wheels: tuple[str, ...] = (CUDA_13,)
+    links: str | None = "libcudart.so.13"
+    torch: tuple[str, str | None] | None = ("libcudart.so.13", "13.0")
+    """The runtime that torch brings, and its CUDA."""
+    all_runtimes: bool = False
+    """The host has every runtime itself."""
 
 
-@pytest.mark.parametrize(("cuda", "wanted"), [("13.0", CUDA_13), ("12.9", CUDA_12)])
-def test_a_wheel_for_another_cuda_than_torch_is_refused_with_the_one_to_install(
-    environment: Environment, cuda: str, wanted: str
-) -> None:
-    """As mooncake-transfer-engine 0.3.13.post1, which needs libcudart.so.12, beside vllm 0.33."""
-    environment.install(CUDA_12, links=OTHER)
-    environment.install_torch(f"libcudart.so.{cuda[:2]}", cuda)
-    [finding] = environment.look("cuda")
-    assert finding.status == "failed"
-    assert f"{OTHER}: cannot open shared object file" in finding.value
-    assert finding.fix == f"pip uninstall -y {CUDA_12}, then pip install {wanted}"
-    assert f"built for CUDA 97, and torch brings CUDA {cuda[:2]}" in finding.evidence[0]
-
-
-def test_another_cuda_whose_runtime_the_host_has_is_a_warning(environment: Environment) -> None:
-    environment.install(CUDA_12, links=OTHER)
-    environment.install_torch("libcudart.so.13", "13.0")
-    changes = {"engine": {"env": {"PYTHONPATH": str(environment.site), "LD_LIBRARY_PATH": str(environment.runtimes)}}}
-    [finding] = environment.look("cuda", **changes)
-    assert finding.status == "warning"
-    assert str(finding.fix).endswith(CUDA_13)
-
-
-def test_files_of_two_wheels_are_a_warning_that_removes_both(environment: Environment) -> None:
-    environment.install(CUDA_12, CUDA_13, links="libcudart.so.13")
-    environment.install_torch("libcudart.so.13", "13.0")
-    [finding] = environment.look("cuda")
-    assert finding.status == "warning"
-    assert finding.fix == f"pip uninstall -y {CUDA_12} {CUDA_13}, then pip install {CUDA_13}"
-
-
-@pytest.mark.parametrize("platform", ["rocm", "cuda"])
-def test_the_non_cuda_wheel_is_refused_on_devices(environment: Environment, platform: str) -> None:
-    environment.install(NON_CUDA_WHEEL)
-    [finding] = environment.look(platform)
-    assert (finding.status, finding.check) == ("failed", "versions")
-    assert f"was built for no device ({NON_CUDA_WHEEL})" in finding.value
-    assert f"the memory of {platform} devices, for prefill-0, decode-0" in finding.need
-    assert "over tcp too" in finding.evidence[0]
-    assert {"rocm": "-DUSE_HIP=ON", "cuda": f"pip install {CUDA_13}"}[platform] in str(finding.fix)
-
-
-def test_a_build_for_the_other_vendor_is_refused(environment: Environment) -> None:
-    environment.install(CUDA_13, links="libcudart.so.13")
-    environment.install_torch("libamdhip64.so.7")
-    [finding] = environment.look("rocm")
-    assert (finding.status, finding.value.rpartition(" for ")[2]) == ("failed", "CUDA 13")
-
-
-def test_a_build_for_rocm_is_right_there(environment: Environment) -> None:
-    environment.install("mooncake-transfer-engine-rocm", links="libamdhip64.so.7")
-    environment.install_torch("libamdhip64.so.7")
-    assert [finding.status for finding in environment.look("rocm")] == ["ok"]
-
-
-@pytest.mark.parametrize(
-    ("library", "fix"),
-    [
-        ("libmlx5.so.98", "ibverbs-providers"),
-        ("libcuda.so.98", "--gpus all"),
-        ("libelsewhere.so.98", "libelsewhere.so.98"),
-    ],
+CASES = (
+    Case("cuda", "ok", "was built for CUDA 13"),
+    # mooncake-transfer-engine 0.3.13.post1 needs libcudart.so.12, beside vllm 0.33.
+    Case(
+        "cuda",
+        "failed",
+        f"{OTHER}: cannot open shared object file",
+        f"pip uninstall -y {CUDA_12}, then pip install {CUDA_13}",
+        f"{ANOTHER_CUDA} 13",
+        wheels=(CUDA_12,),
+        links=OTHER,
+    ),
+    Case(
+        "cuda",
+        "failed",
+        OTHER,
+        f"pip uninstall -y {CUDA_12}, then pip install {CUDA_12}",
+        f"{ANOTHER_CUDA} 12",
+        wheels=(CUDA_12,),
+        links=OTHER,
+        torch=("libcudart.so.12", "12.9"),
+    ),
+    Case("cuda", "warning", "by a runtime of this host", CUDA_13, wheels=(CUDA_12,), links=OTHER, all_runtimes=True),
+    Case(
+        "cuda",
+        "warning",
+        "is of several wheels",
+        f"pip uninstall -y {CUDA_12} {CUDA_13}, then pip install {CUDA_13}",
+        wheels=(CUDA_12, CUDA_13),
+    ),
+    Case(
+        "rocm", "failed", f"no device ({NON_CUDA_WHEEL})", "-DUSE_HIP=ON", "over tcp too", (NON_CUDA_WHEEL,), None, None
+    ),
+    Case("cuda", "failed", f"for no device ({NON_CUDA_WHEEL})", CUDA_13, "over tcp too", (NON_CUDA_WHEEL,), None, None),
+    Case("rocm", "failed", "CUDA 13", torch=("libamdhip64.so.7", None)),
+    Case("rocm", "ok", wheels=(ROCM,), links="libamdhip64.so.7", torch=("libamdhip64.so.7", None)),
+    Case("cpu", "failed", "libmlx5.so.98", "ibverbs-providers", links="libmlx5.so.98", torch=None),
+    Case("cpu", "failed", "libcuda.so.98", "--gpus all", links="libcuda.so.98", torch=None),
+    Case("cpu", "failed", "libelsewhere.so.98", "libelsewhere.so.98", links="libelsewhere.so.98", torch=None),
+    # One of another origin may be linked to the runtime by way of a library of its own.
+    Case("rocm", None, wheels=("mooncake-of-a-site",), links=None, torch=None),
+    Case("cpu", None, wheels=(NON_CUDA_WHEEL,), links=None, torch=None),
 )
-def test_a_missing_library_is_named_with_what_has_it(environment: Environment, library: str, fix: str) -> None:
-    environment.install(CUDA_13, links=library)
-    [finding] = environment.look("cpu")
-    assert finding.status == "failed"
-    assert library in finding.value
-    assert fix in str(finding.fix)
 
 
-def test_an_engine_of_unknown_origin_is_not_judged(environment: Environment) -> None:
-    """It may be linked to the runtime by way of a library of its own."""
-    environment.install("mooncake-of-a-site")
-    assert environment.look("rocm") == []
+@each_row("case", CASES)
+def test_what_is_installed_must_load_and_copy_the_memory_of_the_devices(tmp_path: Path, case: Case) -> None:
+    environment = Environment(tmp_path)
+    environment.install(*case.wheels, links=case.links)
+    if case.torch is not None:
+        environment.install_torch(*case.torch)
+    more = {LIBRARY_PATH: str(environment.runtimes)} if case.all_runtimes else {}
+    found = environment.look(case.platform, engine={"env": {"PYTHONPATH": str(environment.site), **more}})
+    assert [finding.status for finding in found] == ([] if case.status is None else [case.status])
+    for finding in found:
+        assert finding.check == "versions"
+        assert case.value in finding.value
+        assert case.fix in str(finding.fix)
+        assert case.evidence in " ".join(finding.evidence)
 
 
-def test_one_that_cannot_be_tried_stops_nothing(environment: Environment) -> None:
+def test_one_that_cannot_be_tried_stops_nothing(tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
+    assert environment.look("cuda") == [], "no Mooncake at all is said by another check"
     environment.install(CUDA_13)
     (environment.site / "mooncake/__init__.py").write_text("raise RuntimeError('no such thing')")
     [finding] = environment.look("cuda")
     assert (finding.status, "no such thing" in finding.value) == ("unknown", True)
 
 
-def test_what_is_well_on_cpu_other_connectors_and_commands_of_the_recipe_need_no_word(environment: Environment) -> None:
+def test_other_connectors_and_commands_of_the_recipe_need_no_word(tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
     environment.install(NON_CUDA_WHEEL)
-    assert environment.look("cpu") == []
     assert environment.look("rocm", prefill={"connector": NIXL}, decode={"connector": NIXL}) == []
     assert environment.look("rocm", engine={"command": ["serve"]}) == []
-
-
-def test_no_mooncake_at_all_is_said_by_another_check(environment: Environment) -> None:
-    assert environment.look("cuda") == []

@@ -11,7 +11,6 @@ import pytest
 
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node
-from pdserve.preflight.devices import find_devices
 from pdserve.preflight.facts import gather
 from pdserve.preflight.finding import Finding, failed
 from pdserve.preflight.node_checks import check_node, find_run_dir, remove_mark, write_mark
@@ -21,6 +20,7 @@ from tests.launch.deployment import free_ports
 from tests.plan import kit
 from tests.preflight.kit import GIB, facts, only
 from tests.proxy.test_tls import made
+from tests.tables import each_row
 
 
 def plan(folder: Path, *changes: dict[str, Any], python: str = sys.executable) -> Plan:
@@ -74,19 +74,14 @@ def replacing(running: Plan, wanted: Plan, names: tuple[str, ...] = ("lmcache-0"
 
 
 @pytest.mark.process
-def test_memory_of_what_is_replaced_is_not_asked_for_on_top_of_what_it_has(tmp_path: Path) -> None:
-    large = plan(tmp_path, kit.with_lmcache(l1_size_gb=200))
+def test_memory_of_what_is_replaced_counts_as_free(tmp_path: Path) -> None:
+    small, large = (plan(tmp_path, kit.with_lmcache(l1_size_gb=size, shm_name="pool")) for size in (20, 200))
     assert only(look(large), "memory").status == "failed"
     finding = only(replacing(large, large), "memory")
     assert (finding.status, finding.value) == ("ok", "300.0 GiB can be used")
     assert finding.need == "200.0 GiB for LMCache's L1 (200.0 GiB of what is replaced counted as free)"
-
-
-@pytest.mark.process
-def test_what_replaces_a_smaller_server_must_fit_into_what_that_one_leaves(tmp_path: Path) -> None:
-    small, large = (plan(tmp_path, kit.with_lmcache(l1_size_gb=size, shm_name="pool")) for size in (20, 200))
     findings = replacing(small, large)
-    assert [finding.check for finding in failed(findings)] == ["memory", "shm"]
+    assert [finding.check for finding in failed(findings)] == ["memory", "shm"], "no more than the smaller one leaves"
     assert only(findings, "memory").where == "lmcache.l1_size_gb"
     assert not failed(replacing(large, small))
 
@@ -140,73 +135,31 @@ def towards_workers(folder: Path, **names: str) -> Finding:
 
 
 @pytest.mark.process
-def test_certificates_towards_workers_that_are_right(tmp_path: Path) -> None:
+def test_certificates_towards_workers_must_be_of_use_to_the_proxy(tmp_path: Path) -> None:
     made(tmp_path, "own")
+    made(tmp_path, "other")
     assert towards_workers(tmp_path, ca="own.pem", certificate="own.pem", key="own.key").status == "ok"
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("names", "where", "message"),
-    [
+    for names, where, message in (
         ({"ca": "no.pem"}, ".ca", "no.pem cannot be read"),
         ({"certificate": "no.pem", "key": "own.key"}, ".certificate", "no.pem cannot be read"),
         ({"certificate": "own.pem", "key": "no.key"}, ".key", "no.key cannot be read"),
         ({"ca": "own.key"}, ".ca", "own.key holds no CA that can be used"),
         ({"certificate": "own.pem", "key": "other.key"}, "", "certificate and key are not usable together"),
-    ],
-)
-def test_certificates_towards_workers_that_the_proxy_could_not_use(
-    tmp_path: Path, names: dict[str, str], where: str, message: str
-) -> None:
-    made(tmp_path, "own")
-    made(tmp_path, "other")
-    finding = towards_workers(tmp_path, **names)
-    assert (finding.status, finding.where) == ("failed", f"proxy.upstream_tls{where}")
-    assert message in finding.value
+    ):
+        finding = towards_workers(tmp_path, **names)
+        assert (finding.status, finding.where) == ("failed", f"proxy.upstream_tls{where}")
+        assert message in finding.value
 
 
-def test_devices() -> None:
-    wanted = kit.plan(kit.recipe(kit.on_gpus(2, 2)), Node(name="here", devices=(0, 1, 2, 3)))
-
-    def find(**changes: Any) -> Finding:
-        [finding] = find_devices(wanted, "here", wanted.processes, facts(**changes))
-        return finding
-
-    assert find().status == "ok"
-    slurm = {"CUDA_VISIBLE_DEVICES": "0,1"}
-    hidden = find(devices_visible=(0, 1), device_variables=slurm)
-    assert (hidden.status, hidden.value) == ("failed", "the job may use 0,1 (CUDA_VISIBLE_DEVICES=0,1)")
-    assert "--gpus-per-node" in str(hidden.fix)
-    assert find(devices_present=(0, 1), devices_visible=(0, 1)).value == "the driver shows 0,1"
-    assert find(devices_present=(), devices_visible=()).status == "failed"
-    believed = find(devices_present=(), devices_visible=(0, 1, 2, 3), device_variables=slurm)
-    assert believed.status == "unknown"
-
-
-@pytest.mark.process
-def test_devices_without_the_tool_that_knows_who_uses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    wanted = kit.plan(kit.recipe(kit.on_gpus()), Node(name="here", devices=(0, 1)))
-    finding = only(check_node(wanted, "here", facts=facts()), "gpu-processes")
-    assert finding.status == "unknown"
-    assert "nvidia-smi cannot be run" in finding.value
-
-
-def test_a_run_directory_that_is_shared(tmp_path: Path) -> None:
-    mark = write_mark(tmp_path)
-    [left] = tmp_path.iterdir()
-    assert find_run_dir("a", tmp_path, mark).status == "ok"
-    assert list(tmp_path.iterdir()) == [left], "what the node wrote is gone again"
-    remove_mark(tmp_path, mark)
-    assert not list(tmp_path.iterdir())
-
-
-def test_two_launchers_look_at_one_run_directory_at_the_same_time(tmp_path: Path) -> None:
+def test_a_run_directory_that_is_shared_by_nodes_and_launchers(tmp_path: Path) -> None:
     mine, others = write_mark(tmp_path), write_mark(tmp_path)
+    left = set(tmp_path.iterdir())
     assert find_run_dir("a", tmp_path, mine, seconds=0).status == "ok"
+    assert set(tmp_path.iterdir()) == left, "what the node wrote is gone again"
     remove_mark(tmp_path, mine)
     assert find_run_dir("a", tmp_path, others, seconds=0).status == "ok"
+    remove_mark(tmp_path, others)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.process
@@ -224,10 +177,9 @@ def test_what_a_node_writes_is_of_one_launcher_too(tmp_path: Path, monkeypatch: 
     assert len(set(written)) == 2
 
 
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [("absent", "does not exist here"), ("other", "is not the launcher's"), ("earlier", "is not the launcher's")],
-)
+@each_row("folder, message", [
+    ("absent", "does not exist here"), ("other", "is not the launcher's"), ("earlier", "is not the launcher's"),
+])  # fmt: skip
 def test_a_run_directory_that_is_another_one(tmp_path: Path, folder: str, message: str) -> None:
     for name in ("launchers", "other", "earlier"):
         (tmp_path / name).mkdir()

@@ -27,6 +27,7 @@ from pdserve.system.process import spawn_piped
 from tests.launch.deployment import pdserve, recipe
 from tests.plan import kit
 from tests.preflight import kit as preflight_kit
+from tests.tables import each_row
 
 pytestmark = pytest.mark.process
 
@@ -80,49 +81,29 @@ def test_a_network_that_no_node_has_is_a_line_of_the_cluster_file(here: Path) ->
 
 
 @pytest.mark.full
-def test_so_is_one_beside_another_of_the_recipe(here: Path) -> None:
-    file = recipe(here, network__cidr="10.0.0.0/8")
-    text = refused(here, "network: {cidr: 203.0.113.0/24}", "hosts: [{name: a}]", file=file)
-    assert f"error: {here}/cluster.yaml:2: network.cidr: a has no address in 203.0.113.0/24" in text
-
-
-@pytest.mark.full
-def test_a_network_of_the_recipe_is_a_line_of_the_recipe(here: Path) -> None:
-    file = recipe(here, network__cidr="203.0.113.0/24")
-    line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "cidr: 203" in text)
-    output = refused(here, "hosts: [{name: a}]", file=file)
-    assert f"error: {file}:{line}: network.cidr: a has no address in 203.0.113.0/24" in output
-
-
-@pytest.mark.full
-def test_it_is_so_beside_a_cluster_file_with_null(here: Path) -> None:
-    file = recipe(here, network__cidr="203.0.113.0/24")
-    text = refused(here, "network: null", "hosts: [{name: a}]", file=file)
-    assert re.search(rf"error: {re.escape(str(file))}:\d+: network.cidr: a has no address", text)
+@each_row("lines, cidr, line", [
+    (["network: {cidr: 203.0.113.0/24}"], "10.0.0.0/8", 2),
+    (["network: null"], "203.0.113.0/24", None),
+    ([], "203.0.113.0/24", None),
+])  # fmt: skip
+def test_a_network_that_no_node_has_is_a_line_of_the_file_that_names_it(
+    here: Path, tmp_path: Path, lines: list[str], cidr: str, line: int | None
+) -> None:
+    file = recipe(tmp_path, network__cidr=cidr)
+    text = refused(here, *lines, "hosts: [{name: a}]", file=file)
+    own = next(n for n, words in enumerate(file.read_text().splitlines(), 1) if f"cidr: {cidr}" in words)
+    place = f"{file}:{own}" if line is None else f"{here}/cluster.yaml:{line}"
+    assert f"error: {place}: network.cidr: a has no address in 203.0.113.0/24" in text
 
 
 @pytest.mark.skipif(not OWN, reason="no address besides loopback here")
 def test_the_host_with_a_wrong_address_is_named_with_its_line_and_what_it_has(here: Path) -> None:
-    text = refused(here, "hosts:", "- name: a", "- name: b", f"  address: {FOREIGN_ADDRESS}")
-    assert f"error: {here}/cluster.yaml:5: hosts.1.address: b does not have the address {FOREIGN_ADDRESS}\n" in text
+    hosts = ("hosts:", "- name: x", "- name: a", "- name: b", f"  address: {FOREIGN_ADDRESS}")
+    text = refused(here, "exclude_nodes: [x]", *hosts)
+    assert f"error: {here}/cluster.yaml:7: hosts.2.address: b does not have the address {FOREIGN_ADDRESS}\n" in text
     assert re.search(rf"  likely cause: there: .*{re.escape(OWN[0])}", text)
     assert "a does not" not in text
     assert "leave `address` out" in text
-
-
-@pytest.mark.skipif(not OWN, reason="no address besides loopback here")
-@pytest.mark.full
-def test_so_are_several_hosts_with_wrong_addresses(here: Path) -> None:
-    text = refused(here, "hosts:", "- name: a", "  address: 203.0.113.8", "- name: b", f"  address: {FOREIGN_ADDRESS}")
-    assert f"error: {here}/cluster.yaml:2: hosts: 2 hosts do not have their address\n" in text
-    assert f"  | {here}/cluster.yaml:4: hosts.0.address: a does not have the address 203.0.113.8\n" in text
-    assert f"  | {here}/cluster.yaml:6: hosts.1.address: b does not have the address {FOREIGN_ADDRESS}\n" in text
-
-
-@pytest.mark.full
-def test_excluded_hosts_do_not_move_the_line(here: Path) -> None:
-    text = refused(here, "exclude_nodes: [a]", "hosts:", "- name: a", "- name: b", f"  address: {FOREIGN_ADDRESS}")
-    assert f"{here}/cluster.yaml:6: hosts.1.address: b does not have" in text
 
 
 @pytest.mark.full
@@ -146,13 +127,6 @@ def test_a_host_that_hangs_does_not_hide_one_that_refuses(here: Path) -> None:
     assert "error: probe@refuses: nothing can be started on refuses\n" in text
     assert f"  | {CAUSES['refuses']}\n  | hangs had not answered either when this was given up\n" in text
     assert time.monotonic() - began < 60, "far from the two minutes that a start may take"
-
-
-@pytest.mark.full
-def test_one_host_that_does_not_answer_is_the_error_itself(here: Path) -> None:
-    text = refused(here, "hosts: [{name: a}, {name: refuses}]")
-    assert "error: probe@refuses: nothing can be started on refuses\n" in text
-    assert "exclude_nodes" in text
 
 
 def test_a_machine_without_ssh_is_an_error(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

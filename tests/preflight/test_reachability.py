@@ -1,20 +1,106 @@
-"""Nodes that listen and nodes that connect: over loopback, and in a network of the test's own where it is cut."""
+"""Which ports other nodes must reach, by the plan; nodes that listen and connect, over loopback and a cut network."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 import socket
 import threading
 import time
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 
+from pdserve.plan.model import Plan
+from pdserve.plan.node import Node
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.reachability import DEADLINE_SECONDS, CrossNodePort, Listening, connect, listen
+from pdserve.preflight.reachability import (
+    DEADLINE_SECONDS,
+    CrossNodePort,
+    Listening,
+    connect,
+    cross_node_ports,
+    listen,
+    side_channels,
+)
 from tests.launch.deployment import free_ports
+from tests.plan import kit
 from tests.preflight.kit import in_namespace
+from tests.tables import each_row
+
+
+def reached(*changes: dict[str, Any], nodes: int = 2, gpus: int = 0) -> tuple[Plan, set[tuple[str, str, int, str]]]:
+    """The plan, and (who connects, address, port, purpose) of each port."""
+    plan = kit.plan(kit.recipe(*changes), *kit.hosts(*[gpus] * nodes))
+    return plan, {(port.source, port.address, port.port, port.purpose) for port in cross_node_ports(plan)}
+
+
+def test_ports_of_mooncake_and_nixl_on_two_nodes() -> None:
+    plan, ports = reached(kit.with_lmcache())
+    prefill, decode = plan.process("prefill-0"), plan.process("decode-0")
+    assert ports == {
+        ("host1", "192.0.2.1", prefill.ports["bootstrap"], "bootstrap of prefill-0"),
+        ("host0", "192.0.2.2", decode.ports["http"], "http of decode-0"),
+        ("host0", "192.0.2.2", int(decode.env.set["MC_MIN_RPC_PORT"]), "transfer of decode-0"),
+    }
+    plan, ports = reached({"prefill": {"connector": kit.NIXL}, "decode": {"connector": kit.NIXL}})
+    assert ports == {
+        ("host1", "192.0.2.1", plan.process("prefill-0").ports["nixl"], "nixl of prefill-0"),
+        ("host0", "192.0.2.2", plan.process("decode-0").ports["http"], "http of decode-0"),
+    }
+
+
+def test_one_node_loopback_and_lmcache_are_reached_by_nobody() -> None:
+    assert cross_node_ports(kit.plan(kit.recipe(kit.with_lmcache()))) == ()
+    assert cross_node_ports(kit.plan(kit.recipe(), Node(name="a"), Node(name="b"))) == ()
+    plan, ports = reached(kit.with_lmcache(), {"prefill": {"instances": 3}})
+    lmcache = {port for process in plan.processes if process.role == "lmcache" for port in process.ports.values()}
+    assert not lmcache & {port for _, _, port, _ in ports}
+
+
+def test_the_proxy_asks_prefill_too_and_reads_its_kv_events() -> None:
+    routing = {"proxy": {"routing": {"prefill": {"kind": "kv_events"}}}}
+    plan, ports = reached(routing, {"prefill": {"instances": 2}}, nodes=3)
+    own = plan.process("prefill-1").ports
+    assert ("host0", "192.0.2.2", own["http"], "http of prefill-1") in ports
+    asking = {source for source, address, port, _ in ports if (address, port) == ("192.0.2.2", own["bootstrap"])}
+    assert asking == {"host0", "host2"}, "the proxy's node and decode's"
+    events = {(source, purpose) for source, _, _, purpose in ports if "kv_events" in purpose}
+    assert events == {("host0", "kv_events of prefill-1"), ("host0", "kv_events-1 of prefill-1")}
+
+
+def test_an_instance_over_two_nodes() -> None:
+    spread = {"prefill": {"parallel": {"tp": 4, "nodes": 2}}, "decode": {"parallel": {"tp": 2}}}
+    _, ports = reached(kit.on_gpus(), spread, nodes=3, gpus=2)
+    leader = [(source, address) for source, address, _, purpose in ports if purpose == "dp_master of prefill-0"]
+    assert leader == [("host1", "192.0.2.1")]
+    transfer = {(source, address) for source, address, _, purpose in ports if "transfer" in purpose}
+    assert transfer == {("host0", "192.0.2.3"), ("host1", "192.0.2.3")}, "followers hold a part of the KV"
+
+
+QUERY = {
+    "0": {"engine_id": "e0", "worker_addr": {"0": {"0": "tcp://192.0.2.1:41001"}, "1": {"0": "tcp://192.0.2.1:41002"}}},
+    "1": {"engine_id": "e1", "worker_addr": {"0": {"0": "tcp://192.0.2.1:41003"}}},
+}
+"""The shape of vLLM 0.32's EngineEntry: vllm/.../kv_connector/v1/mooncake/mooncake_utils.py."""
+
+
+def test_side_channels_are_read_from_the_bootstrap_server() -> None:
+    plan = kit.plan(kit.recipe(), *kit.hosts(0, 0))
+    ports = side_channels(plan, "prefill-0", json.dumps(QUERY))
+    assert [(port.source, port.node, port.address, port.port) for port in ports] == [
+        ("host1", "host0", "192.0.2.1", port) for port in (41001, 41002, 41003)
+    ]
+    assert ports[1].purpose == "prefill-0 side channel of dp 0 tp 1 pp 0"
+    assert side_channels(kit.plan(kit.recipe()), "prefill-0", json.dumps(QUERY)) == (), "on one node"
+
+
+@each_row("answer", ["", "[]", "null", '{"0": {}}', '{"0": {"worker_addr": {"0": {"0": "nowhere"}}}}', '{"0": 1}'])
+def test_another_answer_is_an_error(answer: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        side_channels(kit.plan(kit.recipe(), *kit.hosts(0, 0)), "prefill-0", answer)
 
 
 def target(
@@ -44,17 +130,13 @@ def test_a_node_tries_only_what_it_must_reach_itself() -> None:
     assert asyncio.run(connect("elsewhere", [target(1)])) == []
 
 
-def test_refused() -> None:
-    [port] = free_ports(1)
-    [finding] = connected([target(port)])
-    assert (finding.status, finding.value) == ("failed", f"b at 127.0.0.2, port {port}: refused")
-    assert "http of decode-0" in finding.evidence[0]
-    assert "nothing listens there" in finding.evidence[0]
-
-
-def test_some_ports_only() -> None:
+def test_ports_that_refuse_are_named_and_the_others_are_not() -> None:
     first, second = free_ports(2)
     targets = [target(first), target(second)]
+    [finding] = connected(targets[:1])
+    assert (finding.status, finding.value) == ("failed", f"b at 127.0.0.2, port {first}: refused")
+    assert "http of decode-0" in finding.evidence[0]
+    assert "nothing listens there" in finding.evidence[0]
     with listen("b", targets[:1]):
         [finding] = connected(targets)
     assert finding.value == f"b at 127.0.0.2, port {second}: refused"
@@ -86,13 +168,6 @@ def test_a_port_of_another_process_is_reached_without_waiting_for_a_greeting() -
     assert time.monotonic() - began < 30, "it would have been waited for as long as the deadline"
 
 
-def test_a_port_that_cannot_be_bound_is_not_taken_for_one_in_use() -> None:
-    [port] = free_ports(1)
-    with listen("b", [target(port, address="203.0.113.200")]) as there:
-        assert there.taken == ()
-    assert [finding.status for finding in there.findings] == ["failed"]
-
-
 def test_ports_are_free_for_the_engines_at_once() -> None:
     [port] = free_ports(1)
     targets = [target(port)]
@@ -119,7 +194,7 @@ def test_a_port_that_cannot_be_listened_on() -> None:
         targets = [target(port), target(port, address="192.0.2.99", purpose="bootstrap of prefill-0")]
         with listen("b", targets) as listening:
             taken, foreign = listening.findings
-    assert listening.bound == ()
+    assert (listening.bound, listening.taken) == ((), (("127.0.0.2", port),))
     assert (taken.status, foreign.status) == ("warning", "failed")
     assert foreign.value.startswith(f"192.0.2.99:{port} (bootstrap of prefill-0) cannot be listened on")
     assert "the node does not have this address" in str(foreign.fix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from pdserve.errors import PreflightError
 from pdserve.plan.container import pull_progress, shared_file
 from pdserve.plan.node import Local
 from pdserve.preflight import container_images
-from pdserve.preflight.container_images import provide_images
+from pdserve.preflight.container_images import Report, provide_images
 from pdserve.reach.candidates import Candidate
-from pdserve.reach.containers import image_cause, is_absent
+from pdserve.reach.containers import container_cause, is_absent
 from tests.plan.kit import recipe
+from tests.tables import each_row
 
 pytestmark = pytest.mark.process
 
@@ -61,12 +62,20 @@ def docker(here: Path, *, pull: str, there: bool = False) -> None:
     )
 
 
-def provide(here: Path, machines: Sequence[Candidate] = ONE, seconds: float = 60, **container: Any) -> list[str]:
+def provide(
+    here: Path,
+    machines: Sequence[Candidate] = ONE,
+    seconds: float = 60,
+    report: Report | None = None,
+    sides: Mapping[str, Any] | None = None,
+    **container: Any,
+) -> list[str]:
     """What the user reads."""
     lines: list[str] = []
     section = {"kind": "docker", "disk_gib": 0.001, **container}
-    made = recipe({"image": "org/vllm:1", "container": section, "timeouts": {"container_seconds": seconds}})
-    asyncio.run(provide_images(machines, made, run_dir=here / "run-1", store=str(here / "images"), report=lines.append))
+    changes = {"image": "org/vllm:1", "container": section, "timeouts": {"container_seconds": seconds}}
+    made, store = recipe({**(sides or {})}, changes), str(here / "images")
+    asyncio.run(provide_images(machines, made, run_dir=here / "run-1", store=store, report=report or lines.append))
     return lines
 
 
@@ -107,8 +116,7 @@ def test_its_progress_is_shown_while_it_runs(here: Path, monkeypatch: pytest.Mon
         if "layers" in line and sum("layers" in shown for shown in lines) == 1:
             fifo.write_text("go\n")
 
-    made = recipe({"image": "org/vllm:1", "container": {"kind": "docker", "disk_gib": 0.001}})
-    asyncio.run(provide_images(ONE, made, run_dir=here / "run-1", store=str(here), report=report))
+    provide(here, report=report)
     assert "image: gpu1: 1 of 1 layers downloaded, 1 unpacked" in lines
 
 
@@ -167,16 +175,11 @@ def test_one_node_makes_the_file_that_all_use_and_the_next_start_takes_it(
     assert len(calls(here)) == 1
 
 
-def test_a_file_that_is_made_on_another_disk_is_noticed(here: Path) -> None:
+def test_an_import_that_fails_or_lands_on_another_disk_leaves_no_file(here: Path) -> None:
     tool(here, "enroot", "true")
-    error = refused(here, TWO, kind="pyxis")
-    assert "is not the same folder on that node" in (error.cause or "")
-
-
-def test_a_failed_import_leaves_no_file(here: Path) -> None:
+    assert "is not the same folder on that node" in (refused(here, TWO, kind="pyxis").cause or "")
     tool(here, "apptainer", 'echo half >"$2"; echo "FATAL: write: no space left on device" >&2; exit 255')
-    error = refused(here, kind="apptainer")
-    assert "the disk is full" in (error.cause or "")
+    assert "a disk of gpu1 is full" in (refused(here, kind="apptainer").cause or "")
     assert list((here / "images").iterdir()) == []
 
 
@@ -187,7 +190,7 @@ def test_an_image_file_must_be_there_on_every_node(here: Path) -> None:
     assert provide(here, kind="apptainer", image=f"{here}/absent.sif") == []
 
 
-def test_a_compile_cache_is_made_as_the_users_own_and_is_cold_until_it_holds_something(here: Path) -> None:
+def test_a_compile_cache_is_the_users_own_and_cold_until_it_holds_something(here: Path) -> None:
     docker(here, pull="exit 9", there=True)
     [line] = provide(here, compile_cache=str(here / "cache"))
     [folder] = (here / "cache").iterdir()
@@ -196,16 +199,10 @@ def test_a_compile_cache_is_made_as_the_users_own_and_is_cold_until_it_holds_som
     (folder / "triton").mkdir()
     (folder / "triton" / "kernel.so").touch()
     assert provide(here, compile_cache=str(here / "cache")) == [f"compile cache {folder} on gpu1: warm"]
-
-
-def test_a_compile_cache_that_others_can_write_is_refused(here: Path) -> None:
-    docker(here, pull="exit 9", there=True)
-    provide(here, compile_cache=str(here / "cache"))
-    [folder] = (here / "cache").iterdir()
     folder.chmod(0o777)
     error = refused(here, compile_cache=str(here / "cache"))
     assert error.where == "container.compile_cache"
-    assert "loaded as code" in (error.cause or "")
+    assert "loaded as code" in (error.cause or ""), "others could write it"
 
 
 @pytest.mark.parametrize(
@@ -219,19 +216,12 @@ def test_a_node_without_the_device_files_of_rdma_is_named(
     docker(here, pull="exit 9", there=True)
     monkeypatch.setattr(container_images, "VERBS", str(here / "infiniband"))
     sides = {side: {"connector": {"kind": "mooncake", "protocol": protocol}} for side in ("prefill", "decode")}
-    made = recipe(sides, {"image": "org/vllm:1", "container": {"kind": "docker", "leave_out": leave_out}})
-
-    def look() -> None:
-        asyncio.run(provide_images(ONE, made, run_dir=here / "run-1", store=str(here), report=print))
-
-    if not asked:
-        look()
-        return
-    with pytest.raises(PreflightError, match=f"gpu1 has no {here}/infiniband") as caught:
-        look()
-    assert "protocol: tcp" in (caught.value.todo or "")
-    (here / "infiniband").mkdir()
-    look()
+    if asked:
+        error = refused(here, sides=sides, leave_out=leave_out)
+        assert error.what == f"gpu1 has no {here}/infiniband"
+        assert "protocol: tcp" in (error.todo or "")
+        (here / "infiniband").mkdir()
+    provide(here, sides=sides, leave_out=leave_out)
 
 
 PRINTED = [
@@ -240,7 +230,7 @@ PRINTED = [
         '"http://%2Fvar%2Frun%2Fdocker.sock/v1.24/images/x/json": dial unix /var/run/docker.sock: connect: permission '
         "denied",
         "membership in the group docker",
-        "usermod -aG docker me",
+        "usermod -aG docker USER",
     ),
     (
         "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
@@ -264,7 +254,11 @@ PRINTED = [
         "cannot be reached",
         "docker load",
     ),
-    ("failed to register layer: write /usr/lib/x.so: no space left on device", "the disk is full", "docker system df"),
+    (
+        "failed to register layer: write /usr/lib/x.so: no space left on device",
+        "a disk of gpu1 is full",
+        "docker system df",
+    ),
     ("toomanyrequests: You have reached your pull rate limit.", "gives out no more", "mirror"),
     ("no matching manifest for linux/arm64/v8 in the manifest list entries", "another processor", "container.image"),
     ("bash: line 1: docker: command not found", "there is no docker", "install docker"),
@@ -272,9 +266,9 @@ PRINTED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "cause", "todo"), PRINTED, ids=[cause for _, cause, _ in PRINTED])
+@each_row("text, cause, todo", PRINTED)
 def test_what_the_tools_print_has_a_cause_and_a_fix(text: str, cause: str, todo: str) -> None:
-    known = image_cause(text, node="gpu1", image="x:1", program="docker", user="me")
+    known = container_cause(text, node="gpu1", fetching=True)
     assert known is not None
     assert cause in known.cause
     assert todo in known.todo
@@ -282,8 +276,7 @@ def test_what_the_tools_print_has_a_cause_and_a_fix(text: str, cause: str, todo:
 
 
 def test_what_is_not_known_has_none() -> None:
-    assert image_cause("a new way to fail", node="gpu1", image="x:1", program="docker", user="me") is None
-    assert is_absent("Error: No such image: x")
+    assert container_cause("a new way to fail", node="gpu1", fetching=True) is None
     assert is_absent("Error response from daemon: No such image: x:latest")
     assert is_absent("Error: inspecting object: registry.invalid/vllm:9: image not known")  # podman 4.3
 
