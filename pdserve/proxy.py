@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdserve import __version__
 from pdserve.errors import PdserveError, StartError
-from pdserve.installed.distributions import proxy_build
+from pdserve.installed import proxy_build
 from pdserve.pd.config.defaults import HOST, PROCESSES
 from pdserve.pd.processes import handover, shared_numbers
 from pdserve.pd.processes.child import Configured

@@ -14,7 +14,7 @@ from pdserve import __version__
 from pdserve.cli.options import OWN_CODES_OF_RUN
 from pdserve.cli.verbs import benches, deployment, house, proofs, recipe
 from pdserve.errors import RecipeError
-from pdserve.installed.distributions import proxy_build
+from pdserve.installed import proxy_build
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """A wrong command line. Typer may have a click of its own, and exports only this subclass."""

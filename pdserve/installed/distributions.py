@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
-from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,9 +47,6 @@ _KERNELS = ("cuda_ops*.so", "c_ops*.so")
 """LMCache's, since 0.5.4 and before."""
 _RUNTIMES = {"hip": (b"libamdhip64", b"libc10_hip", b"libtorch_hip"), "cuda": (b"libcudart", b"libc10_cuda")}
 
-_COMPILED_MODULE = "pdserve.pd.relay.leg"
-"""The hot modules of the proxy are compiled together or not at all (hatch_build.py)."""
-
 
 def installed() -> dict[str, str | None]:
     """Return part -> installed version, None where it is not installed. Imports none of the parts."""
@@ -63,13 +59,6 @@ def version_of(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def proxy_build() -> str:
-    """Return `compiled` or `interpreted`: it is meant to do the same either way. Imports nothing of the proxy."""
-    spec = find_spec(_COMPILED_MODULE)
-    origin = "" if spec is None else spec.origin or ""
-    return "compiled" if origin.endswith(tuple(EXTENSION_SUFFIXES)) else "interpreted"
 
 
 def lmcache_kernels() -> str | None:

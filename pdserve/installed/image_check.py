@@ -13,13 +13,13 @@ from importlib.metadata import version as installed_version
 
 from packaging.requirements import Requirement
 
+from pdserve.installed import proxy_build
 from pdserve.installed.distributions import (
     DISTRIBUTIONS,
     find_mooncake_build,
     installed,
     lmcache_kernels,
     mooncake_wheel_for,
-    proxy_build,
     version_of,
 )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.installed.distributions import proxy_build
+from pdserve.installed import proxy_build
 from tests.tables import each_row
 
 ROOT = Path(__file__).resolve().parents[2]
