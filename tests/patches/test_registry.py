@@ -123,13 +123,8 @@ def test_ranges_count_the_pre_releases_of_an_upper_bound(version: str, specifier
     assert in_range(version, specifier) is inside
 
 
-def test_names_are_unique_and_every_patch_names_when_it_can_go() -> None:
-    assert len({patch.name for patch in REGISTRY}) == len(REGISTRY)
-    for patch in REGISTRY:
-        assert patch.summary
-        assert patch.issue
-        assert patch.targets
-        assert patch.remove_when
+def test_names_are_unique_and_every_patch_has_what_it_takes_hold_of() -> None:
+    assert len({patch.name for patch in REGISTRY if patch.targets}) == len(REGISTRY)
 
 
 @pytest.mark.process

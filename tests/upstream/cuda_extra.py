@@ -51,16 +51,8 @@ def _resolved() -> dict[str, str]:
     target = CACHE.with_suffix(".txt")
     target.parent.mkdir(exist_ok=True)
     argv = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "pyproject.toml", "--extra", "cuda", "--extra"]
-    argv += [
-        "router",
-        "--python-platform",
-        "x86_64-manylinux_2_31",
-        "--python-version",
-        "3.12",
-        "--only-binary",
-        ":all:",
-    ]
-    argv += ["--no-header", "--no-annotate", "--quiet", "--output-file", str(target)]
+    argv += ["router", "--python-platform", "x86_64-manylinux_2_31", "--python-version", "3.12"]
+    argv += ["--only-binary", ":all:", "--no-header", "--no-annotate", "--quiet", "--output-file", str(target)]
     environ = {"UV_CACHE_DIR": str(CACHE.with_name("uv"))} | os.environ
     # uv knows neither pip's configuration nor its certificates.
     if index := _setting_of_pip("index-url"):

@@ -17,6 +17,9 @@ if IN_RELEASE:
     from tests.upstream.lmcache_engine import OURS, THEIRS, LedgerAdapter
     from tests.upstream.scheduler_lab import mock, multi
 
+    EACH_OF_OURS = ((True, THEIRS), (True, OURS))
+    """Our MultiConnector over LMCache's own class, and over ours."""
+
 PROMPT = list(range(1000, 1512))
 NEVER = 10**6
 
@@ -30,11 +33,6 @@ def engine(ours: bool, child: str, *, weight: float = 1, **how: Any) -> Any:
     made = lmcache_engine.Engine(config, **{"batch": 128, **how})
     made.ledger.store(PROMPT, 0, len(PROMPT))
     return made
-
-
-def each_of_ours() -> list[tuple[bool, str]]:
-    """Our MultiConnector over LMCache's own class, and over ours."""
-    return [(True, THEIRS), (True, OURS)]
 
 
 def overtaken(ours: bool, child: str) -> Any:
@@ -53,14 +51,14 @@ def overtaken(ours: bool, child: str) -> Any:
 def a_load_begins_without_waiting_for_a_lookup_and_its_locks_are_given_back() -> None:
     """Overtaking alone would leave every chunk locked."""
     assert overtaken(False, THEIRS)[:2] == (6, 0)
-    for which in each_of_ours():
+    for which in EACH_OF_OURS:
         assert overtaken(*which) == (1, 0, [], 0, 1)
     with unittest_mock.patch.object(LookupKeeper, "settle", lambda self: self._unwanted.clear()):
         assert overtaken(True, THEIRS)[1] == 8
 
 
 def lmcache_is_waited_for_when_it_has_more_weight() -> None:
-    for which in each_of_ours():
+    for which in EACH_OF_OURS:
         made = engine(*which, weight=2)
         LedgerAdapter.slow = 5
         made.lab.add("r", [*PROMPT, 7], {"mock": {"matched": 256}})
@@ -70,7 +68,7 @@ def lmcache_is_waited_for_when_it_has_more_weight() -> None:
 
 def a_request_that_ends_before_it_has_blocks_leaves_no_locks() -> None:
     """With the lookup unanswered, and with it answered."""
-    for which, locked in (((False, THEIRS), 4), *((which, 0) for which in each_of_ours())):
+    for which, locked in (((False, THEIRS), 4), *((which, 0) for which in EACH_OF_OURS)):
         for slow in (5, 0):
             made = engine(*which, num_blocks=20)
             made.lab.add("big", 256, max_tokens=8)
@@ -84,7 +82,7 @@ def a_request_that_ends_before_it_has_blocks_leaves_no_locks() -> None:
 
 
 def an_overtaken_lookup_is_the_requests_own_again_after_a_preemption() -> None:
-    for which in each_of_ours():
+    for which in EACH_OF_OURS:
         made = engine(*which, num_blocks=40, batch=512)
         made.lab.add("other", 200, {}, max_tokens=120)
         made.step()
@@ -102,7 +100,7 @@ def an_overtaken_lookup_is_the_requests_own_again_after_a_preemption() -> None:
 
 def a_child_that_does_not_load_stores_the_blocks_of_the_requests_own_tokens() -> None:
     """Before vLLM 0.26 it was given none, and stored those of other tokens (vllm#46865): plan/versions.py refuses."""
-    for which in ((False, THEIRS), *each_of_ours()):
+    for which in ((False, THEIRS), *EACH_OF_OURS):
         made = engine(*which)
         made.ledger.chunks.clear()
         made.lab.add("r", [*PROMPT, 7])
@@ -113,7 +111,7 @@ def a_request_whose_load_failed_elsewhere_waits_for_no_hit_that_lmcache_never_lo
     """Of which it had nothing when it was asked first. And no more locks are left than the request's own load gives
     back."""
     stuck, done = (False, "WAITING_FOR_REMOTE_KVS", 8), (True, "GONE", 0)
-    for which, end in (((False, THEIRS), stuck), *((which, done) for which in each_of_ours())):
+    for which, end in (((False, THEIRS), stuck), *((which, done) for which in EACH_OF_OURS)):
         made = engine(*which)
         made.ledger.chunks.clear()
         made.lab.add("r", [*PROMPT, 7], {"mock": {"matched": 256}})
