@@ -26,7 +26,8 @@ _IMPORTED = (
     "tests.upstream.scheduler_lab",
     "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector",
     "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector",
-    "lmcache.integration.vllm.lmcache_mp_connector",
+    # Without LMCache's clients: patches take hold of them when vLLM imports them.
+    "lmcache.v1.multiprocess.transfer_context.worker_transfer",
 )
 _PR_SET_PDEATHSIG = 1
 _SHOWN = 2000

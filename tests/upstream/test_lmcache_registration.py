@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -143,9 +142,6 @@ def seen(server: Any, client: Client, moment: Callable[[Client, Any], None]) -> 
 def kills(number: int, *, patched: bool) -> list[dict[str, Any]]:
     """Return what was seen of so many, which take the moments in turn."""
     if patched:
-        # As in an engine, which imports LMCache's clients after its patches were applied.
-        for name in [name for name in sys.modules if name.startswith("lmcache.integration.vllm")]:
-            del sys.modules[name]
         registration.REGISTRATION.apply()
     server = lmcache_server.Server("lmcache_driven", registration.IDENTITY_NAME if patched else "")
     results: list[dict[str, Any]] = []
