@@ -7,8 +7,8 @@
     def test_something(version: str) -> None:
         lab = Lab()
 
-Its body runs in a fork of a process that has imported this vLLM, and no client of LMCache. Whatever it patches ends with
-it.
+Its body runs in a fork of a process that has imported this vLLM, and no client of LMCache. Whatever it patches ends
+with it.
 """
 
 from __future__ import annotations
