@@ -49,15 +49,6 @@ def test_our_own_cgroup(tmp_path: Path, own: str, mounts: tuple[str, ...], contr
     assert cgroup.place(controller, proc(tmp_path, own, *mounts))[0] == tmp_path / expected
 
 
-def test_a_mount_point_of_any_name_hides_no_cgroup(tmp_path: Path) -> None:
-    """Bytes that are no text, and a character that ends a line for Unicode, though not for the kernel."""
-    write(tmp_path / "sys/fs/cgroup", {"cgroup.procs": os.getpid()})
-    folder = proc(tmp_path, "0::/", ALONE)
-    others = b"24 30 0:22 / /mnt/\xff rw - tmpfs none rw\n24 30 0:22 / /mnt/\xe2\x80\xa8 rw - tmpfs none rw\n"
-    (folder / "mountinfo").write_bytes(others + (folder / "mountinfo").read_bytes())
-    assert cgroup.place("", folder)[0] == tmp_path / "sys/fs/cgroup"
-
-
 @each_row(
     "own, mounts",
     [("4:memory:/\n0::/", HYBRID[:1]), ("0::/../other", [ALONE]), ("0::/elsewhere", [PARTS]), ("0::/box", [ALONE])],

@@ -121,17 +121,6 @@ def test_progress_that_a_full_disk_does_not_take_is_told_once_and_stops_nothing(
     assert "error: decode-0@here: it died" in error
 
 
-def test_where_neither_stream_takes_anything_nothing_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Path("/dev/full").open("w") as out, Path("/dev/full").open("w") as err:
-        monkeypatch.setattr(sys, "stdout", out)
-        monkeypatch.setattr(sys, "stderr", err)
-        console = Console()
-        console.warn(["a warning"])
-        console.begin(recorded(tmp_path), plan(planned_recipe()))
-        console.event({**FAILED, "kept": True})
-        console.end(detached=True)
-
-
 def test_a_failure_that_ends_the_command_is_named_at_once_and_reported_at_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,10 +51,6 @@ async def test_death_wins_over_a_probe_that_passes_at_the_same_time() -> None:
     assert (result.ready, result.died) == (False, "exited with code 3")
 
 
-async def test_already_dead() -> None:
-    assert (await waited(YES, death="gone")).died == "gone"
-
-
 async def test_late_with_the_last_answer() -> None:
     result = await waited(NO, step=3, seconds=10)
     assert (result.ready, result.died, result.last_answer) == (False, None, "not yet")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pdserve.node.supervised import Supervised
 from pdserve.plan.process import Env, HttpProbe, Process
-from pdserve.reach.protocol import Died, Event, Late, Progress, Ready, Started
+from pdserve.reach.protocol import Died, Late, Progress, Ready, Started
 from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import free_ports
 from tests.supervision.agents import Events, planned
@@ -38,7 +36,6 @@ class Watched(Events):
 
     def __init__(self, process: Process, folder: Path, *, fatal_grace: float) -> None:
         super().__init__()
-        self.fails_on: type[Event] | None = None
         self.supervised = Supervised(
             process,
             run_dir=folder,
@@ -48,11 +45,6 @@ class Watched(Events):
             ledger=ShmLedger(folder / "shm.json", strangers=existing()),
             fatal_grace=fatal_grace,
         )
-
-    def receive(self, event: Event) -> None:
-        if self.fails_on is not None and isinstance(event, self.fails_on):
-            raise RuntimeError(f"no room for {type(event).__name__}")
-        super().receive(event)
 
 
 @asynccontextmanager
@@ -115,23 +107,6 @@ async def test_an_engine_that_ends_within_the_grace_died_of_its_own_and_once(tmp
         await under_test.expect(Died)
         (died,) = under_test.all(Died)
     assert (died.code, died.how) == (3, "exited with code 3")
-
-
-async def test_a_watch_that_fails_by_a_fault_of_ours_is_reported_with_its_traceback(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    loop, reported = asyncio.get_running_loop(), asyncio.Event()
-
-    def handler(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        loop.default_exception_handler(context)
-        reported.set()
-
-    loop.set_exception_handler(handler)
-    async with watched(engine(HUNG), tmp_path) as under_test:
-        under_test.fails_on = Progress
-        await asyncio.wait_for(reported.wait(), 120)
-    assert "_follow_log" in caplog.text
-    assert "no room for Progress" in caplog.text
 
 
 async def test_one_whose_diagnostics_cannot_be_written_is_late_all_the_same(tmp_path: Path) -> None:
