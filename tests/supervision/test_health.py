@@ -17,17 +17,15 @@ NO, YES = ProbeAnswer(False, "not yet"), ProbeAnswer(True, "200")
 
 
 async def waited(
-    *given: ProbeAnswer, seconds: float = 10, step: float = 0.0, death: str | None = None, dies_at: int = -1
+    *given: ProbeAnswer, seconds: float = 10, step: float = 0.0, death: str = "", dies_at: int = -1
 ) -> Waited[str]:
     """A wait whose probe has these answers, the last of them for ever; each takes `step` seconds."""
     tries = 0
     dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    if death is not None and dies_at < 0:
-        dying.set_result(death)
 
     async def probe() -> ProbeAnswer:
         nonlocal tries
-        if tries == dies_at and death is not None:
+        if tries == dies_at:
             dying.set_result(death)
         tries += 1
         return given[min(tries, len(given)) - 1]
