@@ -35,6 +35,17 @@ def test_docker_kill(box: Boxes) -> None:
 
 
 @pytest.mark.full
+def test_docker_stop(box: Boxes) -> None:
+    with box.up(box.node, box.boxed()) as up:
+        up.ready()
+        box.docker.output("stop", "--time=60", box.container())
+        lost(up, "it received SIGTERM")
+        assert "its container was stopped (docker stop" in up.expect("likely cause:")
+        assert up.ended() == "5"
+    box.assert_nothing_left()
+
+
+@pytest.mark.full
 def test_a_docker_daemon_that_is_killed(box: Boxes) -> None:
     with box.up(box.node, box.boxed()) as up:
         up.ready()
