@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.cluster.deployments import ClusterDeployment
+from tests.cluster.cluster import Cluster
+from tests.cluster.deployments import ClusterDeployment, as_before
 from tests.containers.boxes import Boxes
+from tests.containers.conftest import docker_on
+from tests.containers.daemon import docker_layers
 from tests.launch.deployment import wait_until
 
 pytestmark = pytest.mark.container
 LATE_SECONDS = 60.0
 """A limit that a busy machine keeps too."""
+
+
+@pytest.fixture
+def own_box(tmp_path: Path) -> Iterator[Boxes]:
+    """One node with a docker of its own, for a test that starts the daemon again."""
+    (tmp_path / "docker").mkdir()
+    with (
+        Cluster.up(nodes=1, slurm=False, layers=docker_layers()) as cluster,
+        docker_on(cluster, tmp_path / "docker", cluster.nodes) as dockers,
+    ):
+        yield from as_before(Boxes(cluster, dockers, tmp_path))
 
 
 def lost(up: ClusterDeployment, words: str) -> str:
@@ -46,20 +62,20 @@ def test_docker_stop(box: Boxes) -> None:
 
 
 @pytest.mark.full
-def test_a_docker_daemon_that_is_killed(box: Boxes) -> None:
-    with box.up(box.node, box.boxed()) as up:
+def test_a_docker_daemon_that_is_killed(own_box: Boxes) -> None:
+    with own_box.up(own_box.node, own_box.boxed()) as up:
         up.ready()
-        box.docker.kill()
+        own_box.docker.kill()
         line = lost(up, "docker run ended with exit code")
         assert line.endswith((" 125", " 1")), "1 if a heartbeat of the launcher was in its socket"
         assert "docker itself failed" in up.expect("likely cause:")
         assert "systemctl status docker" in up.expect("what to do:")
         assert up.ended() == "5"
         assert "docker could not be asked for containers of this run" in up.printed()
-    wait_until("nothing runs without a daemon", lambda: not box.processes_of("pdserve.node.agent"), LATE_SECONDS)
-    box.docker.start()
-    box.pdserve(box.node, "down")
-    box.assert_nothing_left()
+    wait_until("nothing runs without a daemon", lambda: not own_box.processes_of("pdserve.node.agent"), LATE_SECONDS)
+    own_box.docker.start()
+    own_box.pdserve(own_box.node, "down")
+    own_box.assert_nothing_left()
 
 
 @pytest.mark.full
