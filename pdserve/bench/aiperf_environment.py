@@ -84,7 +84,7 @@ def interpreter(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def made(folder: Path) -> bool:
+def is_made(folder: Path) -> bool:
     """Return whether the environment was made to its end and the interpreter that it was made with is still there."""
     return (folder / _MARKER).is_file() and os.access(interpreter(folder), os.X_OK)
 
@@ -92,7 +92,7 @@ def made(folder: Path) -> bool:
 def installed_interpreter(environ: Mapping[str, str]) -> str:
     """The interpreter that has AIPerf. Raises PreflightError when `--setup` has not made it."""
     folder = place(environ)
-    if made(folder):
+    if is_made(folder):
         return str(interpreter(folder))
     half = "its environment is half made" if folder.exists() else "it is installed on demand only"
     raise PreflightError(
@@ -106,8 +106,8 @@ def installed_interpreter(environ: Mapping[str, str]) -> str:
 async def make(environ: Mapping[str, str], show: Show) -> Path:
     """Makes it, unless it is there. Raises PreflightError."""
     folder = place(environ)
-    with alone(folder):
-        if made(folder) and (version := _version(folder, environ)) == VERSION:
+    with hold_alone(folder):
+        if is_made(folder) and (version := _version(folder, environ)) == VERSION:
             show(f"{NAME} is installed: {folder}")
             return folder
         if folder.exists():
@@ -230,7 +230,7 @@ def _remove(folder: Path) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def hold_alone(folder: Path) -> Iterator[None]:
     """Two set-ups at once would make half an environment each. Raises PreflightError."""
     lock = folder.with_name(f"{folder.name}.lock")
     try:

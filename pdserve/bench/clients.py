@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pdserve.bench import vllm_program
 from pdserve.bench.aiperf_environment import NAME as AIPERF
 from pdserve.bench.aiperf_environment import VERSION, installed_interpreter, put_into_cache
-from pdserve.bench.figures import RequestRecord, UnreadableResultError, last_line, of_vllm, possible
+from pdserve.bench.figures import RequestRecord, UnreadableResultError, last_line, of_vllm, require_possible
 from pdserve.bench.snapshot import Clocks
 from pdserve.bench.traces import RequestTrace, TraceFormat, first_sessions
 from pdserve.bench.workload import SESSION_HEADER, Load, Workload
@@ -202,7 +202,7 @@ def of_aiperf(
         try:
             raw: dict[str, Any] = json.loads(line)
             if raw["metadata"]["benchmark_phase"] == "profiling":
-                records.append(possible(_record(raw, clocks, asked)))
+                records.append(require_possible(_record(raw, clocks, asked)))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise UnreadableResultError(f"line {number}: {type(error).__name__}: {error}") from error
     return tuple(sorted(records, key=lambda record: record.started))

@@ -216,12 +216,12 @@ class Comparison(Frozen):
     @property
     def verdict(self) -> str:
         """Say in a few sentences what has changed."""
-        parts = [counted(self.changes) or "Nothing can be judged: see below."]
+        parts = [count_changes(self.changes) or "Nothing can be judged: see below."]
         parts += [STARTS_NOTE] if any(each.what == ANOTHER_START for each in self.differences) else []
         return " ".join(parts)
 
 
-def counted(changes: Sequence[FigureChange], where: str = "") -> str:
+def count_changes(changes: Sequence[FigureChange], where: str = "") -> str:
     """Return how many changes are real, in two sentences; empty where none can be judged. `where`: ` at 3 points`."""
     judged = [change for change in changes if change.judgement != "not judged" and not change.zero]
     if not judged:
@@ -229,7 +229,7 @@ def counted(changes: Sequence[FigureChange], where: str = "") -> str:
     real = [change for change in judged if change.judgement == "real"]
     text = f"{len(real) or 'None'} of {len(judged)} figures{where} changed by more than the noise over repeats"
     if real:
-        better, worse, neither = sides(real)
+        better, worse, neither = count_sides(real)
         text += f": B is better in {better} and worse in {worse} of them" + (
             f", neither in {neither}" if neither else ""
         )
@@ -252,7 +252,7 @@ def zeros(changes: Sequence[FigureChange]) -> Sequence[str]:
     return [change.figure for change in changes if change.zero]
 
 
-def sides(real: Sequence[FigureChange]) -> tuple[int, int, int]:
+def count_sides(real: Sequence[FigureChange]) -> tuple[int, int, int]:
     """Return how many changes are better, worse, and neither."""
     better, worse, neither = (sum(change.better is kind for change in real) for kind in (True, False, None))
     return better, worse, neither
@@ -293,7 +293,7 @@ def compare(a: BenchResult, b: BenchResult) -> Comparison:
     return Comparison(differences=tuple(differences), changes=tuple(changes), left_out=tuple(left_out))
 
 
-def judged(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, Judgement]:
+def judge_change(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, Judgement]:
     """The noise of the difference of two means, and whether the difference exceeds it and is no trifle."""
     if min(len(a), len(b)) < _FEWEST:
         return None, "not judged"
@@ -342,7 +342,7 @@ def _changes(load: str, a: Sequence[Measurement], b: Sequence[Measurement]) -> l
             [value for measurement in side if (value := figure.read(measurement)) is not None] for side in (a, b)
         )
         if left and right:
-            noise, judgement = judged(left, right)
+            noise, judgement = judge_change(left, right)
             changes.append(
                 FigureChange(
                     load=load,

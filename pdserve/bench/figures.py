@@ -66,7 +66,7 @@ def of_vllm(text: str) -> tuple[RequestRecord, ...]:
             strict=True,
         )
         return tuple(
-            possible(
+            require_possible(
                 RequestRecord(
                     started=float(started),
                     ok=not error and int(output) > 0,
@@ -84,7 +84,7 @@ def of_vllm(text: str) -> tuple[RequestRecord, ...]:
         raise UnreadableResultError(f"{type(error).__name__}: {error}") from error
 
 
-def possible(record: RequestRecord) -> RequestRecord:
+def require_possible(record: RequestRecord) -> RequestRecord:
     """Return the record. Raises ValueError where a number of it can be none: JSON of Python may hold NaN and
     Infinity."""
     took = {"ttft": record.ttft, "e2e": record.e2e, **{f"gap {n}": gap for n, gap in enumerate(record.gaps)}}
@@ -177,7 +177,7 @@ def figures(
     gaps = [gap for record in done for gap in record.gaps]
     inputs, outputs = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
     tpot, itl = _spread([r.tpot for r in done if r.tpot is not None]), _spread(gaps)
-    good = sum(keeps(record, slo) for record in done)
+    good = sum(keeps_limits(record, slo) for record in done)
 
     def per_second(count: float) -> float:
         return count / seconds if seconds > 0 else 0.0
@@ -207,7 +207,7 @@ def figures(
     )
 
 
-def keeps(record: RequestRecord, slo: Mapping[SloMetric, float]) -> bool:
+def keeps_limits(record: RequestRecord, slo: Mapping[SloMetric, float]) -> bool:
     """Return whether a request was answered within every limit. An answer of a single token has no TPOT and no gap."""
     took: dict[SloMetric, float | None] = {
         "ttft": record.ttft,

@@ -183,7 +183,7 @@ def growth(before: Counts, after: Counts) -> dict[str, float]:
     return {name: value - before.values.get(name, 0.0) for name, value in after.values.items()}
 
 
-def grown(before: Mapping[str, Counts], after: Mapping[str, Counts], names: Iterable[str]) -> dict[str, float]:
+def sum_growth(before: Mapping[str, Counts], after: Mapping[str, Counts], names: Iterable[str]) -> dict[str, float]:
     """Return what several processes have counted together; nothing when one could not be read, for what it has counted
     is not known."""
     together: dict[str, float] = {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pdserve.bench.figures import RequestRecord
-from pdserve.bench.snapshot import FAILED_TRANSFERS, DeploymentSnapshot, grown
+from pdserve.bench.snapshot import FAILED_TRANSFERS, DeploymentSnapshot, sum_growth
 from pdserve.bench.workload import Load, Workload
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import LmcacheServer, Plan
@@ -99,15 +99,15 @@ class Evidence:
 
     def counted_by(self, *names: str) -> dict[str, float]:
         """Return what these engines counted together."""
-        return grown(self.before.engines, self.after.engines, names)
+        return sum_growth(self.before.engines, self.after.engines, names)
 
     def caches(self, *names: str) -> dict[str, float]:
         """Return what these LMCache servers counted together; without a name, all of them."""
-        return grown(self.before.caches, self.after.caches, names or self.after.caches)
+        return sum_growth(self.before.caches, self.after.caches, names or self.after.caches)
 
     def proxy(self) -> dict[str, float]:
         """Return what the proxy counted."""
-        return grown({"proxy": self.before.proxy}, {"proxy": self.after.proxy}, ("proxy",))
+        return sum_growth({"proxy": self.before.proxy}, {"proxy": self.after.proxy}, ("proxy",))
 
 
 PROMPT_TOLERANCE = 0.02

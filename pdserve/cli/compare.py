@@ -18,7 +18,7 @@ from pdserve.cli.console import wide_console
 from pdserve.errors import StateError
 from pdserve.report.page import comparison_page, report_page, sweep_comparison_page
 from pdserve.report.pictures import Picture, change_pictures, check_matplotlib, pictures, pictures_of
-from pdserve.report.rows import judged, missing, point_of, read_report
+from pdserve.report.rows import add_objections, name_lacking_repeats, point_of, read_report
 from pdserve.run.directory import home
 from pdserve.sweep.compare import MeasuredPoint, SweepComparison, compare_sweeps, is_sweep, read_sweep
 
@@ -65,7 +65,7 @@ def _read_with_verdict(root: Path, which: str, name: str) -> tuple[BenchResult, 
     """Read a result with the verdict of the sweep that has made it, if one has; and a line for repeats that it
     lacks."""
     result, record = read_result(root, which), point_of(result_file(root, which).parent)
-    return judged(result, record), missing(name, result, record)
+    return add_objections(result, record), name_lacking_repeats(name, result, record)
 
 
 def _write_page(

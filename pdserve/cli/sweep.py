@@ -25,12 +25,12 @@ from pdserve.sweep.file import (
     constant_work,
     letters,
     load_sweep,
-    varied,
+    title_of_varied,
 )
 from pdserve.sweep.record import POINTS, PointRecord, SweepFolder, records_in
 from pdserve.sweep.resolve import Estimate, PlannedSweep, array_seconds, estimate, only, resolve
 from pdserve.sweep.run import SweepOptions, SweepRunner, to_run
-from pdserve.sweep.slurm import ArrayFollower, OnPoint, check_none_runs, scripts, submit_arrays, unfinished
+from pdserve.sweep.slurm import ArrayFollower, OnPoint, check_none_runs, list_unfinished, scripts, submit_arrays
 from pdserve.sweep.stale import StalePoints, is_measured_here, known_here, stale_points
 
 
@@ -106,11 +106,11 @@ def _conclude(
     out.print(Text(f"{valid} of {len(whole.points)} points are VALID{left}: {folder.path}"))
     out.print(Text(f"next: pdserve report {folder.path}"))
     here = [record for record in records if record.id in {point.id for point in planned.points}]
-    _raise_for_points(planned, here, unfinished(planned, folder, letters(whole.points), states, again), folder)
+    _raise_for_points(planned, here, list_unfinished(planned, folder, letters(whole.points), states, again), folder)
 
 
 def _show_unfinished(planned: PlannedSweep, folder: SweepFolder, out: RichConsole) -> None:
-    for line in unfinished(planned, folder, letters(planned.points), {}):
+    for line in list_unfinished(planned, folder, letters(planned.points), {}):
         out.print(Text(line, style="yellow"))
 
 
@@ -157,7 +157,7 @@ def _show_points(
     if same:
         out.print(Text(f"the same at all points: {', '.join(same)}"))
     for deployment, letter in short.items():
-        out.print(Text(f"{letter} {deployment.digest}: {varied(deployment, constant)}"))
+        out.print(Text(f"{letter} {deployment.digest}: {title_of_varied(deployment, constant)}"))
     for why, some_letters in _by_cause(planned, some, short).items():
         out.print(Text(f"a new start before each point, to empty the caches of {', '.join(some_letters)}: {why}"))
     with_work, with_repeats = len({p.work for p in points}) > 1, len({p.workload.repeats for p in points}) > 1

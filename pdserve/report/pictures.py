@@ -114,7 +114,7 @@ def new_axes(height: float = HEIGHT) -> Any:
     return axes
 
 
-def finished(
+def finish_picture(
     name: str,
     title: str,
     note: str,
@@ -127,7 +127,7 @@ def finished(
 ) -> Picture:
     """Finish a picture with `mark`, the count of what does not count, in the picture itself: a copy of it has the mark
     too."""
-    axes.set_title(f"{escaped(title, 52)}\n{mark}", fontsize=USUAL, color=WRONG if bad else INK)
+    axes.set_title(f"{wrap_label(title, 52)}\n{mark}", fontsize=USUAL, color=WRONG if bad else INK)
     axes.tick_params(colors=INK, labelsize=SMALL)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_color(INK)
@@ -151,13 +151,13 @@ def finished(
     return Picture(name, title, note, axes.figure, minor, lines)
 
 
-def counted(wrong: int, of: int, *, drawn: int | None = None) -> str:
-    """Return the mark for `finished`. `drawn`: how many of them are in the picture, if not all are."""
+def mark_wrong(wrong: int, of: int, *, drawn: int | None = None) -> str:
+    """Return the mark for `finish_picture`. `drawn`: how many of them are in the picture, if not all are."""
     text = f"{wrong} of {of} measurements INVALID" if wrong else f"all {of} measurements VALID"
     return text if drawn is None or drawn == of else f"{text} ({of - drawn} not drawn)"
 
 
-def escaped(text: str, columns: int = _LEGEND_COLUMNS) -> str:
+def wrap_label(text: str, columns: int = _LEGEND_COLUMNS) -> str:
     """Break a text into several lines. A dollar begins a formula for matplotlib."""
     wrapped = textwrap.fill(text, columns, max_lines=4, placeholder=" …", break_on_hyphens=False)
     return wrapped.replace("$", r"\$")
@@ -280,7 +280,7 @@ def _bars_picture(
     axes.set_xlabel(label)
     wrong, drawn = sum(not row.valid for row in rows), sum(row.answered for row in rows)
     note += " A bar is the mean of the VALID repeats of a load; a pale one is INVALID and in no mean."
-    return finished(name, title, note, axes, counted(wrong, len(rows), drawn=drawn), bad=bool(wrong))
+    return finish_picture(name, title, note, axes, mark_wrong(wrong, len(rows), drawn=drawn), bad=bool(wrong))
 
 
 def _places(bars: Sequence[Bar]) -> tuple[dict[float, str], list[float], float]:
@@ -289,7 +289,7 @@ def _places(bars: Sequence[Bar]) -> tuple[dict[float, str], list[float], float]:
     places, below, before = [], 0.0, ""
     for bar in bars:
         if bar.series != before:
-            head = escaped(bar.series)
+            head = wrap_label(bar.series)
             below += _HEAD * (1 + head.count("\n")) + _ABOVE
             heads[below] = head
             before = bar.series
@@ -451,7 +451,7 @@ def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], best
         if (curve := curves.get(series)) is None:
             continue
         colour, mark = _look(index)
-        label = escaped(names[series])
+        label = wrap_label(names[series])
         if means := curve.means:
             axes.plot(*zip(*means.values(), strict=True), color=colour, linewidth=1.5)
             each = [spot for some in curve.loads.values() for spot in some]
@@ -499,7 +499,7 @@ def _concurrencies(axes: Any, values: Sequence[int]) -> None:
 def _curves_picture(name: str, title: str, note: str, axes: Any, rows: Sequence[ReportRow]) -> Picture:
     wrong, drawn = sum(not row.valid for row in rows), sum(row.answered for row in rows)
     note += " Each mark is a repeat, a line goes through the means of the VALID ones; a red cross is INVALID."
-    return finished(name, title, note, axes, counted(wrong, len(rows), drawn=drawn), bad=bool(wrong))
+    return finish_picture(name, title, note, axes, mark_wrong(wrong, len(rows), drawn=drawn), bad=bool(wrong))
 
 
 def _short_load(row: ReportRow) -> str:
@@ -566,7 +566,7 @@ def _changes_picture(name: str, load: str, changes: Sequence[FigureChange]) -> P
     axes.set_xlabel("change from A to B, %")
     real = sum(each.judgement == "real" for each in shown)
     note = "A bar is the 99 % interval of the change: where it touches 0, there is no change to speak of."
-    return finished(name, load, note, axes, f"{real} of {len(shown)} changed by more than noise", bad=False)
+    return finish_picture(name, load, note, axes, f"{real} of {len(shown)} changed by more than noise", bad=False)
 
 
 def _kind(each: FigureChange) -> str:
@@ -612,11 +612,11 @@ def timeline_picture(number: int, of: Timeline) -> Picture:
     axes.set_xlabel("seconds since the start")
     axes.grid(axis="y", visible=False)
     wrong = sum(not each.valid for each in of.windows)
-    mark = counted(wrong, len(of.windows)) if of.windows else "nothing was measured on it"
+    mark = mark_wrong(wrong, len(of.windows)) if of.windows else "nothing was measured on it"
     if of.incidents:
         mark = f"{len(of.incidents)} incident{'s' if len(of.incidents) > 1 else ''}, {mark}"
     bad = bool(wrong or of.incidents or not of.windows)
-    return finished(
+    return finish_picture(
         f"timeline-{number}",
         f"Run {of.run_id}",
         f"On it: {of.of}.",

@@ -277,7 +277,7 @@ class ReportedResult:
         return f"recipe {_digest(self.result.provenance.recipe)}"
 
 
-def distinct(sources: Sequence[ReportedResult]) -> list[ReportedResult]:
+def name_apart(sources: Sequence[ReportedResult]) -> list[ReportedResult]:
     """Name the series apart, with more in the name of each one that has the same load twice, or several recipes in a
     folder: the folder, the recipe, then the point."""
     common = os.path.commonpath([source.folder.absolute() for source in sources]) if sources else ""
@@ -379,14 +379,14 @@ def point_of(folder: Path) -> PointRecord | None:
     return record if record.result == place.name else None
 
 
-def own(of_point: Sequence[Reason], of_measurements: Sequence[Sequence[Reason]]) -> tuple[Reason, ...]:
+def added_reasons(of_point: Sequence[Reason], of_measurements: Sequence[Sequence[Reason]]) -> tuple[Reason, ...]:
     """Return what the sweep has added to the verdicts of its measurements."""
     return tuple(reason for reason in of_point if not any(reason in some for some in of_measurements))
 
 
-def judged(result: BenchResult, record: PointRecord | None) -> BenchResult:
+def add_objections(result: BenchResult, record: PointRecord | None) -> BenchResult:
     """Return the result with what the sweep objects to at each measurement. Repeats that were not made are named by
-    `missing`."""
+    `name_lacking_repeats`."""
     wrong = [reason for reason in _added(result, record) if reason.check != _REPEATS]
     if not wrong:
         return result
@@ -403,14 +403,16 @@ def judged(result: BenchResult, record: PointRecord | None) -> BenchResult:
     return result.model_copy(update={"measurements": tuple(measurements)})
 
 
-def missing(name: str, result: BenchResult, record: PointRecord | None) -> tuple[str, ...]:
+def name_lacking_repeats(name: str, result: BenchResult, record: PointRecord | None) -> tuple[str, ...]:
     """Say in a line that repeats were not made. `name`: what the result is called."""
     texts = [reason.text for reason in _added(result, record) if reason.check == _REPEATS]
     return tuple(f"{name} lacks repeats, by which its point is INVALID ({_REPEATS}): {text}" for text in texts)
 
 
 def _added(result: BenchResult, record: PointRecord | None) -> tuple[Reason, ...]:
-    return () if record is None else own(record.reasons, [each.verdict.reasons for each in result.measurements])
+    return (
+        () if record is None else added_reasons(record.reasons, [each.verdict.reasons for each in result.measurements])
+    )
 
 
 @dataclass(frozen=True)
@@ -471,7 +473,7 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
     results: list[tuple[str, BenchResult]] = []
     rows: list[ReportRow] = []
     runs: list[KeptRun] = []
-    for source in distinct([source for folder in folders for source in _sources(folder)]):
+    for source in name_apart([source for folder in folders for source in _sources(folder)]):
         if source.run_id is not None and source.events is not None:
             runs.append(KeptRun(source.run_id, source.events, source.series))
         if source.result is not None:
@@ -539,8 +541,10 @@ def _varied(records: Iterable[PointRecord]) -> set[str]:
 def rows_of(series: str, result: BenchResult, record: PointRecord | None) -> list[ReportRow]:
     """A measurement counts only if its point does too. What the sweep itself objects to is shown at each."""
     verdicts = [each.verdict for each in result.measurements]
-    wrong = own(record.reasons, [verdict.reasons for verdict in verdicts]) if record is not None else ()
-    unchecked = own(record.unchecked, [verdict.unchecked for verdict in verdicts]) if record is not None else ()
+    wrong = added_reasons(record.reasons, [verdict.reasons for verdict in verdicts]) if record is not None else ()
+    unchecked = (
+        added_reasons(record.unchecked, [verdict.unchecked for verdict in verdicts]) if record is not None else ()
+    )
     rows = []
     for each in result.measurements:
         valid = each.verdict.valid and (record is None or record.status == "VALID")

@@ -16,8 +16,8 @@ from pdserve.bench.compare import (
     FigureChange,
     asked_of,
     compare,
-    counted,
-    sides,
+    count_changes,
+    count_sides,
     work_of,
 )
 from pdserve.bench.result import BenchResult, read_result
@@ -73,7 +73,7 @@ class PointPair(Frozen):
         real = [change for change in judged if change.judgement == "real"]
         if not real:
             return f"none of {len(judged)} figures changed by more than noise"
-        better, worse, neither = sides(real)
+        better, worse, neither = count_sides(real)
         text = f"{len(real)} of {len(judged)} figures changed: {better} better, {worse} worse"
         return f"{text}, {neither} neither" if neither else text
 
@@ -90,7 +90,7 @@ class SweepComparison(Frozen):
     def verdict(self) -> str:
         """Say in a few sentences what has changed."""
         changes = [change for pair in self.pairs for change in pair.changes]
-        parts = [counted(changes, f" at {len(self.pairs)} points") or "Nothing can be judged: see below."]
+        parts = [count_changes(changes, f" at {len(self.pairs)} points") or "Nothing can be judged: see below."]
         parts += [STARTS_NOTE] if any(each.difference.what == ANOTHER_START for each in self.differences) else []
         return " ".join(parts)
 

@@ -331,7 +331,7 @@ def constant_settings(points: Sequence[Point]) -> Settings:
     return tuple(pair for pair in (every[0] if every else ()) if all(pair in settings for settings in every))
 
 
-def varied(deployment: Variant, constant: Settings) -> str:
+def title_of_varied(deployment: Variant, constant: Settings) -> str:
     """Return those settings of a deployment that are not the same everywhere."""
     own = [f"{key}={value}" for key, value in deployment.settings if (key, value) not in constant]
     return ", ".join(own) or "the recipe as it is"

@@ -195,7 +195,7 @@ def _own_record(deployment: str, environ: Mapping[str, str]) -> TaskRecord:
 
 
 @contextmanager
-def recorded(folder: SweepFolder, deployment: str, environ: Mapping[str, str]) -> Iterator[None]:
+def record_task(folder: SweepFolder, deployment: str, environ: Mapping[str, str]) -> Iterator[None]:
     """The record of this process, with the error that ends the block. Raises StateError when it cannot be written."""
     record = _own_record(deployment, environ)
     file = folder.path / _TASKS / f"{deployment}.json"
@@ -213,7 +213,7 @@ def recorded(folder: SweepFolder, deployment: str, environ: Mapping[str, str]) -
 
 
 @contextmanager
-def alone(folder: SweepFolder, deployments: tuple[str, ...]) -> Iterator[None]:
+def hold_deployments(folder: SweepFolder, deployments: tuple[str, ...]) -> Iterator[None]:
     """Holds the locks of these deployments; the kernel lets go of them when this process dies, however it dies. Raises
     StateError when another process runs one of them."""
     with ExitStack() as stack:
@@ -224,7 +224,7 @@ def alone(folder: SweepFolder, deployments: tuple[str, ...]) -> Iterator[None]:
 
 
 @contextmanager
-def only_sweep(root: Path, name: str, environ: Mapping[str, str]) -> Iterator[None]:
+def hold_name(root: Path, name: str, environ: Mapping[str, str]) -> Iterator[None]:
     """Holds the lock of a deployment's name: what runs under it is of no other sweep that lives. A sweep of an edited
     recipe has other ids and the same name. Raises StateError when another sweep has it."""
     file = root / name / _NAME_LOCK
@@ -363,7 +363,7 @@ def not_own(why: str) -> Reason:
     return Reason(check=_CHECK, text=why)
 
 
-def measured(
+def judge_point(
     point: Point,
     result: BenchResult,
     own: OwnDeployment,
@@ -394,7 +394,9 @@ def measured(
     )
 
 
-def failed(point: Point, check: str, error: PdserveError, *, run_id: str | None, seconds: float = 0.0) -> PointRecord:
+def record_failure(
+    point: Point, check: str, error: PdserveError, *, run_id: str | None, seconds: float = 0.0
+) -> PointRecord:
     """Make the record of a point without a result."""
     return record_of(point, [Reason(check=check, text=error.render())], [], run_id=run_id, seconds=seconds)
 

@@ -29,15 +29,15 @@ from pdserve.sweep.record import (
     OwnDeployment,
     PointRecord,
     SweepFolder,
-    alone,
-    failed,
+    hold_deployments,
+    hold_name,
     job_of,
+    judge_point,
     keep_start,
-    measured,
     not_own,
-    only_sweep,
+    record_failure,
     record_of,
-    recorded,
+    record_task,
 )
 from pdserve.sweep.resolve import PlannedSweep, set_of
 from pdserve.system.stop_signals import interruptible, run_to_its_end
@@ -110,11 +110,11 @@ class SweepRunner:
         if not groups:
             return
         with (
-            alone(self.folder, tuple(deployment.digest for deployment, _ in groups)),
-            only_sweep(self.root, self.planned.name, os.environ),
+            hold_deployments(self.folder, tuple(deployment.digest for deployment, _ in groups)),
+            hold_name(self.root, self.planned.name, os.environ),
         ):
             for deployment, its_points in groups:
-                with recorded(self.folder, deployment.digest, os.environ):
+                with record_task(self.folder, deployment.digest, os.environ):
                     _check_clients(its_points)
                     self._end_former()
                     self._measure_all(deployment, its_points)
@@ -256,7 +256,7 @@ class SweepRunner:
         own = start.own
         if own is None:
             assert start.error is not None
-            return failed(point, "start", start.error, run_id=start.failed_run)
+            return record_failure(point, "start", start.error, run_id=start.failed_run)
         began = time.monotonic()
         attempt = new_run_id()  # the salt of its prompts is made of it: it is new in every attempt
         try:
@@ -282,8 +282,8 @@ class SweepRunner:
             raise KeyboardInterrupt from stop
         except PdserveError as error:
             check = EMPTY_CACHE if isinstance(error, NotEmptiedError) else "measurement"
-            return failed(point, check, error, run_id=self._run_id(), seconds=time.monotonic() - began)
-        return measured(
+            return record_failure(point, check, error, run_id=self._run_id(), seconds=time.monotonic() - began)
+        return judge_point(
             point,
             result,
             own,

@@ -182,7 +182,7 @@ class ArrayFollower:
         return any(p.id not in self.known for p in self.planned.points if p.deployment.digest in ended)
 
 
-def unfinished(
+def list_unfinished(
     planned: PlannedSweep,
     folder: SweepFolder,
     names: Mapping[Variant, str],

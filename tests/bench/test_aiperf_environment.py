@@ -71,7 +71,7 @@ def test_it_is_made_once_with_progress_re_used_and_made_anew_when_it_is_not_whol
     (package,) = folder.glob("lib/*/site-packages/aiperf/cli.py")
     package.unlink()
     assert "is not whole: it is made anew" in make()[1][0]
-    assert environment.made(folder)
+    assert environment.is_made(folder)
     assert package.exists()
 
 
@@ -90,7 +90,7 @@ def test_an_index_without_it_is_named_with_the_end_of_the_log(index: Path) -> No
     assert "does not have a pinned version" in str(error.cause)
     assert "PIP_INDEX_URL" in str(error.todo)
     assert any("No matching distribution" in line for line in error.evidence)
-    assert not environment.made(environment.place(os.environ))
+    assert not environment.is_made(environment.place(os.environ))
 
 
 def test_a_disk_without_room_is_refused_before_the_download(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +107,9 @@ def test_a_cache_folder_that_cannot_be_made_is_named(index: Path, monkeypatch: p
 
 def test_two_set_ups_at_once_do_not_share_a_folder(index: Path) -> None:
     folder = environment.place(os.environ)
-    with environment.alone(folder):
+    with environment.hold_alone(folder):
         assert "another pdserve installs" in refused().what
-    with environment.alone(folder):
+    with environment.hold_alone(folder):
         assert not folder.exists()
 
 
@@ -121,7 +121,7 @@ def test_a_stop_ends_the_step_that_runs_too(index: Path, signum: signal.Signals)
     wait_until("venv has begun", lambda: list(cache.glob("aiperf-*/pyvenv.cfg")), LINE_SECONDS)
     command.popen.send_signal(signum)
     assert command.finish() == 128 + signum, command.output
-    assert not any(map(environment.made, cache.glob("aiperf-*")))
+    assert not any(map(environment.is_made, cache.glob("aiperf-*")))
 
 
 def test_other_pins_are_another_environment(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.aiperf_environment import NAME, made, place
+from pdserve.bench.aiperf_environment import NAME, is_made, place
 from tests.bench.kit import bench, reasons, serving_at
 from tests.launch.deployment import REPOSITORY, Deployment
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(not made(place(os.environ)), reason=f"{NAME} is not installed: pdserve bench --setup"),
+    pytest.mark.skipif(not is_made(place(os.environ)), reason=f"{NAME} is not installed: pdserve bench --setup"),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.compare import beyond, compare, judged, keys_of, quantile
+from pdserve.bench.compare import beyond, compare, judge_change, keys_of, quantile
 from pdserve.bench.figures import figures
 from pdserve.bench.result import BenchResult, Measurement, Provenance, Window, new_folder, read_result
 from pdserve.bench.sampling import Peaks
@@ -102,12 +102,12 @@ def test_single_measurements_are_never_called_a_change() -> None:
 
 
 def test_a_trifle_is_no_change_even_where_the_repeats_do_not_spread() -> None:
-    assert judged([1.0, 1.0], [1.0000001, 1.0000001]) == (0.0, "within noise")
-    assert judged([1.0, 1.0], [1.0009, 1.0009])[1] == "within noise"
-    assert judged([1.0, 1.0], [1.002, 1.002])[1] == "real"
-    assert judged([0.0, 0.0], [3.0, 3.0])[1] == "real", "of nothing to something"
-    assert judged([-1.0, -1.0], [-1.5, -1.5])[1] == "real"
-    assert judged([1.0, 1.0], [1.0, 1.0]) == (0.0, "within noise")
+    assert judge_change([1.0, 1.0], [1.0000001, 1.0000001]) == (0.0, "within noise")
+    assert judge_change([1.0, 1.0], [1.0009, 1.0009])[1] == "within noise"
+    assert judge_change([1.0, 1.0], [1.002, 1.002])[1] == "real"
+    assert judge_change([0.0, 0.0], [3.0, 3.0])[1] == "real", "of nothing to something"
+    assert judge_change([-1.0, -1.0], [-1.5, -1.5])[1] == "real"
+    assert judge_change([1.0, 1.0], [1.0, 1.0]) == (0.0, "within noise")
 
 
 def test_invalid_repeats_are_left_out_and_named() -> None:
@@ -315,6 +315,6 @@ def test_the_share_beyond_is_that_of_the_table(t: float, freedom: float, share: 
 
 def test_two_repeats_of_each_side_have_their_own_degrees_of_freedom() -> None:
     """Variances 0.5 and 0.605 of two: Welch has 1.9821, not 1; the half of the interval is SciPy's."""
-    noise, judgement = judged([100.0, 101.0], [130.0, 131.1])
+    noise, judgement = judge_change([100.0, 101.0], [130.0, 131.1])
     assert noise == pytest.approx(7.4902851641841455, rel=1e-6)
     assert judgement == "real"

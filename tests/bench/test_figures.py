@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from pdserve.bench.figures import figures, keeps
+from pdserve.bench.figures import figures, keeps_limits
 from pdserve.bench.workload import Load, SloMetric
 from pdserve.cli import bench as bench_options
 from tests.bench.evidence import record
@@ -80,7 +80,7 @@ def test_chunks_of_several_tokens_are_seen() -> None:
 ])  # fmt: skip
 def test_a_request_is_good_when_it_keeps_the_limit(metric: SloMetric, limit: float, kept: bool) -> None:
     gaps = (0.01,) * 8 + (0.1,) if metric == "itl" else (0.01,) * 9
-    assert keeps(record(gaps=gaps), {metric: limit}) is kept
+    assert keeps_limits(record(gaps=gaps), {metric: limit}) is kept
 
 
 def test_lists_of_loads() -> None:

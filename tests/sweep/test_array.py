@@ -21,16 +21,16 @@ from pdserve.sweep.record import (
     ArrayRecord,
     SweepFolder,
     TaskRecord,
-    alone,
     arrays_of,
-    only_sweep,
-    recorded,
+    hold_deployments,
+    hold_name,
+    record_task,
     task_of,
     write_array,
 )
 from pdserve.sweep.resolve import only, resolve
 from pdserve.sweep.run import SweepOptions
-from pdserve.sweep.slurm import check_none_runs, scripts, submit_arrays, unfinished
+from pdserve.sweep.slurm import check_none_runs, list_unfinished, scripts, submit_arrays
 from tests.sweep.array_golden import FILE, array_script, member
 from tests.sweep.kit import CROSS, RECIPE, SWEEP, planned, record
 from tests.tables import each_row
@@ -168,7 +168,7 @@ def test_a_record_has_the_job_and_why_it_ended(tmp_path: Path) -> None:
     seen: list[TaskRecord | None] = []
 
     def fail() -> None:
-        with recorded(folder, "aaaa", job):
+        with record_task(folder, "aaaa", job):
             seen.append(task_of(folder, "aaaa"))
             raise StateError("no room")
 
@@ -185,25 +185,25 @@ def test_a_record_has_the_job_and_why_it_ended(tmp_path: Path) -> None:
 
 def test_a_deployment_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
-    with alone(folder, ("aaaa",)):
-        with pytest.raises(StateError, match="measured by another process"), alone(folder, ("bbbb", "aaaa")):
+    with hold_deployments(folder, ("aaaa",)):
+        with pytest.raises(StateError, match="measured by another process"), hold_deployments(folder, ("bbbb", "aaaa")):
             pass
-        with alone(folder, ("bbbb",)):
+        with hold_deployments(folder, ("bbbb",)):
             pass
-    with alone(folder, ("aaaa",)):
+    with hold_deployments(folder, ("aaaa",)):
         pass
 
 
 def test_a_name_is_of_one_sweep_at_a_time_whatever_its_deployments_are(tmp_path: Path) -> None:
     job = {"SLURM_JOB_ID": "14"}
-    with only_sweep(tmp_path, "small", job):
-        with pytest.raises(StateError) as raised, only_sweep(tmp_path, "small", {}):
+    with hold_name(tmp_path, "small", job):
+        with pytest.raises(StateError) as raised, hold_name(tmp_path, "small", {}):
             pass
         assert "small is measured by another sweep now" in raised.value.render()
         assert "job 14 on " in raised.value.render()
-        with only_sweep(tmp_path, "small-aaaaaa", {}):
+        with hold_name(tmp_path, "small-aaaaaa", {}):
             pass
-    with only_sweep(tmp_path, "small", {}):
+    with hold_name(tmp_path, "small", {}):
         pass
 
 
@@ -211,10 +211,10 @@ def test_a_task_that_has_left_points_behind_is_named_with_job_log_and_reason(tmp
     made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
     (first, its_points), (second, _) = by_deployment(made.points)
     names = letters(made.points)
-    assert unfinished(made, folder, names, {}) == [], "nothing was tried"
+    assert list_unfinished(made, folder, names, {}) == [], "nothing was tried"
     write_array(folder, ArrayRecord(job="12", deployments=(first.digest, second.digest), submitted=1.0))
     folder.write(its_points[0], record(its_points[0], 1.0))
-    with pytest.raises(KeyboardInterrupt), recorded(folder, first.digest, {"SLURM_JOB_ID": "12"}):
+    with pytest.raises(KeyboardInterrupt), record_task(folder, first.digest, {"SLURM_JOB_ID": "12"}):
         raise KeyboardInterrupt
     mine = task_of(folder, first.digest)
     assert mine is not None
@@ -224,17 +224,17 @@ def test_a_task_that_has_left_points_behind_is_named_with_job_log_and_reason(tmp
         "12_0": SlurmTask(0, "TIMEOUT", "None", 0, Path("/jobs/12_0.out")),
         "12_1": SlurmTask(1, "NODE_FAIL", "NodeDown", 137, Path("/jobs/12_1.out")),
     }
-    one, other = unfinished(made, folder, names, states)
+    one, other = list_unfinished(made, folder, names, states)
     assert one.startswith("A: 1 of 2 points were not measured: job 12_0 on ")
     assert "log /jobs/12_0.out; timeout; it was stopped: by Ctrl-C, scancel, or the job's time limit" in one
     assert other.startswith("B: 2 of 2 points were not measured: job 12_1; log /jobs/12_1.out; node_fail (NodeDown)")
     # Of one that failed before it wrote a record, the log has the reason.
     (tmp_path / "12_1.out").write_text("to run: 2 points\nerror: s.yaml: --only: no such deployment\n  what to do: x\n")
     failed = {"12_1": SlurmTask(1, "FAILED", "NonZeroExitCode", 2, tmp_path / "12_1.out")}
-    assert "exit code 2; s.yaml: --only: no such deployment" in unfinished(made, folder, names, failed)[1]
+    assert "exit code 2; s.yaml: --only: no such deployment" in list_unfinished(made, folder, names, failed)[1]
     # Of an earlier array that did come so far, nothing is said of the later one.
     write_array(folder, ArrayRecord(job="13", deployments=(first.digest,), submitted=mine.began + 1))
-    assert "job 13_0; it has written nothing" in unfinished(made, folder, names, {})[0]
+    assert "job 13_0; it has written nothing" in list_unfinished(made, folder, names, {})[0]
     assert [array.job for array in arrays_of(folder)] == ["12", "13"]
 
 

@@ -15,7 +15,7 @@ from pdserve.errors import StateError
 from pdserve.sweep.compare import MeasuredPoint, compare_sweeps, read_sweep
 from pdserve.sweep.file import Point, Settings, Variant
 from pdserve.sweep.record import OwnDeployment, PointRecord, SweepFolder
-from pdserve.sweep.record import measured as judged_point
+from pdserve.sweep.record import judge_point as judged_point
 from tests.bench.evidence import healthy
 from tests.bench.test_compare import INVALID, measured, result
 from tests.report import results
