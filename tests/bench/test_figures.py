@@ -81,6 +81,7 @@ def test_chunks_of_several_tokens_are_seen() -> None:
 def test_a_request_is_good_when_it_keeps_the_limit(metric: SloMetric, limit: float, kept: bool) -> None:
     gaps = (0.01,) * 8 + (0.1,) if metric == "itl" else (0.01,) * 9
     assert keeps_limits(record(gaps=gaps), {metric: limit}) is kept
+    assert not keeps_limits(record(gaps=gaps, ok=False), {metric: limit})
 
 
 def test_lists_of_loads() -> None:

@@ -169,6 +169,16 @@ def test_a_record_that_others_can_write_is_not_believed(tmp_path: Path) -> None:
     assert "can be written by others" in only(run).evidence[0].text
 
 
+def test_hostile_lines_of_a_log_stay_evidence(tmp_path: Path) -> None:
+    line = "\x1b]52;c;ZXZpbA==\x07" + "x" * 100_000
+    run = run_dir(
+        tmp_path,
+        logs={"decode-0": [line, "\x1b[31mE1 OSError: [Errno 28] No space left on device"]},
+        events=[died("decode-0", 1)],
+    )
+    assert "disk is full" in only(run).cause
+
+
 def test_numbers_that_no_run_has_hide_no_other_cause(tmp_path: Path) -> None:
     late = {"event": "late", "name": "proxy", "seconds": 10**400, "last_answer": "none", "diagnostics": "d"}
     requests = ['{"status": 503, "queue_ms": ' + "9" * 400 + "}", "[" * 5000, '{"a":' * 900]

@@ -201,6 +201,16 @@ def test_refusals_name_the_pool_that_is_full(tmp_path: Path) -> None:
     assert diagnosis.evidence[0].at == "2026-11-24T11:57:21.732Z"
 
 
+def test_a_refusal_by_a_clients_own_limit_is_no_fault(tmp_path: Path) -> None:
+    line = request(429, error="The limit of this API key is 3 requests in flight.")
+    assert rules(run_dir(tmp_path, logs={"proxy": [line]})) == set()
+
+
+def test_json_lines_of_the_proxy_are_read_too(tmp_path: Path) -> None:
+    line = '{"request_id":"a","path":"/v1/completions","status":502,"outcome":"error","error":"decode-0 failed"}'
+    assert only(run_dir(tmp_path, logs={"proxy": [line, '{"torn', "{}", "[]"]})).rule == "requests-failed"
+
+
 def test_errors_are_grouped_by_what_the_client_was_told(tmp_path: Path) -> None:
     lines = [request(502, error="decode-0 failed (HTTP 500)")] * 3 + [request(503, error="no prefill is ready")]
     first, second = diagnosed(run_dir(tmp_path, logs={"proxy": lines}))

@@ -75,6 +75,11 @@ class TestScore:
         with pytest.raises(NotProvenError, match="cannot be read"):
             read_score(document, None, "results.json")
 
+    def test_a_group_of_tasks_is_not_one_score(self) -> None:
+        group = results(**{"acc,none": 1}) | {"results": {"mmlu": {"acc,none": 0.5}, "mmlu_law": {"acc,none": 0.4}}}
+        with pytest.raises(NotProvenError, match="of 2 tasks"):
+            read_score(group | {"n-samples": {}}, None, "results.json")
+
 
 class TestVerdict:
     def verdict(self, *scores: float, threshold: float = 0.5) -> EvalVerdict:

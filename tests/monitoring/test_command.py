@@ -47,6 +47,11 @@ def test_a_recipe_of_one_node_needs_no_deployment(tmp_path: Path) -> None:
     }
 
 
+def test_overrides_count(tmp_path: Path) -> None:
+    monitoring(TINY, "--set", "ports.decode=8300", "--out", tmp_path)
+    assert "127.0.0.1:8300" in (tmp_path / "prometheus.yml").read_text()
+
+
 def test_a_part_that_the_recipe_does_not_have_has_no_panel_and_no_alert(tmp_path: Path) -> None:
     monitoring(ROOT / "recipes" / "tiny-cpu-nixl.yaml", "--out", tmp_path)
     rows = [panel["title"] for panel in json.loads((tmp_path / "dashboard.json").read_text())["panels"]]

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdserve.monitoring.prometheus import prometheus_yml, scrape
+from pdserve.monitoring.prometheus import ScrapeTarget, prometheus_yml, scrape
 from pdserve.plan.model import Plan
 from pdserve.recipe.model import Recipe
 from tests.monitoring.test_expressions import RECORDED, exported_by_the_proxy
@@ -69,6 +69,10 @@ def test_a_proxy_with_tls_is_asked_over_it() -> None:
 
 def test_vllm_router_has_its_figures_on_a_port_of_their_own() -> None:
     assert targets(shipped_plan("tiny-cpu-router"))["proxy"].startswith("vllm-router 127.0.0.1:29")
+
+
+def test_an_address_of_ipv6_is_in_brackets() -> None:
+    assert ScrapeTarget("vllm", "prefill-0", "a", "2001:db8::1", 8100).address == "[2001:db8::1]:8100"
 
 
 def written(planned: Plan) -> dict[str, list[dict[str, object]]]:
