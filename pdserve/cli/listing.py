@@ -10,7 +10,7 @@ import typer
 from pdserve.errors import NotOursError, StateError
 from pdserve.printable import printable, size_text
 from pdserve.run.directory import RunDir, deployments, home, phase_now
-from pdserve.run.retention import Removed, prune_all
+from pdserve.run.retention import RemovedRun, prune_all
 
 
 def _phase_now(run_dir: RunDir) -> dict[str, str]:
@@ -54,7 +54,7 @@ def prune(*, as_json: bool, dry_run: bool) -> None:
         raise typer.Exit(StateError.exit_code)
 
 
-def _row(run: Removed, *, dry_run: bool) -> dict[str, str | int | bool | None]:
+def _row(run: RemovedRun, *, dry_run: bool) -> dict[str, str | int | bool | None]:
     return {
         "run": str(run.path),
         "bytes": run.size,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.doctor.redaction import REMOVED, redacted, redacted_json
+from pdserve.doctor.redaction import REMOVED, redact, redact_json
 from pdserve.errors import StateError
 from pdserve.logs.lines import read_from
 from pdserve.run.directory import RunDir
@@ -133,15 +133,15 @@ def _redact_member(name: str, text: str, known: tuple[str, ...], *, cut: bool) -
     if ".jsonl" in name:
         clean = "\n".join(_redacted_json(line, known) for line in text.split("\n"))
     else:
-        clean = _redacted_json(text, known) if name.endswith(".json") else redacted(text, known)
+        clean = _redacted_json(text, known) if name.endswith(".json") else redact(text, known)
     return Member(name, clean.encode(), max(clean.count(REMOVED) - text.count(REMOVED), 0), cut)
 
 
 def _redacted_json(text: str, known: tuple[str, ...]) -> str:
     try:
-        return redacted_json(text, known)
+        return redact_json(text, known)
     except ValueError:
-        return redacted(text, known)  # torn, or the line that says how much is left out
+        return redact(text, known)  # torn, or the line that says how much is left out
 
 
 def _ends(file: Path, size: int) -> bytes:

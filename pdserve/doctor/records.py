@@ -118,7 +118,7 @@ class Diagnosis:
         return asdict(self)
 
 
-def merged(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
+def merge_diagnoses(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
     """Merge the same cause of several processes, or of one several times, into one entry, in the order of the first."""
     kept: dict[tuple[str, str, str, str], Diagnosis] = {}
     for each in diagnoses:
@@ -198,7 +198,7 @@ def value_at(recipe: Mapping[str, Any], key: str) -> Any:
     return here
 
 
-def filled(setting: str, records: RunRecords) -> str:
+def fill_setting(setting: str, records: RunRecords) -> str:
     """`KEY=VALUE` of `KEY=VALUE`, of `KEY*2` (twice of what the run had, and not less than the default) and of `KEY+1`;
     empty where what it had is not known, and where the run had that value already."""
     key, change, value = _CHANGE.split(setting, maxsplit=1) if setting else ("", "=", "")

@@ -110,7 +110,7 @@ _SHORT = 8
 """A known secret that is shorter is removed only where it stands as a word."""
 
 
-def redacted(text: str, known: Collection[str] = ()) -> str:
+def redact(text: str, known: Collection[str] = ()) -> str:
     """Return the text without colours and with REMOVED in place of each secret. `known`: secrets by their value."""
     text = _COLOUR.sub("", text)
     as_json = {json.dumps(each, ensure_ascii=ascii_only)[1:-1] for each in known for ascii_only in (True, False)}
@@ -122,8 +122,8 @@ def redacted(text: str, known: Collection[str] = ()) -> str:
     return text
 
 
-def redacted_json(text: str, known: Collection[str] = ()) -> str:
-    """Return the JSON document with REMOVED for each value of a secret's name, and `redacted` texts elsewhere.
+def redact_json(text: str, known: Collection[str] = ()) -> str:
+    """Return the JSON document with REMOVED for each value of a secret's name, and redacted texts elsewhere.
 
     Raises ValueError where it is not JSON.
     """
@@ -131,7 +131,7 @@ def redacted_json(text: str, known: Collection[str] = ()) -> str:
     def clean(data: Any, *, secret: bool = False) -> Any:
         match data:
             case dict():
-                return {redacted(key, known): clean(value, secret=_is_secret(key)) for key, value in data.items()}
+                return {redact(key, known): clean(value, secret=_is_secret(key)) for key, value in data.items()}
             case list():
                 flags = [isinstance(each, str) and each.startswith("--") and _is_secret(each) for each in data]
                 before = [False, *flags]
@@ -141,7 +141,7 @@ def redacted_json(text: str, known: Collection[str] = ()) -> str:
             case _ if secret:
                 return REMOVED
             case str():
-                return redacted(data, known)
+                return redact(data, known)
         return data
 
     try:

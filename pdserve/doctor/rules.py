@@ -20,9 +20,9 @@ from pdserve.doctor.records import (
     events_of,
     evidence_of,
     fewer_sequences,
-    filled,
+    fill_setting,
     less_memory,
-    merged,
+    merge_diagnoses,
     number,
     text,
     value_at,
@@ -290,7 +290,7 @@ def symptoms(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosi
                 seen.hint.cause,
                 seen.hint.todo,
                 (seen.first,),
-                setting=filled(seen.symptom.setting, records),
+                setting=fill_setting(seen.symptom.setting, records),
                 times=seen.times,
             )
 
@@ -324,7 +324,7 @@ def full_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagno
                 f"up to {max(load.waiting for load in full)} requests waited while its KV memory was full",
                 f"add instances of {log.role}, or give it more KV memory (gpu-memory-utilization, more devices)",
                 tuple(log.evidence(load.text) for load in full),
-                setting=filled(f"{log.role}.instances+1", records),
+                setting=fill_setting(f"{log.role}.instances+1", records),
                 times=len(full),
             )
 
@@ -345,7 +345,7 @@ def starved_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Dia
             f"requests wait at every {busy} while {idle} has nothing to do: {busy} is too small for this load",
             f"move instances from {idle} to {busy}, or add instances of {busy}",
             tuple(evidence),
-            setting=filled(f"{busy}.instances+1", records),
+            setting=fill_setting(f"{busy}.instances+1", records),
         )
 
 
@@ -417,7 +417,7 @@ def busy_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagno
 def _busy_pool(
     records: RunRecords, process: str, pool: str, count: int, evidence: tuple[EvidenceLine, ...]
 ) -> Diagnosis:
-    more = filled(f"{pool}.instances+1", records)
+    more = fill_setting(f"{pool}.instances+1", records)
     return Diagnosis(
         "pool-busy",
         (process,),
@@ -625,7 +625,7 @@ def _evictions(records: RunRecords, logs: Sequence[LogFacts]) -> _Reason | None:
         "its L1 is too small: chunks are evicted before their prompt comes again",
         "give it more memory, if the host has it, or a second level (lmcache.l2)",
         tuple((*lines, *figures)[:2]),
-        filled("lmcache.l1_size_gb*2", records),
+        fill_setting("lmcache.l1_size_gb*2", records),
     )
 
 
@@ -793,4 +793,4 @@ RULES: tuple[Rule, ...] = (
 def diagnose(records: RunRecords, logs: Iterable[ProcessLog]) -> list[Diagnosis]:
     """Every cause that a rule sees, each once. Of each log only what the rules ask for is kept in memory."""
     facts = [reduced(log) for log in logs]
-    return merged(each for rule in RULES for each in rule(records, facts))
+    return merge_diagnoses(each for rule in RULES for each in rule(records, facts))

@@ -118,14 +118,14 @@ class StatusView:
 
 def look(run: RunDir) -> StatusView:
     """Reads the run directory and asks the live endpoints; what does not answer has the reason in its row."""
-    view = recorded(run)
+    view = read_recorded(run)
     if not view.launcher_lives:
         return view
     reports = asyncio.run(_ask(run, view))
     return replace(view, engines=reports.engines, caches=reports.caches, stores=reports.stores, proxy=reports.proxy)
 
 
-def recorded(run: RunDir) -> StatusView:
+def read_recorded(run: RunDir) -> StatusView:
     """Return the view by the run directory and the PIDs of this machine alone; no endpoint is asked."""
     state, plan = run.read_state(), run.read_plan()
     alive = lives(run, state)

@@ -26,7 +26,7 @@ from pdserve.observe.metrics import (
     store_figures,
     total,
 )
-from pdserve.observe.status import Endpoints, StatusView, endpoint_client, endpoints, recorded
+from pdserve.observe.status import Endpoints, StatusView, endpoint_client, endpoints, read_recorded
 from pdserve.pd.telemetry.metrics_page import PREFIX
 from pdserve.run.directory import RunDir, find
 
@@ -339,11 +339,11 @@ class DeploymentWatch:
         self._events: deque[dict[str, Any]] = deque(maxlen=_KEPT_EVENTS)
 
     def look(self) -> Frame:
-        """Asks everything once. Raises what `find` and `recorded` raise."""
+        """Asks everything once. Raises what `find` and `read_recorded` raise."""
         run = find(self._root, self._name)
         if run.path != self._run.path:
             self._begin(run)
-        view = recorded(run)
+        view = read_recorded(run)
         at = endpoints(view) if view.launcher_lives else Endpoints({}, {}, {}, None)
         pages = asyncio.run(self._pages(view, at))
         self._window.add(time.monotonic(), pages)

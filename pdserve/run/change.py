@@ -40,7 +40,7 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
     changed = {
         process.name
         for process in new.processes
-        if process.name not in living or not runs_on(old[process.name], process)
+        if process.name not in living or not can_run_on(old[process.name], process)
     }
     changed |= _after_setup(new, changed)
     # A process of an instance meets the others while all of them start, and never again.
@@ -65,7 +65,7 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
     )
 
 
-def runs_on(running: Process, new: Process) -> bool:
+def can_run_on(running: Process, new: Process) -> bool:
     """Return whether a process that runs need not be started again to be the new one. The proxy's configuration names
     its workers, but while it runs the launcher tells it which there are (`Fleet.adopt`)."""
     return _without_control(new) == _without_control(running)

@@ -32,7 +32,7 @@ def forget(run: RunDir, process: str) -> None:
             path.unlink()
 
 
-def lacking(process: Process, run: RunDir) -> list[str]:
+def list_lacking(process: Process, run: RunDir) -> list[str]:
     """Return what keeps an engine that is healthy from being proven patched, one sentence each; none: it is."""
     if process.ranks is None or process.probe is None:
         return []
@@ -45,7 +45,7 @@ def unpatched(plan: Plan, run: RunDir, names: Iterable[str]) -> StartError | Non
     """The error of the first of these engines that does not run with its patches."""
     for name in names:
         process = plan.process(name)
-        if problems := lacking(process, run):
+        if problems := list_lacking(process, run):
             return StartError(
                 f"{process.role} is healthy, but not every process of it runs with its patches",
                 where=f"{name}@{process.node}",

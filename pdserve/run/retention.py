@@ -89,7 +89,7 @@ _EVERYTHING_STAYS = Retention(runs=0, days=0)
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemovedRun:
     """One run."""
 
     path: Path
@@ -105,7 +105,7 @@ def rule_of(deployment: Path) -> Retention:
     return RunDir(deployment / "current").read_plan().retention
 
 
-def prune_all(root: Path, *, dry_run: bool = False) -> list[Removed]:
+def prune_all(root: Path, *, dry_run: bool = False) -> list[RemovedRun]:
     """`prune` of every deployment of this home, each by its own rule. Raises StateError."""
     try:
         folders = sorted(root.iterdir()) if root.is_dir() else []
@@ -114,14 +114,14 @@ def prune_all(root: Path, *, dry_run: bool = False) -> list[Removed]:
     return [removed for folder in folders if is_ours(folder) for removed in _prune_by_its_rule(folder, dry_run)]
 
 
-def _prune_by_its_rule(deployment: Path, dry_run: bool) -> list[Removed]:
+def _prune_by_its_rule(deployment: Path, dry_run: bool) -> list[RemovedRun]:
     """Prune a deployment by its own rule. Without one that can be read every run stays: its recipe may keep all of
     them."""
     try:
         return prune(deployment, rule_of(deployment), dry_run=dry_run)
     except (StateError, NotOursError) as error:
         others = prune(deployment, _EVERYTHING_STAYS, dry_run=dry_run)
-        return [*others, Removed(deployment, 0, _not_known(error))] if _has_old(deployment) else others
+        return [*others, RemovedRun(deployment, 0, _not_known(error))] if _has_old(deployment) else others
 
 
 def _has_old(deployment: Path) -> bool:
@@ -140,7 +140,7 @@ def _not_known(error: StateError | NotOursError) -> str:
     )
 
 
-def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[Removed]:
+def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[RemovedRun]:
     """Removes the old runs of one deployment, the oldest first. What cannot be removed is among the results.
     `dry_run`: only looks."""
     if not is_ours(deployment):
@@ -151,7 +151,7 @@ def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[R
         interrupted = [path for path in sorted(deployment.iterdir()) if _is_being_removed(path.name) and is_ours(path)]
         old = _old_runs(deployment, rule)
     except OSError as error:
-        return [Removed(deployment, 0, str(error))]
+        return [RemovedRun(deployment, 0, str(error))]
     return [_remove(path, dry_run=dry_run) for path in (*interrupted, *old)]
 
 
@@ -202,19 +202,19 @@ def _may_live(run: RunDir, written: float) -> bool:
     )
 
 
-def _remove(path: Path, *, dry_run: bool) -> Removed:
+def _remove(path: Path, *, dry_run: bool) -> RemovedRun:
     size = 0
     try:
         top = path.lstat()
         # A folder of the same file system that is mounted has the number of that one.
         if mounted := _mounted_in(path):
-            return Removed(path, 0, f"{mounted[0]} is mounted there")
+            return RemovedRun(path, 0, f"{mounted[0]} is mounted there")
         for file, status in _walk(path):
             if status.st_uid != top.st_uid:
-                return Removed(path, 0, f"{file} belongs to uid {status.st_uid}")
+                return RemovedRun(path, 0, f"{file} belongs to uid {status.st_uid}")
             # Files of an overlay may have the number of a layer.
             if stat.S_ISDIR(status.st_mode) and status.st_dev != top.st_dev:
-                return Removed(path, 0, f"{file} is on another file system")
+                return RemovedRun(path, 0, f"{file} is on another file system")
             size += status.st_size if stat.S_ISREG(status.st_mode) else 0
         if not dry_run:
             RunDir(path).forget_key()
@@ -224,8 +224,8 @@ def _remove(path: Path, *, dry_run: bool) -> Removed:
     except FileNotFoundError:
         pass  # removed by another process meanwhile
     except OSError as error:
-        return Removed(path, size, str(error))
-    return Removed(path, size)
+        return RemovedRun(path, size, str(error))
+    return RemovedRun(path, size)
 
 
 def _is_being_removed(name: str) -> bool:

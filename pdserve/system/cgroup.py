@@ -269,7 +269,7 @@ _UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True)
-class Names:
+class FileNames:
     """The names of the files of one version of cgroups."""
 
     events: str
@@ -277,9 +277,9 @@ class Names:
     peak: str
 
 
-V2 = Names("memory.events", "memory.max", "memory.peak")
+V2 = FileNames("memory.events", "memory.max", "memory.peak")
 """MemoryCounts of the cgroup and of all inside it. memory.peak: since Linux 5.19."""
-V1 = Names("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes")
+V1 = FileNames("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes")
 """MemoryCounts of the cgroup alone."""
 
 
@@ -295,12 +295,12 @@ class MemoryCounts(NamedTuple):
         return limit if self.peak is None else f"{limit}, peak {size_text(self.peak)}"
 
 
-def counted(folder: Path, top: Path, names: Names = V2) -> Path | None:
+def counted(folder: Path, top: Path, names: FileNames = V2) -> Path | None:
     """The closest cgroup, from `folder` up to `top`, whose kills are counted."""
     return next((level for level in _way_up(folder, top) if _kills(level, names) is not None), None)
 
 
-def counts(folder: Path, top: Path, names: Names = V2) -> MemoryCounts | None:
+def counts(folder: Path, top: Path, names: FileNames = V2) -> MemoryCounts | None:
     """Return what is counted in `folder`; None: nothing is."""
     if (kills := _kills(folder, names)) is None:
         return None
@@ -341,7 +341,7 @@ class OomWatch:
         return how, False
 
 
-def _counted_place(cgroup: Cgroup | None) -> tuple[Path, Path, Names] | None:
+def _counted_place(cgroup: Cgroup | None) -> tuple[Path, Path, FileNames] | None:
     for names, controller in ((V2, ""), (V1, "memory")):
         try:
             folder, top = place(controller)
@@ -358,7 +358,7 @@ def _way_up(folder: Path, top: Path) -> list[Path]:
     return [level for level in (folder, *folder.parents) if level.is_relative_to(top)]
 
 
-def _kills(folder: Path, names: Names) -> int | None:
+def _kills(folder: Path, names: FileNames) -> int | None:
     try:
         lines = (folder / names.events).read_text().splitlines()
     except OSError:

@@ -152,10 +152,12 @@ def family(
     started gets away. `seen`: a reading that was taken already."""
     roots = set(roots)
     seen = relations() if seen is None else seen
-    members = grown({pid for pid, relation in seen.items() if pid in roots or relation.session in roots}, seen)
+    members = with_descendants(
+        {pid for pid, relation in seen.items() if pid in roots or relation.session in roots}, seen
+    )
     if ours is not None and within is not None:
-        others = grown({within}, seen) - {within} - members
-        members = grown(members | set(filter(ours, others)), seen)
+        others = with_descendants({within}, seen) - {within} - members
+        members = with_descendants(members | set(filter(ours, others)), seen)
     return members
 
 
@@ -168,7 +170,7 @@ def ancestry(pid: int, seen: Mapping[int, Relations]) -> set[int]:
     return line
 
 
-def grown(members: set[int], seen: Mapping[int, Relations]) -> set[int]:
+def with_descendants(members: set[int], seen: Mapping[int, Relations]) -> set[int]:
     """Return these processes with all their descendants."""
     members = set(members)
     grew = True

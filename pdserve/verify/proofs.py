@@ -21,7 +21,7 @@ from pdserve.verify.target import (
     cancel_before_first_byte,
     read_stream,
 )
-from pdserve.verify.trials import Trial, Trials, altered, force, generate, longest_answer, run_trials
+from pdserve.verify.trials import Trial, Trials, alter_prompt, force, generate, longest_answer, run_trials
 
 _NO_KEY = (
     "vllm-router asks an engine for its models with the Authorization of the client, and clients have none that "
@@ -169,7 +169,7 @@ async def against(target: Target, trial: Trial, prompt: tuple[int, ...], leg: st
 
 
 def _control_prompt(target: Target, trials: Trials) -> tuple[int, ...]:
-    return altered(trials.trials[0].prompt, trials.trials[1].prompt, target.chunk)
+    return alter_prompt(trials.trials[0].prompt, trials.trials[1].prompt, target.chunk)
 
 
 def _numbers(target: Target, trials: Trials) -> Numbers:
@@ -222,7 +222,7 @@ _USAGE_SLACK = 1e-9
 
 async def prove_clean(target: Target, trials: Trials) -> Outcome:
     prompt = trials.trials[0].prompt
-    before = await quiet(target)
+    before = await read_idle_engines(target)
     if reason := why_not_comparable(before):
         return not_proven(reason)
 
@@ -275,7 +275,7 @@ def why_not_comparable(before: Mapping[str, EngineSnapshot]) -> str:
     return ""
 
 
-async def quiet(target: Target) -> dict[str, EngineSnapshot]:
+async def read_idle_engines(target: Target) -> dict[str, EngineSnapshot]:
     """Return what engines report when none of our requests runs: the lowest of a few readings, because blocks of the
     last requests are released a step after their answers."""
     lowest = await _settle(target, None, _QUIET_SECONDS)

@@ -44,7 +44,7 @@ async def longest_answer(target: Target, prompt: tuple[int, ...], tokens: int) -
     return tokens if longest is None else min(tokens, longest - len(prompt))
 
 
-def altered(prompt: tuple[int, ...], other: tuple[int, ...], chunk: int) -> tuple[int, ...]:
+def alter_prompt(prompt: tuple[int, ...], other: tuple[int, ...], chunk: int) -> tuple[int, ...]:
     """`prompt` with another first chunk and its own end: only its far context differs."""
     return other[:chunk] + prompt[chunk:]
 
@@ -181,7 +181,7 @@ async def _await_counters(target: Target, trials: tuple[Trial, ...], before: Cou
 
 
 @dataclass(frozen=True)
-class Forced:
+class ForcedAnswer:
     """The reference's view of given output tokens: its logprob of each, and of the token it likes best there."""
 
     chosen: tuple[float, ...]
@@ -202,7 +202,7 @@ async def generate(target: Target, prompt: tuple[int, ...], leg: str) -> Complet
     return answer
 
 
-async def force(target: Target, prompt: tuple[int, ...], tokens: Sequence[int], leg: str) -> Forced:
+async def force(target: Target, prompt: tuple[int, ...], tokens: Sequence[int], leg: str) -> ForcedAnswer:
     """The reference reads `prompt` and then `tokens`, instead of choosing its own."""
     answer = await target.complete(
         target.reference.url, prompt + tuple(tokens), salt=target.salt(leg), max_tokens=1, prompt_logprobs=1
@@ -211,7 +211,7 @@ async def force(target: Target, prompt: tuple[int, ...], tokens: Sequence[int], 
     entries = answer.prompt_logprobs[len(prompt) :]
     if len(entries) != len(tokens):
         raise VerifyError("the reference returned no logprobs of its prompt", where=target.reference.url)
-    return Forced(
+    return ForcedAnswer(
         chosen=tuple(_logprob(target, entry, token) for entry, token in zip(entries, tokens, strict=True)),
         best=tuple(max(candidate.logprob for candidate in (entry or {}).values()) for entry in entries),
     )

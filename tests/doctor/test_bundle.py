@@ -19,7 +19,7 @@ import typer
 from pdserve.cli import doctor
 from pdserve.doctor import bundle, redaction
 from pdserve.doctor.bundle import members
-from pdserve.doctor.redaction import FORMS, REMOVED, Form, redacted, redacted_json
+from pdserve.doctor.redaction import FORMS, REMOVED, Form, redact, redact_json
 from pdserve.errors import StateError
 from pdserve.run.directory import RunDir
 from tests.doctor import kit
@@ -211,23 +211,23 @@ KEPT = [
 def test_each_form_takes_its_example_and_no_other_takes_it_whole(
     monkeypatch: pytest.MonkeyPatch, number: int, form: Form
 ) -> None:
-    clean = redacted(form.example)
+    clean = redact(form.example)
     assert clean.count(REMOVED) == 1
     assert not any(part in clean for part in ("swordfish", "c3dvcm", "aaaa", "a1a1", "CCCC", "bbbb", "1111", "dddd"))
     patterns = redaction._PATTERNS[:number] + redaction._PATTERNS[number + 1 :]
     monkeypatch.setattr(redaction, "_PATTERNS", patterns)
-    assert redacted(form.example) != clean
+    assert redact(form.example) != clean
 
 
 @each_row("text, clean", HIDDEN)
 def test_a_secret_is_removed_and_what_stands_around_it_stays(text: str, clean: str) -> None:
-    assert redacted(text) == clean
-    assert redacted(redacted(text)) == clean
+    assert redact(text) == clean
+    assert redact(redact(text)) == clean
 
 
 @each_row("text", KEPT)
 def test_what_is_no_secret_stays(text: str) -> None:
-    assert redacted(text) == text
+    assert redact(text) == text
 
 
 DOCUMENTS = [
@@ -253,7 +253,7 @@ DOCUMENTS = [
 
 @each_row("document, clean", DOCUMENTS)
 def test_a_json_document_stays_one(document: Any, clean: Any) -> None:
-    assert json.loads(redacted_json(json.dumps(document))) == clean
+    assert json.loads(redact_json(json.dumps(document))) == clean
 
 
 ENDLESS = [
@@ -267,7 +267,7 @@ ENDLESS = [
 def test_a_line_without_an_end_takes_no_time_without_an_end(piece: str) -> None:
     """Where the time grew with the square of the length, this would take minutes."""
     began = time.thread_time()
-    clean = redacted(piece * PIECES + " TOKEN=swordfish1")
+    clean = redact(piece * PIECES + " TOKEN=swordfish1")
     assert time.thread_time() - began < 2
     assert "swordfish1" not in clean
 
@@ -311,12 +311,12 @@ def test_no_half_of_a_secret_is_left_at_the_cut_of_a_long_log(
 
 
 def test_a_known_value_is_removed_wherever_it_stands() -> None:
-    assert redacted("it is swordfish1, in a sentence", ["swordfish1", ""]) == f"it is {REMOVED}, in a sentence"
-    assert redacted("pw x-pw-y, but not pwd", ["pw"]) == f"{REMOVED} x-{REMOVED}-y, but not pwd"
+    assert redact("it is swordfish1, in a sentence", ["swordfish1", ""]) == f"it is {REMOVED}, in a sentence"
+    assert redact("pw x-pw-y, but not pwd", ["pw"]) == f"{REMOVED} x-{REMOVED}-y, but not pwd"
     secret = 'pä"ss\\word'
     line = json.dumps({"x": f"it is {secret}"})
-    clean = [redacted(line, [secret]), redacted(json.dumps({"x": secret}, ensure_ascii=False), [secret])]
-    clean.append(redacted_json(json.dumps({"line": line, secret: 1}), [secret]))
+    clean = [redact(line, [secret]), redact(json.dumps({"x": secret}, ensure_ascii=False), [secret])]
+    clean.append(redact_json(json.dumps({"line": line, secret: 1}), [secret]))
     for text in clean:
         json.loads(text)
         assert REMOVED in text

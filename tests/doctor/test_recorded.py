@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pdserve.doctor.records import RunRecords, filled
+from pdserve.doctor.records import RunRecords, fill_setting
 from pdserve.logs.symptoms import SYMPTOMS
 from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.loader import load_recipe
@@ -95,7 +95,7 @@ def test_what_a_client_has_written_is_no_cause(tmp_path: Path, line: str) -> Non
 
 
 def setting_of(symptom: Any) -> str:
-    return filled(symptom.setting, RunRecords(run_dir="", phase="stopped", recipe=RECIPE))
+    return fill_setting(symptom.setting, RunRecords(run_dir="", phase="stopped", recipe=RECIPE))
 
 
 @each_row("symptom", [each for each in SYMPTOMS if each.setting])
@@ -109,10 +109,10 @@ def test_a_recipe_takes_what_is_to_be_typed(symptom: Any, tmp_path: Path) -> Non
 
 def test_what_the_run_had_already_is_not_to_be_typed() -> None:
     records = RunRecords(run_dir="", phase="stopped", recipe=RECIPE)
-    assert filled("proxy.workers=1", records) == ""
-    assert filled("decode.instances+1", records) == "decode.instances=3"
-    assert filled("lmcache.l1_read_ttl_seconds*2", records) == "lmcache.l1_read_ttl_seconds=14400"
+    assert fill_setting("proxy.workers=1", records) == ""
+    assert fill_setting("decode.instances+1", records) == "decode.instances=3"
+    assert fill_setting("lmcache.l1_read_ttl_seconds*2", records) == "lmcache.l1_read_ttl_seconds=14400"
     short = {**RECIPE, "lmcache": {**RECIPE["lmcache"], "l1_read_ttl_seconds": 1}}
     too_short = RunRecords(run_dir="", phase="stopped", recipe=short)
-    assert filled("lmcache.l1_read_ttl_seconds*2", too_short) == "lmcache.l1_read_ttl_seconds=7200"
-    assert filled("lmcache.l1_size_gb*2", RunRecords(run_dir="", phase="stopped")) == ""
+    assert fill_setting("lmcache.l1_read_ttl_seconds*2", too_short) == "lmcache.l1_read_ttl_seconds=7200"
+    assert fill_setting("lmcache.l1_size_gb*2", RunRecords(run_dir="", phase="stopped")) == ""

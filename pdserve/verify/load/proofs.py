@@ -29,13 +29,13 @@ from pdserve.verify.proofs import (
     first_difference,
     left_behind,
     prove_endpoints,
-    quiet,
+    read_idle_engines,
     where_to_look,
     why_not_comparable,
 )
 from pdserve.verify.report import Numbers, OnProof, Outcome, Proofs, Report, failed, not_proven, proven
 from pdserve.verify.target import Target
-from pdserve.verify.trials import Counters, Trial, altered, generate, read_counters, tokens_since
+from pdserve.verify.trials import Counters, Trial, alter_prompt, generate, read_counters, tokens_since
 
 
 class LoadWindow(BaseModel):
@@ -79,7 +79,7 @@ def make_windows(traffic: Traffic, compared: Collection[int], different: Collect
     )
 
 
-def when(traffic: Traffic, of: Collection[int], wrong: Collection[int]) -> str:
+def name_windows(traffic: Traffic, of: Collection[int], wrong: Collection[int]) -> str:
     """Return in which windows: `requests 0-49: 3 of 12; requests 100-149: 6 of 11`. Only windows with wrong ones."""
     parts = []
     for window in make_windows(traffic, of, wrong):
@@ -142,7 +142,7 @@ async def prove_output(target: Target, schedule: Schedule, traffic: Traffic, com
     if different:
         return failed(
             f"{len(different)} of {len(trials)} compared answers differ from one instance alone "
-            f"({when(traffic, comparison.compared, different)}). The first is {first}. {where_to_look(target)}",
+            f"({name_windows(traffic, comparison.compared, different)}). The first is {first}. {where_to_look(target)}",
             numbers,
         )
     if not control.differs:
@@ -158,7 +158,7 @@ async def _output_control(target: Target, schedule: Schedule, trials: dict[int, 
         for prefix in map(schedule.prefix, range(GROUPS))
         if prefix[: target.chunk] != shortest.prompt[: target.chunk]
     )
-    return await _distance(target, shortest, altered(shortest.prompt, other, target.chunk), "load-control")
+    return await _distance(target, shortest, alter_prompt(shortest.prompt, other, target.chunk), "load-control")
 
 
 async def _distance(target: Target, trial: Trial, prompt: tuple[int, ...], leg: str) -> _Distance:
@@ -325,9 +325,9 @@ def prove_answers(target: Target, traffic: Traffic, options: LoadOptions) -> Out
     if failures:
         whole = [request.planned.number for request in served if request.ended != "cancelled"]
         given_up = "; a window had no answer at all, so the load ended there" if traffic.given_up else ""
+        windows = name_windows(traffic, whole, [request.planned.number for request in failures])
         return failed(
-            f"{len(failures)} of {len(whole)} requests failed "
-            f"({when(traffic, whole, [request.planned.number for request in failures])}){given_up}. The first is "
+            f"{len(failures)} of {len(whole)} requests failed ({windows}){given_up}. The first is "
             f"request {failures[0].planned.number}: {failures[0].error}. See {_logs(target)}",
             numbers,
             goes_on=not traffic.given_up,
@@ -506,7 +506,7 @@ async def run_load(
 
 async def _send(target: Target, options: LoadOptions, on_window: OnWindow | None) -> _Sent:
     schedule = await make_schedule(target, options)
-    before = await quiet(target)
+    before = await read_idle_engines(target)
     reloads = target.plan.cache_reset_endpoint and _keeps_kv(target.plan)
     return _Sent(schedule, before, await send(target, schedule, options, reloads=reloads, on_window=on_window))
 
