@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from pdserve.atomic_write import replace_text
-from pdserve.cli import status
 from pdserve.errors import StateError
 from pdserve.launch.failure import report
 from pdserve.logs.rotation import earlier
 from pdserve.run import inbox
-from pdserve.run.directory import RunDir, deployments, find
-from pdserve.run.state import ProcessState
-from tests.launch.records import no_room, recorded_state, write_record
+from pdserve.run.directory import RunDir
+from tests.launch.records import no_room
 from tests.plan import kit
 from tests.tables import each_row
 
@@ -174,26 +171,6 @@ def test_a_plan_that_lacks_what_it_names_is_an_error_with_its_fix(run: RunDir, l
     assert "take plan.json away" in str(refused.value.todo)
 
 
-@pytest.mark.parametrize("as_json", [True, False])
-def test_a_process_that_the_plan_no_longer_has_is_shown_without_ports(
-    run: RunDir, as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = kit.plan(kit.recipe())
-    processes = {process.name: ProcessState(role=process.role, node=process.node) for process in plan.processes}
-    processes["decode-1"] = ProcessState(role="decode", node=plan.nodes[0].name)
-    write_record(run, recorded_state(processes=processes), plan)
-    monkeypatch.setenv("PDSERVE_HOME", str(run.path.parent.parent))
-    with pytest.raises(typer.Exit) as ended:
-        status.run_status("fake", as_json=as_json)
-    assert ended.value.exit_code == 5
-    output = capsys.readouterr().out
-    if as_json:
-        assert json.loads(output)["processes"]["decode-1"]["ports"] == {}
-    else:
-        [row] = [line.split("\t") for line in output.splitlines() if line.startswith("decode-1\t")]
-        assert row[6] == ""
-
-
 # --- the key
 
 
@@ -297,17 +274,6 @@ print(run.read_events(), unheard(run))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("it is no file") == 3
     assert "([], 0) None" in done.stdout
-
-
-def test_a_current_that_leads_to_itself_hides_no_other_deployment(run: RunDir) -> None:
-    home = run.path.parent.parent
-    run.point_current()
-    (home / "loop").mkdir()
-    (home / "loop" / "current").symlink_to("current")
-    assert [each.path.name for each in deployments(home)] == ["run-1", "current"]
-    with pytest.raises(StateError, match="cannot be read") as refused:
-        find(home, "loop")
-    assert "symbolic links" in str(refused.value.cause)
 
 
 # --- text of engines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -77,23 +76,6 @@ def test_another_user_who_holds_it_is_named_with_the_way_out(run: RunDir) -> Non
         check_no_launcher(run.path.parent.parent, "fake")
     assert f"of uid {STRANGER} holds the lock" in str(refused.value.cause)
     assert f"have uid {STRANGER} or root end PID {pid}" in str(refused.value.todo)
-
-
-def test_a_lock_that_is_removed_while_it_is_taken_is_taken_anew(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    flock = fcntl.flock
-    removed: list[int] = []
-
-    def removed_before(descriptor: int, operation: int) -> None:
-        if not removed:
-            lock(run).unlink()
-            removed.append(descriptor)
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", removed_before)
-    with run.only_launcher():
-        assert removed
-        with pytest.raises(StateError, match="another pdserve up"), RunDir(run.path).only_launcher():
-            raise AssertionError("two hold one lock")
 
 
 def test_a_look_makes_no_lock(tmp_path: Path) -> None:

@@ -11,12 +11,9 @@ from typing import Any
 
 import pytest
 
-from pdserve import launcher
-from pdserve.errors import ServeError, StartError, StateError
-from pdserve.launch.launch_record import save_change
+from pdserve.errors import ServeError, StartError
 from pdserve.plan.model import Plan
 from pdserve.reach.protocol import Answered
-from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Reply, Restart
 from tests.launch.played import Played, adapted, plan, serving_deployment
 from tests.plan import kit
@@ -274,26 +271,6 @@ async def test_a_proxy_that_fails_returns_to_its_former_command(tmp_path: Path) 
         assert (await deployment.up(sized(ports={"proxy": 8099}), replace=True)).exit_code == StartError.exit_code
         assert deployment.phases() == {"ready"}
         assert deployment.run_dir.read_plan().proxy.port == sized().proxy.port
-
-
-@pytest.mark.parametrize("change", [{"max_num_seqs": 7}, {"block_size": 64}], ids=["limits", "generation"])
-async def test_a_record_that_cannot_be_written_ends_the_change_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
-) -> None:
-    saved = 0
-
-    def save(run: RunDir, plan: Plan, recipe: str | None) -> None:
-        nonlocal saved
-        saved += 1
-        if saved == 2:
-            raise StateError("no space left")
-        save_change(run, plan, recipe)
-
-    async with serving_deployment(tmp_path, sized()) as deployment:
-        monkeypatch.setattr(launcher, "save_change", save)
-        assert "no space left" in (await deployment.up(sized(**change), replace=True)).message
-        assert deployment.phases() == {"ready"}
-        assert (await deployment.up(sized(**change), replace=True)).exit_code == 0
 
 
 async def test_a_cache_server_that_fails_returns_to_its_former_command(tmp_path: Path) -> None:

@@ -132,25 +132,6 @@ def test_current_leads_to_the_run_that_holds_the_lock(kept: Kept) -> None:
         assert find(kept.run.path.parent.parent, "fake").run_id == "run-1"
 
 
-def test_a_newer_deployment_is_not_fought_and_the_older_one_is_found_when_that_has_ended(kept: Kept) -> None:
-    home = kept.run.path.parent.parent
-    with kept.run.only_launcher():
-        shutil.rmtree(kept.run.path.parent)
-        other = RunDir.create(home, "fake", "run-2")
-        with other.only_launcher():
-            other.point_current()
-            kept.record.look()
-            kept.record.look()
-            assert find(home, "fake").run_id == "run-2"
-            assert kept.events == ["note", "record_deleted"]
-            [message] = [event["text"] for event in kept.run.read_events()[0] if event["event"] == "note"]
-            assert f"PID {os.getpid()}" in message
-            assert kept.run.read_state().run_id == "run-1"
-        kept.record.look()
-        assert find(home, "fake").run_id == "run-1"
-        assert kept.events == ["note", "record_deleted", "note"]
-
-
 def test_a_key_that_went_with_its_folder_is_there_again_after_the_next_login(kept: Kept, pdserve_home: Path) -> None:
     folder = Path(os.environ["XDG_RUNTIME_DIR"])
     kept.run.save_key("secret")

@@ -125,6 +125,24 @@ async def test_an_engine_that_is_silent_during_its_proof_counts_for_itself(tmp_p
         assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
 
 
+async def test_an_engine_that_is_silent_in_its_canary_has_the_time_that_silence_has(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan_with_cache(1, restart="on-failure")) as deployment:
+        answered = deployment.slow[deployment.canary_of(FIRST)] = asyncio.Event()
+        deployment.asked.clear()
+        deployment.dies(SERVER)
+        await deployment.until(lambda: deployment.canary_asked(FIRST))
+        deployment.orders.clear()
+        deployment.is_silent(FIRST)
+        deployment.answers[deployment.canary_of(FIRST)] = Answered(id=0, status=500, body="")
+        await deployment.looks()
+        answered.set()
+        await deployment.looks()
+        del deployment.answers[deployment.canary_of(FIRST)]
+        deployment.answers_again(FIRST)
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert deployment.orders == []
+
+
 async def test_an_engine_that_stays_silent_beside_a_server_that_is_back_is_replaced_and_serves(tmp_path: Path) -> None:
     planned = plan_with_cache(2, restart="on-failure", unresponsive_seconds=0.2)
     async with serving_deployment(tmp_path, planned) as deployment:

@@ -149,12 +149,11 @@ def kill_all(deployment: Deployment) -> None:
     deployment.command.finish()
 
 
-@pytest.mark.parametrize("switch", ["on", "off"])
 def test_members_whose_roots_and_supervisors_were_all_killed_are_found_by_down_and_up(
-    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, switch: str
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By their cgroup, or by the token in their environment."""
-    monkeypatch.setenv(cgroup.SWITCH, switch)
+    """By the token in their environment."""
+    monkeypatch.setenv(cgroup.SWITCH, "off")
     file = recipe(tmp_path, prefill__env={"FAKE_IGNORE_TERM": "1", "FAKE_CHILD": "setsid"}, timeouts__stop_seconds=1)
     with up(file, pdserve_home) as deployment:
         serving(deployment)

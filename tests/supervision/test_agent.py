@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -148,32 +146,6 @@ async def test_an_agent_whose_guard_is_dead_leaves_no_daemon_that_it_has_adopted
         finally:
             send(daemon, signal.SIGKILL)
             await until_gone(daemon)
-
-
-ORPHAN = """
-import os, signal, sys
-from pdserve.node import agent
-
-asked = agent.die_with_parent
-
-def too_late(signum):
-    guard = os.getppid()
-    os.kill(guard, signal.SIGKILL)
-    while os.getppid() == guard:
-        pass
-    asked(signum)
-
-agent.die_with_parent = too_late
-agent.cgroup.make = lambda *_: agent.cgroup.Made(None)  # which a guard would remove
-sys.exit(agent.main())
-"""
-
-
-def test_an_agent_whose_guard_died_before_it_could_hear_of_that_leaves(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", ORPHAN, "--node", "n", "--run-dir", str(tmp_path), "--run-id", "r"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guard:
-        assert guard.stdout is not None
-        assert guard.stdout.readline() == b"", "it says nothing, and closes its pipe"
 
 
 async def test_a_guard_that_gets_a_signal_while_it_clears_up_clears_up(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.node import agent_record
 from pdserve.reach.protocol import Gone, Hello
 from pdserve.system import cgroup
 from pdserve.system.cgroup import Cgroup, place
@@ -78,43 +77,6 @@ def test_a_program_that_does_not_exist_is_still_an_error_of_the_caller(tmp_path:
     with pytest.raises(FileNotFoundError):
         spawn(["/nonexistent/program"], env={}, log=tmp_path / "log", marker="x", control_stdin=False, cgroup=ours)
     assert ours is None or ours.members() == set()
-
-
-async def test_frozen_processes_and_those_further_inside_are_killed(tmp_path: Path, ours: Cgroup | None) -> None:
-    """As those of another agent that runs in it."""
-    if ours is None:
-        return
-    inner = ours.new("outer").new("inner")
-    child = start(tmp_path, f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {AND_STAYS}", inner)
-
-    daemon = await daemon_of(tmp_path / "log")
-    # Those between the two end at their own time, which a frozen one never does.
-    await until(lambda: ours.members() == {child.pid, daemon.pid})
-    (inner.path / "cgroup.freeze").write_text("1")
-    await until(lambda: "frozen 1" in (inner.path / "cgroup.events").read_text())
-    await stop_family(ours.members, orphan_grace=0, cgroups=(ours,))
-    assert not daemon.alive()
-    assert not ours.path.exists()
-    assert str(await child.wait()) == "killed by SIGKILL"
-
-
-async def test_an_empty_cgroup_of_killed_supervisors_is_removed_later(tmp_path: Path, ours: Cgroup | None) -> None:
-    async with agent(tmp_path) as under_test:
-        hello = await under_test.expect(Hello)
-        agent_record.remove_empty_cgroups(tmp_path, "run-1")
-        assert hello.cgroup is None or Path(hello.cgroup.path).exists(), "its guard lives"
-        send(hello.agent, signal.SIGSTOP)
-        for process in (hello.guard, hello.agent):
-            send(process, signal.SIGKILL)
-        await under_test.expect(Gone)
-        for process in (hello.guard, hello.agent):
-            await until_gone(process)
-        assert hello.cgroup is None or Path(hello.cgroup.path).exists()
-    agent_record.remove_empty_cgroups(tmp_path, "run-2")
-    assert hello.cgroup is None or Path(hello.cgroup.path).exists(), "that is no name of this run"
-    agent_record.remove_empty_cgroups(tmp_path, "run-1")
-    assert hello.cgroup is None or not Path(hello.cgroup.path).exists()
-    assert (hello.cgroup is None) == (ours is None)
 
 
 def test_no_process_kills_its_own_cgroup(ours: Cgroup | None) -> None:

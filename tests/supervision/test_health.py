@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 from contextlib import suppress
-from functools import partial
 
 import pytest
 
@@ -150,18 +149,6 @@ async def test_a_cache_server_of_another_name_is_not_ours(name: str, ready: bool
         await asyncio.gather(*filter(None, served.connections))
     assert answer.ready is ready
     assert ready or "another instance answers" in answer.text
-
-
-def test_the_port_stays_free_when_the_kernel_connects_us_to_ourselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody listens it may take the port itself for our end of the connection, if it may choose that one."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    itself = partial(asyncio.open_connection, local_addr=("127.0.0.1", port))
-    monkeypatch.setattr(asyncio, "open_connection", itself)
-    assert asyncio.run(probe(port, {os.getpid()})).text == f"nothing listens on port {port} of 127.0.0.1"
-    with socket.socket() as owner:
-        owner.bind(("127.0.0.1", port))
 
 
 async def test_nothing_listens() -> None:

@@ -348,31 +348,6 @@ async def test_a_new_name_wakes_at_once(tmp_path: Path) -> None:
         names.close()
 
 
-@pytest.mark.parametrize("steps", range(4))
-async def test_a_wait_that_is_cancelled_as_a_name_appears_ends_all_the_same(tmp_path: Path, steps: int) -> None:
-    """Whatever of it was done in the steps of the event loop between the two. An agent that leaves waits for it."""
-
-    async def sweep(names: NewNames) -> None:
-        while True:
-            await names.wait(3600)
-
-    names = NewNames(tmp_path)
-    waiting = asyncio.create_task(sweep(names))
-    try:
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        (tmp_path / "a").touch()
-        names._drain_events()
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.wait({waiting}, timeout=LIMIT)
-        assert waiting.cancelled()
-    finally:
-        waiting.cancel()
-        names.close()
-
-
 # The whole way ------------------------------------------------------------------------------------------------------
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from pdserve.node.agent import Agent
+from pdserve.reach.link import Channel
 from pdserve.reach.protocol import Gone, Progress, Pulse, Push, Stopped
 from pdserve.system.cgroup import Made
 from pdserve.system.shared_memory import ShmLedger, existing
-from tests.supervision.agents import linked
+from tests.supervision.agents import LIMIT, linked
 
 MEGABYTE = 1024 * 1024
 
@@ -72,3 +75,18 @@ async def test_an_agent_that_does_not_read_its_orders_is_asked_nothing_more() ->
         under_test.popen.kill()
     assert answered.error == "the agent of a does not read its orders"
     assert len(under_test.events) == len(under_test.all(Gone))
+
+
+@pytest.mark.process
+async def test_an_end_that_was_seen_is_not_waited_for_again() -> None:
+    """By then its PID may be that of a process that lives as long as it likes."""
+    ended = subprocess.Popen(["true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with ended, subprocess.Popen(["sleep", "600"]) as stranger:
+        channel = Channel(ended)
+        assert await channel.exit_code(LIMIT) == 0
+        ended.pid = stranger.pid
+        await asyncio.wait_for(channel.left(), LIMIT)
+        await asyncio.wait_for(channel.kill(), LIMIT)
+        channel.hang_up()
+        assert stranger.poll() is None
+        stranger.kill()
