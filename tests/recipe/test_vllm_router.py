@@ -26,15 +26,10 @@ def test_it_is_taken(tmp_path: Path, set_: tuple[str, ...]) -> None:
 
 REFUSED = [
     ("proxy.workers=2", "proxy.workers: vllm-router has no such setting (proxy.kind at"),
-    ("proxy.prewarm=true", "proxy.prewarm: vllm-router has no such setting"),
     ("proxy.auth={keys_file: k}", "proxy.auth: vllm-router has no such setting"),
-    ("proxy.tls={certificate: c, key: k}", "proxy.tls: vllm-router has no such setting"),
-    ("proxy.upstream_tls={ca: c}", "proxy.upstream_tls: vllm-router has no such setting"),
     ("proxy.admin={socket: s}", "proxy.admin: vllm-router has no such setting"),
     ("proxy.admission={decode: {max_requests: 4}}", "proxy.admission: vllm-router has no such setting"),
-    ("proxy.breaker={failures: 2}", "proxy.breaker: vllm-router has no such setting"),
     ("proxy.routing.affinity={}", "proxy.routing.affinity: vllm-router has no such setting"),
-    ("proxy.on_empty_pool=aggregate", "proxy.on_empty_pool: vllm-router has no such setting"),
     ("proxy.routing.decode={kind: kv_events}", "proxy.routing.decode.kind: vllm-router has no policy like kv_events"),
     ("proxy.routing.prefill={kind: least_loaded}", "proxy.routing.prefill.kind: vllm-router has no policy like"),
     (
