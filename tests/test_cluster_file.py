@@ -52,6 +52,7 @@ REFUSED = [
     (TWO + "exclude_nodes: [a, b]\n", "exclude_nodes: no host is left"),
     (TWO + "ssh: {connect_seconds: 0}\n", "ssh.connect_seconds: expected at least 1"),
     (TWO + "ssh: {options: ['-v']}\n", 'ssh.options.0: "-v" is not a setting of ssh'),
+    (TWO + "ssh: {options: [Port=]}\n", 'ssh.options.0: "Port=" is not a setting of ssh'),
     (TWO + "ssh: {options: [requestTTY=yes]}\n", "ssh.options.0: pdserve sets requestTTY"),
     (TWO + "ssh: {options: [ConnectTimeout=5]}\n", "pdserve sets ConnectTimeout"),
     (TWO + "ssh: {options: [ForwardAgent=yes]}\n", "pdserve sets ForwardAgent"),

@@ -52,6 +52,7 @@ def test_the_proxys_file_is_its_configuration(name: str) -> None:
 def test_addresses_of_ipv6_are_bracketed() -> None:
     built = plan(recipe(), Node(name="six", address="2001:db8::1"))
     assert built.proxy.workers[1].url == "http://[2001:db8::1]:8200"
+    assert plan(recipe({"proxy": {"host": "::1"}})).proxy_url == "http://[::1]:8000"
 
 
 @each_row("name", SHAPES)

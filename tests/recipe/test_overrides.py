@@ -82,6 +82,7 @@ def test_an_error_names_the_option_that_made_it(tmp_path: Path) -> None:
     ("extends=x.yaml", "extends is read before the options of the command line"),
     ("name.first=x", 'name is "small", it has no keys'),
     ("prefill.connector.of.9.kind=nixl", "the list has 2 items, numbered from 0"),
+    ("prefill.connector.of.9=x", "the list has 2 items, numbered from 0"),
     ("prefill.connector.of.x=x", "the list has 2 items, numbered from 0"),
     ("name=[", "not YAML"),
     ("name={a: 1, a: 2}", "name.a: the key is there twice, first at --set name={a: 1, a: 2}\n"),

@@ -48,6 +48,7 @@ REFUSED = [
         "proxy.routing.conditional.max_missing_tokens: least_loaded does not know what a decode holds",
     ),
     # Times
+    (CPU, "proxy.routing.affinity={header: ''}", "proxy.routing.affinity.header: expected something"),
     (CPU, "proxy.health={interval_seconds: 1, timeout_seconds: 3}", "proxy.health.timeout_seconds: a check may take 3"),
     (CPU, "proxy.request_timeout_seconds=60", "proxy.admission.prefill.queue_seconds: a request that waits for 60 s"),
     # Admin and TLS
@@ -64,6 +65,7 @@ REFUSED = [
         "proxy.upstream_tls: our own certificate needs its key too",
     ),
     # Single values
+    (CPU, ("proxy.admin={socket: s}", "proxy.upstream_tls={key: k.pem}"), "proxy.upstream_tls: our own certificate"),
     (CPU, "proxy.admission.decode.max_kv_usage=90", "max_kv_usage: expected more than 0 and at most 1, got 90"),
     (CPU, "proxy.auth.client_authorization=keep", "client_authorization: expected one of replace, drop and"),
     (CPU, "proxy.otel={endpoint: 'collector:4317'}", "proxy.otel.endpoint: expected text like ^https?://"),

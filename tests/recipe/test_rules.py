@@ -15,6 +15,7 @@ STRUCTURE: list[Case] = [
     (CPU, "model.path=null", "model: neither path nor id is set"),
     (CPU, "model.id=a/b", "model.path: both path and id are set"),
     (CPU, "model.path=''", "model.path: is empty"),
+    (CPU, "model.served_name=' '", "model.served_name: is empty"),
     (CPU, "model.revision=main", "model.revision: a folder has no revision"),
     (CPU, "devices_per_node=4", "devices_per_node: a CPU node has no devices"),
     (CPU, "prefill.devices=[0]", "prefill.devices: a CPU node has no devices"),
@@ -23,6 +24,7 @@ STRUCTURE: list[Case] = [
     (GPU, "prefill.devices=[0,1,2]", "prefill.devices: 3 devices for 1 instance of tp 4: 4 are needed"),
     (GPU, "prefill.devices=[0,1,2,2]", "prefill.devices: instance 0 gets device 2 twice"),
     (GPU, "prefill.devices=[0,1,2,8]", "prefill.devices.3: there is no device 8, the last one is 7"),
+    (GPU, "prefill.devices=[-1,1,2,3]", "prefill.devices.0: there is no device -1"),
     (CPU, "requires={vllm: latest}", 'requires.vllm: "latest" is not a range of versions'),
     (CPU, "proxy.restart={backoff_seconds: 90}", "proxy.restart.backoff_max_seconds: 60 is less than"),
 ]
@@ -55,6 +57,7 @@ LOADING: list[Case] = [
 ]
 
 CONNECTORS: list[Case] = [
+    (GPU, "decode.args.kv-cache-dtype=fp8", "decode.args.kv-cache-dtype: decode has fp8"),
     (CPU, "prefill.connector={kind: lmcache-mp}", "prefill.connector: nothing here moves KV"),
     (CPU, "decode.connector={kind: nixl}", "decode.connector: decode uses nixl, prefill uses mooncake"),
     (CPU, "decode.connector.protocol=rdma", "decode.connector: decode speaks rdma, prefill speaks tcp"),
@@ -75,6 +78,7 @@ CONNECTORS: list[Case] = [
 ]
 
 LMCACHE: list[Case] = [
+    (GPU, "prefill.args.enable-cumem-allocator=true", "prefill.args.enable-cumem-allocator: its memory"),
     (
         CPU,
         "decode.connector={kind: multi, of: [{kind: mooncake, protocol: tcp}, {kind: lmcache-mp}]}",
@@ -91,6 +95,7 @@ LMCACHE: list[Case] = [
     (CPU, "engine.args.block-size=512", "lmcache.chunk_size: 256 is not a multiple of the block size of prefill (512)"),
     (GPU, "lmcache.chunk_size=24", "24 is not a multiple of the block size of prefill (16"),
     (GPU, ("lmcache.per=tp-rank", "prefill.parallel={tp: 2, dp: 2}"), "lmcache.per: tp-rank works with tensor"),
+    (GPU, ("lmcache.per=tp-rank", "prefill.parallel={tp: 2, pp: 2}"), "lmcache.per: tp-rank works with tensor"),
     (CPU, "lmcache.heartbeat_seconds=50", "lmcache.heartbeat_seconds: three heartbeats take 150 s"),
     (CPU, "lmcache.worker_reap_seconds=5", "lmcache.worker_reap_seconds: expected at least 30, got 5"),
     (CPU, ("lmcache.shm_name=kv", "lmcache.transfer_mode=lmcache_driven"), "lmcache.shm_name: has no effect with"),
@@ -123,9 +128,11 @@ OWNED_FLAGS: list[Case] = [
 ]  # fmt: skip
 
 FLAGS: list[Case] = [
+    (CPU, "decode.args.tensor-parallel-size=2", "decode.args.tensor-parallel-size"),
     (CPU, "engine.args.disable-log-stats=true", "engine.args.disable-log-stats: `status` and `verify`"),
     (CPU, "engine.args.enable-prompt-tokens-details=false", "`verify` proves the transfer"),
     (CPU, "engine.args.no-enforce-eager=true", "engine.args.no-enforce-eager"),
+    (CPU, "engine.args.--max-model-len=1", "flags are written with"),
     (CPU, "engine.args.max_model_len=1", "engine.args.max_model_len: flags are written with"),
     (CPU, r"engine.args.compilation-config\.cudagraph_mode=NONE", "not the name of a flag"),
 ]
@@ -144,12 +151,14 @@ VARIABLES: list[Case] = [(CPU, "engine.env.A-B=1", "engine.env.A-B: not the name
 SETUP: list[Case] = [
     (CPU, "setup=['echo \"x']", "setup.0: a quote is not closed"),
     (CPU, "setup=['']", "setup.0: there is no command"),
+    (CPU, "setup=[ls, []]", "setup.1: there is no command"),
     (CPU, "setup=pip install x", 'setup: expected a list, got "pip install x"'),
     (CPU, "setup=[[sleep, 1]]", "setup.0.1: expected text, got 1"),
 ]
 
 PATHS: list[Case] = [
     (CPU, "model.path='~/models/x'", "model.path: ~ is not expanded"),
+    (CPU, "engine.python='~/venv/bin/python'", "engine.python: ~ is not expanded"),
     (CPU, "engine.command=['~/run.sh']", "engine.command.0: ~ is not expanded"),
     (CPU, "proxy.auth={keys_file: '~/keys'}", "proxy.auth.keys_file: ~ is not expanded"),
     *(
@@ -164,6 +173,7 @@ UTILIZATION: list[Case] = [
     for flag, value, shown in (
         ("gpu-memory-utilization", "'85%'", '"85%"'),
         ("gpu-memory-utilization", "0", "0"),
+        ("gpu-memory-utilization", "high", '"high"'),
         ("device-memory-utilization", "1.5", "1.5"),
     )
 ]
@@ -221,6 +231,7 @@ STORES: list[Case] = [
         (BESIDE, "lmcache=null", "mooncake_store={segment_gib: 1, protocol: tcp, extra_args: {eviction-ratio: 0.1}}"),
         "mooncake_store.extra_args.eviction-ratio: flags of mooncake_master have underscores",
     ),
+    (CPU, (BESIDE, "lmcache=null", STORE, "ports.mooncake_master=8000"), "port 8000 is needed twice"),
     (CPU, ("prefill.connector.of.2={kind: mooncake-store}", STORE), "prefill.connector: lmcache-mp and mooncake-store"),
     (
         CPU,
@@ -393,6 +404,8 @@ def test_ports_of_different_nodes_are_left_to_the_planner(tmp_path: Path) -> Non
         "engine.env.HF_HOME: ~ is passed on as it is, and not every program expands it -> write ${HOME}/hf",
     ),
     (CPU, "engine.args.download-dir='~/hf'", "engine.args.download-dir: ~ is passed on as it is"),
+    (CPU, "setup=['ls $HOME']", "setup.0: no shell reads this command: $HOME is passed on"),
+    (CPU, "engine.args.frobnicate=1", "engine.args.frobnicate: vLLM 0.32 has no such flag"),
     (CPU, "setup=['a && b']", 'setup.0: no shell reads this command: && is passed on -> write [bash, -c, "a && b"]'),
 ])  # fmt: skip
 def test_what_may_be_meant_is_only_warned_about(tmp_path: Path, text: str, set_: str, expected: str) -> None:
@@ -415,6 +428,17 @@ def test_rdma_on_a_cpu_is_warned_about(tmp_path: Path) -> None:
 @each_row("command", ["bash -c 'a && b'", "[echo, a, '&&', b]", "'grep -E ''a|b'' f'", "pip install 'a>1'"])
 def test_a_setup_whose_words_are_meant_is_not_warned_of(tmp_path: Path, command: str) -> None:
     assert load(tmp_path, CPU, f"setup=[{command}]").warnings == ()
+
+
+@each_row("prefill, decode", [(4, 8), (8, 4), (1, 8), (2, 2), (6, 3)])
+def test_unequal_sizes_of_which_one_divides_the_other_are_taken(tmp_path: Path, prefill: int, decode: int) -> None:
+    sizes = (f"prefill.parallel.tp={prefill}", f"decode.parallel.tp={decode}")
+    assert load(tmp_path, GPU, *sizes).recipe.name == "large"
+
+
+def test_one_length_may_be_written_in_two_ways(tmp_path: Path) -> None:
+    lengths = ("prefill.args.max-model-len=4k", "decode.args.max-model-len=4000")
+    assert load(tmp_path, CPU, *lengths).recipe.name
 
 
 def test_names_of_the_hub_and_of_other_stores_are_no_paths(tmp_path: Path) -> None:
