@@ -147,7 +147,7 @@ def compare(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """What differs between two benchmarks: versions, hardware, recipe; then each figure, with the noise over repeats.
+    """Compare two benchmarks: versions, hardware, recipe; then each figure, with the noise over repeats.
 
     Of two sweeps, each point of one beside the point of the same settings of the other. A change within the noise is
     shown in parentheses and is not called real. INVALID repeats are left out. The page needs the extra `report`.

@@ -50,7 +50,7 @@ def plan(
     set_: SetOption = None,
     unset: UnsetOption = None,
 ) -> None:
-    """What a recipe takes and holds, before it starts: weights, KV blocks, requests, L1, transfer, start.
+    """Compute what a recipe takes and holds, before it starts: weights, KV blocks, requests, L1, transfer, start.
 
     Computed from config.json and the headers of the weights on this machine, without a device. Exit 2 when something
     is sure to fail. What is assumed or known as a range only is shown as that; docs/plan.md has the errors.
