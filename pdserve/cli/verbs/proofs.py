@@ -128,7 +128,7 @@ def doctor(
         bool, typer.Option("--logs", help="With --bundle: the ends of the logs too; engines log prompts.")
     ] = False,
 ) -> None:
-    """Find why a run failed, or is slow: causes with their evidence and fix. Changes nothing. Exit 10 when there are any.
+    """Find why a run failed, or is slow: causes with evidence and fix. Changes nothing. Exit 10 when there are any.
 
     It reads the run directory of a deployment that lives or is over: logs, history, records. It asks the
     processes that live for their figures.
