@@ -225,6 +225,12 @@ def test_a_rank_that_the_caller_gives_says_who_balances_all_the_same() -> None:
     parallel = read("vllm serve m -dp 4 --data-parallel-rank $RANK\n").document["aggregated"]["parallel"]
     assert parallel == {"dp": 4, "load_balancing": "external"}
     assert "--var N=..." in refused("vllm serve m -dp 8 -dpl $N --data-parallel-start-rank 0\n")
+    assert "--var N=..." in refused("vllm serve m -dp 8 -dph --nnodes $N\n")
+
+
+def test_keys_of_a_flag_are_put_together_and_a_beginning_of_several_names_is_none_of_them() -> None:
+    found = {"a": {"b": ["x", "y", "z"], "c": 1}, "max-num": 3}
+    assert args("vllm serve m --a.b+ x,y --a.b+ z --a.c 1 --max-num 3\n") == found
 
 
 def test_a_server_may_be_started_as_a_module() -> None:

@@ -163,6 +163,7 @@ def test_a_disk_tier_that_an_embedded_store_does_not_have_is_no_loss() -> None:
 LOSSES = [
     ("", "host_setup: {commands: [nvidia-smi -lgc 1500]}\n", "host_setup"),
     ("protocol: rdma", "protocol: efa", "protocol"),
+    ("global_segment_size: 100GB", "global_segment_size: many", "global_segment_size"),
     ('PYTHONHASHSEED: "0"', 'PYTHONHASHSEED: "0", SRT_HCA_MAP: mlx5_0', "SRT_HCA_MAP"),
     ('NCCL_CUMEM_ENABLE: "1"', "DYN_REASONING_PARSER: kimi", "DYN_REASONING_PARSER"),
     ("    workers: 4\n", "    workers: 4\n    container: registry.example/other:v1\n", "container"),
