@@ -40,7 +40,7 @@ from tests.proxy.raw import (
     raw_deployment,
     sends,
 )
-from tests.proxy.test_unexpected import WireToCut
+from tests.proxy.test_failures import WireToCut
 from tests.tables import each_row
 
 
