@@ -200,6 +200,7 @@ def test_a_socket_at_which_a_process_answers_is_left_to_it(path: Path, listening
 
 async def test_a_second_proxy_is_refused_and_the_first_ones_socket_stays(path: Path) -> None:
     first = server(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "another process answers there" in refused(path)
     first.start()
     assert "another process answers there" in refused(path)
@@ -237,12 +238,6 @@ async def test_a_proxy_removes_only_the_socket_that_it_made(path: Path) -> None:
         stranger.bind(str(path))
         await ours.stop()
         assert path.is_socket()
-
-
-async def test_it_is_for_this_user_only(path: Path) -> None:
-    ours = server(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    await ours.stop()
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:

@@ -59,9 +59,6 @@ def test_completions(client: openai.OpenAI) -> None:
     plain = client.completions.create(model=MODEL, prompt="Once upon", max_tokens=5)
     with client.completions.create(model=MODEL, prompt="Once upon", max_tokens=5, stream=True) as stream:
         assert "".join(chunk.choices[0].text for chunk in stream) == plain.choices[0].text
-
-
-def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
 
 

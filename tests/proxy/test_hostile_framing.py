@@ -228,19 +228,15 @@ def test_it_arrives_whole_and_the_next_request_begins_behind_it(
     assert [seen.body for seen in raw.engine.seen] == [LONG, BODY, BODY]
 
 
-def test_behind_the_last_request_of_a_connection_nothing_is_read(raw: RawDeployment) -> None:
+@each_row("headers, behind", [(["connection: close"], post(PATH, BODY)), ([], b"\x00\x00\r\n\r\n")])
+def test_behind_the_last_request_of_a_connection_nothing_is_read(
+    raw: RawDeployment, headers: list[str], behind: bytes
+) -> None:
+    raw.engine.seen.clear()
     with raw.client() as client:
-        client.send(post(PATH, LONG, "connection: close") + post(PATH, BODY))
+        client.send(post(PATH, LONG, *headers) + behind)
         answer = client.response()
-        assert (answer.body, answer.headers["connection"]) == (ANSWER, "close")
-        assert client.ended() == b""
-    assert [seen.body for seen in raw.engine.seen] == [LONG]
-
-
-def test_what_is_no_request_behind_it_ends_the_connection(raw: RawDeployment) -> None:
-    with raw.client() as client:
-        client.send(post(PATH, LONG) + b"\x00\x00\r\n\r\n")
-        assert client.response().body == ANSWER
+        assert (answer.body, answer.headers.get("connection") == "close") == (ANSWER, bool(headers))
         assert client.ended() == b""
     assert [seen.body for seen in raw.engine.seen] == [LONG]
 

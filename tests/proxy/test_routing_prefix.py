@@ -103,7 +103,7 @@ def test_an_overloaded_decode_loses_the_prompt_that_it_holds() -> None:
     assert policy.choose([holder, other], prompt).why == "match", "the other is no better"
 
 
-def test_of_equal_holders_the_least_loaded() -> None:
+def test_of_equal_holders_the_least_loaded_and_one_that_is_forgotten_holds_nothing() -> None:
     policy, (first, other, empty) = prefix_aware(), workers(3)
     prompt = ask(b"p" * 4096)
     for worker in (first, other):
@@ -111,16 +111,9 @@ def test_of_equal_holders_the_least_loaded() -> None:
     first.prompt_tokens = 10
     choice = policy.choose([first, other, empty], prompt)
     assert (choice.worker, choice.why) == (other, "match")
-
-
-def test_a_restarted_worker_holds_nothing() -> None:
-    policy, (restarted, other) = prefix_aware(), workers(2)
-    prompt = ask(b"p" * 4096)
-    policy.routed(restarted, prompt)
-    policy.routed(other, prompt)
-    policy.forget(restarted.name)
-    assert policy.matched(restarted, prompt) == 0
-    assert policy.choose([restarted, other], prompt).worker is other
+    policy.forget(other.name)
+    assert policy.matched(other, prompt) == 0
+    assert policy.choose([first, other, empty], prompt).worker is first
 
 
 def test_a_prompt_shorter_than_a_block_matches_no_worker() -> None:
