@@ -89,6 +89,21 @@ def test_prompt_tokens_are_limited_and_one_that_is_larger_enters_alone() -> None
     assert door.try_admit(0, 40) is not None
 
 
+async def test_a_small_request_does_not_overtake_a_large_one_of_its_priority() -> None:
+    door = gate(max_prompt_tokens_in_flight=100)
+    inside = await admit(door, 0, 60)
+    large = queued(door, 0, 80)
+    await turns()
+    assert door.try_admit(0, 10) is None
+    small = queued(door, 0, 10)
+    await turns()
+    assert not small.done()
+    assert door.try_admit(-1, 10) is not None
+    inside.release()
+    await turns()
+    assert (large.done(), small.done()) == (True, True)
+
+
 async def test_a_full_queue_answers_429_with_a_time_and_openais_body() -> None:
     door = gate(max_requests=1, queue_size=1)
     await admit(door)
@@ -131,6 +146,32 @@ async def test_whoever_waits_too_long_gets_429_and_leaves_no_trace() -> None:
     assert (door.waiting, door.requests, door.rejected_late) == (0, 1, 1)
     inside.release()
     assert door.requests == 0
+
+
+async def test_a_waiter_that_leaves_makes_way_for_the_one_behind_it() -> None:
+    door = gate(max_prompt_tokens_in_flight=100)
+    await admit(door, 0, 60)
+    large, small = queued(door, 0, 80), queued(door, 0, 10)
+    await turns()
+    large.cancel()
+    await turns()
+    assert small.done()
+    assert door.waiting == 0
+
+
+@pytest.mark.parametrize("first", ["let in", "cancelled"])
+async def test_a_place_given_to_one_who_leaves_in_the_same_turn_is_not_lost(first: str) -> None:
+    door = gate(max_requests=1)
+    inside = await admit(door)
+    leaving, staying = queued(door), queued(door)
+    await turns()
+    if first == "let in":
+        inside.release()
+    leaving.cancel()
+    if first == "cancelled":
+        inside.release()
+    await turns()
+    assert (leaving.cancelled(), staying.done(), door.requests) == (True, True, 1)
 
 
 async def test_kv_use_closes_the_gate_until_a_new_figure_opens_it() -> None:

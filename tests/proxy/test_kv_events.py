@@ -149,6 +149,19 @@ def test_groups_that_need_no_whole_prefix_do_not_count(kind: str) -> None:
     assert held([stored((1, 2, 3, 4)), window], 1, 2, 3, 4) == 4
 
 
+def test_ranks_and_workers_are_apart() -> None:
+    index = KvIndex(1000)
+    index.apply("a", 0, [stored((1, 2))])
+    index.apply("a", 1, [stored((1, 2, 3, 4))])
+    index.apply("b", 0, [stored((5, 6))])
+    assert index.matched("a", ask(1, 2, 3, 4)) == {0: 2, 1: 4}
+    index.forget("a", 1)
+    assert index.matched("a", ask(1, 2, 3, 4)) == {0: 2}
+    index.forget("a")
+    assert index.matched("a", ask(1, 2, 3, 4)) == {}
+    assert index.matched("b", ask(5, 6)) == {0: 2}
+
+
 @each_row("tokens", [None, [-1, 2], [2**40, 1], ["x", "y"]])
 def test_without_token_ids_nothing_matches(tokens: list[int] | None) -> None:
     index = KvIndex(1000)
@@ -277,6 +290,15 @@ def test_the_policy_knows_the_best_rank() -> None:
 
 
 # --- the numbers of batches: each is applied exactly once and in order, or what is known is forgotten
+
+
+def test_a_replay_that_begins_too_late() -> None:
+    feed = Feed()
+    assert feed.live(9) is Step.GAP
+    assert feed.replayed(5) is Step.GAP
+    feed.jump(5, live=False)
+    assert [feed.replayed(number) for number in (4, 6, 7, 8, 9)] == [Step.SKIP] + [Step.APPLY] * 4
+    assert feed.live(9) is Step.SKIP
 
 
 @each_row("first", [0, 1])
