@@ -419,7 +419,7 @@ def test_keys_and_policies_are_read_again_while_a_stream_runs(
             assert admin.post("/reload").json() == {"keys": "ok", "policies": "ok"}
         else:
             deployment.proxy.process.send_signal(signal.SIGHUP)
-            deployment.proxy.until("1 API keys from")
+            deployment.proxy.until("proxy process 0 has read its configuration again")
         deployment.decodes[0].script(hold="")
         assert [*lines][-1] == "data: [DONE]"
     assert deployment.complete().status_code == 401

@@ -236,7 +236,8 @@ def test_behind_the_last_request_of_a_connection_nothing_is_read(
     with raw.client() as client:
         client.send(post(PATH, LONG, *headers) + behind)
         answer = client.response()
-        assert (answer.body, answer.headers.get("connection") == "close") == (ANSWER, bool(headers))
+        assert answer.body == ANSWER
+        assert not headers or answer.headers["connection"] == "close"
         assert client.ended() == b""
     assert [seen.body for seen in raw.engine.seen] == [LONG]
 
