@@ -18,7 +18,7 @@ from pdserve.run.inbox import Reply, Restart
 from tests.launch.played import Played, adapted, plan, serving_deployment
 from tests.plan import kit
 
-pytestmark = pytest.mark.usefixtures("pdserve_home")
+pytestmark = [pytest.mark.usefixtures("pdserve_home"), pytest.mark.process]
 
 
 @asynccontextmanager
