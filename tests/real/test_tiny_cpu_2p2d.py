@@ -211,7 +211,7 @@ async def assert_reported(reached: Reached, killed: Killed) -> None:
     ("name", "title"),
     [
         ("decode-0", "VLLM::Worker"),
-        # Its connections break, as those of the engines of fakes/ do: tests/proxy/test_lost_connections.py.
+        # Its connections break, as those of the engines of fakes/ do: tests/proxy/test_upstream.py.
         pytest.param("decode-1", "vllm", marks=pytest.mark.full),
     ],
 )
