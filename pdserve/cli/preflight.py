@@ -68,7 +68,7 @@ def _progress(line: str) -> None:
 
 def _table(findings: Iterable[Finding], loaded: LoadedRecipe) -> Table:
     table = Table("node", "check", "", "value", "need", "fix", header_style="bold")
-    for finding in _shown(findings, loaded):
+    for finding in _printable_findings(findings, loaded):
         value = "\n".join((finding.value, *finding.evidence))
         status = Text(finding.status, style=_STYLES[finding.status])
         table.add_row(
@@ -78,30 +78,31 @@ def _table(findings: Iterable[Finding], loaded: LoadedRecipe) -> Table:
 
 
 def _lines(findings: Sequence[Finding], loaded: LoadedRecipe) -> Iterator[str]:
-    for finding in _shown(findings, loaded):
+    for finding in _printable_findings(findings, loaded):
         yield finding.line()
         yield from (f"  | {line}" for line in finding.evidence)
     yield _summary(findings)
 
 
-def _shown(findings: Iterable[Finding], loaded: LoadedRecipe) -> Iterator[Finding]:
-    """As a terminal may have them: commands of other users' processes and lines of logs are among them."""
-    for finding in _collapsed(findings):
+def _printable_findings(findings: Iterable[Finding], loaded: LoadedRecipe) -> Iterator[Finding]:
+    """Yield findings as a terminal may have them: commands of other users' processes and lines of logs are
+    among them."""
+    for finding in _collapse_findings(findings):
         texts = {"node": finding.node, "value": _value(finding, loaded), "need": finding.need, "fix": finding.fix}
         shown = {name: None if text is None else printable(text) for name, text in texts.items()}
         yield finding.model_copy(update={**shown, "evidence": tuple(map(printable, finding.evidence))})
 
 
 def _value(finding: Finding, loaded: LoadedRecipe) -> str:
-    """With the place that asks for it: file and line for a key of the recipe."""
+    """Return a finding's value with the place that asks for it: file and line for a key of the recipe."""
     where = finding.where
     if where is not None and where.partition(".")[0] in Recipe.model_fields:
         where = loaded.locate(where)
     return f"{where}: {finding.value}" if where else finding.value
 
 
-def _collapsed(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """What is well on several nodes takes one row a check."""
+def _collapse_findings(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield findings; what is well on several nodes takes one row a check."""
     well: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.status == "ok":
