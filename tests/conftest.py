@@ -11,10 +11,10 @@ import os
 import select
 import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -175,13 +175,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (first[item.path], item.get_closest_marker("ends_fixture") is not None))
 
 
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+@pytest.fixture(autouse=True)
+def loop_factory() -> LoopFactory | None:
+    """What makes the event loop of a test that is a coroutine; None: asyncio's own."""
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """A test that is a coroutine runs in an event loop of its own, and what of its fixtures is an asynchronous context
     is opened in it."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    asyncio.run(_await_test(pyfuncitem))
+    make_loop = cast("LoopFactory | None", pyfuncitem.funcargs["loop_factory"])
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(_await_test(pyfuncitem))
     return True
 
 

@@ -237,7 +237,7 @@ class InstalledParser(BaseModel):
     switches: frozenset[str]
     lists: frozenset[str]
     lines: Sequence[ParsedLine]
-    """In the order of the command lines that were asked about."""
+    """The lines that were asked about, in that order."""
 
     def flag_names(self) -> FlagNames:
         """Its names, to read other lines by."""
@@ -250,7 +250,7 @@ class LineReader:
 
     names: FlagNames = LISTED
     version: str | None = None
-    """Of the vLLM whose parser was asked; None: the list."""
+    """The version of the vLLM whose parser was asked; None: the list."""
     lines: Mapping[CommandLine, ParsedLine] = field(default_factory=dict)
 
     @classmethod

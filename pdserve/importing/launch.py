@@ -17,7 +17,7 @@ class FlagSource(StrEnum):
     VLLM = "vllm"
     """The parser of the vLLM that is installed; without one, the list."""
     LIST = "list"
-    """What pdserve knows of one version."""
+    """The flags of one version, as pdserve lists them."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class ImportChoice:
     features: tuple[str, ...] | None = None
     nodes: int | None = None
     kv_offload: str | None = None
-    """Of vLLM's recipes; None: KV is kept on the devices alone."""
+    """The offloading of vLLM's recipes; None: KV is kept on the devices alone."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of a shell script."""
+    """The variables that the caller of a shell script sets (`--var`)."""
 
     def given(self) -> list[str]:
         """The options that choose something."""

@@ -156,12 +156,12 @@ def _rule(pattern: str, cause: str, todo: str) -> Rule:
     return re.compile(pattern, re.IGNORECASE | re.MULTILINE), Hint(cause, todo)
 
 
-_LIMITS_TODO = (
+_LIMITS_FIX = (
     "raise the limits of the docker daemon there, or name what it may give: container.options: "
     "[--ulimit=nofile=N:N, --ulimit=memlock=BYTES:BYTES]; podman also needs --ulimit=nproc=N:N, and `default_ulimits = "
     "[]` in its containers.conf"
 )
-_PROGRAMS_TODO = "container.image must have a shell's basic programs (env) and an interpreter: container.python"
+_PROGRAMS_FIX = "container.image must have a shell's basic programs (env) and an interpreter: container.python"
 
 # The wordings are those of docker 20.10 to 28, podman 4.3 and CPython; each was taken from a run (tests/containers).
 _RULES: tuple[Rule, ...] = (
@@ -193,12 +193,12 @@ _RULES: tuple[Rule, ...] = (
         r"error setting rlimit type (?P<number>\d+): operation not permitted",
         "docker there may not raise a limit of its containers (setrlimit, number {number}; 6: processes, 7: open "
         "files, 8: locked memory): it is rootless, or runs in a container itself",
-        _LIMITS_TODO,
+        _LIMITS_FIX,
     ),
     _rule(
         r"setrlimit `(?P<limit>RLIMIT_\w+)`: Operation not permitted",
         "podman there may not raise a limit of its containers ({limit}): it is rootless, or runs in a container itself",
-        _LIMITS_TODO,
+        _LIMITS_FIX,
     ),
     _rule(
         r"crun: cgroups in hybrid mode not supported",
@@ -229,12 +229,12 @@ _RULES: tuple[Rule, ...] = (
     _rule(
         r"\[FATAL tini \(\d+\)\] exec (?P<program>\S+) failed: No such file",
         "the image has no {program}",
-        _PROGRAMS_TODO,
+        _PROGRAMS_FIX,
     ),
     _rule(
         r"exec: \"(?P<program>[^\"]+)\": (?:executable file not found|stat .*: no such file)",
         "the image has no {program}",
-        _PROGRAMS_TODO,
+        _PROGRAMS_FIX,
     ),
     _rule(
         r"No module named '?pdserve'?",

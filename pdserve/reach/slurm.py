@@ -60,48 +60,43 @@ def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A job's state in Slurm now."""
+class SlurmState:
+    """The state of a job, or of a task of an array, in Slurm now."""
 
-    id: str
     state: str
     reason: str
-    nodes: str
     exit_code: int
-    """Of the batch script; 128 + the signal that ended it."""
+    """That of the batch script; 128 + the signal that ended it."""
     output: Path | None
 
     @property
     def over(self) -> bool:
         return self.state in ENDED
 
-    def __str__(self) -> str:
-        where = f" on {self.nodes}" if self.nodes not in ("", "(null)") else ""
-        return f"job {self.id}: {_state_words(self.state, self.reason)}{where}"
+    @property
+    def words(self) -> str:
+        return self.state.lower() + (f" ({self.reason})" if self.reason not in ("", "None") else "")
 
 
 @dataclass(frozen=True)
-class SlurmTask:
+class Job(SlurmState):
+    """A job's state in Slurm now."""
+
+    id: str
+    nodes: str
+
+    def __str__(self) -> str:
+        return f"job {self.id}: {self.words}" + (f" on {self.nodes}" if self.nodes not in ("", "(null)") else "")
+
+
+@dataclass(frozen=True)
+class SlurmTask(SlurmState):
     """The state of a task of an array in Slurm now."""
 
     number: int
-    state: str
-    reason: str
-    exit_code: int
-    """As of a job."""
-    output: Path | None
-
-    @property
-    def over(self) -> bool:
-        return self.state in ENDED
 
     def __str__(self) -> str:
-        code = f", exit code {self.exit_code}" if self.over and self.exit_code else ""
-        return f"{_state_words(self.state, self.reason)}{code}"
-
-
-def _state_words(state: str, reason: str) -> str:
-    return state.lower() + (f" ({reason})" if reason not in ("", "None") else "")
+        return self.words + (f", exit code {self.exit_code}" if self.over and self.exit_code else "")
 
 
 def submit(script: str, options: Sequence[str] = ()) -> str:

@@ -9,7 +9,7 @@ NVIDIA_GPUS = """\
 """UUIDs of Tesla V100-SXM3: github.com/2maz/slurm-monitor, tests/slurm_monitor/conftest.py (GPU_RESPONSES, nvidia)."""
 
 NVIDIA_APPS = """\
-GPU-ad466f2f-575d-d949-35e0-9a7d912d974e, 1, 8032 MiB, /home/auser/D1/miniconda3/envs/vLLM_test_env/bin/python
+GPU-ad466f2f-575d-d949-35e0-9a7d912d974e, 1, 8032 MiB, /opt/engines/bin/python
 """
 """The process-status of the same recording, in our order of columns; the unit as github.com/NVIDIA/nvidia-docker
 issue 1483 shows it."""

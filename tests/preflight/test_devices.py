@@ -111,7 +111,7 @@ def rocm(pids: str, present: int = 2) -> Finding:
 def test_nvidia_names_the_process_and_its_device() -> None:
     finding = nvidia(recorded.NVIDIA_APPS)
     assert finding.status == "failed"
-    assert "PID 1 /home/auser/D1/miniconda3/envs/vLLM_test_env/bin/python" in finding.value
+    assert "PID 1 /opt/engines/bin/python" in finding.value
     assert "device 0: PID 1 " in finding.evidence[0]
     assert "7.8 GiB" in finding.evidence[0]
     assert not finding.unverified_on_hardware  # it was run beside an H100

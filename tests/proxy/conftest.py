@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ PROXIES = {"deployment", "engines", "impatient", "pair", "proxy", "raw", "shared
 BY_HAND = {"raw_deployment", "Proxy"}
 """Names by which a test starts one itself."""
 ON_BOTH_BUILDS = {"test_contract.py"}
-LOOP_SECONDS = 120.0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -37,15 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("wheel")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs a test that is a coroutine, in a loop as the proxy has it."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), LOOP_SECONDS))
-    return True
+@pytest.fixture(autouse=True)
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """The loop that the proxy has."""
+    return uvloop.new_event_loop
 
 
 @pytest.fixture

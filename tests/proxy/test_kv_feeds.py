@@ -30,7 +30,7 @@ from pdserve.pd.workers.engines import Engines
 from pdserve.pd.workers.kv_feeds import KvFeeds
 from pdserve.pd.workers.pools import Pools
 from pdserve.pd.workers.registry import Registry
-from tests.launch.deployment import free_ports
+from tests.launch.deployment import free_ports, wait_until
 from tests.proxy.deployment import registry_of
 from tests.proxy.raw import listening, whole
 
@@ -265,9 +265,12 @@ def test_the_installed_vllm_s_publisher_is_followed(tmp_path: Path) -> None:
         answer = {"0": msgspec.to_builtins(vars(publisher.get_publisher_config()))}
         subscriber.start("w", sources_from(answer, "127.0.0.1"))
         await until(lambda: held(index) == 4)
-        while subscriber.counts["applied"] == 2:  # ZMQ has the subscription when the first live one arrives
+
+        def has_subscription() -> bool:  # of ZMQ, once the first live batch arrives
             publisher.publish(events.KVEventBatch(ts=1.0, events=[]))
-            await asyncio.sleep(0.01)
+            return subscriber.counts["applied"] > 2
+
+        await until(has_subscription)
         publish(2)
         await until(lambda: held(index) == 6)
         removed = events.BlockRemoved(block_hashes=[b"1"], medium="GPU", group_idx=0)
@@ -424,21 +427,18 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with log.open("w") as output, subprocess.Popen(command, env=environment, stdout=output, stderr=output) as process:
         try:
             url = f"http://127.0.0.1:{port}"
-            asyncio.run(until_serving(url, process, log))
+            wait_until("the engine serves", lambda: serves(url, process, log), START_SECONDS)
             yield url
         finally:
             process.terminate()
 
 
-async def until_serving(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    async with asyncio.timeout(START_SECONDS), httpx.AsyncClient(base_url=url) as client:
-        while True:
-            assert process.poll() is None, log.read_text()[-4000:]
-            try:
-                if (await client.get("/health")).is_success:
-                    return
-            except httpx.TransportError:
-                await asyncio.sleep(0.5)
+def serves(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:
+    assert process.poll() is None, log.read_text()[-4000:]
+    try:
+        return httpx.get(f"{url}/health").is_success
+    except httpx.TransportError:
+        return False
 
 
 class Talk:
@@ -461,8 +461,7 @@ class Talk:
     async def settled(self, new: list[int]) -> None:
         """All events of earlier requests are in: those of a later one are, a prompt that the engine has not seen."""
         await self.complete(new, 1)
-        while self.expected(new) != BLOCK:
-            await asyncio.sleep(0.002)
+        await until(lambda: self.expected(new) == BLOCK)
 
     def expected(self, tokens: list[int]) -> int:
         """An engine always computes at least the last token itself."""
@@ -488,8 +487,7 @@ def test_it_knows_exactly_what_a_real_engine_has_cached(engine: str) -> None:
             await talk.complete(early)
             sources = sources_from((await client.get("/kv_event_sources")).json(), "127.0.0.1")
             subscriber.start("engine", sources)
-            while talk.expected(early) != 288:  # by the replay
-                await asyncio.sleep(0.01)
+            await until(lambda: talk.expected(early) == 288)  # by the replay
             conversations: list[list[int]] = []
             hits = 0
             for step in range(150):

@@ -221,8 +221,8 @@ def test_a_task_that_has_left_points_behind_is_named_with_job_log_and_reason(tmp
     write = mine.model_copy(update={"job": "12_0", "log": "/jobs/12_0.out"})
     (folder.path / "tasks" / f"{first.digest}.json").write_text(write.model_dump_json())
     states = {
-        "12_0": SlurmTask(0, "TIMEOUT", "None", 0, Path("/jobs/12_0.out")),
-        "12_1": SlurmTask(1, "NODE_FAIL", "NodeDown", 137, Path("/jobs/12_1.out")),
+        "12_0": SlurmTask("TIMEOUT", "None", 0, Path("/jobs/12_0.out"), number=0),
+        "12_1": SlurmTask("NODE_FAIL", "NodeDown", 137, Path("/jobs/12_1.out"), number=1),
     }
     one, other = list_unfinished(made, folder, names, states)
     assert one.startswith("A: 1 of 2 points were not measured: job 12_0 on ")
@@ -230,7 +230,7 @@ def test_a_task_that_has_left_points_behind_is_named_with_job_log_and_reason(tmp
     assert other.startswith("B: 2 of 2 points were not measured: job 12_1; log /jobs/12_1.out; node_fail (NodeDown)")
     # Of one that failed before it wrote a record, the log has the reason.
     (tmp_path / "12_1.out").write_text("to run: 2 points\nerror: s.yaml: --only: no such deployment\n  what to do: x\n")
-    failed = {"12_1": SlurmTask(1, "FAILED", "NonZeroExitCode", 2, tmp_path / "12_1.out")}
+    failed = {"12_1": SlurmTask("FAILED", "NonZeroExitCode", 2, tmp_path / "12_1.out", number=1)}
     assert "exit code 2; s.yaml: --only: no such deployment" in list_unfinished(made, folder, names, failed)[1]
     # Of an earlier array that did come so far, nothing is said of the later one.
     write_array(folder, ArrayRecord(job="13", deployments=(first.digest,), submitted=mine.began + 1))
