@@ -53,7 +53,7 @@ class EvalVerdict(BaseModel):
     metric: str
     questions: int
     scores: tuple[float, ...]
-    """Of each repeat."""
+    """The scores of each repeat."""
     stderr: float | None
     """The harness's own estimate for one repeat."""
     threshold: float

@@ -54,7 +54,7 @@ class Given(Frozen):
     link_gbit: float | None = None
     """Between prefill and decode, bits in 10^9 a second."""
     disk_gb: float | None = None
-    """Of the disk that weights are read from, bytes in 10^9 a second, for each node."""
+    """The rate of the disk that weights are read from, bytes in 10^9 a second, for each node."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     prefill_rate: float | None = None
@@ -140,7 +140,7 @@ class GroupSize(Frozen):
     layers: int
     block: int
     page_bytes: int
-    """Of one layer and block on one rank."""
+    """The bytes of one layer and block on one rank."""
     padding: float
     """Share of a page that holds nothing."""
 
@@ -159,15 +159,15 @@ class RoleSize(Frozen):
     kv_bytes: Span | None
     """Memory for KV; None: neither stated nor to be derived."""
     block_size: int
-    """Of attention, as vLLM will have it."""
+    """The block of attention, as vLLM will have it, in tokens."""
     block_bytes: int
     token_bytes: float
     """On the rank that holds most layers."""
     groups: tuple[GroupSize, ...]
     blocks: Span | None
-    """Of one rank; each DP rank of an instance has as many."""
+    """The blocks of one rank; each DP rank of an instance has as many."""
     requests: Span | None
-    """Of max-model-len at once in one instance, over its DP ranks."""
+    """The requests of max-model-len that fit in one instance at once, over its DP ranks."""
     tokens: Span | None
     """The same in tokens."""
     assumed: tuple[str, ...]
@@ -392,14 +392,14 @@ class L1Size(Frozen):
     """node or tp-rank."""
     l1_gib: float
     token_bytes: float
-    """Of a token in this server: of all ranks, or of a rank where each has a server. MLA alone is stored once."""
+    """The bytes of a token in this server: of all ranks, or of a rank where each has one. MLA alone is stored once."""
     tokens: int
     """That fit."""
     kept_tokens: int
     """At the watermark, where eviction starts."""
     chunk_bytes: float
     engines: int
-    """Of this role beside one server, at most."""
+    """The engines of this role beside one server, at most."""
     engine_tokens: float | None
     """What the KV cache of one engine holds, at most; None: not known."""
     pinned_gib: float
@@ -407,7 +407,7 @@ class L1Size(Frozen):
     registration_seconds: float
     """By the rule of a second a GiB, seen on ROCm; on a CPU nothing is pinned."""
     shm_gib: float
-    """Of L1 in /dev/shm, and of the KV that engines on a CPU move there."""
+    """The GiB of L1 in /dev/shm, and of the KV that engines on a CPU move there."""
 
 
 def l1_sizes(recipe: Recipe, sized: Mapping[EngineRole, Sized], plan: Plan) -> list[L1Size]:

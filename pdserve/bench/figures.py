@@ -131,9 +131,9 @@ class Figures(Frozen):
     the time in which they were sent: in what came after the last answer nothing was answered."""
     ttft: Spread | None = None
     tpot: Spread | None = None
-    """Of each request, the mean time of a token after the first."""
+    """The TPOT of each request: the mean time of a token after the first."""
     itl: Spread | None = None
-    """Of all gaps between two chunks, of all requests together."""
+    """The ITL of all gaps between two chunks, of all requests together."""
     e2e: Spread | None = None
     input_tokens: int = 0
     output_tokens: int = 0
@@ -143,7 +143,7 @@ class Figures(Frozen):
     output_per_second: float = 0.0
     total_per_second: float = 0.0
     gpus: int = 0
-    """Of prefill and decode together."""
+    """The GPUs of prefill and decode together."""
     output_per_second_per_gpu: float | None = None
     total_per_second_per_gpu: float | None = None
     interactivity_by_itl: Mapping[str, float] = {}
@@ -153,7 +153,7 @@ class Figures(Frozen):
     goodput: float | None = None
     """Requests a second that kept every limit of the SLO; None without an SLO."""
     good_share: float | None = None
-    """Of all requests, failed ones too."""
+    """The share of all requests, failed ones too, that kept every limit."""
 
     @property
     def bursts(self) -> bool:

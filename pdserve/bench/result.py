@@ -49,7 +49,7 @@ class Provenance(Frozen):
     versions: Mapping[str, str | None]
     """pdserve and its commit, Python, kernel and every engine package, as the run has recorded them at its start."""
     hardware: Mapping[str, str]
-    """Of the machine with the client; of other nodes only their names and devices are known."""
+    """The hardware of the machine with the client; of other nodes only their names and devices are known."""
     recipe: str
     """The resolved recipe (YAML)."""
     planned: Mapping[str, str] = {}
@@ -61,7 +61,7 @@ class Window(Frozen):
     """Our own figures over the same window: what each role counted between the two readings."""
 
     prefill: Mapping[str, float] = {}
-    """Of mode aggregated: all engines."""
+    """The figures of prefill; in mode aggregated, of all engines."""
     decode: Mapping[str, float] = {}
     lmcache: Mapping[str, float] = {}
     proxy: Mapping[str, float] = {}

@@ -34,7 +34,7 @@ class Sample:
     at: float
     client: float
     wanted: Mapping[int, float]
-    """Of the main thread of each of its processes."""
+    """The share that the main thread of each of its processes wanted."""
     proxy: float | None
 
 

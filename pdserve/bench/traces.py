@@ -43,7 +43,7 @@ class Turn:
     whole: bool
     """All of it: neither former turns nor answers come before it."""
     input_tokens: int | None = None
-    """Of its pieces, where the trace has lengths."""
+    """The input tokens of its pieces, where the trace has lengths."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class CpuUse(Frozen):
 
     used: float | None = None
     wanted: float | None = None
-    """Of the main thread of its busiest process: the share of the time in which it ran or waited for a CPU."""
+    """The share of the time in which the main thread of its busiest process ran or waited for a CPU."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Evidence:
     before: DeploymentSnapshot
     after: DeploymentSnapshot
     run_id: str
-    """Of the deployment that the benchmark began with."""
+    """The run of the deployment that the benchmark began with."""
     plan_digest: str
-    """Of `plan`."""
+    """The digest of `plan`."""
     events: Sequence[Mapping[str, Any]] = ()
     """The history of the run in between."""
     client: CpuUse = field(default_factory=CpuUse)
@@ -447,7 +447,7 @@ class _Tier:
     engines: tuple[str, ...]
     """Which compute prompts, and store there."""
     stored: Callable[[tuple[str, ...]], float | None]
-    """Of these engines. None: it is not reported."""
+    """Returns what these engines have stored. None: it is not reported."""
 
 
 def _tiers(evidence: Evidence) -> Iterator[_Tier]:
@@ -571,7 +571,7 @@ def tokens_differ(evidence: Evidence) -> Answer:
 class _Tokens:
     what: str
     counters: tuple[str, ...]
-    """Of the engines, which count them together. Of the first it is known that they count at all."""
+    """The counters of the engines, which count them together. Of the first it is known that they count at all."""
 
     def of(self, record: RequestRecord) -> int:
         return record.prompt_tokens if self.what == "prompt" else record.output_tokens

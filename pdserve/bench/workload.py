@@ -31,9 +31,9 @@ class Workload(Frozen):
     """Holds what is the same for every load of a benchmark."""
 
     input_tokens: int | None = Field(default=None, ge=1)
-    """Of each prompt; None: the trace has its prompts."""
+    """The input tokens of each prompt; None: the trace has its prompts."""
     output_tokens: int | None = Field(default=None, ge=1)
-    """Of each answer; of a trace, of the answers whose length it does not have."""
+    """The output tokens of each answer; of a trace, of the answers whose length it does not have."""
     trace: str | None = Field(default=None, min_length=1)
     """A file, or the name of a trace that pdserve makes."""
     trace_digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
@@ -41,7 +41,7 @@ class Workload(Frozen):
     trace_block: int | None = Field(default=None, ge=1)
     """Tokens of a block with a hash id; None: the size that fits all lines."""
     sessions: int | None = Field(default=None, ge=1)
-    """Of the trace, the first ones; None: all."""
+    """The number of the trace's first sessions that are played; None: all."""
     client: ClientKind | None = None
     """None: AIPerf where it is needed."""
     session_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")

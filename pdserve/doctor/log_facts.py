@@ -78,7 +78,7 @@ class Transfers:
     failed: int
     expired: int
     megabytes_a_second: float | None
-    """Of the transfers that succeeded."""
+    """The megabytes a second of the transfers that succeeded."""
 
 
 _Line = TypeVar("_Line", EngineLoad, Transfers)

@@ -47,7 +47,7 @@ class LiveFigures:
     stores: Mapping[str, StoreSnapshot] = field(default_factory=dict)
     proxy: ProxySnapshot | None = None
     pressure: Mapping[str, Pressure] = field(default_factory=dict)
-    """Of the processes on this machine."""
+    """The pressure of the processes on this machine."""
 
 
 @dataclass(frozen=True)

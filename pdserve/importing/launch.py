@@ -157,7 +157,7 @@ class Draft:
     versions: Mapping[str, Sourced] = field(default_factory=dict)
     """Package -> its version, where the file names one (formats.py)."""
     lines: tuple[CommandLine, ...] = ()
-    """Of the engines of each role, as the file has them."""
+    """The command lines of the engines of each role, as the file has them."""
     parser: str = ""
     """Who read their flags, for people."""
 

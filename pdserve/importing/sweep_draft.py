@@ -32,9 +32,9 @@ class SweepDraft:
 
     recipe: Draft
     document: dict[str, Any]
-    """Of the sweep file, without the name of the recipe's file."""
+    """The document of the sweep file, without the name of the recipe's file."""
     notes: tuple[Note, ...]
-    """Of the sweep; those of the recipe are its own."""
+    """The notes of the sweep; those of the recipe are its own."""
     deployments: tuple[tuple[str, Draft], ...]
     """Name and draft of each, in the order of the lists of `zip`."""
 

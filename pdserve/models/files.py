@@ -105,7 +105,7 @@ class ModelFiles:
     tensors: tuple[Tensor, ...] | None
     """None: no safetensors are here, or not all of them."""
     file_bytes: int
-    """Of the files that vLLM would load; 0 where there are none, or not all of them."""
+    """The bytes of the files that vLLM would load; 0 where there are none, or not all of them."""
     lacks: str | None = None
     """What is missing of weights of which some are here."""
 

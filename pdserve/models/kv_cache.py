@@ -42,10 +42,10 @@ class KvFlags:
     kernel_block: int
     """The smallest block of the attention backend: 16 on GPUs, 32 on CPUs."""
     dtype: str = "bfloat16"
-    """Of the model."""
+    """The dtype of the model."""
     cache_dtype: str = "auto"
     state_dtype: str | None = None
-    """Of recurrent state; None: what the model asks for."""
+    """The dtype of recurrent state; None: what the model asks for."""
     tp: int = 1
     pp: int = 1
     prefix_caching: bool = True
@@ -63,7 +63,7 @@ class CacheGroup:
     block: int
     """Tokens of a block."""
     page_bytes: int
-    """Of one layer and block, on one rank, as it is allocated."""
+    """The bytes of one layer and block on one rank, as they are allocated."""
     used_bytes: int
     """The part of it that holds KV or state."""
     layers: tuple[int, ...]
@@ -81,7 +81,7 @@ class KvCache:
     flags: KvFlags
     groups: tuple[CacheGroup, ...]
     block_bytes: int
-    """Of one block of the pool, on the rank that holds most layers."""
+    """The bytes of one block of the pool, on the rank that holds most layers."""
     rank_token_bytes: float
     """What the blocks of one token take on that rank when every group keeps every token."""
     ranks_share: bool
@@ -314,7 +314,7 @@ class TableGroup:
     kind: Literal["attention", "recurrent", "scratch"] = "attention"
     """recurrent: state snapshots (Mamba, GDN, linear attention). scratch: never cached, it covers no tokens."""
     mode: MambaMode = "align"
-    """Of a recurrent group: when its state is kept."""
+    """The mode of a recurrent group: when its state is kept."""
 
     def span(self, dcp: int = 1) -> int:
         """Tokens of the whole sequence behind one block id. Under decode context parallelism an attention block is

@@ -208,9 +208,9 @@ class State:
     """A convolution's last inputs, and the state proper."""
 
     channels: int
-    """Of the convolution."""
+    """The channels of the convolution."""
     group_channels: int
-    """Of the convolution for each group; a group that spans ranks is held by each of them."""
+    """The channels of the convolution for each group; a group that spans ranks is held by each of them."""
     groups: int
     kernel: int
     heads: int
@@ -220,7 +220,7 @@ class State:
     checkpoints: int
     """Blocks that a request holds for states inside its prompt, beside the two of every request."""
     dtype: str | None
-    """Of the state proper, as the config.json or the model class asks; None: that of the convolution."""
+    """The dtype of the state proper, as the config.json or the model class asks; None: that of the convolution."""
 
     def convolution(self, tp: int, drafts: int) -> int:
         """Elements that one rank keeps. `drafts`: tokens that are drafted in a step."""

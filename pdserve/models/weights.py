@@ -46,7 +46,7 @@ class Tensor:
 
     name: str
     dtype: str
-    """Of safetensors: F32, BF16, F8_E4M3, ..."""
+    """The dtype in the words of safetensors: F32, BF16, F8_E4M3, ..."""
     shape: tuple[int, ...]
 
     @property
@@ -77,7 +77,7 @@ class Sharding:
     drafts: bool = False
     """The model's own MTP modules are loaded."""
     model_bytes: int = 2
-    """Of an element of the model's dtype."""
+    """The bytes of an element of the model's dtype."""
 
 
 @dataclass(frozen=True)

@@ -118,10 +118,10 @@ class LmcacheSnapshot:
     """Objects that it keeps of a chunk, at least: one for each rank with KV of its own. None: it does not say."""
     requested_tokens: int | None = None
     hit_tokens: int | None = None
-    """Of the tokens that engines looked up."""
+    """The hits among the tokens that engines looked up."""
     evicted_chunks: int | None = None
     salts: int | None = None
-    """Of how many `cache_salt` chunks were stored, without those of `pdserve verify`; None: its metrics carry none."""
+    """The number of salts of which chunks were stored, without `pdserve verify`'s; None: its metrics carry none."""
 
     @property
     def reachable(self) -> bool:

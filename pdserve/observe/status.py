@@ -52,7 +52,7 @@ class StatusView:
     patches: dict[str, list[PatchRecord]] = field(default_factory=dict)
     """Engine -> what its processes report of their patches."""
     silence: Silence | None = None
-    """Of a launcher that lives and is not heard: what is recorded may be over."""
+    """The silence of a launcher that lives and is not heard: what is recorded may be over."""
 
     @property
     def healthy(self) -> bool:

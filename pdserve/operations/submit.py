@@ -36,7 +36,7 @@ class Submission:
     """A job that is not submitted yet."""
 
     name: str
-    """Of the deployment."""
+    """The name of the deployment."""
     script: str
 
 

@@ -67,12 +67,12 @@ class Plan(Frozen):
     model_path: str | None
     """Set when the model is a local folder that must exist on every node."""
     revision: str | None = None
-    """Of a model of the hub; None: its main branch."""
+    """The revision, where the model is one of the hub; None: its main branch."""
     nodes: tuple[Node, ...]
     processes: tuple[Process, ...]
     lmcache: tuple[LmcacheServer, ...] = ()
     proxy: ProxyConfig
-    """Of vllm-router too, which gets a part of it as flags."""
+    """The proxy's configuration; vllm-router gets a part of it as flags."""
     proxy_kind: Literal["pdserve", "vllm-router"] = "pdserve"
     canary_seconds: float
     timeouts: Timeouts

@@ -33,7 +33,7 @@ class Srun(Frozen):
     kill_wait: float
     """Seconds from the TERM of scancel, or of the time limit, to its KILL (KillWait of slurm.conf)."""
     options: tuple[str, ...] = ()
-    """Of a container (pyxis)."""
+    """Options of a container (pyxis)."""
 
 
 class Ssh(Frozen):

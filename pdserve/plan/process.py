@@ -130,7 +130,7 @@ class Process(Frozen):
     ranks: Ranks | None = None
     """None: not an engine."""
     instance: str | None = None
-    """Of an engine: the name of its instance's leader. On several nodes an instance lives and dies as one."""
+    """The name of its instance's leader, for an engine. On several nodes an instance lives and dies as one."""
     connectors: tuple[PlannedConnector, ...] = ()
     packages: tuple[str, ...] = ()
     """The packages that its command runs (vllm, lmcache, ...). (): a command of the recipe's own may run anything."""

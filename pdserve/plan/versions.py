@@ -153,7 +153,7 @@ class RecipeUse:
     """The features, flags and packages of a recipe, whatever is installed."""
 
     features: tuple[frozenset[str], ...]
-    """Of each role."""
+    """The features of each role."""
     flags: tuple[tuple[str, Mapping[str, str]], ...]
     """Package, and its flags with their keys in the recipe: of each role, then of LMCache."""
     packages: frozenset[str]

@@ -44,7 +44,7 @@ class NodeFacts(Frozen):
     interpreter: str
     pdserve_version: str
     pdserve_digest: str
-    """Of the source files that run there: two checkouts of one version differ here."""
+    """The digest of the source files that run there: two checkouts of one version differ here."""
     versions: Versions
     """In the environment of the engines."""
     versions_problem: str | None = None
@@ -64,7 +64,7 @@ class NodeFacts(Frozen):
     memory: MemoryFacts
     memory_total: int
     memlock: Limit
-    """Of what the agent starts: children inherit it."""
+    """The limit of what the agent starts: children inherit it."""
     ipc_lock: bool
     """CAP_IPC_LOCK: the memlock limit does not bind."""
     open_files: Limit

@@ -124,7 +124,7 @@ class Listening(NamedTuple):
 
     bound: tuple[tuple[str, int], ...]
     findings: tuple[Finding, ...]
-    """Of the ports that could not be bound."""
+    """The findings of the ports that could not be bound."""
     taken: tuple[tuple[str, int], ...] = ()
     """Another program listens there already."""
 

@@ -99,12 +99,12 @@ class WaitingEnd(Frozen):
     """An end that waits for the other one to write to its memory, or to read it."""
 
     session_port: int
-    """Of Mooncake; 0: NIXL has none."""
+    """The port of Mooncake's session; 0: NIXL has none."""
     pointer: int
     kind: str = "DRAM"
     """NIXL's word for the memory."""
     metadata: str = ""
-    """Of NIXL's agent, in base64."""
+    """The metadata of NIXL's agent, in base64."""
     ports: tuple[int, ...]
     """All on which it listens at its address."""
     link: Link | None

@@ -40,7 +40,7 @@ class Candidate:
     address: str | None = None
     devices: tuple[int, ...] | None = None
     key: str = ""
-    """Of the cluster file, where it describes the machine: `hosts.1`."""
+    """The key of the cluster file that describes the machine: `hosts.1`."""
     command: tuple[str, ...] = (sys.executable,)
     """What runs Python there: an interpreter, or a container with one."""
 
@@ -58,7 +58,7 @@ class Candidates:
     gpus_per_node: int | None = None
     """What the job's steps have on each node, where Slurm knows it."""
     all_names: tuple[str, ...] = ()
-    """Of the job, those included that the recipe excludes."""
+    """The names of all nodes of the job, those included that the recipe excludes."""
 
     @property
     def network(self) -> Network | None:

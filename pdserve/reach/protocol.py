@@ -195,7 +195,7 @@ class Swapped(Message):
     event: Literal["swapped"] = "swapped"
     name: str
     bytes: int
-    """Of its whole tree, now."""
+    """The bytes of its whole tree, now."""
     read_back: int
     """Bytes that its node has read from swap since the process was ready, for whichever process."""
 
@@ -261,7 +261,7 @@ class Gone(Message):
     because: Because | None = None
     """None: there was none before."""
     exit_code: int | None = None
-    """Of the `docker run` that held it. None: another program, or it had not ended."""
+    """The exit code of the `docker run` that held it. None: another program, or it had not ended."""
     held: float = 0.0
     """Seconds for which the launcher itself had not run when that became known."""
 

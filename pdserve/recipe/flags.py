@@ -35,7 +35,7 @@ class Condition:
     text: str
     """for ..."""
     holds: Callable[[Recipe, str], bool]
-    """Of a recipe and the section that has the flag (a role, or lmcache)."""
+    """Tells whether it holds, of a recipe and the section that has the flag (a role, or lmcache)."""
     path: Callable[[str], Path]
     """Section -> the key of the recipe that decides it."""
 
@@ -93,7 +93,7 @@ class Rendezvous:
 
     address: str
     master_port: int | None
-    """Of processes that share one API server; where each has its own, only their ranks meet."""
+    """The port at which processes meet that share one API server; where each has its own, only their ranks meet."""
     dp_rpc_port: int | None
 
 
@@ -104,12 +104,12 @@ class EngineLine:
     served_name: str
     revision: str | None
     address: str
-    """Of the node whose API server it is."""
+    """The address of the node whose API server it is."""
     port: int | None
     """None on followers, which have no API server."""
     parallel: Parallel
     rank: int
-    """Of this process among those of the instance."""
+    """The rank of this process among those of the instance."""
     rendezvous: Rendezvous | None
     kv_transfer: Mapping[str, Any] | None
     kv_events: Mapping[str, Any] | None

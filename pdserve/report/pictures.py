@@ -51,7 +51,7 @@ class Picture:
     title: str
     note: str
     figure: Any
-    """Of matplotlib."""
+    """A figure of matplotlib."""
     minor: bool = False
     """Nothing happened in it that a reader has to see at once."""
     lines: tuple[str, ...] = ()

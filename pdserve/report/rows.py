@@ -201,7 +201,7 @@ class ProvenanceView:
     recipes: Mapping[str, tuple[str, ...]]
     """Text -> who has it."""
     mixed: tuple[str, ...] = ()
-    """Of what no sweep varies (pdserve.bench.result.circumstances), what is not the same for all."""
+    """The circumstances (pdserve.bench.result.circumstances) that no sweep varies and that are not the same for all."""
 
 
 def provenance_view(some: Sequence[tuple[str, Provenance]]) -> ProvenanceView:
@@ -260,7 +260,7 @@ class ReportedResult:
     result: BenchResult | None
     """None: nothing was measured."""
     record: PointRecord | None
-    """Of a point, or of the point that has this result."""
+    """The record of a point, or of the point that has this result."""
     run_id: str | None
     events: Path | None
     """The history of that run, if it was kept."""
@@ -447,10 +447,10 @@ class ReportContents:
     """All that a page shows."""
 
     provenance: tuple[tuple[str, Provenance], ...]
-    """Of each result, with what is varied."""
+    """The provenance of each result, with what is varied."""
     rows: tuple[ReportRow, ...]
     timelines: tuple[Timeline, ...] = ()
-    """Of each start of a deployment whose history was kept."""
+    """The timelines of each start of a deployment whose history was kept."""
 
     @property
     def invalid(self) -> int:

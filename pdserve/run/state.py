@@ -32,7 +32,7 @@ class ProcessState(BaseModel):
     ready_at: float | None = None
     start_seconds: float | None = None
     died_at: float | None = None
-    """Of its last end; it counts while the phase is dead, done or stopped."""
+    """The time of its last end; it counts while the phase is dead, done or stopped."""
     restarts: int = 0
     note: str = ""
     """Why it is not ready: how it died, the cause by its log."""
@@ -48,7 +48,7 @@ class NodeState(BaseModel):
     agent: ProcessId
     guard: ProcessId
     hostname: str
-    """Of the machine on which both of them and its processes are."""
+    """The hostname of the machine on which both of them and its processes are."""
     place: Place | None = None
     """Where their PIDs count; None: it was not to be read."""
     cgroup: CgroupId | None = None
@@ -75,12 +75,12 @@ class DeploymentState(BaseModel):
     token: str = Field(min_length=1)
     """In the names of its processes (system/process.py)."""
     command: ProcessId | None = None
-    """Of `pdserve run`, once it was started: a process of the launcher's machine."""
+    """The command of `pdserve run`, once it was started: a process of the launcher's machine."""
     nodes: dict[str, NodeState] = {}
     processes: dict[str, ProcessState] = {}
     endpoint: str = ""
     note: str = ""
     change: str = ""
-    """Of the last `up` on it that changed something: under way, or where it stopped; empty: it is done."""
+    """The last change by an `up`: under way, or where it stopped; empty: it is done."""
     started_at: float
     ready_at: float | None = None

@@ -36,7 +36,7 @@ class Hardware:
     device_gib: float
     """Memory of a device, GiB, as PyTorch has it, in whole ones that are surely there; 0 without devices."""
     devices: int
-    """Of a usual node; 0 without devices."""
+    """The devices of a usual node; 0 without devices."""
     transfer: Mapping[str, FlagValue]
     """The connector that moves KV from prefill to decode."""
     transfer_reason: str
@@ -131,7 +131,7 @@ class InitChoice:
     hardware: Hardware
     nodes: int
     devices: int
-    """Of each node; 0 on a CPU."""
+    """The devices of each node; 0 on a CPU."""
     goal: Goal
     longest: int
     """max-model-len is no more."""
@@ -187,7 +187,7 @@ class Layout:
     prefill: int
     decode: int
     reason: str
-    """Of `tp`."""
+    """The reason of `tp`."""
     sized: Sized | None = None
 
     @property

@@ -229,7 +229,7 @@ class Variant:
 
     settings: Settings
     digest: str
-    """Of the resolved recipe."""
+    """The digest of the resolved recipe."""
 
     @property
     def title(self) -> str:

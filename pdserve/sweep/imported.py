@@ -43,7 +43,7 @@ class ImportedSweep:
     draft: SweepDraft
     points: int
     recipes: tuple[LoadedRecipe, ...]
-    """Of each deployment, as they were read again."""
+    """The recipes of each deployment, as they were read again."""
 
 
 def import_sweep(

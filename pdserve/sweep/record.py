@@ -58,7 +58,7 @@ class PointRecord(Frozen):
     """Why it is INVALID: those of its measurements, and those of the sweep itself."""
     unchecked: tuple[Reason, ...] = ()
     caches: Mapping[str, str] = {}
-    """Of each engine and LMCache server: how its cache was emptied before the measurement, or why it was not."""
+    """The way in which each cache was emptied before the measurement, by its engine or server, or why it was not."""
     result: str | None = None
     """The folder of its result, beside this file; None: it was not measured."""
     run_id: str | None = None

@@ -31,7 +31,7 @@ class PlannedSweep:
     """By the digest of a deployment."""
     combinations: int
     folder_name: str
-    """Of the deployment as it is called outside of a Slurm job: all jobs share the folder of the sweep."""
+    """The deployment's name outside of a Slurm job: all jobs share the folder of the sweep."""
 
     @property
     def name(self) -> str:
@@ -142,7 +142,7 @@ class Estimate:
     """Estimates what is still to be run."""
 
     seconds: float
-    """Of what is known."""
+    """The seconds that are known."""
     unknown_points: int
     """Without a former measurement of the same work and load."""
     starts: int

@@ -27,9 +27,9 @@ class Pressure:
     throttled_periods: int = 0
     """Of the cgroup's accounting periods, and in how many of them the limit was reached."""
     busiest_share: float | None = None
-    """Of a CPU, that the busiest process of the tree used over a while; None: not measured."""
+    """The share of a CPU that the busiest process of the tree used over a while; None: not measured."""
     wanted_share: float | None = None
-    """Of a while, in which the busiest process of the tree ran or waited for a CPU; None: not measured."""
+    """The share of a while in which the busiest process of the tree ran or waited for a CPU; None: not measured."""
 
 
 def pressure_of(root: int, top: Path | None, v1: Path | None = None, *, proc: Path = _PROC) -> Pressure:

@@ -40,7 +40,7 @@ class Completion:
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of the tokens; empty when not asked for."""
+    """The logprobs of the tokens; empty when not asked for."""
     prompt_logprobs: tuple[dict[str, PossibleToken] | None, ...]
     prompt_tokens: int
     cached_tokens: int | None

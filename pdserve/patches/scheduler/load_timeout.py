@@ -27,7 +27,7 @@ class Quarantine:
         self._on_change = on_change
         self._held: dict[str, list[Any]] = {}
         self.request_ids = self._held.keys()
-        """Of transfers that have not ended, as of now. Cheap to look at in every step."""
+        """The request ids of transfers that have not ended, as of now. Cheap to look at in every step."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._held

@@ -26,7 +26,7 @@ class ClientLimits:
     write_buffer_bytes: int = 256 * 1024
     """What may wait for one client before its engine is held back."""
     max_buffered_bytes: int = 512 * 1024 * 1024
-    """Of requests in memory at once, over all connections."""
+    """The most bytes of requests in memory at once, over all connections."""
 
 
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)", re.I)

@@ -84,7 +84,7 @@ class UpstreamConnection:
         self._sink: Sink | None = None
         self._content_type = ""
         self._data = b""
-        """Of a body, out of the bytes that are being read."""
+        """The data of a body, out of the bytes that are being read."""
         self._more: list[bytes] = []
         """What came behind it in the same bytes."""
         self._complete = False
@@ -92,7 +92,7 @@ class UpstreamConnection:
         self._unheard = 0
         """Bytes since the end of the last head or the last piece of a body: the rest may never end."""
         self._reads = 0
-        """Of the answer that is coming."""
+        """The number of reads of the answer that is coming."""
         self._unsent = False
         self._paused = False
         self._hung_up = False

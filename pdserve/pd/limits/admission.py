@@ -106,7 +106,7 @@ class AdmissionGate:
         self._others = 0.0
         """Requests in flight of other processes, at the last look."""
         self._left_over = 0
-        """Of those that the last figure of KV use lets in: the others were first."""
+        """The number of those that the last figure of KV use lets in: the others were first."""
         self._queues: dict[int, OrderedDict[QueuedRequest, None]] = {}
         self._priorities: list[int] = []
         self._interval = 0.0

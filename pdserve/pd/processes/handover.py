@@ -26,7 +26,7 @@ class Heir(NamedTuple):
     """A process that serves until the new ones do."""
 
     number: int
-    """Of the process: its index."""
+    """The number of the process: its index."""
     pid: int
     control: int
     asks: int

@@ -89,7 +89,7 @@ class Scan:
         self.view = memoryview(raw)
         self.members: dict[str, msgspec.Raw] = {}
         self.spans: list[MemberSpan] = []
-        """Of each member, in order."""
+        """The spans of each member, in order."""
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._checked = 0
         """Bytes that are known to be UTF-8."""

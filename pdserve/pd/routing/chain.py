@@ -106,7 +106,7 @@ class GrowingChain:
         self._data = data
         self._begin = begin
         self._ends = _ends(size, length)
-        """Of the blocks, from `begin` on, one of them beyond the data."""
+        """The ends of the blocks, from `begin` on, one of them beyond the data."""
         names: list[int] = []
         view = memoryview(data)
         parent, done = root, 0

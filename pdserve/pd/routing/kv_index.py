@@ -37,7 +37,7 @@ class _Blocks:
         self.gone: OrderedDict[BlockHash, int] = OrderedDict()
         """Names of blocks that were removed: a copy may live on, be a parent, and be stored again."""
         self.names: set[int] = set()
-        """Of those held."""
+        """The names of those held."""
 
     def store(self, block: BlockHash, name: int | None) -> None:
         if name is None:

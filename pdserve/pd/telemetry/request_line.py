@@ -15,7 +15,7 @@ class RequestLine(msgspec.Struct, omit_defaults=True):
     request_id: str
     path: str
     status: int
-    """Of the HTTP answer; 499 when the client left before it."""
+    """The status of the HTTP answer; 499 when the client left before it."""
     outcome: Outcome
     time: str = ""
     """UTC, set when the line is made."""

@@ -40,9 +40,9 @@ class _Answer(msgspec.Struct):
 class _Event(msgspec.Struct):
     usage: UsageFields | None = None
     response: _Answer | None = None
-    """Of Responses."""
+    """The answer, in an event of Responses."""
     message: _Answer | None = None
-    """Of Messages, at the beginning."""
+    """The answer, in the first event of Messages."""
 
 
 class _Details(msgspec.Struct):
@@ -52,9 +52,9 @@ class _Details(msgspec.Struct):
 class _Cached(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
-    """Of Responses."""
+    """The details that Responses has."""
     cache_read_input_tokens: _Count | None = None
-    """Of Messages."""
+    """The cached tokens, as Messages has them."""
 
 
 class _CachedAnswer(msgspec.Struct):

@@ -101,7 +101,7 @@ class Context:
     modules: Mapping[str, str] = field(default_factory=dict)
     """Class name -> module of our subclass of it, for the classes that a patch of this role replaces."""
     address: str = ""
-    """Of the instance's first process."""
+    """The address of the instance's first process."""
     ports: Mapping[str, range] = field(default_factory=dict)
     """Its ports by purpose; empty where there is no plan yet."""
     request_seconds: float = 0.0

@@ -48,7 +48,7 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
     spellings: dict[Path, str] = field(default_factory=dict)
     folders: dict[Path, str] = field(default_factory=dict)
-    """Of inherited paths with variables in them: the folder of the file that names each, seen from the recipe's."""
+    """The folder, seen from the recipe's, of the file that names each inherited path with variables in it."""
 
     def forget(self, path: Path) -> None:
         """Drop the origins of `path` and of everything below it."""

@@ -53,7 +53,7 @@ class LoadWindow(BaseModel):
     compared: int
     """Answers that were compared with one engine alone."""
     different: int
-    """Of those, other than what the engine alone answers."""
+    """The number of those that differ from what the engine alone answers."""
 
 
 class LoadReport(Report):

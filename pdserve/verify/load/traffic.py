@@ -42,7 +42,7 @@ class PrefixReload:
     """The reload of a group's prefix, seen by one prompt that was sent alone."""
 
     number: int
-    """Of the request."""
+    """The number of the request."""
     group: int
     salt: str
     wanted: int
@@ -230,7 +230,7 @@ class SentWindow:
     seconds: float
     """Since the load began."""
     reloads: tuple[PrefixReload, ...] | None = None
-    """Of the prompts at its begin, as far as they were answered. None: the caches were not cleared before it."""
+    """The reloads of its first prompts, as far as they were answered. None: no cache was cleared before it."""
 
     @property
     def last(self) -> int:
