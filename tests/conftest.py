@@ -28,6 +28,7 @@ from tests.nursery import Nursery
 
 _CGROUP_SECONDS = 30.0
 _ENDING_SECONDS = 30.0
+_SIGNAL_SECONDS = 1.0
 
 ON_THE_MACHINE = ("real", "upstream", "cluster", "container")
 """Markers of tests that need the machine's own network."""
@@ -122,11 +123,12 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _without_ending(left: set[int]) -> set[int]:
-    """One that was killed has no memory, thus no command, before it has ended; on a busy machine that takes a while."""
-    for pid in (pid for pid in left if not procfs.command(pid)):
+    """One that was killed has no memory, thus no command, before it has ended; on a busy machine that takes a while. One
+    that the signal has just reached still has its command."""
+    for pid in left:
         with suppress(ProcessLookupError):
             end = os.pidfd_open(pid)
-            select.select([end], [], [], _ENDING_SECONDS)
+            select.select([end], [], [], _SIGNAL_SECONDS if procfs.command(pid) else _ENDING_SECONDS)
             os.close(end)
     return left & _descendants() if left else left
 
