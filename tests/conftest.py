@@ -123,8 +123,8 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _without_ending(left: set[int]) -> set[int]:
-    """One that was killed has no memory, thus no command, before it has ended; on a busy machine that takes a while. One
-    that the signal has just reached still has its command."""
+    """One that was killed has no memory, thus no command, before it has ended; on a busy machine that takes a while.
+    One that the signal has just reached still has its command."""
     for pid in left:
         with suppress(ProcessLookupError):
             end = os.pidfd_open(pid)
