@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import tests.docs.regenerate
+import tests.docs.references
 import tests.plan.regenerate
 from pdserve.cli.recipe import cluster_schema
 from pdserve.recipe.schema import schema_text
@@ -22,7 +22,7 @@ def main() -> None:
     tests/sweep/array.sbatch."""
     (SCHEMAS / "recipe.schema.json").write_text(schema_text())
     (SCHEMAS / "cluster.schema.json").write_text(json.dumps(cluster_schema(), indent=2) + "\n")
-    tests.docs.regenerate.main()
+    tests.docs.references.main()
     tests.plan.regenerate.main()
     array_golden.FILE.write_text(array_golden.array_script())
 

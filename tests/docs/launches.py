@@ -28,35 +28,6 @@ _OURS_ALONE = "PDSERVE_"
 _ADDRESSES = {"VLLM_HOST_IP", "VLLM_NIXL_SIDE_CHANNEL_HOST", "host", "data-parallel-address", "NO_PROXY", "no_proxy"}
 """They differ from node to node; in the plan they are examples."""
 
-_KIMI_HEAD = """\
-# Kimi-K2.5 on MI355X: our launch beside the published ones
-
-What [kimi-mi355x-2node](../recipes/kimi-mi355x-2node.yaml) renders, flag by flag, and why where it differs. Made from
-the plan of the recipe and from `tests/docs/launches_data` by `python -m tests.docs.regenerate`. Tests keep it true:
-every flag and variable of our plan is here, a reason stands where we differ and nowhere else, and vLLM's own parser and
-configuration classes take the commands. None of it was run on an MI355X ([limits.md](limits.md)).
-
-- **InferenceX #1924**: 1 prefill and 1 decode with eight devices each, Mooncake over tcp, LMCache on prefill. The last
-  commit of its branch, which was never merged and had an image that is not public. What was wrong in its patches:
-  [published-patches.md](published-patches.md).
-- **vLLM's recipe**: one engine for `amd/Kimi-K2.5-MXFP4` on MI355X, from vllm-project/recipes (July 2026).
-
-`-` is: not set. Variables whose names begin with `PDSERVE_` are left out: they name our patches
-([patches.md](patches.md)).
-"""
-
-_OTHERS_HEAD = """\
-# Recipes beside the launches that they were written from
-
-What each recipe renders, flag by flag, beside its public source, and why where it differs. Made and tested as
-[kimi-launches.md](kimi-launches.md) is, from the plans and from `tests/docs/launches_data`: every flag and variable of
-our plan is here or there, a reason stands where we differ and nowhere else, and vLLM's own parser and configuration
-classes take the commands. None of it was run on the hardware that it names ([limits.md](limits.md)).
-
-`-` is: not set. Left out, because [kimi-launches.md](kimi-launches.md) has them with their reasons: the proxy, what
-pdserve sets in every deployment and no source does, and variables whose names begin with `PDSERVE_`.
-"""
-
 _TITLES = {
     "engine": ("Engines: flags", "Where prefill and decode differ, prefill is first."),
     "environment": ("Engines: environment", "They inherit the image's, too."),
@@ -227,18 +198,16 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def kimi_page() -> str:
-    """docs/kimi-launches.md."""
-    return "\n".join([_KIMI_HEAD, *_sections(launch(KIMI), "##")])
+def kimi_sections() -> Iterator[str]:
+    """Yield what is made of docs/kimi-launches.md."""
+    yield from _sections(launch(KIMI), "##")
 
 
-def page() -> str:
-    """docs/launches.md."""
-    lines = [_OTHERS_HEAD]
+def other_sections() -> Iterator[str]:
+    """Yield what is made of docs/launches.md."""
     for shown in map(launch, OTHERS):
-        lines += [f"## {shown.recipe}", "", f"[The recipe](../recipes/{shown.recipe}.yaml). {shown.about}", ""]
-        lines += _sections(shown, "###")
-    return "\n".join(lines)
+        yield f"## {shown.recipe}\n\n[The recipe](../recipes/{shown.recipe}.yaml). {shown.about}\n"
+        yield from _sections(shown, "###")
 
 
 def _sections(shown: Launch, level: str) -> Iterator[str]:

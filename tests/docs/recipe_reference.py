@@ -15,29 +15,6 @@ from pdserve.recipe.base import SecretRef
 from pdserve.recipe.connectors import registry
 from tests.docs.markdown import anchor
 
-_HEAD = """\
-# Recipe reference
-
-Made from the models by `python -m tests.docs.regenerate`; a test fails when it drifts. A guided example is in the
-[README](../README.md); the JSON Schema that editors use is [recipe.schema.json](../schema/recipe.schema.json)
-(`pdserve schema` prints it).
-
-Rules that hold everywhere:
-
-- An unknown key, a key given twice, a wrong type, a tab and an impossible combination are errors, with file and line.
-- `extends: other.yaml` (or a list of files) builds on other recipes. Mappings merge key by key, lists and single values
-  replace. A connector or routing policy of another `kind` replaces the inherited one as a whole.
-- `null` gives a key its default again. Inside `args` it drops an inherited flag, inside `env` an inherited variable.
-- `${NAME}` and `${NAME:-default}` in a value are environment variables of the `pdserve` command; `$${` is a literal
-  `${`.
-- `--set a.b=VALUE` and `--unset a.b` change a recipe on the command line. VALUE is YAML. All unsets come first.
-- A secret is written `{secret: NAME}`. Only NAME is saved, rendered or logged; the value of that environment variable
-  is looked up when the process is started.
-- Flags (`args`) are vLLM's, without the dashes: `true` is `--flag`, `false` is `--no-flag`, a list is `--flag a b`, a
-  mapping is `--flag` with JSON.
-- Paths are relative to the file that names them. Sizes are GiB, times are seconds.
-"""
-
 
 def _policies() -> Iterator[tuple[str, str, type[BaseModel]]]:
     """Whatever the union of the routing policies has."""
@@ -105,16 +82,14 @@ _JSON = ("boolean", "integer", "number", "string", "array", "object")
 _SCALARS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
-def page() -> str:
-    """The whole page."""
+def recipe_sections() -> Iterator[str]:
+    """Yield one section for each model."""
     schema = model.Recipe.model_json_schema(by_alias=True)
     cluster = cluster_file.Cluster.model_json_schema(by_alias=True)
     definitions: Mapping[str, Any] = {**cluster["$defs"], **schema["$defs"], "Cluster": cluster}
-    parts = [_HEAD]
     for title, where, shown in _SECTIONS:
         properties = (schema if shown is model.Recipe else definitions[shown.__name__])["properties"]
-        parts.append("\n".join(_section(title, where, shown, properties)))
-    return "\n".join(parts)
+        yield from _section(title, where, shown, properties)
 
 
 def _section(title: str, where: str, shown: type[BaseModel], properties: Mapping[str, Any]) -> Iterator[str]:

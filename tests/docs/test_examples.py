@@ -10,8 +10,8 @@ from pdserve.plan.model import Versions
 from pdserve.reach.cluster_file import load_cluster
 from pdserve.recipe.load.loader import load_recipe
 from tests.docs import markdown
-from tests.docs.cli_reference import root
 from tests.docs.markdown import PAGES, README, REPOSITORY, Block, Page
+from tests.docs.references import root
 from tests.tables import each_row
 
 COMMANDS = sorted({(page.name, words) for page in map(Page, PAGES) for words in page.commands("pdserve") if words})
