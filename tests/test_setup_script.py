@@ -178,22 +178,19 @@ def test_the_engines_come_with_the_next_ordinary_call_and_stay(clone: Clone) -> 
     assert clone.log == before
 
 
-def test_without_a_cpu_build_in_the_index_torch_comes_from_pytorchs_own_and_that_is_reported(clone: Clone) -> None:
+URL = "https://download.pytorch.org/whl/cpu"
+MIRROR = "https://mirror.example/cpu"
+
+
+@pytest.mark.parametrize(("arguments", "url"), [((), URL), (("--torch-index", MIRROR), MIRROR)])
+def test_without_a_cpu_build_in_the_index_torch_comes_from_pytorchs_own_or_the_one_named_and_that_is_reported(
+    clone: Clone, arguments: tuple[str, ...], url: str
+) -> None:
     clone.add("offered", f"Available versions: {TORCH}")
-    done = clone.setup()
-    url = "https://download.pytorch.org/whl/cpu"
+    done = clone.setup(*arguments)
     assert done.returncode == 0, done.stderr
     assert f"--index-url {url} torch=={TORCH}+cpu" in clone.installs()
     assert f"no CPU build of torch; taking torch {TORCH}+cpu from {url}" in done.stdout
-
-
-@pytest.mark.parametrize("how", ["option", "environment"])
-def test_another_index_can_be_named(clone: Clone, how: str) -> None:
-    clone.add("offered")
-    url = "https://mirror.example/cpu"
-    done = clone.setup("--torch-index", url) if how == "option" else clone.setup(PDSERVE_TORCH_INDEX=url)
-    assert done.returncode == 0, done.stderr
-    assert f"--index-url {url} torch=={TORCH}+cpu" in clone.installs()
 
 
 def test_the_other_index_can_be_refused_and_then_nothing_is_installed(clone: Clone) -> None:
@@ -203,18 +200,6 @@ def test_the_other_index_can_be_refused_and_then_nothing_is_installed(clone: Clo
     assert "has no CPU build of torch" in done.stderr
     assert "scripts/setup --torch-index https://" in done.stderr
     assert clone.installs() == []
-
-
-def test_a_torch_that_is_no_cpu_build_is_refused_and_the_next_call_does_it_again(clone: Clone) -> None:
-    clone.add("wrong-torch")
-    done = clone.setup()
-    assert done.returncode == 1
-    assert "not the CPU build" in done.stderr
-    assert not [line for line in clone.installs() if "--editable" in line]
-    (clone.state / "wrong-torch").unlink()
-    (clone.state / "torch").unlink()
-    assert clone.setup().returncode == 0
-    assert len([line for line in clone.installs() if "torch==" in line]) == 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="as another user it asks sudo")
@@ -259,10 +244,4 @@ def test_the_interpreter_of_the_distribution_is_taken_before_another_one_on_path
     complete = known[:1] == ["True"] and (Path(known[1]) / "Python.h").is_file()
     # Without an index nothing can be installed: only the choice is looked at.
     done = clone.setup("--no-engines", PATH=f"{clone.bin}:/usr/bin:/bin", PIP_NO_INDEX="1")
-    assert f"({distribution})" in done.stdout if complete else f"({clone.bin / 'python3'})" in done.stdout
-
-
-def test_a_named_interpreter_is_taken_before_that_of_the_distribution(clone: Clone) -> None:
-    named = str(clone.bin / "python3")
-    done = clone.setup("--no-engines", "--python", named, PATH=f"{clone.bin}:/usr/bin:/bin")
-    assert f"({named})" in done.stdout
+    assert f"({distribution if complete else clone.bin / 'python3'})" in done.stdout

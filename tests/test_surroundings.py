@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from pdserve.run.directory import RunDir
-from tests.launch.deployment import PDSERVE, execute, pdserve, recipe
+from tests.launch.deployment import PDSERVE, execute, recipe
 
 pytestmark = pytest.mark.process
 
@@ -57,31 +56,6 @@ def test_a_start_whose_record_finds_no_room_is_an_error_with_its_fix(tmp_path: P
     assert "the record of this run cannot be written" in done.stderr
     assert "make room there" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.full
-def test_names_of_folders_move_no_terminal(tmp_path: Path, pdserve_home: Path) -> None:
-    name = "fake\x1b]52;c;aGk=\x07"
-    RunDir.create(pdserve_home, name, "r1").point_current()
-    code, output = pdserve("list")
-    assert (code, "\x1b" in output, "\x07" in output) == (0, False, False)
-    assert "fake\\x1b]52;c;aGk=\\x07" in output
-    assert json.loads(pdserve("list", "--json")[1])[0]["name"] == name
-
-
-@pytest.mark.full
-def test_logs_of_two_agents_have_two_labels(pdserve_home: Path) -> None:
-    run = RunDir.create(pdserve_home, "fake", "r1")
-    run.point_current()
-    for name in ("agent@a", "agent@b", "proxy@a"):
-        (run.logs / f"{name}.log").write_text(f"of {name}\n")
-    everything = ["agent@a      | of agent@a", "agent@b      | of agent@b", "proxy        | of proxy@a"]
-    assert pdserve("logs")[1].splitlines() == everything
-    assert pdserve("logs", "agent")[1].splitlines() == everything[:2]
-    assert pdserve("logs", "agent@b")[1] == "of agent@b"
-    assert pdserve("logs", "proxy")[1] == "of proxy@a"
-    code, output = pdserve("logs", "nothing")
-    assert (code, "one of: agent@a, agent@b, proxy" in output) == (8, True)
 
 
 @pytest.mark.full
