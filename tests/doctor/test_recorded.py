@@ -59,11 +59,12 @@ def test_a_kill_for_memory_is_the_kernels_whatever_the_log_has(tmp_path: Path) -
 def test_a_known_line_is_a_cause_with_its_place_and_time(tmp_path: Path, sample: SymptomLine) -> None:
     before, after = VLLM.format(level="INFO", at="a.py:1", text="serving"), "no known line"
     diagnosis = only(run_dir(tmp_path, logs={sample.process: [before, sample.line(), after, sample.line()]}))
-    assert (diagnosis.rule, diagnosis.processes, diagnosis.times) == (sample.rule, (sample.process,), 2)
+    [rule] = {symptom.name for symptom in SYMPTOMS if symptom.pattern.search(sample.text)}
+    assert (diagnosis.rule, diagnosis.processes, diagnosis.times) == (rule, (sample.process,), 2)
     [evidence] = diagnosis.evidence
     assert evidence.source.startswith(f"logs/{sample.process}@")
     assert evidence.at.endswith("11-24 11:57:24,342" if sample.source.startswith("lmcache") else "11-24 11:57:24")
-    assert sample.text[:60] in evidence.text
+    assert sample.text in evidence.text
     assert diagnosis.todo
 
 

@@ -52,7 +52,7 @@ def _parsers(package: str, tree: Path) -> Iterator[Path]:
 
 def test_every_line_is_in_the_source_that_it_names() -> None:
     wrong = [
-        (sample.rule, sample.process, sample.source)
+        (sample.call, sample.source)
         for sample in LINES
         if not any(
             sample.call in text for text in texts(installed_tree(sample.source.partition("/")[0]) / sample.source)
