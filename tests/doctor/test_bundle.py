@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +12,7 @@ import pytest
 import typer
 
 from pdserve.cli import doctor
-from pdserve.doctor import bundle, redaction
+from pdserve.doctor import bundle
 from pdserve.doctor.bundle import members
 from pdserve.doctor.redaction import FORMS, REMOVED, Form, redact, redact_json
 from pdserve.errors import StateError
@@ -27,42 +22,35 @@ from tests.doctor.kit import TOKEN, died, run_dir
 from tests.plan import kit as plan_kit
 from tests.tables import each_row
 
-PIECES = 10_000
 KEY = "d0c70r-engine-key-0123456789"
-
-
-def made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    (folder / "runtime").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
-    monkeypatch.setenv("PDSERVE_HOME", str(folder / "home"))
-    run = run_dir(
-        folder,
-        events=[died("decode-0", -9)],
-        logs={
-            "decode-0": [
-                f"INFO key={KEY}",
-                "GET https://user:hunter22@hub.example/model",
-                "headers: {'Authorization': 'Bearer abcdefgh.ijkl'}",
-                f"environment: LMCACHE_TOKEN={KEY}",
-                "tokens 17, max_tokens=12, tokenizer=tiny",
-            ]
-        },
-    )
-    run.save_key(KEY)
-    (run.inbox / "1.json").write_text('{"verb": "down"}')
-    (run.diagnostics / "decode-0-1.txt").write_text(f"environ VLLM_API_KEY={KEY}\nstack of the main thread\n")
-    return run
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    return made(tmp_path, monkeypatch)
+    """A run with secrets; beside its own files there are requests, a link and a file of nobody."""
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("PDSERVE_HOME", str(tmp_path / "home"))
+    lines = [
+        f"INFO key={KEY}",
+        "GET https://user:hunter22@hub.example/model",
+        "headers: {'Authorization': 'Bearer abcdefgh.ijkl'}",
+        f"environment: LMCACHE_TOKEN={KEY}",
+        "tokens 17, max_tokens=12, tokenizer=tiny",
+    ]
+    run = run_dir(tmp_path, events=[died("decode-0", -9)], logs={"decode-0": lines})
+    run.save_key(KEY)
+    (run.inbox / "1.json").write_text('{"verb": "down"}')
+    (run.diagnostics / "decode-0-1.txt").write_text(f"environ VLLM_API_KEY={KEY}\nstack of the main thread\n")
+    (run.path / "notes.txt").write_text("private")
+    (run.logs / "link.log").symlink_to(run.path / "notes.txt")
+    return run
 
 
-def bundled(run: RunDir, target: Path, *, as_json: bool = False, logs: bool = True) -> dict[str, str]:
+def bundled(run: RunDir, target: Path, *, logs: bool = True) -> dict[str, str]:
     """Name -> text of every file of the archive, in its order."""
     with pytest.raises(typer.Exit) as ended:
-        doctor.run(str(run.path), as_json=as_json, bundle=target, logs=logs)
+        doctor.run(str(run.path), as_json=False, bundle=target, logs=logs)
     assert ended.value.exit_code == 10
     with tarfile.open(target) as archive:
         texts = {}
@@ -71,32 +59,6 @@ def bundled(run: RunDir, target: Path, *, as_json: bool = False, logs: bool = Tr
             assert file is not None
             texts[member.name.partition("/")[2]] = file.read().decode()
         return texts
-
-
-@dataclass(frozen=True)
-class Archive:
-    """What was written and said. The run had links, a pipe, requests and files of nobody beside its own."""
-
-    run: RunDir
-    file: Path
-    texts: Mapping[str, str]
-    out: str
-    err: str
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Archive]:
-    folder = tmp_path_factory.mktemp("bundle")
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patched, redirect_stdout(out), redirect_stderr(err):
-        run = made(folder, patched)
-        (folder / "private").write_text("private")
-        (run.logs / "link.log").symlink_to(folder / "private")
-        (run.path / "notes.txt").write_text("private")
-        os.mkfifo(run.logs / "pipe.log")
-        (run.path / "patches" / "decode-0").symlink_to(folder)
-        texts = bundled(run, folder / "issue.tar.gz", as_json=True)
-        yield Archive(run, folder / "issue.tar.gz", texts, out.getvalue(), err.getvalue())
 
 
 def test_logs_are_in_it_on_request_alone(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,8 +70,8 @@ def test_logs_are_in_it_on_request_alone(run: RunDir, tmp_path: Path, capsys: py
         doctor.run(str(run.path), as_json=False, bundle=None, logs=True)
 
 
-def test_its_list_is_first_and_true(archive: Archive) -> None:
-    texts = archive.texts
+def test_its_list_is_first_and_true(run: RunDir, tmp_path: Path) -> None:
+    texts = bundled(run, tmp_path / "issue.tar.gz")
     assert next(iter(texts)) == "CONTENTS.txt"
     assert {"doctor.json", "recipe.yaml", "plan.json", "versions.json", "state.json", "events.jsonl"} <= set(texts)
     assert {line.split()[1] for line in texts["CONTENTS.txt"].splitlines()} == set(texts) - {"CONTENTS.txt"}
@@ -117,58 +79,44 @@ def test_its_list_is_first_and_true(archive: Archive) -> None:
     assert json.loads(texts["doctor.json"])["diagnoses"][0]["rule"] == "process-died"
 
 
-def test_no_secret_of_the_run_is_in_it(archive: Archive) -> None:
-    everything = "\n".join(archive.texts.values())
-    assert [secret for secret in (KEY, TOKEN, "hunter22", "abcdefgh.ijkl") if secret in everything] == []
+def test_no_secret_of_the_run_is_in_it(run: RunDir, tmp_path: Path) -> None:
+    texts = bundled(run, tmp_path / "issue.tar.gz")
+    everything = "\n".join(texts.values())
+    assert [secret for secret in (KEY, TOKEN, "hunter22", "abcdefgh.ijkl", "private") if secret in everything] == []
     assert "tokens 17, max_tokens=12, tokenizer=tiny" in everything
     assert "stack of the main thread" in everything
+    assert not {"logs/link.log", "notes.txt", "inbox/1.json", "key-folder"} & set(texts)
     for document in (
-        *(archive.texts[name] for name in ("plan.json", "state.json", "versions.json", "doctor.json")),
-        *archive.texts["events.jsonl"].splitlines(),
+        *(texts[name] for name in ("plan.json", "state.json", "versions.json", "doctor.json")),
+        *texts["events.jsonl"].splitlines(),
     ):
         json.loads(document)
 
 
-def test_requests_links_pipes_and_what_is_not_ours_stay_out(archive: Archive) -> None:
-    assert not {"logs/link.log", "logs/pipe.log", "notes.txt", "inbox/1.json", "key-folder"} & set(archive.texts)
-    assert "private" not in "".join(archive.texts.values())
-
-
-def test_it_is_its_users_alone_and_replaces_nothing(archive: Archive) -> None:
-    assert archive.file.stat().st_mode & 0o777 == 0o600
-    before = archive.file.read_bytes()
+def test_it_is_its_users_alone_and_replaces_nothing(run: RunDir, tmp_path: Path) -> None:
+    file = tmp_path / "issue.tar.gz"
+    bundled(run, file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    before = file.read_bytes()
     with pytest.raises(StateError, match="there already") as refused:
-        doctor.run(str(archive.run.path), as_json=False, bundle=archive.file)
+        doctor.run(str(run.path), as_json=False, bundle=file)
     assert "new-issue.tar.gz" in str(refused.value.todo)
-    assert archive.file.read_bytes() == before
-
-
-def test_a_folder_that_is_not_there_is_an_error_with_its_fix(archive: Archive) -> None:
-    with pytest.raises(StateError, match="cannot be written") as refused:
-        doctor.run(str(archive.run.path), as_json=False, bundle=archive.file.parent / "none" / "issue.tar.gz")
-    assert refused.value.todo
+    assert file.read_bytes() == before
 
 
 # --- what is a secret
 
 HIDDEN = [
-    ("HF_TOKEN=swordfish1 next", "HF_TOKEN=[removed] next"),
-    ("--api-key swordfish1 --port 8000", "--api-key [removed] --port 8000"),
     ("--api-key=swordfish1 --hf_token b", "--api-key=[removed] --hf_token [removed]"),
     ('["--hf-token", "swordfish1", "--port", "8000"]', '["--hf-token", "[removed]", "--port", "8000"]'),
-    ("password: swordfish1", "password: [removed]"),
     ("https://bob:swordfish1@host/x", "https://[removed]@host/x"),
     ("https://bob:sword@fish1@host/x", "https://[removed]@host/x"),
-    ("redis://:swordfish1@kv:6379", "redis://[removed]@kv:6379"),
     ("git+https://0123456789abcdef0123@host/x.git", "git+https://[removed]@host/x.git"),
     ("https://operator@host/x", "https://operator@host/x"),
     ('{"url":"http://h:1","to":"a@b"}', '{"url":"http://h:1","to":"a@b"}'),
-    ("Authorization: Bearer swordfish1", "Authorization: [removed]"),
     ("cookie: a=b; swordfish1\nport: 8", "cookie: [removed]\nport: 8"),
     ("{'x-api-key': 'swordfish1', 'a': 'b'}", "{'x-api-key': '[removed]', 'a': 'b'}"),
     ("(b'authorization', b'Token a'), (b'n', b'b')", "(b'authorization', b'[removed]'), (b'n', b'b')"),
-    ("sent Bearer swordfish1234 to it", "sent Bearer [removed] to it"),
-    ("the key hf_abcdefghijklmnopqrstuvwxyz is used", "the key hf_[removed] is used"),
     ("?X-Amz-Signature=swordfish1&a=b c", "?X-Amz-Signature=[removed] c"),
     ('a {\\"api_key\\": \\"sword\\\\\\"fish1\\", \\"n\\": 1}', 'a {\\"api_key\\": \\"[removed]\\", \\"n\\": 1}'),
     ("MASTER_PASSWORD=hunter2&swordfish99 next", "MASTER_PASSWORD=[removed] next"),
@@ -207,16 +155,11 @@ KEPT = [
 ]
 
 
-@each_row("number, form", enumerate(FORMS))
-def test_each_form_takes_its_example_and_no_other_takes_it_whole(
-    monkeypatch: pytest.MonkeyPatch, number: int, form: Form
-) -> None:
+@each_row("form", FORMS)
+def test_each_form_takes_its_example(form: Form) -> None:
     clean = redact(form.example)
     assert clean.count(REMOVED) == 1
     assert not any(part in clean for part in ("swordfish", "c3dvcm", "aaaa", "a1a1", "CCCC", "bbbb", "1111", "dddd"))
-    patterns = redaction._PATTERNS[:number] + redaction._PATTERNS[number + 1 :]
-    monkeypatch.setattr(redaction, "_PATTERNS", patterns)
-    assert redact(form.example) != clean
 
 
 @each_row("text, clean", HIDDEN)
@@ -256,18 +199,14 @@ def test_a_json_document_stays_one(document: Any, clean: Any) -> None:
     assert json.loads(redact_json(json.dumps(document))) == clean
 
 
-ENDLESS = [
-    *("x", "-", "--a", "a-", "://", "key=", '"', "'", "\\", "key='", 'key=\\"', "://a:", ":", "&key=", "key= "),
-    *("x=", "key:\n", "token=,", "QUJD\n", "('KEY', '", "eyJaaaaaaaa.", "\x1b[", "key: [a,", "--api-key ", "cookie: "),
-    *(",", "-----BEGIN PRIVATE KEY-----", "Bearer ", "hf_"),
-]
-
-
-@each_row("piece", ENDLESS)
+@each_row(
+    "piece",
+    ["x", "a-", '"', "://a:", "key='", "key:\n", "('KEY', '", "eyJaaaaaaaa.", "QUJD\n"],
+)
 def test_a_line_without_an_end_takes_no_time_without_an_end(piece: str) -> None:
     """Where the time grew with the square of the length, this would take minutes."""
     began = time.thread_time()
-    clean = redact(piece * PIECES + " TOKEN=swordfish1")
+    clean = redact(piece * 10_000 + " TOKEN=swordfish1")
     assert time.thread_time() - began < 2
     assert "swordfish1" not in clean
 
@@ -289,23 +228,19 @@ def test_a_secret_that_is_not_set_here_is_named_before_the_archive_is_written(
     assert "not set" not in capsys.readouterr().err
 
 
-@each_row("at_the_beginning", [True, False])
 @each_row("inside", [len("HF_TOKEN=sword-"), len("HF_TOKEN=sword-fish-1 d0c70r-eng")])
+@each_row("cut", [1000, 8000])
 def test_no_half_of_a_secret_is_left_at_the_cut_of_a_long_log(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, inside: int, *, at_the_beginning: bool
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, inside: int, cut: int
 ) -> None:
     """Without its name, or as a part of a known value, nothing tells that it is one."""
     monkeypatch.setattr(bundle, "BEGINNING_BYTES", 1000)
     monkeypatch.setattr(bundle, "END_BYTES", 2000)
     log = next(run.logs.glob("decode-0@*.log"))
-    line = f"HF_TOKEN=sword-fish-1 {KEY}\n".encode()
-    place = (1000 if at_the_beginning else 8000) - inside
-    before = b"first\n" + b"x" * (place - len(b"first\n\n")) + b"\n"
-    log.write_bytes(before + line + b"y" * (10_000 - len(before + line + b"\nlast\n")) + b"\nlast\n")
+    before = b"first\n".ljust(cut - inside - 1, b"x") + f"\nHF_TOKEN=sword-fish-1 {KEY}\n".encode()
+    log.write_bytes(before.ljust(9994, b"y") + b"\nlast\n")
     [member] = [member for member in members(run, [KEY], logs=True) if member.name == f"logs/{log.name}"]
-    assert member.cut
-    assert member.data.startswith(b"first\n")
-    assert member.data.endswith(b"\nlast\n")
+    assert (member.cut, member.data[:6], member.data[-6:]) == (True, b"first\n", b"\nlast\n")
     for half in (b"sword", b"fish", KEY[:8].encode(), KEY[-8:].encode()):
         assert half not in member.data
 
