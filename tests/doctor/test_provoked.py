@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -121,13 +120,6 @@ def test_a_deployment_that_lives_is_asked_too(troubled: Ended) -> None:
     assert (troubled.code, document["alive"], document["phase"]) == (10, True, "ready")
     assert {"process-died", "restarts", "pool-busy"} <= {each["rule"] for each in document["diagnoses"]}
     assert not document["unread"]
-
-
-def test_the_same_run_in_another_place_has_the_same_causes(troubled: Ended, tmp_path: Path) -> None:
-    """A folder that was sent from another machine."""
-    copy = tmp_path / troubled.run.run_id
-    shutil.copytree(troubled.run.path, copy)
-    assert rules(RunDir(copy)) == rules(troubled.run)
 
 
 # --- while it starts

@@ -57,28 +57,6 @@ def moved(rate: float, *, done: int = 3, failed: int = 0, multi: bool = False) -
     return HEAD.format(second=0) + f"KV Transfer metrics: {text}"
 
 
-HUGE = "9" * 400
-
-
-@each_row("line", [
-    load(prompt=0.8).replace("throughput: 0.8 ", "throughput: 0.8.1 "),
-    load().replace("usage: 40.0%", "usage: ..%"),
-    load().replace("usage: 40.0%", f"usage: {HUGE}%"),
-    load(external=60.0).replace("rate: 60.0%", "rate: .%"),
-    load(waiting=7).replace("Waiting: 7 ", f"Waiting: {HUGE} "),
-    load(preemptions=7).replace("Preemptions: 7", f"Preemptions: {HUGE}"),
-    moved(7.0).replace("transfers=3", f"transfers={HUGE}"),
-    moved(7.0).replace("(MB/s)=7.0", f"(MB/s)={HUGE}"),
-])  # fmt: skip
-def test_a_figure_that_is_none_hides_nothing_else(tmp_path: Path, line: str) -> None:
-    """A line of a log may be torn, or be another's: whatever it has, it is text."""
-    sound = [load(second, waiting=3, kv=100.0) for second in range(3)]
-    run = run_dir(tmp_path, logs={"decode-0": [line, *sound, moved(7.0, failed=1)] * 3})
-    found = {each.rule: each for each in diagnosed(run)}
-    assert set(found) == {"kv-memory-full", "transfers-failed"}
-    assert found["transfers-failed"].times == 3
-
-
 def request(status: int = 200, *, error: str = "", prompt: int | None = 600, queue: float = 0.2) -> str:
     """As the proxy logs it (pd/telemetry/request_log.py)."""
     outcome = {200: "ok", 429: "rejected"}.get(status, "error")
