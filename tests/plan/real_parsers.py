@@ -7,7 +7,6 @@ stdout: one JSON object, see `main`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import io
@@ -22,36 +21,31 @@ from pdserve import patches
 from pdserve.recipe.connectors.caches import LMCACHE_MODULE as LMCACHE_MODULE
 
 
-def read_vllm(arguments: list[str]) -> dict[str, Any]:
-    """The parsed values of vLLM's API server, or {"error": what argparse said}."""
+def refused_by_vllm(arguments: list[str]) -> str:
+    """What argparse of vLLM's API server says; nothing where it takes them."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser())
-    return _parsed(lambda: parser.parse_args(arguments))
+    return _refused(lambda: parser.parse_args(arguments))
 
 
-def read_lmcache(arguments: list[str]) -> dict[str, Any]:
-    """The same for the LMCache MP server, whose module reads sys.argv."""
+def refused_by_lmcache(arguments: list[str]) -> str:
+    """The same of the LMCache MP server, whose module reads sys.argv."""
     from lmcache.v1.multiprocess import http_server
 
     sys.argv = ["http_server", *arguments]
-    return _parsed(http_server.parse_args)
+    return _refused(http_server.parse_args)
 
 
-def _parsed(parse: Callable[[], argparse.Namespace]) -> dict[str, Any]:
+def _refused(parse: Callable[[], object]) -> str:
     stderr = io.StringIO()
     try:
         with contextlib.redirect_stderr(stderr):
-            return {key: _plain(value) for key, value in vars(parse()).items()}
+            parse()
     except SystemExit:
-        return {"error": stderr.getvalue()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str | int | float | bool | None | list | dict):
-        return value
-    return vars(value) if hasattr(value, "kv_connector") else str(value)
+        return stderr.getvalue() or "it exits"
+    return ""
 
 
 def unread_keys(class_name: str, keys: list[str]) -> list[str]:
@@ -87,23 +81,67 @@ def read_offloading(extra: dict[str, Any]) -> list[Any]:
 
 
 def configured(arguments: list[str]) -> dict[str, Any]:
-    """What vLLM makes of the command line of one engine, or {"error": why it refuses it}."""
-    from tests.plan.real_configs import configure
+    """What vLLM's configuration classes make of the command line of one engine, or {"error": why they refuse it}.
 
+    Not built, because that takes more than a command line: ModelConfig (config.json of the model), SpeculativeConfig
+    (that of the draft model too) and VllmConfig, in which the device's platform checks them together.
+    """
     try:
-        return configure(arguments)
+        return _configure(arguments)
     except (ValueError, TypeError, KeyError, SystemExit, ImportError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
+def _configure(arguments: list[str]) -> dict[str, Any]:
+    from vllm.config import CacheConfig, ParallelConfig, SchedulerConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
+    validate_parsed_serve_args(parsed)
+    args = AsyncEngineArgs.from_cli_args(parsed)
+    CacheConfig(block_size=args.block_size, cache_dtype=args.kv_cache_dtype)
+    SchedulerConfig(
+        max_model_len=args.max_model_len or 4096,
+        max_num_seqs=args.max_num_seqs or 256,
+        max_num_batched_tokens=args.max_num_batched_tokens or args.max_model_len or 4096,
+        enable_chunked_prefill=True,
+        is_encoder_decoder=False,
+    )
+    if parsed.tool_call_parser:
+        ToolParserManager.get_tool_parser(parsed.tool_call_parser)
+    if args.reasoning_parser:
+        ReasoningParserManager.get_reasoning_parser(args.reasoning_parser)
+    parallel = ParallelConfig(
+        tensor_parallel_size=args.tensor_parallel_size,
+        pipeline_parallel_size=args.pipeline_parallel_size,
+        data_parallel_size=args.data_parallel_size,
+        data_parallel_size_local=args.data_parallel_size_local or 1,
+        data_parallel_rank=args.data_parallel_rank or args.data_parallel_start_rank or 0,
+        data_parallel_external_lb=args.data_parallel_external_lb,
+        all2all_backend=args.all2all_backend,
+        enable_expert_parallel=args.enable_expert_parallel,
+        distributed_executor_backend="mp",
+    )
+    transfer = args.kv_transfer_config
+    return {
+        "world_size": parallel.world_size_across_dp,
+        "connector": transfer and KVConnectorFactory.get_connector_class(transfer).__module__,
+    }
+
+
 def main() -> None:
-    """Prints what the parsers made of it, vLLM's environment variables, and configuration keys that nobody reads."""
+    """Prints what the parsers refuse, vLLM's environment variables, and configuration keys that nobody reads."""
     asked = json.load(sys.stdin)
     from vllm import envs
 
     answer = {
-        "vllm": {name: read_vllm(arguments) for name, arguments in asked["vllm"].items()},
-        "lmcache": {name: read_lmcache(arguments) for name, arguments in asked["lmcache"].items()},
+        "vllm": {name: refused_by_vllm(arguments) for name, arguments in asked["vllm"].items()},
+        "lmcache": {name: refused_by_lmcache(arguments) for name, arguments in asked["lmcache"].items()},
         "unread": {name: unread_keys(name, keys) for name, keys in asked["keys"].items()},
         "stores": {name: read_store(content) for name, content in asked["stores"].items()},
         "offloading": [read_offloading(extra) for extra in asked["offloading"]],

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
 from typing import Any
 
-import pdserve.plan
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.plan.node import Node
 from pdserve.plan.process import HttpProbe
@@ -62,30 +59,3 @@ def test_every_pinned_port_is_listed_as_open(name: str) -> None:
         opened = [(e.port, e.last_port or e.port) for e in built.exposed if e.process == process.name]
         for port in process.ports.values():
             assert any(first <= port <= last for first, last in opened), (process.name, port)
-
-
-IMPURE = {
-    "os",
-    "pathlib",
-    "time",
-    "datetime",
-    "random",
-    "uuid",
-    "secrets",
-    "socket",
-    "subprocess",
-    "shutil",
-    "tempfile",
-}
-
-
-def test_planning_cannot_read_files_clocks_or_the_environment() -> None:
-    """None of its modules imports anything that could."""
-    for path in Path(pdserve.plan.__path__[0]).glob("*.py"):
-        imported = {
-            (node.module if isinstance(node, ast.ImportFrom) else alias.name)
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for alias in node.names
-        }
-        assert not {(name or "").partition(".")[0] for name in imported} & IMPURE, path.name

@@ -10,7 +10,7 @@ from pdserve.errors import RecipeError
 from pdserve.node.supervised import environment
 from pdserve.plan.model import cpu_share
 from pdserve.plan.process import Env
-from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
+from tests.plan.kit import plan, recipe, with_lmcache
 from tests.plan.shapes import SHAPES, shape
 from tests.tables import each_row
 
@@ -19,16 +19,6 @@ from tests.tables import each_row
 def test_nothing_is_set_and_unset_or_secret_and_set(name: str) -> None:
     for process in shape(name).processes:
         assert not process.env.set.keys() & {*process.env.unset, *process.env.secrets}, process.name
-
-
-def test_lmcache_on_rocm_runs_in_the_modes_that_the_image_gives_its_engines() -> None:
-    """Both open handles of one runtime: vLLM's ROCm image sets HSA_ENABLE_IPC_MODE_LEGACY=1."""
-    built = plan(recipe(on_gpus(platform="rocm"), with_lmcache()), *hosts(2))
-    image = {"HSA_ENABLE_IPC_MODE_LEGACY": "1", "HSA_XNACK": "0"}
-    for name in ("lmcache-0", "prefill-0"):
-        assert environment(built.process(name).env, image, {}).items() >= image.items()
-    other = plan(recipe(on_gpus(), with_lmcache()), *hosts(2)).process("lmcache-0").env
-    assert not environment(other, image, {}).keys() & image.keys()
 
 
 def test_a_name_of_an_allow_list_with_a_star_stands_for_all_that_begin_so() -> None:
@@ -107,25 +97,12 @@ def test_each_engine_has_its_part_and_all_else_all_of_them() -> None:
     assert set(parts.values()) == {None}
 
 
-def test_an_engine_that_is_alone_on_its_node_has_all() -> None:
-    built = plan(recipe(), *hosts(0, 0))
-    assert built.process("prefill-0").node != built.process("decode-0").node
-    assert cpu_share(built, "prefill-0") is None
-
-
-def test_on_devices_cpus_are_not_divided() -> None:
-    assert cpu_share(plan(recipe(on_gpus()), *hosts(2)), "prefill-0") is None
-
-
-@pytest.mark.parametrize(("binding", "divided"), [("nobind", True), ("auto", True), ("0-3", False)])
-def test_cpus_that_the_recipe_names_are_not_divided(binding: str, divided: bool) -> None:
-    built = plan(recipe({"prefill": {"env": {BINDING: binding}}}))
-    assert (cpu_share(built, "prefill-0") is not None) is divided
-    assert (cpu_share(built, "decode-0") is not None) is divided
-
-
-def test_a_worker_in_its_engine_core_is_bound_by_nobody_else() -> None:
-    env = {BINDING: "0-3", "VLLM_ENABLE_V1_MULTIPROCESSING": 0}
-    assert cpu_share(plan(recipe({"prefill": {"env": env}})), "prefill-0") == (0, 2)
-    two_workers = recipe({"prefill": {"env": env, "parallel": {"tp": 2}}})
-    assert cpu_share(plan(two_workers), "prefill-0") is None
+@each_row("binding, multiprocessing, prefill, decode", [
+    ("nobind", 1, True, True), ("auto", 1, True, True), ("0-3", 1, False, False), ("0-3", 0, True, True),
+])  # fmt: skip
+def test_cpus_that_the_recipe_names_are_not_divided_unless_the_worker_is_in_its_engine_core(
+    binding: str, multiprocessing: int, prefill: bool, decode: bool
+) -> None:
+    env = {BINDING: binding, "VLLM_ENABLE_V1_MULTIPROCESSING": multiprocessing}
+    built = plan(recipe({"prefill": {"env": env}}))
+    assert [cpu_share(built, name) is not None for name in ("prefill-0", "decode-0")] == [prefill, decode]

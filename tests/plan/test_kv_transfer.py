@@ -18,28 +18,18 @@ from tests.plan.kit import (
     NIXL,
     aggregated,
     hosts,
-    on_gpus,
     plan,
     recipe,
     value_of,
     with_lmcache,
 )
-from tests.plan.shapes import OFFLOADING, RAW, STORE, both, shape
+from tests.plan.shapes import OFFLOADING, RAW, STORE
 from tests.tables import each_row
 
 
 def config(built: Plan, process: str) -> dict[str, Any]:
     parsed: dict[str, Any] = json.loads(value_of(built.process(process), "--kv-transfer-config"))
     return parsed
-
-
-def test_the_defaults_are_mooncake_and_lmcache_where_it_is_on() -> None:
-    change = {"prefill": {"connector": None}, "decode": {"connector": None}}
-    lmcache = {"lmcache": {"l1_size_gb": 1, "transfer_mode": "auto"}}
-    built = plan(recipe(change, lmcache))
-    children = config(built, "prefill-0")["kv_connector_extra_config"]["connectors"]
-    assert [child["kv_connector"] for child in children] == ["MooncakeConnector", "LMCacheMPConnector"]
-    assert config(built, "decode-0")["kv_connector"] == "MooncakeConnector"
 
 
 @each_row(
@@ -66,10 +56,6 @@ def test_the_transfer_mode_is_always_an_explicit_flag(
 def test_an_aggregated_engine_without_lmcache_has_no_connector() -> None:
     built = plan(recipe(aggregated(connector=None), {"lmcache": None}))
     assert "--kv-transfer-config" not in built.process("aggregated-0").argv
-
-
-def test_a_raw_mapping_is_passed_as_it_is() -> None:
-    assert config(shape("raw"), "prefill-0") == RAW
 
 
 def test_a_raw_mapping_is_searched_for_its_classes() -> None:
@@ -108,14 +94,6 @@ def engine(platform: str, **parallel: int) -> Process:
     return plan(recipe(alone, {"lmcache": None, "platform": platform})).process("aggregated-0")
 
 
-def test_as_a_child_it_stores_and_loads_whatever_the_role() -> None:
-    built = plan(recipe(on_gpus(), both({"kind": "multi", "of": [NIXL, OFFLOADING]})))
-    for name in ("prefill-0", "decode-0"):
-        config = json.loads(value_of(built.process(name), "--kv-transfer-config"))
-        child = config["kv_connector_extra_config"]["connectors"][1]
-        assert (child["kv_connector"], child["kv_role"]) == ("OffloadingConnector", "kv_both")
-
-
 def test_vllm_refuses_it_on_a_cpu_and_so_does_the_plan() -> None:
     with pytest.raises(RecipeError, match="aggregated uses offloading on a CPU") as caught:
         engine("cpu")
@@ -139,15 +117,6 @@ def with_store(**section: Any) -> dict[str, Any]:
         "prefill": {"connector": {"kind": "multi", "of": [MOONCAKE, STORE]}},
         "mooncake_store": {"segment_gib": 2, "buffer_gib": 0.5, "protocol": "tcp", **section},
     }
-
-
-def test_mooncake_and_the_store_share_one_range_of_a_process_and_one_without_it_gets_none_of_it() -> None:
-    built = plan(recipe(with_store()))
-    prefill, decode = built.process("prefill-0"), built.process("decode-0")
-    assert (prefill.port_ranges["transfer"].first, prefill.port_ranges["transfer"].last) == (15000, 15099)
-    assert "prefill" in prefill.reached_by["transfer"]
-    assert (decode.files, decode.host_bytes) == ({}, 0)
-    assert "MOONCAKE_CONFIG_PATH" not in decode.env.set
 
 
 def test_a_raw_store_connector_gets_the_file_where_the_recipe_has_the_section() -> None:

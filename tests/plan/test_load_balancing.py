@@ -26,15 +26,6 @@ def prefills(mode: str, *changes: dict[str, Any], sizes: tuple[int, ...] = (2, 2
     return [process for process in made.processes if process.role == "prefill"]
 
 
-@each_row("mode, each", [(HYBRID, 2), (EXTERNAL, 1)])
-def test_a_nixl_side_channel_is_where_the_plan_says_although_vllm_adds_the_rank(mode: str, each: int) -> None:
-    made = prefills(mode, {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}})
-    for index, process in enumerate(made):
-        base = int(process.env.set["VLLM_NIXL_SIDE_CHANNEL_PORT"])
-        channels = [port for purpose, port in process.ports.items() if purpose.startswith("nixl")]
-        assert [base + rank for rank in range(index * each, (index + 1) * each)] == channels
-
-
 def test_a_rank_of_several_workers_stays_on_its_node() -> None:
     assert [(p.node, p.devices) for p in prefills(EXTERNAL, sizes=(4, 4, 1), tp=2)] == [
         ("host0", (0, 1)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +11,12 @@ from pdserve.cli.status import head
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.observe.status import StatusView
 from pdserve.plan.model import Plan, Versions
-from pdserve.preflight.engine_packages import check_installed
 from pdserve.recipe.connectors.moriio import CLASS
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules import problems, warnings
 from tests.launch.records import recorded_state
 from tests.plan.kit import LMCACHE, hosts, on_gpus, plan, recipe, value_of
 from tests.plan.shapes import MORIIO, both
-from tests.recipe.kit import GPU, refused
 from tests.tables import each_row
 
 VERSIONS = Versions(vllm="0.32.0", lmcache="0.5.6", mori="1.2.4")
@@ -40,12 +37,6 @@ def test_its_limits_follow_the_proxys_and_no_proxy_is_pinged() -> None:
     assert not {"proxy_ip", "proxy_ping_port"} & extra.keys()
 
 
-@each_row("backend, devices", [("rdma", ()), ("xgmi", None)])
-def test_it_uses_rdma_unless_it_is_told_otherwise(backend: str, devices: tuple[str, ...] | None) -> None:
-    (connector,) = planned(both({**MORIIO, "backend": backend})).process("decode-0").connectors
-    assert connector.rdma_devices == devices
-
-
 def test_its_patch_cannot_be_left_out() -> None:
     others = [name for name in planned().process("prefill-0").patches if name != "moriio-unread-prompts"]
     with pytest.raises(RecipeError, match="needs the patch moriio-unread-prompts"):
@@ -56,13 +47,6 @@ def test_its_patch_cannot_be_left_out() -> None:
 def test_only_the_vllm_that_was_read_has_it(vllm: str) -> None:
     with pytest.raises(PreflightError, match="MoRI-IO differs from release to release"):
         planned(vllm=vllm)
-
-
-def test_preflight_asks_for_its_library() -> None:
-    change = {"engine": {"env": {"LD_LIBRARY_PATH": "/opt"}}}
-    with pytest.raises(PreflightError, match=r"not installed for .*: MoRI") as caught:
-        check_installed(VERSIONS.model_copy(update={"mori": None}), planned(change), on_amd(change))
-    assert "inside an image that has it" in (caught.value.todo or "")
 
 
 def test_it_is_untested_whatever_the_recipe_says_of_itself() -> None:
@@ -119,16 +103,3 @@ def test_the_published_shape_has_no_problem_and_a_decode_may_come_back() -> None
     assert problems(on_amd({"prefill": {"connector": multi}, "lmcache": {"l1_size_gb": 1}}, tp=8)) == []
     # vLLM makes the sessions of a new decode anew. What mori does with one was not tried.
     assert problems(on_amd({"decode": {"restart": {"policy": "on-failure"}}})) == []
-
-
-def test_without_acceptance_the_line_to_write_is_named_with_its_place(tmp_path: Path) -> None:
-    message = refused(
-        tmp_path,
-        GPU,
-        "platform=rocm",
-        "prefill.connector={kind: moriio, accept_unsafe_aborts: true}",
-        "decode.connector={kind: moriio}",
-        "lmcache=null",
-    )
-    assert "decode.connector: MoRIIOConnector: in vllm 0.32 decode computes on" in message
-    assert "--set decode.connector.accept_unsafe_aborts=true" in message

@@ -10,9 +10,8 @@ import pytest
 from pdserve.errors import RecipeError
 from pdserve.patches.registry import REGISTRY
 from pdserve.plan.model import Plan
-from pdserve.plan.patching import settings_of
-from pdserve.recipe import effective
 from tests.plan.kit import LMCACHE, MOONCAKE, VERSIONS, aggregated, hosts, on_gpus, plan, recipe, with_lmcache
+from tests.tables import each_row
 
 CRASH = "multiconnector-prom-metrics"
 
@@ -44,25 +43,6 @@ def test_unknown_upstream_code_is_allowed_by_name_and_only_for_patches_in_use() 
     assert caught.value.where == "allow_unknown_upstream"
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, set()),
-        ({"prefill": {"load_timeout_seconds": 5}}, {"load_timeout_seconds"}),
-        (on_child(max_tokens_per_load=512), {"max_tokens_per_load"}),
-        (on_child(min_load_tokens=512), {"min_load_tokens"}),
-        ({"prefill": {"env": {"CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD": "32768"}}}, {"max_tokens_per_load"}),
-        ({"engine": {"env": {"CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD": 512}}}, {"max_tokens_per_load"}),
-        ({"prefill": {"env": {"CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD": 0}}}, set()),
-    ],
-)
-def test_settings_that_only_a_patch_provides(changes: dict[str, Any], expected: set[str]) -> None:
-    wanted = recipe(with_lmcache(), changes)
-    role = wanted.prefill
-    assert role is not None
-    assert settings_of(wanted, role, effective.connector_of(wanted, "prefill", role)) == expected
-
-
 def test_settings_reach_the_connector_that_they_are_about() -> None:
     child = {**on_child(max_tokens_per_load=512, min_load_tokens=256, load_weight=0.5)}
     planned = plan(recipe(with_lmcache(), child, {"prefill": {"load_timeout_seconds": 7}}))
@@ -92,16 +72,6 @@ def test_lmcache_alone_gives_locks_back_by_our_class_unless_a_list_leaves_it_out
     assert config_of(planned, "aggregated-0")["kv_connector_module_path"] == module
 
 
-def test_a_raw_connector_keeps_the_class_that_its_author_chose() -> None:
-    raw = {"kind": "raw", "config": {"kv_connector": "MultiConnector", "kv_role": "kv_producer"}}
-    mooncake = {**raw, "config": {"kv_connector": "MooncakeConnector", "kv_role": "kv_consumer"}}
-    subclasses = {patch.name for patch in REGISTRY if patch.vehicle == "subclass"}
-    both = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [mooncake["config"]]}}
-    planned = plan(recipe({"prefill": {"connector": {**raw, "config": both}}, "decode": {"connector": mooncake}}))
-    assert not subclasses & set(planned.process("prefill-0").patches)
-    assert "kv_connector_module_path" not in config_of(planned)
-
-
 def test_a_raw_multi_gets_the_patch_for_whatever_its_children_are_called() -> None:
     store, mooncake = {"kv_connector": "MooncakeStoreConnector"}, {"kv_connector": "MooncakeConnector"}
     nixl = {"kv_connector": "NixlConnector"}
@@ -117,19 +87,12 @@ def test_a_raw_multi_gets_the_patch_for_whatever_its_children_are_called() -> No
     assert not chosen(nixl, nixl)
 
 
-@pytest.mark.parametrize(
-    ("changes", "cap", "least"),
-    [
-        ({}, None, None),
-        (on_child(max_tokens_per_load=512, min_load_tokens=256), 512, 256),
-        ({"prefill": {"env": {"CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD": 1024}}}, 1024, None),
-        (
-            {**on_child(max_tokens_per_load=512), "engine": {"env": {"CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD": "0"}}},
-            None,
-            None,
-        ),
-    ],
-)
+@each_row("changes, cap, least", [
+    ({}, None, None),
+    (on_child(max_tokens_per_load=512, min_load_tokens=256), 512, 256),
+    ({"prefill": {"env": {"CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD": 1024}}}, 1024, None),
+    ({"prefill": {"env": {"CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD": "0"}}}, None, None),
+])  # fmt: skip
 def test_the_plan_sets_how_much_of_a_prompt_is_reloaded(
     changes: dict[str, Any], cap: int | None, least: int | None
 ) -> None:
@@ -147,26 +110,12 @@ def planned(env: dict[str, Any], version: str | None = "0.5.6", platform: str = 
     return plan(wanted, *hosts(8), versions=VERSIONS.model_copy(update={"lmcache": version}))
 
 
-def without_its_own() -> Plan:
-    """With a list that has all patches of engines."""
+def test_its_main_is_ours_with_the_same_flags_unless_a_list_leaves_its_patches_out() -> None:
     engines = {name for process in planned({}).processes if process.role != "lmcache" for name in process.patches}
-    return planned({}, patches=sorted(engines))
-
-
-def test_without_patches_the_server_is_upstreams_own_and_knows_nothing_of_them() -> None:
-    server = without_its_own().process("lmcache-0")
-    assert server.argv[:3] == ("python", "-m", "lmcache.v1.multiprocess.http_server")
-    assert server.patches == ()
-    assert not [name for name in server.env.set if name.startswith("PDSERVE_")]
-
-
-def test_a_command_that_does_not_load_patches_gets_none_that_nobody_has_asked_for() -> None:
-    section = {**with_lmcache()["lmcache"], "command": ["numactl", "lmcache", "server"]}
-    assert planned({}, lmcache=section).process("lmcache-0").patches == ()
-
-
-def test_it_is_started_through_our_main_with_the_same_flags() -> None:
-    plain = without_its_own().process("lmcache-0")
+    plain = planned({}, patches=sorted(engines)).process("lmcache-0")
+    assert plain.argv[:3] == ("python", "-m", "lmcache.v1.multiprocess.http_server")
+    assert plain.patches == ()
+    assert not [name for name in plain.env.set if name.startswith("PDSERVE_")]
     for off in (planned({}), planned({"LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR": 0}), planned(GROW, platform="cuda")):
         assert off.process("lmcache-0").patches == ALWAYS
     server = planned(GROW).process("lmcache-0")
@@ -174,12 +123,6 @@ def test_it_is_started_through_our_main_with_the_same_flags() -> None:
     assert server.argv[3:] == plain.argv[3:]
     assert server.patches == GROWING
     assert server.env.set["PDSERVE_PATCHES"] == ",".join(GROWING)
-    assert server.env.set["PDSERVE_PATCH_RECORD"] == "/run/pdserve/test/patches/lmcache-0"
-
-
-def test_a_list_of_patches_that_leaves_out_what_the_environment_asks_for_is_refused() -> None:
-    with pytest.raises(RecipeError, match="LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR needs the patch lmcache-demand-pinned"):
-        planned(GROW, patches=["multiconnector-prom-metrics"])
 
 
 def test_a_command_of_the_recipes_own_must_load_them_itself() -> None:
@@ -188,11 +131,6 @@ def test_a_command_of_the_recipes_own_must_load_them_itself() -> None:
     own = ["numactl", "python", "-m", "pdserve.patches.lmcache_server_main"]
     section = {**with_lmcache(transfer_mode="lmcache_driven")["lmcache"], "env": GROW, "command": own}
     assert planned(GROW, lmcache=section).process("lmcache-0").argv[:4] == tuple(own)
-
-
-def test_unknown_code_is_allowed_for_the_server_by_name() -> None:
-    server = planned(GROW, allow_unknown_upstream=["lmcache-final-capacity"]).process("lmcache-0")
-    assert server.env.set["PDSERVE_PATCHES_ALLOW_UNKNOWN"] == "lmcache-final-capacity"
 
 
 HOST_EVENTS = {"LMCACHE_ROCM_HOST_EVENTS": 1}
@@ -209,8 +147,12 @@ def test_host_events_are_for_both_sides_or_neither() -> None:
         assert not [name for process in off.processes for name in process.patches if "host-events" in name]
 
 
-@pytest.mark.parametrize("left_out", ["lmcache-host-events", "lmcache-host-events-server"])
-def test_a_list_must_name_both_halves_of_host_events(left_out: str) -> None:
-    names = {name for process in planned(HOST_EVENTS).processes for name in process.patches}
-    with pytest.raises(RecipeError, match=f"LMCACHE_ROCM_HOST_EVENTS needs the patch {left_out}, not in"):
-        planned(HOST_EVENTS, patches=sorted(names - {left_out}))
+@each_row("env, left_out", [
+    (GROW, "lmcache-demand-pinned"), (HOST_EVENTS, "lmcache-host-events"), (HOST_EVENTS, "lmcache-host-events-server"),
+])  # fmt: skip
+def test_a_list_of_patches_that_leaves_out_what_the_environment_asks_for_is_refused(
+    env: dict[str, Any], left_out: str
+) -> None:
+    names = {name for process in planned(env).processes for name in process.patches}
+    with pytest.raises(RecipeError, match=f"{next(iter(env))} needs the patch {left_out}, not in"):
+        planned(env, patches=sorted(names - {left_out}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,30 +42,6 @@ def test_named_devices_are_taken_as_they_are() -> None:
     }
 
 
-def test_only_devices_that_the_node_offers_are_used() -> None:
-    node = Node(name="half", devices=(2, 3, 6, 7))
-    assert where(place(recipe(on_gpus(2, 2)), [node]))["decode-0"] == [("half", (6, 7))]
-
-
-def test_an_instance_can_span_nodes() -> None:
-    spanning = {"prefill": {"parallel": {"tp": 8, "nodes": 2}}}
-    placed = place(recipe(on_gpus(8, 4), spanning), hosts(8, 8))
-    assert where(placed) == {
-        "prefill-0": [("host0", (0, 1, 2, 3)), ("host1", (0, 1, 2, 3))],
-        "decode-0": [("host0", (4, 5, 6, 7))],
-    }
-    assert [placed[0].process_name(rank) for rank in (0, 1)] == ["prefill-0", "prefill-0-node1"]
-
-
-def test_on_a_cpu_instances_go_to_the_nodes_in_turn_and_have_no_devices() -> None:
-    placed = place(recipe({"prefill": {"instances": 2}}), hosts(0, 0))
-    assert where(placed) == {
-        "prefill-0": [("host0", ())],
-        "prefill-1": [("host1", ())],
-        "decode-0": [("host0", ())],
-    }
-
-
 def test_too_few_devices_show_the_sum_and_what_to_type() -> None:
     with pytest.raises(PreflightError) as caught:
         place(recipe(on_gpus(8, 8)), hosts(8), recipe_file="recipes/big.yaml")
@@ -83,15 +58,6 @@ def test_only_the_wider_role_is_halved_when_that_is_enough() -> None:
     with pytest.raises(PreflightError) as caught:
         place(recipe(on_gpus(8, 1)), hosts(8))
     assert "pdserve up RECIPE --set prefill.parallel.tp=4;" in (caught.value.todo or "")
-
-
-def test_no_override_is_advised_when_halving_cannot_help() -> None:
-    with pytest.raises(PreflightError) as caught:
-        place(recipe(on_gpus(3, 3)), hosts(4))
-    assert caught.value.todo == (
-        "as it is, it needs 2 nodes like this one: sbatch --nodes=2 --gres=gpu:4 slurm/disagg.sh RECIPE, "
-        "or pdserve up RECIPE --cluster FILE"
-    )
 
 
 def test_a_host_without_devices_is_an_error_with_its_fix() -> None:
@@ -112,18 +78,6 @@ def test_named_devices_that_are_not_there_are_named() -> None:
     with pytest.raises(PreflightError) as caught:
         place(recipe(on_gpus(2, 2), {"decode": {"devices": [8, 9]}}), hosts(8))
     assert caught.value.cause == "decode-0 asks for devices 8-9, which no node has left"
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"prefill": {"devices": [0, 1, 2]}}, "3 device ids for 1 instance(s) of 2 devices"),
-        ({"prefill": {"parallel": {"tp": 3, "nodes": 2}}}, "cannot be spread evenly over 2 nodes"),
-    ],
-)
-def test_what_fits_nowhere_is_the_recipes_fault(change: dict[str, Any], what: str) -> None:
-    with pytest.raises(RecipeError, match=what.replace("(", r"\(").replace(")", r"\)")):
-        place(recipe(on_gpus(2, 2), change), hosts(8))
 
 
 def test_hypothetical_nodes_are_as_many_as_needed_and_one_is_this_machine() -> None:

@@ -22,11 +22,6 @@ def test_a_node_without_an_engine_prepares_nothing() -> None:
     assert {process.node for process in made.processes if process.fetches_weights or process.is_setup} == {"host0"}
 
 
-def test_a_format_of_weights_that_engines_load_is_the_one_that_is_fetched() -> None:
-    (fetcher, _) = fetchers({"engine": {"args": {"load-format": "dummy"}}})
-    assert fetcher.argv[5:7] == ("--load-format", "dummy")
-
-
 def test_roles_with_caches_of_their_own_fetch_for_themselves() -> None:
     own = {"decode": {"env": {"HF_HOME": "/scratch"}}}
     assert [(fetcher.node, fetcher.env.set.get("HF_HOME")) for fetcher in fetchers(own, sizes=(2,))] == [
@@ -71,11 +66,6 @@ def value(argv: tuple[str, ...], flag: str) -> str | None:
     return argv[argv.index(flag) + 1] if flag in argv else None
 
 
-def test_a_draft_model_beside_a_local_model_is_fetched() -> None:
-    local = {"model": {"id": None, "path": "models/tiny"}}
-    assert models(local, drafting(model="org/draft")) == [("host1", "org/draft")]
-
-
 @each_row("args", [{"spec-model": "org/draft"}, {"speculative-config.model": "org/draft"}])
 def test_the_other_flags_that_name_it_are_read(args: dict[str, Any]) -> None:
     assert models({"decode": {"args": args}})[-1] == ("host1", "org/draft")
@@ -96,7 +86,3 @@ def test_drafts_without_a_model_of_the_hub_fetch_nothing_more(change: dict[str, 
 
 def test_a_model_that_writes_its_own_drafts_is_fetched_once() -> None:
     assert models(drafting(model="org/model"), sizes=(2,)) == [("host0", "org/model")]
-
-
-def test_without_downloads_its_drafts_are_left_to_the_engines_too() -> None:
-    assert models({"model": {"download": False}}, drafting(model="org/draft")) == []

@@ -7,8 +7,9 @@ from typing import Any, get_args
 from pdserve.plan.process import PlannedConnector
 from pdserve.recipe.base import TrialTransfer
 from pdserve.recipe.connectors.registry import KINDS
+from pdserve.recipe.container_options import uses_rdma
 from pdserve.roles import ProcessRole
-from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
+from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe
 from tests.plan.shapes import SHAPES, both, shape
 from tests.tables import each_row
 
@@ -25,13 +26,6 @@ def test_a_raw_mapping_is_looked_into() -> None:
     assert built.process("aggregated-0").packages == ("vllm",)
 
 
-def test_nothing_is_known_of_a_command_of_the_recipes_own() -> None:
-    built = plan(recipe({"engine": {"command": ["wrapper"]}}, with_lmcache(command=["other"])))
-    assert built.process("prefill-0").packages == ()
-    assert built.process("prefill-0").libraries == {}
-    assert built.process("lmcache-0").packages == ()
-
-
 @each_row(
     "connector, env, devices",
     [
@@ -44,8 +38,9 @@ def test_nothing_is_known_of_a_command_of_the_recipes_own() -> None:
     ],
 )
 def test_rdma_devices(connector: dict[str, Any], env: dict[str, Any], devices: tuple[str, ...] | None) -> None:
-    built = plan(recipe(on_gpus(), both(connector), {"engine": {"env": env}}), *hosts(8))
-    assert built.process("decode-0").rdma_devices == devices
+    made = recipe(on_gpus(), both(connector), {"engine": {"env": env}})
+    assert plan(made, *hosts(8)).process("decode-0").rdma_devices == devices
+    assert uses_rdma(made) is (devices is not None), "known without a plan"
 
 
 def test_every_role_answers_to_one_predicate() -> None:

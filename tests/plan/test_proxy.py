@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.plan.node import Local, Node, Reach, Srun
 from pdserve.plan.proxy import loopback_warnings
-from tests.plan.kit import aggregated, hosts, on_gpus, plan, recipe
+from tests.plan.kit import hosts, on_gpus, plan, recipe
 from tests.tables import each_row
-
-_LEAST = (
-    "host", "port", "served_name", "protocol", "workers", "request_timeout_seconds", "connect_timeout_seconds",
-    "drain_seconds", "max_body_bytes",
-)  # fmt: skip
-
-
-def test_a_configuration_of_the_least_is_complete() -> None:
-    """One that was written before these sections existed is still read, and means the same."""
-    config = plan(recipe()).proxy
-    least = {name: value for name, value in config.model_dump(mode="json").items() if name in _LEAST}
-    assert ProxyConfig.model_validate_json(json.dumps(least)) == config
 
 
 @each_row(
@@ -39,13 +25,6 @@ def test_a_loopback_address_is_shown_with_its_node_where_that_is_another_machine
 ) -> None:
     node = Node(name="gpu1", address="10.1.0.1", reach=reach)
     assert plan(recipe(changes), node).proxy_place == place
-
-
-@each_row("kind", ["round_robin", "least_loaded", "power_of_two", "prefix_aware"])
-def test_policies_that_do_not_listen_change_nothing_about_engines(kind: str) -> None:
-    routing = {"proxy": {"routing": {"aggregated": {"kind": kind}}}}
-    plain, routed = plan(recipe(aggregated())), plan(recipe(aggregated(), routing))
-    assert routed.process("aggregated-0") == plain.process("aggregated-0")
 
 
 SLURM = {"slurm": {"time": "08:00:00"}}

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from pdserve.cli.commands import app
 from pdserve.plan.node import Local, Node, Srun, Ssh, reach_argv, term_seconds, with_agent
 from pdserve.recipe.model import Timeouts
+from tests.tables import each_row
 
 AGENT = ("/shared/venv/bin/python", "-m", "pdserve.node.agent", "--run-dir", "/shared/a run")
 
@@ -39,12 +40,6 @@ def test_in_a_slurm_job_it_is_a_named_step_of_one_task_beside_all_others() -> No
         "--unbuffered",
         *AGENT,
     )
-
-
-def test_the_options_of_a_container_stand_before_the_program() -> None:
-    reach = Srun(job="42", kill_wait=30, options=("--container-image=vllm#rocm:1",))
-    argv = reach_argv(reach, "gpu007", "step", AGENT)
-    assert argv.index("--container-image=vllm#rocm:1") == argv.index(AGENT[0]) - 1
 
 
 def test_over_ssh_nothing_is_asked_and_no_connection_is_shared() -> None:
@@ -107,14 +102,14 @@ def test_the_shell_on_the_other_side_gives_back_the_same_words() -> None:
     assert tuple(shlex.split(reach_argv(Ssh(destination="h"), "h", "s", awkward)[-1])) == awkward
 
 
-@pytest.mark.parametrize(("kill_wait", "left"), [(30, 25), (5, pytest.approx(10 / 3)), (60, 55), (0, 1)])
-def test_stops_after_scancel_fit_slurms_kill_wait(kill_wait: float, left: float) -> None:
-    assert term_seconds(Srun(job="1", kill_wait=kill_wait)) == left
-
-
-@pytest.mark.parametrize("reach", [Local(), Ssh(destination="h")])
-def test_without_a_later_kill_stops_take_what_the_plan_sets(reach: Local | Ssh) -> None:
-    assert term_seconds(reach) is None
+@each_row("reach, left", [
+    *((Srun(job="1", kill_wait=wait), left) for wait, left in ((30, 25), (5, pytest.approx(10 / 3)), (0, 1))),
+    (Local(), None), (Ssh(destination="h"), None),
+])  # fmt: skip
+def test_stops_after_scancel_fit_slurms_kill_wait_and_others_take_what_the_plan_sets(
+    reach: Local | Ssh | Srun, left: Any
+) -> None:
+    assert term_seconds(reach) == left
 
 
 BOX = ("docker", "run", "--device=/dev/kfd", "--volume=/r:/r", "vllm:1", "python3")
@@ -154,19 +149,15 @@ def test_srun_and_ssh_come_before_the_container() -> None:
     assert over_ssh[-1].startswith("docker run --device=/dev/kfd --volume=/r:/r vllm:1 python3 -m pdserve.node.agent")
 
 
-def rendered(tmp_path: Any, *options: str) -> str:
-    (tmp_path / "boxed.yaml").write_text(TEXT)
-    ended = CliRunner().invoke(app, ["render", str(tmp_path / "boxed.yaml"), *options])
-    assert ended.exit_code == 0, ended.output
-    return ended.stdout
-
-
 def test_render_of_a_recipe_with_a_container_has_image_mounts_and_devices(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PDSERVE_HOME", "/shared/pdserve")
     monkeypatch.setenv("MY_TOKEN", "s3cret")
-    text = rendered(tmp_path)
+    (tmp_path / "boxed.yaml").write_text(TEXT)
+    ended = CliRunner().invoke(app, ["render", str(tmp_path / "boxed.yaml")])
+    assert ended.exit_code == 0, ended.output
+    text = ended.stdout
     for word in (
         "--device=/dev/kfd",
         "--device=/dev/infiniband",
@@ -179,9 +170,3 @@ def test_render_of_a_recipe_with_a_container_has_image_mounts_and_devices(
     ):
         assert word in text, word
     assert "s3cret" not in text
-
-
-def test_pyxis_is_shown_in_the_srun_of_a_job(tmp_path: Any) -> None:
-    text = rendered(tmp_path, "--set", "container.kind=pyxis", "--set", "container.store=/shared/images")
-    assert "--container-image=/shared/images/" in text
-    assert "/dev/infiniband:/dev/infiniband" in text

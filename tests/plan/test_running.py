@@ -105,16 +105,6 @@ def test_no_room_beside_what_runs_says_whether_a_new_start_has_it() -> None:
         assert ("pdserve down test" in (caught.value.todo or "")) is helps
 
 
-def test_a_port_that_the_recipe_moves_is_moved_and_no_other() -> None:
-    before = on_nixl(2, 2)
-    running = plan(before, *hosts(8))
-    new = next_plan(running, before, on_nixl(2, 2, {"ports": {"decode": 8050}}))
-    assert [new.process(f"decode-{i}").ports["http"] for i in (0, 1)] == [8050, 8051]
-    assert restarted(running, new) == {"decode-0", "decode-1"}
-    for name in places(running):
-        assert new.process(name).ports["nixl"] == running.process(name).ports["nixl"]
-
-
 def test_instances_on_cpus_keep_their_nodes_and_new_ones_go_where_the_fewest_are() -> None:
     sides = {name: {"connector": MOONCAKE} for name in ("prefill", "decode")}
     before = recipe(sides, {"prefill": {"instances": 2}})

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import pytest
-
-from pdserve.recipe.flags import ENGINE_FLAGS, SERVER_FLAGS, OwnedFlag, flag_words
+from pdserve.recipe.flags import ENGINE_FLAGS, SERVER_FLAGS, flag_words
 from pdserve.recipe.rules import problems
 from tests.plan.kit import MULTI, on_gpus, plan, recipe, value_of, with_lmcache
 from tests.plan.shapes import SHAPES, SPANNING, shape
@@ -74,23 +72,6 @@ def test_every_flag_on_a_command_line_is_in_the_table_and_given_once(name: str) 
             flags = Counter(word.removeprefix("--").removeprefix("no-") for word in process.argv if word[:2] == "--")
             assert flags.keys() - OVERRIDABLE <= table.keys(), process.name
             assert {flag for flag, count in flags.items() if count > 1} <= {"l2-adapter"}, process.name
-
-
-def test_a_new_row_is_rendered_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag of the table needs no second entry anywhere."""
-    monkeypatch.setitem(ENGINE_FLAGS, "enforce-eager", OwnedFlag("set engine.eager", lambda line: True))
-    monkeypatch.setitem(SERVER_FLAGS, "hash-algorithm", OwnedFlag("set lmcache.hash", lambda line: "blake3"))
-    theirs = recipe(
-        with_lmcache(extra_args={"hash-algorithm": "vllm"}), {"prefill": {"args": {"enforce-eager": False}}}
-    )
-    built = plan(theirs)
-    assert [word for word in built.process("prefill-0").argv if "enforce-eager" in word] == ["--enforce-eager"]
-    server = built.process("lmcache-0").argv
-    assert server.count("--hash-algorithm") == 1
-    assert server[server.index("--hash-algorithm") + 1] == "blake3"
-    refused = {problem.path: problem.todo for problem in problems(theirs)}
-    assert refused[("prefill", "args", "enforce-eager")] == "set engine.eager"
-    assert refused[("lmcache", "extra_args", "hash-algorithm")] == "set lmcache.hash"
 
 
 def test_a_flag_that_is_ours_in_some_recipes_is_refused_in_those_alone() -> None:

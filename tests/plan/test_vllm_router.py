@@ -9,7 +9,7 @@ from vllm_router.launch_router import parse_router_args
 
 from pdserve.plan.model import Plan
 from pdserve.plan.proxy import ROUTER_MODULE, ROUTER_VERSION
-from tests.plan.kit import NIXL, plan, recipe
+from tests.plan.kit import plan, recipe
 
 ROUTER: dict[str, Any] = {"proxy": {"kind": "vllm-router"}}
 TWO: dict[str, Any] = {"prefill": {"instances": 2}, "decode": {"instances": 2}}
@@ -34,12 +34,6 @@ def test_it_gets_every_engine_and_where_prefills_are_asked_for_their_ids() -> No
     assert args.kv_connector == "mooncake"
     assert args.prefill_urls == [("http://127.0.0.1:8100", 8998), ("http://127.0.0.1:8101", 8999)]
     assert args.decode_urls == ["http://127.0.0.1:8200", "http://127.0.0.1:8201"]
-
-
-def test_over_nixl_no_bootstrap_server_is_asked() -> None:
-    args = arguments(plan(recipe(ROUTER, {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}})))
-    assert args.kv_connector == "nixl"
-    assert args.prefill_urls == [("http://127.0.0.1:8100", None)]
 
 
 def test_what_the_recipe_sets_reaches_it() -> None:
@@ -71,9 +65,3 @@ def test_the_engines_key_is_in_its_environment_by_name_only() -> None:
     assert process.env.secrets == {"OPENAI_API_KEY": "engine_key"}
     assert process.env.base == "allow"
     assert not any("key" in word for word in process.argv)
-
-
-def test_a_router_of_another_path_gets_the_same_arguments() -> None:
-    own = plan(recipe(ROUTER)).process("proxy").argv
-    other = plan(recipe(ROUTER, {"proxy": {"command": ["/opt/bin/vllm-router"]}})).process("proxy").argv
-    assert other == ("/opt/bin/vllm-router", *own[3:])
