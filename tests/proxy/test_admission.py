@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +40,9 @@ def gate(pool: list[Worker] | None = None, numbers: Numbers | None = None, **lim
     return AdmissionGate("decode", PoolLimits(**limits), lambda: workers, numbers, no_worker)
 
 
-async def turns(count: int = 3) -> None:
+async def turns() -> None:
     """What was woken runs."""
-    for _ in range(count):
+    for _ in range(3):
         await asyncio.sleep(0)
 
 
@@ -51,31 +50,14 @@ def queued(door: AdmissionGate, priority: int = 0, tokens: int = 0) -> asyncio.T
     return asyncio.create_task(admit(door, priority, tokens))
 
 
-def test_without_limits_everybody_enters_at_once_and_is_counted() -> None:
-    door = gate()
-    tickets = [door.try_admit(0, 100) for _ in range(1000)]
-    assert all(tickets)
-    assert (door.requests, door.tokens) == (1000, 100_000)
-
-
-def test_the_limit_is_for_each_worker() -> None:
+def test_the_limit_is_for_each_worker_and_a_ticket_is_given_back_once() -> None:
     door = gate([Worker(), Worker()], max_requests=2)
-    assert [door.try_admit() is not None for _ in range(5)] == [True] * 4 + [False]
-
-
-def test_a_limit_that_no_float_holds_is_none() -> None:
-    door = gate(max_requests=10**400, max_prompt_tokens_in_flight=10**400)
-    assert all(door.try_admit(0, 100) for _ in range(1000))
-
-
-def test_a_ticket_is_given_back_once() -> None:
-    door = gate(max_requests=2)
-    first, second = door.try_admit(), door.try_admit()
-    assert first is not None
-    assert second is not None
-    first.release()
-    first.release()
-    assert door.requests == 1
+    tickets = [door.try_admit() for _ in range(5)]
+    assert [ticket is not None for ticket in tickets] == [True] * 4 + [False]
+    assert tickets[0] is not None
+    tickets[0].release()
+    tickets[0].release()
+    assert door.requests == 3
 
 
 def test_prompt_tokens_are_limited_and_one_that_is_larger_enters_alone() -> None:
@@ -104,21 +86,6 @@ async def test_a_small_request_does_not_overtake_a_large_one_of_its_priority() -
     assert (large.done(), small.done()) == (True, True)
 
 
-async def test_a_full_queue_answers_429_with_a_time_and_openais_body() -> None:
-    door = gate(max_requests=1, queue_size=1)
-    await admit(door)
-    waiting = queued(door)
-    await turns()
-    with pytest.raises(ApiError) as refused:
-        await admit(door)
-    assert refused.value.status == 429
-    assert refused.value.headers()["retry-after"] == "1"
-    assert refused.value.body()["error"]["code"] == 429
-    assert door.rejected_full == 1
-    assert not waiting.done()
-    waiting.cancel()
-
-
 async def test_a_better_priority_evicts_the_last_of_the_worst() -> None:
     door = gate(max_requests=1, queue_size=3)
     inside = await admit(door)
@@ -130,6 +97,9 @@ async def test_a_better_priority_evicts_the_last_of_the_worst() -> None:
         last.result()
     with pytest.raises(ApiError, match="queue is full"):
         await admit(door, 7)
+    assert door.rejected_full == 2
+    door._interval = 4.0
+    assert door.retry_after() == 16, "the queue at its pace"
     inside.release()
     await turns()
     assert [task.done() for task in (urgent, fair, first)] == [True, False, False]
@@ -228,21 +198,6 @@ async def test_limits_can_change_while_a_request_waits() -> None:
     assert waiting.done()
 
 
-async def test_retry_after_is_the_queue_at_its_pace() -> None:
-    door = gate(max_requests=1, queue_seconds=50)
-    assert door.retry_after() == 1
-    door._interval = 4.0
-    inside = await admit(door)
-    waiting = [queued(door) for _ in range(4)]
-    await turns()
-    assert door.retry_after() == 20
-    door._interval = 400.0
-    assert door.retry_after() == 50
-    inside.release()
-    for task in waiting:
-        task.cancel()
-
-
 Step = tuple[str, int, int]
 LONGEST = 60
 STEPS = st.lists(
@@ -278,11 +233,10 @@ async def story(limits: dict[str, Any], steps: list[Step]) -> None:
     entered: list[tuple[int, int, int]] = []
     passed = 0
 
-    async def turn(count: int = 3) -> None:
+    async def turn() -> None:
         nonlocal passed
-        for _ in range(count):
-            passed += 1
-            await turns(1)
+        passed += 1
+        await asyncio.sleep(0)
 
     async def request(number: int, priority: int, tokens: int) -> None:
         ticket = await admit(door, priority, tokens)
@@ -314,16 +268,16 @@ async def story(limits: dict[str, Any], steps: list[Step]) -> None:
                 worker.kv_usage = small / 7
             door.refresh()
         else:
-            await turn(1)
+            await turn()
         check()
     # Everybody who waits gets in once those inside leave: no wake-up is lost.
     while True:
-        await turn()
+        for _ in range(3):
+            await turn()
         check()
         if not inside:
             break
         inside.pop().release()
-    await turn()
     assert door.waiting == 0
     assert (door.requests, door.tokens) == (0, 0)
     done = await asyncio.gather(*tasks, return_exceptions=True)
@@ -364,28 +318,6 @@ def gate_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gates:
     return make
 
 
-async def test_clients_of_one_process_do_not_shut_out_those_of_another(gate_of: Gates) -> None:
-    served: Counter[int] = Counter()
-    enough = asyncio.Event()
-
-    async def client(door: AdmissionGate, process: int) -> None:
-        while not enough.is_set():
-            ticket = await admit(door)
-            await turns(2)
-            served[process] += 1
-            ticket.release()
-            if served.total() == 120:
-                enough.set()
-
-    doors = [gate_of(process, max_requests=2) for process in range(2)]
-    tasks = [asyncio.create_task(client(door, process)) for process, door in enumerate(doors) for _ in range(6)]
-    await enough.wait()
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-    assert min(served[0], served[1]) > served.total() / 4
-
-
 async def test_all_that_wait_enter_by_priority_and_then_in_order_of_arrival(gate_of: Gates) -> None:
     doors = gate_of(0, max_requests=1), gate_of(1, max_requests=1)
     inside = await admit(doors[0])
@@ -407,37 +339,18 @@ async def test_all_that_wait_enter_by_priority_and_then_in_order_of_arrival(gate
     assert [door.waiting for door in doors] == [0, 0]
 
 
-@pytest.mark.parametrize("apart", [3600.0, 0.0])
-async def test_a_place_changes_the_process_only_after_a_while(
-    gate_of: Gates, monkeypatch: pytest.MonkeyPatch, apart: float
-) -> None:
+async def test_a_place_changes_the_process_only_after_a_while(gate_of: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is empty until the other one looks: in the exact order of a mixed queue most places would be."""
-    monkeypatch.setattr(admission, "APART_SECONDS", apart)
-    doors = gate_of(0, max_requests=2), gate_of(1, max_requests=2)
-    inside = [await admit(door) for door in doors]
-    order: list[int] = []
-    half = asyncio.Event()
-
-    async def enter(process: int) -> None:
-        ticket = await admit(doors[process])
-        order.append(process)
-        if len(order) == 20:
-            half.set()
-        await turns()
-        ticket.release()
-
-    tasks = []
-    for _ in range(20):
-        for process in range(2):
-            tasks.append(asyncio.create_task(enter(process)))
-            await turns()
-    # The first process has most of the queue's turns in one go: of its places none waits for the second one.
-    inside[0].release()
-    await half.wait()
-    assert (1 in order) is (apart == 0)
-    inside[1].release()
-    await asyncio.gather(*tasks)
-    assert Counter(order) == {0: 20, 1: 20}
+    monkeypatch.setattr(admission, "APART_SECONDS", 3600.0)
+    first, second = gate_of(0, max_requests=1), gate_of(1, max_requests=1)
+    inside = await admit(first)
+    waiting = queued(second)
+    await turns()
+    inside.release()
+    after = first.try_admit()
+    assert after is not None
+    after.release()
+    await waiting
 
 
 async def test_a_new_kv_figure_lets_in_as_many_over_processes(gate_of: Gates) -> None:
