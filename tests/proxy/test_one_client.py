@@ -40,7 +40,7 @@ from tests.proxy.raw import (
     raw_deployment,
     sends,
 )
-from tests.proxy.test_failures import WireToCut
+from tests.proxy.test_failures import Wire
 from tests.tables import each_row
 
 
@@ -212,7 +212,7 @@ def test_nothing_that_is_as_large_as_its_prompt_is_left() -> None:
 @each_row("end", ["end", "cut", "lost"])
 def test_a_reply_that_has_ended_in_any_way_keeps_nobody(end: str) -> None:
     """Who answers has the request, and would be kept by its own reply until the collector comes."""
-    reply = HttpReply(WireToCut(), keep_alive=True, head_only=False, http10=False)
+    reply = HttpReply(Wire(), keep_alive=True, head_only=False, http10=False)
     calls: list[str] = []
     reply.on_gone, reply.on_pressure = (lambda: calls.append("gone")), (lambda _: calls.append("pressure"))
     getattr(reply, end)()

@@ -37,15 +37,8 @@ async def serve(app: ASGIApp, request: Request, reply: HttpReply) -> None:
             length = next((int(value) for name, value in headers if name == b"content-length"), None)
             reply.start(message["status"], [pair for pair in headers if pair[0] != b"content-length"], length)
             return
-        body = message.get("body", b"")
-        if not message.get("more_body", False):
-            reply.end(body)
-        elif body:
-            reply.write(body)
-            await _drained(reply)
-            reply.on_gone = leave
-            if reply.gone:
-                leave()
+        # No page of ours is sent in parts.
+        reply.end(message.get("body", b""))
 
     await app(_scope(request), receive, send)
 
@@ -67,17 +60,3 @@ def _scope(request: Request) -> Scope:
         "server": None,
     }
     return scope
-
-
-async def _drained(reply: HttpReply) -> None:
-    """Returns when the client has caught up or has gone."""
-    if reply.congested and not reply.gone:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def finish(_: bool = False) -> None:
-            if not done.done():
-                done.set_result(None)
-
-        reply.on_pressure, reply.on_gone = finish, finish
-        await done
-        reply.on_pressure = reply.on_gone = None
