@@ -168,15 +168,6 @@ def test_a_message_stream_that_breaks_raises(claude: anthropic.Anthropic, shared
         stream.until_done()
 
 
-def test_a_message_stream_without_its_kv_has_a_status(claude: anthropic.Anthropic, shared: Deployment) -> None:
-    shared.decodes[0].script(kv_fails=1)
-    with (
-        pytest.raises(anthropic.InternalServerError),
-        claude.messages.stream(model=MODEL, max_tokens=9, messages=[{"role": "user", "content": "a"}]) as stream,
-    ):
-        stream.until_done()
-
-
 def test_a_streamed_response_equals_a_plain_one(client: openai.OpenAI, shared: Deployment) -> None:
     plain = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=20)
     kinds, text = [], ""

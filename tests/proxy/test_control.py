@@ -16,20 +16,6 @@ from tests.proxy.deployment import KEY, MODEL, Deployment, Fake
 STREAM: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 1000, "stream": True}
 
 
-def test_an_empty_pool_is_a_503_with_retry_after(deployment: Deployment) -> None:
-    deployment.up(control=True)
-    assert deployment.proxy.http.get("/ready").status_code == 200
-    for state in ("starting", "draining", "dead"):
-        deployment.proxy.push("prefill-0", state)
-        answer = deployment.complete()
-        assert (answer.status_code, int(answer.headers["retry-after"]) > 0) == (503, True)
-        assert f"(1 {state})" in answer.json()["error"]["message"]
-        ready = deployment.proxy.http.get("/ready")
-        assert (ready.status_code, ready.json()["empty_pools"]) == (503, ["prefill"])
-    assert deployment.decodes[0].state()["received"] == 0
-    assert deployment.proxy.http.get("/health").status_code == 200
-
-
 def test_a_pushed_death_ends_waiting_requests_at_once(deployment: Deployment) -> None:
     """The engines here live and hang: only the push can end the wait."""
     deployment.up(control=True, prefill={"hold": "prefill"})

@@ -270,6 +270,10 @@ def judged_by_an_engine(shared: Deployment, path: str, body: dict[str, Any]) -> 
         ("return_token_ids", 1),
         ("logprob_token_ids", 1),
         ("stream_interval", 0),
+        ("stream_interval", 10**30),
+        ("structured_outputs", "x"),
+        ("response_format", []),
+        ("logit_bias", 1),
         ("echo", True),
     ],
 )
