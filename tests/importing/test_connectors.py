@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from pdserve.importing import connectors
 from pdserve.importing.formats import import_launch
 from pdserve.importing.launch import Draft, ImportChoice
-from pdserve.operations.import_recipe import import_file
 from tests.importing.kit import notes
 from tests.tables import each_row
 
@@ -28,19 +26,6 @@ def test_addresses_and_ports_are_left_to_the_plan() -> None:
     }  # fmt: skip
 
 
-def test_its_limits_are_left_to_the_section() -> None:
-    """Those that are published are shorter than any request of ours."""
-    carried = connectors.section_of(mapping("kv_consumer", transfer_timeout=30))
-    assert carried.section == {"kind": "moriio"}
-    assert dict(carried.replaced)["transfer_timeout"] == "the section makes it from proxy.request_timeout_seconds"
-
-
-def test_a_launch_in_write_mode_reads_here_and_the_import_says_so() -> None:
-    config = mapping("kv_consumer")
-    del config["kv_connector_extra_config"]["read_mode"]
-    assert "no WRITE mode" in dict(connectors.section_of(config).replaced)["read_mode"]
-
-
 def test_beside_lmcache_it_is_a_child() -> None:
     children = [mapping("kv_producer"), {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"}]
     config = {
@@ -57,21 +42,16 @@ def test_a_key_that_is_not_known_keeps_the_mapping_raw() -> None:
     assert connectors.needs_raw(mapping("kv_consumer", some_new_key=1))
 
 
-def script(**extra: Any) -> str:
-    config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
-    return f"vllm serve org/model --kv-transfer-config '{json.dumps(config)}'\n"
-
-
 def read(**extra: Any) -> Draft:
-    return import_launch(script(**extra), "serve.sh", ImportChoice())
+    config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return import_launch(
+        f"vllm serve org/model --kv-transfer-config '{json.dumps(config)}'\n", "serve.sh", ImportChoice()
+    )
 
 
 @each_row("size", [107374182400, "107374182400", " 107_374_182_400 ", 107374182400.0])
-def test_host_memory_is_what_vllms_int_makes_of_it(tmp_path: Path, size: Any) -> None:
+def test_host_memory_is_what_vllms_int_makes_of_it(size: Any) -> None:
     assert read(cpu_bytes_to_use=size).document["aggregated"]["connector"] == {"kind": "offloading", "cpu_gib": 100}
-    file = tmp_path / "serve.sh"
-    file.write_text(script(cpu_bytes_to_use=size))
-    import_file(file, ImportChoice(), environ={})
 
 
 def test_other_counts_of_offloading_may_be_texts_too() -> None:
@@ -87,13 +67,3 @@ def test_host_memory_that_is_no_number_stays_as_it_is_and_is_listed(size: Any) -
     assert connector["config"]["kv_connector_extra_config"] == {"cpu_bytes_to_use": size}
     (why,) = (why for key, why in notes(draft, "confirm").items() if key.endswith("cpu_bytes_to_use"))
     assert why.endswith("is no number of bytes, and vLLM would not start: correct it")
-
-
-def test_such_a_size_is_found_inside_a_multi_connector() -> None:
-    of = [{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": "80m"}}]
-    of.append({"kv_connector": "NixlConnector", "kv_connector_extra_config": {}})
-    config = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": of}}
-    text = f"vllm serve org/model --kv-transfer-config '{json.dumps(config)}'\n"
-    listed = notes(import_launch(text, "serve.sh", ImportChoice()), "confirm")
-    (why,) = (why for key, why in listed.items() if key.endswith("OffloadingConnector.cpu_bytes_to_use"))
-    assert why.startswith('"80m" is no number of bytes')

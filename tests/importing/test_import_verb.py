@@ -9,6 +9,7 @@ import pytest
 from pdserve.recipe.load.loader import load_recipe
 from tests.importing.kit import SCHEMA_1
 from tests.messages.kit import Outcome, run
+from tests.tables import each_row
 
 
 def typed(folder: Path, *words: str) -> Outcome:
@@ -77,16 +78,6 @@ def test_a_recipe_that_pdserve_refuses_is_not_written(launch: Path, tmp_path: Pa
     assert not (tmp_path / "recipe.yaml").exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        (),
-        ("missing.yaml",),
-        ("--check", "launch.yaml"),
-        ("launch.yaml", "--check", "launch.yaml", "--against", "launch.yaml"),
-        ("launch.yaml", "--variant", "other"),
-        ("launch.yaml", "-o", "no/such/folder.yaml"),
-    ],
-)
+@each_row("words", [(), ("missing.yaml",), ("--check", "launch.yaml"), ("launch.yaml", "-o", "no/folder.yaml")])
 def test_a_wrong_command_line_ends_with_2(launch: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     assert typed(tmp_path, *words).code == 2

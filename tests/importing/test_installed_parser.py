@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from pdserve.errors import RecipeError
 from pdserve.importing.command_line import LISTED, InstalledParser, ParsedLine
 from pdserve.importing.launch import CommandLine, ImportChoice
 from pdserve.installed.versions import TESTED
 from pdserve.operations import import_recipe
 from pdserve.operations.import_recipe import ImportedRecipe, ask_installed, import_file
-from tests.importing.kit import SCHEMA_1
 from tests.messages.kit import run
 from tests.tables import each_row
 
@@ -105,24 +102,6 @@ def test_names_switches_and_lists_are_those_of_its_version(
     assert len(ask.asked) == 1, "the words are the same however they are read"
 
 
-def test_names_that_make_other_lines_of_data_are_asked_about_again(tmp_path: Path) -> None:
-    path = tmp_path / "launch.yaml"
-    path.write_text(SCHEMA_1.replace("max-num-seqs: 64", "only-of-se: 64"))
-    ask = Answers(answer(line(), line(), names=["only-of-seven"]))
-    recipe = import_file(path, ImportChoice(), environ={}, ask=ask)
-    assert recipe.draft.document["decode"]["args"]["only-of-seven"] == 64
-    assert ["--only-of-se" in words for words in (ask.asked[0][1].words, ask.asked[1][1].words)] == [True, False]
-
-
-def test_roles_with_the_same_flags_have_their_own_variables(tmp_path: Path) -> None:
-    path = tmp_path / "launch.yaml"
-    same = SCHEMA_1.replace("decode_environment: *shared", "decode_environment: {VLLM_ONE: '1'}")
-    path.write_text(same)
-    ask = Answers("no vLLM is installed here")
-    import_file(path, ImportChoice(), environ={}, ask=ask)
-    assert [dict(asked.variables) for asked in ask.asked[0]] == [{"VLLM_SERVER_DEV_MODE": "1"}, {"VLLM_ONE": "1"}]
-
-
 def test_what_it_refuses_is_carried_over_and_named(tmp_path: Path) -> None:
     theirs = line(
         flags={"seed": ["1"]}, refused={"gone": "it has no such flag"}, variables={"VLLM_LOGGING_LEVEL": "it is gone"}
@@ -141,12 +120,6 @@ def test_a_line_that_it_does_not_read_to_its_end_is_read_by_the_names(tmp_path: 
     assert confirm(recipe) == ["2: vllm serve: vLLM 7.0, which is installed here: its parser stops there"]
 
 
-def test_without_an_answer_the_list_reads_and_the_recipe_has_the_reason(tmp_path: Path) -> None:
-    recipe, _ = read(tmp_path, "vllm serve org/m --max-num-se 1", "no vLLM is installed here")
-    assert args(recipe) == {"max-num-seqs": 1}
-    assert "# Flags were read by a list of those of vLLM 0.32: no vLLM is installed here.\n" in recipe.text
-
-
 @each_row("parser", ["list", "vllm"])
 def test_a_word_stays_what_the_engine_would_get(tmp_path: Path, parser: str) -> None:
     text = "vllm serve org/m --allowed-origins '[\"https://a\"]' --served-model-name 1.10 --pass '-p4ss word'"
@@ -154,27 +127,6 @@ def test_a_word_stays_what_the_engine_would_get(tmp_path: Path, parser: str) -> 
     recipe, _ = read(tmp_path, text, "none" if parser == "list" else answer(line(flags=flags)))
     assert args(recipe) == {"allowed-origins": '["https://a"]', "pass": "-p4ss word"}
     assert recipe.draft.document["model"]["served_name"] == "1.10"
-
-
-def test_a_second_model_and_a_file_of_flags_are_losses(tmp_path: Path) -> None:
-    recipe, _ = read(tmp_path, "vllm serve org/m --model other/x --config flags.yaml", "none")
-    assert [note.at.key for note in recipe.draft.losses()] == ["--model", "--config"]
-
-
-def test_a_date_in_a_mapping_of_flags_is_no_traceback(tmp_path: Path) -> None:
-    path = tmp_path / "launch.yaml"
-    path.write_text(SCHEMA_1.replace("max-num-seqs: 64", "hf-overrides: {a: 2020-01-01}"))
-    with suppress(RecipeError):
-        import_file(path, ImportChoice(), environ={}, ask=Answers("none"))
-
-
-def test_dynamos_flags_are_not_asked_about(tmp_path: Path) -> None:
-    path = tmp_path / "launch.yaml"
-    path.write_text(SCHEMA_1.replace("max-num-seqs: 64", "dyn-tool-call-parser: hermes"))
-    ask = Answers("no vLLM is installed here")
-    recipe = import_file(path, ImportChoice(), environ={}, ask=ask)
-    assert not [word for asked in ask.asked[0] for word in asked.words if "dyn-" in word]
-    assert recipe.draft.document["decode"]["args"]["tool-call-parser"] == "hermes"
 
 
 LINES = {
@@ -300,11 +252,3 @@ def test_a_vllm_that_cannot_be_imported_is_the_reason(tmp_path: Path, monkeypatc
     script(tmp_path, "vllm serve org/m --max-num-se 4")
     done = import_file(tmp_path / "serve.sh", ImportChoice(), environ={}, ask=ask_installed)
     assert "the installed vLLM gives no parser: ImportError: libcuda.so.1" in done.text
-
-
-def test_what_cannot_become_a_recipe_is_refused_before_it_is_asked(tmp_path: Path) -> None:
-    ask = Answers("no vLLM is installed here")
-    path = script(tmp_path, "vllm serve")
-    with pytest.raises(RecipeError):
-        import_file(path, ImportChoice(), environ={}, ask=ask)
-    assert not ask.asked

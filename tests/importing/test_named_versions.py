@@ -29,7 +29,6 @@ def named(image: str | None = None, text: str = "") -> dict[str, str]:
 
 @each_row("image, versions", [
     ("vllm/vllm-openai:v0.20.1-ubuntu2404", {"vllm": "0.20.1"}),
-    ("vllm/vllm-openai:v0.33.0", {"vllm": "0.33.0"}),
     ("vllm/vllm-openai:v0.33.0rc2", {"vllm": "0.33.0rc2"}),
     ("docker.io/vllm/vllm-openai-rocm:v0.31.0@sha256:00", {"vllm": "0.31.0"}),
     ("rocm/vllm:rocm7.0.2_vllm_0.29.0_20261004", {"vllm": "0.29.0"}),
@@ -43,7 +42,6 @@ def test_an_image_of_a_release_names_it(image: str, versions: dict[str, str]) ->
 @each_row("image", [
     "vllm/vllm-openai:nightly-5e35a6f4f9bbc217c599692157ca985c894373f7",
     "vllm/vllm-openai:latest",
-    "vllm/vllm-openai:nightly-dev-arm64-cu13.0.1-426e59f",
     "vllm/vllm-openai:minimax-m3-perf-arm64-13.0.1-7a67223",
     "example/other:v0.20.1", "nvcr.io/nvidia/vllm:25.09.1-py3", "vllm-stable", "", ":", "lmcache/",
 ])  # fmt: skip
@@ -56,14 +54,6 @@ def test_what_a_file_installs_is_named_and_a_comment_is_not() -> None:
         "# pip install vllm==0.21.0\nuv pip install lmcache==0.5.4 'mooncake-transfer-engine-non-cuda==0.3.11.post1'\n"
     )
     assert named(text=text) == {"lmcache": "0.5.4", "mooncake": "0.3.11.post1"}
-
-
-def test_a_longer_name_of_another_package_is_not_ours() -> None:
-    assert named(text="pip install my-vllm==1.0.0 vllm-router==0.1.17 lmcache-cli==2.0") == {}
-
-
-def test_what_is_installed_wins_over_the_tag() -> None:
-    assert named("vllm/vllm-openai:v0.32.0", "pip install vllm==0.31.0") == {"vllm": "0.31.0"}
 
 
 def test_the_listed_contents_of_an_image_win(tmp_path: Path) -> None:
@@ -81,9 +71,7 @@ FAULTY, LATER = "vllm/vllm-openai:v0.25.1", "vllm/vllm-openai:v0.32.0"
 
 @each_row("image, launch, said, unsaid", [
     (FAULTY, WITH_MULTI, "the file names vllm 0.25.1 (line 4, model.container): vllm 0.25.1: MultiCon", "no flag"),
-    (FAULTY, SCHEMA_1, "", "46865"),
     (LATER, WITH_MULTI, "", "the file names"),
-    ("vllm/vllm-openai:nightly-5e35a6f", SCHEMA_1, "", "the file names"),
     ("vllm/vllm-openai:v0.20.1-ubuntu2404", SCHEMA_1, "outside what is known", "46865"),
     ("vllm/vllm-openai:v0.26.0", SCHEMA_1.replace("max-num-seqs: 64", "enable-fault-tolerance: true"),
      "decode.args.enable-fault-tolerance: vllm 0.26.0 has no flag enable-fault-tolerance", "46865"),

@@ -41,18 +41,6 @@ def test_the_devices_of_context_parallel_prefills_are_devices_of_the_instance(tm
     loads(f"vllm serve org/model -tp 2 {flag}\n", tmp_path)
 
 
-def test_context_parallel_workers_share_the_experts() -> None:
-    assert parallel(read("-pcp 2 --enable-expert-parallel")) == {"pcp": 2, "ep": True}
-
-
-def test_context_parallel_workers_need_nodes_too() -> None:
-    text = SCHEMA_1.replace("tensor-parallel-size: 8\n", "tensor-parallel-size: 4\n      pipeline-parallel-size: 2\n")
-    text = text.replace("data-parallel-size: 4\n", "data-parallel-size: 4\n      prefill-context-parallel-size: 2\n", 1)
-    draft = read_srt(text.replace("gpus_per_prefill: 4", "gpus_per_prefill: 8"))
-    assert draft.document["prefill"]["parallel"] == {"pcp": 2, "dp": 4, "ep": True, "nodes": 2}
-    assert draft.losses() == []
-
-
 def test_context_parallelism_that_a_connector_does_not_have_is_refused_with_its_reason(tmp_path: Path) -> None:
     lines = [f"vllm serve org/model {flags}\n" for flags in (NIXL % "kv_producer", f"-pcp 2 {NIXL % 'kv_consumer'}")]
     with pytest.raises(RecipeError) as caught:
@@ -105,18 +93,6 @@ def test_load_balancing_that_a_recipe_cannot_have_is_listed(flags: str, effect: 
     assert any(why in text for text in notes(draft, effect).values())
 
 
-def test_load_balancing_needs_whole_ranks_on_each_node() -> None:
-    text = SCHEMA_1.replace("tensor-parallel-size: 8\n", "tensor-parallel-size: 4\n      data-parallel-size: 3\n")
-    text = text.replace("gpus_per_node: 4", "gpus_per_node: 6").replace("gpus_per_decode: 8", "gpus_per_decode: 12")
-    text = text.replace("max-num-seqs: 64", "data-parallel-external-lb: true")
-    draft = read_srt(text)
-    assert draft.document["decode"]["parallel"] == {"tp": 4, "dp": 3, "nodes": 2}
-    assert [note.why for note in draft.losses()] == [
-        "3 ranks over 2 nodes, and with external load balancing every node has whole ranks: set decode.parallel.dp to "
-        "a multiple of the nodes, and decode.parallel.load_balancing: external"
-    ]
-
-
 @each_row("text", ["auto", "4}", "2.5", "0", "4k", "9" * 5000])
 @each_row("flag", ["-tp", "-pp", "-pcp", "-dp"])
 def test_a_size_that_is_no_whole_number_is_a_loss_with_its_text(flag: str, text: str) -> None:
@@ -125,7 +101,3 @@ def test_a_size_that_is_no_whole_number_is_a_loss_with_its_text(flag: str, text:
     (loss,) = draft.losses()
     assert text[:20] in loss.why
     assert loss.why.endswith("is no number of ranks: 1 is used")
-
-
-def test_a_flag_without_its_size_is_a_loss() -> None:
-    assert [note.why for note in read("-tp --seed 1").losses()] == ["true is no number of ranks: 1 is used"]

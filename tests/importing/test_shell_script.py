@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.errors import RecipeError, SourceDifferenceError
+from pdserve.errors import RecipeError
 from pdserve.importing.formats import import_launch
 from pdserve.importing.launch import Draft, ImportChoice
 from pdserve.importing.shell_words import commands
-from pdserve.operations.import_recipe import check_whole, import_file
+from pdserve.operations.import_recipe import import_file
 from tests.importing.kit import notes
 from tests.messages.kit import run
 from tests.tables import each_row
@@ -99,21 +99,15 @@ def test_a_value_that_a_command_may_change_is_asked_for(sets: str) -> None:
 @each_row("before, line, what", [
     ("if true; then", 1, "`if` stands before"),
     ("A=1\nfor X in 1 2; do", 2, "`for` stands before"),
-    ('while [ "$A" ]; do', 1, "`while` stands before"),
-    ("case $A in a)", 1, "`case` stands before"),
     ("f() {", 1, "a group or a function stands before"),
-    ("(cd /x;", 1, "a group or a function stands before"),
     ("read -r TP < file\n", 1, "`read` stands before"),
     ("printf -v TP 4\n", 1, "`printf` stands before"),
-    ("eval A=4\n", 1, "`eval` stands before"),
     ("set -a\n", 1, "`set` stands before"),
     ("declare -i TP=4\n", 1, "`declare` stands before"),
-    ("(( TP *= 2 ))\n", 1, "a group or a function stands before"),
     ("IFS=,\n", 1, "stands before"),
     ("A[0]=2\n", 1, "stands before"),
     ("export $(cat .env)\n", 1, "`export` has names that are known only when it runs"),
     ("[ -n x ] &&", 1, "only if a command before it succeeds"),
-    ("! grep -q x y ||", 1, "stands before"),
     ("bash -c 'vllm serve m'\n", 1, "a server in the text of a command"),
     ("ssh node <<E\nvllm serve m\nE\n", 1, "a server in the text of a command"),
     ("A=1\nCMD=(vllm serve m)\n", 2, "a server in an array"),
@@ -221,13 +215,6 @@ def test_a_command_beside_the_server_is_to_be_confirmed() -> None:
     assert list(notes(read("pip install x; mkdir y\nvllm serve m\n"), "confirm")) == ["`pip`", "the file's name"]
 
 
-def test_a_rank_that_the_caller_gives_says_who_balances_all_the_same() -> None:
-    parallel = read("vllm serve m -dp 4 --data-parallel-rank $RANK\n").document["aggregated"]["parallel"]
-    assert parallel == {"dp": 4, "load_balancing": "external"}
-    assert "--var N=..." in refused("vllm serve m -dp 8 -dpl $N --data-parallel-start-rank 0\n")
-    assert "--var N=..." in refused("vllm serve m -dp 8 -dph --nnodes $N\n")
-
-
 def test_keys_of_a_flag_are_put_together_and_a_beginning_of_several_names_is_none_of_them() -> None:
     found = {"a": {"b": ["x", "y", "z"], "c": 1}, "max-num": 3}
     assert args("vllm serve m --a.b+ x,y --a.b+ z --a.c 1 --max-num 3\n") == found
@@ -254,14 +241,8 @@ def test_prefill_and_decode_are_told_apart_by_their_connectors() -> None:
     assert "a second server" in refused(line % "kv_both" + line % "kv_both")
 
 
-@each_row("connector", [
-    '"NixlPushConnector","kv_role":"%s"',
-    '"NixlPushConnector","kv_role":"%s","kv_connector_extra_config":{"unknown_key":1}',
-    '"MultiConnector","kv_role":"%s","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlPushConnector"}'
-    ',{"kv_connector":"LMCacheMPConnector"}]}',
-])  # fmt: skip
-def test_nixl_push_is_refused_once_with_the_reason(connector: str) -> None:
-    line = f"vllm serve m --kv-transfer-config '{{\"kv_connector\":{connector}}}' &\n"
+def test_nixl_push_is_refused_once_with_the_reason() -> None:
+    line = 'vllm serve m --kv-transfer-config \'{"kv_connector":"NixlPushConnector","kv_role":"%s"}\' &\n'
     with pytest.raises(RecipeError) as caught:
         read(line % "kv_producer" + line % "kv_consumer")
     assert caught.value.what.startswith("NIXL push is not supported: it ran on no device here")
@@ -311,10 +292,8 @@ def hostile(folder: Path, script: str, *, name: str = "launch.sh", **variables: 
     ("vllm serve m --x $(echo\n", "1: the script cannot be read: a bracket that never ends"),
     ("vllm serve m <<E\nx\n", "2: the script cannot be read: no line E ends the text"),
     ("vllm serve m --x $'\\n'\n", "1: the script cannot be read: a quote $'...'"),
-    ("A=xxxxxxxx\n" + "A=$A$A\n" * 40 + "vllm serve m --served-model-name $A\n", "its variables grow beyond 1 MiB"),
     ("A=" + "x" * 60_000 + "\nvllm serve m " + "$A" * 1000 + "\n", "its variables grow beyond 1 MiB"),
     ("vllm serve m --x " + "${A:-" * 5000 + "}" * 5000 + "\n", "nested too deeply"),
-    ("vllm serve org/model --a" + ".b" * 20_000 + " 1", "nested too deeply"),
     ("vllm serve m --compilation-config '" + '{"a":' * 150 + "1" + "}" * 150 + "'", "nested too deeply"),
     ("vllm serve org/model -tp 999999999999999999999999\n", "devices are more than a plan is made for"),
 ])  # fmt: skip
@@ -322,14 +301,5 @@ def test_a_hostile_script_is_refused_in_no_time(tmp_path: Path, script: str, sai
     assert said in hostile(tmp_path, script).render()
 
 
-def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
-    assert "half of a surrogate pair" in hostile(tmp_path, "vllm serve org/$A\n", A="a\udcff").render()
+def test_the_name_of_a_file_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
     assert "U+DCFF" in hostile(tmp_path, "vllm serve org/a\n", name="a\udcff.sh").what
-
-
-def test_json_that_no_reader_takes_is_named_as_a_loss(tmp_path: Path) -> None:
-    file = tmp_path / "launch.sh"
-    file.write_text("vllm serve org/model --kv-transfer-config '" + '{"a":' * 300 + "1" + "}" * 300 + "'\n")
-    with pytest.raises(SourceDifferenceError) as caught:
-        check_whole(import_file(file, ImportChoice()), file)
-    assert "not a JSON object" in caught.value.evidence[0]

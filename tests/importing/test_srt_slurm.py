@@ -105,7 +105,6 @@ def test_what_means_the_same_by_another_word_is_no_loss(old: str, new: str, role
     ("gpus_per_decode: 8", "gpus_per_decode: 16", "gpus_per_decode", "its flags use 8: pdserve gives it 8"),
     ("gpus_per_decode: 8", "gpus_per_decode: all", "gpus_per_decode", "devices for an instance"),
     ("tensor-parallel-size: 8", "tensor-parallel-size: auto", "tensor-parallel-size", '"auto" is no number of ranks'),
-    ("data-parallel-size: 4", "data-parallel-size: 4}", "data-parallel-size", '"4}" is no number of ranks'),
     ("decode_workers: 2", "decode_workers: many", "decode_workers", "no number of instances"),
     ("slurm:", "setup_script: other.sh\nslurm:", "setup_script", "setup: [[bash, /configs/other.sh]]"),
     ("slurm:", "setup_script: 'x -H \"Bearer hunter2\"'\nslurm:", "setup_script", "setup: [[bash, /configs/FILE]]"),
@@ -136,12 +135,6 @@ def test_the_setup_script_that_is_known_installs_numactl_where_it_is_needed() ->
     bound = read(known.replace(SEQS, "numa-bind: true"))
     assert [words[0] for words in bound.document["setup"]] == ["apt-get", "apt-get"]
     assert bound.losses() == []
-
-
-def test_a_hash_seed_that_is_no_number_is_told() -> None:
-    draft = read(SCHEMA_1.replace('PYTHONHASHSEED: "7"', "PYTHONHASHSEED: random"))
-    assert "hash_seed" not in draft.document.get("engine", {})
-    assert "pdserve's own is used" in notes(draft, "replaced")["environment.PYTHONHASHSEED"]
 
 
 def test_a_store_beside_nixl_becomes_sections(tmp_path: Path) -> None:
@@ -179,19 +172,6 @@ def test_a_service_of_lmcache_becomes_its_section(tmp_path: Path) -> None:
         "on": ["prefill"],
     }
     assert any(key.endswith("lmcache.mp.port") for key in notes(recipe.draft, "replaced"))
-
-
-def test_a_mapping_that_no_section_can_make_stays_whole_on_both_roles(tmp_path: Path) -> None:
-    child = ', "kv_load_failure_policy": "fail", "kv_connector_extra_config": {"enforce_handshake_compat": false}'
-    recipe = whole(with_store(SCHEMA_1.replace("      no-enable-prefix-caching: true\n", ""), child), tmp_path)
-    for role in ("prefill", "decode"):
-        connector = recipe.draft.document[role]["connector"]
-        assert connector["kind"] == "raw"
-        nixl = connector["config"]["kv_connector_extra_config"]["connectors"][0]
-        assert nixl["kv_connector_extra_config"] == {"enforce_handshake_compat": False}
-        assert "kv_load_failure_policy" not in nixl
-    assert any("kv_load_failure_policy" in key for key in notes(recipe.draft, "replaced"))
-    assert recipe.draft.losses() == []
 
 
 def test_a_secret_is_named_and_its_value_is_nowhere(tmp_path: Path) -> None:

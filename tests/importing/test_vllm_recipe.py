@@ -18,7 +18,7 @@ from tests.tables import each_row
 MODEL = """\
 meta:
   slug: small
-  hardware: {h200: verified, gb200: verified, mi300x: unsupported, xeon: verified}
+  hardware: {h200: verified, gb200: verified, mi300x: unsupported}
 model:
   model_id: org/small
   base_args: [--trust-remote-code, "--max-model-len 4096", --attention_config.backend, X]
@@ -31,7 +31,7 @@ features:
       mtp: {args: [--speculative-config, '{"method": "mtp"}']}
       eagle: {args: [--speculative-config, '{"method": "eagle"}'], hardware: {hopper: unsupported}}
 opt_in_features: [spec]
-kv_offload_support: {tiers: verified, broken: unsupported}
+kv_offload_support: {tiers: verified}
 variants:
   default: {precision: fp8, vram_minimum_gb: 100}
   small4: {precision: nvfp4, model_id: org/small-fp4, vram_minimum_gb: 900, extra_args: [--quantization, fp4]}
@@ -54,7 +54,6 @@ hardware_profiles:
   b200: {brand: NVIDIA, generation: blackwell, gpu_count: 8, vram_gb: 1440}
   mi300x: {brand: AMD, generation: amd, gpu_count: 8, vram_gb: 1536}
   mi355x: {brand: AMD, generation: amd, gpu_count: 8, vram_gb: 2304}
-  xeon: {brand: Intel, generation: cpu, gpu_count: 1}
 kv_offload:
   host:
     args: [--kv-transfer-config, '{"kv_connector":"OffloadingConnector","kv_role":"kv_both",
@@ -66,7 +65,6 @@ kv_offload:
     args: [--kv-transfer-config, '{"kv_connector":"OffloadingConnector","kv_role":"kv_both",
       "kv_connector_extra_config":{"cpu_bytes_to_use":1073741824,"spec_name":"TieringOffloadingSpec"}}']
   closed: {requires_opt_in: true, args: []}
-  broken: {args: []}
   nvidia: {brands: [NVIDIA], args: []}
   lmcache:
     strategies: [single_node_tp]
@@ -224,7 +222,6 @@ def test_the_recipe_loads_and_plans(tmp_path: Path, choice: dict[str, Any]) -> N
     ({"strategy": "single_node_dep"}, "single_node_tp, multi_node_dep, pd_cluster"),
     ({"hardware": "mi300x"}, "h200, gb200"), ({"features": ("x",)}, "tools, spec"),
     ({"strategy": "multi_node_dep"}, "--nodes 2"),
-    ({"hardware": "xeon"}, "--hardware"),
 ])  # fmt: skip
 def test_a_choice_that_the_recipe_does_not_offer_names_those_that_it_does(choice: dict[str, Any], todo: str) -> None:
     with pytest.raises(RecipeError) as caught:
@@ -279,12 +276,6 @@ def test_lmcaches_server_becomes_the_section_with_the_timeout_of_its_clients() -
     assert list(notes(draft, "confirm")) == ["taxonomy.yaml kv_offload.lmcache.install"]
 
 
-def test_a_flag_has_the_line_that_it_was_written_on() -> None:
-    line = next(number for number, text in enumerate(TAXONOMY.splitlines(), 1) if "--l1-size-gb" in text)
-    origin = read(kv_offload="lmcache").origins["lmcache", "l1_size_gb"]
-    assert origin == f"{line}: taxonomy.yaml kv_offload.lmcache.companion.command"
-
-
 def test_a_process_that_is_not_known_is_a_loss() -> None:
     assert [note.at.key for note in read(kv_offload="helper").losses()] == ["taxonomy.yaml kv_offload.helper.companion"]
 
@@ -316,12 +307,10 @@ def test_beside_prefill_and_decode_a_store_is_the_second_of_two_connectors() -> 
 
 @each_row("name, choice, cause", [
     ("closed", {}, "does not have it as verified"),
-    ("broken", {}, "has it as unsupported"),
     ("nvidia", {"hardware": "mi355x"}, "devices of NVIDIA"),
     ("lmcache", {"strategy": "multi_node_dep"}, "it is for single_node_tp"),
     ("lmcache", {"strategy": "pd_cluster"}, "the place of the one between prefill and decode"),
     ("store_apart", {}, "mooncake_store_service"),
-    ("other", {}, "None"),
 ])  # fmt: skip
 def test_what_cannot_be_offloaded_names_the_reason(name: str, choice: dict[str, Any], cause: str) -> None:
     with pytest.raises(RecipeError) as caught:
@@ -336,44 +325,9 @@ SCRIPT, SRT = "#!/bin/sh\nvllm serve org/small\n", "name: x\nbackend: {type: vll
 
 @each_row("text, file, choice, said", [
     (SCRIPT, "serve.sh", {"nodes": 2, "kv_offload": "lmcache"}, "--nodes and --kv-offload choose nothing"),
-    (SCRIPT, "serve.sh", {"variant": "a"}, "--variant chooses nothing"),
     (SRT, "serve.yaml", {"hardware": "h200"}, "--hardware chooses nothing"),
-    (SRT, "serve.yaml", {"variables": {"TP": "2"}}, "--var chooses nothing"),
     (MODEL, "small.yaml", {"variables": {"TP": "2"}}, "--var chooses nothing"),
 ])  # fmt: skip
 def test_an_option_that_chooses_nothing_is_refused(text: str, file: str, choice: dict[str, Any], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         import_launch(text, file, ImportChoice(**choice), BESIDE)
-
-
-def test_load_balancing_that_lmcache_does_not_go_with_is_a_loss_with_the_keys_to_write() -> None:
-    model = MODEL.replace("base_args: [", "base_args: [-dp, '2', --data-parallel-external-lb, ")
-    draft = read(model, kv_offload="lmcache")
-    assert "load_balancing" not in draft.document["aggregated"]["parallel"]
-    assert [note.why for note in draft.losses()] == [
-        "pdserve connects LMCache to instances with one API server only, which chooses among all ranks: take "
-        "aggregated out of lmcache.on and set aggregated.parallel.load_balancing: external"
-    ]
-
-
-@each_row("flag, found, losses", [
-    ("""--l2-adapter '{"type": "fs"}'""", {"l2": [{"type": "fs"}]}, []),
-    ("--lookup-hash-log-dir /var", {"extra_args": {"max-gpu-workers": 1, "lookup-hash-log-dir": "/var"}}, []),
-    # pdserve sets it on a CPU alone.
-    ("--no-l1-use-lazy", {"extra_args": {"max-gpu-workers": 1, "no-l1-use-lazy": True}}, []),
-    ("--l2-adapter fs", {}, ["--l2-adapter is no JSON object"]),
-])  # fmt: skip
-def test_a_flag_of_lmcaches_server_is_a_key_or_an_extra_argument(
-    flag: str, found: dict[str, object], losses: list[str]
-) -> None:
-    more = TAXONOMY.replace("mode lmcache_driven", f"mode lmcache_driven \\\n          {flag}")
-    draft = read(beside={**BESIDE, "taxonomy.yaml": more}, kv_offload="lmcache")
-    assert {key: draft.document["lmcache"].get(key) for key in found} == found
-    assert [note.why for note in draft.losses()] == losses
-
-
-@each_row("flag", ["-enable_ha=true", "-config_path=/etc/master.yaml"])
-def test_a_flag_of_the_master_that_is_more_than_a_place_is_a_loss(flag: str) -> None:
-    beside = {**BESIDE, "kv_store/shared.yaml": STORE.replace("-logtostderr", flag)}
-    draft = read(beside=beside, kv_offload="shared_store")
-    assert [note.at.key for note in draft.losses()] == ["shared.yaml mooncake_master.command"]
