@@ -101,19 +101,23 @@ class Sampler:
 
     @property
     def peaks(self) -> Peaks:
-        """Return the sums over all engines at the worst moment. Those that did not answer are left out."""
-        running, waiting, kv_usage = [], [], []
-        for seen in self._snapshots:
-            if known := [snapshot.running for snapshot in seen if snapshot.running is not None]:
-                running.append(sum(known))
-            if known := [snapshot.waiting for snapshot in seen if snapshot.waiting is not None]:
-                waiting.append(sum(known))
-            kv_usage += [snapshot.kv_cache_usage for snapshot in seen if snapshot.kv_cache_usage is not None]
-        return Peaks(
-            running=max(running, default=None),
-            waiting=max(waiting, default=None),
-            kv_usage=max(kv_usage, default=None),
-        )
+        return peaks_of(self._snapshots)
+
+
+def peaks_of(readings: Sequence[Sequence[EngineSnapshot]]) -> Peaks:
+    """Return the sums over all engines at the worst moment. Those that did not answer are left out."""
+    running, waiting, kv_usage = [], [], []
+    for seen in readings:
+        if known := [snapshot.running for snapshot in seen if snapshot.running is not None]:
+            running.append(sum(known))
+        if known := [snapshot.waiting for snapshot in seen if snapshot.waiting is not None]:
+            waiting.append(sum(known))
+        kv_usage += [snapshot.kv_cache_usage for snapshot in seen if snapshot.kv_cache_usage is not None]
+    return Peaks(
+        running=max(running, default=None),
+        waiting=max(waiting, default=None),
+        kv_usage=max(kv_usage, default=None),
+    )
 
 
 def cpu_use(

@@ -197,11 +197,3 @@ def test_each_repeat_of_a_trace_is_as_cold_as_the_first_and_the_proxy_gets_its_s
     headers = {"Authorization": f"Bearer {serving.run.read_key()}"}
     sent = httpx.get(f"{decode}/fake/requests", headers=headers, trust_env=False).json()[-10:]
     assert len({request["headers"].get("x-session-id") for request in sent}) == 2
-
-
-@pytest.mark.full
-def test_aiperf_that_dies_makes_it_invalid(serving: Deployment, aiperf: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_AIPERF", "die")
-    code, result, output = bench("--python", aiperf, *TRACED, "--sessions", "2")
-    assert (code, reasons(result)) == (9, {"client", "completed"}), output
-    assert "TokenizerError" in output

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from pdserve.bench.snapshot import LMCACHE, Counts, counts
 from pdserve.bench.validity import CHECKS, Answer, Evidence, Invalid, Unknown
-from pdserve.bench.workload import Load, Workload
 from pdserve.observe.metrics import samples_of
 from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.plan.model import Plan
-from tests.bench.evidence import TOKENS, healthy, plan, record
+from tests.bench.evidence import TOKENS, healthy, plan
 from tests.tables import each_row
 
 GAUGES = "lmcache_mp_l1_memory_usage_bytes 0\n"
@@ -102,16 +101,3 @@ def test_engines_that_share_servers_are_judged_by_all_of_them(engines: tuple[tup
     """With a server for each TP rank, and the KV of a model whose ranks all have the same, one stores for all."""
     tokens = {"prefill-0": HALF, "prefill-1": HALF}
     assert check(measured(two_prefills(engines), computed=tokens, written={"lmcache-0": 60, "lmcache-1": 0})) is None
-
-
-@each_row("longest, certain", [(255, False), (1000, True)])
-def test_an_engine_that_may_have_had_the_short_prompts_of_a_trace_is_not_judged(longest: int, certain: bool) -> None:
-    """One prompt has a whole chunk; whether it came to the second engine is certain only if the others were few."""
-    of = two_prefills(EACH)
-    evidence = replace(
-        measured(of, computed={"prefill-0": HALF, "prefill-1": 3000}, written={"lmcache-0": 60, "lmcache-1": 0}),
-        workload=Workload(trace="t.jsonl"),
-        load=Load(requests=20, concurrency=4),
-        records=(record(prompt_tokens=1000), *(record(prompt_tokens=longest),) * (2 if certain else 19)),
-    )
-    assert isinstance(check(evidence), Invalid) is certain

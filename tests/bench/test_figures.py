@@ -68,10 +68,6 @@ def test_without_an_answer_there_are_no_times() -> None:
     assert (seen.completed, seen.ttft, seen.goodput, seen.output_per_second_per_gpu) == (0, None, None, None)
 
 
-def test_chunks_of_several_tokens_are_seen() -> None:
-    assert figures([record(output_tokens=10, gaps=(0.1,) * 4)], gpus=0, slo={}).tokens_per_chunk == 2.0
-
-
 @each_row("metric, limit, kept", [
     ("ttft", 100, True), ("ttft", 99, False), ("e2e", 190, True), ("e2e", 189, False), ("tpot", 10.01, True),
     ("tpot", 9.9, False),
@@ -97,8 +93,3 @@ def test_lists_of_loads() -> None:
 def test_an_slo_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no limit"):
         bench_options.slo(text)
-
-
-def test_limits_of_an_slo() -> None:
-    assert bench_options.slo(" ttft=500, itl=50.5 ") == {"ttft": 500.0, "itl": 50.5}
-    assert bench_options.slo(None) == {}

@@ -128,11 +128,8 @@ def test_a_log_of_whole_conversations_is_a_request_for_each_answer_in_it(tmp_pat
     ("{", "Expecting property name"), ("[1]", "it is a list, not an object"),
     ({"prompt": "x"}, "its keys (prompt) are of no format"),
     ({"input_length": 0}, "input_length: Input should be greater than 0"),
-    ({"input_length": "12"}, "input_length: Input should be a valid integer"),
     ({"input_length": 1, "text_input": "x"}, "either input_length or text_input"),
     ({"text_input": "x", "hash_ids": [1]}, "hash_ids need input_length"),
-    ({"input_length": 5, "output_length": -1}, "output_length: Input should be greater than 0"),
-    ({"messages": []}, "messages: List should have at least 1 item"),
     ({"messages": [{"content": "x"}]}, "messages.0.role: Field required"),
     ({"turns": [{"image": "x.png"}]}, "turns.0.text: Field required"),
     ({"session_id": "a", "orchestrator": True, "spawns": ["b"]}, "orchestrator"),
@@ -146,37 +143,19 @@ def test_a_bad_line_is_refused_with_its_place_and_the_reason(tmp_path: Path, row
     assert "docs/guides/bench.md" in str(error.todo)
 
 
-def test_a_bad_line_in_the_middle_is_found(tmp_path: Path) -> None:
-    error = refused(tmp_path, {"input_length": 3}, "", {"input_length": 3, "output_length": 1.5})
-    assert str(error.where).endswith(":3"), "empty lines count"
-
-
-def test_sessions_that_are_there_twice_are_refused(tmp_path: Path) -> None:
-    row = {"session_id": "a", "turns": [{"text": "x"}]}
-    assert "'a' is there twice" in str(refused(tmp_path, row, row).cause)
-
-
 def test_files_that_are_empty_or_not_there_are_refused(tmp_path: Path) -> None:
     assert "empty" in refused(tmp_path, "", " ").what
     with pytest.raises(RecipeError, match="cannot be read"):
         read_trace(str(tmp_path / "nowhere"), output_tokens=1)
-    with pytest.raises(RecipeError, match="cannot be read"):
-        read_trace(str(tmp_path), output_tokens=1)
 
 
-def test_the_agentic_trace_is_the_same_everywhere_and_fits_a_small_context() -> None:
+def test_the_agentic_trace_is_the_same_everywhere() -> None:
     trace = read_trace(AGENTIC, output_tokens=1)
     about = facts(trace)
     assert about.digest == "e7ddf7dc3dbf58510efc0864690dbb195aa940802146ce3f880b5e21f275774e"
     assert (about.sessions, about.requests) == (AGENTIC_SESSIONS, AGENTIC_SESSIONS * AGENTIC_TURNS)
     assert about.prefix_hit == pytest.approx(0.811, abs=0.001)
     assert not about.estimated
-    tokens = [sum((turn.input_tokens or 0) + turn.output_tokens for turn in each.turns) for each in trace.sessions]
-    assert max(tokens) < 4096 - 256
-    firsts = [session.rows[0]["hash_ids"] for session in trace.sessions]
-    assert len({tuple(ids[:5]) for ids in firsts}) == 1, "all sessions share the system prompt"
-    assert len({tuple(ids[:7]) for ids in firsts}) == 2, "and each is of one of two projects"
-    assert len({tuple(ids) for ids in firsts}) == AGENTIC_SESSIONS
 
 
 def test_a_trace_that_changed_under_its_name_is_refused(tmp_path: Path) -> None:
