@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdserve.monitoring.dashboard import read_rows
-from pdserve.monitoring.prometheus import Part, read_alerts
-from pdserve.patches.registry import REGISTRY
+from pdserve.monitoring.prometheus import read_alerts
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.metrics_page import COUNTERS, GAUGES, PREFIX, STAGES
 from tests.tables import each_row
@@ -77,12 +75,6 @@ def exported_by_the_proxy() -> dict[str, set[str]]:
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 
-def test_the_names_that_expressions_have_are_seen() -> None:
-    read = Expression("", 'sum by (a) (rate(vllm:b_total{c="up{d}"}[5m])) / 0.01 * lmcache_mp_e > up{f=""}')
-    assert read.metrics == {"vllm:b_total", "lmcache_mp_e", "up"}
-    assert read.counted == {"vllm:b_total"}
-
-
 def test_the_proxy_exports_all_that_is_asked_of_it() -> None:
     asked = {name for name in NAMES if name.startswith(PREFIX)}
     assert asked
@@ -105,30 +97,3 @@ def test_series_of_the_proxy_are_grouped_by_labels_that_they_have(expression: Ex
     }
     for name in expression.metrics & known.keys():
         assert grouped <= known[name] | TARGET - {"role"}, f"{name} has {sorted(known[name])}"
-
-
-@each_row("page", ["vllm-0.32.0-decode", "vllm-0.32.0-prefill", "lmcache-0.5.6"])
-def test_recorded_pages_have_what_engines_export_from_their_start(page: str) -> None:
-    families = text_string_to_metric_families((RECORDED / f"{page}.metrics").read_text())
-    series = {sample.name for family in families for sample in family.samples}
-    asked = {
-        "vllm": {"vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:prompt_tokens_by_source_total"},
-        "lmca": {"lmcache_mp_l1_usage_ratio", "lmcache_mp_lookup_hit_tokens_total"},
-    }[page[:4]]
-    assert asked <= NAMES
-    assert asked <= series
-
-
-def test_effects_that_alerts_wait_for_are_counted_by_a_patch() -> None:
-    effects = {(patch.name, effect) for patch in REGISTRY for effect in patch.effects}
-    alerts = [alert["expr"] for alert in read_alerts() if "pdserve_patch_effects" in alert["expr"]]
-    assert len(alerts) == 2
-    for name in ("pulls-failed", "peers-lost"):
-        assert name in alerts[0]
-        assert ("mooncake-pulls", name) in effects
-    assert "out-of-sockets" in alerts[1]
-    assert ("mooncake-pulls", "out-of-sockets") in effects
-
-
-def test_every_alert_and_row_is_of_a_part_that_a_deployment_can_have() -> None:
-    assert {entry["part"] for entry in (*read_alerts(), *read_rows())} == set(get_args(Part))

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdserve.monitoring.prometheus import ScrapeTarget, prometheus_yml, scrape
+from pdserve.monitoring.prometheus import prometheus_yml, scrape
 from pdserve.plan.model import Plan
 from pdserve.recipe.model import Recipe
 from tests.monitoring.test_expressions import RECORDED, exported_by_the_proxy
@@ -32,14 +32,6 @@ def test_on_one_machine_everything_is_asked_on_loopback() -> None:
         "prefill-0": "vllm 127.0.0.1:8100",
         "decode-0": "vllm 127.0.0.1:8200",
         "lmcache-0": "lmcache 127.0.0.1:8080",
-    }
-
-
-def test_engines_of_other_nodes_are_asked_by_their_addresses() -> None:
-    two = plan(recipe(on_gpus(8, 8), {"lmcache": None}), *hosts(8, 8))
-    assert {name: where for name, where in targets(two).items() if name != "proxy"} == {
-        "prefill-0": "vllm 192.0.2.1:8100",
-        "decode-0": "vllm 192.0.2.2:8200",
     }
 
 
@@ -69,10 +61,6 @@ def test_a_proxy_with_tls_is_asked_over_it() -> None:
 
 def test_vllm_router_has_its_figures_on_a_port_of_their_own() -> None:
     assert targets(shipped_plan("tiny-cpu-router"))["proxy"].startswith("vllm-router 127.0.0.1:29")
-
-
-def test_an_address_of_ipv6_is_in_brackets() -> None:
-    assert ScrapeTarget("vllm", "prefill-0", "a", "2001:db8::1", 8100).address == "[2001:db8::1]:8100"
 
 
 def written(planned: Plan) -> dict[str, list[dict[str, object]]]:

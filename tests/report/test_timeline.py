@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from pdserve.report.page import report_page
 from pdserve.report.pictures import timeline_picture
 from pdserve.report.rows import Lane, MeasuredSpan, Timeline, read_report, timeline
-from pdserve.sweep.record import SweepFolder
-from tests.report.results import ON, RUNS
 
 HEALTHY: tuple[tuple[float, str, dict[str, Any]], ...] = (
     (0, "start", {"name": "decode-0", "node": "n"}),
@@ -68,16 +65,6 @@ def test_a_death_and_a_restart_are_marks_and_words() -> None:
     assert made.incidents == ((30, "decode-0 died: killed by SIGKILL"), (30, "decode-0 is being restarted"))
 
 
-def test_a_silent_process_is_shown_until_it_answers_again() -> None:
-    made = drawn(
-        *HEALTHY,
-        (10, "unresponsive", {"name": "decode-0", "why": "no answer"}),
-        (12, "responsive", {"name": "decode-0", "why": ""}),
-        (20, "route", {"name": "decode-0", "routing": "ready"}),
-    )
-    assert spans(made) == [("starting", 0, 5), ("ready", 5, 10), ("silent", 10, 12), ("ready", 12, 20)]
-
-
 def test_a_node_that_is_lost_takes_its_processes_along_and_no_others() -> None:
     made = drawn(
         *HEALTHY,
@@ -109,20 +96,3 @@ def test_a_sweep_has_a_timeline_for_each_start_and_an_uneventful_one_is_folded(s
     text = report_page(report, [timeline_picture(number, each) for number, each in enumerate(report.timelines)])
     assert "decode-0 died: was killed by SIGKILL" in text
     assert "1 without a death, a restart or an INVALID measurement" in text
-
-
-def test_a_start_that_failed_has_a_timeline_too(tmp_path: Path, swept: Path) -> None:
-    shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
-    events = SweepFolder(tmp_path).events("20261121-120000-cccccc")
-    events.parent.mkdir()
-    events.write_text(
-        '{"at": 1.0, "event": "start", "name": "prefill-0", "node": "n"}\n{"at": 2.0, "event": "failed"}\n'
-    )
-    failed = read_report([tmp_path]).timelines[-1]
-    assert (failed.of.count("4000"), failed.windows) == (1, ())
-    assert lane(failed, "deployment").marks
-
-
-def test_a_history_that_is_not_there_is_no_error(tmp_path: Path, swept: Path) -> None:
-    SweepFolder(Path(shutil.copytree(swept, tmp_path, dirs_exist_ok=True))).events(RUNS[ON]).unlink()
-    assert len(read_report([tmp_path]).timelines) == 1

@@ -11,16 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
-from pdserve.cli.sweep import words_of
 from pdserve.errors import PreflightError, RecipeError, StateError
 from pdserve.plan.sbatch import render_arrays
-from pdserve.reach import slurm
-from pdserve.reach.slurm import SlurmTask, numbers, stop_array, tasks_in
+from pdserve.reach.slurm import SlurmTask, stop_array, tasks_in
 from pdserve.sweep.file import by_deployment, letters, load_sweep
 from pdserve.sweep.record import (
     ArrayRecord,
     SweepFolder,
-    TaskRecord,
     arrays_of,
     hold_deployments,
     hold_name,
@@ -29,7 +26,6 @@ from pdserve.sweep.record import (
     write_array,
 )
 from pdserve.sweep.resolve import only, resolve
-from pdserve.sweep.run import SweepOptions
 from pdserve.sweep.slurm import check_none_runs, list_unfinished, scripts, submit_arrays
 from tests.sweep.array_golden import FILE, array_script, member
 from tests.sweep.kit import CROSS, RECIPE, SWEEP, planned, record
@@ -48,16 +44,6 @@ def test_deployments_of_other_sizes_are_in_arrays_of_their_own(tmp_path: Path) -
     assert "#SBATCH --nodes=3\n" in arrays[1].script
     assert "#SBATCH --array=0-1\n" in arrays[0].script
     assert "#SBATCH --array=0-0\n" in arrays[1].script
-
-
-def test_a_recipe_that_is_no_job_is_named_and_not_the_first_one(tmp_path: Path) -> None:
-    made = planned(tmp_path, "cross:\n  decode.instances: [17]\n  slurm.nodes: [3, 1]\n")
-    with pytest.raises(RecipeError) as caught:
-        scripts(made, made.points, ["s.yaml"], at_once=None)
-    text = caught.value.render()
-    assert text.startswith(f"{tmp_path}/s.yaml:8: --set slurm.nodes=1: slurm.nodes: 1 node of 8 devices cannot hold ")
-    assert "(the combination decode.instances=17, slurm.nodes=1)" in text
-    assert text.endswith("write 3, or leave it out")
 
 
 def test_a_deployment_without_points_to_run_is_no_task(tmp_path: Path) -> None:
@@ -100,26 +86,6 @@ def test_a_deployment_alone_has_a_name_of_its_own_and_the_points_of_the_sweep(tm
         only(made, "0" * 12, {})
 
 
-def test_the_id_of_a_deployment_is_the_same_inside_of_a_job(tmp_path: Path) -> None:
-    extra = "description: in ${SLURM_JOB_ID:-local}\n"
-    outside = planned(tmp_path, text=RECIPE + extra)
-    inside = resolve(load_sweep(tmp_path / "s.yaml"), {"SLURM_JOB_ID": "77"})
-    assert [point.id for point in inside.points] == [point.id for point in outside.points]
-    assert "in 77" in str(next(iter(inside.recipes.values())).document)
-
-
-@each_row("tokenizer, given", [("org/model", "org/model"), ("here/tok", "{folder}/here/tok"), ("tok", "{folder}/tok")])
-def test_a_tokenizer_is_a_path_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str, given: str
-) -> None:
-    (tmp_path / "here" / "tok").mkdir(parents=True)
-    (tmp_path / "tok").mkdir()
-    monkeypatch.chdir(tmp_path)
-    words = words_of(Path("s.yaml"), SweepOptions("venv/bin/python", tokenizer, 60.0), retry=False)
-    assert words[words.index("--tokenizer") + 1] == given.format(folder=tmp_path)
-    assert words[words.index("--python") + 1] == f"{tmp_path}/venv/bin/python", "it may be there on the nodes only"
-
-
 def test_a_job_in_the_name_of_a_recipe_is_none_in_that_of_the_folder(tmp_path: Path) -> None:
     """Else each job would measure all of it anew, and nobody would see what its tasks have measured."""
     (tmp_path / "s.yaml").write_text(SWEEP + CROSS)
@@ -160,27 +126,6 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, words: l
 
 
 # The records of tasks
-
-
-def test_a_record_has_the_job_and_why_it_ended(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path)
-    job = {"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "1"}
-    seen: list[TaskRecord | None] = []
-
-    def fail() -> None:
-        with record_task(folder, "aaaa", job):
-            seen.append(task_of(folder, "aaaa"))
-            raise StateError("no room")
-
-    with pytest.raises(StateError):
-        fail()
-    (running,) = seen
-    assert running is not None
-    assert (running.job, running.ended) == ("12_1", None)
-    ended = task_of(folder, "aaaa")
-    assert ended is not None
-    assert ended.error == "no room"
-    assert ended.ended is not None
 
 
 def test_a_deployment_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
@@ -261,14 +206,6 @@ def test_scontrol_has_a_line_for_each_task_and_one_for_those_that_wait() -> None
     assert tasks[3].output == Path("/shared/my runs/pdserve-65541_3.out")
 
 
-@each_row(
-    "text, expected",
-    [("7", [7]), ("0-3", [0, 1, 2, 3]), ("0-6:3,9%1", [0, 3, 6, 9]), ("", []), ("N/A", []), ("1-x", [])],
-)
-def test_numbers_of_an_array(text: str, expected: list[int]) -> None:
-    assert list(numbers(text)) == expected
-
-
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`sbatch`, `scontrol` and `scancel` that keep their arguments and say what a file holds."""
@@ -299,17 +236,6 @@ def test_arrays_follow_each_other_where_there_is_a_limit(tmp_path: Path, tools: 
     submit_arrays(arrays, folder, said.append, one_after_other=True)
     assert (tools / "sbatch.argv").read_text().splitlines() == ["--parsable", "--parsable --dependency=afterany:41"]
     assert said == ["submitted job 41: 1 task of 1 node; scancel 41", "submitted job 41: 1 task of 3 nodes; scancel 41"]
-
-
-@pytest.mark.process
-def test_an_array_that_cannot_be_recorded_is_cancelled(tmp_path: Path, tools: Path) -> None:
-    made, folder = planned(tmp_path), SweepFolder(tmp_path / "r.yaml")  # a file: no folder can be made in it
-    answer(tools, "sbatch", out="41\n")
-    with pytest.raises(StateError, match="the record of a sweep cannot be written"):
-        submit_arrays(
-            scripts(made, made.points, ["s.yaml"], at_once=None), folder, lambda _: None, one_after_other=False
-        )
-    assert (tools / "scancel.argv").read_text().splitlines() == ["41"]
 
 
 @pytest.mark.process
@@ -345,15 +271,6 @@ def test_nothing_is_submitted_while_an_array_of_the_sweep_is_not_over(tmp_path: 
     answer(tools, "scontrol", err="scontrol: error: no", code=1)
     with pytest.raises(StateError, match="scontrol does not show job 65541"):
         check_none_runs(folder)
-
-
-@pytest.mark.process
-def test_a_controller_that_takes_too_long_does_not_answer_now(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy one is no error: the jobs go on, and it is asked again."""
-    (tools / "scontrol").write_text("#!/bin/sh\nexec sleep 600\n")
-    monkeypatch.setattr(slurm, "_TOOL_SECONDS", 0.1)
-    assert slurm.look_at_array("41") is None
-    assert slurm.look("41") is None
 
 
 @pytest.mark.process

@@ -47,20 +47,6 @@ def test_points_are_matched_by_the_keys_that_vary_and_the_others_are_named_as_di
     assert [line.split(": ")[-1] for line in compared.unmatched] == ["B has no such point", "A has no such point"]
 
 
-def test_a_real_change_is_counted_at_its_point() -> None:
-    compared = compare_sweeps([point(0.100, 0.101, 0.102)], [point(0.200, 0.201, 0.202)])
-    (pair,) = compared.pairs
-    assert next(change.shown for change in pair.changes if change.figure == "TTFT mean") == "real: worse"
-    assert re.fullmatch(r"\d+ of \d+ figures changed: \d+ better, [1-9]\d* worse", pair.verdict)
-
-
-def test_another_load_or_other_work_is_another_point() -> None:
-    compared = compare_sweeps([point(0.1, 0.1)], [point(0.1, 0.1, concurrency=8)])
-    assert compared.pairs == ()
-    assert len(compared.unmatched) == 2
-    assert compared.verdict == "Nothing can be judged: see below."
-
-
 def test_of_points_of_an_earlier_recipe_the_newest_counts_and_that_is_said() -> None:
     a = [point(9.0, 9.1, began=1.0), point(0.1, 0.11, began=2.0)]
     compared = compare_sweeps(a, [point(0.1, 0.11)])

@@ -21,8 +21,6 @@ from pdserve.sweep.caches import (
     LASTS,
     NEW,
     NO_ENDPOINT,
-    NO_ROUTE,
-    NONE,
     RESET_IS_OFF,
     ROUTER,
     NotEmptiedError,
@@ -118,11 +116,6 @@ def test_engines_without_the_endpoint_are_left_alone_and_that_is_named() -> None
     assert "/reset_prefix_cache" not in caches.cleared
 
 
-def test_engines_that_cache_no_prefix_have_nothing_to_empty() -> None:
-    outcome = emptied(Caches(), endpoint=False, of=of_engines(argv=("vllm", "--no-enable-prefix-caching")))
-    assert {outcome["prefill-0"], outcome["decode-0"]} == {NONE}
-
-
 @each_row("endpoint", [True, False])
 def test_what_a_connector_keeps_is_only_emptied_by_a_start(endpoint: bool) -> None:
     store = of_engines(connectors=(PlannedConnector(class_name="MooncakeStoreConnector"),))
@@ -144,14 +137,6 @@ def test_after_a_start_it_is_empty_unless_it_may_be_elsewhere(connector: str, te
     assert set(emptied(Caches(), of=of, new=True).values()) == {text}
 
 
-def test_an_lmcache_of_the_deployment_is_emptied_by_itself_after_a_start_too() -> None:
-    some = plan()
-    assert some.lmcache[0].engines == ("prefill-0",)
-    outcome = emptied(Caches(), endpoint=False, new=True)
-    assert outcome == {"prefill-0": NEW, "decode-0": NEW, "lmcache-0": "emptied of 40 objects"}
-    assert emptied(Caches(status=404), new=True)["lmcache-0"] == NO_ROUTE, "it has objects all the same"
-
-
 def test_an_l2_is_kept_which_is_named_and_needs_no_start() -> None:
     outcome = emptied(Caches(), of=with_l2())
     assert outcome["lmcache-0, L2"] == LASTS
@@ -168,16 +153,6 @@ def test_what_stays_full_is_an_error(caches: Caches, why: str, monkeypatch: pyte
     monkeypatch.setattr("pdserve.verify.cache._CLEAR_SECONDS", 0.0)
     with pytest.raises(NotEmptiedError, match=why):
         emptied(caches)
-
-
-def test_what_an_l2_still_holds_is_named_and_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LMCache keeps an object in its L1 until it is in the L2."""
-    monkeypatch.setattr(module, "_L2_SECONDS", 0.0)
-    monkeypatch.setattr(module, "_CLEAR_SECONDS", 0.0)
-    assert emptied(Caches(locked=1000), of=with_l2(), new=True)["lmcache-0"].startswith("not emptied: 40 objects")
-    assert emptied(Caches(locked=1000), of=with_l2())["lmcache-0"].startswith("not emptied: 40 objects are held")
-    with pytest.raises(NotEmptiedError):
-        emptied(Caches(status=503), of=with_l2())
 
 
 def store_in_lmcache(folder: Path, **lmcache: str) -> None:

@@ -59,13 +59,6 @@ def test_what_is_wrong_has_its_line_and_a_fix(tmp_path: Path, text: str, line: s
     assert f"{file}{line}" in message
 
 
-def test_a_bad_line_of_a_trace_is_found_when_the_sweep_is_read(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text('{"messages": []}\n')
-    with pytest.raises(RecipeError) as raised:
-        load_sweep(written(tmp_path, TRACED.replace("agentic-tiny", "t.jsonl") + LOADS))
-    assert f"{tmp_path / 't.jsonl'}:1" in raised.value.render()
-
-
 def test_a_trace_is_beside_the_sweep_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sweep measures the same requests from wherever it is started."""
     (tmp_path / "current").mkdir()

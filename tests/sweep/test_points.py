@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.sweep.file import Point, Settings, Sweep, by_deployment, combinations, load_sweep, points, recipe_digest
+from pdserve.sweep.file import Point, Settings, Sweep, by_deployment, combinations, load_sweep, points
 from pdserve.sweep.resolve import estimate, resolve
 from tests.launch.deployment import REPOSITORY
 from tests.sweep.kit import RECIPE, SWEEP, record
@@ -123,11 +123,3 @@ def test_a_point_is_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest
     assert ids("here", "s.yaml") == whole
     assert ids("beside", "../here/s.yaml") == whole
     assert ids("beside", "s.yaml") == whole
-
-
-def test_a_point_without_two_dots_in_its_path_keeps_the_id_that_it_had(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(RECIPE)
-    (tmp_path / "s.yaml").write_text(SWEEP)
-    made = resolve(load_sweep(tmp_path / "s.yaml"), {})
-    (recipe,) = made.recipes.values()
-    assert made.points[0].deployment.digest == recipe_digest(recipe.document, str(tmp_path))

@@ -8,23 +8,19 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pdserve.bench.aiperf_environment import interpreter, place
 from pdserve.operations.current_run import find_running
 from pdserve.report.rows import read_report
-from pdserve.run import history
-from pdserve.run.directory import find
 from pdserve.sweep.file import by_deployment, load_sweep
-from pdserve.sweep.record import SweepFolder, records_in, task_of
+from pdserve.sweep.record import records_in, task_of
 from pdserve.sweep.resolve import resolve
 from tests.launch.deployment import REPOSITORY, Command, Deployment, assert_nothing_left, free_ports, pdserve, up
 from tests.strikes import at_a_call, strike
-from tests.sweep.kit import WORK, measured, records, starts, sweep_file
+from tests.sweep.kit import measured, records, starts, sweep_file
 
 pytestmark = pytest.mark.process
 
@@ -82,27 +78,6 @@ def test_a_failed_start_is_invalid_and_the_next_run(tmp_path: Path, pdserve_home
     assert "error: " in output
     assert "1 of 2 points are INVALID" in output
     assert find_running(pdserve_home, "fake") is None
-
-
-@pytest.mark.full
-def test_a_history_has_its_death(
-    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_CLIENT", "hang")
-    command = Command("sweep", "--python", python, "--limit", "5", sweep_file(tmp_path, concurrency=[1]))
-    command.expect("serving fake")
-    decode = find(pdserve_home, "fake").read_state().processes["decode-0"].id
-    assert decode is not None
-    os.kill(decode.pid, signal.SIGKILL)
-    assert command.finish() == 12, command.output
-    (record,) = records(pdserve_home)
-    folder = measured(pdserve_home)
-    events, _ = history.read(folder.events(str(record.run_id)), 0)
-    assert "decode-0" in [event["name"] for event in events if event["event"] == "died"]
-    assert events[-1]["event"] == "down", "it is kept to the end"
-    (drawn,) = read_report([folder.path]).timelines
-    assert any(text.startswith("decode-0 died") for _, text in drawn.incidents)
-    assert_nothing_left(Deployment(None, pdserve_home))
 
 
 @pytest.mark.full
@@ -177,29 +152,6 @@ def test_a_combination_that_is_no_recipe_is_refused_before_anything_runs(tmp_pat
 
 
 @pytest.mark.full
-def test_a_trace_is_a_workload(
-    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("FAKE_TOKEN_SECONDS", "0.02")
-    folder = place(os.environ)
-    interpreter(folder).parent.mkdir(parents=True)
-    client = REPOSITORY / "tests/fakes/aiperf_client.py"
-    interpreter(folder).write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(client)])} "$@"\n')
-    interpreter(folder).chmod(0o755)
-    (folder / "complete").touch()
-    trace = {"trace": "agentic-tiny", "sessions": 2, "repeats": 1, "warmup": 0}
-    file = sweep_file(tmp_path, workload=[trace, WORK | {"client": "aiperf"}], concurrency=[2])
-    code, output = pdserve("sweep", file)
-    assert code == 0, output
-    assert sorted((each.workload.title, each.load.requests) for each in records(pdserve_home)) == [
-        ("300 in, 2 out", 4),
-        ("trace agentic-tiny, 2 sessions", 10),
-    ]
-    assert_nothing_left(Deployment(None, pdserve_home))
-
-
-@pytest.mark.full
 def test_one_that_had_come_up_is_tried_once_more(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     """Here each point has a start of its own, and the second start fails."""
     file = sweep_file(tmp_path, concurrency=[1, 2, 3])
@@ -224,63 +176,33 @@ def test_one_that_had_come_up_is_tried_once_more(tmp_path: Path, pdserve_home: P
 # --- its own deployment, and no other one
 
 
-def measure(folder: Path, python: str, *between: Sequence[object]) -> tuple[int, str]:
-    """The verb, with these commands after its first point is written and before the second is begun."""
-    commands = [[sys.executable, "-m", "pdserve.cli.main", *map(str, words)] for words in between]
-    program = folder / "measure.py"
-    program.write_text(
-        "import subprocess, sys\nfrom pdserve.cli.main import main\nfrom pdserve.sweep.record import SweepFolder\n"
-        f"write, commands = SweepFolder.write, {commands!r}\n"
-        "def written(self, point, record):\n"
-        "    write(self, point, record)\n"
-        "    while commands:\n"
-        "        subprocess.run(commands.pop(0), check=True)\n"
-        "SweepFolder.write = written\n"
-        f"sys.argv = {['pdserve', 'sweep', '--python', python, str(folder / 'sweep.yaml')]!r}\n"
-        "main()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    return done.returncode, done.stdout
+MEASURE = """
+import subprocess, sys
+from pdserve.cli.main import main
+from pdserve.sweep.record import SweepFolder
 
+*sys.argv, recipe = sys.argv
+write = SweepFolder.write
 
-def measured_recipes(home: Path) -> list[str]:
-    """Of each point that was measured, the recipe of the deployment that served."""
-    every = records_in(SweepFolder.of(home, "fake", "s").path)
-    return [
-        json.loads((folder / record.result / "result.json").read_text())["provenance"]["recipe"]
-        for folder, record in every.items()
-        if record.result is not None
-    ]
+def written(self, point, record):
+    write(self, point, record)
+    for words in (["down", "fake"], ["up", "--detach", recipe]):
+        subprocess.run([sys.executable, "-m", "pdserve.cli.main", *words], check=True)
 
-
-@pytest.mark.full
-def test_another_plan_is_not_the_sweeps_own(tmp_path: Path, pdserve_home: Path, python: str) -> None:
-    sweep_file(tmp_path)
-    replace = ("up", tmp_path / "fake.yaml", "--replace", "--set", "proxy.drain_seconds=9")
-    code, output = measure(tmp_path, python, replace)
-    assert code == 0, output
-    assert [record.status for record in records(pdserve_home)] == ["VALID", "VALID"]
-    assert not [text for text in measured_recipes(pdserve_home) if "drain_seconds: 9" in text]
-    assert starts(pdserve_home) == 2
-    assert "fake: another plan was applied (pdserve up on the running deployment); the next point needs a new" in output
-    assert_nothing_left(Deployment(None, pdserve_home))
+SweepFolder.write = written
+main()
+"""
+"""The verb, with another deployment of the same name between its first and its second point."""
 
 
 def test_anothers_deployment_is_left_alone(tmp_path: Path, pdserve_home: Path, python: str) -> None:
     sweep_file(tmp_path)
     try:
-        code, output = measure(tmp_path, python, ("down", "fake"), ("up", "--detach", tmp_path / "fake.yaml"))
-        assert code == 8, output
-        assert "fake is running already" in output
+        words = ["sweep", "--python", python, str(tmp_path / "sweep.yaml"), str(tmp_path / "fake.yaml")]
+        program = [sys.executable, "-c", MEASURE, *words]
+        done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 8, done.stdout + done.stderr
+        assert "fake is running already" in done.stdout + done.stderr
         assert [record.load.concurrency for record in records(pdserve_home)] == [1]
         theirs = find_running(pdserve_home, "fake")
         assert theirs is not None

@@ -21,10 +21,10 @@ from pdserve.cli.sweep import ArrayOptions
 from pdserve.cli.sweep import run_sweep as run
 from pdserve.models.files import model_identity
 from pdserve.preflight.facts import own_pdserve
-from pdserve.sweep.record import ArrayRecord, SweepFolder, write_array
+from pdserve.sweep.record import SweepFolder
 from pdserve.sweep.resolve import PlannedSweep
 from pdserve.sweep.run import SweepOptions, to_run
-from pdserve.sweep.stale import GONE, StalePoints, is_measured_here, stale_points
+from pdserve.sweep.stale import GONE, StalePoints, stale_points
 from tests.bench.test_compare import measured, result
 from tests.sweep import kit
 from tests.sweep.kit import record
@@ -95,15 +95,6 @@ def test_where_the_nodes_are_others_a_difference_is_named_and_the_hardware_is_no
     found = stale(made, folder, measured_here=False)
     assert found.again == {}
     assert set(found.named.values()) == {"measured with vllm 0.31.0, here is 0.32.0"}
-
-
-def test_a_sweep_that_slurm_measures_is_compared_in_its_jobs_only(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path)
-    assert is_measured_here(folder, {}, array=False)
-    assert not is_measured_here(folder, {}, array=True)
-    write_array(folder, ArrayRecord(job="41", deployments=("aaaa",), submitted=1.0))
-    assert not is_measured_here(folder, {}, array=False), "a login node, after --detach"
-    assert is_measured_here(folder, {"SLURM_JOB_ID": "41"}, array=False)
 
 
 def test_gpus_are_compared_by_kind_and_driver_whichever_of_them_a_job_shows() -> None:
