@@ -37,6 +37,13 @@ def test_servers_that_share_a_folder_of_l2_stage_apart_unless_the_recipe_sets_wh
     assert staged(type="s3") == [None, None]
 
 
+def test_workers_are_counted_over_all_parallelism() -> None:
+    parallel = {"tp": 2, "pp": 2, "dp": 2}
+    built = plan(recipe(on_gpus(), GPU, {"prefill": {"parallel": parallel}}), *hosts(16))
+    assert built.lmcache[0].expected_workers == 8
+    assert value_of(built.process("lmcache-0"), "--max-workers") == "8"
+
+
 def test_on_a_cpu_lmcache_driven_moves_the_engines_kv_to_the_host_too_where_its_size_is_known() -> None:
     driven = {
         "prefill": {"connector": {"kind": "multi", "of": [LMCACHE, MOONCAKE]}, "instances": 2},

@@ -45,12 +45,9 @@ def test_all_slips_of_a_recipe_are_reported_at_once(tmp_path: Path) -> None:
 
 
 def test_broken_rules_are_reported_together_with_wrong_values(tmp_path: Path) -> None:
-    head, *lines = refused(
-        tmp_path, CPU + "ports:\n  proxy: x\n  decode: 8100\nengine:\n  args: {port: 1}\n"
-    ).splitlines()
-    assert head == "recipe.yaml: 3 problems"
-    places = ["recipe.yaml:21: ports.proxy: ", "recipe.yaml:22: ports.decode: ", "recipe.yaml:24: engine.args.port: "]
-    assert [place in line and " -> " in line for place, line in zip(places, lines, strict=True)] == [True] * 3
+    head, *lines = refused(tmp_path, CPU + "ports: {proxy: x, decode: 8100}\n").splitlines()
+    assert head == "recipe.yaml: 2 problems"
+    assert ["ports.proxy: " in lines[0], "ports.decode: " in lines[1]] == [True, True]
 
 
 def test_what_only_follows_from_a_wrong_value_is_not_reported(tmp_path: Path) -> None:
@@ -71,28 +68,20 @@ def test_both_places_of_a_contradiction_are_reported(tmp_path: Path) -> None:
 @each_row("set_, expected", [
     ("prefil={}", "prefil: unknown key\n  what to do:   did you mean prefill?"),
     ("prefill.tp=2", "prefill.tp: unknown key\n  what to do:   did you mean prefill.parallel.tp?"),
-    ("prefill.pp=2", "did you mean prefill.parallel.pp?"),
     ("engine.max-model-len=2", "engine.max-model-len: unknown key\n  what to do:   vLLM flags go under engine.args"),
     ("decode.max_num_seqs=2", "vLLM flags go under decode.args: max-num-seqs"),
     ("l1_size_gb=2", "l1_size_gb: unknown key\n  what to do:   did you mean lmcache.l1_size_gb?"),
     ("lmcache.policy=LRU", "lmcache.policy: unknown key\n  what to do:   did you mean lmcache.eviction.policy?"),
     ("prefill.connector.of.0.proto=tcp", "prefill.connector.of.0.proto: unknown key\n  what to do:   did you mean p"),
     ("verify.output=exakt", 'expected one of exact and logprobs, got "exakt"\n  what to do:   did you mean exact?'),
-    ("schema=2", "schema: expected 1, got 2"),
-    ("prefill.connector.of=[]", "prefill.connector.of: expected a list of at least 2, got an empty one"),
     ("prefill.connector.of.1={kind: multi, of: []}", 'no connector is called "multi"'),
     ("prefill=[]", "prefill: expected a mapping, got a list"),
-    ("timeouts.engine_seconds=0", "timeouts.engine_seconds: expected more than 0, got 0"),
     ("description=12", "description: expected text, got 12\n  what to do:   put it in quotes: write"),
     ("engine.cache_reset_endpoint=No", "write `--set engine.cache_reset_endpoint=false`"),
     ("engine.env.A=true", "engine.env.A: expected text, a whole number or {secret: NAME}, got true"),
     ("engine.env.A={secret: a-b}", "engine.env.A.secret: expected the name of an environment variable"),
-    ("engine.env.A={secrit: B}", "engine.env.A.secrit: unknown key"),
     ("engine.args=[a]", "engine.args: expected a mapping, got a list"),
     ("requires={torch: '>=2'}", "requires.torch: versions can be required of vllm, lmcache and mooncake"),
-    ("engine.command=[]", "engine.command: expected a list of at least 1, got an empty one"),
-    ("patches=none", 'patches: expected auto or a list, got "none"'),
-    ("lmcache.eviction.watermark=1.5", "lmcache.eviction.watermark: expected more than 0 and at most 1, got 1.5"),
 ])  # fmt: skip
 def test_a_wrong_key_or_value_is_a_plain_sentence(tmp_path: Path, set_: str, expected: str) -> None:
     assert expected in refused(tmp_path, CPU, set_)

@@ -27,17 +27,7 @@ def test_a_second_for_each_gib_of_l1(l1: int, seconds: int, advised: int) -> Non
     assert f"within {seconds} s" in problem.what
     assert f"{l1} GiB" in problem.what
     assert problem.todo == f"write lmcache.mq_timeout_seconds: {advised}"
-
-
-def test_what_it_advises_is_enough_for_it() -> None:
-    for l1 in (61, 299, 300, 301, 2500):
-        [problem] = problems(l1_size_gb=l1)
-        assert problems(l1_size_gb=l1, mq_timeout_seconds=int(str(problem.todo).rpartition(" ")[2])) == []
-
-
-@each_row("l1, seconds", [(1200, 1200), (300, 300), (60, 60)])
-def test_the_published_pair_and_smaller_ones_are_enough(l1: int, seconds: int) -> None:
-    assert problems(l1_size_gb=l1, mq_timeout_seconds=seconds) == []
+    assert problems(l1_size_gb=l1, mq_timeout_seconds=advised) == []
 
 
 def test_kv_of_a_stated_size_is_registered_too_by_every_worker() -> None:
@@ -81,17 +71,9 @@ def test_a_switch_among_the_engines_variables_is_refused(tmp_path: Path) -> None
     assert "write it into lmcache.env" in message
 
 
-def test_the_switches_of_the_published_pipeline_are_valid_and_those_of_old_versions_do_nothing(tmp_path: Path) -> None:
-    env: dict[str, str | int] = {
-        DEMAND: 1, "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB": 64, COPY: 1,
-        "LMCACHE_ROCM_MP_BLOCK_FALLBACK_DTYPE": "bfloat16",
-    }  # fmt: skip
-    warned = [w for w in load(tmp_path, with_env(ROCM, **env)).warnings if "LMCACHE_ROCM" in w]
-    assert len(warned) == 2
-    assert all(COPY in w and "has no effect: lmcache 0.4.7 and later copy blocks" in w for w in warned)
-
-
 @each_row("text", [GPU, CPU])
 def test_on_other_platforms_a_switch_does_nothing_which_is_a_warning(tmp_path: Path, text: str) -> None:
     (warning,) = [w for w in load(tmp_path, with_env(text, **{DEMAND: 1})).warnings if DEMAND in w]
     assert "has no effect on" in warning
+    (warning,) = [w for w in load(tmp_path, with_env(ROCM, **{DEMAND: 1, COPY: 1})).warnings if "LMCACHE_ROCM" in w]
+    assert "has no effect: lmcache 0.4.7 and later copy blocks" in warning

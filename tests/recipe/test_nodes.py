@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pdserve.recipe.base import SecretRef
 from pdserve.recipe.rules.nodes import OWNED
-from tests.recipe.kit import CPU, GPU, Options, load, refused
+from tests.recipe.kit import GPU, Options, load, refused
 from tests.tables import each_row
 
 DOCKER = GPU + "image: docker.io/org/image:1\ncontainer: {kind: docker}\n"
@@ -15,31 +15,23 @@ REFUSED = [
     ("network={}", "network: neither interface nor cidr is set"),
     ("network={interface: eth0, cidr: 10.0.0.0/8}", "network: both interface and cidr are set"),
     ("network={interface: 'a b'}", 'network.interface: "a b" is not the name of an interface'),
-    ("network={interface: sixteencharacter}", "is not the name of an interface: 15 characters at most"),
     ("network={cidr: 10.0.0.0}", 'network.cidr: "10.0.0.0" is not an IPv4 subnet'),
-    ("network={cidr: 'fd00::/8'}", 'network.cidr: "fd00::/8" is not an IPv4 subnet'),
     ("network={cidr: 10.1.2.3/16}", "network.cidr: 10.1.2.3/16 is not written as a subnet"),
     ("exclude_nodes=[n1, n2, n1]", "exclude_nodes.2: n1 is there twice"),
     ("exclude_nodes=['n[1-3]']", 'exclude_nodes.0: "n[1-3]" is not the name of a node'),
-    ("exclude_nodes=['-oProxyCommand=x']", "is not the name of a node"),
     ("timeouts.agent_lease_seconds=4", "timeouts.agent_lease_seconds: an agent would stop"),
     ("timeouts.heartbeat_seconds=16", "after 15 s of silence, and is given up only after 16 s"),
-    ("timeouts.heartbeat_seconds=0", "timeouts.heartbeat_seconds: expected more than 0, got 0"),
     ("slurm.time=8h", 'slurm.time: "8h" is not a time that sbatch takes'),
     ("slurm.partition='a b'", 'slurm.partition: "a b" is not one word'),
-    ("slurm.account='--x'", 'slurm.account: "--x" is not one word'),
     ("slurm.options=['--time=1']", "slurm.options.0: pdserve sets --time"),
-    ("slurm.options=['--signal=B:TERM@5']", "slurm.options.0: pdserve sets --signal"),
     ("slurm.options=['-p gpu']", 'slurm.options.0: "-p gpu" is not an option of sbatch'),
     ("slurm.options=['--comment gpu', gpu]", 'slurm.options.1: "gpu" is not an option of sbatch'),
     ('slurm.options=["--comment=a\\nb"]', "slurm.options.0:"),
-    ("container={kind: podman}", "container.kind: expected one of docker, apptainer and pyxis"),
     ("container={kind: docker}", "container: there is no image"),
     ("container={kind: docker, image: '-v'}", 'container.image: "-v" is not the name of an image'),
     ("container={kind: docker, image: x, python: '-c'}", 'container.python: "-c" is not a program'),
     ("container={kind: apptainer, image: x, shm_gib: 4}", "container.shm_gib: apptainer shows the node's own"),
     ("container={kind: docker, image: x, mounts: [data]}", 'container.mounts.0: "data" is not a mount'),
-    ("container={kind: docker, image: x, mounts: ['/a:b']}", 'container.mounts.0: "/a:b" is not a mount'),
     ("container={kind: docker, image: x, mounts: ['/a:/b:rw']}", 'mounts.0: "rw" is no way to mount'),
     ("container={kind: docker, image: x, mounts: ['/a:/b,c']}", "container.mounts.0: a comma separates"),
     ("container={kind: docker, image: x, mounts: ['/a:/b', '/c:/b']}", "mounts.1: /b is mounted twice"),
@@ -59,9 +51,7 @@ REFUSED = [
     ("container={kind: docker, image: x, leave_out: [--device=/dev/kfd]}", "container.leave_out.0:"),
     ("container={kind: docker, image: x, store: /s}", "container.store: docker keeps images in a folder"),
     ("container={kind: docker, image: x, compile_cache: cache}", "container.compile_cache:"),
-    ("container={kind: docker, image: x, options: [image]}", '"image" is not an option of docker'),
     ("container={kind: docker, image: x, env: {VLLM_PORT: 1}}", "env.VLLM_PORT: pdserve sets this variable"),
-    ("container={kind: docker, image: x, env: {HF_TOKEN: abc}}", "HF_TOKEN: looks like a secret"),
 ]
 
 
@@ -87,11 +77,6 @@ def test_another_name_of_such_an_option_is_refused_too(tmp_path: Path, kind: str
     assert f"container.options.0: pdserve sets --{name}" in text
 
 
-@each_row("time", ["90", "90:00", "08:00:00", "2-0", "1-12:00:00", "UNLIMITED"])
-def test_times_are_sbatchs(tmp_path: Path, time: str) -> None:
-    assert load(tmp_path, CPU, f"slurm.time='{time}'").recipe.slurm.time == time
-
-
 def test_a_secret_of_the_container_is_a_name(tmp_path: Path) -> None:
     recipe = load(tmp_path, DOCKER, "container.env.HF_TOKEN={secret: HF_TOKEN}").recipe
     assert recipe.container is not None
@@ -109,9 +94,3 @@ def test_a_value_of_docker_may_have_commas(tmp_path: Path) -> None:
     recipe = load(tmp_path, DOCKER, "container.options=['--env=LIST=a,VLLM_PORT=1']").recipe
     assert recipe.container is not None
     assert recipe.container.options == ["--env=LIST=a,VLLM_PORT=1"]
-
-
-def test_a_variable_may_be_passed_on_by_its_name(tmp_path: Path) -> None:
-    recipe = load(tmp_path, DOCKER, "container.options=['-e', HF_TOKEN]").recipe
-    assert recipe.container is not None
-    assert recipe.container.options == ["-e", "HF_TOKEN"]

@@ -10,11 +10,9 @@ from tests.tables import each_row
 Case = tuple[str, Options, str]
 
 STRUCTURE: list[Case] = [
-    (CPU, "aggregated={}", "aggregated: mode disaggregated has no role aggregated"),
     (AGGREGATED, "prefill={}", "prefill: mode aggregated has no role prefill (mode at"),
     (CPU, "model.path=null", "model: neither path nor id is set"),
     (CPU, "model.id=a/b", "model.path: both path and id are set"),
-    (CPU, "model.path=''", "model.path: is empty"),
     (CPU, "model.served_name=' '", "model.served_name: is empty"),
     (CPU, "model.revision=main", "model.revision: a folder has no revision"),
     (CPU, "devices_per_node=4", "devices_per_node: a CPU node has no devices"),
@@ -24,14 +22,11 @@ STRUCTURE: list[Case] = [
     (GPU, "prefill.devices=[0,1,2]", "prefill.devices: 3 devices for 1 instance of tp 4: 4 are needed"),
     (GPU, "prefill.devices=[0,1,2,2]", "prefill.devices: instance 0 gets device 2 twice"),
     (GPU, "prefill.devices=[0,1,2,8]", "prefill.devices.3: there is no device 8, the last one is 7"),
-    (GPU, "prefill.devices=[-1,1,2,3]", "prefill.devices.0: there is no device -1"),
     (CPU, "requires={vllm: latest}", 'requires.vllm: "latest" is not a range of versions'),
     (CPU, "proxy.restart={backoff_seconds: 90}", "proxy.restart.backoff_max_seconds: 60 is less than"),
 ]
 
 LOADING: list[Case] = [
-    (CPU, "decode.connector.load_weight=2", "decode.connector.load_weight: only children of a multi"),
-    (CPU, "prefill.connector.of.1.load_weight=0", "prefill.connector.of.1.load_weight: expected more than 0"),
     (CPU, "prefill.connector.of.1.max_tokens_per_load=255", "of.1.max_tokens_per_load: LMCache loads whole chunks of"),
     (
         CPU,
@@ -39,11 +34,6 @@ LOADING: list[Case] = [
         "of.1.min_load_tokens: no load of at most 512 tokens has 1024 of them",
     ),
     (CPU, "prefill.env={CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD: '٥١٢'}", "٥١٢ is not a number of tokens"),
-    (
-        CPU,
-        "prefill.env={CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD: 32k}",
-        "prefill.env.CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD: 32k is not a number of tokens",
-    ),
     (
         CPU,
         (
@@ -70,11 +60,6 @@ CONNECTORS: list[Case] = [
         "aggregated.connector: mooncake moves KV between prefill and decode",
     ),
     (CPU, "decode.args.max-model-len=1024", "decode.args.max-model-len: decode has 1024, prefill has vLLM's default"),
-    (
-        CPU,
-        ("engine.args.max-model-len=4096", "prefill.args.max-model-len=1024"),
-        "engine.args.max-model-len: decode has 4096, prefill has 1024",
-    ),
 ]
 
 LMCACHE: list[Case] = [
@@ -87,22 +72,15 @@ LMCACHE: list[Case] = [
     (CPU, "lmcache=null", "prefill.connector.of.1: there is no lmcache section"),
     (CPU, "prefill.connector={kind: mooncake, protocol: tcp}", "lmcache.on: prefill is listed, but its connector has"),
     (CPU, "lmcache.on=[prefill, decode]", "lmcache.on: decode is listed, but its connector has no lmcache-mp"),
-    (CPU, "lmcache.on=[prefill, prefill]", "lmcache.on.1: prefill is there twice"),
-    (AGGREGATED, "lmcache.on=[aggregated, prefill]", "lmcache.on.1: mode aggregated has no role prefill"),
-    (CPU, "lmcache.l1_size_gb=0", "lmcache.l1_size_gb: expected more than 0 and at most 1e+06, got 0"),
     (CPU, "lmcache.l1_init_size_gb=2", "lmcache.l1_init_size_gb: 2 is more than the whole of L1, 1"),
     (CPU, "lmcache.chunk_size=100", "lmcache.chunk_size: 100 is not a multiple of the block size of prefill (128,"),
     (CPU, "engine.args.block-size=512", "lmcache.chunk_size: 256 is not a multiple of the block size of prefill (512)"),
-    (GPU, "lmcache.chunk_size=24", "24 is not a multiple of the block size of prefill (16"),
     (GPU, ("lmcache.per=tp-rank", "prefill.parallel={tp: 2, dp: 2}"), "lmcache.per: tp-rank works with tensor"),
-    (GPU, ("lmcache.per=tp-rank", "prefill.parallel={tp: 2, pp: 2}"), "lmcache.per: tp-rank works with tensor"),
     (CPU, "lmcache.heartbeat_seconds=50", "lmcache.heartbeat_seconds: three heartbeats take 150 s"),
-    (CPU, "lmcache.worker_reap_seconds=5", "lmcache.worker_reap_seconds: expected at least 30, got 5"),
     (CPU, ("lmcache.shm_name=kv", "lmcache.transfer_mode=lmcache_driven"), "lmcache.shm_name: has no effect with"),
     (CPU, "lmcache.shm_name=a/b", "lmcache.shm_name: a name in /dev/shm: not empty and without /"),
     (CPU, "lmcache.l2=[{path: /x}]", "lmcache.l2.0: an L2 adapter needs a `type`"),
     (CPU, "lmcache.extra_args={l1-size-gb: 3}", "lmcache.extra_args.l1-size-gb: pdserve sets this flag"),
-    (CPU, "lmcache.extra_args={--port: 3}", "pdserve sets this flag of the server"),
     (CPU, "lmcache.extra_args={hash_algorithm: x}", "flags are written with hyphens"),
     (CPU, "lmcache.env={PYTHONHASHSEED: 1}", "lmcache.env.PYTHONHASHSEED: pdserve sets it"),
     (CPU, "engine.args.enable-prefix-caching=false", "engine.args.enable-prefix-caching: LMCache finds KV by the"),
@@ -113,7 +91,6 @@ LMCACHE: list[Case] = [
         "engine.env.PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True,max_split_size_mb:64'",
         "engine.env.PYTORCH_CUDA_ALLOC_CONF: expandable_segments: its memory cannot be shared",
     ),
-    (GPU, "prefill.args.enable-sleep-mode=true", "prefill.args.enable-sleep-mode: its memory cannot be shared"),
 ]
 
 OWNED_FLAGS: list[Case] = [
@@ -128,11 +105,9 @@ OWNED_FLAGS: list[Case] = [
 ]  # fmt: skip
 
 FLAGS: list[Case] = [
-    (CPU, "decode.args.tensor-parallel-size=2", "decode.args.tensor-parallel-size"),
     (CPU, "engine.args.disable-log-stats=true", "engine.args.disable-log-stats: `status` and `verify`"),
     (CPU, "engine.args.enable-prompt-tokens-details=false", "`verify` proves the transfer"),
     (CPU, "engine.args.no-enforce-eager=true", "engine.args.no-enforce-eager"),
-    (CPU, "engine.args.--max-model-len=1", "flags are written with"),
     (CPU, "engine.args.max_model_len=1", "engine.args.max_model_len: flags are written with"),
     (CPU, r"engine.args.compilation-config\.cudagraph_mode=NONE", "not the name of a flag"),
 ]
@@ -151,29 +126,22 @@ VARIABLES: list[Case] = [(CPU, "engine.env.A-B=1", "engine.env.A-B: not the name
 SETUP: list[Case] = [
     (CPU, "setup=['echo \"x']", "setup.0: a quote is not closed"),
     (CPU, "setup=['']", "setup.0: there is no command"),
-    (CPU, "setup=[ls, []]", "setup.1: there is no command"),
-    (CPU, "setup=pip install x", 'setup: expected a list, got "pip install x"'),
-    (CPU, "setup=[[sleep, 1]]", "setup.0.1: expected text, got 1"),
 ]
 
 PATHS: list[Case] = [
     (CPU, "model.path='~/models/x'", "model.path: ~ is not expanded"),
     (CPU, "engine.python='~/venv/bin/python'", "engine.python: ~ is not expanded"),
     (CPU, "engine.command=['~/run.sh']", "engine.command.0: ~ is not expanded"),
-    (CPU, "proxy.auth={keys_file: '~/keys'}", "proxy.auth.keys_file: ~ is not expanded"),
     *(
         (GPU, f"model.id='{path}'", "model.id: this is a path, and an id names a model of the hub")
-        for path in ("/models/x", "./x", "../x", "..")
+        for path in ("/models/x", "../x", "~/x")
     ),
-    (GPU, "model.id='~/x'", "model.id: this is a path"),
 ]
 
 UTILIZATION: list[Case] = [
     (GPU, f"engine.args.{flag}={value}", f"engine.args.{flag}: {shown} is no part of the device's memory")
     for flag, value, shown in (
         ("gpu-memory-utilization", "'85%'", '"85%"'),
-        ("gpu-memory-utilization", "0", "0"),
-        ("gpu-memory-utilization", "high", '"high"'),
         ("device-memory-utilization", "1.5", "1.5"),
     )
 ]
@@ -231,17 +199,11 @@ STORES: list[Case] = [
         (BESIDE, "lmcache=null", "mooncake_store={segment_gib: 1, protocol: tcp, extra_args: {eviction-ratio: 0.1}}"),
         "mooncake_store.extra_args.eviction-ratio: flags of mooncake_master have underscores",
     ),
-    (CPU, (BESIDE, "lmcache=null", STORE, "ports.mooncake_master=8000"), "port 8000 is needed twice"),
     (CPU, ("prefill.connector.of.2={kind: mooncake-store}", STORE), "prefill.connector: lmcache-mp and mooncake-store"),
     (
         CPU,
         (RAW % "kv_load_failure_policy: recompute", RAW_DECODE, "lmcache=null"),
         f"{CHILD}.kv_load_failure_policy: vLLM reads it at the top level only",
-    ),
-    (
-        CPU,
-        (RAW % "engine_id: a", RAW_DECODE, "lmcache=null"),
-        f"{CHILD}.engine_id: vLLM gives every child the engine_id of the MultiConnector",
     ),
     (
         CPU,
@@ -253,11 +215,6 @@ STORES: list[Case] = [
         "prefill.connector: NixlPushConnector: NIXL push is not supported: it ran on no device here",
     ),
     (
-        CPU,
-        ("prefill.connector={kind: nixl-push}", "lmcache=null"),
-        'no connector is called "nixl-push"; there are mooncake, nixl, moriio, lmcache-mp, mooncake-store',
-    ),
-    (
         GPU,
         (
             "prefill.connector={kind: raw, config: {kv_connector: MoRIIOConnector, kv_role: kv_producer}}",
@@ -266,12 +223,6 @@ STORES: list[Case] = [
         ),
         "prefill.connector: MoRIIOConnector: in vllm 0.32 decode computes on before its KV has arrived",
     ),
-    (
-        AGGREGATED,
-        ("aggregated.connector={kind: offloading, cpu_gib: 4, store_threshold: -1}", "lmcache=null"),
-        "aggregated.connector.store_threshold: expected at least 0, got -1",
-    ),
-    (GPU, ("prefill.connector={kind: offloading, cpu_gib: 4}", "lmcache=null"), "nothing here moves KV"),
 ]
 
 
@@ -312,31 +263,23 @@ def test_the_fix_has_the_right_value(tmp_path: Path, text: str, options: Options
     assert todo in refused(tmp_path, text, options)
 
 
-FITS = {
-    # server, client, fits on a CPU, fits on a GPU
-    ("auto", None): (True, True), ("auto", "auto"): (True, True), ("auto", "lmcache_driven"): (True, True),
-    ("auto", "engine_driven"): (True, True), ("lmcache_driven", None): (True, True),
-    ("lmcache_driven", "auto"): (False, True),
-    ("lmcache_driven", "lmcache_driven"): (True, True),
-    ("lmcache_driven", "engine_driven"): (False, False),
-    ("engine_driven", None): (True, True), ("engine_driven", "auto"): (True, False),
-    ("engine_driven", "lmcache_driven"): (False, False),
-    ("engine_driven", "engine_driven"): (True, True),
-}  # fmt: skip
-
-
-@each_row("server, client", FITS)
-@each_row("platform", ["cpu", "cuda", "rocm"])
-def test_transfer_modes_must_match(tmp_path: Path, platform: str, server: str, client: str | None) -> None:
+@each_row("platform, server, client, fits", [
+    ("cpu", "auto", "engine_driven", True), ("cuda", "auto", "engine_driven", True),
+    ("cpu", "lmcache_driven", "auto", False), ("cuda", "lmcache_driven", "auto", True),
+    ("rocm", "lmcache_driven", "engine_driven", False), ("cpu", "lmcache_driven", "lmcache_driven", True),
+    ("cpu", "engine_driven", "auto", True), ("rocm", "engine_driven", "auto", False),
+    ("cpu", "engine_driven", "lmcache_driven", False), ("cuda", "engine_driven", "engine_driven", True),
+])  # fmt: skip
+def test_transfer_modes_must_match(tmp_path: Path, platform: str, server: str, client: str, fits: bool) -> None:
     text = (CPU if platform == "cpu" else GPU).replace("platform: cuda", f"platform: {platform}")
-    lmcache = "{kind: lmcache-mp}" if client is None else f"{{kind: lmcache-mp, transfer_mode: {client}}}"
     protocol = "tcp" if platform == "cpu" else "rdma"
+    lmcache = f"{{kind: lmcache-mp, transfer_mode: {client}}}"
     # LMCache first, so that the order is no problem in any mode.
     options = (
         f"prefill.connector={{kind: multi, of: [{lmcache}, {{kind: mooncake, protocol: {protocol}}}]}}",
         f"lmcache.transfer_mode={server}",
     )
-    if FITS[server, client][platform != "cpu"]:
+    if fits:
         assert load(tmp_path, text, *options).recipe.lmcache is not None
     else:
         message = refused(tmp_path, text, *options)
@@ -345,26 +288,23 @@ def test_transfer_modes_must_match(tmp_path: Path, platform: str, server: str, c
         assert "set lmcache.transfer_mode: auto" in message
 
 
-@each_row("mode, first, fits", [
-    ("auto", "mooncake", True), ("engine_driven", "mooncake", True), ("lmcache_driven", "mooncake", False),
-    ("lmcache_driven", "lmcache-mp", True), ("auto", "lmcache-mp", True),
+@each_row("text, mode, first, fits", [
+    (CPU, "engine_driven", "mooncake", True), (CPU, "lmcache_driven", "mooncake", False),
+    (CPU, "lmcache_driven", "lmcache-mp", True), (GPU, "lmcache_driven", "mooncake", True),
 ])  # fmt: skip
-def test_on_a_cpu_lmcache_driven_must_come_before_mooncake(tmp_path: Path, mode: str, first: str, fits: bool) -> None:
-    children = ["{kind: mooncake, protocol: tcp}", "{kind: lmcache-mp}"]
+def test_on_a_cpu_lmcache_driven_must_come_before_mooncake(
+    tmp_path: Path, text: str, mode: str, first: str, fits: bool
+) -> None:
+    children = [f"{{kind: mooncake, protocol: {'tcp' if text == CPU else 'rdma'}}}", "{kind: lmcache-mp}"]
     if first == "lmcache-mp":
         children.reverse()
-    options = (f"prefill.connector.of=[{', '.join(children)}]", f"lmcache.transfer_mode={mode}")
+    options = (f"prefill.connector={{kind: multi, of: [{', '.join(children)}]}}", f"lmcache.transfer_mode={mode}")
     if fits:
-        assert load(tmp_path, CPU, *options).recipe.name == "small"
+        assert load(tmp_path, text, *options).recipe.lmcache is not None
     else:
-        message = refused(tmp_path, CPU, *options)
+        message = refused(tmp_path, text, *options)
         assert "prefill.connector.of: on a CPU lmcache_driven moves the KV" in message
         assert "put lmcache-mp first" in message
-
-
-def test_on_a_gpu_the_order_does_not_matter(tmp_path: Path) -> None:
-    options = "prefill.connector={kind: multi, of: [{kind: mooncake}, {kind: lmcache-mp}]}"
-    assert load(tmp_path, GPU, options, "lmcache.transfer_mode=lmcache_driven").recipe.name == "large"
 
 
 def test_decode_may_opt_in_to_lmcache_with_mooncake_first(tmp_path: Path) -> None:
@@ -405,7 +345,6 @@ def test_ports_of_different_nodes_are_left_to_the_planner(tmp_path: Path) -> Non
     ),
     (CPU, "engine.args.download-dir='~/hf'", "engine.args.download-dir: ~ is passed on as it is"),
     (CPU, "setup=['ls $HOME']", "setup.0: no shell reads this command: $HOME is passed on"),
-    (CPU, "engine.args.frobnicate=1", "engine.args.frobnicate: vLLM 0.32 has no such flag"),
     (CPU, "setup=['a && b']", 'setup.0: no shell reads this command: && is passed on -> write [bash, -c, "a && b"]'),
 ])  # fmt: skip
 def test_what_may_be_meant_is_only_warned_about(tmp_path: Path, text: str, set_: str, expected: str) -> None:
@@ -414,8 +353,8 @@ def test_what_may_be_meant_is_only_warned_about(tmp_path: Path, text: str, set_:
 
 
 def test_raw_connectors_are_taken_and_marked_unverified(tmp_path: Path) -> None:
-    raw = "connector={kind: raw, config: {kv_connector: MyConnector, kv_role: kv_both}}"
-    loaded = load(tmp_path, CPU, f"prefill.{raw}", f"decode.{raw}", "lmcache=null")
+    top = "prefill.connector.config.kv_load_failure_policy=recompute"
+    loaded = load(tmp_path, CPU, RAW % "kv_connector_extra_config: {}", RAW_DECODE, "lmcache=null", top)
     assert len([line for line in loaded.warnings if "this deployment is unverified" in line]) == 2
 
 
@@ -430,7 +369,7 @@ def test_a_setup_whose_words_are_meant_is_not_warned_of(tmp_path: Path, command:
     assert load(tmp_path, CPU, f"setup=[{command}]").warnings == ()
 
 
-@each_row("prefill, decode", [(4, 8), (8, 4), (1, 8), (2, 2), (6, 3)])
+@each_row("prefill, decode", [(4, 8), (6, 3)])
 def test_unequal_sizes_of_which_one_divides_the_other_are_taken(tmp_path: Path, prefill: int, decode: int) -> None:
     sizes = (f"prefill.parallel.tp={prefill}", f"decode.parallel.tp={decode}")
     assert load(tmp_path, GPU, *sizes).recipe.name == "large"
@@ -446,17 +385,14 @@ def test_names_of_the_hub_and_of_other_stores_are_no_paths(tmp_path: Path) -> No
         assert load(tmp_path, GPU, f"model.id='{name}'").recipe.model.id == name
 
 
-DEVICES = ("prefill.parallel.tp=2", "decode.parallel.tp=2", "prefill.devices=[0, 1]", "decode.devices=[1, 2]")
-
-
-def test_devices_that_two_instances_name_are_warned_of(tmp_path: Path) -> None:
-    warnings = load(tmp_path, GPU, *DEVICES).warnings
-    assert any("decode-0 and prefill-0 both name device 1: no node can hold both" in line for line in warnings)
-
-
-@each_row("change", ["decode.devices=[2, 3]", "devices_per_node=3", "slurm.nodes=2"])
-def test_devices_of_two_nodes_may_have_the_same_numbers(tmp_path: Path, change: str) -> None:
-    assert not any("both name" in line for line in load(tmp_path, GPU, *DEVICES, change).warnings)
+@each_row("change, warned", [
+    ("decode.devices=[1, 2]", True), ("decode.devices=[2, 3]", False), ("devices_per_node=3", False),
+    ("slurm.nodes=2", False),
+])  # fmt: skip
+def test_devices_that_two_instances_of_a_node_name_are_warned_of(tmp_path: Path, change: str, warned: bool) -> None:
+    tp = ("prefill.parallel.tp=2", "decode.parallel.tp=2", "prefill.devices=[0, 1]", "decode.devices=[1, 2]")
+    warnings = load(tmp_path, GPU, *tp, change).warnings
+    assert any("decode-0 and prefill-0 both name device 1: no node can hold both" in w for w in warnings) is warned
 
 
 @each_row("text", [CPU, AGGREGATED])
@@ -472,24 +408,12 @@ def test_a_quiet_recipe_warns_of_nothing_but_weights_that_may_change(tmp_path: P
         (f"model.revision='{'0' * 40}'", "decode.args.speculative-config={model: org/draft, revision: v2}"),
         "decode.args.speculative-config: revision v2 of the draft model org/draft is not pinned",
     ),
-    (
-        (
-            f"model.revision='{'0' * 40}'",
-            f"engine.args.speculative-config={{model: org/draft, revision: '{'1' * 40}'}}",
-        ),
-        None,
-    ),
     (("model.download=false",), None),
     ((f"model.revision='{'0' * 40}'", "container.kind=docker", "image=x:1"), "into the container's own home"),
 ])  # fmt: skip
 def test_weights_that_may_change_are_warned_of(tmp_path: Path, settings: tuple[str, ...], warned: str | None) -> None:
     warnings = load(tmp_path, GPU, *settings).warnings
     assert [warned in warning for warning in warnings] == [True] if warned else warnings == ()
-
-
-def test_a_raw_multi_with_the_policy_at_the_top_is_accepted(tmp_path: Path) -> None:
-    top = "prefill.connector.config.kv_load_failure_policy=recompute"
-    load(tmp_path, CPU, RAW % "kv_connector_extra_config: {}", RAW_DECODE, "lmcache=null", top)
 
 
 def test_offloading_was_run_on_no_gpu_and_a_warning_has_it(tmp_path: Path) -> None:

@@ -48,10 +48,8 @@ def test_complete_recipes_are_valid() -> None:
 
 @each_row("text", [
     "extends: other.yaml\n",
-    "extends: [a.yaml, b.yaml]\nprefill: {instances: 2}\n",
     "extends: a.yaml\nlmcache: null\nengine: {args: {enforce-eager: null}, env: {A: null}}\n",
     "ports: {proxy: '${PORT:-8000}'}\nengine: {cache_reset_endpoint: '${FLAG}'}\nplatform: ${P}\n",
-    "prefill: {devices: ['${A}', 1]}\n",
     "engine: {env: {A: {secret: B}, C: 1, D: x}}\n",
 ])  # fmt: skip
 def test_what_the_loader_takes_is_valid(text: str) -> None:
@@ -62,10 +60,7 @@ def test_what_the_loader_takes_is_valid(text: str) -> None:
     "prefil: {}\n", "prefill: {tp: 4}\n", "platform: gpu\n", "ports: {proxy: x}\n", "ports: {proxy: 70000}\n",
     "lmcache: {l1_size_gb: 0}\n", "lmcache: {on: [prefil]}\n", "engine: {args: {max_model_len: 1}}\n",
     "engine: {env: {A: {secrit: B}}}\n", "engine: {env: {A-B: 1}}\n", "engine: {cache_reset_endpoint: yes}\n",
-    "prefill: {connector: {kind: moncake}}\n",
     "prefill: {connector: {kind: mooncake, backends: [UCX]}}\n",
-    "prefill: {connector: {kind: multi, of: [{kind: mooncake}]}}\n",
-    "extends: 7\n",
 ])  # fmt: skip
 def test_what_the_loader_refuses_is_marked(text: str) -> None:
     assert not valid(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdserve.recipe.model import ROUTER_POLICIES
 from tests.recipe.kit import AGGREGATED, CPU, load, refused
 from tests.tables import each_row
 
@@ -27,17 +26,12 @@ def test_it_is_taken(tmp_path: Path, set_: tuple[str, ...]) -> None:
 REFUSED = [
     ("proxy.workers=2", "proxy.workers: vllm-router has no such setting (proxy.kind at"),
     ("proxy.auth={keys_file: k}", "proxy.auth: vllm-router has no such setting"),
-    ("proxy.admin={socket: s}", "proxy.admin: vllm-router has no such setting"),
-    ("proxy.admission={decode: {max_requests: 4}}", "proxy.admission: vllm-router has no such setting"),
-    ("proxy.routing.affinity={}", "proxy.routing.affinity: vllm-router has no such setting"),
     ("proxy.routing.decode={kind: kv_events}", "proxy.routing.decode.kind: vllm-router has no policy like kv_events"),
-    ("proxy.routing.prefill={kind: least_loaded}", "proxy.routing.prefill.kind: vllm-router has no policy like"),
     (
         "proxy.routing.prefill={kind: prefix_aware, block_bytes: 64}",
         "proxy.routing.prefill.block_bytes: vllm-router has no such setting",
     ),
     ("proxy.request_timeout_seconds=90.5", "proxy.request_timeout_seconds: vllm-router takes whole seconds"),
-    ("proxy.health={timeout_seconds: 0.5}", "proxy.health.timeout_seconds: vllm-router takes whole seconds"),
     ("ports.router_metrics=8000", "ports.router_metrics: port 8000 is needed twice: by the router's metrics (8000)"),
 ]
 
@@ -57,8 +51,3 @@ def test_a_door_that_is_open_to_everybody_is_warned_about(tmp_path: Path) -> Non
     (warning,) = load(tmp_path, CPU, ROUTER, "proxy.host=0.0.0.0").warnings
     assert "anybody who reaches 0.0.0.0 can use the model and remove workers" in warning
     assert "put a gateway in front" in warning
-
-
-def test_every_policy_that_it_shares_is_one(tmp_path: Path) -> None:
-    for policy in ROUTER_POLICIES:
-        load(tmp_path, CPU, f"proxy.routing.decode={{kind: {policy}}}")

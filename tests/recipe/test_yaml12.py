@@ -36,16 +36,12 @@ def test_every_key_and_item_knows_its_line() -> None:
 
 @each_row("text, expected", [
     ("a: 1\nb:\n\tc: 2\n", "f:3: not YAML: while scanning for the next token found character '\\t'"),
-    ("a: 1\n  \tb: 2\n", "f:2: not YAML: "),
     ("a: 1\n---\nb: 2\n", "f:2: not YAML: expected a single document in the stream but found another document"),
     ("a: [1, 2\n", "f:2: not YAML: while parsing a flow sequence"),
-    ("a: 'x\n", "not YAML"),
     ("a: b: c\n", "f:1: not YAML: mapping values are not allowed here, at column 5"),
     ("a: *nowhere\n", "f:1: not YAML: found undefined alias 'nowhere', at column 4"),
     ("a: &x [*x]\n", "f:1: nested too deeply"),
-    ("a: {b: ${C}}\n", "f:1: not YAML: while parsing a flow mapping"),
     ("a: 1\nb: \x07\n", "f:2: not YAML: found U+0007, a control character, at column 4"),
-    ("a: >=0.26\n", "f:1: not YAML: while scanning a block scalar"),
     ("[" * 1000, "nested too deeply"),
 ])  # fmt: skip
 def test_what_is_not_a_document_is_refused_with_its_line(text: str, expected: str) -> None:
@@ -64,15 +60,11 @@ def test_aliases_that_explode_are_refused() -> None:
 
 @each_row("text, expected", [
     ("a: 1\nb: 2\na: 3\n", "f:3: a: the key is there twice, first at f:1"),
-    ("p:\n  a: 1\n  a: 1\n", "f:3: p.a: the key is there twice, first at f:2"),
     ("1: x\n", "f:1: 1: a key must be text, got 1"),
-    ("true: x\n", "f:1: true: a key must be text, got true"),
-    ("~: x\n", "f:1: ~: a key must be text"),
     ("? [a, b]\n: x\n", "f:1: ?: a key must be text, got a list or mapping"),
     ("<<: {a: 1}\n", "f:1: <<: merge keys (<<) are not supported"),
     ("a: !!python/object:os.system x\n", "the tag tag:yaml.org,2002:python/object:os.system is not supported"),
     ("a: !secret x\n", "f:1: a: the tag !secret is not supported"),
-    ("a: !!set {x}\n", "is not supported"),
     ("a: 1e999\n", "f:1: a: the number is too large"),
     ("a: " + "9" * 5000 + "\n", "f:1: a: the number is too large"),
     ('a: "\\0"\n', "f:1: a: the value contains a NUL character"),
@@ -96,8 +88,6 @@ def test_all_such_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> Non
 
 @each_row("text, expected", [
     ("", "recipe.yaml: the file is empty"),
-    ("# nothing\n", "recipe.yaml: the file is empty"),
-    ("---\n", "recipe.yaml: the file is empty"),
     ("- a\n", "recipe.yaml:1: a recipe is a mapping of keys, this is a list"),
     ("hello\n", "recipe.yaml:1: a recipe is a mapping of keys, this is one value"),
 ])  # fmt: skip
@@ -116,9 +106,8 @@ def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path: Path) -> Non
     assert yaml_load(tmp_path / "recipe.yaml") == "small"
 
 
-@each_row("size", [(1 << 20) + 1])
-def test_a_huge_file_is_refused_unread(tmp_path: Path, size: int) -> None:
-    (tmp_path / "recipe.yaml").write_bytes(b"#" * size)
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_bytes(b"#" * ((1 << 20) + 1))
     with pytest.raises(RecipeError, match="larger than 1 MiB"):
         yaml_load(tmp_path / "recipe.yaml")
 
