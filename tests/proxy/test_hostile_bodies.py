@@ -5,7 +5,6 @@ shape, or answered by one engine, and the proxy serves on.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,12 +20,10 @@ from tests.proxy.raw import (
     BODY,
     HEAD,
     MEGABYTE,
-    METRICS,
     PATH,
     SECONDS,
     RawDeployment,
     chunk,
-    lent,
     post,
     raw_deployment,
 )
@@ -79,55 +76,42 @@ def test_bodies_behind_a_running_request_stay_with_their_client(raw: RawDeployme
         assert client.response().body == ANSWER
 
 
-@pytest.fixture
-def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
-    """One that may hold 5 MiB of requests, and an engine that answers when it is told to."""
-    limits = {"max_buffered_bytes": 5 * MEGABYTE}
-    with raw_deployment(tmp_path_factory.mktemp("tight"), limits=limits, max_body_bytes=2 * MEGABYTE) as raw:
-        yield from lent(raw)
-
-
 def completion(size: int) -> bytes:
     return post(PATH, b'{"prompt": "%b"}' % (b"x" * size))
 
 
-@pytest.mark.parametrize("waits", ["at its engine", "in a queue"])
-def test_large_requests_beyond_the_budget_get_503(tmp_path_factory: pytest.TempPathFactory, waits: str) -> None:
-    config: dict[str, Any] = {"limits": {"max_buffered_bytes": 5 * MEGABYTE}, "max_body_bytes": 2 * MEGABYTE}
-    if waits == "in a queue":
-        config["admission"] = {"aggregated": {"max_requests": 1, "queue_size": 100}}
-    with raw_deployment(tmp_path_factory.mktemp("budget"), **config) as raw:
+TIGHT: dict[str, Any] = {"limits": {"max_buffered_bytes": 5 * MEGABYTE}, "max_body_bytes": 2 * MEGABYTE}
+
+
+def test_large_requests_beyond_the_budget_get_503(tmp_path: Path) -> None:
+    with raw_deployment(tmp_path, **TIGHT) as raw:
         release = raw.hold()
         with raw.client() as first, raw.client() as second, raw.client() as small:
             first.send(post(PATH, BODY))
-            raw.engine.wait(lambda engine: len(engine.seen) == 1)
             second.send(completion(2 * MEGABYTE - 100))
-            if waits == "at its engine":
-                raw.engine.wait(lambda engine: len(engine.seen) == 2)
-            else:
-                while not re.search(rb"queue_depth\{[^}]*\} 1", raw.ask(METRICS).body):
-                    pass
+            raw.engine.wait(lambda engine: len(engine.seen) == 2)
             answer = raw.ask(completion(2 * MEGABYTE - 100))
             assert (answer.status, answer.headers["retry-after"], answer.json()["error"]["code"]) == (503, "1", 503)
             small.send(completion(10_000))
             release.set()
             assert [client.response().body for client in (first, second, small)] == [ANSWER] * 3
         assert raw.ask(completion(2 * MEGABYTE - 100)).status == 200
+
+
+def test_requests_that_never_end_leave_the_budget_free(tmp_path: Path) -> None:
+    whole = completion(2 * MEGABYTE - 100)
+    with raw_deployment(tmp_path, **TIGHT) as raw:
+        for piece in (whole[:MEGABYTE], whole, post("/v1/nothing", b"x" * MEGABYTE), whole + b"x"):
+            for leave in ("close", "reset"):
+                for _ in range(4):
+                    client = raw.client()
+                    with suppress(OSError):
+                        client.send(piece)
+                    getattr(client, leave)()
+        deadline = time.monotonic() + SECONDS
+        while raw.ask(whole).status != 200:
+            assert time.monotonic() < deadline
         raw.unharmed()
-
-
-def test_requests_that_never_end_leave_the_budget_free(tight: RawDeployment) -> None:
-    whole_request = completion(2 * MEGABYTE - 100)
-    for piece in (whole_request[:MEGABYTE], whole_request, post("/v1/nothing", b"x" * MEGABYTE), whole_request + b"x"):
-        for leave in ("close", "reset"):
-            for _ in range(4):
-                client = tight.client()
-                with suppress(OSError):
-                    client.send(piece)
-                getattr(client, leave)()
-    deadline = time.monotonic() + SECONDS
-    while tight.ask(whole_request).status != 200:
-        assert time.monotonic() < deadline
 
 
 @each_row("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
@@ -164,8 +148,8 @@ def test_a_large_body_may_have_a_byte_order_mark(raw: RawDeployment) -> None:
     assert raw.ask(post(PATH, text.encode("utf-16"))).status == 400
 
 
-def test_a_large_list_of_tokens_takes_a_few_times_its_size_in_memory(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with raw_deployment(tmp_path_factory.mktemp("large"), split=True, max_body_bytes=64 * MEGABYTE) as raw:
+def test_a_large_list_of_tokens_takes_a_few_times_its_size_in_memory(tmp_path: Path) -> None:
+    with raw_deployment(tmp_path, split=True, max_body_bytes=64 * MEGABYTE) as raw:
         body = b'{"prompt": [' + b"1," * (12 * MEGABYTE) + b"1]}"
         before = raw.resident()
         # A scripted prefill gives no transfer parameters back: what counts is what both were sent.
@@ -177,25 +161,11 @@ def test_a_large_list_of_tokens_takes_a_few_times_its_size_in_memory(tmp_path_fa
 BROKEN: dict[str, bytes] = {
     "empty": b"",
     "half": b'{"prompt": "a"',
-    "two": b'{"prompt": "a"}{"prompt": "b"}',
     "trailing": b'{"prompt": "a"} x',
-    "comma": b'{"prompt": "a",}',
-    "single quotes": b"{'prompt': 'a'}",
-    "comment": b'{"prompt": "a" /* b */}',
-    "two byte order marks": b'\xef\xbb\xbf\xef\xbb\xbf{"prompt": "a"}',
-    "half of utf-16": '{"prompt": "a"}'.encode("utf-16")[:-1],
-    "control character": b'{"prompt": "a\x00b"}',
-    "infinity": b'{"prompt": "a", "temperature": Infinity}',
     "nested lists": b'{"prompt": ' + b"[" * 500_000 + b"]" * 500_000 + b"}",
-    "nested objects": b'{"prompt": ' + b'{"a":' * 200_000 + b"1" + b"}" * 200_000 + b"}",
     "never closed": b'{"prompt": ' + b"[" * 1_000_000,
-    "form": b"prompt=a&max_tokens=1",
-    "many lists": b"[" * 1_000_000,
     "a list": b"[]",
-    "a string": b'"text"',
-    "null": b"null",
     "not a number": b'{"prompt": NaN}',
-    "twice": b'{"prompt": "a", "prompt": "b"}',
     "twice, escaped": b'{"prompt": "a", "\\u0070rompt": "a"}',
     "no UTF-8": b'{"prompt": "\xff"}',
 }
@@ -224,8 +194,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """One deployment for all of this module: nothing here may harm it."""
-    folder: Path = tmp_path_factory.mktemp("proxy")
-    with Deployment(folder) as deployment:
+    with Deployment(tmp_path_factory.mktemp("proxy")) as deployment:
         yield deployment.up(max_body_bytes=200_000)
 
 
@@ -308,14 +277,6 @@ def test_smuggled_transfer_parameters_reach_no_engine(shared: Deployment, name: 
         assert "evil" not in json.dumps(sent)
         assert "ec_transfer_params" not in sent
         assert fake.process.poll() is None
-
-
-def test_transfer_parameters_in_vllm_xargs_reach_no_engine(shared: Deployment) -> None:
-    """vLLM merges vllm_xargs into the mapping that carries kv_transfer_params."""
-    extra = {"kv_transfer_params": "evil", "ec_transfer_params": "evil", "mine": 1}
-    assert shared.complete("hi", vllm_xargs=extra).status_code == 200
-    for fake in shared.fakes:
-        assert fake.requests()[-1]["body"]["vllm_xargs"] == {"mine": 1}
 
 
 @each_row("request_id", ["", "a b", "é", "x" * 300])

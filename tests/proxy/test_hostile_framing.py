@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
-from tests.proxy.raw import ANSWER, BODY, HEAD, MEGABYTE, PATH, RawDeployment, chunk, post, raw_deployment
+from tests.proxy.raw import ANSWER, BODY, HEAD, MEGABYTE, PATH, RawDeployment, chunk, post
 from tests.tables import each_row
 
 SMUGGLED = {
     "length and chunked": HEAD + b"content-length: 16\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     "chunked and length": HEAD + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
     "two lengths": HEAD + b"content-length: 16\r\ncontent-length: 3\r\n\r\n" + BODY,
-    "the same length twice": HEAD + b"content-length: 16\r\ncontent-length: 16\r\n\r\n" + BODY,
     "a list of lengths": HEAD + b"content-length: 16, 16\r\n\r\n" + BODY,
-    "a signed length": HEAD + b"content-length: +16\r\n\r\n" + BODY,
-    "an empty length": HEAD + b"content-length: \r\n\r\n" + BODY,
-    "a length beyond all numbers": HEAD + b"content-length: 99999999999999999999999\r\n\r\n" + BODY,
     "an unknown coding": HEAD + b"transfer-encoding: xchunked\r\n\r\n10\r\n" + BODY + b"\r\n0\r\n\r\n",
     "chunked not last": HEAD + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
-    "chunked twice": HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     "a blank before the colon": HEAD + b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
-    "a control character": HEAD + b"transfer-encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
-    "a folded header": HEAD + b"traceparent: a\r\n authorization: b\r\ncontent-length: 16\r\n\r\n" + BODY,
-    "bare line feeds": (HEAD + b"content-length: 16\r\n\r\n").replace(b"\r\n", b"\n") + BODY,
     "one bare line feed": HEAD + b"traceparent: a\ncontent-length: 16\r\n\r\n" + BODY,
-    "a bare carriage return": HEAD + b"traceparent: a\rauthorization: b\r\ncontent-length: 16\r\n\r\n" + BODY,
     "NUL in a value": HEAD + b"traceparent: a\x00b\r\ncontent-length: 16\r\n\r\n" + BODY,
-    "NUL in a name": HEAD + b"trace\x00parent: a\r\ncontent-length: 16\r\n\r\n" + BODY,
-    "chunks with line feeds": HEAD + b"transfer-encoding: chunked\r\n\r\n10\n" + BODY + b"\n0\n\n",
     "a negative chunk": HEAD + b"transfer-encoding: chunked\r\n\r\n-10\r\n" + BODY + b"\r\n0\r\n\r\n",
-    "a hexadecimal prefix": HEAD + b"transfer-encoding: chunked\r\n\r\n0x10\r\n" + BODY + b"\r\n0\r\n\r\n",
-    "a chunk beyond all numbers": HEAD + b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n" + BODY,
     "a version that there is not": b"POST /v1/completions HTTP/1.7\r\ncontent-length: 16\r\n\r\n" + BODY,
     "HTTP/0.9": b"GET /health\r\n\r\n",
     "no host": b"POST /v1/completions HTTP/1.1\r\ncontent-length: 16\r\n\r\n" + BODY,
     "two hosts": HEAD + b"host: other\r\ncontent-length: 16\r\n\r\n" + BODY,
     "compressed and chunked": HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n" + chunk(BODY) + b"0\r\n\r\n",
-    "compressed, then chunked": HEAD
-    + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n"
-    + chunk(BODY)
-    + b"0\r\n\r\n",
     "chunked in HTTP/1.0": HEAD.replace(b"1.1", b"1.0")
     + b"transfer-encoding: chunked\r\n\r\n"
     + chunk(BODY)
@@ -72,53 +52,34 @@ def test_a_request_hidden_behind_a_refused_one_is_never_read(raw: RawDeployment)
     assert raw.engine.seen == []
 
 
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+HEADERS = b"".join(b"x-%d: %d\r\n" % (index, index) for index in range(10_000))
+
+
 @each_row(
-    "beginning",
+    "beginning, more",
     [
-        b"POST /",
-        HEAD + b"x-",
-        HEAD + b"x-long: ",
-        HEAD + b"transfer-encoding: chunked\r\n\r\n10;",
-        HEAD + b"transfer-encoding: chunked\r\n\r\n10\r\n" + BODY + b"\r\n0\r\nx-trailer: ",
+        (b"POST /", b"a" * 16_384),
+        (HEAD + b"x-", b"a" * 16_384),
+        (HEAD + b"x-long: ", b"a" * 16_384),
+        (HEAD, HEADERS),
+        (CHUNKED + b"10;", b"a" * 16_384),
+        (CHUNKED + b"10\r\n" + BODY + b"\r\n0\r\nx-trailer: ", b"a" * 16_384),
+        (CHUNKED + b"10\r\n" + BODY + b"\r\n0\r\n", HEADERS),
     ],
 )
-def test_something_that_never_ends_is_a_431_soon(raw: RawDeployment, beginning: bytes) -> None:
+def test_something_that_never_ends_is_a_431_soon(raw: RawDeployment, beginning: bytes, more: bytes) -> None:
     with raw.client() as client:
         client.send(beginning)
-        client.flood(b"a" * 16_384, 16 * MEGABYTE)
+        client.flood(more, 16 * MEGABYTE)
         assert client.response().status == 431
     assert raw.engine.seen == []
-
-
-@each_row("before", [b"", b"transfer-encoding: chunked\r\n\r\n10\r\n" + BODY + b"\r\n0\r\n"])
-def test_ten_thousand_headers_are_a_431(raw: RawDeployment, before: bytes) -> None:
-    headers = b"".join(b"x-%d: %d\r\n" % (index, index) for index in range(10_000))
-    with raw.client() as client:
-        client.send(HEAD + before)
-        client.flood(headers, 16 * MEGABYTE)
-        assert client.response().status == 431
-
-
-def test_thousands_of_offered_upgrades_are_answered(raw: RawDeployment) -> None:
-    request = post(PATH, b"{", "connection: Upgrade", "upgrade: h2c")
-    count = 3000
-    with raw.client() as client:
-        sender = threading.Thread(target=client.send, args=[request * count])
-        sender.start()
-        assert {client.response().status for _ in range(count)} == {400}
-        sender.join()
 
 
 def test_a_head_that_is_refused_gets_no_body(raw: RawDeployment) -> None:
     with raw.client() as client:
         answer = client.send(b"HEAD /v1/completions HTTP/1.1\r\n\r\n").response(head_only=True)
         assert (answer.status, client.ended()) == (400, b"")
-
-
-def test_a_client_of_http_1_0_gets_no_continue(raw: RawDeployment) -> None:
-    with raw.client() as client:
-        head = HEAD.replace(b"1.1", b"1.0") + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY)
-        assert client.send(head + BODY).response().status == 200
 
 
 def test_requests_before_a_broken_one_are_answered(raw: RawDeployment) -> None:
@@ -224,8 +185,8 @@ def test_it_arrives_whole_and_the_next_request_begins_behind_it(
     with raw.client() as client:
         client.send(*(both[begin:end] for begin, end in pairwise([0, *places, len(both)])))
         assert [client.response().body for _ in range(2)] == [ANSWER, ANSWER]
-        assert client.send(next_one).response().status == 200
-    assert [seen.body for seen in raw.engine.seen] == [LONG, BODY, BODY]
+        assert client.send(first).response().status == 200
+    assert [seen.body for seen in raw.engine.seen] == [LONG, BODY, LONG]
 
 
 @each_row("headers, behind", [(["connection: close"], post(PATH, BODY)), ([], b"\x00\x00\r\n\r\n")])
@@ -240,23 +201,3 @@ def test_behind_the_last_request_of_a_connection_nothing_is_read(
         assert not headers or answer.headers["connection"] == "close"
         assert client.ended() == b""
     assert [seen.body for seen in raw.engine.seen] == [LONG]
-
-
-def test_two_in_a_row_are_two(raw: RawDeployment) -> None:
-    other = LONG.replace(b"line", b"LINE")
-    with raw.client() as client:
-        client.send(post(PATH, LONG) + post(PATH, other))
-        assert [client.response().body for _ in range(2)] == [ANSWER, ANSWER]
-    assert [seen.body for seen in raw.engine.seen] == [LONG, other]
-
-
-def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
-    """What its requests held of the memory for bodies is there for others."""
-    request = post(PATH, LONG)
-    with raw_deployment(tmp_path, limits={"max_buffered_bytes": 4 * len(LONG)}) as raw:
-        for _ in range(20):
-            with raw.client() as client:
-                client.send(request[:-1]).socket.shutdown(socket.SHUT_WR)
-                assert client.ended() == b""
-        assert raw.ask(request).body == ANSWER
-        assert [seen.body for seen in raw.engine.seen] == [LONG]

@@ -29,17 +29,12 @@ from tests.proxy.raw import (
 )
 
 
-@pytest.fixture(scope="module")
-def module_impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
-    limits = {"header_seconds": 1.5, "body_idle_seconds": 1.5, "body_seconds": 3.0, "keep_alive_seconds": 1.5}
-    with raw_deployment(tmp_path_factory.mktemp("impatient"), limits=limits) as raw:
-        yield raw
-
-
 @pytest.fixture
-def impatient(module_impatient: RawDeployment) -> Iterator[RawDeployment]:
-    """Another one, for tests that wait for its limits of time."""
-    yield from lent(module_impatient)
+def impatient(tmp_path: Path) -> Iterator[RawDeployment]:
+    """One for tests that wait for its limits of time."""
+    limits = {"header_seconds": 1.5, "body_idle_seconds": 1.5, "body_seconds": 3.0, "keep_alive_seconds": 1.5}
+    with raw_deployment(tmp_path, limits=limits) as raw:
+        yield from lent(raw)
 
 
 STOPS = (b"POST /v1/comp", HEAD, HEAD + b"content-length: 16\r\n\r\n", HEAD + b"content-length: 16\r\n\r\n" + BODY[:5])
@@ -159,16 +154,11 @@ TURNS = 9
 """Each takes about a quarter of a pause: together they are longer than two."""
 
 
-@pytest.fixture(scope="module")
-def module_slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
-    with raw_deployment(tmp_path_factory.mktemp("slow"), limits=LIMITS) as slow:
-        yield slow
-
-
 @pytest.fixture
-def slow(module_slow: RawDeployment) -> Iterator[RawDeployment]:
+def slow(tmp_path: Path) -> Iterator[RawDeployment]:
     """Its limits of time are those for clients that read slowly."""
-    yield from lent(module_slow)
+    with raw_deployment(tmp_path, limits=LIMITS) as slow:
+        yield from lent(slow)
 
 
 def turn(slow: RawDeployment) -> None:
@@ -199,24 +189,6 @@ def test_a_client_that_reads_slowly_and_steadily_gets_its_whole_answer(slow: Raw
         rest = client.ended()
     assert rest.endswith(b"\r\n0\r\n\r\n")
     assert len(rest) > len(body) - TURNS * TURN_BYTES
-
-
-def test_bytes_behind_the_last_request_cost_no_answer(tmp_path: Path) -> None:
-    """The client reads nothing for a while when the answer is complete here. How much of it the kernel has then depends
-    on the kernel: so there are answers of several sizes."""
-    sizes = range(5 * MEGABYTE // 2, 7 * MEGABYTE // 2, MEGABYTE // 8)
-    with raw_deployment(tmp_path, limits={"keep_alive_seconds": 0.1}) as slow, ExitStack() as clients:
-        waiting: list[RawClient] = []
-        for size in sizes:
-            slow.engine.script = sends(whole(b'"' + b"x" * size + b'"'))
-            client = clients.enter_context(slow.client(receive_buffer=4096))
-            client.send(post(PATH, BODY, "connection: close") + b"x")
-            waiting.append(client)
-            slow.engine.wait(lambda engine: len(engine.seen) == len(waiting))
-        for _ in range(TURNS):
-            turn(slow)
-        answers = [client.response() for client in waiting]
-    assert [(answer.complete, len(answer.body)) for answer in answers] == [(True, size + 2) for size in sizes]
 
 
 def endless(send: Send) -> None:
