@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import msgspec
@@ -30,8 +29,8 @@ from pdserve.pd.workers.engines import Engines
 from pdserve.pd.workers.kv_feeds import KvFeeds
 from pdserve.pd.workers.pools import Pools
 from pdserve.pd.workers.registry import Registry
-from tests.launch.deployment import free_ports, wait_until
-from tests.proxy.deployment import registry_of
+from tests.launch.deployment import free_ports
+from tests.proxy.deployment import Child, registry_of
 from tests.proxy.raw import listening, whole
 
 
@@ -39,10 +38,6 @@ def block(number: int) -> list[object]:
     """One block of the prompt [0, 1, 2, ...], two tokens long, that follows the one before."""
     name, parent = b"%d" % number, b"%d" % (number - 1)
     return ["BlockStored", [name], parent if number else None, [2 * number, 2 * number + 1], 2, None, "GPU", None]
-
-
-def batch(*events: list[object], rank: int | None = 0) -> bytes:
-    return msgspec.msgpack.encode([1.0, events, rank])
 
 
 def held(index: KvIndex, worker: str = "w", rank: int = 0) -> int:
@@ -57,11 +52,10 @@ async def until(met: Callable[[], bool]) -> None:
 class Publisher:
     """Like vLLM's, but it can lose batches, forget old ones, and begin anew."""
 
-    def __init__(self, folder: Path, *, replay: bool, topic: str = "", old_frames: bool = False) -> None:
+    def __init__(self, folder: Path, *, replay: bool, old_frames: bool = False) -> None:
         self._context = zmq.asyncio.Context()
-        self._topic = topic.encode()
-        self._delimiters = [b""] if old_frames else [b"", self._topic]
-        self.source = Source(0, f"ipc://{folder}/events", f"ipc://{folder}/replay" if replay else None, topic)
+        self._delimiters = [b""] if old_frames else [b"", b"kv-events"]
+        self.source = Source(0, f"ipc://{folder}/events", f"ipc://{folder}/replay" if replay else None, "kv-events")
         self.sent: list[bytes] = []
         self.first_kept = 0
         self.asked: list[int] = []
@@ -69,25 +63,21 @@ class Publisher:
         self._replay: asyncio.Task[None] | None = asyncio.create_task(self._answer()) if replay else None
 
     def _bind(self) -> None:
-        self._socket = self._context.socket(zmq.XPUB)
-        self._socket.bind(self.source.endpoint)
+        self.socket = self._context.socket(zmq.XPUB)
+        self.socket.bind(self.source.endpoint)
 
-    async def heard(self) -> None:
-        """A subscriber listens."""
-        await self._socket.recv()
-
-    async def send(self, payload: bytes, *, lost: bool = False) -> None:
+    async def send(self, *events: list[object], lost: bool = False, rank: int | None = 0) -> None:
         number = len(self.sent)
-        self.sent.append(payload)
+        self.sent.append(msgspec.msgpack.encode([1.0, events, rank]))
         if not lost:
-            await self._socket.send_multipart([self._topic, number.to_bytes(8), payload])
+            await self.socket.send_multipart([b"kv-events", number.to_bytes(8), self.sent[-1]])
 
     async def begin_anew(self) -> None:
         """As after a restart of the engine on the same port."""
-        self._socket.close(0)
+        self.socket.close(0)
         self.sent.clear()
         self._bind()
-        await self.heard()
+        await self.socket.recv()
 
     async def _answer(self) -> None:
         with self._context.socket(zmq.ROUTER) as router:
@@ -99,7 +89,10 @@ class Publisher:
                     await router.send_multipart([peer, *self._delimiters, number.to_bytes(8), payload])
                 await router.send_multipart([peer, *self._delimiters, (-1).to_bytes(8, signed=True), b""])
 
-    async def close(self) -> None:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         if self._replay is not None:
             self._replay.cancel()
             await asyncio.gather(self._replay, return_exceptions=True)
@@ -116,7 +109,7 @@ class Followed:
 
     async def tells(self, *events: list[object], holds: int) -> None:
         """Send a batch, and wait until so many tokens are known to be held."""
-        await self.publisher.send(batch(*events))
+        await self.publisher.send(*events)
         await until(lambda: held(self.index) == holds)
 
 
@@ -125,19 +118,19 @@ async def following(publisher: Publisher) -> AsyncIterator[Followed]:
     index = KvIndex(1000)
     subscriber = KvSubscriber(index, replay_timeout_seconds=60)
     subscriber.start("w", [publisher.source])
-    try:
-        await publisher.heard()
-        yield Followed(publisher, index, subscriber)
-    finally:
-        await subscriber.close()
-        await publisher.close()
+    async with publisher:
+        try:
+            await publisher.socket.recv()
+            yield Followed(publisher, index, subscriber)
+        finally:
+            await subscriber.close()
 
 
 @pytest.mark.parametrize("old_frames", [False, True])
 async def test_what_was_before_is_asked_for(tmp_path: Path, old_frames: bool) -> None:
     """Replay answers had no topic before vLLM 0.27."""
     publisher = Publisher(tmp_path, replay=True, old_frames=old_frames)
-    await publisher.send(batch(block(0), block(1)), lost=True)
+    await publisher.send(block(0), block(1), lost=True)
     async with following(publisher) as engine:
         await until(lambda: held(engine.index) == 4)
         await engine.tells(block(2), holds=6)
@@ -145,11 +138,11 @@ async def test_what_was_before_is_asked_for(tmp_path: Path, old_frames: bool) ->
 
 
 async def test_what_was_lost_is_asked_for(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path, replay=True, topic="kv-events")
+    publisher = Publisher(tmp_path, replay=True)
     async with following(publisher) as engine:
         await engine.tells(block(0), holds=2)
-        await publisher.send(batch(block(1)), lost=True)
-        await publisher.send(batch(block(2)), lost=True)
+        await publisher.send(block(1), lost=True)
+        await publisher.send(block(2), lost=True)
         await engine.tells(block(3), holds=8)
         assert publisher.asked == [0, 1]
         assert engine.subscriber.counts["applied"] == 4, "each once"
@@ -161,7 +154,7 @@ async def test_what_cannot_be_asked_for_makes_the_rest_doubtful(tmp_path: Path, 
     publisher = Publisher(tmp_path, replay=replay)
     async with following(publisher) as engine:
         await engine.tells(block(0), block(1), holds=4)
-        await publisher.send(batch(["BlockRemoved", [b"1"], "GPU"]), lost=True)
+        await publisher.send(["BlockRemoved", [b"1"], "GPU"], lost=True)
         publisher.first_kept = 2
         await engine.tells(block(0), holds=2)
         await engine.tells(block(1), holds=4)
@@ -182,10 +175,10 @@ async def test_an_engine_that_began_anew_has_an_empty_cache(tmp_path: Path, repl
 async def test_what_cannot_be_read_makes_the_rest_doubtful(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, replay=False)
     async with following(publisher) as engine:
-        for no_batch in ([b"alone"], [b"", b"no number", b"payload"]):
-            await publisher._socket.send_multipart(no_batch)
+        for no_batch in ([b"kv-events"], [b"kv-events", b"no number", b"payload"]):
+            await publisher.socket.send_multipart(no_batch)
         await engine.tells(block(0), block(1), holds=4)
-        await publisher.send(b"nonsense")
+        await publisher.send("nonsense")  # type: ignore[arg-type]
         await engine.tells(block(0), holds=2)
         assert engine.subscriber.counts["bad"] == 3
 
@@ -193,21 +186,9 @@ async def test_what_cannot_be_read_makes_the_rest_doubtful(tmp_path: Path) -> No
 async def test_the_rank_is_the_one_that_the_engine_says(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, replay=False)
     async with following(publisher) as engine:
-        await publisher.send(batch(block(0), rank=5))
-        await publisher.send(batch(block(1), rank=None))
+        await publisher.send(block(0), rank=5)
+        await publisher.send(block(1), rank=None)
         await until(lambda: held(engine.index, rank=5) == 4)
-
-
-async def test_a_worker_that_is_gone_holds_nothing_and_is_not_followed(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path, replay=False)
-    async with following(publisher) as engine:
-        await engine.tells(block(0), holds=2)
-        await engine.subscriber.stop("w")
-        assert engine.index.matched("w", RoutingRequest(prompt=b"", tokens=[0, 1])) == {}
-        assert await publisher._socket.recv() == b"\0", "unsubscribed"
-        engine.subscriber.start("w", [publisher.source])
-        await publisher.heard()
-        await engine.tells(block(0), holds=2)
 
 
 async def test_an_impossible_endpoint_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -220,73 +201,15 @@ async def test_an_impossible_endpoint_is_logged(caplog: pytest.LogCaptureFixture
 async def test_a_replay_endpoint_that_is_silent_does_not_stop_the_events(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    publisher = Publisher(tmp_path, replay=False)
     index = KvIndex(1000)
     subscriber = KvSubscriber(index, replay_timeout_seconds=0.05)
-    subscriber.start("w", [Source(0, publisher.source.endpoint, f"ipc://{tmp_path}/nobody")])
-    await publisher.heard()
-    await publisher.send(batch(block(0)))
-    await until(lambda: held(index) == 2)
-    assert "does not answer" in caplog.text
-    await subscriber.close()
-    await publisher.close()
-
-
-@pytest.mark.real
-def test_the_installed_vllm_s_publisher_is_followed(tmp_path: Path) -> None:
-    """Its own ZmqEventPublisher and event classes: events from before by its replay, then live ones."""
-    events = pytest.importorskip("vllm.distributed.kv_events", reason="NOT CHECKED against vLLM: it is not installed")
-    publisher = events.ZmqEventPublisher(
-        data_parallel_rank=0,
-        endpoint=f"ipc://{tmp_path}/events",
-        replay_endpoint=f"ipc://{tmp_path}/replay",
-        topic="kv",
-    )
-
-    def publish(number: int) -> None:
-        stored = events.BlockStored(
-            block_hashes=[b"%d" % number],
-            parent_block_hash=b"%d" % (number - 1) if number else None,
-            token_ids=[2 * number, 2 * number + 1],
-            block_size=2,
-            lora_id=None,
-            medium="GPU",
-            lora_name=None,
-            group_idx=0,
-            kv_cache_spec_kind="full_attention",
-        )
-        publisher.publish(events.KVEventBatch(ts=1.0, events=[stored]))
-
-    async def test() -> None:
-        index = KvIndex(1000)
-        subscriber = KvSubscriber(index, replay_timeout_seconds=60)
-        publish(0)
-        publish(1)
-        answer = {"0": msgspec.to_builtins(vars(publisher.get_publisher_config()))}
-        subscriber.start("w", sources_from(answer, "127.0.0.1"))
-        await until(lambda: held(index) == 4)
-
-        def has_subscription() -> bool:  # of ZMQ, once the first live batch arrives
-            publisher.publish(events.KVEventBatch(ts=1.0, events=[]))
-            return subscriber.counts["applied"] > 2
-
-        await until(has_subscription)
-        publish(2)
-        await until(lambda: held(index) == 6)
-        removed = events.BlockRemoved(block_hashes=[b"1"], medium="GPU", group_idx=0)
-        publisher.publish(events.KVEventBatch(ts=1.0, events=[removed]))
+    async with Publisher(tmp_path, replay=False) as publisher:
+        subscriber.start("w", [Source(0, publisher.source.endpoint, f"ipc://{tmp_path}/nobody", "kv-events")])
+        await publisher.socket.recv()
+        await publisher.send(block(0))
         await until(lambda: held(index) == 2)
-        publish(1)
-        await until(lambda: held(index) == 6)
-        publisher.publish(events.KVEventBatch(ts=1.0, events=[events.AllBlocksCleared()]))
-        await until(lambda: held(index) == 0)
-        assert subscriber.counts["bad"] == 0
+        assert "does not answer" in caplog.text
         await subscriber.close()
-
-    try:
-        asyncio.run(asyncio.wait_for(test(), 120))
-    finally:
-        publisher.shutdown()
 
 
 # --- whose KV events are followed: those of workers that are there, and of no other
@@ -304,20 +227,12 @@ async def deployment(decode: WorkerConfig) -> AsyncIterator[tuple[Registry, KvIn
     feeds = KvFeeds(registry, pools, Engines(None))
     policy = kv_events_of(pools.policies["decode"])
     assert policy is not None
+    registry.set_state("decode-0", "ready")
     try:
         yield registry, policy.index
     finally:
         await feeds.close()
         registry.close()
-
-
-@asynccontextmanager
-async def published(folder: Path) -> AsyncIterator[Publisher]:
-    publisher = Publisher(folder, replay=False)
-    try:
-        yield publisher
-    finally:
-        await publisher.close()
 
 
 def decode_of(publisher: Publisher) -> WorkerConfig:
@@ -326,34 +241,28 @@ def decode_of(publisher: Publisher) -> WorkerConfig:
     )
 
 
-@pytest.mark.parametrize("how", ["removed", "dead"])
-async def test_a_lost_worker_is_not_followed(tmp_path: Path, how: str) -> None:
-    async with published(tmp_path) as publisher, deployment(decode_of(publisher)) as (registry, index):
-        registry.set_state("decode-0", "ready")
-        await publisher.heard()
-        await publisher.send(batch(block(0)))
+async def test_a_lost_worker_is_not_followed(tmp_path: Path) -> None:
+    async with Publisher(tmp_path, replay=False) as publisher, deployment(decode_of(publisher)) as (registry, index):
+        await publisher.socket.recv()
+        await publisher.send(block(0))
         await until(lambda: index.blocks("decode-0") == 1)
-        if how == "removed":
-            registry.remove("decode-0")
-        else:
-            registry.set_state("decode-0", "dead")
+        registry.set_state("decode-0", "dead")
         await until(lambda: not followed())
-        assert await publisher._socket.recv() == b"\0", "unsubscribed"
-        await publisher.send(batch(block(1)))
+        assert await publisher.socket.recv() == b"\0", "unsubscribed"
+        await publisher.send(block(1))
         assert index.blocks("decode-0") == 0
 
 
 async def test_a_worker_that_comes_back_at_once_is_followed(tmp_path: Path) -> None:
     """Its removal and its return reach the feeds in one turn of the loop."""
-    async with published(tmp_path) as publisher, deployment(decode_of(publisher)) as (registry, index):
-        registry.set_state("decode-0", "ready")
-        await publisher.heard()
+    async with Publisher(tmp_path, replay=False) as publisher, deployment(decode_of(publisher)) as (registry, index):
+        await publisher.socket.recv()
         registry.remove("decode-0")
         registry.add(decode_of(publisher))
         registry.set_state("decode-0", "ready")
         # The publisher does not say which of the two it has lost: it is asked until the new one hears it.
         while not index.blocks("decode-0"):
-            await publisher.send(batch(block(0)))
+            await publisher.send(block(0))
             await asyncio.sleep(0)
         assert followed()
 
@@ -368,18 +277,14 @@ async def test_a_worker_lost_while_it_is_asked_is_not_followed(tmp_path: Path) -
         await told.wait()
         writer.write(whole(body))
 
-    async with (
-        listening(answer) as url,
-        deployment(WorkerConfig(name="decode-0", role="decode", url=url)) as (registry, _),
-    ):
+    async with listening(answer) as url:
         before = asyncio.all_tasks()
-        registry.set_state("decode-0", "ready")
-        await asked.wait()
-        following = asyncio.all_tasks() - before
-        registry.set_state("decode-0", "dead")
-        told.set()
-        await asyncio.wait(following)
-        assert not followed()
+        async with deployment(WorkerConfig(name="decode-0", role="decode", url=url)) as (registry, _):
+            await asked.wait()
+            registry.set_state("decode-0", "dead")
+            told.set()
+            await until(lambda: not asyncio.all_tasks() - before)
+            assert not followed()
 
 
 # --- what the index says that an engine holds is what a real engine says that it had cached
@@ -388,13 +293,11 @@ async def test_a_worker_lost_while_it_is_asked_is_not_followed(tmp_path: Path) -
 TINY = Path(__file__).parents[2] / ".cache" / "tiny-model"
 BLOCK = 32  # tokens: the least that vLLM has on a CPU
 BLOCKS = 200  # few enough for evictions in most requests
-START_SECONDS = 800
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture
+def engine() -> Iterator[str]:
     """One vLLM that publishes its KV events. Gives its URL."""
-    folder = tmp_path_factory.mktemp("engine")
     port, events, replay = free_ports(3)
     config = {
         "enable_kv_cache_events": True,
@@ -414,108 +317,82 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "kv-events-config": json.dumps(config),
     }
     environment = {
-        **os.environ,
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
     }
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
     command += ["--enforce-eager", "--enable-prompt-tokens-details"]
     command += [f"--{name}={value}" for name, value in options.items()]
-    log = folder / "engine.log"
-    with log.open("w") as output, subprocess.Popen(command, env=environment, stdout=output, stderr=output) as process:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            wait_until("the engine serves", lambda: serves(url, process, log), START_SECONDS)
-            yield url
-        finally:
-            process.terminate()
-
-
-def serves(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:
-    assert process.poll() is None, log.read_text()[-4000:]
+    process = Child(command, environment, fresh=True)
     try:
-        return httpx.get(f"{url}/health").is_success
-    except httpx.TransportError:
-        return False
-
-
-class Talk:
-    """Requests by token ids, and the index that follows the engine."""
-
-    def __init__(self, client: httpx.AsyncClient, index: KvIndex, subscriber: KvSubscriber) -> None:
-        self.client = client
-        self.index = index
-        self.subscriber = subscriber
-
-    async def complete(self, tokens: list[int], made: int = 20, **more: Any) -> tuple[int, list[int]]:
-        """Return how many tokens of the prompt were cached, and those that were made."""
-        body = {"model": "tiny", "prompt": tokens, "max_tokens": made, "ignore_eos": True, "return_token_ids": True}
-        answer = await self.client.post("/v1/completions", json={**body, **more})
-        assert answer.is_success, answer.text
-        whole = answer.json()
-        details = whole["usage"]["prompt_tokens_details"] or {}
-        return details.get("cached_tokens") or 0, whole["choices"][0]["token_ids"]
-
-    async def settled(self, new: list[int]) -> None:
-        """All events of earlier requests are in: those of a later one are, a prompt that the engine has not seen."""
-        await self.complete(new, 1)
-        await until(lambda: self.expected(new) == BLOCK)
-
-    def expected(self, tokens: list[int]) -> int:
-        """An engine always computes at least the last token itself."""
-        held = self.index.matched("engine", RoutingRequest(prompt=b"", tokens=tokens)).get(0, 0)
-        return min(held, (len(tokens) - 1) // BLOCK * BLOCK)
+        process.until("Application startup complete")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.end(signal.SIGTERM)
 
 
 @pytest.mark.real
-def test_it_knows_exactly_what_a_real_engine_has_cached(engine: str) -> None:
+async def test_it_knows_exactly_what_a_real_engine_has_cached(engine: str) -> None:
     """Conversations with evictions, salted requests, a reset of the cache, and a burst of parallel requests."""
+    random = Random(5)
+    index = KvIndex(10_000)
+    subscriber = KvSubscriber(index, replay_timeout_seconds=60)
 
-    async def test() -> None:
-        random = Random(5)
+    def new(count: int) -> list[int]:
+        return [random.randrange(10, 500) for _ in range(count)]
 
-        def new(count: int) -> list[int]:
-            return [random.randrange(10, 500) for _ in range(count)]
+    def expected(tokens: list[int]) -> int:
+        """An engine always computes at least the last token itself."""
+        known = index.matched("engine", RoutingRequest(prompt=b"", tokens=tokens)).get(0, 0)
+        return min(known, (len(tokens) - 1) // BLOCK * BLOCK)
 
-        index = KvIndex(10_000)
-        subscriber = KvSubscriber(index, replay_timeout_seconds=60)
-        async with httpx.AsyncClient(base_url=engine, timeout=120) as client:
-            talk = Talk(client, index, subscriber)
-            early = new(300)
-            await talk.complete(early)
-            sources = sources_from((await client.get("/kv_event_sources")).json(), "127.0.0.1")
-            subscriber.start("engine", sources)
-            await until(lambda: talk.expected(early) == 288)  # by the replay
-            conversations: list[list[int]] = []
-            hits = 0
-            for step in range(150):
-                if not conversations or random.random() < 0.3:
-                    conversations.append(new(random.randrange(20, 400)))
-                number = random.randrange(len(conversations))
-                tokens = conversations[number]
-                salt: dict[str, Any] = {"cache_salt": "salt"} if random.random() < 0.1 else {}
-                await talk.settled(new(BLOCK + 1))
-                expected = talk.expected(tokens)
-                cached, made = await talk.complete(tokens, **salt)
-                if not salt:
-                    assert cached == expected, f"step {step}, {len(tokens)} tokens"
-                    hits += cached > 0
-                if len(tokens) < 1500:
-                    conversations[number] = tokens + made + new(random.randrange(5, 120))
-                if step == 75:
-                    assert (await client.post("/reset_prefix_cache")).is_success
-            await asyncio.gather(*(talk.complete(random.choice(conversations)) for _ in range(30)))
-            for tokens in random.sample(conversations, 10):
-                await talk.settled(new(BLOCK + 1))
-                expected = talk.expected(tokens)
-                assert (await talk.complete(tokens))[0] == expected
-            assert hits > 20
-            assert index.counts["removed"] > BLOCKS, "there were evictions"
-            assert index.counts["unnamed"] > 0, "there were salted blocks"
-            assert index.counts["clears"] == 1
-            assert subscriber.counts["bad"] == subscriber.counts["gaps"] == 0
-        await subscriber.close()
+    async with httpx.AsyncClient(base_url=engine, timeout=120) as client:
 
-    asyncio.run(test())
+        async def complete(tokens: list[int], made: int = 20, **more: Any) -> tuple[int, list[int]]:
+            """Return how many tokens of the prompt were cached, and those that were made."""
+            body = {"model": "tiny", "prompt": tokens, "max_tokens": made, "ignore_eos": True, "return_token_ids": True}
+            answer = await client.post("/v1/completions", json={**body, **more})
+            assert answer.is_success, answer.text
+            whole = answer.json()
+            details = whole["usage"]["prompt_tokens_details"] or {}
+            return details.get("cached_tokens") or 0, whole["choices"][0]["token_ids"]
+
+        async def settled() -> None:
+            """All events of earlier requests are in: those of a later one are, a prompt that nobody has seen."""
+            await complete(later := new(BLOCK + 1), 1)
+            await until(lambda: expected(later) == BLOCK)
+
+        await complete(early := new(300))
+        subscriber.start("engine", sources_from((await client.get("/kv_event_sources")).json(), "127.0.0.1"))
+        await until(lambda: expected(early) == 288)  # by the replay
+        conversations: list[list[int]] = []
+        hits = 0
+        for step in range(150):
+            if not conversations or random.random() < 0.3:
+                conversations.append(new(random.randrange(20, 400)))
+            number = random.randrange(len(conversations))
+            tokens = conversations[number]
+            salt: dict[str, Any] = {"cache_salt": "salt"} if random.random() < 0.1 else {}
+            await settled()
+            known = expected(tokens)
+            cached, made = await complete(tokens, **salt)
+            if not salt:
+                assert cached == known, f"step {step}, {len(tokens)} tokens"
+                hits += cached > 0
+            if len(tokens) < 1500:
+                conversations[number] = tokens + made + new(random.randrange(5, 120))
+            if step == 75:
+                assert (await client.post("/reset_prefix_cache")).is_success
+        await asyncio.gather(*(complete(random.choice(conversations)) for _ in range(30)))
+        for tokens in random.sample(conversations, 10):
+            await settled()
+            known = expected(tokens)
+            assert (await complete(tokens))[0] == known
+    assert hits > 20
+    assert index.counts["removed"] > BLOCKS, "there were evictions"
+    assert index.counts["unnamed"] > 0, "there were salted blocks"
+    assert index.counts["clears"] == 1
+    assert subscriber.counts["bad"] == subscriber.counts["gaps"] == 0
+    await subscriber.close()
