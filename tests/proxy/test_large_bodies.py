@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.pd.errors import ApiError
-from pdserve.pd.requests.body import EASY_BYTES, FEW_BYTES, Body, members_at_once
+from pdserve.pd.requests.body import EASY_BYTES, FEW_BYTES, Body, MembersAtOnce, members_at_once
 from pdserve.pd.requests.dialects import COMPLETIONS
 from pdserve.pd.requests.long_value import LONG_BYTES, members_around_long
 from pdserve.pd.requests.scan import MAX_BRACKETS, MAX_DEPTH, MAX_MEMBERS, Scan
@@ -39,6 +39,25 @@ def scanned(raw: bytes) -> Body:
     return Body(raw, scan)
 
 
+def members(body: Body) -> list[tuple[str, bytes, int, int, int]]:
+    """Each with its value and its places, in order."""
+    return [(span.name, bytes(body.members[span.name]), span.start, span.value, span.end) for span in body._spans]
+
+
+def agrees(raw: bytes, found: MembersAtOnce | None) -> bool:
+    """Tell whether members were found; then they must be those that msgspec reads, and refused if it refuses them."""
+    if found is None:
+        return False
+    try:
+        read = members(Body(raw))
+    except ApiError:
+        with pytest.raises(ApiError):
+            Body(raw, members=found)
+        return False
+    assert members(Body(raw, members=found)) == read
+    return True
+
+
 @given(st.dictionaries(TEXT, JSON, max_size=6), st.integers(SLICE - 40, SLICE + 8), st.sampled_from(["[{}]", '"{}"']))
 def test_steps_find_the_members_that_a_reader_of_json_finds(body: dict[str, Any], size: int, around: str) -> None:
     """Wherever the border between two slices falls."""
@@ -46,11 +65,7 @@ def test_steps_find_the_members_that_a_reader_of_json_finds(body: dict[str, Any]
     spelled = json.dumps(body, ensure_ascii=False)
     filler = around.replace("{}", '"%s", 1' % ("x" * size) if around[0] == "[" else "x" * size)
     raw = spelled.replace('"long": null', f'"long": {filler}', 1).encode()
-    read, once = scanned(raw), Body(raw)
-    assert {name: bytes(value) for name, value in read.members.items()} == {
-        name: bytes(value) for name, value in once.members.items()
-    }
-    assert bytes(COMPLETIONS.decode_body(read, TRANSFER)) == bytes(COMPLETIONS.decode_body(once, TRANSFER))
+    assert members(scanned(raw)) == members(Body(raw))
 
 
 @given(JSON, st.integers(SLICE - 60, SLICE + 4))
@@ -69,12 +84,9 @@ def test_steps_find_the_end_of_any_value_at_any_border(value: Any, size: int) ->
         b"[1]",
         b'{"a": 1',
         b'{"a": [1, 2}',
-        b'{"a": "b}',
         b'{"a": "b\\"}',
         b'{"a": 1,}',
         b'{"a" 1}',
-        b'{"a": 1} x',
-        b'{"a": }',
         b'{"a": NaN}',
         b'{"a": 1, "\\u0061": 2}',
         b'{"a": "\xff"}',
@@ -94,13 +106,13 @@ def test_steps_refuse_what_is_no_object_that_an_engine_may_get(raw: bytes) -> No
 
 @each_row("read", [Body, scanned])
 def test_an_object_of_very_many_members_is_refused(read: Any) -> None:
-    def members(count: int) -> bytes:
+    def many(count: int) -> bytes:
         return json.dumps({str(index): index for index in range(count)}).encode()
 
-    assert len(read(members(MAX_MEMBERS)).members) == MAX_MEMBERS
+    assert len(read(many(MAX_MEMBERS)).members) == MAX_MEMBERS
     for count in (MAX_MEMBERS + 1, FEW_BYTES // 15):
         with pytest.raises(ApiError, match=f"more than {MAX_MEMBERS} members"):
-            read(members(count))
+            read(many(count))
 
 
 @given(
@@ -117,26 +129,12 @@ def test_members_read_at_once_are_those_of_the_whole(
         .replace("{{", "{")
         .replace("}}", "}")
     )
-    members = [f"{json.dumps(name)}: {json.dumps(inner)}" for name, inner in body.items()]
-    members += [
+    parts = [f"{json.dumps(name)}: {json.dumps(inner)}" for name, inner in body.items()]
+    parts += [
         f'"{chr(92)}u{ord(name[0]):04x}{name[1:]}" : {value}' if odd else f'"{name}":{value}' for name, odd in large
     ]
-    raw = ("{" + ",".join(members) + "}").encode()
-    scanned_members = members_at_once(raw)
-    if scanned_members is None:
-        return
-    try:
-        once = Body(raw)
-    except ApiError:
-        with pytest.raises(ApiError):
-            Body(raw, members=scanned_members)
-        return
-    assert list(scanned_members.values) == list(once.members)
-    assert {name: bytes(value) for name, value in scanned_members.values.items()} == {
-        name: bytes(value) for name, value in once.members.items()
-    }
-    read = Body(raw, members=scanned_members)
-    assert bytes(COMPLETIONS.decode_body(read, TRANSFER)) == bytes(COMPLETIONS.decode_body(once, TRANSFER))
+    raw = ("{" + ",".join(parts) + "}").encode()
+    agrees(raw, members_at_once(raw))
 
 
 def test_a_member_inside_of_another_one_is_not_taken_for_it() -> None:
@@ -176,7 +174,6 @@ def test_a_conversation_of_a_megabyte_is_read_at_once() -> None:
     "raw",
     [
         b"{" + b",".join(b'"%d":1' % number for number in range(100_000)) + b"}",
-        b'{"prompt": "%b", "prompt": "%b"}' % (b"x" * 9000, b"x" * 9000),
         b'{"x": {"prompt": "%b"}, "prompt": "%b"}' % (b"x" * 9000, b"x" * 9000),
         b'{"prompt": "' + b"x" * EASY_BYTES + b'"}',
     ],
@@ -225,22 +222,18 @@ def test_looking_at_a_large_body_takes_little_memory(name: str, prompt: bytes) -
     [
         ('"a"', True),
         ("[]", False),
-        ("[ ]", False),
         ("[1]", True),
         ("[1, 2, 3]", True),
         ('["a"]', True),
         ('[ "a\\\\\\"[" ]', True),
         ('["a", "b"]', False),
-        ('["a", 1]', False),
         ('[1, "a"]', False),
         ("[[1, 2]]", True),
         ("[[1, 2], [3]]", False),
-        ("[1, [2]]", False),
         (f"[{' ' * 5000}1]", True),
         (f'[{" " * 5000}"a"]', False),  # it may be one: that is not looked for
         (f'["a"{" " * 5000}]', False),
         ("{}", False),
-        ("null", False),
     ],
 )
 def test_one_prompt_is_distinguished_from_several_without_reading_them(prompt: str, single: bool) -> None:
@@ -274,32 +267,18 @@ assert members_around_long(b'{"prompt":"%b"}' % (b"a" * 50_000)) is None
 """
 
 
-def members(body: Body) -> list[tuple[str, bytes, int, int, int]]:
-    """Each with its value and its places, in order."""
-    return [(span.name, bytes(body.members[span.name]), span.start, span.value, span.end) for span in body._spans]
-
-
 def same(raw: bytes) -> bool:
-    """Tell whether members were found around a long value; then they must be those that msgspec reads."""
-    around = members_around_long(raw)
-    if around is None:
-        return False
-    assert members(Body(raw, members=around)) == members(Body(raw))
-    return True
+    return agrees(raw, members_around_long(raw))
 
 
 @each_row(
     "body",
     [
         {"messages": CHAT},
-        {"model": "m", "messages": CHAT},
-        {"messages": CHAT, "max_tokens": 64},
         {"model": "m", "messages": LONGER_CHAT, "user": "u"},
-        {"messages": CHAT * 15, "stream": False},
-        {"model": "m", "messages": CHAT, "stream": True, "stop": ['"messages"', "}"], "user": "next, {"},
+        {"model": "m", "messages": CHAT * 15, "stream": True, "stop": ['"messages"', "}"], "user": "next, {"},
         {"tools": [{"name": "a", "parameters": {"b": {}}}], "messages": CHAT, "seed": 1},
         {"messages": CHAT, "tools": [{"name": "a", "parameters": {"messages": {}}}], "stream": False},
-        {"model": "m", "prompt": LONG, "n": 1},
         {"prompt": list(range(9000)), "model": "m"},
         {"model": "m", "input": [LONG, LONG[:100]]},
         {"model": "m", "prompt": LONG + "ä", "ä": 1},
@@ -315,15 +294,11 @@ def test_what_clients_send(
     assert same(raw) or (ascii_only and "ä" in body), "a name that is written with an escape is not looked for"
 
 
-def test_a_value_that_is_less_than_half_of_a_body_is_left_to_msgspec() -> None:
-    """What is beside it would be read twice."""
+def test_little_beside_the_value_and_few_blanks_are_looked_at() -> None:
     assert same(b'{"prompt":"%b","user":"%b"}' % (b"a" * 60_000, b"b" * 50_000))
-    assert not same(b'{"prompt":"%b","user":"%b"}' % (b"a" * 60_000, b"b" * 70_000))
-
-
-def test_a_few_blanks_may_be_around_all() -> None:
+    assert not same(b'{"prompt":"%b","user":"%b"}' % (b"a" * 60_000, b"b" * 70_000)), "it would be read twice"
     assert same(b'{ "prompt" :\n"%b"\t, \r\n "model" : "m" }\n' % (b"a" * LONG_BYTES))
-    assert not same(b'{"prompt":"%b"%b,"model":"m"}' % (b"a" * LONG_BYTES, b" " * 100)), "many are not looked at"
+    assert not same(b'{"prompt":"%b"%b,"model":"m"}' % (b"a" * LONG_BYTES, b" " * 100))
 
 
 @each_row(
@@ -331,23 +306,20 @@ def test_a_few_blanks_may_be_around_all() -> None:
     [
         '{"messages":0,"x":{"messages":LONG,"x":5}}',
         '{"y":{"messages":LONG,"x":5},"messages":0,"x":1}',
-        '{"y":{"messages":LONG},"messages":0,"x":{"x":5}}',
         '{"y":{"messages":LONG},"messages":0,"x":{"a":1,"x":5}}',
         '{"y":[{"messages":LONG,"x":5}],"messages":0,"x":[{"a":1,"x":5}]}',
-        '{"messages":LONG,"x":"a","y":["x",{"x":1},[1,"x"]]}',
-        '{"messages":LONG,"x":1,"user":"x"}',
         '{"messages":LONG,"x":1,"user":",\\"x\\":2}"}',
-        '{"user":"\\"messages\\":0","messages":LONG,"x":1}',
         '{"user":"messages","messages":LONG,"x":1}',
-        '{"messages":LONG,"prompt":LONG}',
         '{"prompt":LONG,"messages":1}',
-        '{"mess\\u0061ges":LONG,"messages":1,"x":2}',
-        '{"messages":LONG,"\\u0078":1}',
-        '{"messages":LONG}',
         '{"y":{"messages":LONG,"f":1},"messages":0,"\\u0066":2}',
         '{"mess\\u0061ges":0,"f":1,"o":{"messages":LONG,"f":5}}',
         '{"x\\"messages":LONG,"g":1,"h":2,"messages":0,"g\\":1,\\"h":3}',
         '{"messages":LONG,",":",,"}',
+        # What engines refuse.
+        '{"prompt":LONG,"prompt":LONG}',
+        '{"prompt":LONG,"n":1,"\\u006e":2}',
+        '{"n":1,"prompt":LONG,"n":2}',
+        '["prompt",LONG]',
     ],
 )
 def test_names_that_come_elsewhere_too_are_not_taken_for_the_members(raw: str) -> None:
@@ -359,22 +331,14 @@ def test_names_that_come_elsewhere_too_are_not_taken_for_the_members(raw: str) -
         same(raw.replace("LONG", long).encode())
 
 
-SMALL = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-9, 9)
-    | st.sampled_from(["", "x", "messages", '"', "\\", ',"x":', "}", "ä"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("xyz"), inner, max_size=3),
-    max_leaves=5,
-)
 NAMES = st.sampled_from(["messages", "prompt", "input", "x", "y", "z", 'a"b', "ä", "model"])
 
 
 @given(
-    before=st.dictionaries(NAMES, SMALL, max_size=4),
-    behind=st.dictionaries(NAMES, SMALL, max_size=4),
+    before=st.dictionaries(NAMES, JSON, max_size=4),
+    behind=st.dictionaries(NAMES, JSON, max_size=4),
     name=st.sampled_from(["messages", "prompt", "input", "x"]),
-    inside=st.lists(SMALL, max_size=3),
+    inside=st.lists(JSON, max_size=3),
     blank=st.sampled_from(["", " ", "\n"]),
 )
 def test_any_object_is_read_as_msgspec_reads_it(
@@ -385,50 +349,17 @@ def test_any_object_is_read_as_msgspec_reads_it(
     same(json.dumps(object_, separators=("," + blank, ":" + blank)).encode())
 
 
-@given(seed=st.integers(0, 10**6))
-def test_what_is_not_valid_is_never_read(seed: int) -> None:
-    """A byte more, less or another one, anywhere."""
-    chance = Random(seed)
-    messages = chance.choice((CHAT, LONGER_CHAT))
-    raw = bytearray(json.dumps({"model": "m", "messages": messages, "stream": True, "user": "u"}).encode())
-    near = [*range(40), *range(len(raw) - 60, len(raw)), *(chance.randrange(len(raw)) for _ in range(40))]
-    at = chance.choice(near)
-    byte = chance.choice(b'"\\{}[],: \n\x00\x80\xc3a1')
-    match chance.randrange(3):
-        case 0:
-            raw[at] = byte
-        case 1:
-            raw.insert(at, byte)
-        case _:
-            del raw[at]
-    data = bytes(raw)
-    try:
-        read = members(Body(data))
-    except ApiError:
-        # Of what msgspec refuses nothing is found, or the body that is made of it is refused.
-        around = members_around_long(data)
-        if around is not None:
-            with pytest.raises(ApiError):
-                Body(data, members=around)
-        return
-    around = members_around_long(data)
-    if around is not None:
-        assert members(Body(data, members=around)) == read
-
-
-@each_row(
-    "raw",
-    [
-        '{"prompt":"LONG","prompt":"LONG"}',
-        '{"prompt":"LONG","n":1,"n":2}',
-        '{"prompt":"LONG","n":1,"\\u006e":2}',
-        '{"n":1,"prompt":"LONG","n":2}',
-        '["prompt","LONG"]',
-        '"LONG"',
-    ],
+@given(
+    chat=st.sampled_from([CHAT, LONGER_CHAT]),
+    at=st.integers(-60, 40) | st.integers(0, 10**6),
+    cut=st.integers(0, 1),
+    byte=st.sampled_from([bytes([byte]) for byte in b'"\\{}[],: \n\x00\x80\xc3a1'] + [b""]),
 )
-def test_what_engines_refuse_is_left_to_msgspec(raw: str) -> None:
-    assert members_around_long(raw.replace("LONG", "a" * LONG_BYTES).encode()) is None
+def test_what_is_not_valid_is_never_read(chat: list[dict[str, str]], at: int, cut: int, byte: bytes) -> None:
+    """A byte more, less or another one, anywhere."""
+    raw = json.dumps({"model": "m", "messages": chat, "stream": True, "user": "u"}).encode()
+    at %= len(raw)
+    same(raw[:at] + byte + raw[at + cut :])
 
 
 @each_row("value", ["1" + "0" * 40, "1e999"])
@@ -449,12 +380,9 @@ def test_long_numbers_are_left_to_msgspec(number: str, beside: str, size: int) -
     assert taken <= 2, "where it looks is drawn each time: one of hundreds may get through"
 
 
-@each_row("size", [LONG_BYTES, 500_000])
-@each_row(
-    "piece", ["1717171717123 GET /page 200 0.003271\\n", "".join(Random(1).choices(BASE64, k=1000)), "123,45.6,-7e9,"]
-)
-def test_text_with_numbers_and_images_are_not(piece: str, size: int) -> None:
-    raw = f'{{"prompt":"{piece * (1 + size // len(piece))}","n":1}}'.encode()
+@each_row("piece", ["1717171717123 GET /page 200 0.003271\\n", "".join(Random(1).choices(BASE64, k=1000))])
+def test_text_with_numbers_and_images_are_not(piece: str) -> None:
+    raw = f'{{"prompt":"{piece * (500_000 // len(piece))}","n":1}}'.encode()
     assert all(same(raw) for _ in range(20)), "where it looks is drawn each time"
 
 
