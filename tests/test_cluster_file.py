@@ -7,16 +7,13 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from pdserve.cli.recipe import cluster_schema
 from pdserve.errors import RecipeError
 from pdserve.reach.candidates import of_cluster
-from pdserve.reach.cluster_file import Cluster, Host, LoadedCluster, load_cluster
+from pdserve.reach.cluster_file import Host, LoadedCluster, load_cluster
 from pdserve.recipe.load import yaml12
 from pdserve.recipe.sections import Network
 from tests.tables import each_row
@@ -28,33 +25,23 @@ TWO = "schema: 1\nhosts:\n- name: a\n- name: b\n"
 REFUSED = [
     ("", "the file is empty"),
     ("schema: 1\n", "hosts: missing"),
-    ("schema:\nhosts:\n- name: a\n", "schema: missing"),
-    ("schema: 1\nhosts: []\n", "cluster.yaml:2: hosts: expected a list of at least 1, got an empty one"),
     ("schema: 1\nhost:\n- name: a\n", "cluster.yaml:2: host: unknown key"),
     (TWO + "  adress: 10.0.0.1\n", "cluster.yaml:5: hosts.1.adress: unknown key"),
     (TWO + "- ssh: c\n", "hosts.2.name: missing"),
     (TWO + "- name: a\n", "cluster.yaml:5: hosts.2.name: a is there twice (hosts.0.name at"),
     (TWO + "- name: -oProxyCommand=x\n", "cluster.yaml:5: hosts.2.name: "),
-    (TWO + "- name: 'n[1-2]'\n", "is not the name of a node"),
     (TWO + "- {name: c, ssh: -oProxyCommand=x}\n", 'hosts.2.ssh: "-oProxyCommand=x" is not a destination'),
     (TWO + "- {name: c, address: 10.0.0.300}\n", 'hosts.2.address: "10.0.0.300" is not an IPv4 address'),
-    (TWO + "- {name: c, address: 'fd00::1'}\n", 'hosts.2.address: "fd00::1" is not an IPv4 address'),
     (TWO + "- {name: c, address: 0.0.0.0}\n", "hosts.2.address: nothing can be reached at 0.0.0.0"),
-    (TWO + "- {name: c, address: 224.0.0.1}\n", "hosts.2.address: nothing can be reached at 224.0.0.1"),
     (TWO + "- {name: c, address: 127.0.0.1}\n", "127.0.0.1 is every host's own"),
     (TWO + "- {name: c, address: 10.0.0.1}\n- {name: d, address: 10.0.0.1}\n", "hosts.3.address: 10.0.0.1 is c"),
     (TWO + "- {name: c, ssh: u@x}\n- {name: d, ssh: u@x}\n", "hosts.3.ssh: u@x is c already"),
     (TWO + "- {name: c, devices: [0, 0]}\n", "hosts.2.devices.1: device 0 is there twice"),
     (TWO + "- {name: c, devices: [-1]}\n", "hosts.2.devices.0: there is no device -1"),
-    (TWO + "- {name: c, python: -c}\n", 'hosts.2.python: "-c" is not a program'),
     (TWO + "exclude_nodes: [aa]\n", 'exclude_nodes.0: no host is called "aa"'),
-    (TWO + "exclude_nodes: [a, a]\n", "exclude_nodes.1: a is there twice"),
     (TWO + "exclude_nodes: [a, b]\n", "exclude_nodes: no host is left"),
-    (TWO + "ssh: {connect_seconds: 0}\n", "ssh.connect_seconds: expected at least 1"),
     (TWO + "ssh: {options: ['-v']}\n", 'ssh.options.0: "-v" is not a setting of ssh'),
-    (TWO + "ssh: {options: [Port=]}\n", 'ssh.options.0: "Port=" is not a setting of ssh'),
     (TWO + "ssh: {options: [requestTTY=yes]}\n", "ssh.options.0: pdserve sets requestTTY"),
-    (TWO + "ssh: {options: [ConnectTimeout=5]}\n", "pdserve sets ConnectTimeout"),
     (TWO + "ssh: {options: [ForwardAgent=yes]}\n", "pdserve sets ForwardAgent"),
     (TWO + "- {name: c, python: '${NO}'}\n", "the environment variable NO is not set"),
 ]
@@ -71,8 +58,7 @@ DESTINATIONS = [
 
 NAME, BRACKETS, COLON = "is not a destination of ssh", "has brackets", "has a colon"
 NO_DESTINATIONS = [
-    ("root@[::1]", BRACKETS, "write root@::1"), ("[fd00::1]", BRACKETS, "write fd00::1"),
-    ("ssh://root@[fd00::1]", BRACKETS, "write root@fd00::1"),
+    ("root@[::1]", BRACKETS, "write root@::1"),
     (
         "root@[fd00::1]:2222", BRACKETS,
         "write root@fd00::1, and the port for all hosts in `ssh: {options: [Port=2222]}`, or for one in ssh's own "
@@ -80,27 +66,16 @@ NO_DESTINATIONS = [
     ),
     ("me@[host]:22", BRACKETS, "write ssh://me@HOST:22"),
     ("me@[]", BRACKETS, "write [user@]host"), ("me@h1:2222", COLON, "write ssh://me@h1:2222"),
-    ("h1:", COLON, "write [user@]host, or ssh://[user@]host:port"),
     ("h1:/tmp", COLON, "write [user@]host, or ssh://[user@]host:port"),
-    ("ssh://h1:x", NAME, "write ssh://[user@]host:port"),
-    ("ssh://h1:２２", NAME, "write ssh://[user@]host:port"),
-    ("ssh://h1:70000", NAME, "write ssh://[user@]host:port"),
-    ("ssh://h1:0", NAME, "write ssh://[user@]host:port"),
+    ("ssh://h1:x", NAME, "write ssh://[user@]host:port"), ("ssh://h1:70000", NAME, "write ssh://[user@]host:port"),
     ("ssh://fd00::1", NAME, "write ssh://[user@]host:port"),
     ("ssh://", NAME, "write [user@]host"), ("ssh://u@-oX", NAME, "write [user@]host"),
     ("-oProxyCommand=x", NAME, "write [user@]host"), ("-u@h1", NAME, "write [user@]host"),
-    ("@h1", NAME, "write [user@]host"), ("u@", NAME, "write [user@]host"), ("a@b@", NAME, "write [user@]host"),
-    ("-a@b@c", NAME, "write [user@]host"),
-    ("a@b@h1:2222", COLON, "write ssh://a%40b@h1:2222"),
-    ("a@b@[host]:22", BRACKETS, "write ssh://a%40b@HOST:22"),
+    ("@h1", NAME, "write [user@]host"), ("u@", NAME, "write [user@]host"),
+    ("a@b@h1:2222", COLON, "write ssh://a%40b@h1:2222"), ("a@b@[host]:22", BRACKETS, "write ssh://a%40b@HOST:22"),
     ("ssh://a%40b@[fd00::1]", BRACKETS, "write a@b@fd00::1"),
-    ("ssh://a@b@c", NAME, "write [user@]host"), ("ssh://u%zz@c", NAME, "write [user@]host"),
-    ("ssh://@c", NAME, "write [user@]host"), ("ssh://höst", NAME, "write [user@]host"),
-    ("ssh://h*st", NAME, "write [user@]host"), ("ssh://h..st", NAME, "write [user@]host"),
-    ("ssh://h..", NAME, "write [user@]host"), ("ssh://.host", NAME, "write [user@]host"),
-    ("ssh://_host", NAME, "write [user@]host"), ("ssh://a=b", NAME, "write [user@]host"),
-    ("a b", NAME, "write [user@]host"), ("u v@h1", NAME, "write [user@]host"), ("h1\n", NAME, "write [user@]host"),
-    ("h1\x07", NAME, "write [user@]host"), ("h1;reboot", NAME, "write [user@]host"),
+    ("ssh://u%zz@c", NAME, "write [user@]host"), ("ssh://h*st", NAME, "write [user@]host"),
+    ("ssh://h..st", NAME, "write [user@]host"), ("a b", NAME, "write [user@]host"), ("h1\n", NAME, "write [user@]host"),
     ("$(reboot)@h1", NAME, "write [user@]host"),
 ]  # fmt: skip
 
@@ -134,11 +109,6 @@ def test_variables_are_taken_from_the_environment(tmp_path: Path) -> None:
     assert load(tmp_path, text, FIRST="0").cluster.hosts[2] == Host(
         name="c", devices=[0, 1], python="/opt/bin/python"
     )  # fmt: skip
-
-
-def test_the_recipe_may_exclude_more_and_names_of_other_clusters(tmp_path: Path) -> None:
-    cluster = load(tmp_path, TWO + "- name: c\nexclude_nodes: [a]\n").cluster
-    assert [host.name for host in cluster.usable(["c", "elsewhere"])] == ["b"]
 
 
 @each_row("ssh, machine", DESTINATIONS)
@@ -196,14 +166,10 @@ def test_keys_are_found_with_their_line_where_the_file_says_something(tmp_path: 
     assert loaded.locate("model.path") is None
 
 
-def test_a_section_that_is_null_leaves_the_recipes_its_own(tmp_path: Path) -> None:
-    assert load(tmp_path, TWO + "network: null\n").locate("network.cidr") is None
-    assert load(tmp_path, TWO + "network:\n").locate("network") is None
-
-
 def test_the_example_means_what_it_shows() -> None:
     cluster = load_cluster(EXAMPLE, environ={}).cluster
     assert [host.name for host in cluster.usable()] == ["gpu-a", "gpu-b"]
+    assert [host.name for host in cluster.usable(["gpu-a", "elsewhere"])] == ["gpu-b"], "the recipe may exclude more"
     assert cluster.hosts[1] == Host(
         name="gpu-b", address="10.1.0.12", devices=[0, 1, 2, 3], python="/opt/pdserve/bin/python"
     )
@@ -222,24 +188,3 @@ def test_editors_have_a_schema_that_knows_the_example() -> None:
     assert not validator(schema).is_valid({"schema": 1, "hosts": [{"name": "a", "adress": "x"}]})
     for model in (schema, *schema["$defs"].values()):
         assert all(len(p.get("description", "")) > 8 for p in model.get("properties", {}).values())
-
-
-words = st.sampled_from(["a", "b", "-x", "10.0.0.1", "10.0.0.0/8", "u@h", "Port=1", "${X}", ""]) | st.text(max_size=4)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers(-1, 9) | words,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from([*Host.model_fields, "cidr", "interface", "options", "config"]), inner)
-    ),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(st.dictionaries(st.sampled_from([*Cluster.model_fields, "schema"]), values, max_size=4))
-def test_any_mapping_is_a_cluster_or_an_error(tmp_path: Path, data: dict[str, Any]) -> None:
-    text = yaml12.dump({"schema": 1, "hosts": [{"name": "a"}], **data})
-    try:
-        assert load(tmp_path, text).cluster.hosts
-    except RecipeError as refused:
-        refused.render()

@@ -14,12 +14,11 @@ import pytest
 from pdserve.errors import PreflightError
 from pdserve.installed import distributions
 from pdserve.installed.versions import PACKAGES
-from pdserve.pd.config.proxy import ProxyConfig
-from pdserve.plan.model import LmcacheServer, Plan, Versions
+from pdserve.plan.model import Plan, Versions
 from pdserve.plan.process import Env, Process
 from pdserve.preflight import engine_packages
 from pdserve.preflight.engine_packages import check_installed, read_versions
-from pdserve.recipe.model import Recipe, Timeouts, Verify
+from pdserve.recipe.model import Recipe
 from tests.plan.kit import plan as planned
 from tests.plan.kit import recipe as planned_recipe
 from tests.tables import each_row
@@ -51,25 +50,12 @@ def process(name: str, role: Any, *packages: str, patches: tuple[str, ...] = ())
     )  # fmt: skip
 
 
-def plan(*processes: Process, platform: Any = "cpu", lmcache: bool = False) -> Plan:
-    server = LmcacheServer(
-        process="lmcache-0", http_url="http://x", instance_id="i", engines=(), expected_workers=1, l1_bytes=1,
-        shm_name=None,
-    )  # fmt: skip
-    proxy = ProxyConfig(
-        host="h", port=1, served_name="m", protocol="mooncake", workers=(), request_timeout_seconds=1,
-        connect_timeout_seconds=1, drain_seconds=1, max_body_bytes=1,
-    )  # fmt: skip
-    return Plan(
-        name="t", mode="disaggregated", platform=platform, served_name="m", model="m", model_path=None, nodes=(),
-        processes=processes, lmcache=(server,) if lmcache else (), proxy=proxy, canary_seconds=1, timeouts=Timeouts(),
-        verify=Verify(), cache_reset_endpoint=False, chunk_size=None,
-    )  # fmt: skip
+def plan(*processes: Process, platform: Any = "cpu") -> Plan:
+    return planned(planned_recipe()).model_copy(update={"processes": processes, "platform": platform})
 
 
 def recipe(**values: Any) -> Recipe:
-    base = {"schema": 1, "name": "t", "platform": "cpu", "model": {"id": "m", "served_name": "m"}}
-    return Recipe.model_validate({**base, **values})
+    return planned_recipe(values)
 
 
 PREFILL = process("prefill-0", "prefill", "vllm", "mooncake", "lmcache")
@@ -112,21 +98,19 @@ def test_another_interpreter_answers_for_its_own_packages(tmp_path: Path) -> Non
         ("echo 'Traceback' >&2; echo 'ImportError: broken' >&2; exit 1", "ImportError: broken"),
         ("exit 7", "exit code 7"),
         ("echo hello", "printed something else"),
+        ("exec sleep 60", "no answer within"),
     ],
 )
-def test_an_interpreter_that_cannot_answer_is_named(tmp_path: Path, script: str, why: str) -> None:
+def test_an_interpreter_that_cannot_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
+) -> None:
+    if "sleep" in script:
+        monkeypatch.setattr(engine_packages, "_ASK_SECONDS", 0.1)
     python = interpreter(tmp_path, script)
     with pytest.raises(PreflightError, match=why) as caught:
         read_versions(python)
     assert python in caught.value.what
     assert caught.value.where == "engine.python"
-
-
-@pytest.mark.process
-def test_an_interpreter_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_packages, "_ASK_SECONDS", 0.1)
-    with pytest.raises(PreflightError, match="no answer within"):
-        read_versions(interpreter(tmp_path, "exec sleep 60"))
 
 
 @pytest.mark.process
@@ -142,9 +126,7 @@ def test_an_interpreter_of_another_host_is_unknown_where_that_is_allowed() -> No
 ])  # fmt: skip
 def test_a_missing_engine_is_refused_with_what_to_install_on_this_platform(platform: str, todo: str) -> None:
     with pytest.raises(PreflightError, match="vLLM, LMCache, Mooncake's transfer engine") as caught:
-        check_installed(
-            Versions(), plan(PREFILL, PROXY, platform=platform, lmcache=True), recipe(image="docker.io/x:1")
-        )
+        check_installed(Versions(), plan(PREFILL, PROXY, platform=platform), recipe(image="docker.io/x:1"))
     assert caught.value.todo is not None
     assert todo in caught.value.todo
     assert caught.value.exit_code == 3

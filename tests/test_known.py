@@ -40,7 +40,6 @@ def test_a_fact_of_two_packages_holds_when_both_have_it() -> None:
 
 @each_row("version, flag, what, todo", [
     ("0.27.1", PARTIAL, "0.26.0 was the last with it", "remove it"),
-    ("0.33.0", PARTIAL, "0.26.0 was the last with it", "remove it"),
     ("0.32.0", MAMBA, "0.30.0 was the last with it", "write enable-mamba-shared-prefix-checkpoint: it was renamed"),
     ("0.28.0", QUEUED, "0.29 brought it", "use vllm >= 0.29, or remove it"),
 ])  # fmt: skip

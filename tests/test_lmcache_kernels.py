@@ -89,7 +89,6 @@ def on(platform: str) -> Plan:
         process("prefill-0", "prefill", "vllm", "mooncake", "lmcache").model_copy(update={"lmcache": "lmcache-0"}),
         process("decode-0", "decode", "vllm", "mooncake"),
         platform=platform,
-        lmcache=True,
     )
 
 

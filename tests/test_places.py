@@ -17,7 +17,7 @@ from pdserve.run.state import NodeState, ProcessState
 from pdserve.system import procfs
 from pdserve.system.host import is_here
 from pdserve.system.procfs import Place, place
-from tests.launch.deployment import REPOSITORY, recipe, up
+from tests.launch.deployment import REPOSITORY, Command, recipe, up
 from tests.launch.records import GONE, HERE, recorded_state, write_record
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
@@ -69,18 +69,9 @@ def seen(run: RunDir) -> set[int]:
 
 def down(run: RunDir) -> str:
     """What it says; it is no failure."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pdserve.cli.main", "down", "fake"],
-        cwd=REPOSITORY,
-        env={**os.environ, "PDSERVE_HOME": str(run.path.parent.parent)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    command = Command("down", "fake", env={"PDSERVE_HOME": str(run.path.parent.parent)})
+    assert command.finish() == 0, command.output
+    return command.output
 
 
 def test_pids_of_another_pid_namespace_are_not_taken_for_ours(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
@@ -88,10 +79,7 @@ def test_pids_of_another_pid_namespace_are_not_taken_for_ours(tmp_path: Path, en
     assert seen(run) == set()
     assert living(run.read_state(), run) == []
     assert may_be_busy(run.read_state(), run, "n"), "nobody can see that from here"
-
-
-def test_down_signals_nothing_of_another_namespace(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
-    output = down(record(tmp_path, engine, beside()))
+    output = down(run)
     assert engine.poll() is None, output
     assert "n: in another container (PID namespace) of this machine, and nothing was signalled there" in output
 
@@ -99,7 +87,7 @@ def test_down_signals_nothing_of_another_namespace(tmp_path: Path, engine: subpr
 def test_pids_of_an_earlier_boot_mean_nothing(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
     output = down(record(tmp_path, engine, another_boot()))
     assert engine.poll() is None, output
-    assert output == "fake: not running\n"
+    assert output == "fake: not running"
 
 
 def test_a_session_with_a_number_of_another_pid_namespace_is_a_strangers(tmp_path: Path) -> None:
@@ -121,7 +109,7 @@ def test_a_machine_that_was_renamed_is_still_this_one(tmp_path: Path, engine: su
     run = record(tmp_path, engine, ours(), hostname="its-name-before")
     assert seen(run) == {engine.pid}
     output = down(run)
-    assert output.endswith("fake: stopped\n"), output
+    assert output.endswith("fake: stopped"), output
     assert engine.wait(60) == -signal.SIGTERM
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from pdserve.errors import PreflightError, StateError
 from pdserve.reach.slurm import Job, for_srun, gpus_asked_per_node, look, submit, without_slurm
+from tests.tables import each_row
 
 pytestmark = pytest.mark.process
 
@@ -45,29 +46,17 @@ def looked() -> Job:
 
 
 def test_a_running_job(tools: Path) -> None:
-    set_answer(tools, "scontrol", RUNNING)
+    set_answer(tools, "scontrol", RUNNING.replace("StdOut=/shared/", "StdOut=/shared/my runs/of today/"))
     job = looked()
     assert (job.state, job.over, job.exit_code) == ("RUNNING", False, 0)
-    assert job.output == Path("/shared/pdserve-1.out")
+    assert job.output == Path("/shared/my runs/of today/pdserve-1.out")
     assert str(job) == "job 1: running on pda[0-1]"
     assert (tools / "scontrol.argv").read_text().strip() == "show job --oneliner 1"
 
 
-def test_an_output_with_blanks_in_its_path(tools: Path) -> None:
-    set_answer(tools, "scontrol", RUNNING.replace("StdOut=/shared/", "StdOut=/shared/my runs/of today/"))
-    assert looked().output == Path("/shared/my runs/of today/pdserve-1.out")
-
-
-@pytest.mark.parametrize(
-    ("state", "code", "expected"),
-    [
-        ("FAILED", "4:0", 4),
-        ("CANCELLED", "0:15", 143),
-        ("TIMEOUT", "0:0", 0),
-        ("NODE_FAIL", "0:9", 137),
-        ("COMPLETED", "0:0", 0),
-    ],
-)
+@each_row("state, code, expected", [
+    ("FAILED", "4:0", 4), ("CANCELLED", "0:15", 143), ("NODE_FAIL", "0:9", 137), ("COMPLETED", "0:0", 0),
+])  # fmt: skip
 def test_the_end_of_a_job_gives_the_exit_code(tools: Path, state: str, code: str, expected: int) -> None:
     text = RUNNING.replace("JobState=RUNNING", f"JobState={state}").replace("ExitCode=0:0", f"ExitCode={code}")
     set_answer(tools, "scontrol", text)
@@ -81,16 +70,11 @@ def test_a_waiting_job_is_reported_with_its_reason(tools: Path) -> None:
     assert str(looked()) == "job 1: pending (Resources)"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
-        "slurm_load_jobs error: Socket timed out on send/recv operation",
-    ],
-)
-def test_without_the_controller_the_job_is_unknown(tools: Path, words: str) -> None:
-    set_answer(tools, "scontrol", err=f"{words}\n", code=1)
+def test_without_the_controller_job_and_gpus_are_unknown(tools: Path) -> None:
+    words = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    set_answer(tools, "scontrol", "TresPerNode=gres:gpu:2", err=f"{words}\n", code=1)
     assert look("1") is None
+    assert gpus_asked_per_node("1") is None
 
 
 def test_a_job_that_slurm_has_forgotten_is_an_error(tools: Path) -> None:
@@ -100,31 +84,16 @@ def test_a_job_that_slurm_has_forgotten_is_an_error(tools: Path) -> None:
     assert "Invalid job id" in str(caught.value.cause)
 
 
-@pytest.mark.parametrize(
-    ("fields", "gpus"),
-    [
-        ("TresPerNode=gres:gpu:2 ", 2),
-        ("TresPerNode=gres:gpu:2", 2),
-        ("TresPerNode=gres:gpu ", 1),
-        ("TresPerNode=gres:gpu:a100:4 ", 4),
-        ("TresPerNode=gres/gpu:8 ", 8),  # as written from 23.02 on
-        ("TresPerNode=gres/gpu:a100=8 ", 8),
-        ("TresPerNode=gres:gpu:a100:4,gres:craynetwork:1,gres:gpu:v100:2 ", 6),
-        ("TresPerNode=gres:gpu_mem:80 ", None),
-        ("TresPerNode=gres:craynetwork:1 ", None),
-        ("TresPerJob=gres:gpu:16 ", None),
-        ("", None),
-    ],
-)
+@each_row("fields, gpus", [
+    ("TresPerNode=gres:gpu:2", 2), ("TresPerNode=gres:gpu ", 1), ("TresPerNode=gres:gpu:a100:4 ", 4),
+    ("TresPerNode=gres/gpu:a100=8 ", 8),  # as written from 23.02 on
+    ("TresPerNode=gres:gpu:a100:4,gres:craynetwork:1,gres:gpu:v100:2 ", 6), ("TresPerNode=gres:gpu_mem:80 ", None),
+    ("TresPerJob=gres:gpu:16 ", None), ("", None),
+])  # fmt: skip
 def test_gpus_that_a_job_has_asked_for_on_each_node(tools: Path, fields: str, gpus: int | None) -> None:
     set_answer(tools, "scontrol", f"{RUNNING} {fields}")
     assert gpus_asked_per_node("1") == gpus
     assert (tools / "scontrol.argv").read_text().strip() == "show job --oneliner 1"
-
-
-def test_without_the_controller_the_gpus_are_unknown(tools: Path) -> None:
-    set_answer(tools, "scontrol", "TresPerNode=gres:gpu:2", err="Unable to contact slurm controller\n", code=1)
-    assert gpus_asked_per_node("1") is None
 
 
 def test_submitting_gives_the_script_on_stdin_and_returns_the_id(tools: Path) -> None:
@@ -173,7 +142,3 @@ def test_engines_do_not_take_slurms_ranks_for_theirs() -> None:
         "CUDA_VISIBLE_DEVICES": "0,1",
         "MY_SLURM_SCRIPT": "stays",
     }
-
-
-def test_outside_of_slurm_nothing_changes() -> None:
-    assert for_srun({"A": "b"}) == without_slurm({"A": "b"}) == {"A": "b"}

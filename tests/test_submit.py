@@ -19,6 +19,7 @@ from pdserve.plan.node import Srun
 from tests.doctor import kit
 from tests.launch.deployment import LINE_SECONDS, Command, recipe, wait_until
 from tests.plan.golden import ROOT
+from tests.tables import each_row
 from tests.test_slurm_job import RUNNING, set_answer, tools
 
 pytestmark = pytest.mark.process
@@ -54,11 +55,9 @@ def test_the_whole_run_is_submitted_and_its_output_shown(tools: Path, capsys: py
     assert "the command prints\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("state", "code", "expected"),
-    [("FAILED", "3:0", 3), ("FAILED", "205:0", 205), ("CANCELLED", "0:15", 143), ("TIMEOUT", "0:0", 205)],
-    ids=["the command's", "pdserve's own", "cancelled", "the time limit"],
-)
+@each_row("state, code, expected", [
+    ("FAILED", "3:0", 3), ("FAILED", "205:0", 205), ("CANCELLED", "0:15", 143), ("TIMEOUT", "0:0", 205),
+])  # fmt: skip
 def test_the_exit_code_is_that_of_the_run_in_the_job(tools: Path, state: str, code: str, expected: int) -> None:
     job_that_ended(tools, state, code)
     with pytest.raises(ReportedError) as ended:
@@ -82,9 +81,8 @@ def test_dry_it_prints_the_script_and_submits_nothing(tools: Path) -> None:
     assert not (tools / "sbatch.argv").exists()
 
 
-@pytest.mark.parametrize("option", [["--cluster", "hosts.yaml"], ["--this-machine"]])
-def test_slurm_and_another_place_contradict_each_other(option: list[str]) -> None:
-    result = CliRunner().invoke(app, ["run", str(RECIPE), "--slurm", *option, "--", "true"])
+def test_slurm_and_another_place_contradict_each_other() -> None:
+    result = CliRunner().invoke(app, ["run", str(RECIPE), "--slurm", "--this-machine", "--", "true"])
     assert result.exit_code == 202
     assert "give one of the two" in re.sub(r"\s+", " ", result.output)
 
@@ -123,7 +121,7 @@ def slow_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return programs
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
 def test_the_job_is_cancelled(tmp_path: Path, pdserve_home: Path, slow_tools: Path, signum: signal.Signals) -> None:
     command = Command("up", recipe(tmp_path), "--slurm")
     wait_until("sbatch runs", (slow_tools / "begun").exists, LINE_SECONDS)

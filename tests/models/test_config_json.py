@@ -42,17 +42,6 @@ def test_configs_inside_each_other_without_end_are_refused(tmp_path: Path) -> No
         files.config_in(tmp_path)
 
 
-def test_what_is_nested_too_deeply_is_no_config(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("[" * 50_000)
-    assert files.config_in(tmp_path) is None
-
-
-@each_row("tiny", TINY)
-def test_models_as_they_are_pass(tmp_path: Path, tiny: Any) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(tiny.config))
-    assert files.config_in(tmp_path) == tiny.config
-
-
 @each_row("change", [
     {"attention_chunk_size": 8, "no_rope_layers": [1]},
     {"hidden_size": 4, "num_attention_heads": 8, "num_key_value_heads": 8},

@@ -36,14 +36,6 @@ def test_tensors_by_the_header(tmp_path: Path) -> None:
     assert tensors_of(file) == [Tensor("a.weight", "BF16", (2, 3))]
 
 
-@each_row("content", [b"", b"version https://git-lfs.github.com/spec/v1", (99).to_bytes(8, "little") + b"{", bytes(8)])
-def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(content)
-    with pytest.raises(HeaderError, match=r"model\.safetensors"):
-        tensors_of(file)
-
-
 def test_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     first = safetensors(tmp_path / "model-1.safetensors", {"a": tensor(1)})
@@ -65,14 +57,6 @@ def test_the_quantization_that_modelopt_wrote_beside_config_json(tmp_path: Path)
     assert files.config_in(tmp_path) == {"quantization_config": {}}, "vLLM does not look further"
 
 
-def test_a_broken_quantization_beside_config_json_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "hf_quant_config.json").write_text("{")
-    with pytest.raises(PreflightError, match=r"hf_quant_config\.json cannot be read") as refused:
-        files.config_in(tmp_path)
-    assert refused.value.todo is not None
-
-
 def test_weights_that_are_not_all_there_are_not_counted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     first = safetensors(tmp_path / "model-1.safetensors", {"a": tensor(1)})
@@ -88,14 +72,6 @@ def test_without_a_config_it_is_refused(tmp_path: Path, config: str | None) -> N
         (tmp_path / "config.json").write_text(config)
     with pytest.raises(PreflightError, match=r"no config\.json that can be read"):
         files.read_model(tmp_path)
-
-
-def test_broken_weights_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
-    with pytest.raises(PreflightError, match="cannot be sized") as refused:
-        files.read_model(tmp_path)
-    assert refused.value.todo is not None
 
 
 def test_dummy_weights_are_none(tmp_path: Path) -> None:
@@ -130,21 +106,19 @@ def test_a_snapshot_by_revision(tmp_path: Path) -> None:
 WHOLE = {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}
 
 
-def written(folder: Path, header: bytes, *, length: int | None = None, data: int = 12) -> Path:
+def written(folder: Path, header: bytes, *, length: int | None = None) -> Path:
+    """A file whose header claims that length, before 12 bytes of data."""
     file = folder / "model.safetensors"
-    file.write_bytes((len(header) if length is None else length).to_bytes(8, "little") + header + bytes(data))
+    file.write_bytes((len(header) if length is None else length).to_bytes(8, "little") + header + bytes(12))
     return file
 
 
 @each_row("change, named", [
     ({"dtype": "F12"}, "unknown type 'F12'"),
-    ({"dtype": 5}, "a.dtype"), ({"shape": [-5]}, r"a.shape.0"), ({"shape": [1.5]}, r"a.shape.0"),
-    ({"shape": "abc"}, "a.shape"), ({"shape": [10**30]}, r"a.shape.0"),
+    ({"dtype": 5}, "a.dtype"), ({"shape": [-5]}, r"a.shape.0"), ({"shape": "abc"}, "a.shape"),
     ({"shape": [1 << 60] * 16}, "has 12 bytes, and its shape"),
-    ({"shape": [2, 4]}, "has 12 bytes, and its shape 16"),
     ({"data_offsets": [12, 0]}, "lies at bytes 12 to 0 of 12"),
     ({"data_offsets": [0, 13]}, "lies at bytes 0 to 13 of 12"),
-    ({"data_offsets": [0]}, "a.data_offsets"),
 ])  # fmt: skip
 def test_a_tensor_that_cannot_be(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     file = written(tmp_path, json.dumps({"a": {**WHOLE, **change}}).encode())
@@ -152,28 +126,29 @@ def test_a_tensor_that_cannot_be(tmp_path: Path, change: dict[str, Any], named: 
         tensors_of(file)
 
 
-@each_row("header", [b"[" * 50_000, b"[]", b"55", b'{"a": 1}', b'{"a": {}}', b'{"\xff": 1}', b'{"a', b"9" * 5000])
-def test_a_header_that_is_none(tmp_path: Path, header: bytes) -> None:
-    with pytest.raises(HeaderError, match=r"the header of model\.safetensors cannot be read"):
-        tensors_of(written(tmp_path, header))
-
-
-def test_a_length_beyond_the_file(tmp_path: Path) -> None:
-    with pytest.raises(HeaderError, match="14 of 99999999 bytes"):
-        tensors_of(written(tmp_path, b"{}", length=99_999_999))
-
-
-def test_the_folder_of_such_a_file_is_refused_with_a_fix(tmp_path: Path) -> None:
+@each_row("header, length, why", [
+    (b"[" * 50_000, None, "cannot be read"), (b"[]", None, "cannot be read"), (b'{"a": 1}', None, "cannot be read"),
+    (b'{"\xff": 1}', None, "cannot be read"), (b"9" * 5000, None, "cannot be read"),
+    (b"{}", 99_999_999, "14 of 99999999 bytes"),
+])  # fmt: skip
+def test_a_header_that_is_none_is_refused_with_a_fix(
+    tmp_path: Path, header: bytes, length: int | None, why: str
+) -> None:
     (tmp_path / "config.json").write_text("{}")
-    written(tmp_path, json.dumps({"a": {**WHOLE, "shape": [-5]}}).encode())
-    with pytest.raises(PreflightError, match="the weights cannot be sized: the header") as refused:
+    written(tmp_path, header, length=length)
+    with pytest.raises(PreflightError, match=why) as refused:
         files.read_model(tmp_path)
+    assert refused.value.what.startswith("the weights cannot be sized: ")
     assert "fetch the model again" in str(refused.value.todo)
 
 
-@each_row("index", ["{", '{"weight_map": {"a": [1]}}', "[" * 50_000])
-def test_an_index_that_names_no_files_is_refused(tmp_path: Path, index: str) -> None:
+@each_row("name, content", [
+    ("model.safetensors.index.json", "{"), ("model.safetensors.index.json", '{"weight_map": {"a": [1]}}'),
+    ("model.safetensors.index.json", "[" * 50_000), ("hf_quant_config.json", "{"),
+])  # fmt: skip
+def test_a_broken_file_beside_config_json_is_refused(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(PreflightError, match=r"model\.safetensors\.index\.json cannot be read"):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(PreflightError, match=rf"{name} cannot be read") as refused:
         files.read_model(tmp_path)
+    assert refused.value.todo is not None

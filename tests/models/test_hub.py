@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -65,49 +66,32 @@ def test_a_token_does_not_follow_to_another_host() -> None:
 
 @each_row(
     "status, cause, todo",
-    [(401, "gated or private", "HF_TOKEN"), (403, "gated or private", "HF_TOKEN"), (404, "404", r"model\.revision")],
+    [(401, "gated or private", "HF_TOKEN"), (403, "gated or private", "HF_TOKEN"), (404, "404", "model.revision")],
 )
 def test_refusals(status: int, cause: str, todo: str) -> None:
     with pytest.raises(PreflightError) as refused:
         fetch(lambda _: httpx.Response(status), HF_TOKEN=TOKEN)
-    assert refused.value.cause is not None
-    assert cause in refused.value.cause
-    assert refused.value.todo is not None
-    assert todo.replace("\\", "") in refused.value.todo
+    assert cause in str(refused.value.cause)
+    assert todo in str(refused.value.todo)
     assert TOKEN not in refused.value.render()
 
 
-@each_row("body", [b"<html>", b"[]"])
-def test_what_is_no_json_object(body: bytes) -> None:
+@each_row("answer, environ, cause", [
+    (httpx.Response(200, content=b"<html>"), {}, "no JSON"),
+    (httpx.Response(200, content=b"[]"), {}, "no JSON"),
+    (httpx.ConnectError("no route"), {}, "huggingface.co cannot be reached: no route"),
+    (httpx.Response(200, json={}), {"HF_ENDPOINT": "http://mirror:port"}, "HF_ENDPOINT is no URL"),
+    (httpx.Response(500), {"HF_ENDPOINT": "https://user:hunter2@mirror.example"}, "mirror.example"),
+    (httpx.Response(200, json={}), {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"),
+])  # fmt: skip
+def test_what_is_no_answer(answer: httpx.Response | httpx.ConnectError, environ: Any, cause: str) -> None:
+    def answered(_: httpx.Request) -> httpx.Response:
+        if isinstance(answer, httpx.ConnectError):
+            raise answer
+        return answer
+
     with pytest.raises(PreflightError, match=r"config\.json of org/name") as refused:
-        fetch(lambda _: httpx.Response(200, content=body))
-    assert refused.value.cause is not None
-    assert "no JSON" in refused.value.cause
-
-
-def test_no_network() -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("no route", request=request)
-
-    with pytest.raises(PreflightError) as refused:
-        fetch(answer)
-    assert refused.value.cause == "huggingface.co cannot be reached: no route"
-
-
-def test_an_endpoint_that_is_no_url() -> None:
-    with pytest.raises(PreflightError) as refused:
-        fetch(lambda _: httpx.Response(200, json={}), HF_ENDPOINT="http://mirror:port")
-    assert refused.value.cause is not None
-    assert "HF_ENDPOINT is no URL" in refused.value.cause
-
-
-def test_a_password_in_the_endpoint_is_not_shown() -> None:
-    with pytest.raises(PreflightError) as refused:
-        fetch(lambda _: httpx.Response(500), HF_ENDPOINT="https://user:hunter2@mirror.example")
+        fetch(answered, **environ)
+    assert cause in refused.value.render()
+    assert refused.value.todo
     assert "hunter2" not in refused.value.render()
-
-
-def test_offline_is_respected() -> None:
-    with pytest.raises(PreflightError) as refused:
-        fetch(lambda _: httpx.Response(200, json={}), HF_HUB_OFFLINE="1")
-    assert refused.value.todo == "unset HF_HUB_OFFLINE, or leave out --online"

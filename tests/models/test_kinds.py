@@ -17,9 +17,7 @@ def test_families_that_vllm_serves(family: Family) -> None:
 @each_row("config", [
     {"sliding_window": 4096, "use_sliding_window": False},
     {"sliding_window": None, "layer_types": ["sliding_attention", "full_attention"]},
-    {"sliding_window": 0},
     {"layer_types": ["attention", "attention"], "mamba_d_state": 128},
-    {"layer_types": []},
     {"attention_chunk_size": 128, "model_type": "mimo_v2_flash"},
     {"mtp_layer_types": ["sliding_attention"]},
 ])  # fmt: skip
@@ -28,10 +26,6 @@ def test_what_is_turned_off_or_means_something_else_is_no_second_kind(config: di
     assert hints.kinds == {"full"}
     assert not hints.several
     assert not hints.recurrent
-
-
-def test_a_window_in_every_layer_is_one_kind() -> None:
-    assert not hints_of({"model_type": "mistral", "sliding_window": 4096}).several
 
 
 def test_unknown_names_are_no_reason_to_refuse() -> None:

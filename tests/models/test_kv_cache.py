@@ -25,7 +25,7 @@ from pdserve.models.kv_cache import (
     stage_bounds,
 )
 from pdserve.models.layers import Layer, layers_of
-from tests.models.kv_of_tiny import cache_of, numbers_of, sorted_groups
+from tests.models.kv_of_tiny import numbers_of, sorted_groups
 from tests.models.tiny_configs import TINY, Tiny
 from tests.tables import each_row
 
@@ -42,19 +42,6 @@ def test_equal_to_the_block(tiny: Tiny) -> None:
     assert ours == {key: theirs[key] for key in ours}
 
 
-def test_tp_divides_the_heads_of_kv_down_to_one_for_each_rank() -> None:
-    sizes = {tp: kv_cache(LAYERS, replace(FLAGS, tp=tp)).block_bytes for tp in (1, 2, 8, 16)}
-    assert [sizes[1] / size for size in sizes.values()] == [1, 2, 8, 8]
-
-
-def test_tp_does_not_divide_mla() -> None:
-    tiny = next(tiny for tiny in TINY if tiny.name == "deepseek-mla")
-    layers = layers_of(tiny.config)
-    narrow, wide = (kv_cache(layers, replace(FLAGS, tp=tp)) for tp in (1, 8))
-    assert narrow.block_bytes == wide.block_bytes
-    assert wide.ranks_share
-
-
 @each_row("layers, pp, sizes", [(8, 2, [4, 4]), (27, 2, [14, 13]), (61, 4, [15, 15, 16, 15])])
 def test_layers_of_pipeline_stages(layers: int, pp: int, sizes: list[int]) -> None:
     assert [last - first for first, last in stage_bounds(layers, pp)] == sizes
@@ -64,11 +51,6 @@ def test_groups_of_state_that_vllm_does_not_divide_are_refused() -> None:
     tiny = next(tiny for tiny in TINY if tiny.name == "nemotron-mamba2")
     with pytest.raises(UnknownModelError, match="2 groups of its recurrent state over TP 4"):
         kv_cache(layers_of(tiny.config), replace(FLAGS, tp=4))
-
-
-def test_the_widest_stage_decides_the_block() -> None:
-    layers = tuple(Layer(index, "full", 8, 128, 128) for index in range(5))
-    assert kv_cache(layers, replace(FLAGS, pp=2)).block_bytes == 3 * 16 * 8 * 256 * 2
 
 
 @each_row("dtype, size", [("auto", 2.0), ("fp8", 1.0), ("fp8_e4m3", 1.0), ("bfloat16", 2.0), ("nvfp4", 0.5625)])
@@ -81,13 +63,6 @@ def test_types_of_kv(dtype: str, size: float) -> None:
 def test_a_type_of_unknown_layout_is_refused(dtype: str) -> None:
     with pytest.raises(UnknownModelError, match=dtype):
         kv_cache(LAYERS, replace(FLAGS, cache_dtype=dtype))
-
-
-def test_a_draft_makes_a_state_larger_and_takes_a_block_more() -> None:
-    tiny = next(tiny for tiny in TINY if tiny.name == "qwen3-next-gdn")
-    plain = cache_of(tiny)
-    drafting = kv_cache(layers_of(tiny.config), replace(plain.flags, draft_tokens=2))
-    assert drafting.blocks_a_request == plain.blocks_a_request + 3 * 2
 
 
 DEEPSEEK_V4 = tuple(map(TableGroup, (256, 64, 64, 4, 8)))
@@ -111,10 +86,6 @@ def test_a_scratch_group_does_not_count() -> None:
     assert scheduler_block((TableGroup(16), TableGroup(7, "scratch"))) == 16
     with pytest.raises(ValueError, match="no group covers tokens"):
         scheduler_block((TableGroup(7, "scratch"),))
-
-
-def test_attention_is_shared_out_over_context_parallel_ranks_and_state_is_not() -> None:
-    assert scheduler_block((TableGroup(16), TableGroup(32, "recurrent")), dcp=4) == 64
 
 
 def test_vllms_own_offloading_cuts_by_tokens_only_where_all_blocks_are_alike() -> None:

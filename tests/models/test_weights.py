@@ -54,10 +54,6 @@ def test_scales_of_32_bits_stay() -> None:
     assert of_rank(f"{LAYER}.mlp.up_proj.weight_scale_inv", SHARDING, dtype="F32") == (16384, 16384)
 
 
-def test_a_vision_tower_may_have_more_layers_than_the_model() -> None:
-    assert of_rank("visual.blocks.30.mlp.fc1.weight", SHARDING) == (8192, 8192)
-
-
 @each_row("name", ["model.layers.4.mlp.up_proj.weight", "mtp.layers.0.mlp.up_proj.weight"])
 def test_mtp_modules_are_loaded_only_for_drafts(name: str) -> None:
     tensor = Tensor(name, "BF16", (64, 64))

@@ -9,10 +9,7 @@ from tests.sizing.kit import CONFIG, HYBRID, sizing, where
 from tests.tables import each_row
 
 LARGE_L1 = with_lmcache(l1_size_gb=2, chunk_size=256)
-
-
-def test_a_recipe_that_crosses_none() -> None:
-    assert where(sizing(LARGE_L1)) == []
+DRIVEN = with_lmcache(l1_size_gb=4, chunk_size=256, transfer_mode="lmcache_driven")
 
 
 def test_a_request_that_does_not_fit() -> None:
@@ -51,27 +48,16 @@ def test_a_chunk_of_no_whole_blocks() -> None:
 
 
 def test_the_chunk_of_a_hybrid_fits_the_block_that_vllm_enlarges() -> None:
-    made = sizing(with_lmcache(l1_size_gb=4, chunk_size=256, transfer_mode="lmcache_driven"), config=HYBRID)
+    made = sizing(DRIVEN, config=HYBRID)
     assert [role.block_size for role in made.roles] == [256, 256]
-    larger = sizing(
-        {"engine": {"args": {"block-size": 512}}},
-        with_lmcache(l1_size_gb=4, chunk_size=256, transfer_mode="lmcache_driven"),
-        config=HYBRID,
-    )
+    larger = sizing({"engine": {"args": {"block-size": 512}}}, DRIVEN, config=HYBRID)
     assert ("error", "lmcache.chunk_size") in where(larger)
-
-
-def test_on_a_gpu_the_computed_block_of_a_hybrid_is_no_certainty() -> None:
-    section = with_lmcache(l1_size_gb=4, chunk_size=256, transfer_mode="lmcache_driven")
-    assert where(sizing(on_gpus(), section, config=HYBRID)) == [("warning", "lmcache.chunk_size")]
+    on_a_gpu = sizing(on_gpus(), DRIVEN, config=HYBRID)
+    assert where(on_a_gpu) == [("warning", "lmcache.chunk_size")], "the computed block is no certainty there"
 
 
 def test_no_recurrent_state_without_prefix_caching() -> None:
-    made = sizing(
-        {"engine": {"args": {"enable-prefix-caching": False}}},
-        with_lmcache(l1_size_gb=4, chunk_size=256, transfer_mode="lmcache_driven"),
-        config=HYBRID,
-    )
+    made = sizing({"engine": {"args": {"enable-prefix-caching": False}}}, DRIVEN, config=HYBRID)
     assert ("error", "prefill.args.enable-prefix-caching") in where(made)
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import io
 import json
 import random
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{tiny.config["architectures"][0]: tiny.config for tiny in TINY},
 }
 """One for each architecture; of two the one that has all keys."""
-CPU_SECONDS = 20
-"""Of one command. An ordinary one takes a small part of a second."""
 VALUES: tuple[Any, ...] = (
     *("4", "", "\x1b[2J", None, True, [], [4], ["x"], [None] * 3, {}, {"a": 1}, [[[]]]),
     *(-1, -(10**30), 0, 1, 3, 7, 10**7, 10**30, 10**400, 1.5, -0.0, 1e308, float("nan"), float("inf")),
@@ -47,19 +43,10 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-@contextmanager
-def bounded_cpu(what: str) -> Iterator[None]:
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    yield
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert taken < CPU_SECONDS, f"{what} takes {taken:.0f} s of CPU"
-
-
 def ended_well(recipe: Path, verb: str, what: str) -> PdserveError | None:
     """The error of the command; None: it has none."""
     print(what)  # shown where it fails
-    with bounded_cpu(what), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         try:
             command()([verb, str(recipe)], "pdserve")
         except PdserveError as error:
