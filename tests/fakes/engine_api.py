@@ -229,6 +229,7 @@ class Engine:
             self.finished += 1
         except asyncio.CancelledError:
             self.aborted += 1
+            self.running += self.script.lingers
             if params.get("do_remote_prefill") and "remote_engine_id" not in params and "transfer_id" in params:
                 die(self.script, "KeyError: 'remote_engine_id'")
             raise
@@ -299,7 +300,7 @@ class Engine:
     async def _prompt_kv(self, job: Job, index: int, params: dict[str, Any]) -> bytes:
         tokens, salt = job.prompt(index), "" if self.script.ignore_salt else job.shape.cache_salt
         local = self.local.lookup(tokens, salt)
-        if params.get("do_remote_prefill") and self.connectors.moves:
+        if params.get("do_remote_prefill") and self.connectors.moves and not self.script.recomputes:
             self.external.queries += len(tokens) - local
             state, external = await self._remote_kv(params, job), len(tokens) - local
             self.external.hits += external

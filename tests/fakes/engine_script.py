@@ -73,6 +73,10 @@ class Script(Faults):
     """* cache_salt does not keep caches apart."""
     kv_fails: bool = False
     """* Decode cannot load the KV that it was sent (kv_load_failure_policy: fail)."""
+    recomputes: bool = False
+    """* Decode computes the prompts whose KV it was sent."""
+    lingers: bool = False
+    """* A request whose client has left stays among those that run."""
     store_fails: bool = False
     """* The Mooncake store takes nothing: every key counts as failed."""
     eos: int = 0

@@ -142,14 +142,11 @@ class Deployment:
         cached: bool = True,
         beside: str | None = None,
         flags: tuple[str, ...] = (DETAILS,),
-        naive_proxy: tuple[str, ...] = (),
         faults: dict[str, dict[str, object]] | None = None,
         **fields: Any,
     ) -> Self:
         """`cached`: with LMCache, whose faults are `lmcache`; `beside`: another connector that caches;
-        `flags`: of all engines; `faults`: by engine or role;
-        `fields`: others of the plan. `naive_proxy`: tests/verify/naive_proxy.py with these engines, instead of the
-        real proxy."""
+        `flags`: of all engines; `faults`: by engine or role; `fields`: others of the plan."""
         if cached:
             self.lmcache = FakeLmcache("lmcache-0", **(lmcache or {}))
             self._stack.callback(self.lmcache.end)
@@ -164,13 +161,13 @@ class Deployment:
             engine.ready()
             self.engines[name] = engine
         self._beside = beside
-        self.plan = self._plan("aggregated" if aggregated else "mooncake", flags, naive_proxy, fields)
+        self.plan = self._plan("aggregated" if aggregated else "mooncake", flags, fields)
         return self
 
     def verify(self, on_proof: Callable[[Proof], None] | None = None, key: str = KEY) -> Report:
         return asyncio.run(run_proofs(self.plan, engine_key=key, on_proof=on_proof))
 
-    def _plan(self, protocol: Protocol, flags: tuple[str, ...], naive: tuple[str, ...], fields: dict[str, Any]) -> Plan:
+    def _plan(self, protocol: Protocol, flags: tuple[str, ...], fields: dict[str, Any]) -> Plan:
         config = ProxyConfig(
             host="127.0.0.1",
             port=0,
@@ -184,7 +181,9 @@ class Deployment:
             # What engines have seen is looked at.
             prewarm=False,
         )
-        port = self._proxy(config, naive)
+        proxy = Proxy(self._folder / "proxy.json", config, key=KEY, control=False)
+        self._stack.callback(proxy.end)
+        port = int(proxy.until(r"serving on http://127.0.0.1:(\d+)")[1])
         processes = [
             process(
                 name,
@@ -210,15 +209,6 @@ class Deployment:
         }
         mode = "aggregated" if protocol == "aggregated" else "disaggregated"
         return plan(mode=mode, lmcache=tuple(servers), **(values | fields))
-
-    def _proxy(self, config: ProxyConfig, naive: tuple[str, ...]) -> int:
-        if naive:
-            argv = [sys.executable, "tests/verify/naive_proxy.py", *(self.engines[name].url for name in naive)]
-            proxy = Child(argv, {"PDSERVE_ENGINE_KEY": KEY})
-        else:
-            proxy = Proxy(self._folder / "proxy.json", config, key=KEY, control=False)
-        self._stack.callback(proxy.end)
-        return int(proxy.until(r"serving on http://127.0.0.1:(\d+)")[1])
 
     def __enter__(self) -> Self:
         return self

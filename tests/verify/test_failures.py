@@ -59,12 +59,16 @@ class TestOutput:
 
 class TestTransfer:
     def test_decode_that_computes_the_prompt_itself_is_detected(self, deployment: Deployment) -> None:
-        report = deployment.up(cached=False, naive_proxy=("decode-0",)).verify()
+        timeouts = Timeouts(transfer_abort_seconds=2)
+        report = deployment.up(cached=False, faults={"decode": {"recomputes": 1}}, timeouts=timeouts).verify()
         transfer = proof(report, "transfer")
         assert transfer.status == "failed"
         assert "received 0 of 1238 prompt tokens and computed 1238 itself" in transfer.reason
-        # Its answers are right all the same: only this proof sees it.
-        assert proof(report, "output").status == "proven"
+        assert proof(report, "output").status == "proven", "its answers are right all the same"
+        clean = proof(report, "clean")
+        assert clean.status == "failed"
+        assert "prefill-0 (0 unfinished" in clean.reason
+        assert "no decode fetches" in clean.reason
 
     def test_engines_that_do_not_report_cached_tokens_are_proven_all_the_same(self, deployment: Deployment) -> None:
         assert proof(deployment.up(flags=()).verify(), "transfer").status == "proven"
@@ -109,22 +113,11 @@ class TestLmcache:
 
 class TestClean:
     def test_a_request_that_outlives_its_client_is_detected(self, deployment: Deployment) -> None:
-        deployment.up(
-            cached=False,
-            naive_proxy=("decode-0",),
-            faults={"decode": {"token_seconds": 0.05}},
-            timeouts=Timeouts(transfer_abort_seconds=2),
-        )
+        lingers = {"decode": {"token_seconds": 0.05, "lingers": 1}}
+        deployment.up(cached=False, faults=lingers, timeouts=Timeouts(transfer_abort_seconds=2))
         clean = proof(deployment.verify(), "clean")
         assert clean.status == "failed"
         assert "decode-0 (2 unfinished" in clean.reason
-
-    def test_kv_that_no_decode_fetches_is_detected(self, deployment: Deployment) -> None:
-        deployment.up(cached=False, naive_proxy=("decode-0", "prefill-0"), timeouts=Timeouts(transfer_abort_seconds=2))
-        clean = proof(deployment.verify(), "clean")
-        assert clean.status == "failed"
-        assert "prefill-0 (0 unfinished" in clean.reason
-        assert "no decode fetches" in clean.reason
 
     def test_beside_others_requests_it_stays_open(self, deployment: Deployment) -> None:
         decode = deployment.up().engines["decode-0"]

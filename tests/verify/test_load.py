@@ -106,7 +106,7 @@ class TestFaults:
         assert {entry.status for entry in report.proofs if entry.name != "load-output"} == {"proven"}
 
     def test_a_decode_that_computes_prompts_itself(self, deployment: Deployment) -> None:
-        report = load(deployment.up(cached=False, naive_proxy=("decode-0",)))
+        report = load(deployment.up(cached=False, faults={"decode": {"recomputes": 1}}))
         transfer = proof(report, "load-transfer")
         assert transfer.status == "failed"
         assert transfer.numbers["received by decode"] == 0
