@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -106,12 +105,6 @@ class FakeEngine(Child):
 
     def requests(self) -> list[dict[str, Any]]:
         return list(self.http.get("/fake/requests").json())
-
-    def loaded(self) -> int:
-        """Prompt tokens that came from LMCache, or from a prefill."""
-        page = self.http.get("/metrics").text
-        (count,) = re.findall(r"prompt_tokens_by_source_total{[^}]*external_kv_transfer[^}]*} (\d+)", page)
-        return int(count)
 
     def forget_external(self) -> None:
         """What its LMCache server has is gone."""

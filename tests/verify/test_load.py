@@ -67,11 +67,6 @@ class TestProven:
         assert output["share that differs"] == 0
         assert output["control: difference"] != 0
 
-    def test_logprobs(self, deployment: Deployment) -> None:
-        report = load(deployment.up(verify=Verify(output="logprobs")))
-        assert report.exit_code == 0, reasons(report)
-        assert proof(report, "load-output").numbers["tolerance"] == 0.3
-
     @pytest.mark.parametrize("connector", ["MooncakeStoreConnector", "OffloadingConnector"])
     def test_another_cache(self, deployment: Deployment, connector: str) -> None:
         report = load(deployment.up(cached=False, beside=connector))
@@ -137,27 +132,11 @@ class TestFaults:
         assert (reload.numbers["prefixes expected"], reload.numbers["prefixes loaded"]) == (4, 3)
         assert {entry.name for entry in report.proofs if entry.status != "proven"} == {"load-reload"}, reasons(report)
 
-    def test_another_cache_that_forgets_a_single_prefix(self, deployment: Deployment) -> None:
-        deployment.up(cached=False, beside="MooncakeStoreConnector")
-        prefill = deployment.engines["prefill-0"]
-        report = load(deployment, on_window=after_window(2, lambda: prefill.forget_salt("-load-1")))
-        reload = proof(report, "load-reload")
-        assert reload.status == "failed"
-        assert "(requests 32-47: group 1 (cache_salt " in reload.reason
-        assert "group 0" not in reload.reason
-        assert reload.reason.endswith("see logs/prefill-0.log")
-
     def test_locks_that_leak_in_lmcache(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pdserve.verify.load.proofs._UNLOCK_SECONDS", 0.3)
         clean = proof(load(deployment.up(lmcache={"locked": 3})), "load-clean")
         assert clean.status == "failed"
         assert "LMCache still holds 3 chunks" in clean.reason
-
-    def test_a_model_that_ignores_its_context_proves_nothing(self, deployment: Deployment) -> None:
-        dummy: dict[str, object] = {"dummy_weights": 1}
-        output = proof(load(deployment.up(faults={"prefill": dummy, "decode": dummy})), "load-output")
-        assert output.status == "failed"
-        assert "does not change the answer" in output.reason
 
 
 class TestOpen:

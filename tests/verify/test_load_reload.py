@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from pdserve.verify.report import Outcome
 from pdserve.verify.target import Target
 from pdserve.verify.trials import Counters
 from tests.bench.evidence import plan, with_connector
+from tests.tables import each_row
 
 SCHEDULE = Schedule(
     pool=tuple(range(100, 1100)), chunk=256, longest=1500, model_limit=2000, window=16, sample=0.25, seed=0
@@ -141,22 +143,17 @@ class TestOnePlace:
         if tokens:
             assert asked.ask(1, tokens - 1, engine="aggregated-0").came == "lost"
 
-    def test_blocks_that_are_offloaded_together(self) -> None:
-        config = '--kv-transfer-config={"kv_connector_extra_config": {"blocks_per_chunk": 20}}'
-        of = with_connector("OffloadingConnector")
-        of = of.model_copy(update={"processes": (of.processes[0].model_copy(update={"argv": ("vllm", config)}),)})
-        asked = Asked(of)
-        assert [asked.ask(group, 0, engine="aggregated-0").wanted for group in range(GROUPS)] == [0, 320, 0, 320]
-
     @pytest.mark.parametrize(("threshold", "came"), [(0, "lost"), (1, "lost"), (2, "new")])
     def test_what_is_offloaded_only_when_it_is_seen_again_may_not_be_there(self, threshold: int, came: str) -> None:
-        config = f'--kv-transfer-config={{"kv_connector_extra_config": {{"store_threshold": {threshold}}}}}'
+        """Blocks of 16 are offloaded 20 together."""
+        more = {"blocks_per_chunk": 20, "store_threshold": threshold}
+        argv = ("vllm", f"--kv-transfer-config={json.dumps({'kv_connector_extra_config': more})}")
         of = with_connector("OffloadingConnector")
-        of = of.model_copy(update={"processes": (of.processes[0].model_copy(update={"argv": ("vllm", config)}),)})
-        asked = Asked(of)
-        asked.ask(1, 0, engine="aggregated-0")
-        assert asked.ask(1, 0, engine="aggregated-0").came == came
-        assert asked.ask(1, 512, engine="aggregated-0").came == "back"
+        asked = Asked(of.model_copy(update={"processes": (of.processes[0].model_copy(update={"argv": argv}),)}))
+        assert asked.ask(0, 0, engine="aggregated-0").wanted == 0
+        assert asked.ask(1, 0, engine="aggregated-0").wanted == 320
+        assert asked.came(1, 0, engine="aggregated-0") == came
+        assert asked.came(1, 320, engine="aggregated-0") == "back"
 
 
 class TestSeveralPlaces:
@@ -184,36 +181,24 @@ class TestSeveralPlaces:
             assert proofs.reload_claim(Target(one, NOTHING, "key")).endswith("prefix was loaded again.")
 
 
-class TestOthers:
-    """Other clients are served while a prompt is sent alone."""
-
-    def asked(self) -> Asked:
-        asked = Asked(plan())
-        asked.ask(1, 0)
-        return asked
-
-    def test_what_they_load_does_not_stand_for_a_prefix(self) -> None:
-        assert self.asked().came(1, 0, others=[("prefill-0", 600, 512)]) == "disturbed"
-
-    def test_prompts_too_short_to_be_loaded_disturb_nothing(self) -> None:
-        """As those that `verify` itself sends to idle engines."""
-        assert self.asked().came(1, 512, others=[("prefill-0", 1, 0), ("prefill-0", 1, 0)]) == "back"
-
-    def test_more_than_the_prefix_and_what_they_can_have_loaded_is_enough(self) -> None:
-        assert self.asked().came(1, 512, others=[("prefill-0", 300, 256)]) == "back"
+@each_row("loaded, others, came", [
+    (0, [("prefill-0", 600, 512)], "disturbed"),
+    (512, [("prefill-0", 1, 0), ("prefill-0", 1, 0)], "back"),  # as those that `verify` itself sends to idle engines
+    (512, [("prefill-0", 300, 256)], "back"),  # more than the prefix and what they can have loaded
+])  # fmt: skip
+def test_what_other_clients_load_meanwhile_does_not_stand_for_a_prefix(
+    loaded: int, others: Sequence[tuple[str, int, int]], came: str
+) -> None:
+    asked = Asked(plan())
+    asked.ask(1, 0)
+    assert asked.came(1, loaded, others=others) == came
 
 
-class TestUncounted:
-    def test_engines_that_do_not_count(self) -> None:
-        assert Asked(plan(), counts=False).came(0, 256) == "uncounted"
-
-    def test_a_prompt_that_no_engine_has_counted(self) -> None:
-        """It went to decode alone."""
-        assert Asked(plan()).came(0, 0, counted=False) == "uncounted"
-
-    def test_blocks_of_unknown_size(self) -> None:
-        asked = Asked(with_connector("MooncakeStoreConnector"), block=None)
-        assert asked.came(0, 256, engine="aggregated-0") == "uncounted"
+def test_what_no_engine_counts_is_not_known() -> None:
+    assert Asked(plan(), counts=False).came(0, 256) == "uncounted"
+    assert Asked(plan()).came(0, 0, counted=False) == "uncounted", "it went to decode alone"
+    unknown_blocks = Asked(with_connector("MooncakeStoreConnector"), block=None)
+    assert unknown_blocks.came(0, 256, engine="aggregated-0") == "uncounted"
 
 
 def reloads(first: int, came: Sequence[Came]) -> tuple[PrefixReload, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -12,11 +11,10 @@ import httpx
 import pytest
 
 from pdserve.errors import VerifyError
-from pdserve.verify.load.schedule import LoadOptions, Schedule
-from pdserve.verify.load.traffic import Traffic, send
 from pdserve.verify.target import Completion, Target, read_stream
 from pdserve.verify.trials import make_tokens, max_model_len
 from tests.bench.evidence import plan
+from tests.tables import each_row
 from tests.verify import deployment
 from tests.verify.deployment import Deployment
 
@@ -54,75 +52,30 @@ def test_a_sound_answer() -> None:
     assert second["7"].logprob == -1
 
 
-@pytest.mark.parametrize(
-    ("body", "what"),
-    [
-        (b"<html>", "something else than JSON"),
-        (b"[]", r"JSON that is no object: \[\]"),
-        (b'{"choices": [], "usage": {"prompt_tokens": 4}}', "choices: "),
-        (b'{"choices": [{}], "usage": {"prompt_tokens": 4}}', "choices.0.token_ids: Field required"),
-        (with_choice(token_ids=["7"]), "choices.0.token_ids.0: "),
-        (with_choice(logprobs={"token_logprobs": [None]}), "choices.0.logprobs.token_logprobs.0: .*null"),
-        (with_choice(logprobs={"token_logprobs": [float("nan")]}), "choices.0.logprobs.token_logprobs.0: .*NaN"),
-        (with_choice(prompt_logprobs=[{"7": {"logprob": None}}]), "choices.0.prompt_logprobs.0.7.logprob: "),
-        (with_choice(prompt_logprobs=[{"7": {"logprob": float("nan")}}]), "choices.0.prompt_logprobs.0.7.logprob: "),
-        (b'{"choices": [{"token_ids": [7]}]}', "usage: Field required"),
-        (with_usage({"prompt_tokens": "x"}), 'usage.prompt_tokens: .*"x"'),
-        (with_usage({"prompt_tokens": 4, "prompt_tokens_details": {"cached_tokens": "no"}}), "cached_tokens: "),
-    ],
-)
-def test_a_completion_that_cannot_be_read(body: bytes, what: str) -> None:
+@each_row("body, what", [
+    (b"<html>", "something else than JSON"),
+    (b"[]", r"JSON that is no object: \[\]"),
+    (b'{"choices": [{}], "usage": {"prompt_tokens": 4}}', "choices.0.token_ids: Field required"),
+    (with_choice(logprobs={"token_logprobs": [float("nan")]}), "choices.0.logprobs.token_logprobs.0: .*NaN"),
+    (with_choice(prompt_logprobs=[{"7": {"logprob": float("nan")}}]), "choices.0.prompt_logprobs.0.7.logprob: "),
+    (with_usage({"prompt_tokens": "x"}), 'usage.prompt_tokens: .*"x"'),
+    # The end of a text is ignored: an answer that is shorter was broken off.
+    (with_choice(token_ids=[], finish_reason="abort"), r"4 prompt tokens and 0 answer .*reason abort\), 4 and 1"),
+    (with_choice(token_ids=[7, 7]), "4 prompt tokens and 2 answer tokens"),
+    (with_usage({"prompt_tokens": 3}), "3 prompt tokens and 1 answer tokens"),
+])  # fmt: skip
+def test_a_completion_that_cannot_be_read_or_has_another_length(body: bytes, what: str) -> None:
     with pytest.raises(VerifyError, match=what) as raised:
         completed(body)
     assert raised.value.where == "http://127.0.0.1:1"
 
 
-@pytest.mark.parametrize(
-    ("body", "what"),
-    [
-        (
-            with_choice(token_ids=[], finish_reason="abort"),
-            r"4 prompt tokens and 0 answer tokens .*reason abort\), 4 and 1",
-        ),
-        (with_choice(token_ids=[7, 7]), "4 prompt tokens and 2 answer tokens"),
-        (with_usage({"prompt_tokens": 3}), "3 prompt tokens and 1 answer tokens"),
-    ],
-)
-def test_a_completion_of_another_length(body: bytes, what: str) -> None:
-    """The end of a text is ignored: an answer that is shorter was broken off."""
-    with pytest.raises(VerifyError, match=what):
-        completed(body)
-
-
-@pytest.mark.parametrize("body", [b"{}", b'{"tokens": []}', b'{"tokens": ["a"]}', b'{"tokens": 3}', b"\xff"])
-def test_tokens_that_cannot_be_read(body: bytes) -> None:
-    with pytest.raises(VerifyError, match=re.escape("/tokenize")) as raised:
-        asked(body, lambda target: make_tokens(target, 0, 4))
+@each_row("body", [b"{}", b'{"tokens": ["a"]}', b'{"data": [1]}', b'{"data": [{"max_model_len": "long"}]}', b"\xff"])
+@each_row("ask", [max_model_len, lambda target: make_tokens(target, 0, 4)])
+def test_tokens_and_models_that_cannot_be_read(ask: Callable[[Target], Awaitable[Any]], body: bytes) -> None:
+    with pytest.raises(VerifyError) as raised:
+        asked(body, ask)
     assert raised.value.where == "http://127.0.0.1:2"
-
-
-@pytest.mark.parametrize("body", [b"[]", b"\xff", b'{"data": [1]}', b'{"data": [{"max_model_len": "long"}]}'])
-def test_models_that_cannot_be_read(body: bytes) -> None:
-    with pytest.raises(VerifyError, match=re.escape("/v1/models")) as raised:
-        asked(body, max_model_len)
-    assert raised.value.where == "http://127.0.0.1:2"
-
-
-@pytest.mark.parametrize("body", [b'{"data": []}', b'{"data": [{"id": "m"}]}', b'{"data": [{"max_model_len": null}]}'])
-def test_a_model_without_a_limit(body: bytes) -> None:
-    assert asked(body, max_model_len) is None
-
-
-def test_under_load_they_are_requests_that_failed() -> None:
-    async def load(target: Target) -> Traffic:
-        schedule = Schedule(
-            pool=tuple(range(500)), chunk=256, longest=600, model_limit=None, window=4, sample=0.5, seed=0
-        )
-        return await send(target, schedule, LoadOptions(concurrency=2, requests=4), reloads=False, on_window=None)
-
-    served = asked(with_usage(None), load).served
-    assert [request.ended for request in served] == ["failed"] * 4
-    assert all("usage: " in request.error for request in served)
 
 
 # --- vllm-router; that itself is proven in tests/launch/test_vllm_router.py

@@ -126,12 +126,6 @@ def test_a_store_that_takes_nothing_is_a_failure(deployment: Deployment) -> None
     assert "was computed again instead of being reloaded" in proof(report, "pool-reload").reason
 
 
-def test_without_the_endpoint_that_clears_caches_a_reload_is_not_proven(deployment: Deployment) -> None:
-    report = deployment.up(cached=False, beside=STORE, cache_reset_endpoint=False).verify()
-    assert proof(report, "pool-stored").status == "proven"
-    assert proof(report, "pool-reload").status == "not-proven"
-
-
 def test_offloading_is_proven_by_its_reload(deployment: Deployment) -> None:
     report = deployment.up(aggregated=1, cached=False, beside=OFFLOAD).verify()
     assert report.exit_code == 0, report
