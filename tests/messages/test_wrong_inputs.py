@@ -132,6 +132,7 @@ CASES = (
     typed("Got unexpected extra argument(s) (prefill.instances=2)", *VALIDATE, "prefill.instances=2"),
     typed("this is a cluster file, not", "validate", "hosts.yaml"),
     typed("home: no deployment called 'good' was", "status", "good"),
+    typed("--min-gbps belongs to --fabric", "preflight", "good.yaml", "--min-gbps", "10"),
     typed("--dry-run belongs to --prune", "list", "--dry-run"),
     # Cluster files
     cluster("did you mean hosts?", "schema: 1\nhost:\n  - name: gpu1\n"),

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from pdserve.cli.commands import app
 from pdserve.preflight import transfer
 from pdserve.preflight.fabric import (
     Wish,
@@ -29,7 +27,6 @@ from pdserve.preflight.node_probe import HasSent, Question, Send, Wait, Waits
 from pdserve.preflight.transfer import End, EndFailure, FabricPath, Link, Sent, Waiting, WaitingEnd, send
 from tests.launch.deployment import free_ports
 from tests.plan import kit
-from tests.recipe.kit import CPU, refused
 from tests.tables import each_row
 
 MIB = 1 << 20
@@ -255,16 +252,13 @@ def test_another_way_out_and_another_mtu_are_warnings() -> None:
     assert mtu.value == "a -> b: MTU 1500 on eth0, 9000 on eth0"
     far = Link(name="eth9", mtu=1500)
     rate, route = judged(wrote(MIB, 0.00031, link=far, leaves_by="10.0.0.9"), protocol="ucx")
-    assert (rate.node, "in 0.31 ms)" in rate.value) == ("b", True)
-    assert rate.value.endswith("eth0 (MTU 1500) -> eth9 (MTU 1500)"), "from prefill to decode, which reads"
-    assert "NixlConnector with ucx reads from 127.0.0.1, host memory to host memory" in rate.need
+    assert (rate.node, rate.value.endswith("eth0 (MTU 1500) -> eth9 (MTU 1500)")) == ("b", True), "decode reads"
     assert route.value.startswith("a -> b: from b to a: packets leave from 10.0.0.9")
 
 
 @each_row("protocol, sender, receives, shown, status", [
     ("tcp", 25.0, 100.0, "3 Gbit/s of 25 (", "ok"),
     ("tcp", 100.0, 40.0, "3 Gbit/s of 40 (", "warning"),
-    ("ucx", 40.0, 40.0, "3 Gbit/s of 40 (", "warning"),
     ("rdma", 400.0, 25.0, "3 Gbit/s of 25 (", "ok"),
     ("tcp", None, 100.0, "3 Gbit/s (", "ok"),
 ])  # fmt: skip
@@ -280,17 +274,6 @@ def test_the_rate_stands_beside_what_the_slower_end_should_give(
     assert wished.status == "ok"
 
 
-@each_row("least", ["0", "-1", ".inf", "fast"])
-def test_a_least_rate_that_is_none_is_refused(tmp_path: Path, least: str) -> None:
-    assert "fabric.min_gbps" in refused(tmp_path, CPU, f"fabric.min_gbps={least}")
-
-
-def test_a_least_rate_without_the_check_is_refused() -> None:
-    done = CliRunner().invoke(app, ["preflight", "recipe.yaml", "--min-gbps", "10"])
-    assert done.exit_code == 2
-    assert "--min-gbps belongs to --fabric" in done.output
-
-
 def interpreter(folder: Path, script: str) -> str:
     python = folder / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
@@ -298,51 +281,30 @@ def interpreter(folder: Path, script: str) -> str:
     return str(python)
 
 
-def begun(python: str, folder: Path | None = None) -> WaitingEnd | EndFailure:
+def begun(python: str) -> WaitingEnd | EndFailure:
     waiting = Waiting(end("b"), python, is_read=False)
     try:
-        answer = waiting.begin()
-        if folder is not None:
-            assert list(folder.iterdir()) == [Path(python)], "nothing that a killed owner would leave"
+        return waiting.begin()
     finally:
         waiting.close()
-    return answer
 
 
 @pytest.mark.process
 def test_an_interpreter_without_mooncake_is_named(tmp_path: Path) -> None:
     """-S: without what is installed."""
     python = interpreter(tmp_path, f'exec {sys.executable} -S "$@"')
-    failure = begun(python)
-    assert isinstance(failure, EndFailure)
-    assert (failure.step, failure.error) == ("import", "No module named 'mooncake'")
-    sent = send(path(), NOTHING_LISTENS, python)
-    assert sent.failure is not None
-    assert sent.failure.step == "import"
+    for failure in (begun(python), send(path(), NOTHING_LISTENS, python).failure):
+        assert isinstance(failure, EndFailure)
+        assert (failure.step, failure.error) == ("import", "No module named 'mooncake'")
 
 
 @pytest.mark.process
-def test_an_interpreter_that_ends_at_once_or_is_not_there_is_a_failure_and_no_slow_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interpreter_that_ends_at_once_or_is_not_there_is_a_failure_and_no_slow_link(tmp_path: Path) -> None:
     ended = "its program ended, or was not ready in time"
     failure = EndFailure(step="start", error=ended, output=("no such library",))
     assert begun(interpreter(tmp_path, "echo no such library >&2; exit 1")) == failure
     sent = send(path(), NOTHING_LISTENS, "/none/python")
     assert sent.failure == EndFailure(step="start", error="No such file or directory")
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    with pytest.raises(OSError, match="No such file"):
-        Waiting(end("b"), "/none/python", is_read=False)
-    assert not list(temporary.iterdir())
-
-
-@pytest.mark.process
-def test_an_end_leaves_no_file_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    answer = 'read order; echo a word >&2; echo \'{"session_port": 1, "pointer": 1}\'; read end'
-    assert isinstance(begun(interpreter(tmp_path, answer), tmp_path), WaitingEnd)
 
 
 @pytest.mark.process
@@ -359,7 +321,6 @@ import ctypes, threading
 
 class TransferEngine:
     def initialize(self, *_):
-        {start}
         return 0
 
     def batch_register_memory(self, *_):
@@ -375,79 +336,27 @@ class TransferEngine:
         ctypes.memmove(here[0], self.far[begin : begin + sizes[0]], sizes[0])
         return 0
 """
-"""A stand-in for Mooncake, to hang or to be slow where it is asked for."""
-TORCH = """
-import ctypes
-from types import SimpleNamespace
-
-uint8, cuda = "uint8", SimpleNamespace(synchronize=lambda: None)
-
-class Tensor:
-    def __init__(self, buffer, size):
-        self.buffer, self.size = buffer, size
-
-    def data_ptr(self):
-        return ctypes.addressof(self.buffer)
-
-    def __getitem__(self, part):
-        return Tensor((ctypes.c_char * (part.stop - part.start)).from_buffer(self.buffer, part.start), None)
-
-    def copy_(self, other):
-        ctypes.memmove(self.buffer, other, len(other))
-
-    def cpu(self):
-        return SimpleNamespace(tolist=lambda: list(bytes(self.buffer)))
-
-def empty(size, dtype, device):
-    {device}
-    return Tensor(ctypes.create_string_buffer(size), size)
-
-def frombuffer(data, dtype):
-    return bytes(data)
-"""
-"""A stand-in for torch, whose device is host memory."""
+"""A stand-in for Mooncake, to hang or to write what is wrong."""
 
 
-def sent_by(
-    folder: Path, *, start: str = "pass", write: str = "pass", platform: str = "cpu", device: str = "pass"
-) -> Sent:
+def sent_by(folder: Path, write: str) -> Sent:
     package = folder / "mooncake"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "engine.py").write_text(ENGINE.format(start=start, write=write))
-    (folder / "torch.py").write_text(TORCH.format(device=device))
-    source = end("a", platform=platform, environment={"PYTHONPATH": str(folder)})
+    (package / "engine.py").write_text(ENGINE.format(write=write))
+    source = end("a", environment={"PYTHONPATH": str(folder)})
     return send(path().model_copy(update={"source": source}), NOTHING_LISTENS, sys.executable)
 
 
 @pytest.mark.process
-@each_row("write, platform, device, step, error", [
-    ("pass", "rocm", "pass", None, ""),
-    ("ctypes.memset(here[0] + sizes[0] - 9, 0, 9)", "rocm", "pass", "compare", "the bytes that were read are not"),
-    ("pass", "rocm", "raise RuntimeError('No HIP GPUs are available')", "device", "RuntimeError: No HIP GPUs are"),
-])  # fmt: skip
-def test_memory_of_a_device_is_written_and_compared_by_torch(
-    tmp_path: Path, write: str, platform: str, device: str, step: str | None, error: str
-) -> None:
-    sent = sent_by(tmp_path, write=write, platform=platform, device=device)
-    if step is None:
-        assert (sent.failure, bool(sent.timings)) == (None, True)
-        return
-    assert sent.failure is not None
-    assert (sent.failure.step, sent.failure.error.startswith(error)) == (step, True)
-    [finding] = judge_path(path(platform=platform), receiver(), sent, min_gbps=None)
-    assert finding.status == ("unknown" if step == "device" else "failed"), "without a device nothing is blamed"
+@each_row("write, step", [("pass", None), ("ctypes.memset(here[0] + sizes[0] - 9, 0, 9)", "compare")])
+def test_what_was_written_is_read_back_and_compared(tmp_path: Path, write: str, step: str | None) -> None:
+    sent = sent_by(tmp_path, write)
+    assert (sent.failure.step if sent.failure else None, bool(sent.timings)) == (step, step is None)
 
 
 @pytest.mark.process
 def test_a_transfer_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "_SEND_SECONDS", 1)
-    sent = sent_by(tmp_path, write="threading.Event().wait()")
+    sent = sent_by(tmp_path, "threading.Event().wait()")
     assert sent.failure == EndFailure(step="transfer", error="not done within 1 s")
-
-
-@pytest.mark.process
-def test_an_engine_that_starts_slowly_is_no_slow_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "_SEND_SECONDS", 4)  # a busy machine writes for more than one
-    sent = sent_by(tmp_path, start="threading.Event().wait(4.5)")
-    assert (sent.failure, bool(sent.timings)) == (None, True)
