@@ -5,75 +5,93 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdserve.launch.failure import container_end, serve_error
-from pdserve.reach.containers import container_cause
+from pdserve.reach.containers import container_cause, is_absent
 from pdserve.reach.protocol import Gone
 from pdserve.run.directory import RunDir
 from tests.plan.kit import hosts, plan, recipe
 from tests.tables import each_row
 
 RESET = "read unix @->/run/docker.sock: read: connection reset by peer"
-RUN = "See 'docker run --help'."
-CAUSES = {
-    "docker: Got permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock: "
-    f"Post ...: dial unix /var/run/docker.sock: connect: permission denied.\n{RUN}": (
+CAUSES = [
+    (
+        "docker: Got permission denied while trying to connect to the Docker daemon socket at unix:///var/run/x.sock",
         "this user may not use the socket of docker there",
         "usermod -aG docker USER",
     ),
-    "docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?.\n": (
+    (
+        "docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?.",
         "no docker daemon answers at unix:///var/run/docker.sock",
         "systemctl start docker",
     ),
-    'docker: Error response from daemon: failed to create shim task: exec: "env": executable file not found in $PATH': (
+    (
+        'docker: failed to create shim task: exec: "env": executable file not found in $PATH',
         "the image has no env",
         "container.python",
     ),
-    "[FATAL tini (7)] exec env failed: No such file or directory": ("the image has no env", "container.python"),
-    "env: ‘/opt/no/python3’: No such file or directory": ("the image has no /opt/no/python3", "container.python"),
-    "env: '/opt/no/python3': No such file or directory": ("the image has no /opt/no/python3", "container.python"),
-    "/usr/bin/python3: Error while finding module specification for 'pdserve.preflight.node_probe' "
-    "(ModuleNotFoundError: No module named 'pdserve')": (
+    ("[FATAL tini (7)] exec env failed: No such file or directory", "the image has no env", "container.python"),
+    ("env: ‘/opt/no/python3’: No such file or directory", "the image has no /opt/no/python3", "container.python"),
+    ("env: '/opt/no/python3': No such file or directory", "the image has no /opt/no/python3", "container.python"),
+    (
+        "ModuleNotFoundError: No module named 'pdserve'",
         "the interpreter of the image has no pdserve",
-        "the same version as here",
+        "version as here",
     ),
-    "Traceback (most recent call last):\nModuleNotFoundError: No module named 'pydantic'": (
-        "the interpreter of the image lacks pydantic",
-        "pip install pydantic",
-    ),
-    'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].': (
+    ("ModuleNotFoundError: No module named 'pydantic'", "image lacks pydantic", "pip install pydantic"),
+    (
+        'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
         "docker there cannot give the container its GPUs",
         "NVIDIA Container Toolkit",
     ),
-    'docker: Error response from daemon: error gathering device information while adding custom device "/dev/kfd": no '
-    "such file or directory.": ("the node has no device /dev/kfd", "ls -l /dev/kfd"),
-    "docker: Error response from daemon: failed to create shim task: OCI runtime create failed: runc create failed: "
-    "unable to start container process: error during container init: error setting rlimits for ready process: error "
-    "setting rlimit type 8: operation not permitted: unknown.": (
+    (
+        'docker: error gathering device information while adding custom device "/dev/kfd": no such file or directory.',
+        "the node has no device /dev/kfd",
+        "ls -l /dev/kfd",
+    ),
+    (
+        "error setting rlimits for ready process: error setting rlimit type 8: operation not permitted: unknown.",
         "docker there may not raise a limit",
         "--ulimit=memlock=",
     ),
-    "Error: crun: setrlimit `RLIMIT_NPROC`: Operation not permitted: OCI permission denied": (
+    (
+        "Error: crun: setrlimit `RLIMIT_NPROC`: Operation not permitted: OCI permission denied",
         "podman there may not raise a limit of its containers (RLIMIT_NPROC)",
         "--ulimit=nproc=",
     ),
-    "Error: OCI runtime error: crun: cgroups in hybrid mode not supported, drop all controllers from cgroupv2": (
+    (
+        "Error: OCI runtime error: crun: cgroups in hybrid mode not supported, drop all controllers from cgroupv2",
         "crun, the runtime of podman there, takes cgroups of version 1 or 2",
         'runtime = "runc"',
     ),
-    "Error: container-init binary not found on the host: stat /usr/libexec/podman/catatonit: no such file": (
+    (
+        "Error: container-init binary not found on the host: stat /usr/libexec/podman/catatonit: no such file",
         "podman there has no program for --init",
         "catatonit",
     ),
-    "sh: 1: docker: not found": ("there is no docker in the PATH of a login on gpu1", "install docker there"),
-}
+    ("sh: 1: docker: not found", "there is no docker in the PATH of a login on gpu1", "install docker there"),
+    ("execve(): docker: No such file or directory", "there is no docker in the PATH of a login", "install docker"),
+    # Of programs that fetch an image
+    ("denied: requested access to the resource is denied", "no such image", "docker login"),
+    ("[ERROR] URL https://r/v2/x/manifests/1 returned error code: 404 Not Found", "no such image", ""),
+    ("dial tcp: lookup registry-1.docker.io: no such host", "cannot be reached", "docker load"),
+    ("write /usr/lib/x.so: no space left on device", "a disk of gpu1 is full", "docker system df"),
+    ("toomanyrequests: You have reached your pull rate limit.", "gives out no more", "mirror"),
+    ("no matching manifest for linux/arm64/v8 in the manifest list", "another processor", "container.image"),
+]
 
 
-@each_row("output, expected", CAUSES.items())
-def test_a_cause_is_named_with_what_to_do(output: str, expected: tuple[str, str]) -> None:
-    hint = container_cause(f"an earlier line\n{output}\n", node="gpu1")
+@each_row("output, cause, todo", CAUSES)
+def test_a_cause_is_named_with_what_to_do(output: str, cause: str, todo: str) -> None:
+    hint = container_cause(f"an earlier line\n{output}\n", node="gpu1", fetching=True)
     assert hint is not None
-    assert expected[0] in hint.cause
-    assert expected[1] in hint.todo
-    assert container_cause("Welcome to node 7\n", node="gpu1") is None, "what is not known is not guessed"
+    assert cause in hint.cause
+    assert todo in hint.todo
+    assert not is_absent(output)
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    assert container_cause("Welcome to node 7\n", node="gpu1", fetching=True) is None
+    assert is_absent("Error response from daemon: No such image: x:latest")
+    assert is_absent("Error: inspecting object: registry.invalid/vllm:9: image not known")  # podman 4.3
 
 
 DAEMON_GONE = "docker itself failed"

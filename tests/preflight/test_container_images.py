@@ -17,7 +17,6 @@ from pdserve.plan.node import Local
 from pdserve.preflight import container_images
 from pdserve.preflight.container_images import Report, provide_images
 from pdserve.reach.candidates import Candidate
-from pdserve.reach.containers import container_cause, is_absent
 from tests.plan.kit import recipe
 from tests.tables import each_row
 
@@ -205,10 +204,7 @@ def test_a_compile_cache_is_the_users_own_and_cold_until_it_holds_something(here
     assert "loaded as code" in (error.cause or ""), "others could write it"
 
 
-@pytest.mark.parametrize(
-    ("protocol", "leave_out", "asked"),
-    [("rdma", [], True), ("tcp", [], False), ("rdma", ["--device"], False)],
-)
+@each_row("protocol, leave_out, asked", [("rdma", [], True), ("tcp", [], False), ("rdma", ["--device"], False)])
 def test_a_node_without_the_device_files_of_rdma_is_named(
     here: Path, protocol: str, leave_out: list[str], asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,65 +216,8 @@ def test_a_node_without_the_device_files_of_rdma_is_named(
         error = refused(here, sides=sides, leave_out=leave_out)
         assert error.what == f"gpu1 has no {here}/infiniband"
         assert "protocol: tcp" in (error.todo or "")
-        (here / "infiniband").mkdir()
-    provide(here, sides=sides, leave_out=leave_out)
-
-
-PRINTED = [
-    (
-        "Got permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock: Get "
-        '"http://%2Fvar%2Frun%2Fdocker.sock/v1.24/images/x/json": dial unix /var/run/docker.sock: connect: permission '
-        "denied",
-        "membership in the group docker",
-        "usermod -aG docker USER",
-    ),
-    (
-        "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
-        "no docker daemon answers at unix:///var/run/docker.sock: dockerd does not run there",
-        "systemctl start docker",
-    ),
-    (
-        "pull access denied for x, repository does not exist or may require 'docker login': denied: requested access "
-        "to the resource is denied",
-        "no such image",
-        "docker login",
-    ),
-    (
-        "[ERROR] URL https://registry-1.docker.io/v2/x/manifests/1 returned error code: 404 Not Found",
-        "no such image",
-        "",
-    ),
-    (
-        'Error response from daemon: Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io: no '
-        "such host",
-        "cannot be reached",
-        "docker load",
-    ),
-    (
-        "failed to register layer: write /usr/lib/x.so: no space left on device",
-        "a disk of gpu1 is full",
-        "docker system df",
-    ),
-    ("toomanyrequests: You have reached your pull rate limit.", "gives out no more", "mirror"),
-    ("no matching manifest for linux/arm64/v8 in the manifest list entries", "another processor", "container.image"),
-    ("bash: line 1: docker: command not found", "there is no docker", "install docker"),
-    ("slurmstepd: error: execve(): docker: No such file or directory", "there is no docker", "install docker"),
-]
-
-
-@each_row("text, cause, todo", PRINTED)
-def test_what_the_tools_print_has_a_cause_and_a_fix(text: str, cause: str, todo: str) -> None:
-    known = container_cause(text, node="gpu1", fetching=True)
-    assert known is not None
-    assert cause in known.cause
-    assert todo in known.todo
-    assert not is_absent(text)
-
-
-def test_what_is_not_known_has_none() -> None:
-    assert container_cause("a new way to fail", node="gpu1", fetching=True) is None
-    assert is_absent("Error response from daemon: No such image: x:latest")
-    assert is_absent("Error: inspecting object: registry.invalid/vllm:9: image not known")  # podman 4.3
+    else:
+        provide(here, sides=sides, leave_out=leave_out)
 
 
 def test_layers_are_counted_by_their_last_state() -> None:
