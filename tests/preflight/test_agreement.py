@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.errors import PreflightError, RecipeError
+from pdserve.errors import PreflightError
 from pdserve.plan.model import Plan
 from pdserve.preflight.agreement import (
     Asked,
@@ -80,11 +80,6 @@ def test_errors_name_the_node_what_was_asked_and_what_is_there(
     assert message in raised.value.what
     assert raised.value.where == where
     assert "docker0 172.17.0.1/16 (down)" in str(raised.value.cause)
-
-
-def test_no_subnet_at_all() -> None:
-    with pytest.raises(RecipeError, match=r"'10\.1' is no IPv4 subnet"):
-        chosen(Network.model_construct(interface=None, cidr="10.1"))
 
 
 @each_row("others, message", [

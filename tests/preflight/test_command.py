@@ -44,34 +44,11 @@ def test_everything_that_is_missing_with_its_line_and_its_fix(tmp_path: Path, pd
     assert "3 failed" in lines[-1]
 
 
-def test_as_json(tmp_path: Path, pdserve_home: Path) -> None:
-    file = recipe(tmp_path)
-    (tmp_path / "model" / "config.json").unlink()
-    code, output = pdserve("preflight", file, "--json")
-    findings = [Finding.model_validate(document) for document in json.loads(output)]
-    assert code == 3
-    assert [finding.check for finding in findings if finding.status == "failed"] == ["model"]
-    assert findings[0].where == "model.path"
-
-
 def test_what_the_plan_warns_of_is_a_finding(tmp_path: Path, pdserve_home: Path) -> None:
     code, output = pdserve("preflight", recipe(tmp_path, status="untested"), "--json")
     assert code == 0, output
     [warning] = [finding for finding in map(Finding.model_validate, json.loads(output)) if finding.check == "plan"]
     assert (warning.status, warning.value) == ("warning", "the recipe fake is untested on the hardware that it names")
-
-
-def test_a_package_that_is_missing_is_a_finding(tmp_path: Path, pdserve_home: Path) -> None:
-    file = recipe(tmp_path, engine__command=None, engine__python="/bin/true")
-    code, output = pdserve("preflight", file)
-    assert code == 3
-    assert "/bin/true cannot be used as a Python interpreter" in output
-
-
-def test_a_recipe_for_other_machines(pdserve_home: Path) -> None:
-    code, output = pdserve("preflight", "recipes/kimi-mi355x-2node.yaml")
-    assert code == 3
-    assert "this host has 0" in output
 
 
 def test_of_a_running_deployment(tmp_path: Path, pdserve_home: Path) -> None:

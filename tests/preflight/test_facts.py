@@ -26,13 +26,6 @@ def test_this_machine() -> None:
 
 
 @pytest.mark.process
-def test_an_interpreter_that_is_not_there_is_a_fact_not_an_error() -> None:
-    facts = gather(platform="cpu", python="/no/such/python")
-    assert "/no/such/python cannot be used as a Python interpreter" in str(facts.versions_problem)
-    assert facts.versions.vllm is None
-
-
-@pytest.mark.process
 def test_capabilities_of_a_user_namespace_do_not_count() -> None:
     code = "import json; from pdserve.preflight.facts import gather; print(json.dumps(gather(platform='cpu').ipc_lock))"
     assert in_namespace(code) is False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.preflight.finding import Finding, NodeNeed, Status, failed, raise_failed
+from pdserve.preflight.finding import Finding, Status, failed, raise_failed
 
 
 def finding(status: Status = "failed", node: str = "a", **changes: object) -> Finding:
@@ -13,21 +13,9 @@ def finding(status: Status = "failed", node: str = "a", **changes: object) -> Fi
     return Finding.model_validate(fields)
 
 
-def test_json_both_ways() -> None:
-    original = finding(fix="stop it", evidence=("PID 1",), unverified_on_hardware=True, where="ports.proxy")
-    assert Finding.model_validate_json(original.model_dump_json()) == original
-
-
 def test_a_line_has_the_node_the_value_the_need_and_the_fix() -> None:
     assert finding(fix="stop it").line() == "failed: ports on a: held; needed: free; fix: stop it"
     assert "(unverified on hardware)" in finding(unverified_on_hardware=True).line()
-
-
-def test_an_error_becomes_a_finding_with_all_its_parts() -> None:
-    error = PreflightError("no model", where="model.path", cause="a wrong path", todo="correct it", evidence=("x",))
-    from_error = NodeNeed("a", "model", "a model").refused(error)
-    assert (from_error.value, from_error.where, from_error.fix) == ("no model", "model.path", "correct it")
-    assert from_error.evidence == ("likely cause: a wrong path", "x")
 
 
 @pytest.mark.parametrize("status", ["ok", "warning", "unknown"])

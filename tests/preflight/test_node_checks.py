@@ -86,13 +86,6 @@ def test_memory_of_what_is_replaced_counts_as_free(tmp_path: Path) -> None:
     assert not failed(replacing(large, small))
 
 
-def test_servers_that_stay_and_those_of_other_nodes_give_nothing_back(tmp_path: Path) -> None:
-    running = plan(tmp_path, kit.with_lmcache(l1_size_gb=20))
-    assert given_back(running, "here", ["lmcache-0"]) == running.lmcache
-    assert given_back(running, "here", ["decode-0"]) == ()
-    assert given_back(running, "there", ["lmcache-0"]) == ()
-
-
 @pytest.mark.process
 def test_only_what_runs_on_the_node_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
@@ -162,21 +155,6 @@ def test_a_run_directory_that_is_shared_by_nodes_and_launchers(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.process
-def test_what_a_node_writes_is_of_one_launcher_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    marks = write_mark(tmp_path), write_mark(tmp_path)
-    written: list[Path] = []
-    real = Path.write_text
-
-    def write_text(path: Path, text: str, encoding: str | None = None) -> int:
-        written.append(path)
-        return real(path, text, encoding)
-
-    monkeypatch.setattr(Path, "write_text", write_text)
-    assert {find_run_dir("a", tmp_path, mark, seconds=0).status for mark in marks} == {"ok"}
-    assert len(set(written)) == 2
-
-
 @each_row("folder, message", [
     ("absent", "does not exist here"), ("other", "is not the launcher's"), ("earlier", "is not the launcher's"),
 ])  # fmt: skip
@@ -200,10 +178,3 @@ def test_a_file_that_shows_late_is_waited_for(tmp_path: Path) -> None:
         (tmp_path / "late").rename(file)
 
     assert find_run_dir("a", tmp_path, mark, pause=appears).status == "ok"
-
-
-@pytest.mark.process
-def test_the_run_directory_is_among_the_checks_of_a_node(tmp_path: Path) -> None:
-    wanted = plan(tmp_path).model_copy(update={"run_dir": str(tmp_path)})
-    findings = check_node(wanted, "here", facts=facts(), mark=write_mark(tmp_path))
-    assert only(findings, "run-dir").status == "ok"

@@ -95,7 +95,3 @@ def test_an_interpreter_that_cannot_judge_stops_nothing() -> None:
     [finding] = patch_findings(here(python="/bin/true"))
     assert (finding.status, finding.check) == ("unknown", "patches")
     assert "/bin/true" in finding.value
-
-
-def test_a_command_of_the_recipe_is_not_judged() -> None:
-    assert patch_findings(here({"engine": {"command": ["serve"]}})) == []

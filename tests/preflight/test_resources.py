@@ -82,17 +82,6 @@ def test_what_a_replaced_server_of_lmcache_holds_counts_as_free() -> None:
     assert [found.status for found in memory(built, 50, 50, gives_back=built.lmcache)] == ["ok", "ok"]
 
 
-@each_row("available, status", [(5, "ok"), (4.9, "failed")])
-def test_the_kv_that_lmcache_maps_on_a_cpu_counts_too(available: float, status: str) -> None:
-    """2.5 GiB of a store's client, 1 of L1, and 1.5 that the servers of such engines would map."""
-    built = plan(recipe(with_store()))
-    server = plan(recipe(with_lmcache())).lmcache[0]
-    mapped = server.model_copy(update={"kv_bytes_on_host": int(1.5 * GIB), "process": built.processes[0].name})
-    (finding,) = memory(built.model_copy(update={"lmcache": (mapped,)}), available)
-    assert finding.status == status
-    assert finding.need == "2.5 GiB for the engines' KV connectors, beside 2.5 GiB for LMCache"
-
-
 def limit(soft: int, hard: int | None = None) -> Limit:
     return Limit(soft=soft, hard=soft if hard is None else hard)
 
