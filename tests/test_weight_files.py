@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.weights import BrokenIndexError, CacheFolder, heavy, indexed, weights_in
-from tests.fakes.hub import COMMIT
+from pdserve.weights import BrokenIndexError, heavy, indexed, weights_in
 from tests.tables import each_row
 
 FIRST = "model-00001-of-00003.safetensors"
@@ -46,13 +45,6 @@ def folder_with(folder: Path, *names: str, **indexes: Sequence[str]) -> Path:
 def test_the_load_format_decides_which_files(load_format: str, files: list[str], expected: list[str]) -> None:
     """As in vLLM 0.32: _prepare_weights of model_executor/model_loader/default_loader.py."""
     assert heavy(files, load_format, []) == expected
-
-
-def test_an_index_of_safetensors_names_all_that_is_loaded() -> None:
-    assert heavy(["a.safetensors", "stray.safetensors"], "hf", ["a.safetensors", "b.safetensors"]) == [
-        "a.safetensors",
-        "b.safetensors",
-    ]
 
 
 @each_row("load_format", ["auto", "mistral"])
@@ -111,12 +103,3 @@ def test_a_broken_index_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors.index.json").write_bytes(content)
     with pytest.raises(BrokenIndexError, match=r"model\.safetensors\.index\.json is no index of weights"):
         indexed(tmp_path)
-
-
-def test_a_cache_is_complete_with_all_shards(tmp_path: Path) -> None:
-    cache = CacheFolder(tmp_path, "org/model")
-    folder_with(cache.snapshot(COMMIT), "model-00001-of-00002.safetensors")
-    assert cache.lacking(COMMIT, "auto") == "model-00002-of-00002.safetensors"
-    assert cache.lacking(COMMIT, "dummy") is None
-    folder_with(cache.snapshot(COMMIT), "model-00002-of-00002.safetensors")
-    assert cache.lacking(COMMIT, "auto") is None

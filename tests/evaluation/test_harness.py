@@ -81,25 +81,20 @@ class TestScore:
             read_score(group | {"n-samples": {}}, None, "results.json")
 
 
-class TestVerdict:
-    def verdict(self, *scores: float, threshold: float = 0.5) -> EvalVerdict:
-        return EvalVerdict(
-            deployment="tiny",
-            task="gsm8k",
-            metric="exact_match,none",
-            questions=4,
-            scores=scores,
-            stderr=None,
-            threshold=threshold,
-            folder="/run/evals/1",
-        )
-
-    def test_the_mean_has_to_reach_the_threshold(self) -> None:
-        self.verdict(0.25, 0.75).raise_for_status()
-        with pytest.raises(VerifyError, match=r"exact_match,none is 0\.4500, at least 0\.5 was asked for") as below:
-            self.verdict(0.2, 0.7).raise_for_status()
-        assert below.value.exit_code == 6
-        assert "/run/evals/1" in (below.value.todo or "")
+def test_the_mean_has_to_reach_the_threshold() -> None:
+    known: dict[str, Any] = {
+        "deployment": "tiny",
+        "task": "gsm8k",
+        "metric": "acc",
+        "questions": 4,
+        "stderr": None,
+        "folder": "/run",
+    }
+    EvalVerdict(**known, scores=(0.25, 0.75), threshold=0.5).raise_for_status()
+    with pytest.raises(VerifyError, match=r"acc is 0\.4500, at least 0\.5 was asked for") as below:
+        EvalVerdict(**known, scores=(0.2, 0.7), threshold=0.5).raise_for_status()
+    assert below.value.exit_code == 6
+    assert "/run" in (below.value.todo or "")
 
 
 class TestProgram:

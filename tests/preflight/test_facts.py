@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import sys
 
@@ -21,7 +22,8 @@ def test_this_machine() -> None:
     assert (facts.pdserve_version, facts.pdserve_digest) == (pdserve.__version__, source_digest())
     assert facts.routes == {"127.0.0.1": "127.0.0.1", "no-such-host.invalid": None}
     assert 0 < facts.memory.available <= facts.memory_total
-    assert facts.open_files.soft is None or facts.open_files.soft > 0
+    limits = [None if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(resource.RLIMIT_NOFILE)]
+    assert [facts.open_files.soft, facts.open_files.hard] == limits
     assert (facts.devices_present, facts.devices_visible) == ((), ())
 
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import resource
-import subprocess
-import sys
-from typing import Any
-
-import pytest
-
 from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.preflight.facts import Limit
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.resources import ENGINE_FILES, find_memlock, find_memory, find_open_files
 from pdserve.system.host import MemoryFacts
-from tests.launch.deployment import REPOSITORY
 from tests.plan import kit
 from tests.plan.kit import LMCACHE, NIXL, aggregated, on_gpus, plan, recipe, with_lmcache
 from tests.plan.test_kv_transfer import GIB, with_store
@@ -118,29 +109,3 @@ def test_open_files(files: Limit, roles: tuple[str, ...], status: str) -> None:
     starting = [process for process in built.processes if process.role in roles]
     [finding] = find_open_files("here", starting, facts(open_files=files))
     assert finding.status == status
-
-
-@pytest.mark.process
-def test_a_process_with_low_limits_says_so() -> None:
-    """The facts of a real child that has them."""
-
-    def lower() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 * 1024, 64 * 1024))
-
-    code = "from pdserve.preflight.facts import gather; print(gather(platform='cpu').model_dump_json())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-        preexec_fn=lower,
-    )
-    told: dict[str, Any] = json.loads(done.stdout)
-    [files] = find_open_files("here", here().processes, facts(open_files=told["open_files"]))
-    assert (files.status, files.value) == ("failed", "soft 200, hard 200")
-    assert "ulimit -n" in str(files.fix)
-    [locked] = find_memlock("here", here(kit.on_gpus(), rdma()).processes, facts(memlock=told["memlock"]))
-    assert (locked.status, "ulimit -l unlimited" in str(locked.fix)) == ("failed", True)
