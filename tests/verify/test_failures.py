@@ -113,7 +113,7 @@ class TestLmcache:
 
 class TestClean:
     def test_a_request_that_outlives_its_client_is_detected(self, deployment: Deployment) -> None:
-        lingers = {"decode": {"token_seconds": 0.05, "lingers": 1}}
+        lingers: dict[str, dict[str, object]] = {"decode": {"token_seconds": 0.05, "lingers": 1}}
         deployment.up(cached=False, faults=lingers, timeouts=Timeouts(transfer_abort_seconds=2))
         clean = proof(deployment.verify(), "clean")
         assert clean.status == "failed"
