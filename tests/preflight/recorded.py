@@ -36,17 +36,6 @@ PID     PROCESS NAME    GPU(s)  VRAM USED       SDMA USED       CU OCCUPANCY
 """  # noqa: W291  (the tool pads its columns)
 """rocm-smi --showpids: github.com/ROCm/ROC-smi issue 60, four of its rows."""
 
-ROCM_OPENED = """\
-============================ ROCm System Management Interface ============================
-===================================== KFD Processes ======================================
-KFD process information:
-PID    \tPROCESS NAME\tGPU(s)\tVRAM USED\tSDMA USED\tCU OCCUPANCY\t
-1684258\tkfd_open    \t0     \t0        \t0        \t0           \t
-==========================================================================================
-================================== End of ROCm SMI Log ===================================
-"""
-"""MI300A, a process that has only opened the driver: github.com/ROCm/legacy-rocm-build issue 4411."""
-
 ROCM_UNTOLD = """\
 ========================= ROCm System Management Interface =========================
 ================================== KFD Processes ===================================

@@ -116,7 +116,6 @@ def test_idle_devices() -> None:
     assert asked({}, plan=here()) == [], "no device, no question"
     assert nvidia("").status == "ok"
     assert rocm(recorded.ROCM_NONE).status == "ok"
-    assert rocm(recorded.ROCM_OPENED).status == "ok", "it has the driver open and no device"
     [finding] = asked({"amd-smi": recorded.AMD_NONE}, "rocm")
     assert finding.status == "ok"
 
