@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,32 +19,17 @@ from tests.tables import each_row
 SECRET = "hunter2-hunter2"
 
 
-def answer(*lines: ParsedLine, names: Sequence[str] = (), switches: Sequence[str] = ()) -> InstalledParser:
-    """Of a version that does not exist."""
+def answer(*names: str, **of_the_line: object) -> InstalledParser:
+    """Of a version that does not exist, about one command line."""
+    line = {"flags": {}, "refused": {}, "repeated": [], "variables": {}, **of_the_line}
     return InstalledParser(
         version="7.0",
         names=LISTED.whole | set(names),
         short=LISTED.short,
-        switches=frozenset(switches),
+        switches=LISTED.switches,
         lists=LISTED.lists,
-        lines=lines,
+        lines=(ParsedLine.model_validate(line),),
     )
-
-
-def line(**changes: object) -> ParsedLine:
-    return ParsedLine.model_validate({"flags": {}, "refused": {}, "repeated": [], "variables": {}, **changes})
-
-
-class Answers:
-    """A vLLM that answers each question with the next of its lines."""
-
-    def __init__(self, *answers: InstalledParser | str) -> None:
-        self.answers = list(answers)
-        self.asked: list[list[CommandLine]] = []
-
-    def __call__(self, lines: Sequence[CommandLine]) -> InstalledParser | str:
-        self.asked.append(list(lines))
-        return self.answers[min(len(self.asked), len(self.answers)) - 1]
 
 
 def script(folder: Path, text: str) -> Path:
@@ -52,9 +38,8 @@ def script(folder: Path, text: str) -> Path:
     return path
 
 
-def read(folder: Path, text: str, *answers: InstalledParser | str) -> tuple[ImportedRecipe, Answers]:
-    ask = Answers(*answers)
-    return import_file(script(folder, text), ImportChoice(), environ={}, ask=ask), ask
+def read(folder: Path, text: str, answered: InstalledParser | str) -> ImportedRecipe:
+    return import_file(script(folder, text), ImportChoice(), environ={}, ask=lambda _: answered)
 
 
 def args(recipe: ImportedRecipe) -> dict[str, object]:
@@ -67,172 +52,110 @@ def confirm(recipe: ImportedRecipe) -> list[str]:
 
 
 def test_it_is_asked_about_the_words_and_vllms_variables_of_the_script_once(tmp_path: Path) -> None:
+    asked: list[Sequence[CommandLine]] = []
+
+    def ask(lines: Sequence[CommandLine]) -> InstalledParser:
+        asked.append(lines)
+        return answer(flags={"tensor-parallel-size": ["2"], "max-num-seqs": ["4"]})
+
     text = "vllm serve org/m -tp 2 \\\n  --max-num-seqs 4"
-    _, ask = read(tmp_path, text, answer(line(flags={"tensor-parallel-size": ["2"], "max-num-seqs": ["4"]})))
+    import_file(script(tmp_path, text), ImportChoice(), environ={}, ask=ask)
     words = ("org/m", "-tp", "2", "--max-num-seqs", "4")
-    assert ask.asked == [[CommandLine(words, (("VLLM_LOGGING_LEVEL", "INFO"),))]], "and not about its key"
+    assert asked == [[CommandLine(words, (("VLLM_LOGGING_LEVEL", "INFO"),))]], "and not about its key"
 
 
 def test_its_values_hold_and_keep_their_lines(tmp_path: Path) -> None:
     text = "vllm serve org/m \\\n  --max-num-seqs 4 \\\n  --new-flag 5"
-    theirs = line(flags={"max-num-seqs": ["8"], "new-flag": ["5"], "made-of-both": ['{"a": [1, 2]}']})
-    recipe, _ = read(tmp_path, text, answer(theirs, names=["new-flag"]))
+    flags = {"max-num-seqs": ["8"], "new-flag": ["5"], "made-of-both": ['{"a": [1, 2]}']}
+    recipe = read(tmp_path, text, answer("new-flag", flags=flags))
     assert args(recipe) == {"max-num-seqs": 8, "new-flag": 5, "made-of-both": {"a": [1, 2]}}
     assert recipe.draft.origins["aggregated", "args", "max-num-seqs"] == "3: --max-num-seqs"
     assert "# Flags were read by the parser of vLLM 7.0.\n" in recipe.text
 
 
-STRAY = "a word that belongs to no flag"
-
-
-@each_row("words, flags, changes, found, losses", [
-    ("--only-of-se 5", {"only-of-seven": ["5"]}, {}, {"only-of-seven": 5}, []),
-    ("--enforce-eager stray", {"enforce-eager": True}, {}, {"enforce-eager": True}, [STRAY]),
-    ("--seed 1 2", {"seed": ["1"]}, {}, {"seed": 1}, [STRAY]),
-    ("--middleware a.b --middleware c.d", {"middleware": ["a.b", "c.d"]}, {"repeated": ["middleware"]},
-     {"middleware": "c.d"}, ["given several times, which args of a recipe cannot: it has the last one"]),
+@each_row("words, answered, found, loss", [
+    ("--only-of-se 5", {"flags": {"only-of-seven": ["5"]}}, {"only-of-seven": 5}, None),
+    ("--seed 1 2", {"flags": {"seed": ["1"]}}, {"seed": 1}, "a word that belongs to no flag"),
+    ("--middleware a.b --middleware c.d", {"flags": {"middleware": ["a.b", "c.d"]}, "repeated": ["middleware"]},
+     {"middleware": "c.d"}, "given several times, which args of a recipe cannot: it has the last one"),
 ])  # fmt: skip
-def test_names_switches_and_lists_are_those_of_its_version(
-    tmp_path: Path, words: str, flags: object, changes: dict[str, object], found: object, losses: list[str]
+def test_names_and_lists_are_those_of_its_version(
+    tmp_path: Path, words: str, answered: dict[str, Any], found: object, loss: str | None
 ) -> None:
-    theirs = answer(line(flags=flags, **changes), names=["only-of-seven"], switches=["enforce-eager"])
-    recipe, ask = read(tmp_path, f"vllm serve org/m {words}", theirs)
+    recipe = read(tmp_path, f"vllm serve org/m {words}", answer("only-of-seven", **answered))
     assert args(recipe) == found
-    assert [note.why for note in recipe.draft.losses()] == losses
-    assert len(ask.asked) == 1, "the words are the same however they are read"
+    assert [note.why for note in recipe.draft.losses()] == ([loss] if loss else [])
 
 
-def test_what_it_refuses_is_carried_over_and_named(tmp_path: Path) -> None:
-    theirs = line(
-        flags={"seed": ["1"]}, refused={"gone": "it has no such flag"}, variables={"VLLM_LOGGING_LEVEL": "it is gone"}
-    )
-    recipe, _ = read(tmp_path, "vllm serve org/m --seed 1 --gone 2", answer(theirs))
-    assert args(recipe) == {"seed": 1, "gone": 2}
-    assert confirm(recipe) == [
-        "2: --gone: vLLM 7.0, which is installed here: it has no such flag",
-        "2: VLLM_LOGGING_LEVEL: vLLM 7.0, which is installed here: it is gone",
-    ]
-
-
-def test_a_line_that_it_does_not_read_to_its_end_is_read_by_the_names(tmp_path: Path) -> None:
-    recipe, _ = read(tmp_path, "vllm serve org/m --seed 1", answer(line(refused={"": "its parser stops there"})))
-    assert args(recipe) == {"seed": 1}
-    assert confirm(recipe) == ["2: vllm serve: vLLM 7.0, which is installed here: its parser stops there"]
+@each_row("answered, found, said", [
+    ({"flags": {"seed": ["1"]}, "refused": {"gone": "it is gone"}}, {"seed": 1, "gone": 2}, "2: --gone: %s it is gone"),
+    ({"flags": {"seed": ["1"]}, "variables": {"VLLM_LOGGING_LEVEL": "gone"}}, {"seed": 1},
+     "2: VLLM_LOGGING_LEVEL: %s gone"),
+    # It did not read to the end, so the names that it has read the line.
+    ({"refused": {"": "it stops there"}}, {"seed": 1, "gone": 2}, "2: vllm serve: %s it stops there"),
+])  # fmt: skip
+def test_what_it_refuses_is_named(tmp_path: Path, answered: dict[str, Any], found: object, said: str) -> None:
+    recipe = read(tmp_path, "vllm serve org/m --seed 1 --gone 2", answer(**answered))
+    assert args(recipe) == found
+    assert said % "vLLM 7.0, which is installed here:" in [f"{note.at}: {note.why}" for note in recipe.draft.notes]
 
 
 @each_row("parser", ["list", "vllm"])
 def test_a_word_stays_what_the_engine_would_get(tmp_path: Path, parser: str) -> None:
     text = "vllm serve org/m --allowed-origins '[\"https://a\"]' --served-model-name 1.10 --pass '-p4ss word'"
     flags = {"allowed-origins": ['["https://a"]'], "served-model-name": ["1.10"], "pass": ["-p4ss word"]}
-    recipe, _ = read(tmp_path, text, "none" if parser == "list" else answer(line(flags=flags)))
+    recipe = read(tmp_path, text, "none" if parser == "list" else answer(flags=flags))
     assert args(recipe) == {"allowed-origins": '["https://a"]', "pass": "-p4ss word"}
     assert recipe.draft.document["model"]["served_name"] == "1.10"
 
 
-LINES = {
-    "beginning": ("org/m", "--max-num-se", "4", "-tp", "2", "-cc.mode=3", "--no-enable-prefix-caching"),
-    "dotted": (
-        "org/m",
-        *("--hf_overrides.some_list+", "a,b", "--hf-overrides.some_list+", "c", "--hf-overrides.size", "2k"),
-    ),
-    "refused": ("org/m", "--max-num-seqs", SECRET, "--gone-flag", SECRET, "--dtype", SECRET, "--seed", "3"),
-    "kv": ("org/m", "--kv-transfer-config", f'{{"kv_connector": "NixlConnector", "kv_rolle": "{SECRET}"}}'),
-    "json": ("org/m", "--compilation-config", f"{{{SECRET}"),
-    "config": ("org/m", "--config", "/dev/zero", "--seed", "3"),
-    "ambiguous": ("org/m", f"--max-num={SECRET}", "--seed", "3"),
-    "lacking": ("org/m", "--seed"),
-    "repeated": ("org/m", "--middleware", "a.b", "--middleware", "c.d", "--seed", "1", "--seed", "2"),
-    "help": ("org/m", "--seed", "1", "-h"),
-    "code": ("org/m", "--compilation-config", '{"inductor_passes": {"a": "this.x"}}', "--seed", "3"),
-    "negative": ("org/m", "--pin-code", "-12345", "--seed", "3", "--pass", "-p4ss word"),
-    "list": ("org/m", "--allowed-origins", '["https://a"]', "--served-model-name", "1.10"),
-    "stray": ("org/m", "--enforce-eager", "stray", "--seed", "3", "4"),
+Found = dict[str, object]
+NO_FILE = "its parser would read that file, so this line was not given to it"
+NO_VALUE, STOPS = "it does not take the value", "its parser stops there"
+LINES: list[tuple[str, Found, dict[str, str]]] = [
+    # what is written, its flags, what is refused
+    ("--max-num-se 4 -tp 2 -cc.mode=3 --no-enable-prefix-caching",
+     {"max-num-seqs": ["4"], "tensor-parallel-size": ["2"], "compilation-config": ['{"mode": 3}'],
+      "enable-prefix-caching": False}, {}),
+    ("--hf_overrides.some_list+ a,b --hf-overrides.some_list+ c --hf-overrides.size 2k",
+     {"hf-overrides": ['{"some_list": ["a", "b", "c"], "size": 2000}']}, {}),
+    ("--middleware a.b --middleware c.d --seed 1 --seed 2", {"middleware": ["a.b", "c.d"], "seed": ["2"]}, {}),
+    ("--enforce-eager stray --seed 3 4", {"enforce-eager": True, "seed": ["3"]}, {}),
+    ('--allowed-origins ["https://a"] --served-model-name 1.10',
+     {"allowed-origins": ['["https://a"]'], "served-model-name": ["1.10"]}, {}),
+    (f"--max-num-seqs {SECRET} --gone-flag {SECRET} --seed 3", {"max-num-seqs": [SECRET], "seed": ["3"]},
+     {"gone-flag": "it has no such flag", "max-num-seqs": NO_VALUE}),
+    (f"--max-num={SECRET} --seed 3", {}, {"max-num": STOPS}),
+    ("--seed", {}, {"seed": STOPS}),
+    ("--seed 1 -h", {}, {"": "it prints its help, and serves nothing"}),
+    ("--config /dev/zero --seed 3", {}, {"config": NO_FILE}),
+    ('--compilation-config {"inductor_passes":{"a":"this.x"}} --seed 3',
+     {"compilation-config": ['{"inductor_passes":{"a":"this.x"}}'], "seed": ["3"]}, {}),
+]  # fmt: skip
+VARIABLES = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_NEVER_THERE": SECRET, "VLLM_RINGBUFFER_WARNING_INTERVAL": SECRET}
+REFUSED_VARIABLES = {
+    "VLLM_NEVER_THERE": "it does not read this variable",
+    "VLLM_RINGBUFFER_WARNING_INTERVAL": "it does not take the value",
 }
-VARIABLES = {
-    "VLLM_LOGGING_LEVEL": "INFO",
-    "VLLM_NEVER_THERE": SECRET,
-    "VLLM_HOST_IP": "a\0b",
-    "VLLM_HUMMING_ONLINE_QUANT_CONFIG": "/",
-    "VLLM_RINGBUFFER_WARNING_INTERVAL": SECRET,
-    "OTHER": "1",
-}
-
-
-@pytest.fixture(scope="module")
-def installed() -> InstalledParser:
-    asked = [
-        CommandLine(words, tuple(VARIABLES.items()) if name == "beginning" else ()) for name, words in LINES.items()
-    ]
-    found = ask_installed(asked)
-    assert isinstance(found, InstalledParser), found
-    return found
-
-
-def parsed(parser: InstalledParser, name: str) -> ParsedLine:
-    return parser.lines[list(LINES).index(name)]
 
 
 @pytest.mark.process
 @pytest.mark.full
-def test_the_list_has_the_names_of_the_tested_version(installed: InstalledParser) -> None:
+def test_the_installed_parser_resolves_names_and_keys_and_names_what_it_refuses() -> None:
+    variables = tuple(VARIABLES.items())
+    installed = ask_installed([CommandLine(("org/m", *words.split()), variables) for words, _, _ in LINES])
+    assert isinstance(installed, InstalledParser), installed
     assert installed.version.startswith(TESTED["vllm"])
-    assert installed.names == LISTED.whole
-    assert installed.switches == LISTED.switches
-    assert installed.lists == LISTED.lists
+    assert (installed.names, installed.switches, installed.lists) == (LISTED.whole, LISTED.switches, LISTED.lists)
     assert dict(installed.short) == dict(LISTED.short)
-
-
-@pytest.mark.process
-@pytest.mark.full
-def test_the_installed_parser_resolves_names_and_keys(installed: InstalledParser) -> None:
-    assert parsed(installed, "beginning").flags == {
-        "max-num-seqs": ["4"],
-        "tensor-parallel-size": ["2"],
-        "compilation-config": ['{"mode": 3}'],
-        "enable-prefix-caching": False,
-    }
-    assert parsed(installed, "dotted").flags == {"hf-overrides": ['{"some_list": ["a", "b", "c"], "size": 2000}']}
-    assert parsed(installed, "repeated").flags == {"middleware": ["a.b", "c.d"], "seed": ["2"]}
-    assert parsed(installed, "repeated").repeated == {"middleware"}
-    assert parsed(installed, "stray").flags == {"enforce-eager": True, "seed": ["3"]}
-
-
-@pytest.mark.process
-@pytest.mark.full
-def test_the_installed_parser_names_what_it_refuses_and_reads_on(installed: InstalledParser) -> None:
-    refused = parsed(installed, "refused")
-    assert refused.flags["seed"] == ["3"]
-    assert refused.refused["gone-flag"] == "it has no such flag"
-    assert refused.refused["max-num-seqs"] == "it does not take the value"
-    assert refused.refused["dtype"].startswith("it does not take the value; it takes auto, ")
-    assert list(parsed(installed, "kv").refused) == ["kv-transfer-config"]
-    assert list(parsed(installed, "json").refused) == ["compilation-config"]
-    assert parsed(installed, "ambiguous").refused == {"max-num": "its parser stops there"}
-    assert set(parsed(installed, "negative").refused) == {"pin-code", "pass"}
-    assert parsed(installed, "list").flags == {"allowed-origins": ['["https://a"]'], "served-model-name": ["1.10"]}
-    assert parsed(installed, "help") == line(refused={"": "it prints its help, and serves nothing"})
-    assert parsed(installed, "lacking").refused == {"seed": "its parser stops there"}
-    assert parsed(installed, "beginning").variables == {
-        "VLLM_NEVER_THERE": "it does not read this variable",
-        "VLLM_RINGBUFFER_WARNING_INTERVAL": "it does not take the value",
-    }
-    reasons = [why for line in installed.lines for why in (*line.refused.values(), *line.variables.values())]
-    assert SECRET not in "".join(reasons)
-
-
-@pytest.mark.process
-@pytest.mark.full
-def test_no_file_is_opened_for_a_line(installed: InstalledParser) -> None:
-    why = "its parser would read that file, so this line was not given to it"
-    assert parsed(installed, "config") == line(refused={"config": why})
-    assert parsed(installed, "code").flags["seed"] == ["3"]
-    assert "this" not in parsed(installed, "code").refused
+    assert [(line.flags, line.refused) for line in installed.lines] == [(flags, why) for _, flags, why in LINES]
+    assert installed.lines[0].variables == REFUSED_VARIABLES
 
 
 @pytest.mark.full
 def test_the_verb_asks_the_installed_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = Answers(answer(line(flags={"max-num-seqs": ["4"]}, refused={"gone-flag": "it has no such flag"})))
-    monkeypatch.setattr(import_recipe, "ask_installed", ask)
+    theirs = answer(flags={"max-num-seqs": ["4"]}, refused={"gone-flag": "it has no such flag"})
+    monkeypatch.setattr(import_recipe, "ask_installed", lambda _: theirs)
     script(tmp_path, "vllm serve org/m --max-num-se 4 --gone-flag 1")
     done = run(("import", "serve.sh"), tmp_path, {})
     assert done.code == 0, done.err
@@ -240,7 +163,6 @@ def test_the_verb_asks_the_installed_vllm(tmp_path: Path, monkeypatch: pytest.Mo
     assert "please confirm: 2: --gone-flag: vLLM 7.0, which is installed here: it has no such flag\n" in done.err
     listed = run(("import", "serve.sh", "--flags-from", "list"), tmp_path, {})
     assert "# Flags were read by a list of those of vLLM 0.32: " in listed.out
-    assert len(ask.asked) == 1
 
 
 @pytest.mark.process
