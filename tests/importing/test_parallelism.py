@@ -79,12 +79,7 @@ def test_load_balancing_of_srt_slurm_goes_over_the_nodes_of_an_instance() -> Non
 @each_row("flags, effect, why", [
     ("-dpe", "replaced", "there is one data-parallel rank"),
     ("-dp 4 -dpl 4 -dph", "replaced", "on one node that is one API server for all ranks"),
-    (
-        "-dp 4 -dph",
-        "served",
-        "not have over how many nodes: set aggregated.parallel.nodes, and aggregated.parallel.load_balancing: "
-        "hybrid",
-    ),
+    ("-dp 4 -dph", "served", "set aggregated.parallel.nodes, and aggregated.parallel.load_balancing: hybrid"),
     ("-dp 5 -dpl 2 -dph", "served", "not have over how many nodes"),
 ])  # fmt: skip
 def test_load_balancing_that_a_recipe_cannot_have_is_listed(flags: str, effect: Any, why: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pdserve.importing.departure import departures
 from pdserve.recipe.connectors.nixl import NixlSection
-from tests.importing.kit import SCHEMA_1, SCHEMA_2, notes, read, refused, whole
+from tests.importing.kit import NIXL, SCHEMA_1, SCHEMA_2, notes, read, refused, whole
 from tests.tables import each_row
 
 STORE = """\
@@ -23,15 +23,10 @@ STORE = """\
 """
 MULTI = (
     '{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute", '
-    '"kv_connector_extra_config": {"connectors": [{"kv_connector": "NixlConnector", "kv_role": "kv_both"%s}, '
+    '"kv_connector_extra_config": {"connectors": [{"kv_connector": "NixlConnector", "kv_role": "kv_both"}, '
     '{"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", '
     '"kv_connector_extra_config": {"load_async": true, "lookup_async": true}}]}}'
 )
-
-
-def with_store(text: str, child: str = "") -> str:
-    plain = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
-    return text.replace(plain, MULTI % child).replace("  connector: null\n", f"  connector: null\n{STORE}")
 
 
 def test_the_roles_the_model_and_the_job_are_carried_over(tmp_path: Path) -> None:
@@ -138,7 +133,8 @@ def test_the_setup_script_that_is_known_installs_numactl_where_it_is_needed() ->
 
 
 def test_a_store_beside_nixl_becomes_sections(tmp_path: Path) -> None:
-    recipe = whole(with_store(SCHEMA_1.replace("      no-enable-prefix-caching: true\n", "")), tmp_path)
+    text = SCHEMA_1.replace(NIXL, MULTI).replace("  connector: null\n", f"  connector: null\n{STORE}")
+    recipe = whole(text.replace("      no-enable-prefix-caching: true\n", ""), tmp_path)
     assert recipe.draft.losses() == []
     assert recipe.draft.document["prefill"]["connector"] == {
         "kind": "multi",
@@ -156,13 +152,12 @@ def test_a_service_of_lmcache_becomes_its_section(tmp_path: Path) -> None:
         '{"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", '
         '"kv_connector_extra_config": {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": 8750}}'
     )
-    plain = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
     both = (
         '{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"connectors": ['
-        f"{plain}, {child}]}}}}"
+        f"{NIXL}, {child}]}}}}"
     )
     service = '  - {name: l, type: lmcache-server, args: [--l1-size-gb, "16", --chunk-size, "256", --l1-align, "8"]}\n'
-    text = SCHEMA_2.replace(plain, both, 1).replace("      no-enable-prefix-caching: true\n", "")
+    text = SCHEMA_2.replace(NIXL, both, 1).replace("      no-enable-prefix-caching: true\n", "")
     recipe = whole(text.replace("services:\n", f"services:\n{service}"), tmp_path)
     assert recipe.draft.losses() == []
     assert recipe.draft.document["lmcache"] == {

@@ -35,16 +35,6 @@ def test_on_one_machine_everything_is_asked_on_loopback() -> None:
     }
 
 
-def test_what_is_on_the_loopback_of_another_node_is_left_out_and_named() -> None:
-    two = plan(recipe(on_gpus(8, 8), with_lmcache()), *hosts(8, 8))
-    asked = scrape(two, "host1")
-    assert {target.process for target in asked.unreachable} == {"lmcache-0", "proxy"}
-    assert set(targets(two, "host1")) == {"prefill-0", "decode-0"}
-    text = prometheus_yml(two, asked)
-    assert "# Not here: lmcache-0 on host0, which listens on the loopback of its node.\n" in text
-    assert set(targets(two, "host0")) == {"proxy", "lmcache-0", "prefill-0", "decode-0"}
-
-
 def test_a_proxy_on_every_address_is_asked_on_loopback_by_its_own_node_only() -> None:
     """`proxy.allowed_hosts` may refuse the node's address, and never refuses loopback."""
     two = plan(recipe(on_gpus(8, 8), {"lmcache": None, "proxy": {"host": "0.0.0.0"}}), *hosts(8, 8))

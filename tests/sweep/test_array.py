@@ -18,7 +18,6 @@ from pdserve.sweep.file import by_deployment, letters, load_sweep
 from pdserve.sweep.record import (
     ArrayRecord,
     SweepFolder,
-    arrays_of,
     hold_deployments,
     hold_name,
     record_task,
@@ -177,10 +176,6 @@ def test_a_task_that_has_left_points_behind_is_named_with_job_log_and_reason(tmp
     (tmp_path / "12_1.out").write_text("to run: 2 points\nerror: s.yaml: --only: no such deployment\n  what to do: x\n")
     failed = {"12_1": SlurmTask("FAILED", "NonZeroExitCode", 2, tmp_path / "12_1.out", number=1)}
     assert "exit code 2; s.yaml: --only: no such deployment" in list_unfinished(made, folder, names, failed)[1]
-    # Of an earlier array that did come so far, nothing is said of the later one.
-    write_array(folder, ArrayRecord(job="13", deployments=(first.digest,), submitted=mine.began + 1))
-    assert "job 13_0; it has written nothing" in list_unfinished(made, folder, names, {})[0]
-    assert [array.job for array in arrays_of(folder)] == ["12", "13"]
 
 
 # What Slurm says

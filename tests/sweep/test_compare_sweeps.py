@@ -55,28 +55,6 @@ def test_of_points_of_an_earlier_recipe_the_newest_counts_and_that_is_said() -> 
     assert "A has it several times" in compared.unmatched[0]
 
 
-def never_started(some: MeasuredPoint, run_id: str | None, written: float = 0.0) -> MeasuredPoint:
-    """The same point on a later recipe, which does not come up."""
-    why = Reason(check="start", text="no engine")
-    changes = {"status": "INVALID", "reasons": (why,), "result": None, "run_id": run_id}
-    return MeasuredPoint(some.record.model_copy(update=changes), None, written)
-
-
-def started(some: MeasuredPoint, run_id: str) -> MeasuredPoint:
-    return MeasuredPoint(some.record.model_copy(update={"run_id": run_id}), some.result)
-
-
-def test_a_later_recipe_that_does_not_start_is_the_newest_and_is_named() -> None:
-    """Its point has no result, and is as new as its run all the same."""
-    older = started(point(0.1, 0.11, began=1.0), "20260101-100000-ffffff")
-    newer = never_started(older, "20260101-100001-000000")
-    for a in ([older, newer], [newer, older]):
-        compared = compare_sweeps(a, [point(0.1, 0.11)])
-        assert compared.pairs == ()
-        assert "A has it several times" in compared.unmatched[0]
-        assert compared.unmatched[1].endswith("A was not measured (start)")
-
-
 @each_row("name, values", [("warmup", (0, 8)), ("client", ("vllm", "aiperf"))])
 def test_workloads_sent_otherwise_are_other_points(name: str, values: tuple[object, object]) -> None:
     """Cold and warm, or two clients, in one sweep: neither is an older measurement of the other."""

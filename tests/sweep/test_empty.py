@@ -204,16 +204,6 @@ def test_without_the_endpoint_each_point_has_a_start(tmp_path: Path, pdserve_hom
     assert {*first.caches.values(), *second.caches.values()} == {NEW}
     assert first.run_id != second.run_id
     assert None not in (first.start_seconds, second.start_seconds)
-    document = yaml.safe_load(file.read_text()) | {"restart_to_empty_caches": False, "concurrency": [3, 4]}
-    file.write_text(yaml.safe_dump(document))
-    code, output = pdserve("sweep", "--python", python, file)
-    assert code == 0, output
-    third, fourth = records(pdserve_home)[2:]
-    assert (set(third.caches.values()), set(fourth.caches.values())) == ({NEW}, {NO_ENDPOINT})
-    assert third.run_id == fourth.run_id
-    file.write_text(yaml.safe_dump(document | {"restart_to_empty_caches": True}))
-    _, output = pdserve("sweep", "--dry-run", file)
-    assert f"measured again: point 2: measured with a cache that was not empty (prefill-0: {NO_ENDPOINT})" in output
 
 
 # --- which deployments are started anew before each point, to begin with empty caches
