@@ -209,7 +209,6 @@ def test_without_the_endpoint_each_point_has_a_start(tmp_path: Path, pdserve_hom
 # --- which deployments are started anew before each point, to begin with empty caches
 
 NO_LMCACHE = ("lmcache=null",)
-STORE = ("mooncake_store.segment_gib=1",)
 ENDPOINT = ("engine.cache_reset_endpoint=true",)
 OFFLOADING = "prefill.connector={kind: multi, of: [{kind: mooncake}, {kind: offloading, cpu_gib: 1}]}"
 
