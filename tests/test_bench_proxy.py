@@ -57,16 +57,3 @@ def test_a_goal_is_a_ratio_to_the_reference_of_the_same_run(ours: float, passed:
     (goal,) = judge(samples)
     assert goal.value == pytest.approx(ours / 0.1)
     assert goal.passed is passed
-
-
-def test_systems_are_compared_within_a_visit() -> None:
-    """The host was slow in three of five, for one system more often than for the other."""
-    slow = {"pdserve": (1, 1, 2, 2, 2), "vllm-router": (1, 1, 1, 2, 2)}
-    samples = [
-        Sample(number // 3, "requests", system, {"cpu_ms_per_request": cost * times[number]}, visit=number % 3)
-        for system, cost, times in (("pdserve", 0.05, slow["pdserve"]), ("vllm-router", 0.1, slow["vllm-router"]))
-        for number in range(5)
-    ]
-    (goal,) = judge(samples)
-    assert (goal.ours, goal.reference) == pytest.approx((0.1, 0.1))
-    assert goal.value == pytest.approx(0.5)

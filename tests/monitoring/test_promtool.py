@@ -47,11 +47,6 @@ ALERTING: dict[str, tuple[dict[str, str], str, str]] = {
         'alertname="PdserveProcessDown",process="decode-0"',
     ),
     "a target of another job": ({'up{process="node-exporter"}': "0x30"}, "5m", ""),
-    "a role without a ready engine": (
-        {f'pdserve_proxy_worker_ready{{{OF},role="decode",worker="decode-{i}"}}': "0x12" for i in (0, 1)},
-        "2m",
-        'alertname="PdserveRoleGone",role="decode"',
-    ),
     "failing requests": (
         {
             f'pdserve_proxy_errors_total{{{OF},blame="worker"}}': "0+2x90",
@@ -90,11 +85,6 @@ ALERTING: dict[str, tuple[dict[str, str], str, str]] = {
         },
         "5m30s",
         "",
-    ),
-    "a pull that failed where only vllm counts it": (
-        {f'vllm:mooncake_num_failed_recvs_total{{{OF},process="decode-0"}}': "0x6 1x6"},
-        "1m30s",
-        'alertname="MooncakePullsFail",process="decode-0"',
     ),
     "the first request without a socket": (
         {

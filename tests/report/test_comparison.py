@@ -13,10 +13,9 @@ from pdserve.bench.validity import Reason
 from pdserve.cli.compare import run_compare as run
 from pdserve.errors import StateError
 from pdserve.report.page import comparison_page
-from pdserve.report.pictures import change_pictures
 from pdserve.report.rows import read_report
 from pdserve.sweep.record import SweepFolder
-from tests.bench.test_compare import INVALID, measured, result
+from tests.bench.test_compare import measured, result
 from tests.report.results import BEGAN, bench_folder, one, realistic_result, sweep_point
 from tests.tables import each_row
 
@@ -53,12 +52,6 @@ def test_only_a_change_beyond_the_noise_is_real_and_has_no_parentheses() -> None
     assert "(+" not in shown["TTFT mean"]
     assert "within noise" in shown["ITL mean"]
     assert "(+0.0 %)" in shown["ITL mean"]
-
-
-def test_two_results_of_invalid_repeats_alone_have_no_figures() -> None:
-    a, b = result(measured(0.1, INVALID)), result(measured(0.1))
-    assert "No load has valid measurements in both" in page_of(a, b)
-    assert change_pictures(compare(a, b)) == []
 
 
 def test_the_verb_writes_the_page(pdserve_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from pdserve.sweep.file import Point, Settings, Variant
 from pdserve.sweep.record import OwnDeployment, PointRecord, SweepFolder
 from pdserve.sweep.record import judge_point as judged_point
 from tests.bench.evidence import healthy
-from tests.bench.test_compare import INVALID, measured, result
+from tests.bench.test_compare import measured, result
 from tests.report import results
 from tests.report.results import realistic_sweep, sweep_point
 from tests.tables import each_row
@@ -77,7 +77,7 @@ def with_workload(some: MeasuredPoint, **changes: object) -> MeasuredPoint:
     )
 
 
-def test_a_point_that_does_not_count_is_not_compared_and_an_invalid_repeat_is_left_out() -> None:
+def test_a_point_that_does_not_count_is_not_compared() -> None:
     good = point(0.1, 0.11)
     warm = MeasuredPoint(
         good.record.model_copy(update={"status": "INVALID", "reasons": (Reason(check="cold-cache", text="warm"),)}),
@@ -86,12 +86,6 @@ def test_a_point_that_does_not_count_is_not_compared_and_an_invalid_repeat_is_le
     assert "A is INVALID (cold-cache)" in compare_sweeps([warm], [good]).unmatched[0]
     absent = MeasuredPoint(warm.record.model_copy(update={"result": None}), None)
     assert "B was not measured (cold-cache)" in compare_sweeps([good], [absent]).unmatched[0]
-    assert good.result is not None
-    partly = result(measured(0.1), measured(0.11), measured(5.0, INVALID))
-    wrong = tuple(reason for each in partly.measurements for reason in each.verdict.reasons)
-    one = MeasuredPoint(good.record.model_copy(update={"status": "INVALID", "reasons": wrong}), partly)
-    (pair,) = compare_sweeps([one], [good]).pairs
-    assert "1 of 3 repeats of A are INVALID (errors)" in pair.left_out[0]
 
 
 def test_two_folders_are_compared_on_the_terminal_and_as_a_page(

@@ -56,11 +56,8 @@ def test_what_is_wrong_has_its_line_and_a_fix(tmp_path: Path, text: str, line: s
     assert f"{file}{line}" in message
 
 
-def test_a_trace_is_beside_the_sweep_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_is_beside_the_sweep_file(tmp_path: Path) -> None:
     """The same sweep measures the same requests from wherever it is started."""
-    (tmp_path / "current").mkdir()
-    (tmp_path / "current" / "t.jsonl").write_text('{"input_length": 3}\n' * 4)
-    monkeypatch.chdir(tmp_path / "current")
     file = written(tmp_path, TRACED.replace("agentic-tiny", "t.jsonl") + "  - {trace: gone.jsonl}\n" + LOADS)
     with pytest.raises(RecipeError) as raised:
         load_sweep(file)

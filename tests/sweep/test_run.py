@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -149,28 +148,6 @@ def test_a_combination_that_is_no_recipe_is_refused_before_anything_runs(tmp_pat
     assert "sweep.yaml:" in output
     assert "prefill.instances=two" in output
     assert not (pdserve_home / "fake").exists()
-
-
-@pytest.mark.full
-def test_one_that_had_come_up_is_tried_once_more(tmp_path: Path, pdserve_home: Path, python: str) -> None:
-    """Here each point has a start of its own, and the second start fails."""
-    file = sweep_file(tmp_path, concurrency=[1, 2, 3])
-    recipe_file = tmp_path / "fake.yaml"
-    document = yaml.safe_load(recipe_file.read_text())
-    document["engine"].pop("cache_reset_endpoint")
-    engine = tmp_path / "engine"
-    runs = f"$(ls -d {pdserve_home}/fake/2*/ | wc -l)"
-    engine.write_text(f'#!/bin/sh\n[ "{runs}" = 2 ] && exit 7\nexec {shlex.join(document["engine"]["command"])} "$@"\n')
-    engine.chmod(0o755)
-    document["engine"]["command"] = [str(engine)]
-    recipe_file.write_text(yaml.safe_dump(document))
-    code, output = pdserve("sweep", "--python", python, file)
-    assert code == 12, output
-    first, second, third = records(pdserve_home)
-    assert [each.status for each in (first, second, third)] == ["VALID", "INVALID", "VALID"]
-    assert [reason.check for reason in second.reasons] == ["start"]
-    assert len({first.run_id, second.run_id, third.run_id}) == 3
-    assert_nothing_left(Deployment(None, pdserve_home))
 
 
 # --- its own deployment, and no other one
