@@ -41,20 +41,6 @@ def test_streamed_chat_equals_plain_chat(client: openai.OpenAI) -> None:
     assert len(text) == 20
 
 
-def test_usage_comes_with_the_stream_when_asked_for(client: openai.OpenAI) -> None:
-    options = {"include_usage": True}
-    with client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "Nobody has asked this before"}],
-        max_tokens=3,
-        stream=True,
-        stream_options=options,  # type: ignore[call-overload]
-    ) as stream:
-        usage = [chunk.usage for chunk in stream if chunk.usage]
-    assert [chunk.completion_tokens for chunk in usage] == [3]
-    assert usage[0].prompt_tokens_details.cached_tokens == 0
-
-
 def test_completions(client: openai.OpenAI) -> None:
     plain = client.completions.create(model=MODEL, prompt="Once upon", max_tokens=5)
     with client.completions.create(model=MODEL, prompt="Once upon", max_tokens=5, stream=True) as stream:

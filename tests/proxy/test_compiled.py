@@ -49,25 +49,6 @@ def test_nothing_that_is_compiled_waits_while_it_handles_an_exception(path: str)
     assert waits_in_handlers((ROOT / path).read_text()) == []
 
 
-@each_row(
-    "body, waits",
-    [
-        ("try: pass\n    except OSError: await other()", True),
-        ("try: pass\n    finally: await other()", True),
-        ("try: pass\n    finally:\n        try: await other()\n        except OSError: pass", True),
-        ("try: pass\n    except OSError: yield", True),
-        ("async with other(): pass", True),
-        ("async for _ in other(): pass", True),
-        ("return [item async for item in other()]", True),
-        ("try: pass\n    except OSError:\n        def later(given=(yield)): pass", True),
-        ("try: await other()\n    except OSError: pass\n    else: await other()\n    finally: pass", False),
-        ("try: pass\n    except OSError:\n        async def later(): await other()", False),
-    ],
-)
-def test_a_wait_in_a_handler_is_reported_and_no_other(body: str, waits: bool) -> None:
-    assert bool(waits_in_handlers(f"async def coroutine():\n    {body}")) == waits
-
-
 def waits_in_handlers(source: str) -> list[int]:
     """Lines. A coroutine of mypyc that is left while it handles an exception takes that along: whatever runs next has
     it as its own. What `async with` and `async for` wait for at their end may be such a place."""
