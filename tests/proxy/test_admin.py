@@ -125,10 +125,6 @@ async def test_a_proxy_removes_only_the_socket_that_it_made(path: Path) -> None:
         assert path.is_socket()
 
 
-def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    assert "No such file or directory" in refused(tmp_path / "nowhere" / "admin.sock")
-
-
 # --- the listener of a running proxy
 
 
@@ -202,22 +198,6 @@ def test_a_worker_that_comes_back_under_its_name_is_looked_at_at_once(deployment
         admin.post("/workers", json={"name": "decode-0", "role": "decode", "url": decode.url})
         until_ready(admin, "decode-0")
         assert deployment.complete().status_code == 200
-
-
-def test_a_worker_is_not_what_another_one_of_its_name_was(admin: httpx.Client, deployment: Deployment) -> None:
-    """A new process of the proxy hears what the others have heard: decode-0 was drained, and that one is gone."""
-    extra = deployment.engine("decode-9", "decode")
-    admin.post("/workers/decode-0/drain")
-    admin.delete("/workers/decode-0")
-    admin.post("/workers", json={"name": "decode-0", "role": "decode", "url": extra.url})
-    until_ready(admin, "decode-0")
-    deployment.proxy.process.send_signal(signal.SIGUSR2)
-    # In whatever order: the one opens it while the other ends.
-    deployment.proxy.until_each("the admin of this process is open", "the old proxy process 0 has ended")
-    until_ready(admin, "decode-0")
-    assert [worker["state"] for worker in admin.get("/workers").json()["workers"]] == ["ready", "ready"]
-    assert deployment.complete().status_code == 200
-    assert extra.state()["received"] == 1
 
 
 THERE = "http://127.0.0.1:1"

@@ -4,24 +4,16 @@ at any moment leaves no running request and no KV behind, beyond what only a lea
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import signal
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
-from pdserve.pd.http.incoming import Budget, Request
-from pdserve.pd.http.reply import HttpReply, ReplyConnection
-from pdserve.pd.processes import shared_numbers
-from pdserve.pd.relay.client import Client
-from pdserve.pd.requests.request import ClientRequest
-from pdserve.pd.serve.gateway import Gateway
-from tests.proxy.deployment import MODEL, Deployment, proxy_config
+from pdserve.pd.requests.body import EASY_BYTES
+from tests.proxy.deployment import MODEL, Deployment
 from tests.proxy.test_contract import PROMPT, reference
 
 
@@ -133,20 +125,6 @@ def test_leaving_during_prefill_ends_it_and_decode_never_hears_of_it(deployment:
             deployment.prefills[0].wait(waiting=1)
         deployment.prefills[0].wait(waiting=0, aborted=aborted, held=0)
     assert deployment.decodes[0].state()["received"] == 0
-
-
-def test_an_answer_as_the_client_leaves_keeps_nothing(deployment: Deployment) -> None:
-    deployment.up(nixl=True, prefill={"hold": "prefill"})
-    prefill, decode = deployment.fakes
-    with deployment.proxy.open(COMPLETIONS, BODY):
-        prefill.wait(waiting=1)
-        # Stopped, it sees both at once when it goes on.
-        deployment.proxy.send_all(signal.SIGSTOP)
-        prefill.script(hold="")
-        prefill.wait(finished=1, held=1)
-    deployment.proxy.send_all(signal.SIGCONT)
-    prefill.wait(held=0, delivered=1)
-    decode.wait(running=0, waiting=0)
 
 
 def test_an_answer_on_its_way_is_read_and_dropped(deployment: Deployment) -> None:
@@ -376,83 +354,13 @@ def test_a_request_that_turns_out_to_be_malformed_gives_its_slot_back(deployment
 # --- what nobody expected ends one request, with an answer, and nothing stays of it
 
 
-CHAT_BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
-
-
-class Wire(ReplyConnection):
-    """The connection of one client."""
-
-    def __init__(self) -> None:
-        self.congested = False
-        self.sent = b""
-        self.over = asyncio.Event()
-
-    def send(self, data: bytes) -> None:
-        self.sent += data
-
-    def replied(self, _: HttpReply) -> None:
-        self.over.set()
-
-    def abort(self) -> None:
-        self.over.set()
-
-
-async def broken(*_: Any) -> None:
-    raise ZeroDivisionError("of the application")
-
-
-async def asked(
-    target: bytes, body: bytes, monkeypatch: pytest.MonkeyPatch, serve: Callable[..., Any] = broken
-) -> tuple[Gateway, Budget, bytes]:
-    """The gateway, the budget and the answer, once nothing is being answered any more. `serve`: the way of a request to
-    its engines."""
-    worker = {"name": "aggregated-0", "role": "aggregated", "url": "http://127.0.0.1:1"}
-    config = proxy_config(protocol="aggregated", workers=[worker], allowed_hosts=["*"])
-    gateway = Gateway(config, None, shared_numbers.private(Gateway.numbers(config)), broken)
-    monkeypatch.setattr(gateway._answering, "_serve", serve)
-    budget = Budget(1 << 20)
-    request = Request("127.0.0.1", budget, tls=False)
-    request.method, request.target = (b"POST" if body else b"GET"), target
-    request.headers = [(b"content-type", b"application/json"), (b"x-request-id", b"unexpected-1")]
-    request.parts, request.body_bytes = [body], len(body)
-    assert request.hold(len(body))
-    client = Wire()
-    gateway.handle(request, HttpReply(client, keep_alive=True, head_only=False, http10=False))
-    assert gateway.busy()
-    async with asyncio.timeout(60):
-        await client.over.wait()
-    return gateway, budget, client.sent
-
-
-@pytest.mark.parametrize(("target", "body"), [(b"/health", b""), (b"/v1/chat/completions", CHAT_BODY)])
-def test_an_unexpected_error_is_answered_and_logged(
-    target: bytes, body: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.ERROR, logger="pdserve.proxy"):
-        gateway, budget, answer = asyncio.run(asked(target, body, monkeypatch))
-    assert answer.startswith(b"HTTP/1.1 500 ")
-    assert b"The proxy failed: ZeroDivisionError" in answer
-    assert not gateway.busy()
-    assert budget.held == 0
-    assert [(key[1], count) for key, count in gateway.metrics._counters["requests"].items()] == [("500", 1)]
-    [record] = [record for record in caplog.records if record.name == "pdserve.proxy"]
-    assert record.getMessage() == f"{target.decode()} failed"
-    assert record.exc_info is not None
-
-
-def test_an_error_in_an_answer_cuts_it_and_is_logged(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The request's headers, where its id came from, have left memory by then."""
-
-    async def begun(request: ClientRequest, client: Client) -> None:
-        client.reply.start(200, [])
-        request.drop_content()
-        raise ZeroDivisionError("of the proxy")
-
-    gateway, budget, sent = asyncio.run(asked(b"/v1/chat/completions", CHAT_BODY, monkeypatch, begun))
-    assert (sent.endswith(b"0\r\n\r\n"), budget.held) == (False, 0)
-    gateway.log.flush()
-    [line] = [line for line in capfd.readouterr().err.splitlines() if "id=" in line]
-    assert " id=unexpected-1 " in line
-    assert "The proxy failed: ZeroDivisionError" in line
+def test_an_unexpected_error_is_answered_and_logged(deployment: Deployment) -> None:
+    room: dict[str, Any] = {"max_body_bytes": 2 * EASY_BYTES, "limits": {"max_buffered_bytes": 4 * EASY_BYTES}}
+    deployment.up(**room, moments={"pdserve.pd.serve.large_bodies.Scan": 1.5})  # a number cannot be called
+    for times in range(1, 6):
+        answer = deployment.complete("x" * EASY_BYTES)
+        assert (answer.status_code, error_of(answer)["message"]) == (500, "The proxy failed: TypeError")
+        deployment.proxy.until("ERROR .*/v1/completions failed")
+        deployment.proxy.until("TypeError: 'float' object is not callable")
+        deployment.proxy.shows(f'requests_total{{path="/v1/completions",status="500"}} {times}.0')
+    assert deployment.complete().status_code == 200

@@ -162,15 +162,6 @@ def test_one_canary_is_with_a_worker_at_a_time() -> None:
     assert [judgement.is_due(now) for now in (102, 103)] == [False, True]
 
 
-def test_what_fails_at_a_worker_that_was_removed_is_not_remembered() -> None:
-    doubtful: set[Judgement] = set()
-    judgement = Judgement(5, 10, doubtful)
-    judgement.failed("lost", 100)
-    judgement.forgotten()
-    judgement.failed("lost", 101)
-    assert not doubtful
-
-
 # --- poison
 
 

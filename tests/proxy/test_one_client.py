@@ -21,6 +21,7 @@ from pdserve.pd.requests.body import EASY_BYTES, Body
 from pdserve.pd.requests.dialects import BY_PATH, CHAT, COMPLETIONS
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.routing.ask import RoutingRequest
+from pdserve.pd.serve.pair_canary import _NoClient
 from tests.proxy.deployment import KEY, MODEL, Child, Deployment
 from tests.proxy.raw import (
     ANSWER,
@@ -40,7 +41,6 @@ from tests.proxy.raw import (
     raw_deployment,
     sends,
 )
-from tests.proxy.test_failures import Wire
 from tests.tables import each_row
 
 
@@ -212,7 +212,7 @@ def test_nothing_that_is_as_large_as_its_prompt_is_left() -> None:
 @each_row("end", ["end", "cut", "lost"])
 def test_a_reply_that_has_ended_in_any_way_keeps_nobody(end: str) -> None:
     """Who answers has the request, and would be kept by its own reply until the collector comes."""
-    reply = HttpReply(Wire(), keep_alive=True, head_only=False, http10=False)
+    reply = HttpReply(_NoClient(), keep_alive=True, head_only=False, http10=False)
     calls: list[str] = []
     reply.on_gone, reply.on_pressure = (lambda: calls.append("gone")), (lambda _: calls.append("pressure"))
     getattr(reply, end)()
