@@ -11,10 +11,10 @@ from pdserve.errors import RecipeError
 from pdserve.importing import connectors
 from pdserve.importing.launch import Draft, Effect, EngineLaunch, Launch, Sourced
 from pdserve.importing.yaml_tree import whole
+from pdserve.recipe.base import as_name
 from pdserve.recipe.connectors.registry import NIXL_PUSH, REFUSED
 from pdserve.recipe.flags import where_instead
 from pdserve.recipe.load import show
-from pdserve.recipe.load.corrections import as_name
 from pdserve.recipe.load.environment import escape
 from pdserve.recipe.load.problems import Path
 from pdserve.recipe.sections import LoadBalancing

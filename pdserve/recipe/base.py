@@ -55,3 +55,9 @@ class TrialTransfer:
     """KV moves through host memory, whatever the device is."""
     ports: str
     """Purpose of ports that an engine process with such transfers has."""
+
+
+def as_name(text: str) -> str:
+    """Return the name of a deployment that is closest to `text`; empty where nothing of it can be in one."""
+    kept = "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower())
+    return "-".join(part for part in kept.split("-") if part)[:48].strip("-")

@@ -17,8 +17,7 @@ from pdserve.models.config_json import UnknownModelError
 from pdserve.models.kv_cache import NULL_BLOCK, good_chunk, table_groups
 from pdserve.models.layers import text_config
 from pdserve.models.weights import Tensor
-from pdserve.recipe.base import FlagValue
-from pdserve.recipe.load.corrections import as_name
+from pdserve.recipe.base import FlagValue, as_name
 from pdserve.recipe.load.environment import escape
 from pdserve.recipe.load.problems import Path
 from pdserve.recipe.model import Recipe

@@ -77,7 +77,7 @@ def test_both_places_of_a_contradiction_are_reported(tmp_path: Path) -> None:
     ("prefill.connector.of.1={kind: multi, of: []}", 'no connector is called "multi"'),
     ("prefill=[]", "prefill: expected a mapping, got a list"),
     ("description=12", "description: expected text, got 12\n  what to do:   put it in quotes: write"),
-    ("engine.cache_reset_endpoint=No", "write `--set engine.cache_reset_endpoint=false`"),
+    ("engine.cache_reset_endpoint=No", "expected true or false"),
     ("engine.env.A=true", "engine.env.A: expected text, a whole number or {secret: NAME}, got true"),
     ("engine.env.A={secret: a-b}", "engine.env.A.secret: expected the name of an environment variable"),
     ("engine.args=[a]", "engine.args: expected a mapping, got a list"),

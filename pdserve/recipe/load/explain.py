@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticUndefined
 
 from pdserve.recipe.flags import known_flags, where_instead
 from pdserve.recipe.load import show, yaml12
-from pdserve.recipe.load.corrections import Wrong, about, correction, kind_of
 from pdserve.recipe.load.problems import Line, Path, Problem, did_you_mean
 from pdserve.recipe.load.shape import RECIPE, Shape, keys, value_at
 from pdserve.roles import ENGINE_ROLES
@@ -29,6 +28,10 @@ _KINDS = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+_COUNTED = {"_seconds": "seconds", "days": "days", "_gb": "GiB", "_mib": "MiB", "_bytes": "bytes"}
+"""The end of a key and what it counts."""
+_NUMBER = re.compile(r"(-?[0-9]+)(?:\.0*)?")
+"""A whole number, and zeros behind it."""
 _LIMITS = {
     "greater_than": ("more than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -52,6 +55,11 @@ class _Document:
     def spelling(self, path: Path) -> str | None:
         """The value at `path` as it was written, where that is not how it is shown."""
         return self.spellings.get(path)
+
+    def about(self, path: Path) -> str | None:
+        """Return what the key at `path` is for, by its declaration."""
+        info = self.shape.field_at(path, self.data)
+        return info.description.rstrip(".") if info is not None and info.description else None
 
 
 def problems(
@@ -81,7 +89,7 @@ def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Pr
     if "missing" in kinds:
         allowed = document.shape.choices(path, document.data)
         line = Line(path, yaml12.flow(allowed[0])) if len(allowed) == 1 else None
-        todo = None if line else about(path, document.data, document.shape) or f"add it: `{path[-1]}: ...`"
+        todo = None if line else document.about(path) or f"add it: `{path[-1]}: ...`"
         return Problem(path, "missing", todo, write=line)
     value = value_at(path, document.data)
     shown = show.redacted(path[-1] if path else "", value)
@@ -93,12 +101,18 @@ def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Pr
     if "union_tag_invalid" in kinds:
         given = value.get("kind") if isinstance(value, dict) else None
         known = document.shape.kinds(path)
-        guess = kind_of(str(given), known)
+        guess = _kind(str(given), known)
         what = f"no {_union(path)} is called {show.value(given)}; there are {_list(known)}"
         raw = "for another connector of vLLM: `kind: raw`, with its mapping as `config`" if "raw" in known else None
         kind_path = (*path, "kind")
         return Problem(kind_path, what, f"did you mean {guess}?" if guess else raw or "take one of them")
     return _wrong_value(path, details, value, shown, document)
+
+
+def _kind(word: str, kinds: Sequence[str]) -> str | None:
+    """Return the kind that a word means: a slip of its name, or vLLM's name of the class."""
+    name = re.sub(r"(connector)?(v1)?$", "", word.lower())
+    return next((kind for kind in kinds if kind.replace("-", "") == name), None) or did_you_mean(word, kinds)
 
 
 def _union(path: Path) -> str:
@@ -138,9 +152,41 @@ def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str
     if spelling is not None and "${" in spelling:
         what = f"{what}, got {shown} from {spelling}"
         return Problem(path, what, "export another value", write=None)
-    wrong = Wrong(path, value, frozenset(d["type"] for d in details), document.data, document.shape, spelling)
-    why, todo, line = correction(wrong)
-    return Problem(path, f"{what}, got {shown}" + (f": {why}" if why else ""), todo, write=line)
+    if isinstance(value, str) and path:
+        counted = [unit for end, unit in _COUNTED.items() if str(path[-1]).endswith(end)]
+        what += "".join(f" of {unit}, without the unit" for unit in counted)
+    todo, line = _correction(path, {d["type"] for d in details}, value, document)
+    return Problem(path, f"{what}, got {shown}", todo, write=line)
+
+
+def _correction(path: Path, kinds: set[str], value: Any, document: _Document) -> tuple[str | None, Line | None]:
+    """Return what to do about a wrong value, and the line to write: the closest value that is right, else a default,
+    or what the key is for."""
+    secret = show.secret_value(value) or show.secret_name(str(path[-1]) if path else "")
+    variable = path[-2:-1] == ("env",) and isinstance(value, bool | float)
+    if not secret and (variable or ("string_type" in kinds and isinstance(value, bool | int | float))):
+        quoted = document.spelling(path) or show.value(value)
+        return "put it in quotes", Line(path, f'"{quoted}"')
+    if not secret and "literal_error" in kinds:
+        allowed = document.shape.choices(path, document.data)
+        if len(allowed) == 1:
+            return None, Line(path, yaml12.flow(allowed[0]))
+        # gpu is no slip of cpu.
+        if guess := did_you_mean(str(value), [str(each) for each in allowed], least=0.7):
+            return f"did you mean {guess}?", None
+    if kinds & {"model_type", "model_attributes_type", "dict_type"}:
+        if isinstance(value, str) and (kind := _kind(value, document.shape.kinds(path))):
+            return None, Line(path, yaml12.flow({"kind": kind}))
+        known = sorted({key for model in document.shape.models_at(path, document.data) for key in keys(model)})
+        return (f"write its keys below it: {', '.join(known)}" if known else None), None
+    if kinds & {"int_type", "float_type", "int_from_float"} and (match := _NUMBER.fullmatch(str(value))):
+        return None, Line(path, match[1])
+    info = document.shape.field_at(path, document.data)
+    default = None if info is None or info.default is PydanticUndefined else info.default
+    if isinstance(default, str | int | float) and not isinstance(default, bool) and default and path[-1] != "secret":
+        whole = int(default) if isinstance(default, float) and default.is_integer() else default
+        return None, Line(path, yaml12.flow(whole), example=True)
+    return document.about(path) or "correct the value, or leave the key out", None
 
 
 def _unknown_key(path: Path, document: _Document) -> Problem:
