@@ -1,18 +1,15 @@
-"""What cannot be fetched is not tested, and said loudly: as a skip with its reason, and once more at the end."""
+"""Which tests run before a change lands, where, and the processes that they share."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.upstream.run import INSTALLED_LMCACHE, LANDING, preloaders
-from tests.upstream.sources import SourcesError
 
-_NOT_TESTED = "NOT TESTED: "
 _VERSION = re.compile(r"(?<![\d.])\d+\.\d+\.\d+(?![\d.])")
 
 
@@ -39,29 +36,3 @@ def _preloaders(request: pytest.FixtureRequest) -> Generator[None]:
     shared = preloaders()
     yield
     shared.close()
-
-
-@contextmanager
-def _skipped_without_sources() -> Generator[None]:
-    try:
-        yield
-    except SourcesError as error:
-        pytest.skip(f"{_NOT_TESTED}{error}")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    with _skipped_without_sources():
-        yield
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    with _skipped_without_sources():
-        yield
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    reasons = {report.longreprtext.partition(_NOT_TESTED)[2] for report in terminalreporter.getreports("skipped")}
-    for reason in sorted(reasons - {""}):
-        terminalreporter.write_line(f"NOT TESTED AGAINST OTHER UPSTREAM VERSIONS: {reason}", red=True, bold=True)

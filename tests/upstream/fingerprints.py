@@ -1,14 +1,13 @@
 """Writes pdserve/patches/fingerprints.json from the sources of the supported versions.
 
 `python -m tests.upstream.fingerprints` after reading what is new: a fingerprint in the table says that a person (or a
-test on that version) has looked at the code. `tests/upstream/canary.py` only prints what changed.
+test on that version) has looked at the code: git's diff of it is what a release has changed under the patches.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from pdserve.patches.fingerprint import Fingerprint, of_loaded, of_tree
@@ -23,27 +22,21 @@ RELEASES: dict[str, tuple[str, ...]] = {"vllm": ALL_VLLM_VERSIONS, "lmcache": (I
 Table = dict[str, list[dict[str, object]]]
 
 
-def targets() -> list[PatchTarget]:
-    """All targets of all patches, each name once."""
-    by_name = {target.name: target for patch in REGISTRY for target in patch.targets}
-    return [by_name[name] for name in sorted(by_name)]
-
-
-def generate(of: Mapping[str, tuple[str, ...]] = RELEASES) -> Table:
-    """The table, from the sources of these releases; what is neither vllm's nor lmcache's comes from the installed
+def generate() -> Table:
+    """The table, from the sources of the releases; what is neither vllm's nor lmcache's comes from the installed
     package."""
-    wanted = (target for target in targets() if target.distribution in of or target.distribution not in RELEASES)
-    return {target.name: _entries(target, of.get(target.distribution)) for target in wanted}
+    by_name = {target.name: target for patch in REGISTRY for target in patch.targets}
+    return {name: _entries(by_name[name]) for name in sorted(by_name)}
 
 
-def _entries(target: PatchTarget, releases: tuple[str, ...] | None) -> list[dict[str, object]]:
-    if releases is None:
+def _entries(target: PatchTarget) -> list[dict[str, object]]:
+    if target.distribution not in RELEASES:
         version = importlib.metadata.version(target.distribution).partition("+")[0]
         by_version = {version: of_loaded(target.name)}
     else:
         by_version = {
             version: of_tree(target.name, source_tree(target.distribution, version))
-            for version in releases
+            for version in RELEASES[target.distribution]
             if may_be(version, target.only)
         }
     by_code: dict[Fingerprint, list[str]] = {}

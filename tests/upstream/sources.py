@@ -15,12 +15,11 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from functools import cache
 from pathlib import Path, PurePosixPath
 from urllib.parse import urldefrag, urljoin
 
 import httpx
-from packaging.version import Version
+import pytest
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "upstream"
@@ -28,29 +27,22 @@ PINS = Path(__file__).with_name("pins.toml")
 _PUBLIC_INDEX = "https://pypi.org/simple"
 
 
-class SourcesError(RuntimeError):
-    """The package index is out of reach. The tests that need it say so loudly."""
+class SourcesError(pytest.skip.Exception):
+    """The package index is out of reach: what needs it is skipped, and the reason is shown at the end."""
 
 
-@cache
-def pins() -> dict[str, str]:
-    """File name -> sha256."""
-    files: dict[str, str] = tomllib.loads(PINS.read_text())["files"]
-    return files
-
-
-def source_tree(distribution: str, version: str, *, pinned: bool = True) -> Path:
-    """A folder that has the package of that release, to be put on the path. Raises SourcesError.
-
-    pinned=False is for looking at releases that nobody has looked at yet: never to run them in a test.
-    """
+def source_tree(distribution: str, version: str) -> Path:
+    """A folder that has the package of that release, to be put on the path. Raises SourcesError."""
     name = f"{distribution}-{version}"
     tree = CACHE / name
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
         if not (tree / "complete").exists():
-            _fetch_tree(name, distribution, tree, pinned=pinned)
+            archive = fetch(f"{name}.tar.gz")
+            _unpack(archive, distribution, tree)
+            (tree / "complete").touch()
+            archive.unlink()
     return tree
 
 
@@ -62,26 +54,7 @@ def installed_tree(package: str) -> Path:
     return Path(spec.origin).parents[1]
 
 
-def _fetch_tree(name: str, package: str, tree: Path, *, pinned: bool) -> None:
-    archive = fetch(f"{name}.tar.gz", pinned=pinned)
-    _unpack(archive, package, tree)
-    (tree / "complete").touch()
-    archive.unlink()
-
-
-def releases(distribution: str) -> list[Version]:
-    """The versions of which the index has a source distribution, oldest first. Raises SourcesError."""
-    page = f"{index_url().rstrip('/')}/{distribution}/"
-    try:
-        html = httpx.get(page, timeout=60, follow_redirects=True).raise_for_status().text
-    except httpx.HTTPError as error:
-        raise SourcesError(f"{page} does not answer: {error}") from error
-    names = {PurePosixPath(urldefrag(href).url).name for href in _hrefs(html)}
-    releases = [name.removesuffix(".tar.gz").partition("-")[2] for name in names if name.endswith(".tar.gz")]
-    return sorted(map(Version, releases))
-
-
-def fetch(file: str, *, pinned: bool = True) -> Path:
+def fetch(file: str) -> Path:
     """Downloads a file. Raises SourcesError; ValueError when its content is not what was pinned."""
     project = file.rsplit("-", 1)[0]
     page = f"{index_url().rstrip('/')}/{project}/"
@@ -97,9 +70,10 @@ def fetch(file: str, *, pinned: bool = True) -> Path:
                     out.write(block)
     except httpx.HTTPError as error:
         raise SourcesError(f"{file} cannot be had from {page}: {error}") from error
-    if pinned and digest.hexdigest() != pins().get(file):
+    pinned = tomllib.loads(PINS.read_text())["files"].get(file)
+    if digest.hexdigest() != pinned:
         target.unlink()
-        raise ValueError(f"{file} has the hash {digest.hexdigest()}, pinned is {pins().get(file)}")
+        raise ValueError(f"{file} has the hash {digest.hexdigest()}, pinned is {pinned}")
     return target
 
 
@@ -114,16 +88,12 @@ def index_url() -> str:
 
 
 def _link(html: str, page: str, file: str) -> str:
-    for href in _hrefs(html):
+    """Return where an index page (PEP 503) has the file."""
+    for href in re.findall(r'<a\b[^>]*?\bhref="([^"]+)"', html):
         url = urldefrag(urljoin(page, href)).url
         if PurePosixPath(url).name == file:
             return url
     raise SourcesError(f"{page} does not list {file}")
-
-
-def _hrefs(html: str) -> list[str]:
-    """Return the links of an index page (PEP 503)."""
-    return re.findall(r'<a\b[^>]*?\bhref="([^"]+)"', html)
 
 
 def _unpack(archive: Path, package: str, into: Path) -> None:
