@@ -11,31 +11,76 @@ from pdserve.patches.lmcache import registration
 from tests.upstream.run import IN_RELEASE, INSTALLED_VLLM, on
 
 if IN_RELEASE:
-    from tests.upstream import lmcache_server
-    from tests.upstream.lmcache_engine import CHUNK, THEIRS
+    import torch
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+
+    from tests.upstream.lmcache_engine import BLOCK, CHUNK, THEIRS, leaf
+    from tests.upstream.lmcache_server import WITHIN_SECONDS, Server
+    from tests.upstream.scheduler_lab import Lab
 
 PROMPT = 256
+BLOCKS = 96
 GIVE_UP = 20.0
 HEARTBEAT_SECONDS = 2.0
 
 
 class Client:
-    """An engine and its prompts, no two of which begin alike."""
+    """An engine and its prompts, no two of which begin alike: the real Scheduler and both roles of the connector."""
 
     def __init__(self, server: Any) -> None:
-        extra = {"lmcache.mp.mp_transfer_mode": "lmcache_driven", "lmcache.mp.heartbeat_interval": HEARTBEAT_SECONDS}
-        self.engine = lmcache_server.Engine(server, lmcache_server.leaf(server, THEIRS, **extra))
-        self.engine.in_step = False
-        self.engine.worker.get_handshake_metadata()  # as EngineCore does once it is ready
-        self.adapter = self.engine.worker.worker_adapter
+        self._server = server
+        where = {"host": "tcp://127.0.0.1", "port": server.port, "mq_timeout": WITHIN_SECONDS}
+        extra = where | {"mp_transfer_mode": "lmcache_driven", "heartbeat_interval": HEARTBEAT_SECONDS}
+        connector = leaf(THEIRS, **{f"lmcache.mp.{name}": value for name, value in extra.items()})
+        self.lab = Lab(num_blocks=BLOCKS, max_num_batched_tokens=256, connector=connector)
+        kv = {f"layer.{index}": torch.zeros(BLOCKS, BLOCK, 2, 8) for index in range(2)}
+        spec = self.lab.scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        groups = [KVCacheGroupSpec(list(kv), spec)]
+        layout = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups)
+        self.worker: Any = KVConnectorFactory.create_connector(self.lab.config, KVConnectorRole.WORKER, layout)
+        self.worker.register_kv_caches(kv)
+        self.worker.get_handshake_metadata()  # as EngineCore does once it is ready
+        self.adapter = self.worker.worker_adapter
+        self.loaded = 0
+        """Tokens that were to come from the server; less when a load has failed."""
+        self._ended: set[str] = set()
         self._prompts = 0
+
+    def close(self) -> None:
+        """End it once it has no lock left. Not before: LMCache handles UNREGISTER at once and FREE_LOOKUP_LOCKS in a
+        thread, where it fails when it comes after the last engine of the model has gone (lmcache 0.5.6,
+        engine_context.py: find_attn_desc raises)."""
+        self._server.unlocked()
+        self.worker.shutdown()
+        self.lab.connector.shutdown()
+
+    def step(self) -> None:
+        before = set(self.lab.scheduler.requests)
+        output = self.lab.schedule()
+        metadata = output.kv_connector_metadata
+        self.worker.bind_connector_metadata(metadata)
+        self.worker.handle_preemptions(metadata)
+        self.worker.start_load_kv(None)
+        loads = (request.op for request in metadata.requests if request.direction == "RETRIEVE")
+        self.loaded += sum(load.end - load.start - load.skip_first_n_tokens for load in loads)
+        self.worker.wait_for_save()
+        sent, received = self.worker.get_finished(self._ended)
+        self.worker.clear_connector_metadata()
+        arrived = {name for name in received or () if self.lab.get(name) is not None}
+        sent = {name for name in sent or () if self.lab.get(name) is not None} - arrived
+        failed = self.worker.get_block_ids_with_load_errors()
+        self.loaded -= BLOCK * len(failed)
+        self.lab.update(output, finished_recving=arrived, finished_sending=sent, invalid_block_ids=failed)
+        self._ended = {name for name in before if (kept := self.lab.get(name)) is not None and kept.is_finished()}
 
     def prompt(self) -> list[int]:
         self._prompts += 1
         return list(range(self._prompts * 1000, self._prompts * 1000 + PROMPT))
 
     def add(self, tokens: list[int]) -> None:
-        self.engine.lab.add(f"r{time.monotonic_ns()}", [*tokens, 5], max_tokens=2)
+        self.lab.add(f"r{time.monotonic_ns()}", [*tokens, 5], max_tokens=2)
 
     def until(self, holds: Callable[[], bool], seconds: float = GIVE_UP) -> bool:
         """Steps until it holds. False: not in time."""
@@ -43,20 +88,20 @@ class Client:
         while not holds():
             if time.monotonic() - began > seconds:
                 return False
-            self.engine.step()
+            self.step()
             time.sleep(0.002)
         return True
 
     def idle(self) -> bool:
-        return not self.engine.lab.scheduler.requests
+        return not self.lab.scheduler.requests
 
     def loads(self, tokens: list[int]) -> int:
-        """Tokens of the prompt that come from the server, its bytes checked by the engine."""
-        assert self.engine.lab.scheduler.reset_prefix_cache()
-        before = self.engine.loaded
+        """Tokens of the prompt that come from the server."""
+        assert self.lab.scheduler.reset_prefix_cache()
+        before = self.loaded
         self.add(tokens)
         assert self.until(self.idle)
-        return self.engine.loaded - before
+        return self.loaded - before
 
 
 def never_used(client: Client, server: Any) -> None:
@@ -80,7 +125,7 @@ def during_a_retrieve(client: Client, server: Any) -> None:
     client.add(tokens)
     assert client.until(client.idle)
     server.until_stored(PROMPT // CHUNK)
-    assert client.engine.lab.scheduler.reset_prefix_cache()
+    assert client.lab.scheduler.reset_prefix_cache()
     client.add(tokens)
     with stopped_before(client, server, "batched_submit_retrieve_requests"):
         assert client.until(lambda: bool(client.adapter.retrieve_futures)), "no retrieve"
@@ -105,8 +150,8 @@ def stopped_before(client: Client, server: Any, method: str) -> Iterator[None]:
 def during_a_lookup(client: Client, server: Any) -> None:
     server.stop()
     client.add(client.prompt())
-    client.engine.step()
-    assert client.engine.lab.connector.scheduler_adapter._unacked_lookups, "no lookup"
+    client.step()
+    assert client.lab.connector.scheduler_adapter._unacked_lookups, "no lookup"
 
 
 MOMENTS = (never_used, idle, during_a_store, during_a_retrieve, during_a_lookup)
@@ -121,14 +166,14 @@ def seen(server: Any, client: Client, moment: Callable[[Client, Any], None]) -> 
     registered = None
     while registered is None and time.monotonic() - began < HEARTBEAT_SECONDS + 4:
         if not client.idle():
-            client.engine.step()
+            client.step()
         if server.registered(client.adapter.instance_id):
             registered = round(time.monotonic() - began, 2)
         time.sleep(0.005)
     result: dict[str, Any] = {"moment": moment.__name__, "registered": registered, "loaded": 0}
     if result.setdefault("finished", client.until(client.idle, 5.0)):
         # Healthy again: a moment after the registration is seen.
-        scheduler = client.engine.lab.connector.scheduler_adapter
+        scheduler = client.lab.connector.scheduler_adapter
         client.until(lambda: client.adapter.is_healthy and scheduler.is_healthy)
         tokens = client.prompt()
         client.add(tokens)
@@ -143,7 +188,7 @@ def kills(number: int, *, patched: bool) -> list[dict[str, Any]]:
     """Return what was seen of so many, which take the moments in turn."""
     if patched:
         registration.REGISTRATION.apply()
-    server = lmcache_server.Server("lmcache_driven", registration.IDENTITY_NAME if patched else "")
+    server = Server("lmcache_driven", registration.IDENTITY_NAME if patched else "")
     results: list[dict[str, Any]] = []
     client: Client | None = None
     try:
@@ -151,7 +196,7 @@ def kills(number: int, *, patched: bool) -> list[dict[str, Any]]:
         for moment in (MOMENTS * number)[:number]:
             if client is None or moment is never_used:
                 if client is not None:
-                    client.engine.close()
+                    client.close()
                 client = Client(server)
             results.append(result := seen(server, client, moment))
             if not result["finished"] or result["registered"] is None:
