@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from pdserve.patches.scheduler.load_timeout import ATTRIBUTE
 from tests.upstream.scheduler_lab import Lab, MockConnector
 
 BLOCK, CHUNK = 16, 64
@@ -144,8 +145,8 @@ class LedgerAdapter:
 class Engine:
     """`connector`: LMCache's alone, or with others under a MultiConnector; what a mock there loads has contents, too.
 
-    `fails`: whether a retrieve of that request fails: its worker names all blocks of it, as LMCache's does. `hanging`:
-    names of which a retrieve writes nothing and does not end until `end`.
+    A step takes a second. `fails`: whether a retrieve of that request fails: its worker names all blocks of it, as
+    LMCache's does. `hanging`: names of which a retrieve writes nothing and does not end until `end`.
     """
 
     def __init__(
@@ -160,6 +161,9 @@ class Engine:
         LedgerAdapter.ledger = self.ledger = Ledger()
         LedgerAdapter.polls.clear()
         self.lab = Lab(num_blocks=num_blocks, max_num_batched_tokens=batch, connector=connector, scheduler=scheduler)
+        self.steps = 0
+        if (timeout := getattr(self.lab.scheduler, ATTRIBUTE, None)) is not None:
+            timeout.clock = lambda: float(self.steps)
         self._children = getattr(self.lab.connector, "_connectors", None)
         children = self._children or [self.lab.connector]
         [self._number] = [at for at, each in enumerate(children) if hasattr(each, "request_trackers")]
@@ -176,7 +180,6 @@ class Engine:
         self.stored = 0
         """Tokens in store operations."""
         self.computed = 0
-        self.steps = 0
         self.arriving: set[str] = set()
         self._saving: set[str] = set()
         self._broken: set[int] = set()
@@ -332,8 +335,9 @@ class Workload:
     """Random requests with common prefixes on too few blocks: with aborts, preemptions, evictions, and lookups that
     take their time.
 
-    `bounded`: with a cap and a minimum. `failing`: the share of loads that fail. `batches`: tokens of a step, one is
-    drawn; what is no multiple of a block leaves blocks computed in part.
+    `bounded`: with a cap and a minimum. `failing`: the share of loads that fail; `hanging`: of requests whose loads
+    hang and end at any time. `batches`: tokens of a step, one is drawn; what is no multiple of a block leaves blocks
+    computed in part.
     """
 
     def __init__(
@@ -343,17 +347,20 @@ class Workload:
         *,
         bounded: bool = True,
         failing: float = 0,
+        hanging: float = 0,
         batches: Sequence[int] = (64, 256),
+        **extra: Any,
     ) -> None:
         self.dice = random.Random(seed)
         cap = self.dice.choice([64, 128, 256, 512])
         least = self.dice.choice([0, 0, 64, 128])
-        extra = {CAP: cap, LEAST: min(cap, least)} if bounded else {}
+        extra |= {CAP: cap, LEAST: min(cap, least)} if bounded else {}
         LedgerAdapter.slow = self.dice.choice([0, 0, 1, 3])
         num_blocks = self.dice.randint(48, 90)
         self.engine = Engine(leaf(module, **extra), num_blocks=num_blocks, batch=self.dice.choice(batches))
         if failing:
             self.engine.fails = lambda _: self.dice.random() < failing
+        self.engine.hanging = {f"r{number}" for number in range(10) if self.dice.random() < hanging}
         self.stems = [[self.dice.randrange(1000) for _ in range(640)] for _ in range(2)]
         for stem in self.stems:
             self.engine.ledger.store(stem, 0, self.dice.randrange(0, 641, CHUNK))
@@ -369,6 +376,9 @@ class Workload:
                 self.step()
             if self.dice.random() < 0.15:
                 self.engine.abort(f"r{self.dice.randrange(10)}")
+        for name in sorted(self.engine.under_way):
+            self.engine.end(name)
+        self.engine.hanging.clear()
         verdict = "done" if self._drain() else "deadlock"
         for name in list(self.engine.lab.scheduler.requests):
             self.engine.abort(name)
@@ -386,6 +396,8 @@ class Workload:
         self.preempted += sum(
             before == "RUNNING" and self.engine.lab.status(name) == "PREEMPTED" for name, before in running.items()
         )
+        if self.engine.under_way and self.dice.random() < 0.1:
+            self.engine.end(self.dice.choice(sorted(self.engine.under_way)))
         if self.dice.random() < 0.1:
             free = sorted(name for name in self.engine.ledger.chunks if not self.engine.ledger.locks[name])
             self.engine.ledger.chunks -= set(self.dice.sample(free, len(free) // 4))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections import deque
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +13,7 @@ from pdserve.patches.scheduler.load_timeout import ATTRIBUTE, NAME, SETTING, Loa
 from tests.upstream.run import ALL_VLLM_VERSIONS, IN_RELEASE, all_hold, count, on
 
 if IN_RELEASE:
+    from tests.upstream.lmcache_engine import THEIRS, Engine, leaf, workloads
     from tests.upstream.scheduler_lab import Lab, mock
 
 SECONDS = 3.0
@@ -32,7 +29,8 @@ class Bench:
     def __init__(self, **lab: Any) -> None:
         self.lab = Lab(**{"connector": mock(load_timeout_seconds=SECONDS), **lab})
         self.now = 100.0
-        stop_clock(self)
+        if (timeout := getattr(self.lab.scheduler, ATTRIBUTE, None)) is not None:
+            timeout.clock = lambda: self.now
         self._free_at_start = self.lab.free_blocks
         self._before = {effect: count(NAME, effect) for effect in ("loads-given-up", "late-ends")}
 
@@ -70,12 +68,6 @@ class Bench:
     def missing(self) -> int:
         """Blocks."""
         return self._free_at_start - self.lab.free_blocks
-
-
-def stop_clock(of: Any) -> None:
-    """The patch's clock is `of.now`."""
-    if (timeout := getattr(of.lab.scheduler, ATTRIBUTE, None)) is not None:
-        timeout.clock = lambda: of.now
 
 
 def quarantined() -> float:
@@ -162,13 +154,6 @@ def reported_again_with_the_send() -> None:
     assert bench.lab.status("a") == "FINISHED_LENGTH_CAPPED"
     bench.end(finished_sending={"a"})
     assert (bench.missing, bench.lab.status("a")) == (0, "GONE")
-
-
-def preempt(scheduler: Any, request: Any) -> None:
-    """As when memory is short, at a time that the test chooses."""
-    scheduler.running.remove(request)
-    scheduler._preempt_request(request, time.monotonic())
-    scheduler.prev_step_scheduled_req_ids.discard(request.request_id)  # else it could not run again in the next step
 
 
 def failed() -> None:
@@ -294,108 +279,24 @@ def test_lmcache_stores_the_fresh_kv_and_keeps_no_lock(version: str) -> None:
     assert (engine.ledger.locked, engine.connector.request_trackers, engine.lab.free_blocks) == (0, {}, 59)
     assert engine.stored > 0
     before = count(NAME, "loads-given-up")
-    loads = sum(random_workload(seed) for seed in range(1, WORKLOADS + 1))
-    given_up = count(NAME, "loads-given-up") - before
-    assert loads > given_up >= WORKLOADS // 2
-    assert quarantined() == 0
+    seen = workloads(WORKLOADS, bounded=False, hanging=0.35, load_timeout_seconds=SECONDS)
+    assert (seen["wrong"], seen["verdicts"], quarantined()) == ([], {"done": WORKLOADS}, 0)
+    assert seen["loads"] > count(NAME, "loads-given-up") - before >= WORKLOADS // 2
+    assert seen["preempted"] > 0
 
 
 def late_load() -> Any:
-    engine, prompt = hanging_engine(60), list(range(1000, 1300))
+    engine = Engine(leaf(THEIRS, load_timeout_seconds=SECONDS), num_blocks=60, batch=64)
+    prompt = list(range(1000, 1300))
     engine.ledger.store(prompt, 0, 256)
     engine.hanging.add("a")
     engine.add("a", prompt, max_tokens=3)
-    engine.step()
-    engine.step()
-    engine.now += SECONDS
-    for _ in range(20):
+    for _ in range(22):
         engine.step()
     return engine
-
-
-def hanging_engine(num_blocks: int) -> Any:
-    from tests.upstream.lmcache_engine import THEIRS, Engine, leaf
-
-    engine: Any = Engine(leaf(THEIRS, load_timeout_seconds=SECONDS), num_blocks=num_blocks, batch=64)
-    engine.now = 100.0
-    stop_clock(engine)
-    return engine
-
-
-def random_workload(seed: int) -> int:
-    """A starved engine with shared prefixes; every third load hangs. How many loads did not, or ended."""
-    from tests.upstream.lmcache_engine import LedgerAdapter
-
-    chance = random.Random(seed)
-    engine = hanging_engine(chance.randint(36, 60))
-    LedgerAdapter.slow = chance.choice([0, 0, 1])
-    prefixes = [[1_000_000 * (index + 1) + token for token in range(320)] for index in range(3)]
-    for prefix in prefixes:
-        engine.ledger.store(prefix, 0, chance.choice([64, 128, 256]))
-    names = [f"r{index}" for index in range(chance.randint(4, 9))]
-    engine.hanging = {name for name in names if chance.random() < 0.35}
-    arriving = list(names)
-    for _ in range(120):
-        if arriving and chance.random() < 0.4:
-            name = arriving.pop(0)
-            tail = [chance.randrange(1 << 40) for _ in range(chance.randint(1, 60))]
-            engine.add(name, chance.choice(prefixes)[: chance.randint(30, 320)] + tail, chance.randint(1, 20))
-        # One that leaves before it was admitted keeps its lookup's locks until the server ends its session.
-        admitted = [name for name in names if engine.lab.status(name) in ("RUNNING", "WAITING_FOR_REMOTE_KVS")]
-        if admitted and chance.random() < 0.06:
-            engine.abort(chance.choice(admitted))
-        if engine.lab.scheduler.running and chance.random() < 0.15:
-            preempt(engine.lab.scheduler, chance.choice(engine.lab.scheduler.running))
-        if engine.under_way and chance.random() < 0.08:
-            engine.end(chance.choice(sorted(engine.under_way)))
-        engine.now += chance.random()
-        engine.step()
-    for name in sorted(engine.under_way):
-        engine.end(name)
-    engine.hanging.clear()
-    for name in arriving:
-        engine.add(name, chance.choice(prefixes)[:100])
-    assert engine.run(), f"seed {seed}: {sorted(engine.lab.scheduler.requests)} are left"
-    assert (engine.lab.free_blocks, engine.ledger.locked) == (engine.free_at_start, 0), f"seed {seed}"
-    return len(engine.loads)
 
 
 def test_a_limit_that_is_none_is_refused() -> None:
     for seconds in ("0", -1, "nan", "inf"):
         with pytest.raises(StartError, match=SETTING):
             LoadTimeout(None, float(seconds))
-
-
-def test_no_step_looks_at_the_loads_that_wait_before_one_is_overdue() -> None:
-    """With 128 of them that cost more than 3 % of a step."""
-    looks: list[str] = []
-
-    class Request(SimpleNamespace):
-        @property
-        def status(self) -> SimpleNamespace:
-            looks.append(self.request_id)
-            return SimpleNamespace(name="WAITING_FOR_REMOTE_KVS")
-
-    connector = SimpleNamespace(get_num_new_matched_tokens=None, update_state_after_alloc=lambda *_: None)
-    requests = [Request(request_id=str(number)) for number in range(128)]
-    scheduler = SimpleNamespace(
-        connector=connector,
-        kv_cache_manager=SimpleNamespace(block_pool=None),
-        kv_holding_waiting=deque(requests),
-        finished_recving_kv_req_ids=set(),
-        requests={each.request_id: each for each in requests},
-    )
-    now = 100.0
-    timeout = LoadTimeout(scheduler, 3, clock=lambda: now)
-    for request in requests:
-        connector.update_state_after_alloc(request, None, 16)
-    timeout.give_up_overdue()
-    assert sorted(looks, key=int) == [each.request_id for each in requests], "once, when they have begun"
-    looks.clear()
-    now += 2
-    timeout.give_up_overdue()
-    assert looks == []
-    scheduler.finished_recving_kv_req_ids.update(scheduler.requests)
-    now += 2
-    timeout.give_up_overdue()
-    assert looks, "at the time of the oldest; all have ended"
