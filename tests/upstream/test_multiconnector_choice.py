@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -111,67 +108,6 @@ def test_the_locks_of_an_unanswered_one_are_given_back_before_its_session_ends()
     keeper.settle()
     assert adapter.done == [("free", "r", 0, 2, 3, "salt"), ("cleanup", "r"), ("end", "r")]
     assert effects.totals() == {("some-patch", "lookups-released"): 1}
-
-
-def test_a_request_that_asks_again_gets_its_lookup_back() -> None:
-    keeper, adapter = kept()
-    keeper.scheduled("r", answered=False)
-    keeper.maybe_submit_lookup_request("r", token_ids=[1, 2, 3, 4])
-    adapter.answer = 2
-    keeper.settle()
-    assert adapter.done == [("submit", "r")]
-    keeper.finished("r")
-    keeper.settle()
-    assert adapter.done[1:] == [("free", "r", 0, 2, 3, "salt"), ("cleanup", "r")]
-
-
-def test_an_adapter_of_lmcache_0_5_6_gets_every_argument_by_position_and_by_name() -> None:
-    asked: list[tuple[object, ...]] = []
-
-    class Newer(Adapter):
-        def maybe_submit_lookup_request(
-            self,
-            request_id: str,
-            token_ids: list[int],
-            cache_salt: str = "",
-            request_configs: dict[str, str] | None = None,
-            reserve_last_token: bool = False,
-        ) -> None:
-            asked.append((request_id, token_ids, cache_salt, request_configs, reserve_last_token))
-
-    adapter = Newer()
-    keeper = LookupKeeper(adapter, "some-patch")
-    keeper.maybe_submit_lookup_request("positional", [1, 2], "salt", {"a": "b"}, True)
-    keeper.maybe_submit_lookup_request(cache_salt="salt", token_ids=[1, 2], request_id="named")
-    assert asked == [("positional", [1, 2], "salt", {"a": "b"}, True), ("named", [1, 2], "salt", None, False)]
-    adapter.answer = 2
-    for name in ("positional", "named"):
-        keeper.finished(name)
-    keeper.settle()
-    freed = [entry for entry in adapter.done if entry[0] == "free"]
-    assert freed == [("free", name, 0, 2, 2, "salt") for name in ("positional", "named")]
-
-
-def test_no_poll_of_a_pending_lookup_looks_at_a_signature() -> None:
-    """The scheduler polls each of them in every step: with 200 pending ones that took 42 % of a step."""
-    keeper = LookupKeeper(Adapter(), "some-patch")
-    calls: list[str] = []
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename == inspect.__file__:
-            calls.append(frame.f_code.co_name)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        for _ in range(2):
-            for number in range(200):
-                keeper.maybe_submit_lookup_request(f"r{number}", token_ids=[1, 2, 3], cache_salt="salt")
-                keeper.check_lookup_result(f"r{number}")
-            keeper.settle()
-    finally:
-        sys.setprofile(before)
-    assert calls == []
 
 
 def test_one_without_an_answer_for_a_minute_is_left_to_the_servers_time_limit() -> None:

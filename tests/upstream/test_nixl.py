@@ -19,9 +19,7 @@ from pdserve.patches.scheduler import failed_group
 from tests.upstream.run import ALL_VLLM_VERSIONS, IN_RELEASE, count, on, verdict
 
 if IN_RELEASE:
-    import uvicorn
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-    from uvicorn.server import ServerState
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from vllm.sampling_params import RequestOutputKind, SamplingParams
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
@@ -230,59 +228,33 @@ def test_upstream_sends_an_abort_only_while_it_has_not_seen_the_end() -> None:
     assert aborts_that_are_sent() == unpatched | {"not taken yet": ["unread"]}
 
 
-class Application:
-    """An answer that is sent when the client has left, or at once. `state` is where vLLM has its engine client."""
+async def aborts_of(answer: str, *, left: bool) -> list[str]:
+    """The client of uvicorn's own half of a request has left before it is answered, or is still there."""
+    aborted: list[str] = []
 
-    def __init__(self, answer: str, *, waits: bool) -> None:
-        self._answer = answer.encode()
-        self._waits = waits
-        self.aborted: list[str] = []
-        self.answered = asyncio.Event()
-        self.state = SimpleNamespace(engine_client=SimpleNamespace(engine_core=self))
+    async def abort_requests_async(names: list[str]) -> None:
+        aborted.extend(names)
 
-    async def abort_requests_async(self, names: list[str]) -> None:
-        self.aborted += names
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        scope["app"] = self
-        while self._waits and (await receive())["type"] != "http.disconnect":
-            pass
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": self._answer})
-        self.answered.set()
-
-
-async def aborts_of(answer: str, *, leaves: bool = True) -> list[str]:
-    """The client leaves before it is answered, or is still there."""
-    application = Application(answer, waits=leaves)
-    config = uvicorn.Config(application, http="httptools", lifespan="off", log_level="error")
-    config.load()
-    serve = asyncio.get_running_loop().create_server(
-        lambda: HttpToolsProtocol(config, ServerState(), {}), "127.0.0.1", 0
-    )
-    async with await serve as server:
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        writer.write(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n")
-        if not leaves:
-            await reader.read()
-        writer.close()
-        await application.answered.wait()
-    return application.aborted
+    core = SimpleNamespace(abort_requests_async=abort_requests_async)
+    app = SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(engine_core=core)))
+    cycle = Mock(disconnected=left, response_started=True, response_complete=False, chunked_encoding=False)
+    cycle.scope, cycle.expected_content_length = {"app": app, "method": "POST"}, len(answer)
+    cycle.flow.write_paused, cycle.transport.is_closing.return_value = False, False
+    await RequestResponseCycle.send(cycle, {"type": "http.response.body", "body": answer.encode()})
+    assert cycle.transport.write.called != left
+    return aborted
 
 
 @on(*ALL_VLLM_VERSIONS)
 def test_nor_is_an_answer_kept_for_whom_uvicorn_has_no_connection_any_more() -> None:
     ABANDONED_KV.apply()
 
-    def answer(params: Any) -> str:
-        return json.dumps({"id": "cmpl", "kv_transfer_params": params}, separators=(",", ":"))  # as Starlette does it
+    def aborts(params: Any, *, left: bool = True, before: str = "") -> list[str]:
+        body = json.dumps({"id": "cmpl", "kv_transfer_params": params}, separators=(",", ":"))  # as Starlette does it
+        return asyncio.run(aborts_of(before + body, left=left))
 
-    async def aborts() -> list[list[str]]:
-        none_kept = (answer(None), answer({"do_remote_prefill": False}), f"data: {answer(PARAMS)}")
-        there = await aborts_of(answer(PARAMS), leaves=False)
-        return [await aborts_of(answer(PARAMS)), there, *[await aborts_of(each) for each in none_kept]]
-
-    assert asyncio.run(aborts()) == [["a"], [], [], [], []]
+    assert (aborts(PARAMS), aborts(PARAMS, left=False)) == (["a"], [])
+    assert aborts(None) == aborts({"do_remote_prefill": False}) == aborts(PARAMS, before="data: ") == []
 
 
 NONSENSE = (False, [4, 12], "length", True)

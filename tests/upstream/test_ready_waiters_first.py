@@ -24,7 +24,7 @@ def test_a_head_without_room_stops_everything_before_0_31_and_not_with_the_patch
         ready_waiters_first.PATCH.apply()
     assert behind_a_deferred_request() == {"order": ["loaded", "head"], "stuck": [], "free": True}
     assert behind_a_higher_priority() == {"order": ["loaded", "urgent"], "stuck": [], "free": True}
-    all_hold(behind_a_failed_request, order_is_kept, clients_leave_every_part_of_the_queue)
+    all_hold(behind_a_failed_request, order_is_kept)
     # One of each of the first two, and two of four in the one about the order.
     assert count(ready_waiters_first.NAME, "overtakings") == (4 if version < "0.31" else 0)
 
@@ -82,17 +82,3 @@ def order_is_kept() -> None:
     for _ in range(40):
         order += [name for name in lab.step().num_scheduled_tokens if name not in order]
     assert (order, lab.scheduler.requests) == (["b", "d", "a", "c"], {})
-
-
-def clients_leave_every_part_of_the_queue() -> None:
-    lab = Lab(num_blocks=BLOCKS * 8)
-    lab.add("head", 96, {"mock": {"matched": 0, "defers": 99}})
-    for name in ("a", "b"):
-        lab.add(name, 96, LOADED)
-    lab.step()
-    lab.step(finished_recving={"a"})
-    assert list(lab.scheduler.get_request_counts()) == [0, 3]
-    lab.abort("a", "head")
-    lab.step(finished_recving={"b"})
-    lab.abort("b")
-    assert (lab.scheduler.requests, lab.free_blocks) == ({}, BLOCKS * 8 - 1)
