@@ -188,7 +188,7 @@ def our_verdict_is_vllms_offloading(attention: list[int], block_size: int | None
 @QUICK
 @given(group_sizes=sizes, multiple=st.integers(1, 3), slack=st.integers(-40, 40))
 def a_prompt_that_fills_no_chunk_is_never_stored(group_sizes: list[int], multiple: int, slack: int) -> None:
-    """And one that does is sliced by tokens, whatever the sizes of blocks."""
+    """One that does is sliced by tokens, whatever the sizes of blocks; and not stored in half."""
     chunk = math.lcm(*group_sizes) * multiple
     prompt = max(1, chunk + slack)
     blocks = allocated(group_sizes, prompt)
@@ -197,6 +197,8 @@ def a_prompt_that_fills_no_chunk_is_never_stored(group_sizes: list[int], multipl
     if made is not None:
         stored = [list(ids) for ids in made.op.block_ids]
         assert stored == [blocks[group][: made.op.end // size] for group, size in enumerate(group_sizes)]
+        del blocks[0]
+        assert LMCacheMPRequestMetadata.GetStoreMetadata(tracker_of(blocks, prompt), chunk, group_sizes) is None
 
 
 @on(INSTALLED_VLLM)
