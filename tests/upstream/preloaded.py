@@ -1,7 +1,7 @@
 """Runs functions in forks of processes that have imported one version of vLLM each: the import is what takes time.
 
-`python -m tests.upstream.preloaded`: the parent of them all, spoken to by run.py over stdin and stdout. With a version:
-one of them. A function sees a fresh fork, so what it patches or breaks ends with it. They end when stdin does.
+`python -m tests.upstream.preloaded FD`: the parent of them all, spoken to by run.py over a connection. A function sees a
+fresh fork, so what it patches or breaks ends with it. Each process ends with the one that has made it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import json
 import multiprocessing
 import os
-import select
 import signal
-import subprocess
 import sys
 import traceback
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+from typing import Any
 from unittest import mock
 
 _IMPORTED = (
@@ -30,64 +28,64 @@ _IMPORTED = (
     "lmcache.v1.multiprocess.transfer_context.worker_transfer",
 )
 _PR_SET_PDEATHSIG = 1
-_SHOWN = 2000
-"""Characters of a local variable of a test that has failed."""
+_FORK = multiprocessing.get_context("fork")
 
 
-def be_parent() -> None:
-    started: dict[str, subprocess.Popen[str]] = {}
-    for line in sys.stdin:
-        order = json.loads(line)
-        print(json.dumps({"code": _forwarded(order, started)}), flush=True)
-    for popen in started.values():
-        _end(popen)
+def be_parent(orders: Connection) -> None:
+    """Answer each order, to run a function there, with whether it has succeeded; None: it was late or its process died."""
+    started: dict[str, tuple[ForkProcess, Connection]] = {}
+    with contextlib.suppress(EOFError):
+        while True:
+            version, environment, timeout, *call = orders.recv()
+            if version not in started:
+                started[version] = _forked(_be_release, environment)
+            process, pipe = started[version]
+            pipe.send(call)
+            succeeded = _answer(pipe, timeout)
+            if succeeded is None:
+                process.kill()
+                del started[version]
+            orders.send(succeeded)
+    os._exit(0)  # the others end with it
 
 
-def _forwarded(order: dict[str, Any], started: dict[str, subprocess.Popen[str]]) -> int | None:
-    """The exit code of the fork; None when it was late or its process died."""
-    version = order["version"]
-    if version not in started:
-        started[version] = subprocess.Popen(
-            [sys.executable, "-m", "tests.upstream.preloaded", version],
-            env=order["environment"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    popen = started[version]
-    assert popen.stdin is not None
-    assert popen.stdout is not None
-    popen.stdin.write(json.dumps(order) + "\n")
-    popen.stdin.flush()
-    ready, _, _ = select.select([popen.stdout], [], [], order["timeout"])
-    answer = popen.stdout.readline() if ready else ""
-    if not answer:
-        _end(started.pop(version))
-        return None
-    code: int = json.loads(answer)
-    return code
+def _answer(pipe: Connection, timeout: float | None = None) -> bool | None:
+    with contextlib.suppress(EOFError):
+        if pipe.poll(timeout):
+            return bool(pipe.recv())
+    return None
 
 
-def _end(popen: subprocess.Popen[str]) -> None:
-    popen.kill()
-    popen.wait()
+def _forked(function: Callable[..., None], *arguments: Any) -> tuple[ForkProcess, Connection]:
+    """A process that runs it with a connection to this one, and ends with this one."""
+    here, there = _FORK.Pipe()
+
+    def run() -> None:
+        here.close()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        function(there, *arguments)
+
+    process = _FORK.Process(target=run)
+    process.start()
+    there.close()
+    return process, here
 
 
-def be_release() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    # What the imports print is not an answer.
-    os.dup2(2, 1)
+def _be_release(orders: Connection, environment: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
     for module in _IMPORTED:
         # A function that needs what cannot be imported here says so itself.
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     _inspect_the_model()
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            _become(json.loads(line))
-        _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+    while True:
+        process, pipe = _forked(_run, *orders.recv())
+        succeeded = _answer(pipe)
+        process.kill()  # whatever threads it has
+        process.join()
+        orders.send(bool(succeeded))
 
 
 def _inspect_the_model() -> None:
@@ -100,51 +98,29 @@ def _inspect_the_model() -> None:
 
 
 def _in_a_fork(question: Callable[[], Any]) -> Any:
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: there.send(question()))
-    process.start()
-    there.close()
-    answer = here.recv()
+    process, pipe = _forked(lambda there: there.send(question()))
+    answer = pipe.recv()
     process.join()
     return answer
 
 
-def _become(order: dict[str, Any]) -> NoReturn:
-    """Run what was ordered, with its output and its result in files of a folder."""
-    module, function, arguments, code = order["module"], order["function"], order["arguments"], 1
-    folder = Path(order["folder"])
+def _run(answers: Connection, module: str, function: str, arguments: Mapping[str, Any], output: str) -> None:
+    """What it prints, or dies of, goes to the file."""
+    out = os.open(output, os.O_WRONLY)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    succeeded = False
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        out = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         called = getattr(importlib.import_module(module), function)
-        result = getattr(called, "__wrapped__", called)(**arguments)
-        (folder / "result").write_text(json.dumps(result))
-        code = 0
-    except SystemExit as done:
-        code = done.code if isinstance(done.code, int) else int(done.code is not None)
+        getattr(called, "__wrapped__", called)(**arguments)
+        succeeded = True
     except BaseException as error:  # noqa: BLE001  (the traceback is the answer)
-        traceback.print_exc()
-        _show_locals(error)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _show_locals(error: BaseException) -> None:
-    """Of the tests' innermost function: what an assertion was about."""
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            _show_locals(each)
-        return
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if "/tests/" in frame.f_code.co_filename]
-    for name, value in frames[-1].f_locals.items() if frames else ():
-        print(f"  {name} = {repr(value)[:_SHOWN]}", file=sys.stderr)
+        shown = traceback.TracebackException.from_exception(error, capture_locals=True)
+        print(*shown.format(), sep="", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    answers.send(succeeded)
 
 
 if __name__ == "__main__":
-    be_release() if sys.argv[1:] else be_parent()
+    be_parent(Connection(int(sys.argv[1])))

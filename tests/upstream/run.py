@@ -1,4 +1,4 @@
-"""Runs tests, and functions that tests look at the results of, on the sources of one upstream version.
+"""Runs tests on the sources of one upstream version.
 
     if IN_RELEASE:
         from tests.upstream.scheduler_lab import Lab
@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,17 +62,12 @@ def on(*versions: str) -> Callable[[Callable[..., None]], Any]:
         @functools.wraps(function)
         def test(**arguments: Any) -> None:
             where = arguments["version"] if "version" in asked.parameters else arguments.pop("version")
-            call(where, function, **arguments)
+            preloaders().run(where, function.__module__, function.__name__, arguments)
 
         test.__signature__ = asked.replace(parameters=[*parameters, version])  # type: ignore[attr-defined]
         return pytest.mark.upstream(pytest.mark.parametrize("version", table)(test))
 
     return made
-
-
-def call(version: str, function: Callable[..., Any], /, *, timeout: float = 800, **arguments: Any) -> Any:
-    """What a function of a module returns there, as JSON has it. Raises ProbeError with the end of its output."""
-    return preloaders().run(version, function.__module__, function.__name__, arguments, timeout)
 
 
 def all_hold(*cases: Callable[[], None]) -> None:
@@ -111,11 +105,8 @@ def _environment(version: str) -> dict[str, str]:
         **inherited,
         "UPSTREAM_RELEASE": version,
         "PYTHONPATH": os.pathsep.join(path),
-        "PYTHONUNBUFFERED": "1",
         # They share the machine with those of another version; what they compute is small.
         "OMP_NUM_THREADS": "1",
-        # What is random is the same every time.
-        "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_PLUGINS": "",
@@ -126,42 +117,35 @@ def _environment(version: str) -> dict[str, str]:
 
 
 class Preloaders:
-    """One preloaded.py for each version of vLLM, all children of one process that lives as long as the test run."""
+    """A process for each version of vLLM, all children of one that lives as long as the test run."""
 
     def __init__(self) -> None:
+        self._orders, there = multiprocessing.Pipe()
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.upstream.preloaded"],
+            [sys.executable, "-m", "tests.upstream.preloaded", str(there.fileno())],
             cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            # What is random is the same every time.
+            env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
+            pass_fds=[there.fileno()],
+            stdout=subprocess.DEVNULL,
         )
+        there.close()
 
-    def run(self, version: str, module: str, function: str, arguments: Any, timeout: float) -> Any:
-        """Return the result of a function."""
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        with tempfile.TemporaryDirectory() as folder:
-            order = {"version": version, "environment": _environment(version), "timeout": timeout, "folder": folder}
-            order |= {"module": module, "function": function, "arguments": arguments}
-            self._popen.stdin.write(json.dumps(order) + "\n")
-            self._popen.stdin.flush()
-            code = json.loads(self._popen.stdout.readline())["code"]
-            output, result = Path(folder, "output"), Path(folder, "result")
-            text = output.read_text() if output.exists() else ""
-            if code != 0:
-                how = (
-                    f"did not end within {timeout:.0f} s, or its process died" if code is None else f"ended with {code}"
-                )
-                raise ProbeError(f"{module} {function} on vllm {version} {how}:\n{text[-8000:]}")
-            return json.loads(result.read_text())
+    def run(self, version: str, module: str, function: str, arguments: Any, timeout: float = 800) -> None:
+        """Run a function there. Raises ProbeError with the end of its output."""
+        with tempfile.NamedTemporaryFile() as output:
+            call = module, function, arguments, output.name
+            self._orders.send((version, _environment(version), timeout, *call))
+            succeeded: bool | None = self._orders.recv()
+            if not succeeded:
+                how = "failed" if succeeded is False else f"did not end within {timeout:.0f} s, or its process died"
+                text = output.read().decode(errors="replace")
+                raise ProbeError(f"{module} {function} on vllm {version} {how}:\n{text[-12000:]}")
 
     def close(self) -> None:
         """Ends all of them. They end with this process, too."""
-        self._popen.stdin.close() if self._popen.stdin else None
+        self._orders.close()
         self._popen.wait()
-        if self._popen.stdout:
-            self._popen.stdout.close()
 
 
 @cache
