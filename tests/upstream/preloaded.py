@@ -1,7 +1,7 @@
 """Runs functions in forks of processes that have imported one version of vLLM each: the import is what takes time.
 
-`python -m tests.upstream.preloaded FD`: the parent of them all, spoken to by run.py over a connection. A function sees a
-fresh fork, so what it patches or breaks ends with it. Each process ends with the one that has made it.
+`python -m tests.upstream.preloaded FD`: the parent of them all, spoken to by run.py over a connection. A function sees
+a fresh fork, so what it patches or breaks ends with it. Each process ends with the one that has made it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def be_parent(orders: Connection) -> None:
-    """Answer each order, to run a function there, with whether it has succeeded; None: it was late or its process died."""
+    """Answer each order, to run a function, with whether it has succeeded; None: it was late, or its process died."""
     started: dict[str, tuple[ForkProcess, Connection]] = {}
     with contextlib.suppress(EOFError):
         while True:
