@@ -51,7 +51,9 @@ async def fewer_open_files_than(number: int) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_pulls_that_end_leave_no_socket_behind(context: zmq.asyncio.Context) -> None:
+def test_pulls_that_end_leave_no_socket_behind_and_a_prefill_that_goes_is_noticed(
+    context: zmq.asyncio.Context,
+) -> None:
     """A libzmq thread that is blocked by one report closes no socket, and makes no connection, any more."""
 
     async def pulls() -> None:
@@ -62,23 +64,13 @@ def test_pulls_that_end_leave_no_socket_behind(context: zmq.asyncio.Context) -> 
                     if number % 2:  # its connection is made
                         await sock.recv_multipart()
             await fewer_open_files_than(before + PULLS)
-
-    asyncio.run(pulls())
-    assert not peer._watching
-
-
-def test_a_prefill_that_goes_is_noticed_after_many_pulls_that_ended(context: zmq.asyncio.Context) -> None:
-    async def killed() -> None:
-        async with prefill() as (address, sock), asyncio.timeout(LIMIT_SECONDS):
-            for _ in range(PULLS):
-                async with pull(context, address):
-                    pass
             gone = asyncio.Event()
             async with pull(context, address, lost=gone.set):
                 sock.close(0)
                 await gone.wait()
 
-    asyncio.run(killed())
+    asyncio.run(pulls())
+    assert not peer._watching
 
 
 def test_a_prefill_that_is_not_there_is_noticed(context: zmq.asyncio.Context) -> None:

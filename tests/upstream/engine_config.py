@@ -51,10 +51,10 @@ def engine_config(
 
 
 def kv_cache_config(
-    num_blocks: int, block_size: int, sliding_window: int | None, *, recurrent_state: bool = False, drafts: int = 0
+    num_blocks: int, block_size: int, sliding_window: int | None, *, recurrent_state: bool = False
 ) -> Any:
     """A KVCacheConfig of a group with full attention, one of that window in tokens unless it is None, and one of
-    recurrent state, of which the last one at the end of a block is kept; with blocks for so many draft tokens."""
+    recurrent state, of which the last one at the end of a block is kept."""
     common: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     groups = [KVCacheGroupSpec([LAYER], FullAttentionSpec(**common))]
     if sliding_window is not None:
@@ -67,7 +67,6 @@ def kv_cache_config(
             shapes=((1, 1),),
             dtypes=(torch.float32,),
             mamba_cache_mode="align",
-            num_speculative_blocks=drafts,
         )
         groups.append(KVCacheGroupSpec(["layers.2.state"], state))
     return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)

@@ -74,8 +74,8 @@ class Lab:
     """A Scheduler with its connector, and an engine's steps.
 
     `connector`: a kv-transfer-config (any connector that has a scheduler role); one mock by default. `sliding_window`:
-    adds a second KV group of that window, in tokens. `recurrent_state`: adds one of recurrent state; `drafts`: it has
-    blocks for so many draft tokens. `async_scheduling`: the AsyncScheduler (steps are not overlapped unless the caller
+    adds a second KV group of that window, in tokens. `recurrent_state`: adds one of recurrent state.
+    `async_scheduling`: the AsyncScheduler (steps are not overlapped unless the caller
     overlaps `schedule` and `update`). `scheduler`: fields of SchedulerConfig.
     """
 
@@ -90,11 +90,9 @@ class Lab:
         load_failure_policy: str = "recompute",
         sliding_window: int | None = None,
         recurrent_state: bool = False,
-        drafts: int = 0,
         async_scheduling: bool = False,
         prefix_caching: bool = True,
         scheduler: Mapping[str, Any] | None = None,
-        scheduler_class: type | None = None,
     ) -> None:
         init_none_hash(sha256)
         self.block_size = block_size
@@ -113,11 +111,9 @@ class Lab:
         if recurrent_state:
             self.config.cache_config.mamba_cache_mode = "align"
             self.config.cache_config.mamba_block_size = block_size
-        self.scheduler: Any = (scheduler_class or (AsyncScheduler if async_scheduling else Scheduler))(
+        self.scheduler: Any = (AsyncScheduler if async_scheduling else Scheduler)(
             vllm_config=self.config,
-            kv_cache_config=kv_cache_config(
-                num_blocks, block_size, sliding_window, recurrent_state=recurrent_state, drafts=drafts
-            ),
+            kv_cache_config=kv_cache_config(num_blocks, block_size, sliding_window, recurrent_state=recurrent_state),
             structured_output_manager=StructuredOutputManager(self.config),
             block_size=block_size,
             log_stats=True,
@@ -142,6 +138,19 @@ class Lab:
         """Of all mocks."""
         connectors = getattr(self.connector, "_connectors", [self.connector])
         return [each.book for each in connectors if isinstance(each, MockConnector)]
+
+    @property
+    def kept_by_the_connector(self) -> dict[str, int]:
+        """How much a MultiConnector keeps of requests, by what keeps it; nothing of others."""
+        connector = self.connector
+        kept = {
+            "choices": getattr(connector, "_requests_to_connector", {}),
+            "answers": getattr(connector, "_answers", {}),
+            "waits": getattr(connector, "_waiting_since", {}),
+            "unanswered": getattr(connector, "_unanswered", {}),
+            "loads": connector._counts._loading if hasattr(connector, "_counts") else {},
+        }
+        return {name: len(value) for name, value in kept.items() if value}
 
     @property
     def pool(self) -> Any:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import random
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdserve.patches.scheduler import failed_loads_stand_back, ready_waiters_first, stale_completions
 from tests.upstream.scheduler_lab import KVConnectorOutput, Lab, Load, Scheduler, mock, multi
@@ -30,112 +31,19 @@ LOADED_GO_FIRST = not hasattr(Scheduler, "_select_waiting_queue_for_scheduling")
 """Whether this upstream's scheduler takes those first whose KV has arrived (0.31)."""
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One request of a workload. Times in steps, lengths in tokens."""
 
     name: str
     arrives: int
-    prompt: tuple[int, ...]
+    prompt: list[int]
     max_tokens: int
     script: dict[str, Any]
     aborted: int | None
 
 
-@dataclass(frozen=True)
-class Workload:
-    seed: int
-    lab: dict[str, Any]
-    jobs: tuple[Job, ...]
-    noise: float
-    """Probability of a bogus notification in a step."""
-
-
-def draw(
-    seed: int,
-    *,
-    noise: float,
-    overlap: bool | None = None,
-    cap: int | None = None,
-    offers_again: bool = False,
-) -> Workload:
-    """`overlap`: of steps, by asynchronous scheduling. `cap`: tokens of each load, 0 for none. None: drawn, either.
-
-    `offers_again`: peers offer their KV again after a load has failed.
-    """
-    rng = random.Random(seed)
-    num_blocks = rng.randint(8, 32)
-    usable = (num_blocks - 1) * 16
-    sliding = REPORTS_FAILED_LOADS and rng.random() < 0.15
-    names = ("left", "right") if rng.random() < 0.2 else ("mock",)
-    if cap is None:
-        cap = rng.choice((0, 0, 32, 64, 128, 256))
-    shared = [rng.choices(range(10, 500), k=usable) for _ in range(2)]
-    jobs = []
-    for index in range(rng.randint(3, 14)):
-        max_tokens = rng.randint(1, 24)
-        # Two groups take a block each for the same tokens; a request must fit when it is alone.
-        length = rng.randint(1, max(1, (usable // (2 if sliding else 1)) - max_tokens - 16))
-        if offers_again:
-            # A prompt of one token has nothing computed after its load, and upstream asks for the same load again.
-            length = max(length, 2)
-        own = [1000 + 500 * index + position for position in range(length)]
-        common = rng.choice((0, 0, rng.randint(0, length)))
-        prompt = (*rng.choice(shared)[:common], *own[common:])
-        script: dict[str, Any] = {}
-        for name in names:
-            script[name] = {
-                "matched": rng.choice((0, length, rng.randint(0, length))),
-                "load_async": rng.random() < 0.85,
-                "defers": rng.choice((0, 0, 0, 1, 3)),
-                "delay_free": rng.random() < 0.4,
-                "cap": cap,
-                "offers_again": offers_again,
-            }
-        arrives = rng.randint(0, 25)
-        aborted = arrives + rng.choice((rng.randint(0, 40), rng.randint(1, 5))) if rng.random() < 0.3 else None
-        jobs.append(Job(f"r{index}", arrives, prompt, max_tokens, script, aborted))
-    lab = {
-        "num_blocks": num_blocks,
-        "max_num_batched_tokens": rng.choice((32, 64, 128, 512)),
-        "max_num_seqs": rng.choice((2, 4, 16)),
-        "connector": mock() if names == ("mock",) else multi(*(mock(name) for name in names)),
-        "load_failure_policy": rng.choice(("recompute", "recompute", "fail")),
-        "sliding_window": 48 if sliding else None,
-        "async_scheduling": rng.random() < 0.5 if overlap is None else overlap,
-        "prefix_caching": rng.random() < 0.8,
-        "scheduler": {"policy": rng.choice(("fcfs", "fcfs", "priority"))},
-    }
-    return Workload(seed, lab, tuple(jobs), noise)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    kind: str
-    """ok, deadlock, endless, or the name of what was violated."""
-    detail: str = ""
-    noises: int = 0
-
-
 class Violated(Exception):  # noqa: N818
     """An invariant; its first argument is the kind."""
-
-
-def run(workload: Workload) -> Outcome:
-    """Return what becomes of it."""
-    simulation = Simulation(workload)
-    try:
-        simulation.run()
-    except Violated as violated:
-        return Outcome(str(violated.args[0]), str(violated.args[1]), simulation.noises)
-    except (AssertionError, KeyError, ValueError, RuntimeError) as error:
-        # Whatever the scheduler raises kills an EngineCore.
-        where = error.__traceback__
-        while where is not None and where.tb_next is not None:
-            where = where.tb_next
-        line = f"{where.tb_frame.f_code.co_name}:{where.tb_lineno}" if where is not None else ""
-        return Outcome("crash", f"{type(error).__name__} {error} in {line}", simulation.noises)
-    return Outcome("ok", "", simulation.noises)
 
 
 @dataclass
@@ -144,8 +52,6 @@ class Transfers:
 
     loads: dict[str, Load] = field(default_factory=dict)
     sends: set[str] = field(default_factory=set)
-    failed: dict[str, set[int]] = field(default_factory=dict)
-    """Loads that have failed, and the blocks that were not written."""
     seen: Counter[int] = field(default_factory=Counter)
     """Entries of each book's loads and delayed that were taken over."""
     loaded: set[str] = field(default_factory=set)
@@ -157,21 +63,80 @@ class Transfers:
 
 
 class Simulation:
-    """One run of a workload."""
+    """One run of a workload.
 
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self.rng = random.Random(workload.seed + 1)
-        self.lab = Lab(**workload.lab)
+    `noise`: probability of a bogus notification in a step. `overlap`: of steps, by asynchronous scheduling; `cap`:
+    tokens of each load, 0 for none; None: drawn, either. `offers_again`: peers offer their KV again after a load has
+    failed. `ours`: two mocks under our MultiConnector.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        noise: float,
+        overlap: bool | None = None,
+        cap: int | None = None,
+        offers_again: bool = False,
+        ours: bool = False,
+    ) -> None:
+        self.jobs: list[Job] = []
+        rng = random.Random(seed)
+        num_blocks = rng.randint(8, 32)
+        usable = (num_blocks - 1) * 16
+        sliding = REPORTS_FAILED_LOADS and rng.random() < 0.15
+        names = ("left", "right") if ours or rng.random() < 0.2 else ("mock",)
+        if cap is None:
+            cap = rng.choice((0, 0, 32, 64, 128, 256))
+        shared = [rng.choices(range(10, 500), k=usable) for _ in range(2)]
+        for index in range(rng.randint(3, 14)):
+            max_tokens = rng.randint(1, 24)
+            # Two groups take a block each for the same tokens; a request must fit when it is alone.
+            length = rng.randint(1, max(1, (usable // (2 if sliding else 1)) - max_tokens - 16))
+            if offers_again:
+                # A prompt of one token has nothing computed after its load, and upstream asks for the same load again.
+                length = max(length, 2)
+            own = [1000 + 500 * index + position for position in range(length)]
+            common = rng.choice((0, 0, rng.randint(0, length)))
+            prompt = [*rng.choice(shared)[:common], *own[common:]]
+            script: dict[str, Any] = {}
+            for name in names:
+                script[name] = {
+                    "matched": rng.choice((0, length, rng.randint(0, length))),
+                    "load_async": rng.random() < 0.85,
+                    "defers": rng.choice((0, 0, 0, 1, 3)),
+                    "delay_free": rng.random() < 0.4,
+                    "cap": cap,
+                    "offers_again": offers_again,
+                }
+            arrives = rng.randint(0, 25)
+            aborted = arrives + rng.choice((rng.randint(0, 40), rng.randint(1, 5))) if rng.random() < 0.3 else None
+            self.jobs.append(Job(f"r{index}", arrives, prompt, max_tokens, script, aborted))
+        connector = mock() if names == ("mock",) else multi(*(mock(name) for name in names))
+        if ours:
+            connector["kv_connector_module_path"] = "pdserve.connectors.multi"
+        self.options: dict[str, Any] = {
+            "num_blocks": num_blocks,
+            "max_num_batched_tokens": rng.choice((32, 64, 128, 512)),
+            "max_num_seqs": rng.choice((2, 4, 16)),
+            "connector": connector,
+            "load_failure_policy": rng.choice(("recompute", "recompute", "fail")),
+            "sliding_window": 48 if sliding else None,
+            "async_scheduling": rng.random() < 0.5 if overlap is None else overlap,
+            "prefix_caching": rng.random() < 0.8,
+            "scheduler": {"policy": rng.choice(("fcfs", "fcfs", "priority"))},
+        }
+        self.lab = Lab(**self.options)
+        self.rng = random.Random(seed + 1)
         self.transfers = Transfers()
         self.now = 0
-        self.noises = 0
+        self.noise, self.noises = noise, 0
+        self._ours = ours
         self._in_flight: list[Any] = []
         self._idle = 0
 
     def run(self) -> None:
-        jobs = {job.name: job for job in self.workload.jobs}
-        last = max((job.arrives for job in jobs.values()), default=0)
+        last = max(job.arrives for job in self.jobs)
         while self.now <= last or self.lab.busy or self._in_flight or self.transfers.loads or self.transfers.sends:
             self._arrivals_and_aborts()
             before = self._progress()
@@ -185,12 +150,12 @@ class Simulation:
             if self.now > LIMIT:
                 raise Violated("endless", str(sorted(self.lab.scheduler.requests)))
         self.lab.step()
-        self._check_end(jobs)
+        self._check_end()
 
     def _arrivals_and_aborts(self) -> None:
-        for job in self.workload.jobs:
+        for job in self.jobs:
             if job.arrives == self.now:
-                self.lab.add(job.name, list(job.prompt), job.script, max_tokens=job.max_tokens)
+                self.lab.add(job.name, job.prompt, job.script, max_tokens=job.max_tokens)
             if job.aborted == self.now:
                 self.lab.abort(job.name)
 
@@ -205,7 +170,7 @@ class Simulation:
         """Schedules; an asynchronous engine has two steps in flight."""
         self._in_flight.append(self.lab.schedule())
         self._take_over()
-        depth = 2 if self.workload.lab["async_scheduling"] else 1
+        depth = 2 if self.options["async_scheduling"] else 1
         while len(self._in_flight) >= depth or (self._in_flight and not self.lab.busy):
             self.lab.update(self._in_flight.pop(0), **self._report())
             self._take_over()
@@ -240,7 +205,7 @@ class Simulation:
         transfers.sends -= sent
         transfers.loaded |= received
         transfers.reported |= received | sent
-        bogus_received, bogus_sent = self._noise() if rng.random() < self.workload.noise else (set(), set())
+        bogus_received, bogus_sent = self._noise() if rng.random() < self.noise else (set(), set())
         self.noises += len(bogus_received) + len(bogus_sent)
         return {**report, "finished_recving": received | bogus_received, "finished_sending": sent | bogus_sent}
 
@@ -281,18 +246,20 @@ class Simulation:
             if lost := {block for group in load.blocks for block in group} - held - {0}:
                 raise Violated("freed under a load", f"{name} lost {lost}")
 
-    def _check_end(self, jobs: dict[str, Job]) -> None:
+    def _check_end(self) -> None:
         scheduler = self.lab.scheduler
         left = sorted(scheduler.requests)
         queued = [*scheduler.finished_recving_kv_req_ids, *scheduler.failed_recving_kv_req_ids]
         if left or queued:
             raise Violated("leak", f"requests {left}, notifications {queued}")
-        total = self.workload.lab["num_blocks"] - 1
+        total = self.options["num_blocks"] - 1
         if self.lab.free_blocks != total:
             raise Violated("leak", f"{total - self.lab.free_blocks} of {total} blocks")
         if locks := set().union(*(book.locks for book in self.lab.books)):
             raise Violated("lock left", str(sorted(locks)))
-        for job in jobs.values():
+        if self._ours and (kept := self.lab.kept_by_the_connector):
+            raise Violated("leak", f"the connector keeps {kept}")
+        for job in self.jobs:
             reason = self.lab.finish_reasons.get(job.name)
             made = len(self.lab.outputs.get(job.name, ()))
             if job.aborted is None and reason == "length" and made != job.max_tokens:
@@ -323,32 +290,46 @@ def _check_pool(lab: Lab) -> None:
             )
 
 
-def summary(workloads: Iterable[Workload]) -> dict[str, Any]:
-    """Return the outcomes by kind, and of each bad kind the first."""
+def outcome(simulation: Simulation) -> tuple[str, str]:
+    """Run it. ok, deadlock, endless, crash, or what was violated; and the detail."""
+    try:
+        simulation.run()
+    except Violated as violated:
+        return str(violated.args[0]), str(violated.args[1])
+    except (AssertionError, KeyError, ValueError, RuntimeError) as error:
+        # Whatever the scheduler raises kills an EngineCore.
+        *_, where = traceback.extract_tb(error.__traceback__)
+        return "crash", f"{type(error).__name__} {error} in {where.name}:{where.lineno}"
+    return "ok", ""
+
+
+def summary(seeds: Iterable[int], **how: Any) -> dict[str, Any]:
+    """Return the outcomes by kind, and of each bad kind the first. Keywords of Simulation."""
     kinds: Counter[str] = Counter()
     failures: dict[str, str] = {}
     noises = 0
-    for workload in workloads:
-        outcome = run(workload)
-        kinds[outcome.kind] += 1
-        noises += outcome.noises
-        if outcome.kind != "ok":
-            failures.setdefault(outcome.kind, f"seed {workload.seed}: {outcome.detail}, {workload.lab}")
+    for seed in seeds:
+        simulation = Simulation(seed, **how)
+        kind, detail = outcome(simulation)
+        kinds[kind] += 1
+        noises += simulation.noises
+        if kind != "ok":
+            failures.setdefault(kind, f"seed {seed}: {detail}, {simulation.options}")
     return {"runs": kinds.total(), "noises": noises, "kinds": dict(kinds), "failures": failures}
 
 
 def patched(runs: int, first: int = 0) -> dict[str, Any]:
-    """With all patches of the scheduler that this version needs, without and with overlapping steps, and with peers
-    that offer their KV again after a failed load."""
+    """With all patches of the scheduler that this version needs: without and with overlapping steps, with peers that
+    offer their KV again after a failed load, and under our MultiConnector."""
     for each in (stale_completions, *(() if LOADED_GO_FIRST else (ready_waiters_first,)), failed_loads_stand_back):
         each.PATCH.apply()
-    ways = {"in turn": (False, False), "overlapping": (True, False), "offered again": (False, True)}
-    return {
-        way: summary(
-            draw(seed, noise=NOISE, overlap=overlap, offers_again=again) for seed in range(first, first + runs)
-        )
-        for way, (overlap, again) in ways.items()
+    ways: dict[str, dict[str, bool]] = {
+        "in turn": {"overlap": False},
+        "overlapping": {"overlap": True},
+        "offered again": {"overlap": False, "offers_again": True},
+        "ours": {"overlap": False, "ours": True},
     }
+    return {way: summary(range(first, first + runs), noise=NOISE, **how) for way, how in ways.items()}
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def installed_tree(package: str) -> Path:
 def fetch(file: str) -> Path:
     """Downloads a file. Raises SourcesError; ValueError when its content is not what was pinned."""
     project = file.rsplit("-", 1)[0]
-    page = f"{index_url().rstrip('/')}/{project}/"
+    page = f"{(pip_setting('index-url') or _PUBLIC_INDEX).rstrip('/')}/{project}/"
     target = CACHE / file
     digest = hashlib.sha256()
     try:
@@ -77,14 +77,12 @@ def fetch(file: str) -> Path:
     return target
 
 
-def index_url() -> str:
-    """The index that pip would ask."""
-    if url := os.environ.get("PIP_INDEX_URL"):
-        return url
-    asked = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip() or _PUBLIC_INDEX
+def pip_setting(name: str) -> str:
+    """What pip would take; empty: its default."""
+    if value := os.environ.get(f"PIP_{name.upper().replace('-', '_')}"):
+        return value
+    argv = [sys.executable, "-m", "pip", "config", "get", f"global.{name}"]
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _link(html: str, page: str, file: str) -> str:

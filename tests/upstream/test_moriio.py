@@ -152,13 +152,3 @@ def computed(*, upstream: bool) -> dict[str, int]:
     again.step()
     taken, _ = again.connector.get_num_new_matched_tokens(request, 0)
     return tokens | {"again": len(PROMPT) - taken}
-
-
-@on(INSTALLED_VLLM)
-def test_an_address_in_a_request_id_counts_more_than_prefills_answer() -> None:
-    """Which is why the proxy refuses such ids."""
-    _, _, params = keeping()
-    decode = engine("decode-0")
-    name = f"cmpl-___prefill_addr_host:192.0.2.99,handshake:1,notify:2___decode_addr_x_{'0' * 32}-0-abc"
-    decode.add(name, PROMPT, params)
-    assert decode.schedule().kv_connector_metadata.reqs_to_recv[name].remote_host == "192.0.2.99"

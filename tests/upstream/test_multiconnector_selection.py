@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from pdserve.patches import effects
@@ -26,19 +25,6 @@ def lab(ours: bool, *children: dict[str, Any], extra: dict[str, Any] | None = No
 def loaded(under_test: Any) -> list[int]:
     """Tokens that each mock was told to load, as one of the loads that were started."""
     return [sum(load.tokens for load in book.loads) for book in under_test.books]
-
-
-def remaining(under_test: Any) -> dict[str, int]:
-    """Everything that is kept per request, by what keeps it."""
-    connector = under_test.connector
-    kept = {
-        "choices": connector._requests_to_connector,
-        "answers": getattr(connector, "_answers", {}),
-        "waits": getattr(connector, "_waiting_since", {}),
-        "unanswered": getattr(connector, "_unanswered", {}),
-        "loads": connector._counts._loading if hasattr(connector, "_counts") else {},
-    }
-    return {name: len(value) for name, value in kept.items() if value}
 
 
 def weights() -> None:
@@ -79,7 +65,7 @@ def pending() -> None:
             assert (next(steps, None), loaded(under_test)) == expected, (weight, a, b, whose)
             under_test.abort("r")
             under_test.step()
-            assert remaining(under_test) == {}
+            assert under_test.kept_by_the_connector == {}
 
 
 def polls() -> None:
@@ -106,41 +92,7 @@ def stale() -> None:
         under_test.step()
         assert (under_test.status("r"), under_test.connector._requests_to_connector) == ("WAITING", left)
         under_test.run()
-        assert not ours or (remaining(under_test), under_test.free_blocks) == ({}, 7)
-
-
-def wear() -> None:
-    """Random requests in too few blocks: nothing is left after aborts, preemptions and ends."""
-    dice, preempted = random.Random(7), False
-    under_test = lab(OURS, num_blocks=24)
-    scheduler = under_test.scheduler
-
-    def step() -> None:
-        """Every load that is under way arrives; those of aborted requests, too."""
-        nonlocal preempted
-        ended = {name for name, request in scheduler.requests.items() if request.is_finished()}
-        under_test.step(finished_recving=(under_test.loading() | ended) - scheduler.finished_recving_kv_req_ids)
-        preempted |= any(request.num_preemptions for request in scheduler.requests.values())
-
-    for number in range(60):
-        script = {}
-        for child in ("a", "b"):
-            load_async = dice.choice((True, False))
-            # The last token of a prompt is left to compute when a load is not asynchronous; the shortest has 20.
-            matched = dice.choice((0, 16, 64, 128) if load_async else (0, 16))
-            script[child] = {"matched": matched, "defers": dice.choice((0, 0, 1, 5)), "load_async": load_async}
-        under_test.add(f"r{number}", dice.randrange(20, 160), script, max_tokens=dice.randrange(1, 60))
-        for _ in range(dice.randrange(3)):
-            step()
-        if dice.random() < 0.3:
-            under_test.abort(dice.choice(sorted(scheduler.requests)))
-    for _ in range(3000):
-        if scheduler.requests:
-            step()
-    under_test.step()
-    assert (scheduler.requests, remaining(under_test), under_test.free_blocks) == ({}, {}, 23)
-    assert preempted
-    assert any(book.loads for book in under_test.books)
+        assert not ours or (under_test.kept_by_the_connector, under_test.free_blocks) == ({}, 7)
 
 
 def async_saves() -> None:
@@ -154,7 +106,7 @@ def async_saves() -> None:
         under_test.step(finished_sending={"r"})
         assert output.kv_connector_metadata.extra_async_saves == {"r": 1}
         assert before < under_test.free_blocks
-        assert (remaining(under_test), under_test.connector._extra_async_saves) == ({}, {})
+        assert (under_test.kept_by_the_connector, under_test.connector._extra_async_saves) == ({}, {})
 
 
 def hybrid() -> None:
@@ -174,6 +126,6 @@ def hybrid() -> None:
 @on(*VLLM_VERSIONS)
 def test_ours_chooses_as_promised_and_upstream_does_not() -> None:
     assert verdict(SELECTION) == "apply", "the code that it overrides is known"
-    all_hold(weights, pending, polls, stale, wear, async_saves, hybrid)
+    all_hold(weights, pending, polls, stale, async_saves, hybrid)
     counted = {name for _, name in effects.totals()}
     assert counted >= {"instances", "chosen-by-weight", "pending-lookups-overtaken", "stale-choices-dropped"}

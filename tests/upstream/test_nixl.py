@@ -48,17 +48,19 @@ def prefilled(name: str = "a", **engine: Any) -> Any:
     return prefill
 
 
-def before_the_workers_know_of_the_lease() -> Any:
-    prefill = prefilled()
+def aborted(prefill: Any) -> Any:
     prefill.lab.abort("a")
     return kept(prefill), prefill.all_free
+
+
+def before_the_workers_know_of_the_lease() -> Any:
+    return aborted(prefilled())
 
 
 def by_two_workers() -> Any:
     prefill = prefilled(workers=2)
     prefill.step()
-    prefill.lab.abort("a")
-    return kept(prefill), prefill.all_free
+    return aborted(prefill)
 
 
 def under_multiconnector() -> Any:
@@ -66,8 +68,7 @@ def under_multiconnector() -> Any:
     files |= {"kv_connector_extra_config": {"shared_storage_path": "/nonexistent"}}  # type: ignore[dict-item]
     prefill = prefilled(connector=multi(NIXL, files))
     prefill.step()
-    prefill.lab.abort("a")
-    return kept(prefill), prefill.all_free
+    return aborted(prefill)
 
 
 def among_others() -> Any:
@@ -106,17 +107,6 @@ def of_a_request_that_is_computed() -> Any:
     return kept(prefill), prefill.all_free, prefill.expired()
 
 
-def of_mooncake() -> Any:
-    """A decode may be pulling it: Mooncake's prefill is asked before it has finished."""
-    lab = Lab(connector={"kv_connector": "MooncakeConnector", "kv_role": "kv_producer"})
-    lab.add("a", 32, {"do_remote_decode": True, "transfer_id": "xfer"}, max_tokens=1)
-    lab.step()
-    lab.abort("a")
-    for _ in range(STEPS):
-        lab.step()
-    return lab.status("a")
-
-
 HELD: Any = (["a"], False)
 FREE: Any = ([], True)
 CASES: tuple[tuple[Callable[[], Any], Any, Any, int], ...] = (
@@ -127,7 +117,6 @@ CASES: tuple[tuple[Callable[[], Any], Any, Any, int], ...] = (
     (again_and_again, (["a"], 0), ([], 1), 1),
     (of_everything, ["a"], ["a"], 0),
     (of_a_request_that_is_computed, ([], True, 0), ([], True, 0), 0),
-    (of_mooncake, "FINISHED_LENGTH_CAPPED", "FINISHED_LENGTH_CAPPED", 0),
 )
 """What is seen without the patch and with it, and how many leases it ends."""
 
