@@ -10,10 +10,12 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import vllm.platforms
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.model_executor.models import registry
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 
@@ -25,10 +27,14 @@ LAYER = "layers.0.full"
 
 @cache
 def tiny_model() -> Any:
-    """The ModelConfig of a model that is written when it is missing. Kept: vLLM looks at its class in a subprocess."""
+    """The ModelConfig of a model that is written when it is missing."""
     if not (MODEL / "config.json").exists():
         subprocess.run([sys.executable, str(ROOT / "scripts" / "tiny_model.py")], check=True, stdout=subprocess.DEVNULL)
-    return ModelConfig(model=str(MODEL), tokenizer=str(MODEL), dtype="bfloat16", seed=42, max_model_len=MAX_MODEL_LEN)
+    # vLLM looks at its class in a process of its own, which imports everything again.
+    with mock.patch.object(registry, "_run_in_subprocess", lambda look_at: look_at()):
+        return ModelConfig(
+            model=str(MODEL), tokenizer=str(MODEL), dtype="bfloat16", seed=42, max_model_len=MAX_MODEL_LEN
+        )
 
 
 def engine_config(

@@ -155,12 +155,11 @@ class Engine:
         *,
         num_blocks: int = 400,
         batch: int = 512,
-        scheduler: Mapping[str, Any] | None = None,
     ) -> None:
         _install()
         LedgerAdapter.ledger = self.ledger = Ledger()
         LedgerAdapter.polls.clear()
-        self.lab = Lab(num_blocks=num_blocks, max_num_batched_tokens=batch, connector=connector, scheduler=scheduler)
+        self.lab = Lab(num_blocks=num_blocks, max_num_batched_tokens=batch, connector=connector)
         self.steps = 0
         if (timeout := getattr(self.lab.scheduler, ATTRIBUTE, None)) is not None:
             timeout.clock = lambda: float(self.steps)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.upstream.lmcache_engine import CHUNK
+from tests.upstream.run import quiet_port
 
 WITHIN_SECONDS = 60.0
 
@@ -43,7 +42,7 @@ class Server:
     """One LMCache server after the other on the same ports. `patches`: what each of them applies."""
 
     def __init__(self, mode: str = "auto", patches: str = "") -> None:
-        self.port, self.http_port = _quiet_ports()
+        self.port, self.http_port = quiet_port(), quiet_port()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the servers
         self._pid: int | None = None
         flags = {
@@ -131,14 +130,3 @@ class Server:
     def _get(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=60) as answer:  # loopback
             return json.load(answer)
-
-
-def _quiet_ports() -> list[int]:
-    """Return two that no connection gets as its own: a client that reconnects to a port of the ephemeral range meets
-    itself there sooner or later, and the next server cannot bind it."""
-    ports: list[int] = []
-    while len(ports) < 2:
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port := random.randrange(20000, 30000)))
-            ports.append(port)
-    return ports

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
-import itertools
 import multiprocessing
 import os
 import signal
@@ -36,7 +35,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_conne
 from pdserve.patches import effects
 from pdserve.patches.mooncake import bootstrap, cpu_device, pulls, requests, sends, withdrawals
 from tests.upstream.engine_config import LAYER, kv_cache_config
-from tests.upstream.run import all_hold, verdict
+from tests.upstream.run import all_hold, quiet_port, verdict
 from tests.upstream.scheduler_lab import Lab, group_of_one, worker_report
 
 ABORT_TIMEOUT = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
@@ -57,18 +56,6 @@ BLOCKS, BLOCK_SIZE = 256, 32
 """The smallest blocks that the CPU's attention backend takes."""
 
 
-_ports = itertools.count(20000 + os.getpid() % 190 * 64)
-"""Below the ports that the kernel gives out, and apart from those of another process."""
-
-
-def free_port() -> int:
-    while True:
-        port = next(_ports)
-        with socket.socket() as sock:
-            if sock.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-
-
 class Engine:
     """One engine. `role`: kv_producer or kv_consumer. A prefill has a bootstrap server of its own."""
 
@@ -78,7 +65,7 @@ class Engine:
             self._build(role, policy)
 
     def _build(self, role: str, policy: str) -> None:
-        self.port = free_port()
+        self.port = quiet_port()
         os.environ["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(self.port)
         transfer = {
             "kv_connector": "MooncakeConnector",
@@ -201,8 +188,6 @@ def remote_prefill() -> Iterator[RemotePrefill]:
 def _serve(pipe: Any) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ[ABORT_TIMEOUT] = pipe.recv()
-    global _ports
-    _ports = itertools.count(20000 + os.getpid() % 190 * 64)
     cpu_device.apply()
     engine = Engine("kv_producer")
     pipe.send((engine.engine_id, engine.bootstrap))

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from typing import Any
-from unittest import mock
 
 _IMPORTED = (
     "tests.upstream.scheduler_lab",
@@ -79,29 +78,12 @@ def _be_release(orders: Connection, environment: Mapping[str, str]) -> None:
         # A function that needs what cannot be imported here says so itself.
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    _inspect_the_model()
     while True:
         process, pipe = _forked(_run, *orders.recv())
         succeeded = _answer(pipe)
         process.kill()  # whatever threads it has
         process.join()
         orders.send(bool(succeeded))
-
-
-def _inspect_the_model() -> None:
-    """vLLM does it in a subprocess that imports vLLM once more; here in a fork. The lab keeps the answer."""
-    config = sys.modules.get("tests.upstream.engine_config")
-    if config is not None:
-        registry = importlib.import_module("vllm.model_executor.models.registry")
-        with mock.patch.object(registry, "_run_in_subprocess", _in_a_fork):
-            config.tiny_model()
-
-
-def _in_a_fork(question: Callable[[], Any]) -> Any:
-    process, pipe = _forked(lambda there: there.send(question()))
-    answer = pipe.recv()
-    process.join()
-    return answer
 
 
 def _run(answers: Connection, module: str, function: str, arguments: Mapping[str, Any], output: str) -> None:

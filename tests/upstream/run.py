@@ -13,10 +13,13 @@ with it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import multiprocessing
 import os
+import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -86,6 +89,15 @@ def all_hold(*cases: Callable[[], None]) -> None:
 def count(patch: str, effect: str) -> float:
     """Return how often a patch has counted it in this process."""
     return effects.totals().get((patch, effect), 0)
+
+
+def quiet_port() -> int:
+    """Return one below those that the kernel gives out: a client that reconnects to a port of that range meets itself
+    there sooner or later, and the next server cannot bind it."""
+    while True:
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port := random.SystemRandom().randrange(20000, 30000)))
+            return port
 
 
 def verdict(patch: Patch) -> str:

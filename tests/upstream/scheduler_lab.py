@@ -338,8 +338,6 @@ class Book:
     polls: Counter[str] = field(default_factory=Counter)
     loads: list[Load] = field(default_factory=list)
     """Every asynchronous load that was started, in order."""
-    allocations: list[tuple[str, int]] = field(default_factory=list)
-    """(request id, external tokens) of every update_state_after_alloc."""
     locks: set[str] = field(default_factory=set)
     """Requests for which a lookup has locked entries: from a hit until its load was given or refused, or the end."""
     finished: list[str] = field(default_factory=list)
@@ -385,7 +383,6 @@ class MockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         book, name = self.book, request.request_id
-        book.allocations.append((name, num_external_tokens))
         book.locks.discard(name)
         if num_external_tokens > 0 and self.script(request).get("load_async", True):
             groups = tuple(tuple(group) for group in blocks.get_block_ids())

@@ -3,7 +3,6 @@ and geometry of the installed LMCache and vLLM, with our planner beside them."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from types import SimpleNamespace
@@ -23,8 +22,6 @@ from tests.plan.test_hybrid import STATE, WINDOWS
 from tests.upstream.run import IN_RELEASE, INSTALLED_LMCACHE, INSTALLED_VLLM, VLLM_VERSIONS, all_hold, on
 
 if IN_RELEASE:
-    from vllm.config import CacheConfig, DeviceConfig, SchedulerConfig, VllmConfig
-
     from tests.upstream.engine_config import engine_config
     from tests.upstream.scheduler_lab import Lab, Scheduler
 if IN_RELEASE == INSTALLED_VLLM:
@@ -243,7 +240,7 @@ BOTH = {
 
 @on(*VLLM_VERSIONS)
 def test_every_supported_pair_keeps_all_groups_and_is_taken(version: str) -> None:
-    assert [each for each in ({}, MOONCAKE, LMCACHE, BOTH) if not has_hybrid_manager(each)] == []
+    assert [each for each in (MOONCAKE, LMCACHE, BOTH) if not has_hybrid_manager(each)] == []
     lab = Lab(num_blocks=8)
     scheduler, request = lab.scheduler, lab.add("a", 128)
     scheduler.cache_config.mamba_block_size = 16
@@ -258,15 +255,8 @@ def test_every_supported_pair_keeps_all_groups_and_is_taken(version: str) -> Non
 
 
 def has_hybrid_manager(transfer: dict[str, Any]) -> bool:
-    """vLLM's hybrid KV cache manager with this connector; without one when none is named."""
+    """vLLM's hybrid KV cache manager with this connector."""
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "async_scheduling": False}
-    named = MOONCAKE | {"kv_role": "kv_both"} | transfer
+    named = {"kv_role": "kv_both"} | transfer
     config = engine_config(block_size=16, transfer=named, prefix_caching=True, scheduler=limits)
-    if not transfer:
-        config = VllmConfig(
-            model_config=copy.deepcopy(config.model_config),
-            scheduler_config=SchedulerConfig(max_model_len=4096, is_encoder_decoder=False, **limits),
-            cache_config=CacheConfig(block_size=16),
-            device_config=DeviceConfig("cpu"),
-        )
     return not config.scheduler_config.disable_hybrid_kv_cache_manager

@@ -1,7 +1,7 @@
 """lmcache-host-events on LMCache's own event backend: nothing of another process is opened, and the order is kept.
 
-The device is made up: work on a stream is a list that another thread works off, and an event has happened when all that
-was queued before it is done. An event of another process cannot be opened. The backend and the future are LMCache's.
+The device is made up: an event has happened once it was waited for, and an event of another process cannot be opened.
+The backend and the future are LMCache's.
 
 LMCache's L1 on a large host: what is pinned, and at which share of it eviction begins.
 
@@ -35,24 +35,15 @@ class Hang(Exception):  # noqa: N818  # no error: what would go on for ever
     """A process opens an event of another one."""
 
 
-class Stream:
-    """What is queued on it is done when `idle` is set."""
-
-    def __init__(self) -> None:
-        self.idle = threading.Event()
-        self.idle.set()
-
-
 class Event:
-    """Of one process; `interprocess` events have handles, but opening one never returns."""
+    """Of one process, recorded on a stream with work on it that is done when it is waited for. `interprocess` events
+    have handles, but opening one never returns."""
 
     def __init__(self, interprocess: bool = False) -> None:
-        self._before = threading.Event()
-        self._before.set()
-        self.waited_for = threading.Event()
+        self.done = True
 
-    def record(self, stream: Stream) -> None:
-        self._before = stream.idle
+    def record(self, stream: object) -> None:
+        self.done = False
 
     def ipc_handle(self) -> bytes:
         return bytes(64)
@@ -65,11 +56,10 @@ class Event:
         raise AssertionError("an event of the own process is waited for on a stream")
 
     def query(self) -> bool:
-        return self._before.is_set()
+        return self.done
 
     def synchronize(self) -> None:
-        self.waited_for.set()
-        assert self._before.wait(WITHIN_SECONDS)
+        self.done = True
 
 
 class Device:
@@ -79,28 +69,18 @@ class Device:
 
 
 def exported(backend: Any) -> dict[str, Any]:
-    """Return what one side sends of a stream with work on it, and what the other makes of that. The work is done only
-    when it was asked for."""
-    stream, event, sent = Stream(), Event(interprocess=True), []
-    stream.idle.clear()
-    backend.record_event(event, stream)
-    sender = threading.Thread(target=lambda: sent.append(backend.export_event(event, "gpu")), daemon=True)
-    sender.start()
-    # Either the sender waits for the work, or it has sent a handle of work that is not done.
-    while sender.is_alive() and not event.waited_for.wait(0.01):
-        pass
-    early = bool(sent)
-    stream.idle.set()
-    sender.join(WITHIN_SECONDS)
-    assert not sender.is_alive()
+    """Return what one side sends of a stream with work on it, and what the other makes of that."""
+    event = Event(interprocess=True)
+    backend.record_event(event, object())
+    handle = backend.export_event(event, "gpu")
     try:
-        opened = backend.import_event(sent[0], "gpu")
-        backend.wait_event(opened, Stream())
+        opened = backend.import_event(handle, "gpu")
+        backend.wait_event(opened, object())
         backend.synchronize_event(opened, "gpu")
         seen = "complete" if backend.query_event(opened) else "pending"
     except Hang:
         seen = "hangs"
-    return {"sent_before_the_work_was_done": early, "the_other_side": seen}
+    return {"sent_before_the_work_was_done": not event.done, "the_other_side": seen}
 
 
 def answered(backend: Any, handle: bytes) -> Any:

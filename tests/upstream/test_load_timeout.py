@@ -217,18 +217,6 @@ def starved() -> None:
     assert bench.missing == 0
 
 
-def no_room() -> None:
-    """Too few blocks beside those in quarantine: no time frees them, so the request waits for the transfer's end."""
-    bench = Bench(num_blocks=10)
-    bench.hang()
-    bench.give_up(1000 * SECONDS)
-    bench.steps()
-    assert (bench.lab.status("a"), bench.tokens()) == ("WAITING", [0])
-    bench.end()
-    bench.steps()
-    assert (bench.tokens(), bench.missing) == ([4], 0)
-
-
 def overlapped() -> None:
     """The AsyncScheduler, a step always under way while the next is scheduled."""
     bench = Bench(async_scheduling=True)
@@ -247,7 +235,7 @@ def overlapped() -> None:
 
 CASES = (
     *(hanging, shared_prefix, saving, aborted_while_loading, reported_again_with_the_send, failed, failed_by_request),
-    *(id_used_again, starved, no_room, overlapped),
+    *(id_used_again, starved, overlapped),
 )
 
 

@@ -2,7 +2,7 @@
 
 KV that a prefill has kept for a client that was leaving: NIXL's lease holds it, unless the patch ends that; with the
 real OutputProcessor and uvicorn's own protocol. A receive that has failed: the request is computed anew or fails, with
-several KV groups as with one. And a child of MultiConnector that was not chosen (vllm#53049).
+several KV groups as with one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if IN_RELEASE:
     from vllm.v1.engine.parallel_sampling import ParentRequest
 
     from tests.upstream.nixl_lab import BLOCK_SIZE, DECODE, NIXL, PULL, Engine
-    from tests.upstream.scheduler_lab import Lab, RequestStatus, mock, multi
+    from tests.upstream.scheduler_lab import RequestStatus, multi
 
 
 STEPS = 3
@@ -301,18 +301,3 @@ def receive(what: str, policy: str, *, groups: int = 2, workers: int = 1) -> Any
         decode.step()
     tokens = [len(decode.lab.outputs.get(name, [])) for name in ("a", "other")]
     return decode.scheduled.get("a", 0) >= prompt, tokens, decode.lab.finish_reasons.get("a"), decode.all_free
-
-
-NOT_CHOSEN = 128
-
-
-@on(*ALL_VLLM_VERSIONS)
-def test_a_child_that_was_not_chosen_writes_to_no_block() -> None:
-    """Of a prompt of eight blocks. It still releases those of prefill."""
-    for matched, loads, blocks in ((0, 0, 8), (NOT_CHOSEN, 1, 0)):
-        lab = Lab(max_num_batched_tokens=2 * NOT_CHOSEN, connector=multi(mock(), DECODE))
-        pull = PULL | {"remote_block_ids": (list(range(1, 9)),), "remote_request_id": "a"}
-        lab.add("a", NOT_CHOSEN, pull | {"mock": {"matched": matched}})
-        (_, nixl) = lab.schedule().kv_connector_metadata.metadata
-        read = nixl.reqs_to_recv["a"]
-        assert (len(lab.book.loads), sum(len(group) for group in read.local_block_ids)) == (loads, blocks)
