@@ -260,8 +260,7 @@ class Engine:
             if request.direction != direction:
                 continue
             op = request.op
-            nested = op.block_ids and isinstance(op.block_ids[0], list)
-            blocks = list(op.block_ids[0] if nested else op.block_ids)
+            blocks = list(op.block_ids[0])
             assert len(blocks) * BLOCK == op.end - op.start, f"{len(blocks)} blocks for tokens {op.start} to {op.end}"
             names = _prefix_names(list(op.token_ids)[: op.end])
             if direction == "STORE":
@@ -313,8 +312,6 @@ def _install() -> None:
     def adapter(*_: object, **arguments: Any) -> LedgerAdapter:
         return LedgerAdapter(arguments.get("vllm_block_size", 16))
 
-    if hasattr(module, "create_scheduler_adapter"):
-        module.create_scheduler_adapter = adapter
     module.LMCacheMPSchedulerAdapter = adapter
 
 

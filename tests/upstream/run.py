@@ -45,10 +45,6 @@ IN_RELEASE = os.environ.get("UPSTREAM_RELEASE", "")
 """vLLM's version, in a process that has it imported; elsewhere empty: there a module of tests imports nothing of it."""
 
 
-class ProbeError(AssertionError):
-    """What ran on a release ended with an error; the message has what it said."""
-
-
 def on(*versions: str) -> Callable[[Callable[..., None]], Any]:
     """Make a function a test that runs on each of these versions of vLLM. It may ask for its `version`.
 
@@ -144,7 +140,7 @@ class Preloaders:
         there.close()
 
     def run(self, version: str, module: str, function: str, arguments: Any, timeout: float = 800) -> None:
-        """Run a function there. Raises ProbeError with the end of its output."""
+        """Run a function there. Raises AssertionError with the end of its output."""
         with tempfile.NamedTemporaryFile() as output:
             call = module, function, arguments, output.name
             self._orders.send((version, _environment(version), timeout, *call))
@@ -152,7 +148,7 @@ class Preloaders:
             if not succeeded:
                 how = "failed" if succeeded is False else f"did not end within {timeout:.0f} s, or its process died"
                 text = output.read().decode(errors="replace")
-                raise ProbeError(f"{module} {function} on vllm {version} {how}:\n{text[-12000:]}")
+                raise AssertionError(f"{module} {function} on vllm {version} {how}:\n{text[-12000:]}")
 
     def close(self) -> None:
         """Ends all of them. They end with this process, too."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.connectors.selection import ChildAnswer, ChildChoice, decide, labels, load_weight, patience_seconds
+from pdserve.connectors.selection import ChildAnswer, ChildChoice, decide, load_weight, patience_seconds
 from pdserve.connectors.selection_lookups import GIVE_UP_SECONDS, LookupKeeper, keep_lookups
 from pdserve.patches import effects
 from tests.tables import each_row
@@ -54,11 +54,6 @@ def test_weight_and_patience_have_defaults_and_what_is_no_usable_number_is_refus
             load_weight({"load_weight": value})
     assert (load_weight({}), load_weight({"load_weight": 3})) == (1.0, 3.0)
     assert (patience_seconds({}), patience_seconds({"lookup_patience_seconds": 0})) == (1.0, 0.0)
-
-
-def test_children_of_one_class_are_distinguished() -> None:
-    assert labels(["Mooncake", "LMCache"]) == ("Mooncake", "LMCache")
-    assert labels(["Nixl", "LMCache", "Nixl"]) == ("Nixl-0", "LMCache", "Nixl-2")
 
 
 class Adapter:

@@ -24,10 +24,10 @@ PROMPT = list(range(1000, 1512))
 NEVER = 10**6
 
 
-def engine(ours: bool, child: str, *, weight: float = 1, **how: Any) -> Any:
+def engine(ours: bool, child: str, **how: Any) -> Any:
     """Over a mock and LMCache. `child`: where vLLM finds LMCache's class."""
     LedgerAdapter.slow, LedgerAdapter.strict = 0, True
-    config = multi(mock(), lmcache_engine.leaf(child, load_weight=weight))
+    config = multi(mock(), lmcache_engine.leaf(child))
     if ours:
         config["kv_connector_module_path"] = "pdserve.connectors.multi"
     made = lmcache_engine.Engine(config, **{"batch": 128, **how})
@@ -55,15 +55,6 @@ def a_load_begins_without_waiting_for_a_lookup_and_its_locks_are_given_back() ->
         assert overtaken(*which) == (1, 0, [], 0, 1)
     with unittest_mock.patch.object(LookupKeeper, "settle", lambda self: self._unwanted.clear()):
         assert overtaken(True, THEIRS)[1] == 8
-
-
-def lmcache_is_waited_for_when_it_has_more_weight() -> None:
-    for which in EACH_OF_OURS:
-        made = engine(*which, weight=2)
-        LedgerAdapter.slow = 5
-        made.lab.add("r", [*PROMPT, 7], {"mock": {"matched": 256}})
-        assert made.run()
-        assert (made.loads, made.mock.book.loads, made.ledger.locked) == ([("r", 0, 512)], [], 0)
 
 
 def a_request_that_ends_before_it_has_blocks_leaves_no_locks() -> None:
@@ -127,7 +118,6 @@ def a_request_whose_load_failed_elsewhere_waits_for_no_hit_that_lmcache_never_lo
 def test_below_our_multiconnector_lmcache_keeps_no_lock_and_loads_what_it_has_found() -> None:
     all_hold(
         a_load_begins_without_waiting_for_a_lookup_and_its_locks_are_given_back,
-        lmcache_is_waited_for_when_it_has_more_weight,
         a_request_that_ends_before_it_has_blocks_leaves_no_locks,
         an_overtaken_lookup_is_the_requests_own_again_after_a_preemption,
         a_child_that_does_not_load_stores_the_blocks_of_the_requests_own_tokens,
