@@ -53,7 +53,6 @@ def planned(change: dict[str, Any], versions: Installed, more: dict[str, Any] | 
         (with_lmcache(per="tp-rank"), {"lmcache": "0.4.9"}, "knows one server only"),
         (aggregated(), {"vllm": "0.21.0"}, "does not import on this vllm"),
         (with_store(), {"vllm": "0.27.1"}, "vllm#52360"),
-        # tests/upstream/test_mooncake_writes.py shows that the installed one is right.
         (PLAIN, {"mooncake": "0.3.11.post1"}, "Mooncake#2850"),
     ],
 )

@@ -2,15 +2,11 @@
 
 A workload is drawn from a seed; what happens to its transfers is drawn while it runs, from the same seed. Transfers
 behave as the connectors' contract says, except for noise: notifications that are stale, doubled or of no request.
-
-By hand, more of them with the patches: `python -m tests.upstream.simulation 5000 [FIRST_SEED]`.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterable
@@ -318,7 +314,7 @@ def summary(seeds: Iterable[int], **how: Any) -> dict[str, Any]:
     return {"runs": kinds.total(), "noises": noises, "kinds": dict(kinds), "failures": failures}
 
 
-def patched(runs: int, first: int = 0) -> dict[str, Any]:
+def patched(runs: int) -> dict[str, Any]:
     """With all patches of the scheduler that this version needs: without and with overlapping steps, with peers that
     offer their KV again after a failed load, and under our MultiConnector."""
     for each in (stale_completions, *(() if LOADED_GO_FIRST else (ready_waiters_first,)), failed_loads_stand_back):
@@ -329,8 +325,4 @@ def patched(runs: int, first: int = 0) -> dict[str, Any]:
         "offered again": {"overlap": False, "offers_again": True},
         "ours": {"overlap": False, "ours": True},
     }
-    return {way: summary(range(first, first + runs), noise=NOISE, **how) for way, how in ways.items()}
-
-
-if __name__ == "__main__":
-    print(json.dumps(patched(*map(int, sys.argv[1:]))))
+    return {way: summary(range(runs), noise=NOISE, **how) for way, how in ways.items()}

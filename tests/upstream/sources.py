@@ -23,8 +23,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "upstream"
-PINS = Path(__file__).with_name("pins.toml")
-_PUBLIC_INDEX = "https://pypi.org/simple"
 
 
 class SourcesError(pytest.skip.Exception):
@@ -57,7 +55,7 @@ def installed_tree(package: str) -> Path:
 def fetch(file: str) -> Path:
     """Downloads a file. Raises SourcesError; ValueError when its content is not what was pinned."""
     project = file.rsplit("-", 1)[0]
-    page = f"{(pip_setting('index-url') or _PUBLIC_INDEX).rstrip('/')}/{project}/"
+    page = f"{(pip_setting('index-url') or 'https://pypi.org/simple').rstrip('/')}/{project}/"
     target = CACHE / file
     digest = hashlib.sha256()
     try:
@@ -70,7 +68,7 @@ def fetch(file: str) -> Path:
                     out.write(block)
     except httpx.HTTPError as error:
         raise SourcesError(f"{file} cannot be had from {page}: {error}") from error
-    pinned = tomllib.loads(PINS.read_text())["files"].get(file)
+    pinned = tomllib.loads(Path(__file__).with_name("pins.toml").read_text())["files"].get(file)
     if digest.hexdigest() != pinned:
         target.unlink()
         raise ValueError(f"{file} has the hash {digest.hexdigest()}, pinned is {pinned}")

@@ -165,8 +165,8 @@ class Server:
         final = [EngineCoreOutput(n, [5], finish_reason=FinishReason.LENGTH, kv_transfer_params=PARAMS) for n in names]
         self.outputs.process_outputs(final)
 
-    def abort(self, name: str, *, internal: bool = True) -> list[str]:
-        return sorted(self.outputs.abort_requests([name], internal))
+    def abort(self, name: str) -> list[str]:
+        return sorted(self.outputs.abort_requests([name], internal=True))
 
 
 def _request(name: str, sampling: Any, external: str = "") -> Any:
@@ -183,7 +183,7 @@ def _request(name: str, sampling: Any, external: str = "") -> Any:
 def aborts_that_are_sent() -> dict[str, list[str]]:
     """By when a client leaves."""
     server = Server()
-    for name in ("computed", "by its outer name", "read"):
+    for name in ("computed", "read"):
         server.add(name)
     unread, queue = server.add("unread"), server.add("taken")
     server.add("parent", children=3)
@@ -191,13 +191,11 @@ def aborts_that_are_sent() -> dict[str, list[str]]:
     assert queue.get_nowait() is not None
     sent = {
         "computed": server.abort("computed"),
-        "by its outer name": server.abort("outside-by its outer name", internal=False),
         "nobody reads it any more": server.abort("read"),
         "not taken yet": server.abort("unread"),
         "not taken yet, again": server.abort("unread"),
         "taken": server.abort("taken"),
         "some children finished": server.abort("parent"),
-        "never heard of": server.abort("nobody"),
     }
     del unread
     return {when: names for when, names in sent.items() if names}
@@ -209,7 +207,6 @@ def test_upstream_sends_an_abort_only_while_it_has_not_seen_the_end() -> None:
     patch one is also sent for an end that no request takes."""
     unpatched = {
         "computed": ["computed"],
-        "by its outer name": ["by its outer name"],
         "some children finished": ["0_parent", "2_parent"],
     }
     assert aborts_that_are_sent() == unpatched

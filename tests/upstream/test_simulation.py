@@ -1,7 +1,7 @@
 """Random KV-starved workloads: loads, failed loads, aborts, preemptions, late sends and bogus notifications.
 
 At every step each block is free once or held as often as it is counted, and nothing is freed or run under a transfer;
-at the end every request has its tokens and no block, lock or request is left. More of them by hand: see simulation.py.
+at the end every request has its tokens and no block, lock or request is left.
 """
 
 from __future__ import annotations
