@@ -15,17 +15,17 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import unittest
 from pathlib import Path, PurePosixPath
 from urllib.parse import urldefrag, urljoin
 
 import httpx
-import pytest
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "upstream"
 
 
-class SourcesError(pytest.skip.Exception):
+class SourcesError(unittest.SkipTest):
     """The package index is out of reach: what needs it is skipped, and the reason is shown at the end."""
 
 
@@ -85,7 +85,8 @@ def pip_setting(name: str) -> str:
 
 def _link(html: str, page: str, file: str) -> str:
     """Return where an index page (PEP 503) has the file."""
-    for href in re.findall(r'<a\b[^>]*?\bhref="([^"]+)"', html):
+    hrefs: list[str] = re.findall(r'<a\b[^>]*?\bhref="([^"]+)"', html)
+    for href in hrefs:
         url = urldefrag(urljoin(page, href)).url
         if PurePosixPath(url).name == file:
             return url

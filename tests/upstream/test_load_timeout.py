@@ -97,6 +97,7 @@ def hanging() -> None:
     assert quarantined() == bench.missing == 5
     hashed = [block for block in old if lab.pool.blocks[block].block_hash is not None]
     assert hashed == [], "what was never written is no cache hit"
+    lab.step()
     assert lab.scheduler.has_requests(), "an engine that sleeps does not hear of the end"
     bench.end()
     assert (bench.count("late-ends"), quarantined(), bench.missing) == (1, 0, 0)

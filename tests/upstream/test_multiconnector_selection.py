@@ -29,14 +29,14 @@ def loaded(under_test: Any) -> list[int]:
 
 def weights() -> None:
     """The first child with tokens always loads unless they are weighed."""
-    for first, second, matched, winner in (({}, {}, (32, 48), 1), ({}, {"load_weight": 1.25}, (48, 32), 0)):
+    for weight, matched, winner in ((1, (32, 48), 1), (1.25, (48, 32), 0)):
         for ours, loads in ((UPSTREAM, 0), (OURS, winner)):
-            under_test = lab(ours, mock("a", **first), mock("b", **second))
+            under_test = lab(ours, mock("a"), mock("b", load_weight=weight))
             under_test.add("r", 64, {"a": {"matched": matched[0]}, "b": {"matched": matched[1]}})
             under_test.step()
             expected = [0, 0]
             expected[loads] = matched[loads]
-            assert loaded(under_test) == expected, (first, second, matched, ours)
+            assert loaded(under_test) == expected, (weight, matched, ours)
             under_test.run()
 
 

@@ -240,7 +240,7 @@ def test_nor_is_an_answer_kept_for_whom_uvicorn_has_no_connection_any_more() -> 
         return asyncio.run(aborts_of(before + body, left=left))
 
     assert (aborts(PARAMS), aborts(PARAMS, left=False)) == (["a"], [])
-    assert aborts(None) == aborts({"do_remote_prefill": False}) == aborts(PARAMS, before="data: ") == []
+    assert aborts(None) == aborts(PARAMS | {"do_remote_prefill": False}) == aborts(PARAMS, before="data: ") == []
 
 
 NONSENSE = (False, [4, 12], "length", True)
