@@ -142,15 +142,6 @@ def test_ssh_itself_reads_a_destination_as_we_do(ssh: str, machine: str) -> None
     assert f"\nhostname {machine.lower()}\n" in f"\n{done.stdout}", done.stderr
 
 
-@pytest.mark.process
-@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here")
-@each_row(
-    "ssh", [ssh for ssh, what, _ in NO_DESTINATIONS if what == NAME and ssh.startswith("ssh://") and "-oX" not in ssh]
-)
-def test_ssh_itself_refuses_the_uris_that_we_refuse(ssh: str) -> None:
-    assert asked(ssh).returncode == 255
-
-
 def test_sshs_own_file_is_relative_to_the_cluster_file(tmp_path: Path) -> None:
     assert load(tmp_path, TWO).ssh_config is None
     assert load(tmp_path, TWO + "ssh: {config: lab/ssh_config}\n").ssh_config == tmp_path / "lab" / "ssh_config"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from tests.launch.deployment import REPOSITORY, Command, recipe, up
 from tests.launch.records import GONE, HERE, recorded_state, write_record
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
-from tests.test_recycled_sessions import LEFT
 
 pytestmark = pytest.mark.process
 
@@ -88,21 +86,6 @@ def test_pids_of_an_earlier_boot_mean_nothing(tmp_path: Path, engine: subprocess
     output = down(record(tmp_path, engine, another_boot()))
     assert engine.poll() is None, output
     assert output == "fake: not running"
-
-
-def test_a_session_with_a_number_of_another_pid_namespace_is_a_strangers(tmp_path: Path) -> None:
-    """The recorded leader is dead; another user's session, whose leader has exited, has its number here."""
-    with subprocess.Popen([sys.executable, "-c", LEFT], start_new_session=True, stdout=subprocess.PIPE) as leader:
-        assert leader.stdout is not None
-        member = int(leader.stdout.readline())
-        run = record(tmp_path, leader, beside())
-        leader.wait()
-        run.write_beat()
-        try:
-            assert seen(run) == set()
-        finally:
-            os.kill(member, signal.SIGKILL)
-            os.waitpid(member, 0)  # orphans become children of this process (tests/conftest.py)
 
 
 def test_a_machine_that_was_renamed_is_still_this_one(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:

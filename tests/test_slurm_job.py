@@ -126,19 +126,7 @@ INSIDE_A_JOB = {
 }  # fmt: skip
 
 
-def test_our_srun_knows_its_cluster_and_obeys_no_inherited_option() -> None:
-    assert for_srun(INSIDE_A_JOB) == {
-        "PATH": "/usr/bin",
-        "SLURM_CONF": "/etc/slurm.conf",
-        "CUDA_VISIBLE_DEVICES": "0,1",
-        "MY_SLURM_SCRIPT": "stays",
-    }
-
-
-def test_engines_do_not_take_slurms_ranks_for_theirs() -> None:
-    assert without_slurm(INSIDE_A_JOB) == {
-        "PATH": "/usr/bin",
-        "SLURM_JOB_ID": "7",
-        "CUDA_VISIBLE_DEVICES": "0,1",
-        "MY_SLURM_SCRIPT": "stays",
-    }
+def test_our_srun_obeys_no_inherited_option_and_engines_do_not_take_slurms_ranks_for_theirs() -> None:
+    both = {"PATH": "/usr/bin", "CUDA_VISIBLE_DEVICES": "0,1", "MY_SLURM_SCRIPT": "stays"}
+    assert for_srun(INSIDE_A_JOB) == {**both, "SLURM_CONF": "/etc/slurm.conf"}
+    assert without_slurm(INSIDE_A_JOB) == {**both, "SLURM_JOB_ID": "7"}

@@ -117,18 +117,3 @@ def with_store(**section: Any) -> dict[str, Any]:
         "prefill": {"connector": {"kind": "multi", "of": [MOONCAKE, STORE]}},
         "mooncake_store": {"segment_gib": 2, "buffer_gib": 0.5, "protocol": "tcp", **section},
     }
-
-
-def test_a_raw_store_connector_gets_the_file_where_the_recipe_has_the_section() -> None:
-    store = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
-    mooncake = {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}
-    both = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [mooncake, store]}}
-    change = {
-        "prefill": {"connector": {"kind": "raw", "config": both}},
-        "decode": {"connector": {"kind": "raw", "config": mooncake}},
-    }
-    managed = plan(recipe(with_store(), change)).process("prefill-0")
-    assert "mooncake-store-prefill-0.json" in managed.files
-    own = plan(recipe(change, {"prefill": {"env": {"MOONCAKE_CONFIG_PATH": "/etc/store.json"}}}))
-    assert own.process("prefill-0").env.set["MOONCAKE_CONFIG_PATH"] == "/etc/store.json"
-    assert "mooncake-master" not in own.names()

@@ -64,11 +64,6 @@ def test_the_port_of_the_admin_endpoints_is_checked_on_several_nodes_too(admin: 
     assert f"--set proxy.admin.port=PORT or --set {other}=PORT" in caught.value.render()
 
 
-def test_instances_that_grow_into_another_kind_clash() -> None:
-    with pytest.raises(RecipeError, match=r"port 8102 on localhost goes to prefill-2 \(http\) and to decode-0"):
-        plan(recipe({"prefill": {"instances": 3}, "ports": {"decode": 8102}}))
-
-
 def test_the_same_port_on_two_nodes_is_no_clash() -> None:
     both = {"ports": {"decode": 8100}, "proxy": {"admin": {"port": 8100}}}
     with pytest.raises(RecipeError, match="port 8100 on host0"):

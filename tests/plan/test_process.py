@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 from pdserve.plan.process import PlannedConnector
 from pdserve.recipe.base import TrialTransfer
-from pdserve.recipe.connectors.registry import KINDS
 from pdserve.recipe.container_options import uses_rdma
-from pdserve.roles import ProcessRole
 from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe
-from tests.plan.shapes import SHAPES, both, shape
+from tests.plan.shapes import both
 from tests.tables import each_row
 
 RDMA = {"kind": "mooncake", "protocol": "rdma", "device_name": "a, b"}
@@ -41,25 +39,3 @@ def test_rdma_devices(connector: dict[str, Any], env: dict[str, Any], devices: t
     made = recipe(on_gpus(), both(connector), {"engine": {"env": env}})
     assert plan(made, *hosts(8)).process("decode-0").rdma_devices == devices
     assert uses_rdma(made) is (devices is not None), "known without a plan"
-
-
-def test_every_role_answers_to_one_predicate() -> None:
-    processes = [process for name in SHAPES for process in shape(name).processes]
-    assert {process.role for process in processes} == {*get_args(ProcessRole)}
-    for process in processes:
-        answers = [
-            process.is_engine,
-            process.is_lmcache,
-            process.is_store_master,
-            process.is_proxy,
-            process.fetches_weights,
-            process.is_setup,
-        ]
-        assert answers.count(True) == 1, process.name
-
-
-def test_connectors_that_share_a_key_of_ports_share_its_ports() -> None:
-    shapes: dict[str, set[tuple[object, ...]]] = {}
-    for port in (port for kind in KINDS.values() for port in kind.ports):
-        shapes.setdefault(port.key, set()).add((port.purpose, port.count, port.per_rank, port.chosen, port.everywhere))
-    assert all(len(shape) == 1 for shape in shapes.values())

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from pdserve.errors import PdserveError
-from pdserve.plan.bash import render_shell
 from pdserve.plan.build import build_plan
-from pdserve.plan.model import Plan, Versions
+from pdserve.plan.model import Plan
 from pdserve.plan.node import Node
 from pdserve.plan.running import NOTHING, Running
 from pdserve.recipe.model import Recipe, Role
@@ -148,14 +147,3 @@ def test_what_runs_stays_as_it_is_when_the_numbers_change(
         stays = process.is_engine or (process.is_lmcache and new.platform == "cpu")
         if stays and process.name in then:
             assert process == then[process.name]
-
-
-@given(st.sampled_from(["A_TOKEN", "OTHER_KEY"]))
-def test_the_value_of_a_secret_is_in_no_plan_and_no_script(variable: str) -> None:
-    """The planner is never given it: it knows the name, and whoever starts the process knows the value."""
-    wanted = recipe({"engine": {"env": {variable: {"secret": "MY_TOKEN"}}}})
-    plan = build_plan(wanted, hosts(0), run_dir="/run/x", run_id="r", versions=Versions())
-    for process in plan.processes:
-        assert process.env.secrets.keys().isdisjoint(process.env.set)
-    assert plan.process("prefill-0").env.secrets[variable] == "MY_TOKEN"
-    assert f'{variable}="${{MY_TOKEN:?}}"' in render_shell(plan)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from pdserve.plan.node import Local, Node, Reach, Srun
 from pdserve.plan.proxy import loopback_warnings
 from tests.plan.kit import hosts, on_gpus, plan, recipe
@@ -43,20 +41,14 @@ def test_loopback_of_a_jobs_first_node_names_what_to_set_and_what_then_guards_it
     assert "keys_file" not in warning, "it asks for no key"
 
 
-def test_a_job_counts_as_one_whatever_the_recipe_has() -> None:
-    in_a_job = tuple(node.model_copy(update={"reach": Srun(job="1", kill_wait=30)}) for node in TWO)
-    assert len(warned(nodes=in_a_job)) == 1
+IN_A_JOB = tuple(node.model_copy(update={"reach": Srun(job="1", kill_wait=30)}) for node in TWO)
 
 
-@pytest.mark.parametrize(
-    ("changes", "nodes"),
-    [
-        ((SLURM,), hosts(16)),
-        ((), TWO),
-        ((SLURM, {"proxy": {"host": "0.0.0.0"}}), TWO),
-        ((SLURM, {"proxy": {"host": "198.51.100.7"}}), TWO),
-    ],
-    ids=["one node", "no Slurm", "open", "an address"],
-)
-def test_nothing_is_said_where_clients_reach_it(changes: tuple[dict[str, Any], ...], nodes: tuple[Node, ...]) -> None:
-    assert warned(*changes, nodes=nodes) == []
+@each_row("changes, nodes, said", [
+    ((), IN_A_JOB, 1),  # whatever the recipe has
+    ((SLURM,), hosts(16), 0), ((), TWO, 0), ((SLURM, {"proxy": {"host": "198.51.100.7"}}), TWO, 0),
+])  # fmt: skip
+def test_it_is_said_where_clients_do_not_reach_it(
+    changes: tuple[dict[str, Any], ...], nodes: tuple[Node, ...], said: int
+) -> None:
+    assert len(warned(*changes, nodes=nodes)) == said

@@ -7,7 +7,7 @@ from typing import Any
 
 from pdserve.recipe.flags import ENGINE_FLAGS, SERVER_FLAGS, flag_words
 from pdserve.recipe.rules import problems
-from tests.plan.kit import MULTI, on_gpus, plan, recipe, value_of, with_lmcache
+from tests.plan.kit import on_gpus, plan, recipe, value_of, with_lmcache
 from tests.plan.shapes import SHAPES, SPANNING, shape
 from tests.tables import each_row
 
@@ -84,11 +84,3 @@ def test_a_flag_that_is_ours_in_some_recipes_is_refused_in_those_alone() -> None
     path = ("lmcache", "extra_args", "l1-use-lazy")
     assert path in {problem.path for problem in problems(recipe(lazy))}
     assert path not in {problem.path for problem in problems(recipe(on_gpus(), lazy))}
-
-
-def test_variables_of_connectors_are_refused() -> None:
-    built = plan(recipe({"prefill": {"connector": MULTI}, **with_lmcache()}))
-    decided = {"MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT"}
-    assert decided <= built.process("prefill-0").env.set.keys()
-    wanted = recipe({"engine": {"env": dict.fromkeys(decided, 1)}})
-    assert {("engine", "env", name) for name in decided} <= {problem.path for problem in problems(wanted)}

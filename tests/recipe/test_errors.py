@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.recipe.kit import CPU, GPU, load, refused
+from tests.recipe.kit import CPU, GPU, refused
 from tests.tables import each_row
 
 SLIPS = """\
@@ -98,12 +98,3 @@ def test_a_missing_size_of_l1_is_reported_with_why_there_is_no_default(tmp_path:
     message = refused(tmp_path, GPU.replace("  l1_size_gb: 100\n", "  chunk_size: 256\n"))
     assert message.startswith("recipe.yaml:12: lmcache.l1_size_gb: missing")
     assert "the server has no default" in message
-
-
-def test_locate_finds_the_nearest_line_that_is_written_down(tmp_path: Path) -> None:
-    loaded = load(tmp_path, CPU)
-    path = tmp_path / "recipe.yaml"
-    assert loaded.locate("prefill.connector") == f"{path}:8"
-    assert loaded.locate("prefill.connector.of.1.kind") == f"{path}:12"
-    assert loaded.locate("prefill.restart.policy") == f"{path}:7"
-    assert loaded.locate("ports.proxy") == f"{path}:1"

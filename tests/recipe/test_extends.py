@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.base import SecretRef
 from pdserve.recipe.connectors.mooncake import MooncakeSection
 from pdserve.recipe.connectors.nixl import NixlSection
 from pdserve.recipe.load.loader import load_recipe
@@ -57,17 +56,6 @@ def test_what_the_other_kind_of_proxy_does_not_take_is_refused_where_it_was_writ
     assert text.startswith("base.yaml:20: proxy.auth: vllm-router has no such setting (proxy.kind at recipe.yaml:2)")
 
 
-def test_another_kind_of_container_keeps_its_inherited_mounts_and_variables(base: Path) -> None:
-    section = (
-        "container: {kind: docker, image: vllm:1, mounts: ['/data/hf:/hf'], env: {T: {secret: T}, HF_HOME: /hf}}\n"
-    )
-    (base / "base.yaml").write_text(CPU + section)
-    made = load(base, "extends: base.yaml\ncontainer: {kind: apptainer}\n").recipe.container
-    assert made is not None
-    assert (made.kind, made.image, made.mounts) == ("apptainer", "vllm:1", ["/data/hf:/hf"])
-    assert made.env == {"T": SecretRef(secret="T"), "HF_HOME": "/hf"}
-
-
 def test_of_several_bases_the_later_wins_and_the_file_itself_wins_over_all(base: Path) -> None:
     (base / "second.yaml").write_text("description: second\nverify: {output_tokens: 4}\n")
     (base / "third.yaml").write_text("description: third\n")
@@ -93,19 +81,6 @@ def test_a_path_of_a_variable_is_of_its_file(tmp_path: Path, written: str, envir
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "base.yaml").write_text(CPU.replace("path: model", f'path: "{written}"'))
     assert load(tmp_path, "extends: sub/base.yaml\n", environ=environ).recipe.model.path == read
-
-
-def test_a_path_with_a_variable_goes_through_several_folders_and_what_replaces_it_does_not(base: Path) -> None:
-    (base / "sub" / "deep").mkdir(parents=True)
-    keys = 'proxy: {auth: {keys_file: "${K:-keys.json}"}}\n'
-    (base / "sub" / "deep" / "base.yaml").write_text(CPU.replace("path: model", 'path: "${M:-model}"') + keys)
-    (base / "sub" / "middle.yaml").write_text("extends: deep/base.yaml\n")
-    recipe = load(base, "extends: sub/middle.yaml\n").recipe
-    assert (recipe.model.path, recipe.proxy.auth.keys_file) == ("sub/deep/model", "sub/deep/keys.json")
-    (base / "sub" / "middle.yaml").write_text('extends: deep/base.yaml\nmodel: {path: "${M:-mine}"}\n')
-    assert load(base, "extends: sub/middle.yaml\n").recipe.model.path == "sub/mine"
-    assert load(base, 'extends: sub/middle.yaml\nmodel: {path: "${M:-mine}"}\n').recipe.model.path == "mine"
-    assert load(base, "extends: sub/middle.yaml\n", "model.path=${M:-mine}").recipe.model.path == "mine"
 
 
 def test_an_error_in_a_base_names_the_base_and_its_line(base: Path) -> None:

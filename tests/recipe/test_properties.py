@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pdserve.errors import RecipeError
@@ -68,23 +68,6 @@ def test_any_text_is_a_recipe_or_an_error(text: str, punctuation: str) -> None:
 def test_any_set_is_a_recipe_or_an_error(path: str, value: Any) -> None:
     text = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
     assert isinstance(attempt(CPU, f"{path}={text}"), LoadedRecipe | RecipeError)
-
-
-@quick
-@given(st.text(string.ascii_letters + string.digits + " .:-${}'\"#é", max_size=20))
-@example("$${")
-@example("$$${a}${")
-def test_set_and_unset_undo_each_other(value: str) -> None:
-    quoted = value.replace("${", "$${")
-    text = '"' + quoted.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    with_it = attempt(CPU, f"engine.env.A={text}")
-    assert isinstance(with_it, LoadedRecipe)
-    assert with_it.recipe.engine.env["A"] == value
-    again = attempt(with_it.to_yaml(), unset=("engine",))
-    plain = attempt(CPU)
-    assert isinstance(again, LoadedRecipe)
-    assert isinstance(plain, LoadedRecipe)
-    assert again.recipe == plain.recipe
 
 
 @quick

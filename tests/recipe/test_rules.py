@@ -115,13 +115,11 @@ FLAGS: list[Case] = [
 OWNED_VARIABLES: list[Case] = [
     (CPU, f"engine.env.{name}=1", f"engine.env.{name}: pdserve sets this variable")
     for name in (
-        "VLLM_HOST_IP", "VLLM_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT",
-        "VLLM_SERVER_DEV_MODE", "PYTHONHASHSEED", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+        "VLLM_HOST_IP", "VLLM_PORT", "MC_MIN_RPC_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_SERVER_DEV_MODE",
+        "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "PYTHONHASHSEED", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
         "ROCR_VISIBLE_DEVICES", "PDSERVE_PATCHES", "LMCACHE_MP_TRANSFER_MODE",
     )
 ]  # fmt: skip
-
-VARIABLES: list[Case] = [(CPU, "engine.env.A-B=1", "engine.env.A-B: not the name of an environment variable")]
 
 SETUP: list[Case] = [
     (CPU, "setup=['echo \"x']", "setup.0: a quote is not closed"),
@@ -234,7 +232,7 @@ STORES: list[Case] = [
     *OWNED_FLAGS,
     *FLAGS,
     *OWNED_VARIABLES,
-    *VARIABLES,
+    (CPU, "engine.env.A-B=1", "engine.env.A-B: not the name of an environment variable"),
     *SETUP,
     *PATHS,
     *UTILIZATION,

@@ -26,14 +26,6 @@ def test_scalars_follow_yaml_1_2(text: str, value: Any) -> None:
     assert type(data["key"]) is type(value)
 
 
-def test_every_key_and_item_knows_its_line() -> None:
-    parsed = yaml12.parse("# a comment\na:\n  b: 1\n  c:\n    - x\n    - y\n", "f.yaml")
-    lines = {".".join(map(str, path)): str(origin) for path, origin in parsed.origins.items()}
-    assert lines["a"] == "f.yaml:2"
-    assert lines["a.b"] == "f.yaml:3"
-    assert lines["a.c.1"] == "f.yaml:6"
-
-
 @each_row("text, expected", [
     ("a: 1\nb:\n\tc: 2\n", "f:3: not YAML: while scanning for the next token found character '\\t'"),
     ("a: 1\n---\nb: 2\n", "f:2: not YAML: expected a single document in the stream but found another document"),

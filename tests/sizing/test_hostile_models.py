@@ -17,7 +17,6 @@ import pytest
 from pdserve.cli.commands import command
 from pdserve.errors import PdserveError
 from tests.models.families import FAMILIES
-from tests.models.test_files import safetensors, tensor
 from tests.models.tiny_configs import TINY
 from tests.tables import each_row
 
@@ -79,20 +78,3 @@ def test_values_of_a_config_that_no_model_has(recipe: Path, architecture: str) -
         changed = {key: value for key, value in config.items() if value != CONFIGS[architecture].get(key)}
         for verb in ("validate", "plan"):
             ended_well(recipe, verb, f"{verb} of {architecture}, number {number}, {str(changed)[:500]}")
-
-
-@each_row("architecture", sorted(CONFIGS))
-def test_bytes_of_a_header_that_are_changed(recipe: Path, architecture: str) -> None:
-    model = recipe.parent / "model"
-    (model / "config.json").write_text(json.dumps(CONFIGS[architecture]))
-    weights = {"model.embed_tokens.weight": tensor(8, 4), "model.layers.0.mlp.up_proj.weight": tensor(4, 4)}
-    whole = safetensors(model / "model.safetensors", weights).read_bytes()
-    chance = random.Random(architecture)
-    for number in range(4):
-        content = bytearray(whole)
-        for _ in range(chance.randint(1, 4)):
-            content[chance.randrange(len(content))] = chance.choice(b'\x00\xff{}[]",:0159-eE' + chance.randbytes(4))
-        if chance.random() < 0.2:
-            del content[chance.randrange(len(content)) :]
-        (model / "model.safetensors").write_bytes(content)
-        ended_well(recipe, "plan", f"{architecture}, number {number}, {bytes(content[:200])!r}")
