@@ -68,6 +68,8 @@ def test_a_path_that_no_mount_can_name_is_refused(path: str) -> None:
     here = Around(run_id="r", run_dir=path, node="n", platform="cpu", package="/p")
     with pytest.raises(PreflightError, match="cannot be mounted in a container"):
         wrap_agent(Container(kind="docker"), IMAGE, ARGUMENTS, here)
+    with pytest.raises(PreflightError, match="pyxis is an option of srun"):
+        wrap_agent(Container(kind="pyxis"), IMAGE, ARGUMENTS, around(in_slurm=False))
 
 
 @each_row("kind", KINDS)

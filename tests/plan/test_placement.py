@@ -40,6 +40,8 @@ def test_named_devices_are_taken_as_they_are() -> None:
         "prefill-1": [("host0", (0, 1))],
         "decode-0": [("host0", (3, 5))],
     }
+    offered = Node(name="half", devices=(2, 3, 6, 7))
+    assert where(place(recipe(on_gpus(2, 2)), [offered]))["decode-0"] == [("half", (6, 7))]
 
 
 def test_too_few_devices_show_the_sum_and_what_to_type() -> None:

@@ -23,7 +23,8 @@ def test_a_node_without_an_engine_prepares_nothing() -> None:
 
 
 def test_roles_with_caches_of_their_own_fetch_for_themselves() -> None:
-    own = {"decode": {"env": {"HF_HOME": "/scratch"}}}
+    own = {"decode": {"env": {"HF_HOME": "/scratch"}}, "engine": {"args": {"load-format": "dummy"}}}
+    assert all(fetcher.argv[5:7] == ("--load-format", "dummy") for fetcher in fetchers(own))
     assert [(fetcher.node, fetcher.env.set.get("HF_HOME")) for fetcher in fetchers(own, sizes=(2,))] == [
         ("host0", None),
         ("host0", "/scratch"),
