@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,56 +24,35 @@ HIP = b"\x7fELF\0libamdhip64.so.7\0libc10_hip.so\0"
 WARNING = "LMCache WARNING: lmcache.cuda_ops compiled extension not found; CudaDeviceOps stays on the torch baseline"
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    engine_packages._kernels.cache_clear()
-    yield
-    engine_packages._kernels.cache_clear()
-
-
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> Path:
     """Puts an lmcache with these files on the path."""
-
-    def install(**files: bytes) -> None:
-        package = tmp_path / "site" / "lmcache"
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text("raise AssertionError('imported')")
-        for name, content in files.items():
-            (package / f"{name}.cpython-311-x86_64-linux-gnu.so").write_bytes(content)
-        monkeypatch.syspath_prepend(tmp_path / "site")
-
-    return install
+    package = folder / "site" / "lmcache"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('imported')")
+    for name, content in files.items():
+        (package / f"{name}.cpython-311-x86_64-linux-gnu.so").write_bytes(content)
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setattr(engine_packages, "_kernels", engine_packages._kernels.__wrapped__)
+    return package.parent
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"cuda_ops": CUDA, "lmcache_native": b"\x7fELF"}, "cuda"),
-        ({"cuda_ops": HIP}, "hip"),
-        ({"c_ops": HIP}, "hip"),
-        ({"c_ops": CUDA}, "cuda"),
-        ({"lmcache_native": b"\x7fELF"}, "none"),
-        ({"cuda_ops": b"\x7fELF\0libelse.so"}, "unknown"),
-    ],
-)
-def test_the_runtime_is_what_kernels_link_to(installed: Any, files: dict[str, bytes], expected: str) -> None:
-    installed(**files)
+@each_row("files, expected", [
+    ({"cuda_ops": CUDA, "lmcache_native": b"\x7fELF"}, "cuda"),
+    ({"cuda_ops": HIP}, "hip"), ({"c_ops": HIP}, "hip"), ({"c_ops": CUDA}, "cuda"),
+    ({"lmcache_native": b"\x7fELF"}, "none"), ({"cuda_ops": b"\x7fELF\0libelse.so"}, "unknown"),
+])  # fmt: skip
+def test_the_runtime_is_what_kernels_link_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes], expected: str
+) -> None:
+    install(tmp_path, monkeypatch, files)
     assert lmcache_kernels() == expected
 
 
 @pytest.mark.process
-def test_another_interpreter_is_asked_with_the_modules_source(installed: Any, tmp_path: Path) -> None:
-    installed(cuda_ops=HIP)
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", Path(distributions.__file__).read_text(), "kernels"],
-        env={"PYTHONPATH": str(tmp_path / "site")},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == '"hip"'
+def test_another_interpreter_is_asked_with_the_modules_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = install(tmp_path, monkeypatch, {"cuda_ops": HIP})
+    argv = [sys.executable, "-S", "-c", Path(distributions.__file__).read_text(), "kernels"]
+    assert subprocess.check_output(argv, env={"PYTHONPATH": str(site)}, cwd="/", text=True) == '"hip"'
 
 
 @pytest.mark.real
@@ -92,31 +69,22 @@ def on(platform: str) -> Plan:
     )
 
 
-@pytest.fixture
-def _plugin_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+@each_row("platform, files, refused", [
+    ("rocm", {"cuda_ops": CUDA}, "for CUDA only"), ("rocm", {}, "no compiled kernels"),
+    ("rocm", {"cuda_ops": HIP}, None), ("rocm", {"cuda_ops": b"\x7fELF"}, None), ("cpu", {}, None), ("cuda", {}, None),
+])  # fmt: skip
+def test_rocm_alone_refuses_kernels_without_hip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, files: dict[str, bytes], refused: str | None
+) -> None:
+    install(tmp_path, monkeypatch, files)
     monkeypatch.setattr(engine_packages, "_check_plugin", lambda python: None)
     monkeypatch.setattr(engine_packages, "_check_libraries", lambda needed: None)
-
-
-@pytest.mark.usefixtures("_plugin_and_libraries")
-@pytest.mark.parametrize(("files", "message"), [({"cuda_ops": CUDA}, "for CUDA only"), ({}, "no compiled kernels")])
-def test_rocm_refuses_kernels_without_hip(installed: Any, files: dict[str, bytes], message: str) -> None:
-    installed(**files)
-    with pytest.raises(PreflightError, match=message) as caught:
-        check_installed(ALL, on("rocm"), recipe())
+    if refused is None:
+        check_installed(ALL, on(platform), recipe())
+        return
+    with pytest.raises(PreflightError, match=refused) as caught:
+        check_installed(ALL, on(platform), recipe())
     assert "-rocm wheel" in str(caught.value.todo)
-
-
-@pytest.mark.usefixtures("_plugin_and_libraries")
-@pytest.mark.parametrize(
-    ("platform", "files"),
-    [("rocm", {"cuda_ops": HIP}), ("rocm", {"cuda_ops": b"\x7fELF"}), ("cpu", {}), ("cuda", {})],
-)
-def test_a_rocm_build_an_unknown_one_and_other_platforms_pass(
-    installed: Any, platform: str, files: dict[str, bytes]
-) -> None:
-    installed(**files)
-    check_installed(ALL, on(platform), recipe())
 
 
 def run_with(folder: Path, logs: dict[str, str]) -> RunDir:

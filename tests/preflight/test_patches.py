@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,25 +34,13 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> str:
     assert spec is not None
     assert spec.submodule_search_locations is not None
     real = Path(next(iter(spec.submodule_search_locations)))
+    subprocess.run(["cp", "--recursive", "--symbolic-link", real, root / "vllm"], check=True)
     for file, (old, new) in CHANGED.items():
-        _linked_around(root / "vllm", real, Path(file))
         text = (real / file).read_text()
         assert old in text
+        (root / "vllm" / file).unlink()
         (root / "vllm" / file).write_text(text.replace(old, new))
     return f"{root}:{REPOSITORY}"
-
-
-def _linked_around(folder: Path, real: Path, file: Path) -> None:
-    """Everything beside `file` and above it, as links to what is installed."""
-    for part in file.parts:
-        if folder.is_symlink():
-            folder.unlink()
-        folder.mkdir(exist_ok=True)
-        for entry in real.iterdir():
-            if not (folder / entry.name).is_symlink() and not (folder / entry.name).exists():
-                (folder / entry.name).symlink_to(entry)
-        folder, real = folder / part, real / part
-    folder.unlink()
 
 
 def patch_findings(plan: Plan) -> list[Finding]:

@@ -173,13 +173,6 @@ class TestSeveralPlaces:
         assert asked.came(0, 0, engine="aggregated-0") == "new"
         assert asked.came(0, 256, engine="aggregated-0") == "back"
 
-    def test_the_claim_is_smaller(self) -> None:
-        assert proofs.reload_claim(Target(several(plan()), NOTHING, "key")).endswith(
-            "wherever it was known to be kept."
-        )
-        for one in (plan(), several(plan(), beside_one_server=True), several(with_connector("MooncakeStoreConnector"))):
-            assert proofs.reload_claim(Target(one, NOTHING, "key")).endswith("prefix was loaded again.")
-
 
 @each_row("loaded, others, came", [
     (0, [("prefill-0", 600, 512)], "disturbed"),
