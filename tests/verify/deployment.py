@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from pdserve.pd.config.proxy import Protocol, ProxyConfig, WorkerConfig
+from pdserve.pd.config.proxy import Protocol
 from pdserve.plan.model import Plan
 from pdserve.recipe.model import Verify
 from pdserve.verify import Proof, Report, run_proofs
@@ -21,11 +21,10 @@ from pdserve.verify.load import LoadReport
 from pdserve.verify.target import Target
 from tests.bench.evidence import lmcache_server, plan, process
 from tests.launch.deployment import free_ports
-from tests.proxy.deployment import KEY, MODEL, Child, Proxy
+from tests.proxy.deployment import KEY, KV_ROLES, MODEL, Child, Fake, Proxy, proxy_config
 
 DETAILS = "--enable-prompt-tokens-details"
 Result = TypeVar("Result")
-MOONCAKE = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
 def proof(report: Report | LoadReport, name: str) -> Proof:
@@ -59,8 +58,8 @@ class FakeLmcache(Child):
         self.listens(self._http_port)
 
 
-class FakeEngine(Child):
-    """A fake engine; beside an LMCache server, or with the connector `beside`, it also stores."""
+class FakeEngine(Fake):
+    """Beside an LMCache server, or with the connector `beside`, it also stores."""
 
     def __init__(
         self,
@@ -73,11 +72,11 @@ class FakeEngine(Child):
         beside: str | None = None,
         **faults: object,
     ) -> None:
-        self.name, self.role = name, role
+        self.name, self.role, self.ranks, self.connector, self.bootstrap = name, role, 1, "MooncakeConnector", 0
         argv = [sys.executable, "tests/fakes/engine.py", "--served-model-name", model, "--port", "0", *flags]
         connectors: list[dict[str, Any]] = []
-        if role in MOONCAKE:
-            connectors.append({"kv_connector": "MooncakeConnector", "kv_role": MOONCAKE[role]})
+        if role in KV_ROLES:
+            connectors.append({"kv_connector": "MooncakeConnector", "kv_role": KV_ROLES[role]})
         if lmcache and role != "decode":
             connectors.append({"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"})
         if beside and role != "decode":
@@ -86,25 +85,7 @@ class FakeEngine(Child):
             multi = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": connectors}}
             argv += ["--kv-transfer-config", json.dumps(multi)]
         env = {"VLLM_API_KEY": KEY, "VLLM_MOONCAKE_BOOTSTRAP_PORT": "0", "FAKE_LMCACHE_URL": lmcache or ""}
-        super().__init__(argv, env | {f"FAKE_{key.upper()}": str(value) for key, value in faults.items()})
-        self.bootstrap_url: str | None = None
-
-    def ready(self) -> None:
-        if self.role == "prefill":
-            port = self.until(r"Bootstrap server on port (\d+)")[1]
-            self.bootstrap_url = f"http://127.0.0.1:{port}"
-        self.listens(int(self.until(r"Starting vLLM server on http://127.0.0.1:(\d+)")[1]))
-
-    def config(self) -> WorkerConfig:
-        return WorkerConfig.model_validate(
-            {"name": self.name, "role": self.role, "url": self.url, "bootstrap_url": self.bootstrap_url}
-        )
-
-    def script(self, **faults: object) -> None:
-        self.http.post("/fake/script", json=faults).raise_for_status()
-
-    def requests(self) -> list[dict[str, Any]]:
-        return list(self.http.get("/fake/requests").json())
+        Child.__init__(self, argv, env | {f"FAKE_{key.upper()}": str(value) for key, value in faults.items()})
 
     def forget_external(self) -> None:
         """What its LMCache server has is gone."""
@@ -161,19 +142,8 @@ class Deployment:
         return asyncio.run(run_proofs(self.plan, engine_key=key, on_proof=on_proof))
 
     def _plan(self, protocol: Protocol, flags: tuple[str, ...], fields: dict[str, Any]) -> Plan:
-        config = ProxyConfig(
-            host="127.0.0.1",
-            port=0,
-            served_name=MODEL,
-            protocol=protocol,
-            workers=tuple(engine.config() for engine in self.engines.values()),
-            request_timeout_seconds=60,
-            connect_timeout_seconds=5,
-            drain_seconds=5,
-            max_body_bytes=1_000_000,
-            # What engines have seen is looked at.
-            prewarm=False,
-        )
+        workers = [engine.config() for engine in self.engines.values()]
+        config = proxy_config(protocol=protocol, workers=workers, connect_timeout_seconds=5, drain_seconds=5)
         proxy = Proxy(self._folder / "proxy.json", config, key=KEY, control=False)
         self._stack.callback(proxy.end)
         port = int(proxy.until(r"serving on http://127.0.0.1:(\d+)")[1])

@@ -42,16 +42,6 @@ def with_usage(usage: Any) -> bytes:
     return json.dumps(SOUND | {"usage": usage}).encode()
 
 
-def test_a_sound_answer() -> None:
-    body = with_choice(logprobs={"token_logprobs": [-0.5]}, prompt_logprobs=[None, {"7": {"logprob": -1, "rank": 1}}])
-    answer = completed(body)
-    assert (answer.tokens, answer.logprobs, answer.prompt_tokens, answer.cached_tokens) == ((7,), (-0.5,), 4, None)
-    first, second = answer.prompt_logprobs
-    assert first is None
-    assert second is not None
-    assert second["7"].logprob == -1
-
-
 @each_row("body, what", [
     (b"<html>", "something else than JSON"),
     (b"[]", r"JSON that is no object: \[\]"),
