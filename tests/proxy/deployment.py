@@ -355,10 +355,6 @@ class Deployment:
     def complete(self, prompt: object = "hello world", **more: Any) -> httpx.Response:
         return self.proxy.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 8} | more)
 
-    def chat(self, content: str = "hello world", **more: Any) -> httpx.Response:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 8}
-        return self.proxy.http.post("/v1/chat/completions", json=body | more)
-
     @contextmanager
     def clients(self, body: dict[str, Any], *, count: int = 4, kept: bool = False) -> Iterator[Counter[int]]:
         """So many ask, plain and in streams, until the end of the block: the statuses that they got, 0 of a stream that

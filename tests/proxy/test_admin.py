@@ -11,7 +11,7 @@ import signal
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -116,42 +116,25 @@ def test_the_rest_of_another_user_is_left_alone(path: Path, listening: socket.so
     assert path.is_socket()
 
 
-async def test_a_proxy_removes_only_the_socket_that_it_made(path: Path) -> None:
-    ours = server(path)
-    path.unlink()
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.bind(str(path))
-        await ours.stop()
-        assert path.is_socket()
-
-
 # --- the listener of a running proxy
 
 
 CLIENT = "a-client-key"
 
 
-@contextmanager
-def administered(deployment: Deployment, tmp_path: Path, interval_seconds: float) -> Iterator[httpx.Client]:
-    """A 1P1D deployment with the admin on a unix socket, and a client of that. `interval_seconds`: between two looks at
-    a worker."""
+@pytest.fixture
+def admin(deployment: Deployment, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A 1P1D deployment with the admin on a unix socket, and a client of that."""
     (tmp_path / "token").write_text(TOKEN)
     path = tmp_path / "admin.sock"
     deployment.up(
         admin={"socket": str(path), "token_file": str(tmp_path / "token")},
         auth=keys_file(tmp_path, ("team", CLIENT)),
-        health={"interval_seconds": interval_seconds, "timeout_seconds": 30},
+        health={"interval_seconds": 0.1, "timeout_seconds": 30},
     )
     deployment.proxy.http.headers["authorization"] = f"Bearer {CLIENT}"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with over_socket(path, authorization=f"Bearer {TOKEN}") as client:
-        yield client
-
-
-@pytest.fixture
-def admin(deployment: Deployment, tmp_path: Path) -> Iterator[httpx.Client]:
-    """A 1P1D deployment with the admin on a unix socket, and a client of that."""
-    with administered(deployment, tmp_path, interval_seconds=0.1) as client:
         yield client
 
 
@@ -188,16 +171,6 @@ def test_a_removed_worker_is_gone_and_other_streams_go_on(admin: httpx.Client, d
         assert [*lines][-1] == "data: [DONE]"
     assert admin.delete("/workers/decode-9").status_code == 404
     assert admin.post("/workers/decode-9/drain").status_code == 404
-
-
-def test_a_worker_that_comes_back_under_its_name_is_looked_at_at_once(deployment: Deployment, tmp_path: Path) -> None:
-    """The look at the one before it is not over yet: it is due in an hour."""
-    with administered(deployment, tmp_path, interval_seconds=3600) as admin:
-        (decode,) = deployment.decodes
-        admin.delete("/workers/decode-0")
-        admin.post("/workers", json={"name": "decode-0", "role": "decode", "url": decode.url})
-        until_ready(admin, "decode-0")
-        assert deployment.complete().status_code == 200
 
 
 THERE = "http://127.0.0.1:1"

@@ -353,20 +353,6 @@ async def test_a_place_changes_the_process_only_after_a_while(gate_of: Gates, mo
     await waiting
 
 
-async def test_a_new_kv_figure_lets_in_as_many_over_processes(gate_of: Gates) -> None:
-    workers = [Worker(0.5) for _ in range(4)]
-    first, second = (gate_of(process, *workers, max_kv_usage=0.9) for process in range(2))
-    inside = await admit(first)
-    waiting = []
-    for _ in range(4):
-        for door in (second, first):
-            waiting.append(door.enqueue().future)
-    first.refresh()
-    second.refresh()
-    await asyncio.gather(*waiting)
-    inside.release()
-
-
 async def test_a_newcomer_overtakes_in_another_process_only_worse_priorities(gate_of: Gates) -> None:
     first, second = gate_of(0, max_prompt_tokens_in_flight=100), gate_of(1, max_prompt_tokens_in_flight=100)
     inside = await admit(first, 0, 60)

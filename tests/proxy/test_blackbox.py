@@ -35,7 +35,6 @@ def pair(module_pair: Deployment) -> Iterator[Deployment]:
 
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 8}
-STREAM = BODY | {"stream": True, "max_tokens": 1000}
 QUICK_HEALTH = {"interval_seconds": 0.1, "timeout_seconds": 30, "failures": 2}
 """For engines that are gone: they refuse connections at once. One that is only slow is not sick."""
 

@@ -69,15 +69,6 @@ def test_a_body_that_never_pauses_and_never_ends_is_a_408(impatient: RawDeployme
     assert impatient.engine.seen == []
 
 
-def test_a_large_answer_does_not_make_a_connection_immortal(impatient: RawDeployment) -> None:
-    """Its sender was held back for a while, and then let go: the limit for idle connections must still hold."""
-    body = b'"' + b"x" * (4 * MEGABYTE) + b'"'
-    impatient.engine.script = sends(whole(body))
-    with impatient.client(receive_buffer=4096) as client:
-        assert client.send(post(PATH, BODY)).response().body == body
-        assert client.ended() == b""
-
-
 def test_a_client_that_reads_nothing_fills_no_memory(raw: RawDeployment) -> None:
     """Each reply is small, so no reply of its own is ever too much: together they would be."""
     before = raw.resident()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -255,32 +254,6 @@ def test_an_engine_that_hangs_is_left_and_keeps_no_kv(
     assert {ask(deployment, number, stream=stream) for number in range(10)} == {200}
     assert received([hung]) == left
     hung.script(**NONE)
-    deployment.idle()
-
-
-def whose_figures_were_read(deployment: Deployment) -> Fake:
-    """A decode of which the proxy knows that it counts tokens: of one that may not, silence says nothing."""
-    for fake in deployment.decodes:
-        fake.script(token_seconds=0.2)
-    body = {"model": "tiny", "prompt": "hello", "max_tokens": 1000, "stream": True}
-    with deployment.proxy.begun("/v1/completions", body):
-        while True:
-            if shown := {name for name, worker in deployment.workers().items() if worker["kv_usage"]} - {"prefill-0"}:
-                break
-    for fake in deployment.decodes:
-        fake.script(token_seconds=0)
-    return next(fake for fake in deployment.decodes if fake.name in shown)
-
-
-def test_requests_leave_an_engine_that_is_stopped(deployment: Deployment) -> None:
-    deployment.up(1, 2, moments=MOMENTS, health=HEALTH)
-    stopped = whose_figures_were_read(deployment)
-    stopped.process.send_signal(signal.SIGSTOP)
-    try:
-        with ThreadPoolExecutor(8) as clients:
-            assert set(clients.map(lambda number: ask(deployment, number), range(24))) == {200}
-    finally:
-        stopped.process.send_signal(signal.SIGCONT)
     deployment.idle()
 
 
