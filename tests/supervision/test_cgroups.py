@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from pdserve.reach.protocol import Gone, Hello
 from pdserve.system import cgroup
 from pdserve.system.cgroup import Cgroup, place
-from pdserve.system.process import Child, send, spawn, stop_family
+from pdserve.system.process import send, stop_family
 from pdserve.system.procfs import ProcessId
 from tests.fakes.engine_process import DAEMON
 from tests.launch.records import identity_of
@@ -25,8 +24,9 @@ from tests.supervision.agents import agent, planned, until, until_gone
 
 pytestmark = pytest.mark.process
 
-LEAVES_A_DAEMON = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {DAEMON!r}], env={{}})"
-AND_STAYS = f"{LEAVES_A_DAEMON}; time.sleep(600)"
+AND_STAYS = (
+    f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {DAEMON!r}], env={{}}); time.sleep(600)"
+)
 
 
 @pytest.fixture
@@ -46,37 +46,6 @@ async def daemon_of(log: Path) -> ProcessId:
     """What the log names, once it does."""
     await until(lambda: log.exists() and "daemon " in log.read_text() and log.read_text().endswith("\n"))
     return identity_of(int(log.read_text().split()[-1]))
-
-
-def start(tmp_path: Path, code: str, own: Cgroup | None) -> Child:
-    return spawn(
-        [sys.executable, "-c", code], env={}, log=tmp_path / "log", marker="x/y", control_stdin=False, cgroup=own
-    )
-
-
-async def test_a_daemon_that_left_everything_is_family_and_is_stopped(tmp_path: Path, ours: Cgroup | None) -> None:
-    if ours is None:
-        return
-    before = Path("/proc/self/cgroup").read_text()
-    own = ours.new("engine.1")
-    child = start(tmp_path, LEAVES_A_DAEMON, own)
-    assert child.pid in own.members(), "it is born there"
-    assert Path("/proc/self/cgroup").read_text() == before
-    daemon = await daemon_of(tmp_path / "log")
-    try:
-        await child.wait()
-        assert daemon.pid in child.family()
-        assert await child.stop(0)
-        assert not daemon.alive()
-        assert not own.path.exists()
-    finally:
-        send(daemon, signal.SIGKILL)
-
-
-def test_a_program_that_does_not_exist_is_still_an_error_of_the_caller(tmp_path: Path, ours: Cgroup | None) -> None:
-    with pytest.raises(FileNotFoundError):
-        spawn(["/nonexistent/program"], env={}, log=tmp_path / "log", marker="x", control_stdin=False, cgroup=ours)
-    assert ours is None or ours.members() == set()
 
 
 def test_no_process_kills_its_own_cgroup(ours: Cgroup | None) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import select
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +16,22 @@ import pytest
 from pdserve.errors import ServeError
 from pdserve.launch.failure import serve_error
 from pdserve.node import agent_record
-from pdserve.plan.node import Node, Ssh
-from pdserve.reach.protocol import Gone, Hello, Ready, Start, Stopped, line_of
+from pdserve.plan.node import Node, Srun, Ssh
+from pdserve.reach.protocol import (
+    Died,
+    Gone,
+    Health,
+    Hello,
+    Late,
+    Message,
+    Progress,
+    Ready,
+    SignalReceived,
+    Started,
+    Stop,
+    Stopped,
+    line_of,
+)
 from pdserve.recipe.model import Timeouts
 from pdserve.run.directory import RunDir
 from pdserve.system.process import pid_end, send
@@ -28,7 +39,17 @@ from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import free_ports
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
-from tests.supervision.agents import HTTP_SERVER, LIMIT, NEVER_READY, TOKEN, AgentUnderTest, agent, planned
+from tests.supervision.agents import (
+    HTTP_SERVER,
+    LIMIT,
+    NEVER_READY,
+    AgentUnderTest,
+    agent,
+    linked,
+    planned,
+    until,
+    until_gone,
+)
 
 pytestmark = pytest.mark.process
 
@@ -40,22 +61,22 @@ SOON = Timeouts(heartbeat_seconds=2, agent_lease_seconds=30)
 FAR = Node(name="far", reach=Ssh(destination="far.invalid"))
 
 
-@pytest.fixture
-def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An `ssh` that runs the command here, as sshd would: by a shell, from one string."""
+@pytest.fixture(autouse=True)
+def _remote_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An `ssh` that runs the command here, as sshd would: by a shell, from one string; and such an `srun`."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    program = folder / "ssh"
-    program.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "exec $last"\n')
-    program.chmod(0o755)
+    srun = 'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"'
+    for name, line in (("ssh", 'for last; do :; done\nexec sh -c "exec $last"'), ("srun", srun)):
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return program
 
 
 @contextlib.asynccontextmanager
-async def far_agent(run_dir: Path, timeouts: Timeouts) -> AsyncIterator[tuple[AgentUnderTest, Hello]]:
+async def far_agent(run_dir: Path, timeouts: Timeouts, node: Node = FAR) -> AsyncIterator[tuple[AgentUnderTest, Hello]]:
     """An agent that is reached as one of another host is, and its first word."""
-    remote = AgentUnderTest(run_dir, FAR, timeouts)
+    remote = AgentUnderTest(run_dir, node, timeouts)
     hello = await remote.expect(Hello)
     try:
         yield remote, hello
@@ -71,7 +92,7 @@ def error_of(gone: Gone, tmp_path: Path, timeouts: Timeouts) -> ServeError:
     return serve_error(gone, there, RunDir(tmp_path))
 
 
-async def test_an_agent_that_falls_silent_is_lost_once_and_not_believed_again(tmp_path: Path, ssh: Path) -> None:
+async def test_an_agent_that_falls_silent_is_lost_once_and_not_believed_again(tmp_path: Path) -> None:
     async with far_agent(tmp_path, SOON) as (remote, hello):
         await remote.start(planned("engine", NEVER_READY))
         send(hello.agent, signal.SIGSTOP)
@@ -88,7 +109,7 @@ async def test_an_agent_that_falls_silent_is_lost_once_and_not_believed_again(tm
     assert "the agent runs again" in (tmp_path / "logs/agent@far.log").read_text(), "its guard has written that"
 
 
-async def test_the_client_of_a_lost_node_is_not_waited_for(tmp_path: Path, ssh: Path) -> None:
+async def test_the_client_of_a_lost_node_is_not_waited_for(tmp_path: Path) -> None:
     """An srun whose node is gone would wait for the controller to notice."""
     async with far_agent(tmp_path, SOON) as (remote, hello):
         for process in (hello.agent, hello.guard):
@@ -100,7 +121,7 @@ async def test_the_client_of_a_lost_node_is_not_waited_for(tmp_path: Path, ssh: 
     agent_record.remove_empty_cgroups(tmp_path, "run-1")  # as the next `up` does
 
 
-async def test_a_launcher_that_was_held_does_not_blame_its_agents(tmp_path: Path, ssh: Path) -> None:
+async def test_a_launcher_that_was_held_does_not_blame_its_agents(tmp_path: Path) -> None:
     # The agent's own lease is longer: it is right not to believe in a launcher that says nothing.
     async with far_agent(tmp_path, SOON) as (remote, _):
         select.select([], [], [], 2 * SOON.heartbeat_seconds)  # the whole event loop, as a full disk would
@@ -109,11 +130,13 @@ async def test_a_launcher_that_was_held_does_not_blame_its_agents(tmp_path: Path
         assert not remote.all(Gone)
 
 
-async def test_a_launcher_that_was_held_longer_than_the_lease_is_named_as_the_cause(tmp_path: Path, ssh: Path) -> None:
+async def test_a_launcher_that_was_held_longer_than_the_lease_is_named_as_the_cause(tmp_path: Path) -> None:
     timeouts = Timeouts(heartbeat_seconds=1, agent_lease_seconds=2)
     async with far_agent(tmp_path, timeouts) as (remote, _):
+        engine = await remote.start(planned("engine", NEVER_READY))
         select.select([], [], [], 4)  # the whole event loop, as a SIGSTOP would
         gone = await remote.expect(Gone)
+        await until_gone(engine)
     assert (gone.because, gone.how) == ("lease", "it heard nothing from the launcher for 2 s, its lease")
     error = error_of(gone, tmp_path, timeouts)
     assert re.match(r"the launcher itself stood still for [345] s: it was stopped", error.cause or ""), error.cause
@@ -130,7 +153,7 @@ async def test_a_launcher_that_was_held_longer_than_the_lease_is_named_as_the_ca
     ],
 )
 async def test_an_agent_that_is_ended_reports_how(
-    tmp_path: Path, ssh: Path, victim: str, signum: signal.Signals, because: str, how: str, cause: str
+    tmp_path: Path, victim: str, signum: signal.Signals, because: str, how: str, cause: str
 ) -> None:
     async with far_agent(tmp_path, SOON) as (remote, hello):
         send(getattr(hello, victim), signum)
@@ -139,71 +162,16 @@ async def test_an_agent_that_is_ended_reports_how(
     assert cause in (error_of(gone, tmp_path, SOON).cause or "")
 
 
-@contextlib.contextmanager
-def mute_launcher(run_dir: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """An agent on a pipe that stays open and says nothing more: a cut cable gives no EOF."""
-    (run_dir / "logs").mkdir()
-    place = ("--node", "here", "--run-dir", str(run_dir), "--run-id", "run-1")
-    argv = [sys.executable, "-m", "pdserve.node.agent", *place, *options]
-    with (run_dir / "agent.log").open("wb") as log:
-        popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-    assert popen.stdin is not None
-    assert popen.stdout is not None
-    try:
-        yield popen
-    finally:
-        popen.stdin.close()
-        popen.wait(LIMIT)
-        popen.stdout.close()
-
-
-def events(popen: subprocess.Popen[bytes], kind: str) -> dict[str, object]:
-    assert popen.stdout is not None
-    for line in popen.stdout:
-        event: dict[str, object] = json.loads(line)
-        if event["event"] == kind:
-            return event
-    raise AssertionError(f"the agent ended without saying {kind}")
-
-
-def order(popen: subprocess.Popen[bytes], code: str, **planning: float) -> ProcessId:
-    assert popen.stdin is not None
-    process = planned("engine", code).model_copy(update={"probe": None, **planning})
-    popen.stdin.write(line_of(Start(token=TOKEN, process=process)))
-    popen.stdin.flush()
-    return ProcessId.model_validate(events(popen, "started")["id"])
-
-
-def test_an_agent_that_hears_nothing_for_its_lease_stops_everything(tmp_path: Path) -> None:
-    with mute_launcher(tmp_path, "--lease", "1", "--pulse", "0.2") as popen:
-        engine = order(popen, NEVER_READY)
-        assert events(popen, "stopped")["name"] == "engine"
-        assert popen.wait(LIMIT) == 0
-        assert not engine.alive()
-    assert "it heard nothing from the launcher for 1 s, its lease" in (tmp_path / "agent.log").read_text()
-
-
-def test_without_a_lease_silence_is_no_reason(tmp_path: Path) -> None:
-    """On one machine: a launcher held by Ctrl-Z must not end its deployment. What ends it is the pipe."""
-    with mute_launcher(tmp_path) as popen:
-        engine = order(popen, NEVER_READY)
-        with pytest.raises(subprocess.TimeoutExpired):
-            popen.wait(1)
-        assert engine.alive()
-
-
-def test_after_a_term_from_outside_all_stops_fit_its_time(tmp_path: Path) -> None:
-    """Slurm's KillWait: the plan would give this process ten minutes."""
-    with mute_launcher(tmp_path, "--term-seconds", "1") as popen:
-        engine = order(popen, IGNORES_TERM, stop_seconds=600)
+async def test_after_a_term_of_slurm_all_stops_fit_its_time(tmp_path: Path) -> None:
+    """Its KillWait: the plan would give this process ten minutes."""
+    in_job = Node(name="far", reach=Srun(job="1", kill_wait=2))
+    async with far_agent(tmp_path, SOON, in_job) as (remote, hello):
+        engine = await remote.start(planned("engine", IGNORES_TERM, stop_seconds=600))
         log = tmp_path / "logs" / "engine@here.log"
-        while not (log.exists() and "deaf" in log.read_text()):
-            select.select([], [], [], 0.01)
-        popen.send_signal(signal.SIGTERM)
-        stopped = events(popen, "stopped")
-        assert stopped["forced"] is True
-        assert popen.wait(LIMIT) == 0
-        assert not engine.alive()
+        await until(lambda: log.exists() and "deaf" in log.read_text())
+        send(hello.agent, signal.SIGTERM)
+        assert (await remote.expect(Stopped)).forced
+        await until_gone(engine)
 
 
 async def test_requests_are_made_on_the_agents_node_and_each_has_its_answer(tmp_path: Path) -> None:
@@ -227,3 +195,36 @@ async def test_requests_are_made_on_the_agents_node_and_each_has_its_answer(tmp_
             connection.close()
         assert (await pending).status is None
     assert (await under_test.link.ask("GET", url, seconds=1)).status is None
+
+
+# An agent speaks of its own node and of its own processes only
+
+ID = ProcessId(pid=1, start_ticks=1)
+OF_ANOTHER: list[Message] = [
+    Hello(node="b", agent=ID, guard=ID, hostname="b"),
+    SignalReceived(node="b", signal="SIGTERM"),
+    Gone(node="b", how="as if"),
+    Started(name="decode-0", id=ID),
+    Progress(name="decode-0", text="loading"),
+    Ready(name="decode-0", seconds=1),
+    Died(name="decode-0", pid=1, code=1, how="exit 1", seconds=1, while_starting=False),
+    Late(name="decode-0", seconds=1, last_answer="", diagnostics=""),
+    Health(name="decode-0", responsive=False),
+    Stopped(name="decode-0", forced=False, seconds=1),
+]
+
+SAYS = "import sys; sys.stdin.readline(); sys.stdout.write(sys.argv[1]); sys.stdout.flush(); sys.stdin.read()"
+
+
+async def heard(message: Message) -> Message:
+    """What reaches the launcher of an agent of node a that says this, after orders for one process."""
+    async with linked(SAYS, line_of(message).decode()) as under_test:
+        under_test.link.send(Stop(name="prefill-0", grace=1))
+        return await under_test.expect(Message)
+
+
+async def test_news_of_another_node_or_process_is_a_protocol_error_and_recorded_nowhere() -> None:
+    for event in await asyncio.gather(*map(heard, OF_ANOTHER)):
+        assert isinstance(event, Gone)
+        assert event.node == "a"
+        assert event.how.startswith("agent@a: an agent reported ")

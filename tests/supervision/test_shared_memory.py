@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import json
 import mmap
@@ -11,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -22,12 +21,11 @@ from pdserve.run.directory import RunDir
 from pdserve.run.orphans import stop_left
 from pdserve.run.state import NodeState
 from pdserve.system import procfs
-from pdserve.system.inotify import NewNames
 from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.records import HERE, identity_of, recorded_state
-from tests.supervision.agents import LIMIT, agent, planned, until, until_gone
+from tests.supervision.agents import agent, planned, until, until_gone
 
 pytestmark = pytest.mark.process
 
@@ -252,21 +250,6 @@ def test_what_a_stranger_only_reads_is_in_use(ledger: ShmLedger, maker: Maker) -
     assert ledger.remove_orphans() == [name]
 
 
-@pytest.mark.parametrize("rename", [os.rename, os.link])
-def test_what_was_there_before_stays_a_strangers_under_a_new_name(
-    tmp_path: Path, stranger: Maker, rename: Callable[[Path, Path], None]
-) -> None:
-    old = procfs.SHM / stranger.make("open")
-    ledger = ShmLedger(tmp_path / "shm.json", strangers=existing())
-    new = old.with_name(f"{old.name}2")
-    stranger.names.append(new.name)
-    rename(old, new)
-    with new.open("r+b"):
-        ledger.record([os.getpid()])
-    stranger.kill()
-    assert (ledger.remove_orphans(), exists(new.name)) == ([], True)
-
-
 @pytest.mark.parametrize("kind", ["torch", "lmcache"])
 def test_a_pid_in_a_name_proves_nothing_where_containers_have_their_own(
     ledger: ShmLedger, maker: Maker, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -287,22 +270,6 @@ def test_a_pid_namespace_of_ones_own_is_not_the_first() -> None:
     if done.returncode and "unshare" in done.stderr:
         pytest.skip("no PID namespaces for this user")
     assert done.stdout == "False\n", done.stderr
-
-
-@pytest.mark.parametrize("kind", UNUSED)
-def test_what_was_once_seen_to_be_a_strangers_stays_his_when_his_pid_is_ours(
-    tmp_path: Path, ledger: ShmLedger, stranger: Maker, kind: str
-) -> None:
-    """He changes it (chmod, IPC_SET) after the kernel has given the PID to one of ours: so a ledger that knows him as
-    ours sees it. The same for who takes over."""
-    name = stranger.make(kind)
-    ledger.record_of_all(set)
-    for later in (ledger, ShmLedger(tmp_path / "shm.json")):
-        later.see([stranger.pid])
-        later.record(())
-    stranger.kill()
-    for later in (ledger, ShmLedger(tmp_path / "shm.json")):
-        assert (later.remove_orphans(), exists(name)) == ([], True)
 
 
 def test_a_file_name_of_any_bytes_keeps_no_segment_of_ours(ledger: ShmLedger, maker: Maker, tmp_path: Path) -> None:
@@ -326,26 +293,6 @@ def test_what_a_thread_calls_itself_hides_no_process() -> None:
         assert procfs.owner(renamed.pid) == os.getuid()
         assert procfs.title(renamed.pid) == "\N{REPLACEMENT CHARACTER} (x"
         renamed.kill()
-
-
-def test_the_maker_of_a_strangers_segment_is_not_looked_for_again_and_again(ledger: ShmLedger, stranger: Maker) -> None:
-    """Finding out whose a SysV segment is reads every process of the machine."""
-    stranger.make("sysv")
-    assert ledger.unknown()
-    ledger.record_of_all(set)
-    assert not ledger.unknown()
-
-
-async def test_a_new_name_wakes_at_once(tmp_path: Path) -> None:
-    names = NewNames(tmp_path)
-    try:
-        for name in ("a", "b"):
-            waiting = asyncio.create_task(names.wait(3600))
-            await asyncio.sleep(0)
-            (tmp_path / name).touch()
-            await asyncio.wait_for(waiting, LIMIT)
-    finally:
-        names.close()
 
 
 # The whole way ------------------------------------------------------------------------------------------------------
