@@ -13,9 +13,9 @@ import pytest
 
 from pdserve.errors import ServeError, StartError
 from pdserve.plan.model import Plan
-from pdserve.reach.protocol import Answered
+from pdserve.reach.protocol import Answered, Died
 from pdserve.run.inbox import Reply, Restart
-from tests.launch.played import Played, adapted, plan, serving_deployment
+from tests.launch.played import REFUSED, Played, adapted, plan, serving_deployment
 from tests.plan import kit
 
 pytestmark = [pytest.mark.usefixtures("pdserve_home"), pytest.mark.process]
@@ -41,6 +41,15 @@ async def test_an_engine_that_dies_meanwhile_is_restarted_as_the_recipe_sets(tmp
         deployment.obey("start", "decode-1")
         assert (await reply).message == "started decode-1; ready"
         assert (deployment.state.phase, deployment.phases()) == ("ready", {"ready"})
+
+
+async def test_so_is_one_that_falls_silent(tmp_path: Path) -> None:
+    async with one_more_decode(tmp_path, restart="on-failure", unresponsive_seconds=0.05) as (deployment, reply):
+        deployment.is_silent("prefill-0")
+        await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
+        await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+        deployment.obey("start", "decode-1")
+        assert (await reply).message == "started decode-1; ready"
 
 
 async def test_one_that_is_not_restarted_is_started_by_the_next_up(tmp_path: Path) -> None:
@@ -291,3 +300,69 @@ async def test_what_was_stopped_to_make_room_is_back_after_a_failure(tmp_path: P
         moved = sized(ports={"prefill": 21101, "decode": 21200})
         assert (await deployment.up(moved, replace=True)).exit_code == StartError.exit_code
         assert deployment.phases() == {"ready"}
+
+
+# What an `up` that failed leaves: engines that serve, and recoveries that go on
+
+
+def dies_loading(deployment: Played, name: str) -> None:
+    deployment.says(Died(name=name, pid=8, code=1, how="exited", seconds=1, while_starting=True))
+
+
+async def test_of_two_that_start_side_by_side_the_one_that_lives_serves(tmp_path: Path) -> None:
+    one, three = plan(decodes=1), plan(decodes=3)
+    async with serving_deployment(tmp_path, one) as deployment:
+        deployment.held |= {("start", "decode-1"), ("start", "decode-2")}
+        reply = deployment.up(three)
+        await deployment.until(lambda: ("start", "decode-2") in deployment.orders)
+        dies_loading(deployment, "decode-2")
+        await deployment.until(lambda: ("stop", "decode-2") in deployment.orders)
+        deployment.obey_all()
+        assert (await reply).exit_code == StartError.exit_code
+        assert (deployment.state.phase, deployment.phase("decode-1")) == ("degraded", "ready")
+        assert (await deployment.up(three)).message == "started decode-2; ready"
+        assert (deployment.state.phase, deployment.phases()) == ("ready", {"ready"})
+
+
+async def an_up_that_fails(deployment: Played) -> None:
+    """To one decode more, which dies as it loads."""
+    deployment.held.add(("start", "decode-1"))
+    reply = deployment.up(plan(decodes=2, restart="on-failure"))
+    await deployment.until(lambda: ("start", "decode-1") in deployment.orders)
+    dies_loading(deployment, "decode-1")
+    assert (await reply).exit_code == StartError.exit_code
+    assert not deployment.is_over
+
+
+async def test_an_engine_whose_proof_it_has_interrupted_is_proven_and_returns(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan(restart="on-failure")) as deployment:
+        deployment.answers["/v1/completions"] = REFUSED
+        deployment.dies("prefill-0")
+        await deployment.until(lambda: deployment.state.processes["prefill-0"].note == "to be proven")
+        await an_up_that_fails(deployment)
+        assert deployment.phase("prefill-0") == "degraded"
+        deployment.answers.clear()
+        await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+        assert deployment.orders.count(("start", "prefill-0")) == 1
+
+
+async def test_one_that_still_loaded_is_proven_when_it_is_ready(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, plan(restart="on-failure")) as deployment:
+        deployment.held.add(("start", "prefill-0"))
+        deployment.dies("prefill-0")
+        await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
+        await an_up_that_fails(deployment)
+        deployment.obey("start", "prefill-0")
+        await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
+        assert any(event["event"] == "canary" and event["name"] == "prefill-0" for event in deployment.events)
+
+
+async def test_a_process_that_moves_is_on_its_new_node(tmp_path: Path) -> None:
+    """Else the loss of the old one would take it along, and that of the new one would not."""
+    one, two = plan(decodes=1), plan(decodes=1, nodes=2)
+    async with serving_deployment(tmp_path, one) as deployment:
+        fleet = deployment.fleet
+        fleet.adopt(two)
+        nodes = {process.name: process.node for process in two.processes}
+        assert {name: state.node for name, state in deployment.state.processes.items()} == nodes
+        fleet.adopt(one)

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.launch.deployment import (
-    BODY,
-    Deployment,
-    assert_nothing_left,
-    free_ports,
-    pdserve,
-    recipe,
-    routing,
-    until,
-    up,
-)
-from tests.launch.played import adapted, serving_deployment
+from pdserve.errors import ServeError
+from pdserve.plan.model import Plan
+from pdserve.run.inbox import Restart
+from tests.launch.played import Played, adapted, serving_deployment
 from tests.plan import kit
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("pdserve_home")]
+pytestmark = pytest.mark.usefixtures("pdserve_home")
 
 LEADER, FOLLOWER, RANK = "prefill-0", "prefill-0-node1", "prefill-0-rank1"
-RANKS = (LEADER, RANK)
 
 
 async def test_a_member_that_dies_while_the_others_load_ends_the_wait_for_them(tmp_path: Path) -> None:
@@ -48,61 +36,33 @@ async def test_a_member_that_dies_while_the_others_load_ends_the_wait_for_them(t
         assert deployment.orders.count(("start", FOLLOWER)) == 1
 
 
-@contextmanager
-def serving(folder: Path, home: Path, policy: str) -> Iterator[Deployment]:
-    """Two prefill ranks with a server each, and one decode."""
-    file = recipe(
-        folder,
-        lmcache=None,
-        prefill={
-            "connector": {"kind": "mooncake", "protocol": "tcp"},
-            "parallel": {"dp": 2, "load_balancing": "external"},
-            "restart": {"policy": policy, "backoff_seconds": 0.1},
-        },
-        ports__dp_master=free_ports(10)[-1],
-    )
-    (folder / "model" / "config.json").write_text('{"num_local_experts": 4}')
-    with up(file, home) as deployment:
-        deployment.command.expect("serving fake at")
-        yield deployment
+def ranks(restart: str) -> Plan:
+    """A prefill of two ranks with a server each, and one decode."""
+    prefill = {"parallel": {"dp": 2, "load_balancing": "external"}}
+    return adapted(kit.plan(kit.recipe(kit.on_gpus(), {"prefill": prefill}), *kit.hosts(4)), restart=restart)
 
 
-def prefilled(deployment: Deployment) -> list[str]:
-    """The prefills of four requests, by the proxy's log."""
-    before = len(proxy_log(deployment))
-    assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
-    until(lambda: len(proxy_log(deployment)) >= before + 4)  # lines are written a moment later
-    return [name for line in proxy_log(deployment)[before:] for name in RANKS[::-1] if name in line]
+def routing(deployment: Played, name: str) -> list[str]:
+    """What the proxy was told of a worker."""
+    return [event["routing"] for event in deployment.events if event["event"] == "route" and event["name"] == name]
 
 
-def proxy_log(deployment: Deployment) -> list[str]:
-    process = deployment.run.read_plan().process("proxy")
-    return [line for line in (deployment.run.path / process.log).read_text().splitlines() if "completions" in line]
-
-
-def test_a_rank_that_dies_takes_its_instance_out_and_all_of_it_comes_back(tmp_path: Path, pdserve_home: Path) -> None:
-    with serving(tmp_path, pdserve_home, "on-failure") as deployment:
-        assert [worker.name for worker in deployment.run.read_plan().proxy.workers] == [*RANKS, "decode-0"]
-        before = {name: deployment.id_of(name) for name in RANKS}
-        deployment.send_signal(RANK, signal.SIGKILL)
-        deployment.command.expect("prefill-0    restart 1")
-        deployment.command.expect("deployment is ready")
-        for name in RANKS:
-            assert deployment.id_of(name) != before[name]
+async def test_a_rank_that_dies_takes_its_instance_out_and_all_of_it_comes_back(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, ranks("on-failure")) as deployment:
+        deployment.dies(RANK)
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        for name in (LEADER, RANK):
+            assert deployment.orders_of(name) == ["stop", "start"]
             assert routing(deployment, name)[-3:] == ["dead", "starting", "ready"]
-        assert set(prefilled(deployment)) == set(RANKS)
 
 
-def test_a_restart_or_the_death_of_one_rank_is_that_of_its_instance(tmp_path: Path, pdserve_home: Path) -> None:
-    with serving(tmp_path, pdserve_home, "never") as deployment:
-        before = {name: deployment.id_of(name) for name in RANKS}
-        code, output = pdserve("restart", RANK)
-        assert code == 0, output
-        for name in RANKS:
-            assert deployment.id_of(name) != before[name]
+async def test_a_restart_or_the_death_of_one_rank_is_that_of_its_instance(tmp_path: Path) -> None:
+    async with serving_deployment(tmp_path, ranks("never")) as deployment:
+        assert (await deployment.ask(Restart(name=RANK))).exit_code == 0
+        for name in (LEADER, RANK):
+            assert deployment.orders_of(name) == ["stop", "start"]
             assert routing(deployment, name)[-3:] == ["draining", "starting", "ready"]
-        assert set(prefilled(deployment)) == set(RANKS)
-        deployment.send_signal(RANK, signal.SIGKILL)
-        assert deployment.command.finish() == 5
-        assert f"error: {RANK}@" in deployment.command.output
-        assert_nothing_left(deployment)
+        deployment.dies(RANK)
+        await deployment.over()
+        assert isinstance(deployment.error, ServeError)
+        assert deployment.error.where == f"{RANK}@host0"

@@ -100,31 +100,10 @@ main.main()
 """`pdserve` that is signalled in the middle of its own `up`, where no other process could hit it reliably."""
 
 
-NEVER_DONE_IMPORTING = """
-import signal, sys
-if "pdserve.operations.launcher_process" in sys.orig_argv:
-    while True:
-        signal.pause()
-"""
-
-
 def struck(function: str, signum: str, file: Path, *options: str, late: bool = False) -> int:
     """The exit code of an `up` that gets the signal as it begins this function, or `late`: has done what it does."""
     script = STRIKES.format(function=function, signum=signum, late=late)
     return execute(sys.executable, "-c", script, "up", file, *options).returncode
-
-
-@pytest.mark.parametrize(
-    ("function", "late", "signum"), [("start_detached", True, "SIGINT"), ("follow", False, "SIGTERM")]
-)
-@pytest.mark.full
-def test_an_up_that_is_interrupted_while_its_launcher_is_importing_leaves_none(
-    tmp_path: Path, pdserve_home: Path, signum: str, function: str, late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strike(tmp_path / "site", NEVER_DONE_IMPORTING, monkeypatch)
-    assert struck(function, signum, recipe(tmp_path), "--detach", late=late) == 130
-    assert keys() == []
-    assert list(pdserve_home.glob("*/*")) == [], "no folder of a run that never began"
 
 
 STRUCK_IN_AN_IMPORT = """
@@ -181,18 +160,6 @@ def test_an_up_that_has_its_record_but_no_loop_yet_ends_in_order(
     assert deployment.state().phase == "stopped"
     assert [event["phase"] for event in deployment.events("down")] == ["stopped"]
     assert deployment.events("start") == []
-    assert keys() == []
-
-
-def test_so_does_a_detached_launcher(tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = "pdserve.operations.launcher_process"
-    strike(tmp_path / "site", at_a_call(launcher, STARTING, signum=signal.SIGTERM), monkeypatch)
-    command = Command("up", recipe(tmp_path), "--detach")
-    assert command.finish() == 130, command.output
-    assert "it was asked to stop before it was ready" in command.output
-    deployment = Deployment(command, pdserve_home)
-    assert deployment.state().phase == "stopped"
-    assert (deployment.run.logs / "launcher.log").read_text() == ""
     assert keys() == []
 
 

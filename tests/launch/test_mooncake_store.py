@@ -80,15 +80,6 @@ def test_it_is_ready_again_only_once_its_engines_have_given_it_memory(tmp_path: 
         assert pdserve("restart", NAME) == (0, f"{NAME} is ready"), "also where its figures cannot be read"
 
 
-@pytest.mark.full
-def test_its_death_may_end_the_deployment(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(with_store(tmp_path, on_death="fail"), pdserve_home) as deployment:
-        serving(deployment).send_signal(NAME, signal.SIGKILL)
-        assert deployment.command.finish() == 5, deployment.command.output
-        assert f"{NAME}@" in deployment.command.output
-        assert_nothing_left(deployment)
-
-
 def test_a_flag_that_it_does_not_know_ends_the_start_and_names_the_key(tmp_path: Path, pdserve_home: Path) -> None:
     with up(with_store(tmp_path, extra_args={"no_such_flag": 1}), pdserve_home) as deployment:
         assert deployment.command.finish() == 4, deployment.command.output

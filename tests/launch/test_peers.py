@@ -12,7 +12,6 @@ import pytest
 from pdserve.launch.bad_peers import AGAIN_SECONDS, Outcome, PeerJudge, PeerVerdict
 from pdserve.reach.protocol import Answered
 from pdserve.run.inbox import Restart
-from tests.launch.deployment import assert_nothing_left, pdserve, recipe, up
 from tests.launch.played import LIMIT, Played, plan, serving_deployment
 
 YES: Outcome = "crossed"
@@ -193,21 +192,3 @@ async def test_the_counters_of_decode_are_the_proof(tmp_path: Path, after: Answe
         first = next(event for event in events(deployment, "canary") if "peer" in event)
         assert first["ok"] is proven
         await restart
-
-
-@pytest.mark.process
-def test_a_broken_peer_over_nixl(tmp_path: Path, pdserve_home: Path) -> None:
-    """The whole way, with a proxy. A prefill that keeps nothing is answered for: decode computes the prompt itself."""
-    nixl = {"connector": {"kind": "nixl"}}
-    file = recipe(tmp_path, lmcache=None, prefill={**nixl, "instances": 2}, decode={**nixl, "instances": 2})
-    with up(file, pdserve_home) as deployment:
-        deployment.command.expect("serving fake at")
-        deployment.script("prefill-1", keeps_nothing=True)
-        code, output = pdserve("restart", "decode-0")
-        assert code == 0, output
-        named = deployment.wait_for("bad_peer")
-        assert (named["name"], named["new"], named["crossed"]) == ("prefill-1", "decode-0", ["prefill-0"])
-        for peer in ("decode-0", "decode-1"):
-            deployment.wait_for("canary", name="prefill-1", peer=peer, ok=True)
-        deployment.wait_for("phase", after="degraded", phase="ready")
-    assert_nothing_left(deployment)

@@ -101,6 +101,11 @@ def test_a_file_of_the_proxy_that_it_could_not_use(
     assert not pdserve_home.exists()
 
 
+def test_an_engine_that_does_not_exist(tmp_path: Path, pdserve_home: Path) -> None:
+    code, output = pdserve("up", recipe(tmp_path, engine__command=["/nonexistent/vllm"]))
+    assert (code, "/nonexistent/vllm is not an executable program" in output) == (3, True), output
+
+
 def test_more_devices_than_this_host_has_shows_the_sum_and_what_to_type(pdserve_home: Path) -> None:
     code, output = pdserve("up", REPOSITORY / "recipes/kimi-mi355x-2node.yaml")
     assert code == 3

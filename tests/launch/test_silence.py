@@ -39,31 +39,6 @@ async def test_one_that_answers_again_in_time_ends_nothing(tmp_path: Path) -> No
         await deployment.serving()
 
 
-async def test_it_is_recovered_beside_an_up_on_a_deployment_that_serves(tmp_path: Path) -> None:
-    one, two = (plan(decodes=decodes, restart="on-failure", unresponsive_seconds=SOON) for decodes in (1, 2))
-    async with serving_deployment(tmp_path, one) as deployment:
-        deployment.held.add(("start", "decode-1"))
-        reply = deployment.up(two)
-        await deployment.until(lambda: ("start", "decode-1") in deployment.orders)
-        deployment.is_silent("prefill-0")
-        await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
-        await deployment.until(lambda: deployment.phase("prefill-0") == "ready")
-        deployment.obey("start", "decode-1")
-        assert (await reply).message == "started decode-1; ready"
-
-
-async def test_it_is_watched_also_after_an_up_that_something_else_has_ended(tmp_path: Path) -> None:
-    one, two = (plan(decodes=decodes, restart="on-failure", unresponsive_seconds=SOON) for decodes in (1, 2))
-    async with serving_deployment(tmp_path, one) as deployment:
-        deployment.held.add(("start", "decode-1"))
-        reply = deployment.up(two)
-        await deployment.until(lambda: ("start", "decode-1") in deployment.orders)
-        deployment.is_silent("prefill-0")
-        deployment.dies("decode-1")
-        assert (await reply).exit_code == StartError.exit_code
-        await deployment.until(lambda: ("start", "prefill-0") in deployment.orders)
-
-
 SERVER, FIRST, LAST = "lmcache-0", "aggregated-0", "aggregated-1"
 LOOKS = 3
 """At a server, the first of which may have been on its way."""

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from tests.launch.deployment import Deployment, assert_nothing_left, pdserve, read_json, recipe, up
-from tests.launch.test_lifecycle import change
 
 pytestmark = pytest.mark.process
 
@@ -120,23 +119,6 @@ def test_prefill_killed_while_loading(tmp_path: Path, pdserve_home: Path) -> Non
     assert "prefill-0@" in output
 
 
-def test_prefill_that_hangs_is_given_up_on_while_decode_loads(tmp_path: Path, pdserve_home: Path) -> None:
-    file = recipe(tmp_path, decode__env={"FAKE_NEVER_READY": "1"}, timeouts__unresponsive_seconds=1)
-    with up(file, pdserve_home) as deployment:
-        deployment.command.expect("prefill-0    ready")
-        deployment.send_signal("prefill-0", signal.SIGSTOP)
-        output = failed(deployment)
-        assert "prefill does not answer while starting: PID " in output
-        assert [given_up["name"] for given_up in deployment.events("given_up")] == ["prefill-0"]
-        assert not deployment.events("late"), "decode has 120 s"
-
-
-def test_an_engine_that_does_not_exist(tmp_path: Path, pdserve_home: Path) -> None:
-    code, output = pdserve("up", recipe(tmp_path, engine__command=["/nonexistent/vllm"]))
-    assert code == 3
-    assert "/nonexistent/vllm is not an executable program" in output
-
-
 def test_a_proxy_that_crashes_on_import_is_seen_while_the_engines_load(tmp_path: Path, pdserve_home: Path) -> None:
     broken = [sys.executable, "-c", "import a_package_that_is_not_there"]
     file = recipe(tmp_path, proxy__command=broken, prefill__env=LOADING, decode__env=LOADING)
@@ -176,16 +158,6 @@ def test_interrupted(
         assert deployment.state().phase == "stopped"
 
 
-def test_ctrl_c_with_an_engine_that_ignores_term_and_leaves_children(tmp_path: Path, pdserve_home: Path) -> None:
-    env = {"FAKE_IGNORE_TERM": "1", "FAKE_CHILD": "setsid", "FAKE_SHM": "leak"}
-    with up(recipe(tmp_path, decode__env=env), pdserve_home) as deployment:
-        deployment.command.expect("serving fake at")
-        deployment.command.interrupt()
-        deployment.command.finish()
-        assert_nothing_left(deployment)
-        assert [event["name"] for event in deployment.events("stopped") if event["forced"]] == ["decode-0"]
-
-
 # Patches are proven, not assumed ----------------------------------------------------------------------------------
 
 
@@ -211,7 +183,7 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-c", program]
 
 
-def test_they_run_in_order_and_a_changed_one_restarts_engines_when_asked_to(tmp_path: Path, pdserve_home: Path) -> None:
+def test_commands_of_the_setup_run_in_order_before_all_else(tmp_path: Path, pdserve_home: Path) -> None:
     setup: list[object] = [
         python("print('first')"),
         f"{sys.executable} -c 'import os; print(os.environ[\"SHARED\"])'",
@@ -233,19 +205,6 @@ def test_they_run_in_order_and_a_changed_one_restarts_engines_when_asked_to(tmp_
         assert (code, "nothing to do while engines run" in output) == (8, True)
         [ready] = deployment.events("up")
         assert ready["setup_seconds"] > 0
-        before = {name: deployment.id_of(name) for name in ("lmcache-0", "prefill-0", "decode-0", "proxy")}
-        change(file, "setup", [python("print('new')"), setup[1]])
-        code, output = pdserve("up", file)
-        assert code == 8
-        assert "lmcache-0, prefill-0, decode-0 run(s) with another command, environment or setup" in output
-        code, output = pdserve("up", file, "--replace")
-        assert code == 0, output
-        assert [name for name in before if before[name] == deployment.id_of(name)] == ["proxy"]
-        assert pdserve("logs", "setup-0")[1].endswith("new")
-        change(file, "setup", [])
-        code, output = pdserve("up", file)
-        assert code == 0, output
-        assert "what setup-0, setup-1 did stays until pdserve down and up" in output
         deployment.command.interrupt()
         assert deployment.command.finish() == 0
         assert_nothing_left(deployment)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,18 +34,6 @@ from tests.launch.test_serving_faults import RESTART, TWO
 pytestmark = pytest.mark.process
 
 
-def test_a_deleted_run_directory_does_not_blind_the_launcher(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path), pdserve_home) as deployment:
-        everything = serving(deployment).all_ids()
-        victim = deployment.id_of("decode-0")
-        delete(deployment.run.path)
-        assert victim.alive()
-        os.kill(victim.pid, signal.SIGKILL)
-        assert deployment.command.finish() == 5, deployment.command.output
-        assert "Traceback" not in deployment.command.output
-        assert not [process for process in everything if process.alive()]
-
-
 def test_a_deployment_whose_record_was_deleted_is_still_found_and_stopped(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         run = serving(deployment).run
@@ -66,32 +53,6 @@ def test_a_deployment_whose_record_was_deleted_is_still_found_and_stopped(tmp_pa
 def delete(folder: Path) -> None:
     """At once: the launcher may write meanwhile, and then rmtree does not get to its end on a busy machine."""
     shutil.rmtree(folder.rename(folder.with_name("deleted")))
-
-
-def test_a_record_that_cannot_be_written_for_a_while_is_caught_up_with(tmp_path: Path, pdserve_home: Path) -> None:
-    """What a disk that is full for a moment does: folders stand where the files should be written."""
-    with up(recipe(tmp_path, **TWO), pdserve_home) as deployment:
-        run = serving(deployment).run
-        victim = deployment.id_of("decode-1")
-        for file in (run.events, run.state):
-            put_a_folder_at(file)
-        os.kill(victim.pid, signal.SIGKILL)
-        deployment.command.expect("decode-1     died")
-        deployment.command.expect("deployment is degraded")
-        assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
-        shutil.rmtree(run.events)
-        until(run.state.is_file)  # the launcher itself has moved aside what stood in its place
-        assert deployment.state().processes["decode-1"].phase == "dead"
-
-
-def put_a_folder_at(file: Path) -> None:
-    """In the place of a file that the launcher may write anew at any moment."""
-    folder = file.with_name("in the way")
-    (folder / "not empty").mkdir(parents=True)
-    while folder.exists():
-        file.unlink()
-        with suppress(NotADirectoryError):
-            folder.rename(file)
 
 
 @contextmanager
@@ -238,16 +199,6 @@ def test_down_lets_supervisors_go_on_that_stand_still(tmp_path: Path, pdserve_ho
         # They did their own work, and nobody waited for them in vain.
         assert set(deployment.stopped()) >= {"proxy", "decode-0", "prefill-0"}
         assert deployment.events("down")[-1]["clean"]
-        assert_nothing_left(deployment)
-
-
-def test_down_lets_an_agent_go_on_whose_launcher_is_gone(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path), pdserve_home) as deployment:
-        serving(deployment).send_signal("agent", signal.SIGSTOP)
-        deployment.send_signal("launcher", signal.SIGKILL)
-        deployment.command.finish()
-        code, output = pdserve("down")
-        assert (code, "was stopped (SIGSTOP); sent SIGCONT" in output) == (0, True), output
         assert_nothing_left(deployment)
 
 

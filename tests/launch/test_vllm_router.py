@@ -19,7 +19,6 @@ from tests.launch.deployment import (
     assert_nothing_left,
     home_in,
     pdserve,
-    read_json,
     recipe,
     serving,
     until,
@@ -29,7 +28,6 @@ from tests.launch.deployment import (
 pytestmark = pytest.mark.process
 
 MOONCAKE = {"kind": "mooncake", "protocol": "tcp"}
-NIXL = {"kind": "nixl"}
 
 
 def behind_router(folder: Path, connector: dict[str, Any] = MOONCAKE, **changes: Any) -> Path:
@@ -60,19 +58,6 @@ def test_the_key_reaches_engines_through_its_environment_alone(router: Deploymen
         seen = httpx.get(f"http://127.0.0.1:{http}/fake/requests", trust_env=False).json()
         assert {record["headers"]["authorization"] for record in seen} == {f"Bearer {key}"}
         assert httpx.post(f"http://127.0.0.1:{http}/v1/completions", json=BODY, trust_env=False).status_code == 401
-
-
-def test_status_and_logs_show_it(router: Deployment) -> None:
-    code, output = pdserve("status", "--json")
-    status = read_json(output)
-    assert (code, status["phase"]) == (0, "ready")
-    shown = status["processes"]["proxy"]
-    assert shown["phase"] == "ready"
-    assert shown["pid"] == router.id_of("proxy").pid
-    assert set(shown["ports"]) == {"http", "metrics"}
-    figures = httpx.get(f"http://127.0.0.1:{shown['ports']['metrics']}/metrics", trust_env=False).text
-    assert "vllm_router_processed_requests_total" in figures
-    assert "Router ready" in pdserve("logs", "proxy")[1]
 
 
 def test_verify_names_the_proof_that_it_cannot_pass(router: Deployment) -> None:
@@ -112,27 +97,6 @@ def test_it_is_restarted_after_a_prefill_and_not_after_a_decode(router: Deployme
     assert pdserve("restart", "prefill-0") == (0, "prefill-0 is ready")
     assert router.id_of("proxy") != before, "it has to know the new engine id"
     assert router.post("/v1/completions", BODY)[0] == 200
-
-
-@pytest.mark.full
-def test_after_a_prefill_that_up_has_started_it_is_restarted_too(tmp_path: Path, pdserve_home: Path) -> None:
-    """It serves by the other one until then."""
-    file = behind_router(tmp_path, prefill__instances=2)
-    with up(file, pdserve_home) as deployment:
-        router = serving(deployment).id_of("proxy")
-        deployment.send_signal("prefill-0", signal.SIGKILL)
-        deployment.wait_for("died", name="prefill-0")
-        code, output = pdserve("up", file)
-        assert code == 0, output
-        assert "started prefill-0, proxy; ready" in output
-        assert deployment.id_of("proxy") != router
-        assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
-
-
-@pytest.mark.full
-def test_over_nixl_too(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(behind_router(tmp_path, NIXL), pdserve_home) as deployment:
-        assert serving(deployment).post("/v1/completions", BODY)[0] == 200
 
 
 @pytest.mark.full

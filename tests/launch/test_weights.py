@@ -69,17 +69,6 @@ def test_a_download_that_fails_ends_the_start_with_its_cause(tmp_path: Path, pds
     assert "what to do:   correct model.revision" in output
 
 
-def test_a_download_that_is_killed_ends_the_start(tmp_path: Path, pdserve_home: Path, hub: Hub) -> None:
-    hub.hold("model-2.safetensors")
-    with up(from_hub(tmp_path, hub), pdserve_home) as deployment:
-        deployment.command.expect("files of org/model at")
-        deployment.send_signal("weights-0", signal.SIGKILL)
-        assert deployment.command.finish() == 4
-        assert "killed by SIGKILL" in deployment.command.output
-        assert deployment.started() == ["weights-0"]
-        assert_nothing_left(deployment)
-
-
 def test_a_recipe_can_leave_it_to_the_engines(tmp_path: Path, pdserve_home: Path, hub: Hub) -> None:
     code, output = pdserve("up", from_hub(tmp_path, hub, model__download=False), "--dry-run")
     assert code == 0
