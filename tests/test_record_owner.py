@@ -14,7 +14,7 @@ from pdserve.errors import NotOursError, StateError
 from pdserve.run.directory import RunDir, find
 from pdserve.run.state import NodeState
 from pdserve.system import procfs
-from tests.launch.deployment import PDSERVE, execute, recipe
+from tests.launch.deployment import PDSERVE, execute
 from tests.launch.records import GONE, HERE, recorded_state, write_record
 
 pytestmark = pytest.mark.process
@@ -86,23 +86,6 @@ def test_what_is_anothers_kills_no_process(run: RunDir, bystander: subprocess.Po
     assert done.returncode == 8
     assert f"it belongs to uid {STRANGER}" in done.stderr
     assert f"sudo -u '#{STRANGER}'" in done.stderr
-
-
-@pytest.mark.parametrize("make", [open_file, open_run])
-def test_preflight_and_a_job_of_slurm_refuse_it_as_the_others_do(
-    run: RunDir, tmp_path: Path, make: Callable[[RunDir], Path]
-) -> None:
-    make(run)
-    sbatch, path = tmp_path / "sbatch", f"{tmp_path}:{os.environ['PATH']}"
-    sbatch.write_text(f"#!/bin/sh\ntouch {tmp_path}/submitted\n")
-    sbatch.chmod(0o755)
-    preflight = pdserve(run, "preflight", recipe(tmp_path), "--this-machine")
-    run.plan.write_text("{}")
-    run.plan.chmod(0o666)  # the one that a job reads
-    for done in (preflight, pdserve(run, "up", recipe(tmp_path), "--slurm", PATH=path)):
-        assert done.returncode == 8, done.stdout + done.stderr
-        assert "can be written by others" in done.stderr
-    assert not (tmp_path / "submitted").exists()
 
 
 def test_without_a_name_it_is_refused_too(run: RunDir) -> None:

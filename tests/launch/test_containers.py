@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from pdserve.plan.node import Node
-from pdserve.reach.containers import LeftContainers, left_containers, stop_left_containers
+from pdserve.plan.node import Local, Node
+from pdserve.reach import containers
+from pdserve.reach.containers import LeftContainers, left_containers, stop_left_containers, until_docker_hangs
 
 pytestmark = pytest.mark.process
 
@@ -47,6 +49,20 @@ async def test_docker_is_not_asked_where_no_agent_was_in_it(docker: Path) -> Non
     nodes = [Node(name="bare"), Node(name="venv", command=("/v/python",))]
     assert await stop_left_containers(nodes, "r") == LeftContainers()
     assert not (docker / "calls").exists()
+
+
+@pytest.mark.parametrize("until_then", ["exec sleep 1000", "echo 20.10", "echo permission denied >&2; exit 1"])
+async def test_a_docker_that_answers_no_more_hangs(
+    docker: Path, monkeypatch: pytest.MonkeyPatch, until_then: str
+) -> None:
+    """What refuses does not: what keeps a container from coming is in the output of its own start then."""
+    for name, seconds in (("_FIRST_SECONDS", 0.0), ("_EVERY_SECONDS", 0.0), ("_ANSWER_SECONDS", 1)):
+        monkeypatch.setattr(containers, name, seconds)
+    (docker / "logs").mkdir()
+    calls = f'echo "$*" >>{docker}/calls; if [ $(wc -l <{docker}/calls) -gt 2 ]; then exec sleep 1000; fi'
+    (docker / "docker").write_text(f"#!/bin/sh\n{calls}\n{until_then}\n")
+    await asyncio.wait_for(until_docker_hangs(Local(), "a", docker / "logs"), 120)
+    assert len((docker / "calls").read_text().splitlines()) == (1 if "sleep" in until_then else 3)
 
 
 async def test_a_docker_that_does_not_answer_is_no_docker_without_containers(docker: Path) -> None:

@@ -30,14 +30,6 @@ def run_by(python: Path) -> Plan:
     )
 
 
-def test_another_name_of_the_same_python_is_no_change(tmp_path: Path) -> None:
-    python = environment(tmp_path / "venv")
-    (tmp_path / "link").symlink_to("venv")
-    running = run_by(python)
-    for name in (python.parent / "python3", tmp_path / "link/bin/python"):
-        assert keep_interpreters(running, run_by(name)) == (running, ())
-
-
 def test_another_environment_is_one_although_its_program_is_the_same(tmp_path: Path) -> None:
     first, other = environment(tmp_path / "one"), environment(tmp_path / "other")
     new = run_by(other)

@@ -11,8 +11,9 @@ from pdserve.errors import StateError
 from pdserve.launch.fleet import ANSWER_SECONDS, PendingStops
 from pdserve.reach.protocol import Answered
 from pdserve.run.inbox import Restart
-from tests.launch.played import REFUSED, Played, plan, plan_with_cache, serving_deployment
+from tests.launch.played import REFUSED, Played, adapted, plan, plan_with_cache, serving_deployment
 from tests.launch.records import no_room
+from tests.plan import kit
 
 pytestmark = pytest.mark.usefixtures("pdserve_home")
 
@@ -102,6 +103,23 @@ async def test_a_disk_that_is_full_for_a_moment_stops_nothing_and_the_record_cat
             await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
         await deployment.until(lambda: deployment.run_dir.read_state().processes["decode-1"].phase == "dead")
         assert deployment.state.phase == "degraded"
+
+
+async def test_vllm_router_is_restarted_after_a_prefill_once_no_engine_is_dead(tmp_path: Path) -> None:
+    """It has to know the new engine's id; and beside a dead engine it would wait for that one, and end."""
+    roles = {"prefill": {"connector": kit.MOONCAKE}, "decode": {"connector": kit.MOONCAKE, "instances": 2}}
+    planned = adapted(kit.plan(kit.recipe({"proxy": {"kind": "vllm-router"}}, roles)))
+    async with serving_deployment(tmp_path, planned) as deployment:
+        deployment.dies("decode-1")
+        await deployment.until(lambda: deployment.phase("decode-1") == "dead")
+        assert (await deployment.ask(Restart(name="prefill-0"))).exit_code == 0
+        assert deployment.orders_of("proxy") == []
+        assert (await deployment.ask(Restart(name="decode-1"))).exit_code == 0
+        await deployment.until(lambda: deployment.orders_of("proxy") == ["stop", "start"])
+        await deployment.until(lambda: deployment.phases() == {"ready"})
+        assert (await deployment.ask(Restart(name="decode-0"))).exit_code == 0
+        await deployment.looks()
+        assert deployment.orders_of("proxy") == ["stop", "start"]
 
 
 @pytest.mark.parametrize("steps", range(12))

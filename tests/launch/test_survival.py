@@ -28,7 +28,6 @@ from tests.launch.deployment import (
     until,
     up,
 )
-from tests.launch.records import identity_of
 from tests.launch.test_serving_faults import RESTART, TWO
 
 pytestmark = pytest.mark.process
@@ -123,35 +122,6 @@ def test_members_whose_roots_and_supervisors_were_all_killed_are_found_by_down_a
         assert (code, "of the last run of fake still live" in output) == (8, True), output
         code, output = pdserve("down")
         assert (code, "stopped" in output) == (0, True), output
-        assert_nothing_left(deployment)
-
-
-@pytest.mark.parametrize("switch", ["on", "off"])
-def test_a_daemon_that_left_everything_is_ended_by_down(
-    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, switch: str
-) -> None:
-    """With its parent, its session, its environment and every supervisor gone, its cgroup still shows whose it is.
-    Without one it falls to its agent, which ends it if it lives, as `status` says."""
-    monkeypatch.setenv(cgroup.SWITCH, switch)
-    with up(recipe(tmp_path, prefill__env={"FAKE_CHILD": "daemon"}), pdserve_home) as deployment:
-        (node,) = serving(deployment).state().nodes.values()
-        assert (node.cgroup is None) == bool(node.no_cgroup)
-        assert node.cgroup is None or switch == "on"
-        log = deployment.run.path / deployment.run.read_plan().process("prefill-0").log
-        match = re.search(r"^daemon (\d+)$", log.read_text(), re.MULTILINE)
-        assert match is not None
-        daemon = identity_of(int(match[1]))
-        _, output = pdserve("status")
-        assert ("no cgroups on" in output, "cgroups: on" in output) == (node.cgroup is None, node.cgroup is not None)
-        try:
-            if node.cgroup is not None:
-                kill_all(deployment)
-            code, output = pdserve("down")
-            assert code == 0, output
-            assert not daemon.alive(), output
-            assert node.cgroup is None or not Path(node.cgroup.path).exists()
-        finally:
-            send(daemon, signal.SIGKILL)
         assert_nothing_left(deployment)
 
 

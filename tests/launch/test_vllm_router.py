@@ -89,32 +89,6 @@ def test_a_router_that_was_killed_comes_back(router: Deployment) -> None:
     assert router.post("/v1/completions", BODY)[0] == 200
 
 
-@pytest.mark.full
-def test_it_is_restarted_after_a_prefill_and_not_after_a_decode(router: Deployment) -> None:
-    before = router.id_of("proxy")
-    assert pdserve("restart", "decode-0") == (0, "decode-0 is ready")
-    assert router.id_of("proxy") == before
-    assert pdserve("restart", "prefill-0") == (0, "prefill-0 is ready")
-    assert router.id_of("proxy") != before, "it has to know the new engine id"
-    assert router.post("/v1/completions", BODY)[0] == 200
-
-
-@pytest.mark.full
-def test_beside_a_dead_engine_it_is_left_as_it_is(tmp_path: Path, pdserve_home: Path) -> None:
-    """It would wait for that engine, and end."""
-    with up(behind_router(tmp_path, decode__instances=2), pdserve_home) as deployment:
-        router = serving(deployment).id_of("proxy")
-        deployment.send_signal("decode-1", signal.SIGKILL)
-        deployment.wait_for("died", name="decode-1")
-        deployment.wait_for("phase", phase="degraded")
-        assert pdserve("restart", "prefill-0") == (0, "prefill-0 is ready")
-        assert deployment.id_of("proxy") == router
-        # What it does not know of the prefill it learns as soon as it can.
-        assert pdserve("restart", "decode-1") == (0, "decode-1 is ready")
-        assert deployment.id_of("proxy") != router
-        assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
-
-
 def test_an_unknown_version_is_refused_before_anything_starts(
     tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,11 +121,3 @@ def test_a_full_disk_below_the_very_last_line_is_said(monkeypatch: pytest.Monkey
     ):
         print("the last line")
     assert said.read_text() == "warning: the last lines cannot be written: No space left on device\n"
-
-
-def test_a_stream_that_is_no_file_stays_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    before = sys.stdout
-    with queued_output():
-        assert sys.stdout is before
-        print("seen")
-    assert capsys.readouterr().out == "seen\n"

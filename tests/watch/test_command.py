@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pty
 import signal
 import subprocess
-import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +21,6 @@ from pdserve.run.directory import RunDir, home
 from tests.launch.deployment import LINE_SECONDS, PDSERVE, REPOSITORY, recipe, up
 from tests.launch.records import write_record
 from tests.launch.test_robustness import recorded
-from tests.strikes import at_a_call, strike
 
 pytestmark = pytest.mark.process
 STATUS = (*PDSERVE, "status", "--watch", "--interval", "0.5")
@@ -96,23 +93,6 @@ def test_a_terminal_is_given_back_at_the_end(pdserve_home: Path, signum: signal.
     assert command.returncode == 130
     assert command.stderr is not None
     assert b"\x1b[?25h" in shown, "the cursor is shown again"
-
-
-@pytest.mark.parametrize(("function", "hung_up"), [("start", True), ("update", False)])
-def test_a_terminal_that_is_gone_is_no_error(
-    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, function: str, hung_up: bool
-) -> None:
-    """`hung_up`: it is that of the command's session, which gets a HUP from the kernel."""
-    recorded(pdserve_home)
-    call = at_a_call("status", ("rich/live.py", function), signum=signal.SIGSTOP)
-    strike(tmp_path / "site", call, monkeypatch)
-    master, terminal = pty.openpty()
-    own = {"preexec_fn": lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0)} if hung_up else {}
-    with watching(stdout=terminal, end=signal.SIGCONT, start_new_session=True, **own) as command:
-        os.close(terminal)
-        assert os.WIFSTOPPED(os.waitpid(command.pid, os.WUNTRACED)[1])
-        os.close(master)
-    assert command.returncode == 130
 
 
 def test_a_watch_goes_on_with_the_next_run(pdserve_home: Path) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -108,18 +104,3 @@ def test_processes_are_seen_together() -> None:
 def test_a_quantile_without_observations_or_beyond_all_bounds() -> None:
     assert Distribution(((1.0, 0.0), (float("inf"), 0.0))).quantile(0.5) is None
     assert Distribution(((1.0, 0.0), (10.0, 0.0), (float("inf"), 3.0))).quantile(0.99) == 10.0, "the largest bound"
-
-
-@given(st.lists(st.floats(0, 500), min_size=1))
-@example([1.0, 1.0, 1.0, 0.001953125, 0.001953125, 0.001953125])
-def test_an_estimate_is_in_the_bucket_of_the_true_quantile(values: list[float]) -> None:
-    window = MetricsWindow()
-    window.add(0, {"p": page(observed().page().decode())})
-    window.add(1, {"p": page(observed(*values).page().decode())})
-    seen = ttft(window, "p")
-    true = sorted(values)[max(0, -(-len(values) // 2) - 1)]
-    bounds = [0.0, *(bound for bound, _ in seen.buckets)]
-    (low, high) = next((a, b) for a, b in itertools.pairwise(bounds) if true <= b)
-    estimate = seen.quantile(0.5)
-    assert estimate is not None
-    assert low <= estimate <= high
