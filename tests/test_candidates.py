@@ -86,13 +86,6 @@ def test_gpus_that_were_not_asked_for_do_not_count(
     assert job(SLURM_GPUS_ON_NODE=there).gpus_per_node == gpus
 
 
-@pytest.mark.process
-def test_excluded_nodes_of_a_job_are_left_out_and_remembered(scontrol: Path) -> None:
-    candidates = job("gpu09", "elsewhere")
-    assert [machine.name for machine in candidates.machines] == ["gpu08", "gpu10"]
-    assert candidates.all_names == ("gpu08", "gpu09", "gpu10")
-
-
 def test_a_job_of_which_nothing_is_left_is_refused(scontrol: Path) -> None:
     with pytest.raises(PreflightError, match="every node of job 42") as caught:
         job("gpu08", "gpu09", "gpu10")
@@ -139,14 +132,6 @@ def boxed(there: Candidates, kind: Kind) -> Candidate:
     """The first machine, with a container around what is started there."""
     made = kit.recipe({"container": {"kind": kind, "image": "vllm:1"}})
     return in_containers(there, made, run_id="r1", run_dir="/s", recipe_dir="/r", store="/images").machines[0]
-
-
-def test_a_container_is_around_whatever_is_started_there(tmp_path: Path) -> None:
-    command = boxed(cluster(tmp_path, {"hosts": [{"name": "a"}]}), "docker").command
-    assert command[:2] == ("docker", "run")
-    assert "vllm:1" in command
-    assert command[-1] == "python3", "an interpreter stands last: what it runs comes after it"
-    assert "--label=pdserve.run=r1" in command
 
 
 @pytest.mark.process

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.system import pipe_writer, procfs
+from pdserve.system import procfs
 from pdserve.system.process import (
     Child,
     bring_back,
@@ -165,45 +165,6 @@ async def test_the_end_of_a_process_is_not_that_of_a_later_one_with_its_pid() ->
         await asyncio.wait_for(process_end(identity), 30)
 
 
-READS_LATER = """
-import os, sys
-os.kill(os.getpid(), 19)
-for line in sys.stdin:
-    print(line, end="", flush=True)
-"""
-
-
-async def test_a_process_that_does_not_read_gets_the_newest_states_when_it_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipe_writer, "BEHIND_SECONDS", 0.01)
-
-    child = start(tmp_path, READS_LATER, control_stdin=True)
-    changes: list[bool] = []
-    changed = asyncio.Event()
-
-    def behind(is_behind: bool) -> None:
-        changes.append(is_behind)
-        changed.set()
-
-    for number in range(5_000):
-        for worker in ("prefill-0", "decode-0"):
-            child.push(worker, f"{worker} {number:0100}", behind)
-    await asyncio.wait_for(changed.wait(), 30)
-    changed.clear()
-    # It may not have stopped itself yet.
-    while not changed.is_set():
-        os.kill(child.pid, signal.SIGCONT)
-        await asyncio.sleep(0.01)
-    while (tmp_path / "child.log").read_text().count(f"{4_999:0100}") < 2:
-        await asyncio.sleep(0.01)
-    await child.stop(grace=30)
-    changes, lines = changes, (tmp_path / "child.log").read_text().splitlines()
-    assert changes == [True, False]
-    assert sorted(lines[-2:]) == sorted(f"{worker} {4_999:0100}" for worker in ("prefill-0", "decode-0"))
-    assert len(lines) < 10_000
-
-
 def test_a_signal_is_passed_on_to_a_child_until_it_was_waited_for() -> None:
     before = signal.getsignal(signal.SIGUSR1)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -214,37 +175,6 @@ def test_a_signal_is_passed_on_to_a_child_until_it_was_waited_for() -> None:
         signal.raise_signal(signal.SIGUSR1)  # its number may be a stranger's now
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-LEAVES_A_MEMBER = """
-import os, sys
-if os.fork() == 0:
-    os.execve(sys.executable, [sys.executable, "-c", sys.argv[1], sys.argv[2]], {})
-"""
-"""It ends at once; its member keeps the session, without a mark in its environment."""
-WRITES_ITS_PID = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
-
-
-async def test_once_it_was_waited_for_its_number_is_a_strangers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = start(tmp_path, LEAVES_A_MEMBER, WRITES_ITS_PID, str(tmp_path / "pid"))
-    member = int(await until_file(tmp_path / "pid"))
-    assert not child.reaped
-    await pid_end(child.pid)
-    await child.wait()
-    assert child.reaped
-    assert child.family() == {member}
-    await child.stop(grace=5)
-    stranger = subprocess.Popen([sys.executable, "-c", READY], start_new_session=True, stdout=subprocess.DEVNULL)
-    try:
-        monkeypatch.setattr(Child, "pid", stranger.pid)
-        assert child.family() == set()
-        assert await child.stop(grace=5) is False
-        assert stranger.poll() is None
-    finally:
-        stranger.kill()
-        stranger.wait()
 
 
 def test_a_tool_whose_output_has_no_end_is_ended_and_takes_no_memory() -> None:

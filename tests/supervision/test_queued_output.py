@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ from typing import TextIO
 
 import pytest
 
+from pdserve.system import pipe_writer
+from pdserve.system.pipe_writer import PipeWriter
 from pdserve.system.queued_output import QueuedFile, queued_output
 
 FULL_PIPE = b"x" * 4096
@@ -121,3 +125,68 @@ def test_a_full_disk_below_the_very_last_line_is_said(monkeypatch: pytest.Monkey
     ):
         print("the last line")
     assert said.read_text() == "warning: the last lines cannot be written: No space left on device\n"
+
+
+# A writer that never blocks its event loop, whatever the other side does
+
+
+MORE_THAN_ANY_BUFFER = 8 * 1024 * 1024
+
+
+async def test_what_the_other_side_does_not_read_yet_waits_and_arrives_in_order() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        writer = PipeWriter(ours.fileno())
+        writer.write(b"a" * MORE_THAN_ANY_BUFFER)
+        writer.write(b"z")
+        reader, closing = await asyncio.open_connection(sock=theirs.dup())
+        read = await reader.readexactly(MORE_THAN_ANY_BUFFER + 1)
+        await writer.sent()
+        closing.close()
+        await closing.wait_closed()
+    assert read == b"a" * MORE_THAN_ANY_BUFFER + b"z"
+
+
+async def test_a_reader_that_pauses_gets_the_newest_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe_writer, "BEHIND_SECONDS", 0.01)
+    told = asyncio.Queue[bool]()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        newest = pipe_writer.Newest(ours.fileno(), told.put_nowait)
+        for number in range(5_000):
+            for worker in ("prefill-0", "decode-0"):
+                newest.write(worker, f"{worker} {number:0100}\n".encode())
+        assert await told.get()
+        reader, closing = await asyncio.open_connection(sock=theirs.dup())
+        lines = [await reader.readline()]
+        while len([line for line in lines if line.endswith(b"4999\n")]) < 2:
+            lines.append(await reader.readline())
+        assert not await told.get()
+        newest.close()
+        closing.close()
+        await closing.wait_closed()
+    assert len(lines) < 10_000
+
+
+async def test_a_socket_on_which_something_can_be_read_is_not_closed() -> None:
+    """As behind sshd, where stdin and stdout are one socket."""
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"an order that nobody has read yet")
+        writer = PipeWriter(ours.fileno())
+        await asyncio.sleep(0)
+        writer.write(b"news")
+        await writer.sent()
+        outcome = theirs.recv(100)
+    assert outcome == b"news"
+
+
+async def test_a_peer_that_has_gone_is_no_error() -> None:
+    read, write = os.pipe()
+    writer = PipeWriter(write)
+    os.close(read)
+    writer.write(b"to nobody")
+    writer.write(b"again")
+    await writer.sent()
+    os.close(write)

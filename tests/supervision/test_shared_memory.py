@@ -192,19 +192,6 @@ def test_a_pid_that_is_a_strangers_by_now_proves_nothing(
     assert exists(name) is not ours
 
 
-def test_of_a_number_that_was_given_again_only_the_recorded_segment_is_ours(tmp_path: Path, maker: Maker) -> None:
-    """A later segment of the same name or number: another mark (inode, time)."""
-    name = maker.make("sysv")
-    ledger = ShmLedger(tmp_path / "shm.json", strangers={})
-    ledger.record([maker.pid])
-    kept = json.loads((tmp_path / "shm.json").read_text())
-    kept["names"][name] -= 1
-    (tmp_path / "shm.json").write_text(json.dumps(kept))
-    maker.kill()
-    assert ShmLedger(tmp_path / "shm.json").remove_orphans() == []
-    assert exists(name)
-
-
 def test_an_attached_segment_stays_until_it_is_detached(ledger: ShmLedger, maker: Maker, stranger: Maker) -> None:
     name = maker.make("sysv")
     assert stranger.make(name.removeprefix("sysv/")) == "attached"
@@ -213,32 +200,6 @@ def test_an_attached_segment_stays_until_it_is_detached(ledger: ShmLedger, maker
     assert (ledger.remove_orphans(), exists(name)) == ([], True)
     stranger.kill()
     assert (ledger.remove_orphans(), exists(name)) == ([name], False)
-
-
-def in_its_own_memory(command: str) -> subprocess.Popen[bytes]:
-    """A process with a /dev/shm of its own, as in a container, once it has said something."""
-    own = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
-    argv = [*own, sys.executable, "-c", command]
-    started = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert started.stdout is not None
-    first_line = started.stdout.readline()
-    if not first_line:
-        started.communicate()
-        pytest.skip("no mount namespaces for this user")
-    return started
-
-
-def test_a_name_in_another_dev_shm_is_another_segment(ledger: ShmLedger, stranger: Maker) -> None:
-    """An engine in a container maps a file of the same name there."""
-    name = stranger.make("open")
-    command = f"f = open('/dev/shm/{name}', 'w+b'); f.write(b'ours'); print('made', flush=True); input()"
-    with in_its_own_memory(command) as engine:
-        try:
-            ledger.record([engine.pid])
-        finally:
-            engine.kill()
-    stranger.kill()
-    assert (ledger.remove_orphans(), exists(name)) == ([], True)
 
 
 def test_what_a_stranger_only_reads_is_in_use(ledger: ShmLedger, maker: Maker) -> None:

@@ -86,60 +86,32 @@ def test_what_has_gone_or_cannot_be_read_counts_nothing(host: Host, use: SwapUse
     assert (use.swapped, use.read_back) == (0, 0)
 
 
-class Engine:
-    """The records of one, and a clock that the test turns."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.now = 0.0
-        self.shortage = SocketShortage(folder, clock=lambda: self.now)
-
-    def has_lacked(self, times: int, process: str = "worker") -> None:
-        effects = {"mooncake-pulls": {"out-of-sockets": times, "peers-lost": 1}}
-        record = {"pid": 1, "session": 1, "process": process, "kind": process, "active": [], "effects": effects}
-        (self._folder / f"{process}.json").write_text(json.dumps(record))
+def has_lacked(folder: Path, times: int, process: str = "worker") -> None:
+    """What an engine's process has recorded."""
+    effects = {"mooncake-pulls": {"out-of-sockets": times, "peers-lost": 1}}
+    record = {"pid": 1, "session": 1, "process": process, "kind": process, "active": [], "effects": effects}
+    (folder / f"{process}.json").write_text(json.dumps(record))
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return Engine(tmp_path)
-
-
-def test_an_engine_that_lacks_nothing_has_no_shortage(engine: Engine) -> None:
-    assert not engine.shortage.look()
-    engine.has_lacked(0)
-    assert not engine.shortage.look()
-    assert not engine.shortage.lasts
-
-
-def test_a_shortage_begins_once_however_often_there_is_no_socket(engine: Engine) -> None:
-    engine.has_lacked(1)
-    assert engine.shortage.look()
-    for times in (50, 90):
-        engine.now += 2
-        engine.has_lacked(times)
-        assert not engine.shortage.look()
-    assert engine.shortage.lasts
-    assert engine.shortage.times == 90
-
-
-def test_it_ends_when_there_was_none_for_a_while_and_another_one_may_follow(engine: Engine) -> None:
-    engine.has_lacked(1)
-    engine.shortage.look()
-    engine.now += QUIET_SECONDS
-    assert engine.shortage.look()
-    assert not engine.shortage.lasts
-    engine.has_lacked(2)
-    assert engine.shortage.look()
-    assert engine.shortage.lasts
-
-
-def test_every_process_of_the_engine_counts(engine: Engine) -> None:
-    engine.has_lacked(1)
-    engine.shortage.look()
-    engine.now += QUIET_SECONDS / 2
-    engine.has_lacked(1, "engine-core")
-    engine.shortage.look()
-    engine.now += QUIET_SECONDS / 2
-    engine.shortage.look()
-    assert (engine.shortage.lasts, engine.shortage.times) == (True, 2)
+def test_a_shortage_of_sockets_begins_once_and_ends_when_no_process_of_the_engine_lacked_any_for_a_while(
+    tmp_path: Path,
+) -> None:
+    now = 0.0
+    shortage = SocketShortage(tmp_path, clock=lambda: now)
+    assert not shortage.look()
+    told = []
+    for seconds, process, times in (
+        (0, "worker", 0),
+        (0, "worker", 1),
+        (QUIET_SECONDS / 2, "worker", 90),
+        (QUIET_SECONDS / 2, "engine-core", 1),
+        (QUIET_SECONDS / 2, "engine-core", 1),
+        (QUIET_SECONDS / 2, "engine-core", 1),
+        (0, "engine-core", 2),
+    ):
+        now += seconds
+        has_lacked(tmp_path, times, process)
+        told.append((shortage.look(), shortage.lasts))
+    begins, goes_on, ends = (True, True), (False, True), (True, False)
+    assert told == [(False, False), begins, goes_on, goes_on, goes_on, ends, begins]
+    assert shortage.times == 92

@@ -16,7 +16,7 @@ from pdserve.reach.protocol import Died, Late, Progress, Ready, Started
 from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import free_ports
 from tests.supervision.agents import Events, planned
-from tests.test_log_echoes import death
+from tests.test_log_lines import death
 
 pytestmark = pytest.mark.process
 
