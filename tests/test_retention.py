@@ -21,8 +21,8 @@ from pdserve.system.process import MARKER
 from tests.doctor import kit as doctor_kit
 from tests.launch.deployment import pdserve, recipe
 from tests.launch.records import GONE, own_identity, recorded_state
-from tests.launch.test_interruption import struck
 from tests.plan import kit
+from tests.strikes import at_a_call, strike
 from tests.tables import each_row
 
 DAY = 86400
@@ -239,11 +239,14 @@ def test_list_prune_reports_what_is_removed_with_its_size_and_dry_run_leaves_it(
 
 
 @pytest.mark.process
-def test_up_removes_those_of_its_own_deployment_by_its_recipe(tmp_path: Path, pdserve_home: Path) -> None:
+def test_up_removes_those_of_its_own_deployment_by_its_recipe(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, last = made(pdserve_home, 1), made(pdserve_home, 2)
     last.point_current()
     other = RunDir.create(pdserve_home, "other", run_id(1))
     other.failure.touch()
     RunDir.create(pdserve_home, "other", run_id(2))
-    assert struck("run_here", "SIGINT", recipe(tmp_path, retention__runs=1)) == 130
+    strike(tmp_path / "site", at_a_call("up", ("pdserve/operations/launcher_process.py", "run_here")), monkeypatch)
+    assert pdserve("up", recipe(tmp_path, retention__runs=1))[0] == 130
     assert (old.path.exists(), last.path.exists(), other.path.exists()) == (False, True, True)

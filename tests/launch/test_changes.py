@@ -293,15 +293,6 @@ async def test_a_cache_server_that_fails_returns_to_its_former_command(tmp_path:
         assert flag_of(deployment.run_dir.read_plan(), "lmcache-0", "--l1-size-gb") == "1"
 
 
-async def test_what_was_stopped_to_make_room_is_back_after_a_failure(tmp_path: Path) -> None:
-    """prefill-0 is to get decode-1's port, and dies."""
-    async with serving_deployment(tmp_path, sized(ports={"prefill": 21000, "decode": 21100})) as deployment:
-        deployment.failing["prefill-0"] = 1
-        moved = sized(ports={"prefill": 21101, "decode": 21200})
-        assert (await deployment.up(moved, replace=True)).exit_code == StartError.exit_code
-        assert deployment.phases() == {"ready"}
-
-
 # What an `up` that failed leaves: engines that serve, and recoveries that go on
 
 

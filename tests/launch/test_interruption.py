@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from pdserve.run.directory import RunDir
 from pdserve.system.process import pid_end
 from tests.launch.deployment import (
     LINE_SECONDS,
+    PDSERVE,
     Command,
     Deployment,
     assert_nothing_left,
@@ -83,63 +83,40 @@ def test_a_key_lasts_as_long_as_its_run_or_until_the_next_up_or_down(tmp_path: P
     assert_nothing_left(deployment)
 
 
-STRIKES = """
-import os, signal
-from pdserve.cli import main
-from pdserve.operations import up
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background command has it ignored
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # so has nohup
-before = up.{function}
-def struck(*arguments, **options):
-    made = before(*arguments, **options) if {late} else None
-    os.kill(os.getpid(), signal.{signum})
-    return made or before(*arguments, **options)
-up.{function} = struck
-main.main()
-"""
-"""`pdserve` that is signalled in the middle of its own `up`, where no other process could hit it reliably."""
-
-
-def struck(function: str, signum: str, file: Path, *options: str, late: bool = False) -> int:
-    """The exit code of an `up` that gets the signal as it begins this function, or `late`: has done what it does."""
-    script = STRIKES.format(function=function, signum=signum, late=late)
-    return execute(sys.executable, "-c", script, "up", file, *options).returncode
-
-
-STRUCK_IN_AN_IMPORT = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background command has it ignored
-class Strike:
-    def find_spec(self, name, path=None, target=None):
-        if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Strike())
-sys.argv = ["pdserve", "list"]
-from pdserve.cli.main import main
-main()
-"""
-
-
-@pytest.mark.parametrize("module", ["typer", "pdserve.run.retention"])
-def test_a_command_that_still_imports_ends_without_a_word(pdserve_home: Path, module: str) -> None:
-    done = execute(sys.executable, "-c", STRUCK_IN_AN_IMPORT.format(module=module))
+@pytest.mark.parametrize("file", ["typer/__init__.py", "pdserve/run/retention.py"])
+def test_a_command_that_still_imports_ends_without_a_word(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    strike(tmp_path / "site", at_a_call("list", (file, "<module>")), monkeypatch)
+    done = execute(*PDSERVE, "list")
     assert done.returncode in (130, -signal.SIGINT), "a shell shows 130 for the signal too"
     assert done.stderr == ""
 
 
+OPERATIONS = "pdserve/operations/"
+
+
 @pytest.mark.parametrize(
-    ("function", "late", "signum", "options"),
+    ("call", "late", "signum", "options"),
     [
-        ("look", True, "SIGINT", ()),
-        ("record_run", True, "SIGINT", ()),
-        ("run_here", False, "SIGHUP", ()),
-        ("start_detached", False, "SIGTERM", ("--detach",)),
+        ((f"{OPERATIONS}look.py", "look"), True, signal.SIGINT, ()),
+        (("pdserve/launch/launch_record.py", "record_run"), True, signal.SIGINT, ()),
+        ((f"{OPERATIONS}launcher_process.py", "run_here"), False, signal.SIGHUP, ()),
+        ((f"{OPERATIONS}launcher_process.py", "start_detached"), False, signal.SIGTERM, ("--detach",)),
     ],
 )
 def test_an_up_that_has_started_nothing_leaves_no_folder(
-    tmp_path: Path, pdserve_home: Path, function: str, late: bool, signum: str, options: tuple[str, ...]
+    tmp_path: Path,
+    pdserve_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: tuple[str, str],
+    late: bool,
+    signum: signal.Signals,
+    options: tuple[str, ...],
 ) -> None:
-    assert struck(function, signum, recipe(tmp_path), *options, late=late) == 130
+    strike(tmp_path / "site", at_a_call("up", call, signum=signum, late=late), monkeypatch)
+    code, output = pdserve("up", recipe(tmp_path), *options)
+    assert code == 130, output
     assert list(pdserve_home.glob("*/*")) == []
     assert keys() == []
 

@@ -14,7 +14,6 @@ from tests.launch.deployment import (
     REPOSITORY,
     assert_nothing_left,
     free_ports,
-    pdserve,
     recipe,
     routing,
     serving,
@@ -56,28 +55,6 @@ def test_it_starts_before_the_engines_is_restarted_and_ends_after_them(tmp_path:
         assert deployment.command.finish() == 0
         assert deployment.stopped()[-1] == NAME
         assert_nothing_left(deployment)
-
-
-@pytest.mark.full
-def test_it_is_ready_again_only_once_its_engines_have_given_it_memory(tmp_path: Path, pdserve_home: Path) -> None:
-    pool = tmp_path / "pool"
-    pool.write_text("1048576")
-    with up(with_store(tmp_path, command=[*MASTER, f"-fake_pool={pool}"]), pdserve_home) as deployment:
-        serving(deployment)
-        pool.write_text("0")
-        for number in (1, 2):
-            deployment.send_signal(NAME, signal.SIGKILL)
-            deployment.command.expect(f"{NAME} restart {number}")
-            deployment.command.expect(f"{NAME} ready after")
-        assert deployment.post("/v1/completions", BODY)[0] == 200
-        state = deployment.state()
-        assert (state.phase, state.processes[NAME].phase) == ("degraded", "degraded")
-        assert "without the memory of its engines" in state.processes[NAME].note
-        pool.write_text("1048576")
-        deployment.command.expect("deployment is ready")
-        assert deployment.events("pool")[-1]["mounted"] is True
-        pool.write_text("<html>")
-        assert pdserve("restart", NAME) == (0, f"{NAME} is ready"), "also where its figures cannot be read"
 
 
 def test_a_flag_that_it_does_not_know_ends_the_start_and_names_the_key(tmp_path: Path, pdserve_home: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from pdserve.launch.bad_peers import AGAIN_SECONDS, Outcome, PeerJudge, PeerVerd
 from pdserve.reach.protocol import Answered
 from pdserve.run.inbox import Restart
 from tests.launch.played import LIMIT, Played, plan, serving_deployment
+from tests.tables import each_row
 
 YES: Outcome = "crossed"
 NO: Outcome = "failed"
@@ -21,75 +21,38 @@ BUSY: Outcome = "unknown"
 pytestmark = pytest.mark.usefixtures("pdserve_home")
 
 
-@dataclass(frozen=True)
-class Case:
-    """Canaries of new engines, one after the other, and the verdict on the last."""
-
-    what: str
-    canaries: list[dict[str, Outcome]]
-    verdict: PeerVerdict
-    seconds: float = 10.0
-    """Between two of them."""
-    started: dict[int, str] = field(default_factory=dict)
-    """Peers that were started anew before the canaries of that number."""
+WELL, SUSPECT = PeerVerdict(proven=True), PeerVerdict(proven=False)
 
 
-WELL = PeerVerdict(proven=True)
-SUSPECT = PeerVerdict(proven=False)
-CASES = [
-    Case("nobody to try it with", [{}], WELL),
-    Case("all well", [{"a": YES, "b": YES}], WELL),
-    Case("nobody had time", [{"a": BUSY, "b": BUSY}], WELL),
-    Case("one peer fails, another does not", [{"a": YES, "b": NO}], PeerVerdict(True, bad=("b",))),
-    Case("three of four fail", [{"a": NO, "b": NO, "c": NO, "d": YES}], PeerVerdict(True, bad=("a", "b", "c"))),
-    Case("all fail: the new engine is the suspect", [{"a": NO, "b": NO}], SUSPECT),
-    Case("one fails, the others had no time", [{"a": NO, "b": BUSY}], SUSPECT),
-    Case("its next life is well", [{"a": NO}, {"a": YES}], WELL),
-    Case("the only peer fails with the next life too", [{"a": NO}, {"a": NO}], PeerVerdict(False, ("a",), True)),
-    Case(
-        "all peers fail with the next life too: one after the other",
-        [{"a": NO, "b": NO}, {"a": NO, "b": NO}],
-        PeerVerdict(False, ("a",), True),
-    ),
-    Case(
-        "after the first is restarted the second is seen",
-        [{"a": NO, "b": NO}, {"a": NO, "b": NO}, {"a": YES, "b": NO}],
-        PeerVerdict(True, bad=("b",)),
-        started={2: "a"},
-    ),
-    Case("KV crossed in between", [{"a": NO}, {"a": YES}, {"a": NO}], SUSPECT),
-    Case("it was started anew in between", [{"a": NO}, {"a": NO}], SUSPECT, started={1: "a"}),
-    Case(
-        "a pair that fails again after the restart of one",
-        [{"a": YES, "b": NO}, {"a": YES, "b": NO}],
-        PeerVerdict(True, spared=("b",)),
-        started={1: "b"},
-    ),
-    Case(
-        "and again much later",
-        [{"a": YES, "b": NO}, {"a": YES, "b": NO}],
-        PeerVerdict(True, bad=("b",)),
-        seconds=AGAIN_SECONDS,
-        started={1: "b"},
-    ),
-    Case(
-        "the only peer fails after its restart too: the new engine is the suspect again",
-        [{"a": NO}, {"a": NO}, {"a": NO}, {"a": NO}],
-        PeerVerdict(False, spared=("a",)),
-        started={2: "a"},
-    ),
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
-def test_verdict(case: Case) -> None:
-    judge = PeerJudge()
-    verdict = None
-    for number, outcomes in enumerate(case.canaries):
-        if (peer := case.started.get(number)) is not None:
+@each_row("what, canaries, started, seconds, verdict", [
+    ("nobody to try it with", [{}], {}, 10, WELL),
+    ("all well", [{"a": YES, "b": YES}], {}, 10, WELL),
+    ("nobody had time", [{"a": BUSY, "b": BUSY}], {}, 10, WELL),
+    ("one peer fails, another does not", [{"a": YES, "b": NO}], {}, 10, PeerVerdict(True, bad=("b",))),
+    ("all but one", [{"a": NO, "b": NO, "c": NO, "d": YES}], {}, 10, PeerVerdict(True, bad=("a", "b", "c"))),
+    ("all fail: the new engine is the suspect", [{"a": NO, "b": NO}], {}, 10, SUSPECT),
+    ("one fails, the others had no time", [{"a": NO, "b": BUSY}], {}, 10, SUSPECT),
+    ("its next life is well", [{"a": NO}, {"a": YES}], {}, 10, WELL),
+    ("the only peer fails with its next life too", 2 * [{"a": NO}], {}, 10, PeerVerdict(False, ("a",), True)),
+    ("all fail with it too: one by one", 2 * [{"a": NO, "b": NO}], {}, 10, PeerVerdict(False, ("a",), True)),
+    ("after the first is restarted the second is seen", [*2 * [{"a": NO, "b": NO}], {"a": YES, "b": NO}], {2: "a"}, 10,
+     PeerVerdict(True, bad=("b",))),
+    ("KV crossed in between", [{"a": NO}, {"a": YES}, {"a": NO}], {}, 10, SUSPECT),
+    ("it was started anew in between", 2 * [{"a": NO}], {1: "a"}, 10, SUSPECT),
+    ("a pair fails after a restart of one", 2 * [{"a": YES, "b": NO}], {1: "b"}, 10, PeerVerdict(True, spared=("b",))),
+    ("much later", 2 * [{"a": YES, "b": NO}], {1: "b"}, AGAIN_SECONDS, PeerVerdict(True, bad=("b",))),
+    ("the only peer after its restart too", 4 * [{"a": NO}], {2: "a"}, 10, PeerVerdict(False, spared=("a",))),
+])  # fmt: skip
+def test_verdict(
+    what: str, canaries: list[dict[str, Outcome]], started: dict[int, str], seconds: float, verdict: PeerVerdict
+) -> None:
+    """On the last of the new engines, so many seconds apart; peers were `started` anew before canaries of a number."""
+    judge, judged = PeerJudge(), None
+    for number, outcomes in enumerate(canaries):
+        if (peer := started.get(number)) is not None:
             judge.started(peer)
-        verdict = judge.judge(outcomes, number * case.seconds)
-    assert verdict == case.verdict
+        judged = judge.judge(outcomes, number * seconds)
+    assert judged == verdict
 
 
 BROKEN = Answered(id=0, status=500, body="the transfer failed")

@@ -12,7 +12,7 @@ from pdserve.errors import PreflightError
 from pdserve.lmcache_server import check_memory, registered_workers
 from pdserve.plan.model import LmcacheServer
 from pdserve.system.host import MemoryFacts
-from tests.launch.deployment import PDSERVE, REPOSITORY, execute, pdserve, recipe
+from tests.launch.deployment import PDSERVE, execute, pdserve, recipe
 from tests.tables import each_row
 
 pytestmark = pytest.mark.process
@@ -83,35 +83,21 @@ def test_a_model_folder_that_does_not_exist_is_named_with_its_line(tmp_path: Pat
 @pytest.mark.parametrize(
     ("section", "content", "message"),
     [
-        ({"auth": {"keys_file": "f"}}, None, "cannot be read: No such file or directory"),
-        ({"auth": {"keys_file": "f"}}, '\n{"name": "a"}', "missing required field `sha256`"),
+        ({"auth": {"keys_file": "f"}}, '{"name": "a"}', "missing required field `sha256`"),
         ({"admin": {"port": 1, "token_file": "f"}}, "short", "the admin token has fewer than 16 characters"),
-        ({"tls": {"certificate": "f", "key": "f"}}, "no PEM", "certificate and key are not usable together"),
     ],
 )
 def test_a_file_of_the_proxy_that_it_could_not_use(
-    tmp_path: Path, pdserve_home: Path, section: dict[str, object], content: str | None, message: str
+    tmp_path: Path, pdserve_home: Path, section: dict[str, object], content: str, message: str
 ) -> None:
-    if content is not None:
-        (tmp_path / "f").write_text(content)
+    (tmp_path / "f").write_text(content)
     code, output = pdserve("up", recipe(tmp_path, proxy=section))
-    assert code in (2, 3)
-    assert message in output
-    assert f"{tmp_path}/f" in output or "recipe.yaml:" in output
-    assert not pdserve_home.exists()
+    assert (code, message in output, f"{tmp_path}/f" in output) == (3, True, True), output
 
 
 def test_an_engine_that_does_not_exist(tmp_path: Path, pdserve_home: Path) -> None:
     code, output = pdserve("up", recipe(tmp_path, engine__command=["/nonexistent/vllm"]))
     assert (code, "/nonexistent/vllm is not an executable program" in output) == (3, True), output
-
-
-def test_more_devices_than_this_host_has_shows_the_sum_and_what_to_type(pdserve_home: Path) -> None:
-    code, output = pdserve("up", REPOSITORY / "recipes/kimi-mi355x-2node.yaml")
-    assert code == 3
-    assert "prefill 1 x 8 + decode 1 x 8 = 16 devices; this host has 0" in output
-    assert "what to do:" in output
-    assert not pdserve_home.exists()
 
 
 def limited(*arguments: str | Path, files: int) -> tuple[int, str]:

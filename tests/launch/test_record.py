@@ -79,14 +79,6 @@ def test_a_record_that_is_gone_is_written_and_reported_once(kept: Kept, monkeypa
     assert kept.events == ["record_deleted"]
 
 
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def garble(file: Path) -> None:
-    file.write_bytes(b"\xff\xfe{}")
-
-
 def make_a_folder(file: Path) -> None:
     file.unlink()
     file.mkdir()
@@ -97,7 +89,7 @@ def of_another_run(file: Path) -> None:
     file.write_text(file.read_text().replace('"run-1"', '"run-0"'))
 
 
-@pytest.mark.parametrize("damage", [empty, garble, make_a_folder, of_another_run])
+@pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"\xff\xfe{}"), make_a_folder, of_another_run])
 def test_a_state_that_is_damaged_is_written_anew(kept: Kept, damage: Callable[[Path], None]) -> None:
     kept.record.look()
     damage(kept.run.state)

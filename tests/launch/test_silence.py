@@ -9,8 +9,7 @@ import pytest
 
 from pdserve.errors import StartError
 from pdserve.reach.protocol import Answered
-from tests.launch.played import Played, adapted, plan, plan_with_cache, played, serving_deployment
-from tests.plan import kit
+from tests.launch.played import Played, plan, plan_with_cache, played, serving_deployment
 
 pytestmark = pytest.mark.usefixtures("pdserve_home")
 
@@ -100,24 +99,6 @@ async def test_an_engine_that_is_silent_during_its_proof_counts_for_itself(tmp_p
         assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
 
 
-async def test_an_engine_that_is_silent_in_its_canary_has_the_time_that_silence_has(tmp_path: Path) -> None:
-    async with serving_deployment(tmp_path, plan_with_cache(1, restart="on-failure")) as deployment:
-        answered = deployment.slow[deployment.canary_of(FIRST)] = asyncio.Event()
-        deployment.asked.clear()
-        deployment.dies(SERVER)
-        await deployment.until(lambda: deployment.canary_asked(FIRST))
-        deployment.orders.clear()
-        deployment.is_silent(FIRST)
-        deployment.answers[deployment.canary_of(FIRST)] = Answered(id=0, status=500, body="")
-        await deployment.looks()
-        answered.set()
-        await deployment.looks()
-        del deployment.answers[deployment.canary_of(FIRST)]
-        deployment.answers_again(FIRST)
-        await deployment.until(lambda: deployment.phases() == {"ready"})
-        assert deployment.orders == []
-
-
 async def test_an_engine_that_stays_silent_beside_a_server_that_is_back_is_replaced_and_serves(tmp_path: Path) -> None:
     planned = plan_with_cache(2, restart="on-failure", unresponsive_seconds=0.2)
     async with serving_deployment(tmp_path, planned) as deployment:
@@ -163,21 +144,4 @@ async def test_an_engine_does_not_return_to_one_that_has_died_meanwhile(tmp_path
         assert deployment.phase(FIRST) == "degraded"
         deployment.obey("start", SERVER)
         await deployment.until(lambda: deployment.phases() == {"ready"})
-        assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
-
-
-async def test_without_a_dead_engine_a_server_expects_the_workers_of_the_others(tmp_path: Path) -> None:
-    """Of unequal engines: prefills of two ranks, and a decode of four, which is dead."""
-    both = kit.with_lmcache(on=["prefill", "decode"])
-    sizes = {"prefill": {"instances": 2}, "decode": {"connector": kit.MULTI}}
-    unequal = kit.plan(kit.recipe(kit.on_gpus(2, 4), both, sizes), *kit.hosts(8))
-    async with serving_deployment(tmp_path, adapted(unequal, restart="on-failure", attach_seconds=1)) as deployment:
-        deployment.held.add(("start", "decode-0"))
-        deployment.dies("decode-0")
-        await deployment.until(lambda: ("start", "decode-0") in deployment.orders)
-        deployment.orders.clear()
-        deployment.answers["/status"] = Answered(id=0, status=200, body='{"registered_gpu_ids": [0, 1, 2, 3]}')
-        deployment.dies(SERVER)
-        await deployment.until(lambda: ("start", SERVER) in deployment.orders)
-        await deployment.until(lambda: deployment.phase("prefill-0") == deployment.phase("prefill-1") == "ready")
         assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
