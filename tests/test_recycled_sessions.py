@@ -17,10 +17,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import StateError
-from pdserve.launch.fleet import Fleet
 from pdserve.node.agent_record import AgentRecord
-from pdserve.plan.process import ExitProbe
-from pdserve.reach.protocol import Ready, Stopped
 from pdserve.run.directory import RunDir
 from pdserve.run.orphans import living, may_be_busy, members, stop_left
 from pdserve.run.state import DeploymentState, NodeState, ProcessPhase, ProcessState
@@ -31,7 +28,6 @@ from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import pdserve, recipe
 from tests.launch.records import GONE, HERE, identity_of, recorded_state, write_record
-from tests.plan import kit
 from tests.tables import each_row
 
 pytestmark = pytest.mark.process
@@ -262,20 +258,3 @@ def test_down_leaves_alone_what_a_launcher_that_it_cannot_see_holds(pdserve_home
     assert code != 0
     assert f"PID {os.getpid()}" in output
     assert run.read_key() == "secret"
-
-
-def test_the_end_of_what_is_done_or_was_stopped_is_recorded(tmp_path: Path) -> None:
-    plan = kit.plan(kit.recipe())
-    first, second, *rest = plan.processes
-    first = first.model_copy(update={"probe": ExitProbe()})
-    plan = plan.model_copy(update={"processes": (first, second, *rest)})
-    run = RunDir.create(tmp_path, "fake", "run-1")
-    deployment = state(GONE.pid, None)
-    fleet = Fleet(plan, run, deployment, secrets={}, on_event=lambda _: None, end=lambda: None)
-    before = time.time()
-    deployment.processes[first.name].phase = "starting"
-    fleet.receive(Ready(name=first.name, seconds=1.0))
-    fleet.receive(Stopped(name=second.name, forced=False, seconds=1.0))
-    ended = [deployment.processes[process.name] for process in (first, second)]
-    assert [process.phase for process in ended] == ["done", "stopped"]
-    assert all(process.died_at is not None and before <= process.died_at <= time.time() for process in ended)

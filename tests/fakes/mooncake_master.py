@@ -2,8 +2,7 @@
 
     python tests/fakes/mooncake_master.py -rpc_address=A -rpc_port=P -metrics_host=H -metrics_port=Q
 
-As mooncake 0.3.13: flags of gflags with one dash, an unknown one ends it with code 1. -fake_pool=FILE holds the bytes
-of its pool; without it there are some.
+As mooncake 0.3.13: flags of gflags with one dash, an unknown one ends it with code 1.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 
 # Started by path, from any folder: the repository, not this folder, is where modules come from.
@@ -26,17 +24,15 @@ _KNOWN = {
     "metrics_port",
     "enable_metric_reporting",
     "eviction_ratio",
-    "fake_pool",
 }
 _HEALTH = '{"status":"ok","role":"leader","ha_state":"serving","service_ready":true}'
 
 
-async def _handle(pool: Path | None, request: Request, responder: Responder) -> None:
+async def _handle(request: Request, responder: Responder) -> None:
     if request.path == "/health":
         await responder.send(200, _HEALTH)
     elif request.path == "/metrics":
-        size = "1048576" if pool is None else pool.read_text()
-        await responder.send(200, f"# TYPE master_total_capacity_bytes gauge\nmaster_total_capacity_bytes {size}\n")
+        await responder.send(200, "# TYPE master_total_capacity_bytes gauge\nmaster_total_capacity_bytes 1048576\n")
     else:
         await responder.send(404, "")
 
@@ -44,10 +40,9 @@ async def _handle(pool: Path | None, request: Request, responder: Responder) -> 
 async def _run(flags: dict[str, str]) -> None:
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    handle = partial(_handle, Path(flags["fake_pool"]) if "fake_pool" in flags else None)
     servers = [
-        await serve(flags["rpc_address"], int(flags["rpc_port"]), handle),
-        await serve(flags["metrics_host"], int(flags["metrics_port"]), handle),
+        await serve(flags["rpc_address"], int(flags["rpc_port"]), _handle),
+        await serve(flags["metrics_host"], int(flags["metrics_port"]), _handle),
     ]
     await stopping.wait()
     for server in servers:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from pdserve.errors import StateError
 from pdserve.operations import down, restart, up
 from pdserve.operations.look import CheckedPlan
 from pdserve.operations.up import VerbProgress
@@ -73,26 +73,25 @@ def test_it_does_not_wait_for_a_stranger_with_the_pid_of_the_launcher(
 
 
 DRAIN = 900.0
-MODEL = {"model": {"path": None, "id": "org/model"}}
-
-
-class Asked(Exception):  # noqa: N818  (ends a verb once it has asked)
-    """The seconds that it would wait for the answer."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self.seconds = seconds
-
-
-def ask(*_: Any, seconds: float, **__: Any) -> None:
-    raise Asked(seconds)
 
 
 @pytest.fixture
-def run(pdserve_home: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    """Of a deployment whose launcher lives: it is this process."""
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each verb would wait for the answer. It ends once it has asked."""
+    waited: list[float] = []
+
+    def ask(*_: Any, seconds: float, **__: Any) -> None:
+        waited.append(seconds)
+        raise StateError("asked")
+
     for verb in (up, down, restart):
         monkeypatch.setattr(verb, "ask", ask)
+    return waited
+
+
+@pytest.fixture
+def run(pdserve_home: Path) -> RunDir:
+    """Of a deployment whose launcher lives: it is this process."""
     state = recorded_state(name="test", place=procfs.place(), launcher=own_identity())
     return write_record(RunDir.create(pdserve_home, "test", "r1"), state, planned())
 
@@ -102,26 +101,23 @@ def planned(*changes: dict[str, Any]) -> Plan:
     return kit.plan(kit.recipe(quick, *changes))
 
 
-def patience(verb: Callable[[], object]) -> float:
-    with pytest.raises(Asked) as asked:
-        verb()
-    return asked.value.seconds
-
-
-def test_down_lets_the_proxy_drain_and_the_other_stages_stop(run: RunDir) -> None:
-    stops: Collection[float] = {process.stop_stage: process.stop_seconds for process in planned().processes}.values()
-    assert patience(lambda: down.down("test", print)) > sum(stops) > DRAIN
+def test_down_lets_the_proxy_drain_and_the_other_stages_stop(run: RunDir, asked: list[float]) -> None:
+    with pytest.raises(StateError):
+        down.down("test", print)
+    assert asked[0] > sum({process.stop_stage: process.stop_seconds for process in planned().processes}.values())
 
 
 @pytest.mark.parametrize("name", ["proxy", "decode-0"])
-def test_restart_lets_requests_finish_first(run: RunDir, name: str) -> None:
-    usual = planned().timeouts
-    assert patience(lambda: restart.restart(name, "test")) > DRAIN + usual.engine_seconds * (name != "proxy")
+def test_restart_lets_requests_finish_first(run: RunDir, asked: list[float], name: str) -> None:
+    with pytest.raises(StateError):
+        restart.restart(name, "test")
+    assert asked[0] > DRAIN + planned().timeouts.engine_seconds * (name != "proxy")
 
 
-def test_up_with_another_model_lets_its_weights_be_fetched(run: RunDir) -> None:
-    other = planned(MODEL)
+def test_up_with_another_model_lets_its_weights_be_fetched(run: RunDir, asked: list[float]) -> None:
+    other = planned({"model": {"path": None, "id": "org/model"}})
     loaded = SimpleNamespace(to_yaml=lambda model_path: "name: test")
     seen = cast(CheckedPlan, SimpleNamespace(planned=SimpleNamespace(plan=other, loaded=loaded, versions=Versions())))
-    show = cast(VerbProgress, SimpleNamespace(result=print))
-    assert patience(lambda: up.apply(run, seen, show, replace=True)) > other.timeouts.weights_seconds + DRAIN
+    with pytest.raises(StateError):
+        up.apply(run, seen, cast(VerbProgress, SimpleNamespace(result=print)), replace=True)
+    assert asked[0] > other.timeouts.weights_seconds + DRAIN

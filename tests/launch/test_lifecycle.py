@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from pdserve.pd.limits import keys
-from pdserve.system import host, procfs
+from pdserve.system import procfs
 from tests.launch.deployment import (
     BODY,
     LINE_SECONDS,
@@ -141,19 +141,6 @@ def test_detached_and_kept_on_failure(tmp_path: Path, pdserve_home: Path) -> Non
     assert key.exists()
     assert pdserve("down")[0] == 0
     assert not key.exists()
-
-
-def test_a_larger_lmcache_may_use_the_memory_of_the_one_that_it_replaces(tmp_path: Path, pdserve_home: Path) -> None:
-    # The fake takes none of it: what is free stays so, and the rest must be counted as given back.
-    free = host.memory().usable / 2**30
-    with up(recipe(tmp_path, lmcache__l1_size_gb=round(free * 0.7, 2)), pdserve_home) as deployment:
-        deployment.command.expect("serving fake at")
-        larger, too_large = (f"lmcache.l1_size_gb={free * times:.2f}" for times in (1.3, 2.5))
-        code, output = pdserve("up", tmp_path / "fake.yaml", "--set", too_large, "--replace")
-        assert code == 3, output
-        assert "LMCache's L1 needs" in output
-        code, output = pdserve("up", tmp_path / "fake.yaml", "--set", larger, "--replace")
-        assert code == 0, output
 
 
 def test_status_of_nothing(tmp_path: Path, pdserve_home: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from tests.launch.deployment import (
     pdserve,
     recipe,
     serving,
-    until,
     up,
 )
 
@@ -74,19 +72,6 @@ def test_verify_names_the_proof_that_it_cannot_pass(router: Deployment) -> None:
     assert code == 6
     assert "HTTP 401" in proofs["endpoints"]["reason"]
     assert "they can send requests and cannot list models" in proofs["endpoints"]["reason"]
-
-
-def test_a_router_that_was_killed_comes_back(router: Deployment) -> None:
-    before = router.id_of("proxy")
-    router.send_signal("proxy", signal.SIGKILL)
-
-    def is_back() -> bool:
-        """By the state and not by the history, in which an earlier test may have restarted it."""
-        now = router.state().processes["proxy"]
-        return now.phase == "ready" and now.id != before
-
-    until(is_back)
-    assert router.post("/v1/completions", BODY)[0] == 200
 
 
 def test_an_unknown_version_is_refused_before_anything_starts(

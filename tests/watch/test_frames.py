@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import time
 from typing import Any
 
@@ -136,14 +135,3 @@ def test_a_pipe_gets_tabs_and_only_new_events() -> None:
     assert lines[0] == "test: ready"
     assert next(line for line in lines if line.startswith("decode-0\t")).split("\t")[3:6] == ["7", "2", "41%"]
     assert not any("ready after" in line for line in lines)
-
-
-def test_json_is_one_line_with_the_keys_of_status_and_the_last_minute() -> None:
-    line = json.dumps(frame(ONE_NODE).to_json(), allow_nan=False)
-    assert "\n" not in line
-    read = json.loads(line)
-    assert read["phase"] == "ready"
-    assert read["processes"]["decode-0"]["engine"]["running"] == 7
-    assert read["last_minute"]["traffic"]["ttft"]["p90"] == 0.4
-    assert read["last_minute"]["engines"]["decode-0"]["received"] == 5000
-    assert [event["event"] for event in read["events"]] == ["ready"]

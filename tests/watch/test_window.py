@@ -95,14 +95,6 @@ def test_only_the_observations_of_the_window_count() -> None:
     assert seen.largest_bound == 600
 
 
-def test_processes_are_seen_together() -> None:
-    window = MetricsWindow()
-    window.add(0, {"a": page(observed().page().decode()), "b": page(observed().page().decode())})
-    window.add(1, {"a": page(observed(0.02).page().decode()), "b": page(observed(0.02, 3).page().decode())})
-    assert ttft(window, "a", "b").count == 3
-    assert window.distribution(["c"], "pdserve_proxy_ttft_seconds") is None
-
-
 def test_a_quantile_without_observations_or_beyond_all_bounds() -> None:
     assert Distribution(((1.0, 0.0), (float("inf"), 0.0))).quantile(0.5) is None
     assert Distribution(((1.0, 0.0), (10.0, 0.0), (float("inf"), 3.0))).quantile(0.99) == 10.0, "the largest bound"
