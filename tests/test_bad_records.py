@@ -185,14 +185,12 @@ def test_a_key_is_found_from_another_session(run: RunDir, tmp_path: Path, monkey
     assert not list(tmp_path.rglob("*.key"))
 
 
-@pytest.mark.parametrize("there", ["a link", "a file", "open to others"])
+@pytest.mark.parametrize("there", ["a link", "open to others"])
 def test_a_shared_folder_for_keys(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str) -> None:
     folder = tmp_path / "elsewhere"
     if there == "a link":
         (tmp_path / "target").mkdir(mode=0o700)
         folder.symlink_to(tmp_path / "target")
-    elif there == "a file":
-        folder.write_text("")
     else:
         folder.mkdir()
         folder.chmod(0o777)
@@ -202,12 +200,6 @@ def test_a_shared_folder_for_keys(run: RunDir, tmp_path: Path, monkeypatch: pyte
     assert refused.value.cause is not None
     assert "XDG_RUNTIME_DIR" in str(refused.value.todo)
     assert not [file for file in tmp_path.rglob("*.key") if os.path.lexists(file)]
-
-
-# --- what is no file
-
-
-# --- text of engines
 
 
 def test_a_file_that_cannot_be_replaced_stays_and_nothing_is_left_beside_it(tmp_path: Path) -> None:

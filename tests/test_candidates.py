@@ -11,7 +11,7 @@ import yaml
 
 from pdserve.errors import PreflightError
 from pdserve.plan.node import Srun, Ssh
-from pdserve.reach.candidates import Candidate, Candidates, in_containers, kill_wait, of_cluster, of_job
+from pdserve.reach.candidates import Candidate, Candidates, in_containers, of_cluster, of_job
 from pdserve.reach.cluster_file import load_cluster
 from pdserve.recipe.sections import Kind
 from tests.plan import kit
@@ -96,12 +96,6 @@ def test_a_node_list_that_cannot_be_read_is_an_error_and_not_one_odd_name(scontr
     with pytest.raises(PreflightError, match="not a list of nodes") as caught:
         job(SLURM_JOB_NODELIST="gpu[08-")
     assert "SLURM_JOB_NODELIST" in str(caught.value.where)
-
-
-@pytest.mark.process
-def test_kill_wait_is_slurms_default_where_slurm_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert kill_wait() == 30
 
 
 def test_hosts_of_a_cluster_file_are_reached_by_ssh(tmp_path: Path) -> None:

@@ -201,12 +201,6 @@ def test_vllm_router_that_lives_is_shown_to_be_restarted_for_a_new_prefill() -> 
     assert shown(old, routed(2, running=old, kind="vllm-router")).restart == ("proxy",)
 
 
-def test_a_command_of_the_setup_that_is_done_neither_stays_nor_stops() -> None:
-    old = routed(1, setup=("prepare",))
-    assert "setup-0" not in shown(old, routed(1, running=old, setup=("prepare",))).stay
-    assert shown(old, routed(1, running=old)).stop == ()
-
-
 # By another Python
 
 

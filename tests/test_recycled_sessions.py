@@ -186,32 +186,6 @@ def test_of_a_guard_that_has_left_by_itself_nothing_is_left(run: RunDir) -> None
             assert members(deployment, run) == ours
 
 
-@pytest.mark.parametrize("removed", [False, True], ids=["there", "removed"])
-def test_members_of_the_cgroup_are_ours_and_no_name_outside(run: RunDir, tmp_path: Path, removed: bool) -> None:
-    deployment = all_killed()
-    ours = tmp_path / "pdserve-run-1@n-7"
-    ours.mkdir()
-    with carrier("elsewhere") as inside, carrier(marker("run-1", TOKEN, "d.1")) as outside:
-        (ours / "cgroup.procs").write_text(f"{inside}\n")
-        deployment.nodes["n"].cgroup = Cgroup.at(ours).id
-        if removed:
-            shutil.rmtree(ours)
-        assert members(deployment, run) == (set() if removed else {inside})
-        deployment.nodes["n"].cgroup = None
-        assert members(deployment, run) == {outside}
-
-
-def test_while_its_guard_lives_all_that_is_ours_is_below_it(run: RunDir) -> None:
-    deployment = all_killed()
-    guard = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with carrier(marker("run-1", TOKEN, "d.1")) as pid:
-        identity = identity_of(guard.pid)
-        deployment.nodes["n"].guard = identity
-        assert members(deployment, run) == {guard.pid}
-        guard.communicate(b"\n")
-        assert members(deployment, run) == {pid}
-
-
 async def test_what_could_not_be_stopped_is_not_called_stopped(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """As another user's, whom our signals do not reach."""
     with subprocess.Popen(["sleep", "600"]) as member:

@@ -89,18 +89,6 @@ async def test_who_waits_is_told_the_node_that_was_lost(tmp_path: Path) -> None:
         assert isinstance(deployment.error, ServeError)
 
 
-async def test_an_engine_that_dies_before_it_is_stopped_for_a_smaller_plan_is_not_missed(tmp_path: Path) -> None:
-    more, fewer = plan(prefills=2, decodes=2), plan()
-    async with serving_deployment(tmp_path, more) as deployment:
-        deployment.held.add(("stop", "decode-1"))
-        reply = deployment.up(fewer, replace=True)
-        await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
-        deployment.dies("prefill-1")
-        deployment.obey("stop", "decode-1")
-        assert (await reply).exit_code == 0
-        assert set(deployment.state.processes) == {"prefill-0", "decode-0", "proxy"}
-
-
 async def test_the_proxy_is_told_which_workers_there_are_and_is_not_started_again(tmp_path: Path) -> None:
     async with one_more_decode(tmp_path) as (deployment, reply):
         told = [message for message in deployment.told if "workers" in message][-1]

@@ -42,13 +42,6 @@ def test_agents_elsewhere_are_named_also_where_the_plan_is_of_another_version(
     assert said[-1].endswith(f"the agents of far stop what runs there by themselves{end}")
 
 
-def test_agents_get_the_time_of_their_plan_after_the_death_of_their_launcher(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path, "fake", "run-1")
-    planned = kit.plan(kit.recipe({"timeouts": {"stop_seconds": 600}}))
-    run.write(run.plan, planned.model_dump_json())
-    assert down._patience(run) > 2 * 600
-
-
 def test_it_does_not_wait_for_a_stranger_with_the_pid_of_the_launcher(
     pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,15 +204,6 @@ def test_on_a_node_that_is_lost_nothing_is_waited_for() -> None:
     assert ("decode-1" in left, left.is_stopping("decode-1")) == (True, True)
 
 
-async def test_an_engine_whose_last_life_does_not_end_is_not_started_and_the_cause_is_said(tmp_path: Path) -> None:
-    """Its agent stands still, for longer than any stop takes."""
-    async with serving_deployment(tmp_path, plan(decodes=2)) as deployment:
-        deployment.fleet.start("decode-1")
-        assert deployment.orders == []
-        assert deployment.state.processes["decode-1"].note == "was not started: its last life was not stopped"
-        await deployment.until(lambda: ("stop", "decode-1") in deployment.orders)
-
-
 async def test_an_engine_that_no_kill_ends_is_started_again_when_it_is_gone(tmp_path: Path) -> None:
     """It waits for its device, which a second life would find taken."""
     async with serving_deployment(tmp_path, plan(decodes=2)) as deployment:

@@ -81,24 +81,6 @@ async def test_in_the_end_a_server_needs_no_worker_of_an_engine_that_is_silent(t
         assert deployment.orders == []
 
 
-async def test_an_engine_that_is_silent_during_its_proof_counts_for_itself(tmp_path: Path) -> None:
-    """Else it would serve without having registered."""
-    async with serving_deployment(tmp_path, plan_with_cache(1, restart="on-failure")) as deployment:
-        deployment.answers["/status"] = registered()
-        deployment.asked.clear()
-        deployment.dies(SERVER)
-        await deployment.until(lambda: any("/status" in url for url in deployment.asked))
-        deployment.asked.clear()
-        deployment.is_silent(FIRST)
-        await deployment.until(lambda: sum("/status" in url for url in deployment.asked) >= LOOKS)
-        await deployment.looks()
-        assert not deployment.canary_asked(FIRST)
-        deployment.answers["/status"] = registered(0)
-        deployment.answers_again(FIRST)
-        await deployment.until(lambda: deployment.phases() == {"ready"})
-        assert deployment.orders == [("stop", SERVER), ("start", SERVER)]
-
-
 async def test_an_engine_that_stays_silent_beside_a_server_that_is_back_is_replaced_and_serves(tmp_path: Path) -> None:
     planned = plan_with_cache(2, restart="on-failure", unresponsive_seconds=0.2)
     async with serving_deployment(tmp_path, planned) as deployment:

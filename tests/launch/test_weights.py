@@ -69,13 +69,6 @@ def test_a_download_that_fails_ends_the_start_with_its_cause(tmp_path: Path, pds
     assert "what to do:   correct model.revision" in output
 
 
-def test_a_recipe_can_leave_it_to_the_engines(tmp_path: Path, pdserve_home: Path, hub: Hub) -> None:
-    code, output = pdserve("up", from_hub(tmp_path, hub, model__download=False), "--dry-run")
-    assert code == 0
-    assert "weights-0" not in output
-    assert "not pinned" not in output
-
-
 DRAFTING: dict[str, Any] = {
     "model": {"path": None, "id": "org/model"},
     "engine": {"args": {"speculative-config": {"method": "eagle3", "model": "org/draft"}}},

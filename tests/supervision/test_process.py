@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -17,14 +16,11 @@ from pdserve.system.process import (
     bring_back,
     output_of,
     pass_on,
-    pid_end,
-    process_end,
     send,
     share_of_cpus,
     spawn,
 )
 from pdserve.system.procfs import ProcessId
-from tests.launch.records import identity_of, own_identity
 from tests.supervision.agents import until
 from tests.tables import each_row
 
@@ -150,19 +146,6 @@ async def test_a_member_that_outlives_its_killed_parent_is_stopped(tmp_path: Pat
     await child.stop(grace=0.2)
     identity = procfs.identify(orphan)
     assert identity is None or not identity.alive()
-
-
-async def test_the_end_of_a_process_is_not_that_of_a_later_one_with_its_pid() -> None:
-    await asyncio.wait_for(pid_end(2**22 + 1), 30)
-    own = own_identity()
-    earlier = ProcessId(pid=own.pid, start_ticks=own.start_ticks - 1)
-    await asyncio.wait_for(process_end(earlier), 30)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(process_end(own), 0)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as popen:
-        identity = identity_of(popen.pid)
-        popen.kill()
-        await asyncio.wait_for(process_end(identity), 30)
 
 
 def test_a_signal_is_passed_on_to_a_child_until_it_was_waited_for() -> None:

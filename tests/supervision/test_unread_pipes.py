@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -14,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from pdserve.node.agent import Agent
-from pdserve.reach.link import Channel
 from pdserve.reach.protocol import Died, Event, Gone, Progress, Pulse, Push, Start, Started, Stopped
 from pdserve.system import process as system
 from pdserve.system.cgroup import Made
 from pdserve.system.shared_memory import ShmLedger, existing
-from tests.supervision.agents import LIMIT, NEVER_READY, TOKEN, EventT, linked, planned
+from tests.supervision.agents import NEVER_READY, TOKEN, EventT, linked, planned
 
 MEGABYTE = 1024 * 1024
 
@@ -137,18 +134,3 @@ async def test_an_agent_that_does_not_read_its_orders_is_asked_nothing_more() ->
         under_test.popen.kill()
     assert answered.error == "the agent of a does not read its orders"
     assert len(under_test.events) == len(under_test.all(Gone))
-
-
-@pytest.mark.process
-async def test_an_end_that_was_seen_is_not_waited_for_again() -> None:
-    """By then its PID may be that of a process that lives as long as it likes."""
-    ended = subprocess.Popen(["true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with ended, subprocess.Popen(["sleep", "600"]) as stranger:
-        channel = Channel(ended)
-        assert await channel.exit_code(LIMIT) == 0
-        ended.pid = stranger.pid
-        await asyncio.wait_for(channel.left(), LIMIT)
-        await asyncio.wait_for(channel.kill(), LIMIT)
-        channel.hang_up()
-        assert stranger.poll() is None
-        stranger.kill()

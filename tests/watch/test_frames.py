@@ -15,7 +15,7 @@ from pdserve.observe.watch import CacheMinute, EngineMinute, Frame, Latency, Min
 from pdserve.plan.model import Plan
 from pdserve.run.state import NodeState, ProcessState
 from tests.launch.records import own_identity, recorded_state
-from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
+from tests.plan.kit import plan, recipe, with_lmcache
 from tests.tables import each_row
 
 SELF = own_identity()
@@ -91,7 +91,6 @@ def screen(shown: Frame, width: int = 100) -> str:
 
 ONE_NODE = plan(recipe(with_lmcache()))
 MANY_DECODES = plan(recipe({"decode": {"instances": 12}}))
-TWO_NODES = plan(recipe(on_gpus(8, 8), with_lmcache()), *hosts(8, 8))
 
 
 @each_row("width", [80, 100, 200])
@@ -104,12 +103,6 @@ def test_load_kv_hits_latencies_and_events_are_there_at_any_width(width: int) ->
     assert "decode-0 ready 1m05s 7 2 41% 0% 100% 0/s 5,000/s 900/s" in text
     assert "lmcache-0 ready 1m05s 75% 30% 12/s 4.0/s -" in text
     assert "decode-0 ready after 3.0 s" in text
-
-
-def test_on_several_nodes_each_process_has_its_own() -> None:
-    text = screen(frame(TWO_NODES))
-    assert "prefill-0@host0" in text
-    assert "decode-0@host1" in text
 
 
 def test_what_is_not_ready_comes_first_with_its_reason_and_what_failed_is_noted() -> None:
