@@ -1,4 +1,4 @@
-"""`pdserve down` once the launcher has answered, and ended."""
+"""`pdserve down` once the launcher has answered, and ended; and how long a verb waits for that answer."""
 
 from __future__ import annotations
 

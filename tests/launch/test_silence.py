@@ -39,8 +39,6 @@ async def test_one_that_answers_again_in_time_ends_nothing(tmp_path: Path) -> No
 
 
 SERVER, FIRST, LAST = "lmcache-0", "aggregated-0", "aggregated-1"
-LOOKS = 3
-"""At a server, the first of which may have been on its way."""
 
 
 def registered(*workers: int) -> Answered:
