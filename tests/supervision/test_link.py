@@ -17,6 +17,7 @@ from pdserve.errors import ServeError
 from pdserve.launch.failure import serve_error
 from pdserve.node import agent_record
 from pdserve.plan.node import Node, Srun, Ssh
+from pdserve.reach.link import DOCKER_HANGS
 from pdserve.reach.protocol import (
     Died,
     Gone,
@@ -172,6 +173,15 @@ async def test_after_a_term_of_slurm_all_stops_fit_its_time(tmp_path: Path) -> N
         send(hello.agent, signal.SIGTERM)
         assert (await remote.expect(Stopped)).forced
         await until_gone(engine)
+
+
+async def test_a_docker_that_hangs_before_the_first_word_is_a_lost_node() -> None:
+    async def hangs() -> None:
+        return
+
+    async with linked("import sys; sys.stdin.read()", heartbeat=LIMIT, hang=hangs) as under_test:
+        assert (await under_test.expect(Gone)).how == DOCKER_HANGS
+        assert under_test.link.silent
 
 
 async def test_requests_are_made_on_the_agents_node_and_each_has_its_answer(tmp_path: Path) -> None:
