@@ -8,11 +8,12 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pdserve.node.agent import Agent
-from pdserve.reach.protocol import Died, Event, Gone, Progress, Pulse, Push, Start, Started, Stopped
+from pdserve.reach.protocol import Died, Gone, Progress, Pulse, Push, Start, Started, Stopped
 from pdserve.system import process as system
 from pdserve.system.cgroup import Made
 from pdserve.system.shared_memory import ShmLedger, existing
@@ -29,7 +30,7 @@ class AgentHere(Agent):
         super().__init__(node="here", run_dir=folder, run_id="run-1", ledger=ledger, cgroups=Made(None))
         self.said: list[object] = []
 
-    def _emit(self, event: Event) -> None:
+    def _emit(self, event: Any) -> None:
         self.said.append(event)
         super()._emit(event)
 
