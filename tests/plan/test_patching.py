@@ -72,15 +72,16 @@ def test_a_raw_multi_gets_the_patch_for_whatever_its_children_are_called() -> No
     store, mooncake = {"kv_connector": "MooncakeStoreConnector"}, {"kv_connector": "MooncakeConnector"}
     nixl = {"kv_connector": "NixlConnector"}
 
-    def chosen(*children: dict[str, Any]) -> bool:
+    def chosen(*children: dict[str, Any]) -> tuple[str, ...]:
         both = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": list(children)}}
         raw = {"connector": {"kind": "raw", "config": both}}
-        return CRASH in plan(recipe({"prefill": raw, "decode": raw})).process("prefill-0").patches
+        return plan(recipe({"prefill": raw, "decode": raw})).process("prefill-0").patches
 
-    assert chosen(mooncake, store)
-    assert chosen(nixl, store)
-    assert chosen(nixl, {"kv_connector": "OtherConnector"})
-    assert not chosen(nixl, nixl)
+    for children in ((mooncake, store), (nixl, store), (nixl, {"kv_connector": "OtherConnector"})):
+        assert CRASH in chosen(*children)
+    assert CRASH not in chosen(nixl, nixl)
+    subclasses = {patch.name for patch in REGISTRY if patch.vehicle == "subclass"}
+    assert not subclasses & set(chosen(mooncake)), "its author chose the class"
 
 
 @each_row("changes, cap, least", [
@@ -124,6 +125,8 @@ def test_its_main_is_ours_with_the_same_flags_unless_a_list_leaves_its_patches_o
 def test_a_command_of_the_recipes_own_must_load_them_itself() -> None:
     with pytest.raises(RecipeError, match=r"pdserve\.patches\.lmcache_server_main, which lmcache.command replaces"):
         planned(GROW, lmcache={**with_lmcache()["lmcache"], "env": GROW, "command": ["numactl", "lmcache", "server"]})
+    unasked = {**with_lmcache()["lmcache"], "command": ["numactl", "lmcache", "server"]}
+    assert planned({}, lmcache=unasked).process("lmcache-0").patches == ()
     own = ["numactl", "python", "-m", "pdserve.patches.lmcache_server_main"]
     section = {**with_lmcache(transfer_mode="lmcache_driven")["lmcache"], "env": GROW, "command": own}
     assert planned(GROW, lmcache=section).process("lmcache-0").argv[:4] == tuple(own)

@@ -118,6 +118,7 @@ def test_kv_of_a_token_is_that_of_the_rank_with_most_layers() -> None:
     made = sizing(on_gpus(), split, with_lmcache(l1_size_gb=1), config={**CONFIG, "num_hidden_layers": 5})
     assert made.roles[0].token_bytes == 3 * 1024
     assert made.l1[0].token_bytes == 5 * 1024, "L1 keeps the KV of all ranks"
+    assert sizing(with_lmcache(l1_size_gb=2, shm_name="l1")).l1[0].shm_gib == 2
 
 
 def test_recurrent_state_is_sent_once_whatever_the_prompt() -> None:
