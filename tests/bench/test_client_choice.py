@@ -168,12 +168,6 @@ def test_the_folder_of_a_model_is_an_id_of_a_hub_that_aiperf_has_for_itself(tmp_
     assert (model / "tokenizer.json").exists(), "the model itself is left alone"
 
 
-def test_a_tokenizer_at_hugging_face_is_asked_for_there(tmp_path: Path) -> None:
-    client = AiperfClient("p", "org/model")
-    assert told(tmp_path, client, run(tmp_path))["benchmark"]["tokenizer"] == {"name": "org/model"}
-    assert not {"HF_HUB_OFFLINE", "HF_HUB_CACHE"} & client.environment(run(tmp_path), {}, KEY).keys()
-
-
 def trusting(folder: Path) -> ClientRun:
     """The engines run the code of their model."""
     some = run(folder, name="trusting")

@@ -96,13 +96,13 @@ SILENT = EngineSnapshot("http://127.0.0.1:1", error="not listening")
 BUSY = EngineSnapshot("http://127.0.0.1:2", running=3, waiting=0, kv_cache_usage=0.5)
 
 
-@each_row("seen, peaks", [
-    ([SILENT, SILENT], Peaks()),
-    ([SILENT, BUSY], Peaks(running=3, waiting=0, kv_usage=0.5)),
-    ([BUSY, BUSY], Peaks(running=6, waiting=0, kv_usage=0.5)),
+@each_row("readings, peaks", [
+    ([[SILENT, SILENT]], Peaks()),
+    ([[SILENT, BUSY]], Peaks(running=3, waiting=0, kv_usage=0.5)),
+    ([[BUSY, BUSY], [SILENT, BUSY]], Peaks(running=6, waiting=0, kv_usage=0.5)),
 ])  # fmt: skip
-def test_an_engine_that_does_not_answer_has_no_peak(seen: list[EngineSnapshot], peaks: Peaks) -> None:
-    assert peaks_of([seen]) == peaks
+def test_an_engine_that_does_not_answer_has_no_peak(readings: list[list[EngineSnapshot]], peaks: Peaks) -> None:
+    assert peaks_of(readings) == peaks
 
 
 def samples(*wanted: float) -> list[Sample]:

@@ -178,3 +178,15 @@ def test_the_verb_writes_both_files_and_overwrites_none(tmp_path: Path) -> None:
 def test_a_file_with_one_deployment_is_no_sweep(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="describes no sweep"):
         made(tmp_path, PLAIN)
+
+
+def test_a_key_beside_the_base_that_is_no_variant_is_named() -> None:
+    """A slip in `override_` would lose a deployment in silence."""
+    slip = OVERRIDE.replace("override_small", "overide_big")
+    assert [note.effect for note in draft(BASE + OVERRIDE + slip).notes if note.at.key == "overide_big"] == ["confirm"]
+
+
+def test_a_variant_whose_difference_is_not_carried_over_is_named() -> None:
+    setup = OVERRIDE.replace("small", "setup").rstrip() + "\n  host_setup: [modprobe x]\n"
+    why = "override_setup: no deployment of its own: what was carried over of it is the same as of override_small"
+    assert any(why in line(note) for note in draft(BASE + OVERRIDE + setup).notes)

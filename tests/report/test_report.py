@@ -177,13 +177,6 @@ def test_the_verb_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
     }
 
 
-def test_what_completed_nothing_leaves_no_picture(tmp_path: Path) -> None:
-    nothing = one(4, valid=False).model_copy(update={"figures": figures([record(ok=False)], gpus=2, slo={})})
-    folder = bench_folder(tmp_path / "b", nothing)
-    assert drawn(folder) == {}
-    assert "There is no measurement to draw" in words(page(folder))
-
-
 def test_a_bar_is_the_mean_of_the_valid_repeats_of_a_load_and_has_its_theory(tmp_path: Path) -> None:
     folder = bench_folder(tmp_path / "b", one(4), one(4), one(4, valid=False), one(8))
     report = read_report([folder])
@@ -251,3 +244,12 @@ def test_the_same_sweep_in_two_folders_is_two_curves(tmp_path: Path) -> None:
 def test_the_front_is_what_no_other_point_beats_in_both() -> None:
     assert front([(1.0, 9.0), (2.0, 5.0), (1.5, 5.0), (3.0, 1.0), (2.5, 0.5)]) == [(1.0, 9.0), (2.0, 5.0), (3.0, 1.0)]
     assert front([]) == []
+
+
+def test_tasks_of_a_slurm_array_have_names_of_their_own_and_the_same_recipe(tmp_path: Path) -> None:
+    """Half of the points were measured here, the other half by a task."""
+    sweep = SweepFolder(tmp_path / "s")
+    for concurrency, name in ((1, "d"), (4, "d-0a1b2c")):
+        recipe = f"name: {name}\nx: 1\n"
+        sweep_point(sweep, (("l1", "1"),), one(concurrency), recipe=recipe, concurrency=concurrency)
+    assert ttft_means(sweep.path) == {"l1=1": [100, 100]}
