@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from tests.cluster.machine import LabError, check_machine, unpacked
+from tests.cluster.machine import SLURM, LabError, check_machine, unpacked
 
 CANNOT = 3
 
@@ -17,7 +17,7 @@ def fetch(*more: Callable[[], object]) -> int:
     """Return the exit code, after what a cluster needs and these have been fetched."""
     try:
         check_machine(slurm=True)
-        unpacked()
+        unpacked("cluster", *SLURM)
         for fetched in more:
             fetched()
     except LabError as error:

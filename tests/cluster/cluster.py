@@ -2,168 +2,161 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
-import socket
 import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from pdserve.system import procfs
 from tests import isolation
-from tests.cluster.commands import NodeProcess, Result, Stream, in_network, node_processes, node_segments
-from tests.cluster.machine import CACHE, LabError, check_machine, claim_prefix, unpacked
-from tests.cluster.spec import LOGIN, SlurmSettings, Spec, write_files
+from tests.cluster.commands import (
+    NodeProcess,
+    Result,
+    Stream,
+    entering,
+    in_network,
+    node_processes,
+    only_child,
+)
+from tests.cluster.machine import CACHE, SLURM, LabError, check_machine, claim_prefix, remove_cgroups, unpacked
+from tests.cluster.spec import FAKE_GPU, GPUS, LOGIN, MUNGE_SOCKET, write_files
 from tests.launch.deployment import wait_until
 
-_ROOT = Path(__file__).resolve().parents[2]
-_ANSWER_SECONDS, _DOWN_SECONDS = 120.0, 180.0
-
-
-class SandboxLink:
-    """Raises LabError when an order fails; the claim on the prefix passes to the keeper."""
-
-    def __init__(self, spec: Spec, claim: socket.socket) -> None:
-        self._spec = spec
-        self._one = threading.Lock()
-        self._log = spec.log / "sandbox.log"
-        with self._log.open("w") as log, claim:
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-S", "-m", "tests.cluster.keeper", str(os.getpid()), str(spec.folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=_ROOT,
-                env={"PATH": f"/usr/sbin:/sbin:{os.environ['PATH']}", "PYTHONPATH": str(_ROOT), "LANG": "C.UTF-8"},
-                pass_fds=[claim.fileno()],
-                start_new_session=True,
-            )
-        self._answer("start")
-
-    @property
-    def keeper(self) -> int:
-        return self._keeper.pid
-
-    def order(self, verb: str, node: str) -> Any:
-        assert self._keeper.stdin is not None
-        with self._one:
-            try:
-                self._keeper.stdin.write(json.dumps([verb, node]).encode() + b"\n")
-                self._keeper.stdin.flush()
-            except BrokenPipeError:
-                raise self._ended(f"{verb} {node}") from None
-            return self._answer(f"{verb} {node}")
-
-    def _answer(self, order: str) -> Any:
-        assert self._keeper.stdout is not None
-        ready, _, _ = select.select([self._keeper.stdout], [], [], _ANSWER_SECONDS)
-        if not ready:
-            raise LabError(f"{order}: no answer from the sandbox within {_ANSWER_SECONDS:.0f} s; see {self._log}")
-        line = self._keeper.stdout.readline()
-        if not line:
-            raise self._ended(order)
-        answer = json.loads(line)
-        if answer["error"]:
-            raise LabError(answer["error"])
-        return answer["value"]
-
-    def _ended(self, order: str) -> LabError:
-        self._end()
-        return LabError(f"{order}: the sandbox has ended:\n{self._log.read_text().strip()}")
-
-    def host_pid(self, inner: int) -> int:
-        """The PID that a node's first process, `inner` to the sandbox, has in the test process's eyes."""
-        for pid in procfs.descendants(self.keeper):
-            numbers = namespace_pids(pid)
-            # In the machine's, the sandbox's and its own namespace.
-            if numbers[-2:] == [inner, 1]:
-                return pid
-        raise LabError(f"the first process of a node, {inner} in the sandbox, has ended; see {self._spec.log}")
-
-    def close(self) -> None:
-        """Ends everything in the sandbox and returns when it is gone."""
-        if code := self._end():
-            raise LabError(f"the sandbox's keeper ended with {code}:\n{self._log.read_text().strip()}")
-
-    def _end(self) -> int:
-        assert self._keeper.stdin is not None
-        assert self._keeper.stdout is not None
-        self._keeper.stdin.close()
-        self._keeper.stdout.close()
-        try:
-            return self._keeper.wait(_DOWN_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._keeper.kill()  # the sandbox dies with it
-            return self._keeper.wait()
-
-
-def namespace_pids(pid: int) -> list[int]:
-    """A process's PID in each namespace from the reader's inwards; empty when it has ended."""
-    try:
-        lines = Path("/proc", str(pid), "status").read_text().splitlines()
-    except OSError:
-        return []
-    return [int(word) for line in lines if line.startswith("NSpid:") for word in line.split()[1:]]
+_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+_NAMESPACES = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc")
+_SANDBOX = f"""
+set -e
+mount -n -t overlay -o lowerdir="$layers:/usr" overlay /usr
+mount -n -t overlay -o lowerdir="$folder/etc:/etc" overlay /etc
+mount -n -t tmpfs -o mode=755 none /run
+mkdir /run/lab
+# Slurm takes character devices only; these are clones of /dev/null.
+for gpu in $(seq 0 {GPUS - 1}); do mknod -m 666 {FAKE_GPU}$gpu c 1 3; done
+ip link set lo up
+ip link add br0 up type bridge
+ip addr add $address/24 dev br0
+ssh-keygen -q -t ed25519 -N "" -f $folder/key
+echo "* $(cat $folder/key.pub)" > $folder/known_hosts
+echo {LOGIN} > /proc/sys/kernel/hostname # munged looks its host up
+if [ -e $folder/munge.key ]; then
+    munged --force --key-file=$folder/munge.key --socket={MUNGE_SOCKET} --pid-file=/run/lab/munged.pid \
+        --seed-file=/run/lab/munged.seed --log-file=$folder/log/munged.log
+fi
+echo up
+exec sleep infinity
+"""
+"""Its first process: packages over /usr and the cluster's files over /etc, where only it sees them, and the switch."""
+_NODE = """
+set -e
+echo $node > /proc/sys/kernel/hostname
+mount -n -t tmpfs -o mode=1777,size=3g none /dev/shm
+mkdir -p /run/lab/$node
+mount -n -t tmpfs -o mode=755 none /run/lab/$node
+mkdir /run/lab/$node/{lab,sshd,slurmd,lock,user}
+mount -n --bind /run/lab /run/lab/$node/lab
+mount -n --move /run/lab/$node /run
+cd /
+echo up
+until [ $node = pdctl ] || ip link show eth0 2> /dev/null | grep -q LOWER_UP; do sleep 0.01; done
+start() {
+    env --default-signal=INT,QUIT setsid /usr/sbin/"$@" < /dev/null >> $folder/log/$1-$node.out 2>&1 &
+}
+for daemon in $daemons; do
+    case $daemon in
+    slurmctld) start slurmctld -D -i ;;
+    slurmd) start slurmd -D -N $node ;;
+    sshd) start sshd -D -e -f $folder/sshd_config ;;
+    esac
+done
+if [ "$daemons" ]; then
+    wait -n || true
+    echo a daemon of $node has ended >&2
+fi
+exec sleep infinity
+"""
+"""Its first process: /proc, /dev/shm and /run of its own, the last with a view of what all nodes share; the daemons,
+once it has its cable."""
 
 
 class Cluster:
     """Made by `Cluster.up`."""
 
-    def __init__(self, spec: Spec, link: SandboxLink) -> None:
-        self.spec = spec
-        self._link = link
+    def __init__(self, prefix: str, nodes: int, slurm: Sequence[str] | None) -> None:
+        self.nodes = tuple(f"{prefix}{number}" for number in range(nodes))
+        """Names, without the login node."""
+        self.folder = CACHE / "cluster" / "clusters" / prefix
+        self._slurm = slurm is not None
+        self._addresses = {LOGIN: "10.77.0.1"} | {node: f"10.77.0.{10 + at}" for at, node in enumerate(self.nodes)}
         self._inits: dict[str, int] = {}
+        self._holders: dict[str, subprocess.Popen[str]] = {}
+        self._first = 0
+        """The sandbox's first process."""
+        write_files(self.folder, self._addresses, slurm)
 
     @classmethod
     @contextmanager
     def up(
-        cls,
-        nodes: int = 3,
-        *,
-        slurm: bool | SlurmSettings = True,
-        layers: Sequence[Path] = (),
+        cls, nodes: int = 3, *, slurm: bool = True, more: Sequence[str] = (), layers: Sequence[Path] = ()
     ) -> Iterator[Cluster]:
-        """`layers`: folders of further packages (`machine.unpacked`)."""
-        settings = SlurmSettings() if slurm is True else slurm or None
-        check_machine(slurm=settings is not None)
-        packages = unpacked()
+        """`more`: further lines of slurm.conf; `layers`: folders of further packages (`machine.unpacked`)."""
+        check_machine(slurm=slurm)
+        packages = [*layers, unpacked("cluster", *SLURM)]
         prefix, claim = claim_prefix()
         with claim:
-            folder = CACHE / "clusters" / prefix
-            spec = Spec(prefix, nodes, folder, packages, settings, tuple(layers))
-            write_files(spec)
-            cluster = cls(spec, SandboxLink(spec, claim))
+            remove_cgroups(prefix)
+            cluster = cls(prefix, nodes, more if slurm else None)
+            with cluster._sandbox(packages):
+                cluster.wait_idle()
+                yield cluster
+
+    @contextmanager
+    def _sandbox(self, layers: Sequence[Path]) -> Iterator[None]:
+        """Everything in it ends with the block, and with the test process."""
+        given = {"layers": ":".join(f"{each}/usr" for each in layers), "address": self._addresses[LOGIN]}
+        argv = ("setpriv", "--pdeathsig", "KILL", *_NAMESPACES, "--net", "bash", "-c", _SANDBOX)
+        sandbox = self._hold("sandbox", argv, given)
         try:
-            for node in spec.everybody:
-                cluster._boot(node)
-            cluster.wait_idle()
-            yield cluster
+            self._answer("sandbox", "up")
+            self._first = only_child(sandbox.pid)
+            for node in self._addresses:
+                self.power_on(node)
+            yield
         finally:
-            cluster._link.close()
+            sandbox.kill()
+            for process in self._holders.values():
+                with process:
+                    process.wait(180)
+            remove_cgroups(self.nodes[0].removesuffix("0"))
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Names, without the login node."""
-        return self.spec.nodes
+    def _hold(self, name: str, argv: Sequence[str], given: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Start the process that has a node, or the sandbox, as its descendant, however often the node boots."""
+        with (self.folder / "log" / f"boot-{name}.log").open("w") as log:
+            self._holders[name] = subprocess.Popen(
+                argv,
+                env={**_ENVIRONMENT, **given, "folder": str(self.folder)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        return self._holders[name]
 
-    @property
-    def keeper(self) -> int:
-        """The PID of the cluster's only direct child of the test process."""
-        return self._link.keeper
+    def _answer(self, name: str, wanted: str) -> None:
+        """Wait until it says so."""
+        stdout = self._holders[name].stdout
+        assert stdout is not None
+        if stdout.readline() != f"{wanted}\n":
+            raise LabError(f"{name} is not {wanted}: {self._logs()}")
 
     @property
     def ssh_config(self) -> Path:
         """Return the CONFIG of `ssh -F CONFIG NODE` on any node of the cluster."""
-        return self.spec.keys / "config"
+        return self.folder / "ssh_config"
 
     def address(self, node: str) -> str:
-        return self.spec.address(node)
+        return self._addresses[node]
 
     # Commands
 
@@ -214,19 +207,18 @@ class Cluster:
         """Runs `work` of the test process in the network of a node. Sockets made there stay there."""
         return in_network(self._init(node), work)
 
-    def connect(self, node: str, target: str, port: int, *, timeout: float = 60.0) -> socket.socket:
-        """A TCP connection from a node to another (by name), held by the test process; seconds for it and each read."""
-        address = self.address(target), port
-        return self.inside(node, lambda: socket.create_connection(address, timeout))
-
     # Faults
+
+    def _switch(self, *argv: str, at: int | None = None) -> None:
+        network = f"--net=/proc/{at or self._first}/ns/net"
+        subprocess.run(["nsenter", network, *argv], env=_ENVIRONMENT, check=True)
 
     def cut(self, node: str) -> None:
         """Pulls the node's cables: silence in both directions, no error."""
-        self._link.order("cut", node)
+        self._switch("ip", "link", "set", f"{node}e0", "down")
 
     def heal(self, node: str) -> None:
-        self._link.order("heal", node)
+        self._switch("ip", "link", "set", f"{node}e0", "up")
 
     @contextmanager
     def silent(self, *nodes: str) -> Iterator[None]:
@@ -243,64 +235,82 @@ class Cluster:
     def isolated(self, *nodes: str) -> Iterator[None]:
         """They do not reach each other in a block; the others and the login node they do."""
         for node in nodes:
-            self._link.order("isolate", node)
+            self._switch("bridge", "link", "set", "dev", f"{node}e0", "isolated", "on")
         try:
             yield
         finally:
             for node in nodes:
-                self._link.order("join", node)
+                self._switch("bridge", "link", "set", "dev", f"{node}e0", "isolated", "off")
 
     def power_off(self, node: str) -> None:
-        """Silence, then everything on the node is gone at once, with its /dev/shm, its cgroups and its connections."""
-        self._link.order("power_off", node)
-        del self._inits[node]
+        """Silence, then everything on the node is gone at once, with its /dev/shm, its cgroups and its connections: no
+        FIN and no RST leave it while its processes die."""
+        self.cut(node)
+        os.kill(self._inits.pop(node), signal.SIGKILL)
+        self._answer(node, "off")
+        with suppress(subprocess.CalledProcessError):  # it goes with the node's network, some time
+            self._switch("ip", "link", "del", f"{node}e0")
         wait_until(f"the cgroups of {node} are gone", lambda: isolation.remove_cgroups(node), 60)
 
     def power_on(self, node: str) -> None:
         """Returns when the node's daemons have been started; `wait_idle` waits for Slurm to see it."""
-        self._boot(node)
-
-    def _boot(self, node: str) -> None:
-        self._inits[node] = self._link.host_pid(self._link.order("boot", node))
+        daemons = [("slurmctld" if node == LOGIN else "slurmd") if self._slurm else "", "" if node == LOGIN else "sshd"]
+        given = {"node": node, "daemons": " ".join(filter(None, daemons)), "script": _NODE}
+        if node not in self._holders:
+            unshare = " ".join((*_NAMESPACES, "" if node == LOGIN else "--net"))
+            loop = f'while read -r; do {unshare} bash -c "$script" < /dev/null; echo off; done'
+            self._hold(node, [*entering(self._first), "bash", "-c", loop], given)
+        holder = self._holders[node]
+        assert holder.stdin is not None
+        holder.stdin.write("boot\n")
+        holder.stdin.flush()
+        self._answer(node, "up")
+        self._inits[node] = init = only_child(only_child(only_child(holder.pid)))
         if node != LOGIN:
+            self._wire(node, init)
             wait_until(f"sshd listens on {node}", lambda: self._listens(node), 120, why=self._logs)
+
+    def _wire(self, node: str, init: int) -> None:
+        """A cable to the switch."""
+        address = self._addresses[node]
+        # A machine has its hardware address for life: peers do not ask again after a reboot.
+        mac = ":".join(f"{octet:02x}" for octet in (2, 0, *map(int, address.split("."))))
+        peer = ("peer", "name", "eth0", "address", mac, "netns", str(init))
+        self._switch("ip", "link", "add", f"{node}e0", "type", "veth", *peer)
+        self._switch("ip", "link", "set", f"{node}e0", "master", "br0", "up")
+        for words in ("link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up"):
+            self._switch("ip", *words.split(), at=init)
 
     def _listens(self, node: str) -> bool:
         self._check_daemons()
-        table = Path(f"/proc/{self._init(node)}/net/tcp").read_text()
-        return ":0016 00000000:0000 0A" in table
+        return ":0016 00000000:0000 0A" in Path(f"/proc/{self._init(node)}/net/tcp").read_text()
 
     def _init(self, node: str) -> int:
         if node not in self._inits:
-            raise LabError(f"{node} is powered off" if node in self.spec.everybody else f"there is no node {node}")
+            raise LabError(f"there is no node {node}, or it is powered off")
         return self._inits[node]
 
     # Slurm
 
-    def wait_idle(self, nodes: Sequence[str] | None = None, *, timeout: float = 180.0) -> None:
-        """Returns when Slurm has these nodes (all that are on) without a job and ready for one."""
-        if self.spec.slurm is None:
-            return
-        wanted = {node for node in self._inits if node != LOGIN} if nodes is None else set(nodes)
-        wait_until(f"{sorted(wanted)} idle", lambda: wanted <= self._idle(), timeout, why=self._logs)
+    def wait_idle(self) -> None:
+        """Returns when Slurm has all nodes that are on without a job and ready for one."""
+        if self._slurm:
+            on = self._inits.keys() - {LOGIN}
+            wait_until(f"{sorted(on)} idle", lambda: on <= self._idle(), 180, why=self._logs)
 
     def _idle(self) -> set[str]:
         self._check_daemons()
-        return {name for name, state in self.states().items() if state == "idle"}
+        done = self.run(LOGIN, ["sinfo", "-h", "-N", "-o", "%N %t"])
+        return {line.split()[0] for line in done.stdout.splitlines() if line.endswith(" idle")}
 
     def _check_daemons(self) -> None:
-        """Raise LabError for what will never come: nodes log the daemons that have ended."""
-        if ended := [text for log in sorted(self.spec.log.glob("boot-*.log")) if (text := log.read_text().strip())]:
-            raise LabError("\n".join(ended) + self._logs())
-
-    def states(self) -> dict[str, str]:
-        """Node -> what sinfo says (`idle`, `alloc`, `down*`, ...); empty while the controller does not answer."""
-        done = self.run(LOGIN, ["sinfo", "-h", "-N", "-o", "%N %t"])
-        return dict(line.split() for line in done.stdout.splitlines()) if done.returncode == 0 else {}
+        """Raise LabError for what will never come: nodes say which of them has lost a daemon."""
+        if any("has ended" in log.read_text() for log in self.folder.glob("log/boot-*.log")):
+            raise LabError(self._logs())
 
     def steps(self) -> list[str]:
         """Jobs and steps that Slurm still has, completing ones too; one text each."""
-        if self.spec.slurm is None:
+        if not self._slurm:
             return []
         jobs = self.output(LOGIN, ["squeue", "-h", "-a", "-o", "job %i %T on %N"])
         steps = self.output(LOGIN, ["squeue", "-h", "-a", "-s", "-o", "step %i on %N"])
@@ -309,7 +319,7 @@ class Cluster:
     def _logs(self) -> str:
         """The end of each daemon's log."""
         parts = []
-        for path in sorted(self.spec.log.iterdir()):
+        for path in sorted((self.folder / "log").iterdir()):
             if lines := path.read_text(errors="replace").splitlines()[-8:]:
                 parts.append(f"== {path}\n" + "\n".join(lines))
         return "\n" + "\n".join(parts)
@@ -321,8 +331,9 @@ class Cluster:
         return node_processes(self._init(node))
 
     def segments(self, node: str) -> list[str]:
-        """Names in the node's /dev/shm."""
-        return node_segments(self._init(node))
+        """Names in the node's /dev/shm, without semaphores: multiprocessing unlinks theirs as soon as they are open."""
+        shm = Path(f"/proc/{self._init(node)}/root/dev/shm")
+        return sorted(path.name for path in shm.iterdir() if not path.name.startswith("sem."))
 
     def left(self) -> list[str]:
         """Everything that a deployment has not taken away, one line each; nodes that are off have nothing."""
@@ -335,7 +346,7 @@ class Cluster:
     def assert_nothing_left(self, *, timeout: float = 60.0) -> None:
         """Fails with what is still there after `timeout` seconds; cables must be plugged in."""
         wait_until("nothing left", lambda: not self.left(), timeout, why=lambda: "\n" + "\n".join(self.left()))
-        self.wait_idle(self.nodes)
+        self.wait_idle()
 
     def reset(self) -> None:
         """Tidy up after a failed test: every node on and plugged in, nothing of the test on it, Slurm idle."""
@@ -343,7 +354,7 @@ class Cluster:
             if node not in self._inits:
                 self.power_on(node)
             self.heal(node)
-        if self.spec.slurm is not None:
+        if self._slurm:
             self.output(LOGIN, ["scancel", "--user=root"])
         wait_until("nothing left after a reset", self._swept, 180, why=lambda: "\n" + "\n".join(self.left()))
         self.wait_idle()

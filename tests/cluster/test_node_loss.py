@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import LIMIT, ClusterDeployment, Lab, read_until, read_until_silent
-from tests.cluster.spec import LOGIN, SlurmSettings
+from tests.cluster.spec import LOGIN
 from tests.launch.deployment import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture(scope="module")
 def shared_slurm() -> Iterator[Cluster]:
     """A Slurm that lets a node be silent for long, as they do: what is seen here is seen by pdserve alone."""
-    with Cluster.up(nodes=2, slurm=SlurmSettings(slurmd_timeout=300)) as cluster:
+    with Cluster.up(nodes=2, more=["SlurmdTimeout=300"]) as cluster:
         yield cluster
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests import isolation
 from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import LIMIT, ORDER, ClusterDeployment, Lab, read_until
-from tests.cluster.spec import LOGIN, SlurmSettings
+from tests.cluster.spec import LOGIN
 from tests.launch.deployment import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -146,7 +146,7 @@ PREEMPTION = (
 @pytest.mark.full
 def test_a_preempted_deployment_is_gone_before_its_grace_time_is_over(tmp_path: Path) -> None:
     """Every step is told to end, in no order; with preempt_send_user_signal it is as after a scancel."""
-    with Cluster.up(nodes=2, slurm=SlurmSettings(more=PREEMPTION)) as cluster:
+    with Cluster.up(nodes=2, more=PREEMPTION) as cluster:
         lab = Lab(cluster, tmp_path)
         up = lab.sbatch(lab.recipe(), "--partition=modest").ready()
         began = time.monotonic()

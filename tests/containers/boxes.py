@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.cluster import Cluster, namespace_pids
+from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import PATIENT, RECIPE, Lab
 from tests.containers.daemon import Docker
 from tests.containers.image import IMAGE, host_mounts, limits
@@ -74,8 +74,8 @@ class Boxes(Lab):
         ]
 
     def guard_and_agent(self, node: str | None = None) -> tuple[int, int]:
-        """PIDs as the test process sees them: the agent is the younger one, in the guard's PID namespace."""
-        guard, agent = sorted(self.processes_of("pdserve.node.agent", node), key=lambda pid: namespace_pids(pid)[-1])
+        """PIDs as the test process sees them: the agent is the younger one."""
+        guard, agent = self.processes_of("pdserve.node.agent", node)
         return guard, agent
 
     def left(self) -> list[str]:

@@ -3,6 +3,7 @@ things away."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ def docker_on(cluster: Cluster, folder: Path, nodes: Sequence[str]) -> Iterator[
     finally:
         for docker in dockers.values():
             if docker.lives:
-                docker.stop()
+                docker.end(signal.SIGTERM)
 
 
 @pytest.fixture(scope="session")

@@ -15,33 +15,29 @@ from pathlib import Path
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.commands import NodeProcess
-from tests.cluster.machine import CACHE, PackageSet, docker_parent, unpacked
+from tests.cluster.machine import docker_parent, unpacked
 from tests.launch.deployment import wait_until
 
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 """Without /usr/local: a client that was put there belongs to no daemon of a node."""
-_PROGRAMS = ("dockerd", "docker", "containerd", "containerd-shim-runc-v2", "runc", "docker-init")
-_PACKAGES = PackageSet(("docker.io",), programs=("sbin/dockerd", "bin/docker", "bin/containerd", "bin/docker-init"))
-
-
-_PODMAN = PackageSet(
-    ("podman", "runc", "catatonit"), programs=("bin/podman", "bin/conmon", "sbin/runc", "bin/catatonit")
-)
 
 
 def podman_layers() -> tuple[Path, ...]:
     """Return what must be laid over /usr so that a node has podman with runc."""
-    if all(shutil.which(program, path=SYSTEM_PATH) for program in ("podman", "conmon", "runc", "catatonit")):
-        return ()
-    return (unpacked(CACHE.parent / "podman", _PODMAN),)
+    return _layers("podman", ("podman", "runc", "catatonit"), ("podman", "conmon", "runc", "catatonit"))
 
 
 def docker_layers() -> tuple[Path, ...]:
-    """Return what must be laid over /usr so that a node has docker; nothing where the machine has it. Raises
-    LabError where there is no way to have it."""
-    if all(shutil.which(program, path=SYSTEM_PATH) for program in _PROGRAMS):
+    """Return what must be laid over /usr so that a node has docker."""
+    programs = ("dockerd", "docker", "containerd", "containerd-shim-runc-v2", "runc", "docker-init")
+    return _layers("docker", ("docker.io",), programs)
+
+
+def _layers(name: str, packages: tuple[str, ...], programs: tuple[str, ...]) -> tuple[Path, ...]:
+    """Nothing where the machine has them. Raises LabError where there is no way to have them."""
+    if all(shutil.which(program, path=SYSTEM_PATH) for program in programs):
         return ()
-    return (unpacked(CACHE.parent / "docker", _PACKAGES),)
+    return (unpacked(name, *packages),)
 
 
 _LIMIT = 120.0
@@ -87,34 +83,25 @@ class Docker:
         assert self._daemon.poll() is None, self._log.read_text()[-3000:]
         return self.call("version").returncode == 0
 
-    def kill(self) -> None:
-        """SIGKILL: its containers live on, as they do after a crash."""
+    def send(self, signum: int) -> None:
         assert self._daemon is not None
-        self._daemon.send_signal(signal.SIGKILL)
-        self._daemon.wait(_LIMIT)
-        self._daemon = None
+        self._daemon.send_signal(signum)
 
-    def stop(self) -> None:
-        """TERM, as from `systemctl stop docker`: it ends its containers."""
+    def end(self, signum: int) -> None:
+        """KILL: its containers live on, as they do after a crash. TERM: it ends them."""
+        self.send(signum)
         assert self._daemon is not None
-        self._daemon.send_signal(signal.SIGTERM)
         self._daemon.wait(_LIMIT)
         self._daemon = None
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
-        """SIGSTOP until the end of the block. Its containerd, and with it the containers, go on."""
-        assert self._daemon is not None
-        self._daemon.send_signal(signal.SIGSTOP)
+        """Its containerd, and with it the containers, go on."""
+        self.send(signal.SIGSTOP)
         try:
             yield
         finally:
-            self.go_on()
-
-    def go_on(self) -> None:
-        """SIGCONT, after whoever has stopped it."""
-        assert self._daemon is not None
-        self._daemon.send_signal(signal.SIGCONT)
+            self.send(signal.SIGCONT)
 
     @property
     def lives(self) -> bool:

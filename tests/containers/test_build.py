@@ -3,6 +3,7 @@ last stage of the CPU one is built on a stand-in for the stage before it. Real e
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
             docker.output("import", *changes(), str(folder / "engines.tar"), ENGINES)
             yield Boxes(cluster, {cluster.nodes[0]: docker}, tmp_path_factory.mktemp("box"))
         finally:
-            docker.stop()
+            docker.end(signal.SIGTERM)
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_docker_stop(box: Boxes) -> None:
 def test_a_docker_daemon_that_is_killed(own_box: Boxes) -> None:
     with own_box.up(own_box.node, own_box.boxed()) as up:
         up.ready()
-        own_box.docker.kill()
+        own_box.docker.end(signal.SIGKILL)
         line = lost(up, "docker run ended with exit code")
         assert line.endswith((" 125", " 1")), "1 if a heartbeat of the launcher was in its socket"
         assert "docker itself failed" in up.expect("likely cause:")

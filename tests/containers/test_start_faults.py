@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -114,7 +115,7 @@ def test_a_docker_that_hangs_once_the_image_was_looked_at(box: Boxes, program: s
             assert "journalctl -u docker" in up.expect("what to do:")
             assert up.ended() == exit_code
     finally:
-        box.docker.go_on()
+        box.docker.send(signal.SIGCONT)
     if exit_code == "4":  # of what was refused before there is nothing to clear up
         assert box.pdserve(box.node, "down").returncode == 0
     box.assert_nothing_left()

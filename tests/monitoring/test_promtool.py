@@ -10,7 +10,7 @@ import yaml
 
 from pdserve.monitoring.prometheus import alerts_yml, parts_of, prometheus_yml, scrape
 from pdserve.plan.model import Plan
-from tests.cluster.machine import CACHE, PackageSet, unpacked
+from tests.cluster.machine import unpacked
 from tests.monitoring.test_expressions import ALL
 from tests.plan.golden import RECIPES, shipped_plan
 
@@ -103,13 +103,9 @@ ALERTING: dict[str, tuple[dict[str, str], str, str]] = {
 }
 
 
-_PACKAGE = PackageSet(("prometheus",), programs=("bin/prometheus", "bin/promtool"))
-"""Debian's, unpacked into .cache/prometheus and not installed."""
-
-
 def promtool(*arguments: str | Path) -> str:
     """What promtool prints. AssertionError, with that, unless it is content; LabError without a route to a mirror."""
-    program = unpacked(CACHE.parent / "prometheus", _PACKAGE) / "usr" / "bin" / "promtool"
+    program = unpacked("prometheus", "prometheus") / "usr" / "bin" / "promtool"
     ended = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
