@@ -6,17 +6,15 @@ Over fake engines, or over the real ones of `recipes/tiny-cpu.yaml`, which take 
 from __future__ import annotations
 
 import json
-import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from http.client import HTTPConnection
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import httpx
 import yaml
 
 from tests.cluster.cluster import Cluster
@@ -200,68 +198,34 @@ class ClusterDeployment(deployment.Deployment):
         assert len(pids) == 1, pids
         return pids[0]
 
-    # Requests
-
-    def request(self, path: str, body: Mapping[str, Any], *, node: str, host: str, port: int) -> HTTPConnection:
-        """A request from a node's network, sent; `getresponse` is next."""
-        connection = HTTPConnection(host, port)
-        connection.sock = self.cluster.inside(node, lambda: _connect(host, port))
-        connection.auto_open = 0
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        return connection
+    # Requests, from the network of a node
 
     def complete(self, **body: Any) -> tuple[int, Any]:
         """A request through the proxy, made on its node."""
-        connection = self._through_proxy(body)
-        try:
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        finally:
-            connection.close()
+        with self.talk(**body) as answer:
+            return answer.status_code, json.loads(answer.read())
 
     @contextmanager
-    def talk(self, **body: Any) -> Iterator[socket.socket]:
-        """A streamed request through the proxy, as its connection."""
-        connection = self._through_proxy(body | {"stream": True})
-        try:
-            assert isinstance(connection.sock, socket.socket)
-            yield connection.sock
-        finally:
-            connection.close()
-
-    def _through_proxy(self, body: Mapping[str, Any]) -> HTTPConnection:
+    def talk(self, **body: Any) -> Iterator[httpx.Response]:
+        """The answer of the proxy, once it has begun."""
         proxy = self.run.read_plan().proxy
-        request = {"model": "fake", "prompt": "a b c d", "max_tokens": 4} | dict(body)
-        node = self.node_of("proxy")
-        return self.request("/v1/completions", request, node=node, host=proxy.host, port=proxy.port)
+        request = {"model": "fake", "prompt": "a b c d", "max_tokens": 4} | body
+        with self._post("proxy", f"http://{proxy.host}:{proxy.port}/v1/completions", request) as answer:
+            yield answer
 
     def script(self, engine: str, **faults: object) -> None:
         """Tell a fake engine what to do from now on."""
-        plan = self.run.read_plan()
-        node = self.node_of(engine)
-        host, port = self.cluster.address(node), plan.process(engine).ports["http"]
-        connection = self.request("/fake/script", faults, node=node, host=host, port=port)
-        assert connection.getresponse().status == 200
-        connection.close()
+        host, port = self.cluster.address(self.node_of(engine)), self.run.read_plan().process(engine).ports["http"]
+        with self._post(engine, f"http://{host}:{port}/fake/script", faults) as answer:
+            assert answer.status_code == 200
 
-
-def _connect(host: str, port: int) -> socket.socket:
-    return socket.create_connection((host, port), LIMIT)
-
-
-def read_until(connection: socket.socket, text: bytes) -> None:
-    """Reads on until `text` has come."""
-    received = b""
-    while text not in received:
-        data = connection.recv(65536)
-        assert data, f"the connection was closed before {text!r}"
-        received = received[-len(text) :] + data  # it may be cut in two
-
-
-def read_until_silent(connection: socket.socket, seconds: float) -> None:
-    """Reads on until nothing has come for so long."""
-    while select.select([connection], [], [], seconds)[0]:
-        assert connection.recv(65536), "the connection was closed"
+    @contextmanager
+    def _post(self, process: str, url: str, body: Mapping[str, Any]) -> Iterator[httpx.Response]:
+        with httpx.Client(timeout=LIMIT, trust_env=False) as client:
+            request = client.build_request("POST", url, json=body)
+            answer = self.cluster.inside(self.node_of(process), lambda: client.send(request, stream=True))
+            with closing(answer):
+                yield answer
 
 
 RECIPE = REPOSITORY / "recipes/tiny-cpu.yaml"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.deployments import LIMIT, ClusterDeployment, Lab, read_until, read_until_silent
+from tests.cluster.deployments import LIMIT, ClusterDeployment, Lab
 from tests.cluster.spec import LOGIN
 from tests.launch.deployment import wait_until
 
@@ -34,29 +33,6 @@ def lose(up: ClusterDeployment, node: str, how: str) -> None:
     """Cut a node off, or its power; wait until the user is told."""
     getattr(up.cluster, how)(node)
     up.expect(f"the agent of {node} is gone: not heard for")
-
-
-@pytest.mark.full
-def test_a_cut_shorter_than_the_heartbeat_delays_a_stream_and_nothing_else(two: Lab) -> None:
-    timeouts: dict[str, Any] = {"timeouts__heartbeat_seconds": 20.0, "timeouts__agent_lease_seconds": 40.0}
-    up = two.sbatch(two.recipe(**timeouts)).ready()
-    up.script("decode-0", token_seconds=0.02)
-    before = up.state()
-    with up.talk(max_tokens=400) as stream:
-        read_until(stream, b"data: {")
-        two.cluster.cut(up.node_of("decode-0"))
-        read_until_silent(stream, 0.5)
-        two.cluster.heal(up.node_of("decode-0"))
-        read_until(stream, b"data: [DONE]")
-    after = up.state()
-    assert after.phase == "ready"
-    assert {name: process.id for name, process in after.processes.items()} == {
-        name: process.id for name, process in before.processes.items()
-    }
-    assert not up.events("died")
-    assert not up.events("unresponsive")
-    assert two.pdserve(LOGIN, "down").returncode == 0
-    assert up.ended() == "COMPLETED"
 
 
 def test_a_longer_cut_ends_the_deployment_and_the_cut_side_stops_by_itself(two: Lab) -> None:

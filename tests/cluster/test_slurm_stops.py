@@ -17,7 +17,7 @@ import pytest
 
 from tests import isolation
 from tests.cluster.cluster import Cluster
-from tests.cluster.deployments import LIMIT, ORDER, ClusterDeployment, Lab, read_until
+from tests.cluster.deployments import LIMIT, ORDER, ClusterDeployment, Lab
 from tests.cluster.spec import LOGIN
 from tests.launch.deployment import wait_until
 
@@ -82,11 +82,12 @@ def test_the_time_limit_lets_a_stream_end_before_anything_is_stopped(job: Lab) -
     up.script("decode-0", hold="")
     up.ready()
     up.script("decode-0", hold="token")
-    with up.talk(max_tokens=6) as stream:
-        read_until(stream, b"data: {")
+    with up.talk(max_tokens=6, stream=True) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: {")
         up.expect("deployment is draining")
         up.script("decode-0", hold="")
-        read_until(stream, b"data: [DONE]")
+        assert "data: [DONE]" in lines
     assert up.ended() == "COMPLETED"
     assert up.stopped() == ORDER
     assert [event for event in up.events("stopped") if event["forced"]] == []

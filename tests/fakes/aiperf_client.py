@@ -4,17 +4,14 @@
     aiperf_client.py -I -c CODE                     prints the version, as the check of --setup asks it
 
 It reads traces of its Mooncake format and fixed lengths. Sessions go on turn by turn, at a concurrency.
-FAKE_AIPERF=die ends with code 1 and no records; wrong-length asks for half of each answer; hang leaves a temporary file
-and does not end before it gets a TERM.
+FAKE_AIPERF=die ends with code 1 and no records.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
-import signal
 import sys
 import time
 import uuid
@@ -23,7 +20,10 @@ from typing import Any
 
 import httpx
 
-FAULT = os.environ.get("FAKE_AIPERF", "")
+# Started by path, from any folder: the repository, not this folder, is where modules come from.
+sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from tests.fakes.bench_client import ask  # noqa: E402
 
 
 def sessions(benchmark: dict[str, Any], seed: int) -> dict[str, list[dict[str, Any]]]:
@@ -49,66 +49,18 @@ def text(row: dict[str, Any], block: int) -> str:
     return "".join(blocks)[: row["input_length"]]
 
 
-async def ask(
-    client: httpx.AsyncClient, benchmark: dict[str, Any], turn: dict[str, Any], session: str
-) -> tuple[Any, str]:
-    """Its record, and the text of the answer."""
-    endpoint = benchmark["endpoint"]
-    path = "/v1/chat/completions" if endpoint["type"] == "chat" else "/v1/completions"
-    body = {
-        "model": benchmark["model"],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **turn,
-        **endpoint["extra"],
-    }
-    if FAULT == "wrong-length":
-        body["max_tokens"] = max(1, body["max_tokens"] // 2)
-    wall, began = time.time_ns(), time.perf_counter_ns()
-    chunks: list[int] = []
-    answer = ""
-    metrics: dict[str, Any] = {}
-    error = None
-    async with client.stream("POST", path, json=body, headers={endpoint["sessionHeader"]: session}) as response:
-        if response.status_code != 200:
-            error = {"code": response.status_code, "type": "HTTPError", "message": response.reason_phrase}
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if event.get("usage"):
-                metrics["usage_prompt_tokens"] = event["usage"]["prompt_tokens"]
-                metrics["usage_completion_tokens"] = event["usage"]["completion_tokens"]
-            elif event.get("choices") and (
-                event["choices"][0].get("text") or event["choices"][0].get("delta", {}).get("content")
-            ):
-                chunks.append(time.perf_counter_ns())
-                answer += event["choices"][0].get("delta", {}).get("content") or ""
-    if chunks:
-        metrics["time_to_first_token"] = (chunks[0] - began) / 1e6
-        metrics["request_latency"] = (chunks[-1] - began) / 1e6
-        metrics["inter_chunk_latency"] = [(b - a) / 1e6 for a, b in itertools.pairwise(chunks)]
-    about = {
-        "x_correlation_id": session,
-        "request_start_ns": wall,
-        "request_end_ns": time.time_ns(),
-        "benchmark_phase": "profiling",
-        "was_cancelled": False,
-    }
-    record = {"metadata": about, "metrics": {name: {"value": v} for name, v in metrics.items()}, "error": error}
-    return record, answer
-
-
 async def profile(config: dict[str, Any]) -> None:
     benchmark = config["benchmark"]
-    assert benchmark["endpoint"]["apiKey"] == "${OPENAI_API_KEY}"
+    endpoint = benchmark["endpoint"]
+    assert endpoint["apiKey"] == "${OPENAI_API_KEY}"
+    path = "/v1/chat/completions" if endpoint["type"] == "chat" else "/v1/completions"
     headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
     places = asyncio.Semaphore(benchmark["profiling"].get("concurrency", 64))
     records: list[Any] = []
-    async with httpx.AsyncClient(base_url=benchmark["endpoint"]["url"], headers=headers, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=endpoint["url"], headers=headers, timeout=60) as client:
 
         async def play(name: str, turns: list[dict[str, Any]]) -> None:
-            session = str(uuid.uuid4())
+            session = {endpoint["sessionHeader"]: str(uuid.uuid4())}
             async with places:
                 history: list[dict[str, str]] = []
                 for index, turn in enumerate(turns):
@@ -116,10 +68,27 @@ async def profile(config: dict[str, Any]) -> None:
                     if "said" in turn:  # each turn follows the model's own answer to the one before
                         history.append({"role": "user", "content": turn["said"]})
                         body = {"messages": history, "max_tokens": turn["max_tokens"]}
-                    record, answer = await ask(client, benchmark, body, session)
-                    history.append({"role": "assistant", "content": answer})
-                    record["metadata"] |= {"conversation_id": name, "turn_index": index}
-                    records.append(record)
+                    wall = time.time_ns()
+                    answer = await ask(
+                        client, path, {"model": benchmark["model"], **body, **endpoint["extra"]}, session
+                    )
+                    history.append({"role": "assistant", "content": answer.text})
+                    metrics: dict[str, Any] = {f"usage_{kind}": tokens for kind, tokens in answer.usage.items()}
+                    if answer.chunks:
+                        metrics["time_to_first_token"] = (answer.chunks[0] - answer.began) * 1e3
+                        metrics["request_latency"] = (answer.chunks[-1] - answer.began) * 1e3
+                        metrics["inter_chunk_latency"] = [seconds * 1e3 for seconds in answer.between]
+                    about = {
+                        "x_correlation_id": session[endpoint["sessionHeader"]],
+                        "request_start_ns": wall,
+                        "request_end_ns": time.time_ns(),
+                        "benchmark_phase": "profiling",
+                        "was_cancelled": False,
+                        "conversation_id": name,
+                        "turn_index": index,
+                    }
+                    values = {name: {"value": value} for name, value in metrics.items()}
+                    records.append({"metadata": about, "metrics": values, "error": None})
 
         await asyncio.gather(*(play(*each) for each in sessions(benchmark, config["randomSeed"]).items()))
     artifacts = Path(benchmark["artifacts"]["dir"])
@@ -131,10 +100,7 @@ def main() -> None:
     if "-c" in sys.argv:
         print("0.13.0")
         return
-    if FAULT == "hang":
-        Path(os.environ["TMPDIR"], "prompts").write_text("a prompt")
-        signal.pause()
-    if FAULT == "die":
+    if os.environ.get("FAKE_AIPERF") == "die":
         sys.exit("TokenizerError: Failed to load tokenizer")
     asyncio.run(profile(json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())))
 

@@ -4,25 +4,63 @@
         --num-prompts N --max-concurrency N | --request-rate R --seed N --extra-body JSON
         --result-dir D --result-filename F            (other options are ignored)
 
-FAKE_CLIENT=die ends with code 3 and no result; hang never ends; other-tokenizer sends prompts of twice the length;
-busy computes for half a second beside its requests.
+FAKE_CLIENT=die ends with code 3 and no result; hang never ends; other-tokenizer sends prompts of twice the length.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 FAULT = os.environ.get("FAKE_CLIENT", "")
+
+
+@dataclass
+class Answer:
+    """A streamed answer: when its request was sent and each of its chunks came, in seconds, and what was in them."""
+
+    began: float = field(default_factory=time.perf_counter)
+    chunks: list[float] = field(default_factory=list)
+    usage: dict[str, int] = field(default_factory=dict)
+    text: str = ""
+    status: int = 0
+    error: str = ""
+
+    @property
+    def between(self) -> list[float]:
+        return [after - before for before, after in itertools.pairwise(self.chunks)]
+
+
+async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], headers: Mapping[str, str] = {}) -> Answer:
+    answer = Answer()
+    streamed = {"stream": True, "stream_options": {"include_usage": True}, **body}
+    try:
+        async with client.stream("POST", path, json=streamed, headers=headers) as response:
+            answer.status = response.status_code
+            if response.status_code != 200:
+                answer.error = response.reason_phrase
+            async for line in response.aiter_lines():
+                event = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {}
+                for choice in event.get("choices", ()):
+                    if text := choice.get("text") or choice.get("delta", {}).get("content"):
+                        answer.chunks.append(time.perf_counter())
+                        answer.text += text
+                answer.usage |= event.get("usage") or {}
+    except httpx.HTTPError as error:
+        answer.error = f"Traceback (most recent call last):\n{error!r}"
+    return answer
 
 
 def arguments() -> argparse.Namespace:
@@ -37,41 +75,6 @@ def arguments() -> argparse.Namespace:
     return parser.parse_known_args()[0]
 
 
-async def ask(client: httpx.AsyncClient, args: argparse.Namespace, prompt: list[int]) -> dict[str, Any]:
-    body = {
-        "model": args.served_model_name,
-        "prompt": prompt,
-        "max_tokens": args.random_output_len,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **args.extra_body,
-    }
-    began = last = time.perf_counter()
-    record: dict[str, Any] = {"start": began, "ttft": 0.0, "itl": [], "input": len(prompt), "output": 0, "error": ""}
-    try:
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != 200:
-                return record | {"error": response.reason_phrase, "latency": 0.0}
-            async for line in response.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event, now = json.loads(line.removeprefix("data: ")), time.perf_counter()
-                if event.get("choices"):
-                    if record["ttft"]:
-                        record["itl"].append(now - last)
-                    else:
-                        record["ttft"] = now - began
-                    last = now
-                elif usage := event.get("usage"):
-                    record |= {"input": usage["prompt_tokens"], "output": usage["completion_tokens"]}
-    except httpx.HTTPError as error:
-        return record | {"error": f"Traceback (most recent call last):\n{error!r}", "latency": 0.0}
-    # As the client does, it counts what came when no usage did.
-    output = record["output"] or (len(record["itl"]) + 1 if record["ttft"] else 0)
-    return record | {"latency": last - began, "output": output}
-
-
 async def main() -> None:
     args = arguments()
     if FAULT == "die":
@@ -82,26 +85,25 @@ async def main() -> None:
     length = args.random_input_len * (2 if FAULT == "other-tokenizer" else 1)
     prompts = [[numbers.randrange(97, 123) for _ in range(length)] for _ in range(args.num_prompts)]
     places = asyncio.Semaphore(args.max_concurrency)
-    key = os.environ["OPENAI_API_KEY"]
-    async with httpx.AsyncClient(
-        base_url=args.base_url, headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=True
-    ) as client:
+    same = {"model": args.served_model_name, "max_tokens": args.random_output_len, "ignore_eos": True}
+    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+    async with httpx.AsyncClient(base_url=args.base_url, headers=headers, timeout=60) as client:
 
-        async def limited(prompt: list[int]) -> dict[str, Any]:
+        async def limited(prompt: list[int]) -> Answer:
             async with places:
-                return await ask(client, args, prompt)
+                return await ask(client, "/v1/completions", {**same, "prompt": prompt, **args.extra_body})
 
-        records = await asyncio.gather(*map(limited, prompts))
-    names = {
-        "start_times": "start",
-        "input_lens": "input",
-        "output_lens": "output",
-        "ttfts": "ttft",
-        "itls": "itl",
-        "latencies": "latency",
-        "errors": "error",
+        answers = await asyncio.gather(*map(limited, prompts))
+    result = {
+        "start_times": [each.began for each in answers],
+        "input_lens": [each.usage.get("prompt_tokens", length) for each in answers],
+        # As the client does, it counts what came when no usage did.
+        "output_lens": [each.usage.get("completion_tokens", len(each.chunks)) for each in answers],
+        "ttfts": [each.chunks[0] - each.began if each.chunks else 0.0 for each in answers],
+        "itls": [each.between for each in answers],
+        "latencies": [0.0 if each.error or not each.chunks else each.chunks[-1] - each.began for each in answers],
+        "errors": [each.error for each in answers],
     }
-    result = {name: [record[key] for record in records] for name, key in names.items()}
     Path(args.result_dir, args.result_filename).write_text(json.dumps(result))
 
 
