@@ -231,17 +231,6 @@ class Cluster:
             for node in nodes:
                 self.heal(node)
 
-    @contextmanager
-    def isolated(self, *nodes: str) -> Iterator[None]:
-        """They do not reach each other in a block; the others and the login node they do."""
-        for node in nodes:
-            self._switch("bridge", "link", "set", "dev", f"{node}e0", "isolated", "on")
-        try:
-            yield
-        finally:
-            for node in nodes:
-                self._switch("bridge", "link", "set", "dev", f"{node}e0", "isolated", "off")
-
     def power_off(self, node: str) -> None:
         """Silence, then everything on the node is gone at once, with its /dev/shm, its cgroups and its connections: no
         FIN and no RST leave it while its processes die."""

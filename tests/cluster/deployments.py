@@ -77,14 +77,13 @@ class Lab:
         written = yaml.safe_load((self.folder / "fake.yaml").read_text())
         return int(written["ports"][kind])
 
-    def hosts(self, *, ssh: Mapping[str, Any] | None = None, python: Mapping[str, Path] | None = None) -> Path:
-        """A cluster file of the first two nodes. `ssh`: further keys of that section; `python`: node -> interpreter."""
-        section = {"config": str(self.cluster.ssh_config), "connect_seconds": 10} | dict(ssh or {})
-        interpreters = python or {}
-        hosts = [
-            {"name": node} | ({"python": str(interpreters[node])} if node in interpreters else {})
-            for node in self.cluster.nodes[:2]
-        ]
+    def hosts(self, *, count: int = 2, python: Mapping[str, Path] | None = None) -> Path:
+        """A cluster file of so many nodes. `python`: node -> interpreter."""
+        section = {"config": str(self.cluster.ssh_config), "connect_seconds": 10}
+        hosts: list[dict[str, str]] = [{"name": node} for node in self.cluster.nodes[:count]]
+        for host in hosts:
+            if python and host["name"] in python:
+                host["python"] = str(python[host["name"]])
         file = self.folder / "cluster.yaml"
         file.write_text(json.dumps({"schema": 1, "hosts": hosts, "ssh": section}))
         return file
@@ -114,10 +113,10 @@ class Lab:
                 process.send_signal(signal.SIGINT)
                 process.wait(LIMIT)
 
-    def sbatch(self, recipe: Path | None, *options: str, settings: Sequence[str] = ()) -> ClusterDeployment:
-        """Submit slurm/disagg.sh with the recipe (None: its own) and these `--set`, from the repository."""
+    def sbatch(self, recipe: Path, *options: str, settings: Sequence[str] = ()) -> ClusterDeployment:
+        """Submit slurm/disagg.sh with the recipe and these `--set`, from the repository."""
         changes = [word for setting in settings for word in ("--set", setting)]
-        return self._sbatch(*options, "slurm/disagg.sh", *map(str, filter(None, [recipe])), *changes)
+        return self._sbatch(*options, "slurm/disagg.sh", str(recipe), *changes)
 
     def submit(self, script: str, *options: str) -> ClusterDeployment:
         file = self.folder / "job.sh"
@@ -153,13 +152,11 @@ class ClusterDeployment(deployment.Deployment):
         """All that the user has seen so far."""
         return self.output.read_text() if self.output.exists() else ""
 
-    def expect(self, text: str, *, times: int = 1) -> str:
+    def expect(self, text: str) -> str:
         """The line with `text`; waits for it."""
-        wait_until(
-            f"{text!r} printed", lambda: self._over() or self.printed().count(text) >= times, LIMIT, why=self.printed
-        )
+        wait_until(f"{text!r} printed", lambda: self._over() or text in self.printed(), LIMIT, why=self.printed)
         lines = [line for line in self.printed().splitlines() if text in line]
-        assert len(lines) >= times, f"ended without saying {text!r}:\n{self.printed()}"
+        assert lines, f"ended without saying {text!r}:\n{self.printed()}"
         return lines[-1]
 
     def _over(self) -> bool:

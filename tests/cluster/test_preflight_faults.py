@@ -6,7 +6,6 @@ That it is looked for on the other nodes too; what is found is the matter of tes
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ import pytest
 
 from tests.cluster.deployments import Lab
 from tests.cluster.spec import LOGIN
-from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.cluster
 
@@ -57,67 +55,13 @@ def test_a_model_that_one_node_does_not_have(hosts: Lab) -> None:
     assert str(hosts.folder / "model") in output
 
 
-@pytest.mark.full
-def test_another_pdserve_on_one_node(hosts: Lab) -> None:
-    other = hosts.cluster.nodes[1]
-    copy = hosts.folder / "other"
-    shutil.copytree(REPOSITORY / "pdserve", copy / "pdserve", ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "pdserve/version_of_yesterday.py").write_text("# differs\n")
-    python = python_that(hosts, "other-pdserve", f"export PYTHONPATH={copy}")
-    output = refused(hosts, hosts.recipe(), hosts.hosts(python={other: python}))
-    assert other in output
-    assert "the same pdserve on all nodes" in output
-    assert "run all nodes from one installation" in output
-
-
-@pytest.mark.full
-def test_a_run_directory_that_a_host_does_not_share(hosts: Lab) -> None:
-    other = hosts.cluster.nodes[1]
-    hosts.home.mkdir()
-    with covered(hosts, other, hosts.home):
-        output = refused(hosts, hosts.recipe(), hosts.hosts())
-    assert f"run-dir on {other}" in output
-
-
 def test_all_hosts_that_do_not_answer_are_named_in_one_error_in_the_words_of_ssh(hosts: Lab) -> None:
-    first, second, third = hosts.cluster.nodes
-    file = hosts.folder / "three.yaml"
-    names = [{"name": node} for node in (first, second, third)]
-    file.write_text(json.dumps({"schema": 1, "ssh": {"config": str(hosts.cluster.ssh_config)}, "hosts": names}))
+    _, second, third = hosts.cluster.nodes
     with hosts.cluster.silent(second, third):
-        output = refused(hosts, hosts.recipe(), file)
+        output = refused(hosts, hosts.recipe(), hosts.hosts(count=3))
     assert f"error: 2 of 3 nodes cannot be looked at: {second}, {third}" in output
     for node in (second, third):
         assert f"| probe@{node}: nothing can be started on {node}\n  |   ssh: connect to host" in output
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("IdentityFile=/dev/null", "Permission denied (publickey)"),
-        ("UserKnownHostsFile=/dev/null", "Host key verification failed"),
-        ("Port=2222", "Connection refused"),
-    ],
-)
-@pytest.mark.full
-def test_a_host_that_refuses_is_named_in_the_words_of_ssh(hosts: Lab, option: str, words: str) -> None:
-    config = hosts.folder / "ssh_config"
-    # The first value of a setting wins, but identities add up.
-    text = hosts.cluster.ssh_config.read_text()
-    config.write_text(text.replace("IdentityFile", "#") if option.startswith("IdentityFile") else text)
-    output = refused(hosts, hosts.recipe(), hosts.hosts(ssh={"config": str(config), "options": [option]}))
-    first, other, _ = hosts.cluster.nodes
-    assert f"error: 2 of 2 nodes cannot be looked at: {first}, {other}" in output
-    assert output.count(words) == 2, output
-
-
-def test_nodes_that_do_not_reach_each_other(hosts: Lab) -> None:
-    first, second, _ = hosts.cluster.nodes
-    with hosts.cluster.isolated(first, second):
-        output = refused(hosts, hosts.recipe(), hosts.hosts())
-    assert first in output
-    assert second in output
-    assert "reach" in output
 
 
 def test_all_failures_are_reported_at_once_and_as_data(hosts: Lab) -> None:

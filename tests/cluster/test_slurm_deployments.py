@@ -12,9 +12,6 @@ from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.cluster
 
-SLOW_MACHINE_SECONDS = 5.0
-"""For what takes less than a second on a machine that has nothing else to do."""
-
 
 def test_salloc_runs_up_and_gives_the_allocation_back_when_it_ends(job: Lab) -> None:
     argv = ["salloc", "-N2", "--exclusive", *PDSERVE, "up", str(job.recipe())]
@@ -34,26 +31,16 @@ def test_salloc_runs_up_and_gives_the_allocation_back_when_it_ends(job: Lab) -> 
 
 
 @pytest.mark.parametrize("option", ["--overcommit", "--exclusive"])
-def test_too_few_gpus_are_reported_with_the_line_to_type_in_the_first_second(job: Lab, option: str) -> None:
+def test_too_few_gpus_are_reported_with_the_line_to_type(job: Lab, option: str) -> None:
     """In an exclusive job Slurm counts all GPUs of a node as the job's, and gives its steps those that it asked for."""
     recipe, output = "recipes/kimi-mi355x-2node.yaml", job.folder / "job.out"
-    wrap = f"--wrap=date +%s.%N; pdserve up {recipe}; code=$?; date +%s.%N; exit $code"
-    argv = ["sbatch", "--parsable", "-N2", "--gres=gpu:2", option, f"--output={output}", wrap]
+    argv = ["sbatch", "--parsable", "-N2", "--gres=gpu:2", option, f"--output={output}", f"--wrap=pdserve up {recipe}"]
     done = job.cluster.run(LOGIN, argv, env=job.env, cwd=REPOSITORY)
     up = ClusterDeployment(job, output, job=done.stdout.strip())
     assert up.ended() == "FAILED"
     assert "this job has 2 nodes with 2 GPUs each; kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.printed()
     assert re.search(rf"sbatch --nodes=2 --gres=gpu:8 slurm/disagg.sh \S*{recipe}", up.printed()), up.printed()
     assert not job.home.exists()
-    began, *_, ended = up.printed().split()
-    assert float(ended) - float(began) < SLOW_MACHINE_SECONDS
-
-
-@pytest.mark.full
-def test_without_a_recipe_it_is_that_of_two_nodes(job: Lab) -> None:
-    up = job.sbatch(None, "--gres=gpu:2")
-    assert up.ended() == "FAILED"
-    assert "this job has 2 nodes with 2 GPUs each; kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.printed()
 
 
 @pytest.mark.full

@@ -15,19 +15,6 @@ from tests.launch.deployment import wait_until
 pytestmark = [pytest.mark.container, pytest.mark.full]
 
 
-def test_over_ssh_each_node_has_its_container(boxes: Boxes) -> None:
-    first, second = boxes.cluster.nodes
-    with boxes.up(LOGIN, boxes.over_two(), "--cluster", boxes.hosts()) as up:
-        up.ready()
-        assert up.complete()[0] == 200
-        assert "tests/fakes/lmcache.py" in boxes.inside(first)
-        assert "tests/fakes/engine.py" in boxes.inside(second)
-        assert boxes.pdserve(LOGIN, "down").returncode == 0
-        assert up.ended() == "0"
-        assert up.stopped() == ORDER
-    assert boxes.left() == []
-
-
 def test_in_a_slurm_job_each_node_has_its_container_which_may_use_what_slurm_gave_of_the_node(boxes: Boxes) -> None:
     up = boxes.sbatch(boxes.over_two(), "--gres=gpu:2").ready()
     assert up.complete()[0] == 200
@@ -46,17 +33,6 @@ def test_scancel_leaves_no_container(boxes: Boxes) -> None:
     up = boxes.sbatch(boxes.over_two()).ready()
     boxes.cluster.output(LOGIN, ["scancel", up.job])
     assert up.ended() == "CANCELLED"
-    boxes.assert_nothing_left()
-
-
-def test_docker_kill_on_another_node(boxes: Boxes) -> None:
-    with boxes.up(LOGIN, boxes.over_two(), "--cluster", boxes.hosts()) as up:
-        up.ready()
-        node = up.node_of("decode-0")
-        boxes.dockers[node].output("kill", boxes.container(node))
-        line = up.expect(f"node {node} is lost while serving")
-        assert "docker run through ssh ended with exit code 137" in line
-        assert up.ended() == "5"
     boxes.assert_nothing_left()
 
 
