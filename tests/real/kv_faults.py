@@ -6,7 +6,6 @@ FOLDER/hold-steps   while it exists, the worker begins no step. Unlike a stopped
 FOLDER/other-kv     of the prompts that decode receives, every third then has the KV of the one that was received
                     before it
 FOLDER/recompute    of the prompts that decode is to load, every third is computed by decode instead; its KV is released
-FOLDER/cut          of the transfers of prefill, every third ends after half of its blocks, as a failure
 FOLDER/lost         holds the name of a prefill, all of whose transfers fail
 FOLDER/stale-chunk  what prefill loads from LMCache begins with the chunk that was loaded first since the file was made
 
@@ -26,7 +25,7 @@ from typing import Any
 FOLDER = "KV_FAULTS_FOLDER"
 NAME = "kv_faults"
 HOLD_LOADS, HOLD_STEPS = "hold-loads", "hold-steps"
-OTHER_KV, RECOMPUTE, CUT, LOST, STALE_CHUNK = "other-kv", "recompute", "cut", "lost", "stale-chunk"
+OTHER_KV, RECOMPUTE, LOST, STALE_CHUNK = "other-kv", "recompute", "lost", "stale-chunk"
 _EVERY = 3
 
 
@@ -106,7 +105,7 @@ def _corrupt(connector: Any, folder: Path) -> None:
     for child in getattr(connector, "_connectors", [connector]):
         if getattr(child, "connector_worker", None) is not None:
             _spoil_received(child.connector_worker, folder)
-            _cut_transfers(child.connector_worker, folder)
+            _lose_transfers(child.connector_worker, folder)
         if getattr(child, "connector_scheduler", None) is not None:
             _compute_again(child.connector_scheduler, folder / RECOMPUTE)
         if hasattr(child, "worker_adapter"):
@@ -148,22 +147,17 @@ def _spoil_received(worker: Any, folder: Path) -> None:
     )
 
 
-def _cut_transfers(worker: Any, folder: Path) -> None:
+def _lose_transfers(worker: Any, folder: Path) -> None:
     if not hasattr(worker, "_send_blocks"):
-        return  # NIXL's decode pulls: prefill sends nothing that could be cut
+        return  # NIXL's decode pulls: prefill sends nothing that could be lost
     send: Callable[[str, Sequence[int], Sequence[int], Sequence[int]], int] = worker._send_blocks
-    order, lost, numbers = folder / CUT, folder / LOST, count(1)
+    lost = folder / LOST
     name = Path(os.environ.get("PDSERVE_PATCH_RECORD", "")).name
 
     def send_blocks(session: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> int:
         if lost.exists() and lost.read_text() == name:
             return -1
-        if not order.exists() or next(numbers) % _EVERY:
-            return send(session, sources, targets, lengths)
-        half = len(sources) // 2
-        if half:
-            send(session, sources[:half], targets[:half], lengths[:half])
-        return -1
+        return send(session, sources, targets, lengths)
 
     worker._send_blocks = send_blocks
 

@@ -17,7 +17,6 @@ import pytest
 
 from pdserve import __version__
 from pdserve.system.process import send
-from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import Deployment, pdserve
 from tests.proxy.test_compiled import EXPECTED
 from tests.real import kv_faults
@@ -132,8 +131,8 @@ class Killed:
     """What the proxy logged of them."""
 
 
-async def kill(tiny: Deployment, reached: Reached, name: str, victim: ProcessId, hold: Path) -> Killed:
-    """Kill `victim`, a process of the decode `name`, once all streams have begun and the prefills have all late
+async def kill(tiny: Deployment, reached: Reached, name: str, hold: Path) -> Killed:
+    """Kill the worker of the decode `name` once all streams have begun and the prefills have all late
     requests, of which every other one is no stream. `hold`: a file that holds the prefills, so that none of these has
     begun then, however fast or slow this machine is."""
     sends = [Stream(new_prompt(200), STREAM_TOKENS) for _ in range(STREAMS)]
@@ -158,7 +157,7 @@ async def kill(tiny: Deployment, reached: Reached, name: str, victim: ProcessId,
             await until("they are sent", sent)
             assert not any(stream.began.is_set() for stream in late)
             assert not any(stream.ended for stream in sends), "streams were over before the kill"
-            assert send(victim, signal.SIGKILL)
+            assert send(member(tiny, name, "VLLM::Worker"), signal.SIGKILL)
     lines = await lines_of(tiny, sends + late)
     lost = [stream for stream in sends if lines[stream.request_id]["decode"] == name]
     answers = [(stream, task.result()) for stream, task in zip(late, waiting, strict=True)]
@@ -207,23 +206,15 @@ async def assert_reported(reached: Reached, killed: Killed) -> None:
     assert {len(stream.tokens) for stream in killed.kept} == {STREAM_TOKENS}
 
 
-@pytest.mark.parametrize(
-    ("name", "title"),
-    [
-        ("decode-0", "VLLM::Worker"),
-        # Its connections break, as those of the engines of fakes/ do: tests/proxy/test_upstream.py.
-        pytest.param("decode-1", "vllm", marks=pytest.mark.full),
-    ],
-)
 async def test_a_decode_killed_while_it_streams_ends_its_streams_by_an_error_and_costs_no_other_request(
-    tiny: Deployment, reached: Reached, faults: Path, name: str, title: str
+    tiny: Deployment, reached: Reached, faults: Path
 ) -> None:
-    """Its worker, of whose end vLLM may speak, or its API server, whose connections break. It comes back."""
+    """Its worker, of whose end vLLM may speak; for broken connections: tests/proxy/test_upstream.py. It comes back."""
+    name = "decode-0"
     use(tiny, "round_robin", "decode")
     use(tiny, "round_robin")
     before = tiny.id_of(name)
-    victim = before if title == "vllm" else member(tiny, name, title)
-    killed = await kill(tiny, reached, name, victim, faults / kv_faults.HOLD_STEPS)
+    killed = await kill(tiny, reached, name, faults / kv_faults.HOLD_STEPS)
     await asyncio.gather(*(reached.tokens(new_prompt(300), 4) for _ in range(4)))
     await reached.free(reached.prefills, ABORT_SECONDS + SECONDS)
     await assert_reported(reached, killed)

@@ -48,13 +48,6 @@ def test_a_decode_that_computes_prompts_itself_fails_the_transfer(tiny: Deployme
     assert statuses["load-output"] == "proven", "what it computes itself is right"
 
 
-def test_a_transfer_that_is_cut_fails_requests(tiny: Deployment, faults: Path) -> None:
-    with kv_faults.held(faults / kv_faults.CUT):
-        code, _, statuses, output = load()
-    assert code == 6, output
-    assert statuses["load-answers"] == "failed", output
-
-
 def test_a_sound_deployment_is_proven(tiny: Deployment) -> None:
     """Also by what comes after these faults."""
     code, report, statuses, output = load()
