@@ -13,10 +13,10 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import PATIENT, RECIPE, Lab
 from tests.containers.daemon import Docker
 from tests.containers.image import IMAGE, host_mounts, limits
-from tests.launch import deployment
 from tests.launch.deployment import wait_until
 
 _LIMIT = 60.0
+MOUNTED = {"image": IMAGE, "python": sys.executable, "mounts": host_mounts()}
 
 
 class Boxes(Lab):
@@ -39,18 +39,11 @@ class Boxes(Lab):
     def boxed(self, **changes: Any) -> Path:
         """1P1D with LMCache in a container on this machine. Every fake engine has a segment of shared memory."""
         ours: dict[str, Any] = {
-            "container": {
-                "kind": "docker",
-                "image": IMAGE,
-                "python": sys.executable,
-                "mounts": host_mounts(),
-                "options": limits(),
-            },
+            "slurm__nodes": 1,
+            "container": {"kind": "docker", "options": limits(), **MOUNTED},
             "engine__env": {"VLLM_CPU_KVCACHE_SPACE": 1, "FAKE_SHM": "1"},
-            "timeouts__heartbeat_seconds": 5.0,
-            "timeouts__agent_lease_seconds": 8.0,
         }
-        return deployment.recipe(self.folder, **ours | changes)
+        return self.recipe(**ours | changes)
 
     def over_two(self, **changes: Any) -> Path:
         """Write the recipe for two nodes."""
@@ -101,7 +94,6 @@ class Boxes(Lab):
 
 
 TINY_BOX = "tiny-box"
-MOUNTED = {"image": IMAGE, "python": sys.executable, "mounts": host_mounts()}
 
 
 def contained(folder: Path, cache: Path, *, container: Mapping[str, object] = MOUNTED, **changes: object) -> Path:

@@ -4,7 +4,7 @@ things away."""
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,44 +21,39 @@ With = Callable[[Path], Boxes]
 
 
 @contextmanager
-def docker_on(cluster: Cluster, folder: Path, nodes: Sequence[str]) -> Iterator[dict[str, Docker]]:
-    """A daemon with the image on each of these nodes."""
-    tar = folder / "image.tar"
-    write_image(tar)
-    dockers = {node: Docker(cluster, node, folder / f"dockerd-{node}.log") for node in nodes}
-    try:
-        for docker in dockers.values():
-            docker.start()
-        first, *others = dockers.values()
-        first.output("import", str(tar), IMAGE)
-        if others:
-            # An import by each would be an image of its own, and nodes with different ones are refused.
-            first.output("save", "--output", str(folder / "saved.tar"), IMAGE)
-        for docker in others:
-            docker.output("load", "--input", str(folder / "saved.tar"))
-        yield dockers
-    finally:
-        for docker in dockers.values():
-            if docker.lives:
-                docker.end(signal.SIGTERM)
+def docker_on(folder: Path, nodes: int, *, slurm: bool = False) -> Iterator[With]:
+    """A daemon with the image on each node."""
+    folder.mkdir(exist_ok=True)
+    write_image(folder / "image.tar")
+    with Cluster.up(nodes=nodes, slurm=slurm, layers=docker_layers()) as cluster:
+        dockers = {node: Docker(cluster, node, folder / f"dockerd-{node}.log") for node in cluster.nodes}
+        try:
+            for docker in dockers.values():
+                docker.start()
+            first, *others = dockers.values()
+            first.output("import", str(folder / "image.tar"), IMAGE)
+            if others:
+                # An import by each would be an image of its own, and nodes with different ones are refused.
+                first.output("save", "--output", str(folder / "saved.tar"), IMAGE)
+            for docker in others:
+                docker.output("load", "--input", str(folder / "saved.tar"))
+            yield lambda folder: Boxes(cluster, dockers, folder)
+        finally:
+            for docker in dockers.values():
+                if docker.lives:
+                    docker.end(signal.SIGTERM)
 
 
 @pytest.fixture(scope="session")
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[With]:
-    with (
-        Cluster.up(nodes=1, slurm=False, layers=docker_layers()) as cluster,
-        docker_on(cluster, tmp_path_factory.mktemp("docker"), cluster.nodes) as dockers,
-    ):
-        yield lambda folder: Boxes(cluster, dockers, folder)
+    with docker_on(tmp_path_factory.mktemp("docker"), 1) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="session")
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[With]:
-    with (
-        Cluster.up(nodes=2, layers=docker_layers()) as cluster,
-        docker_on(cluster, tmp_path_factory.mktemp("docker"), cluster.nodes) as dockers,
-    ):
-        yield lambda folder: Boxes(cluster, dockers, folder)
+    with docker_on(tmp_path_factory.mktemp("docker"), 2, slurm=True) as nodes:
+        yield nodes
 
 
 @pytest.fixture
