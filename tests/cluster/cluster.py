@@ -6,16 +6,17 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from tests import isolation
+from tests.cluster import kernel
 from tests.cluster.commands import (
     NodeProcess,
-    Result,
     Stream,
     entering,
-    in_network,
     node_processes,
     only_child,
 )
@@ -23,6 +24,7 @@ from tests.cluster.machine import CACHE, SLURM, LabError, check_machine, claim_p
 from tests.cluster.spec import FAKE_GPU, GPUS, LOGIN, MUNGE_SOCKET, write_files
 from tests.launch.deployment import wait_until
 
+Result = TypeVar("Result")
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _NAMESPACES = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc")
 _SANDBOX = f"""
@@ -168,16 +170,14 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         timeout: float = 180.0,
-        stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command on a node, here and with our environment plus `env`, and captures what it says.
 
         Raises subprocess.TimeoutExpired after `timeout` seconds; a failure is in `returncode`.
         """
-        source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
-        with self.popen(node, argv, env=env, cwd=cwd, stdin=source) as process:
+        with self.popen(node, argv, env=env, cwd=cwd) as process:
             try:
-                out, err = process.communicate(stdin, timeout)
+                out, err = process.communicate(timeout=timeout)
             finally:
                 # Whatever ends the wait, a timeout or Ctrl-C: the program does not outlive it.
                 process.send_signal(signal.SIGKILL)
@@ -196,16 +196,24 @@ class Cluster:
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        stdin: Stream = subprocess.DEVNULL,
         stdout: Stream = subprocess.PIPE,
         stderr: Stream = subprocess.PIPE,
     ) -> NodeProcess:
         """Starts a command on a node. Who starts it ends it; signals reach the program itself."""
-        return NodeProcess(self._init(node), argv, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
+        return NodeProcess(self._init(node), argv, env=env, cwd=cwd, stdout=stdout, stderr=stderr)
 
     def inside(self, node: str, work: Callable[[], Result]) -> Result:
-        """Runs `work` of the test process in the network of a node. Sockets made there stay there."""
-        return in_network(self._init(node), work)
+        """Runs `work` in a thread that has gone into the network of a node; returns or raises what it does. Its sockets
+        stay there. Only the network is the node's: names are not looked up in its /etc/hosts, so use addresses."""
+        network = Path(f"/proc/{self._init(node)}/ns/net")
+
+        def go() -> Result:
+            kernel.enter(network, kernel.NEW_NET)
+            return work()
+
+        # A thread cannot be told apart from others by where it is, so this one serves once and ends.
+        with ThreadPoolExecutor(1) as executor:
+            return executor.submit(go).result()
 
     # Faults
 

@@ -1,17 +1,15 @@
-"""Act on a node from the test process: commands in its namespaces, code in its network, and a look at what is there."""
+"""Act on a node from the test process: commands in its namespaces, and a look at what is there."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 from pdserve.system import procfs
-from tests.cluster import kernel
 
 Stream = int | IO[str] | None
 
@@ -40,7 +38,6 @@ class NodeProcess(subprocess.Popen[str]):
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        stdin: Stream = subprocess.DEVNULL,
         stdout: Stream = subprocess.PIPE,
         stderr: Stream = subprocess.PIPE,
     ) -> None:
@@ -51,7 +48,7 @@ class NodeProcess(subprocess.Popen[str]):
         super().__init__(
             [*entering(init), *inside, "--", *argv],
             env=environment | dict(env or {}),
-            stdin=stdin,
+            stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             text=True,
@@ -68,24 +65,6 @@ class NodeProcess(subprocess.Popen[str]):
                 os.kill(self.pid, signal.SIGCONT)
         except ProcessLookupError:
             return
-
-
-Result = TypeVar("Result")
-
-
-def in_network(init: int, work: Callable[[], Result]) -> Result:
-    """Runs `work` in a thread that has gone into the network of a node; returns or raises what it does.
-
-    Only the network is the node's: names are not looked up in its /etc/hosts, so use addresses.
-    """
-
-    def go() -> Result:
-        kernel.enter(Path(f"/proc/{init}/ns/net"), kernel.NEW_NET)
-        return work()
-
-    # A thread cannot be told apart from others by where it is, so this one serves once and ends.
-    with ThreadPoolExecutor(1) as executor:
-        return executor.submit(go).result()
 
 
 def node_processes(init: int) -> list[tuple[int, list[str]]]:

@@ -11,7 +11,7 @@ import json
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.fakes.engine_model import detokenize, prompt_logprobs, render_chat, tokenize
 
@@ -263,6 +263,7 @@ def named(event: dict[str, Any]) -> bytes:
 class ResponsesJob(Job):
     """/v1/responses."""
 
+    _at: ClassVar[dict[str, Any]] = {"content_index": 0, "output_index": 0, "item_id": "msg_1"}
     _sequence = -1
     _text = ""
 
@@ -279,22 +280,10 @@ class ResponsesJob(Job):
         self.generated += 1
         text = detokenize([token[0]])
         self._text += text
-        if first:
-            item = {**self._item(), "content": [], "status": "in_progress"}
-            yield self._numbered("response.output_item.added", output_index=0, item=item)
-            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            yield self._numbered("response.content_part.added", **self._at(), part=part)
-        yield self._numbered("response.output_text.delta", **self._at(), delta=text, logprobs=[])
+        yield self._numbered("response.output_text.delta", **self._at, delta=text, logprobs=[])
 
     def last_event(self, index: int) -> bytes:
-        part: dict[str, Any] = {"type": "output_text", "text": self._text, "annotations": [], "logprobs": None}
-        return b"".join(
-            (
-                self._numbered("response.output_text.done", **self._at(), text=self._text, logprobs=[]),
-                self._numbered("response.content_part.done", **self._at(), part=part),
-                self._numbered("response.output_item.done", output_index=0, item=self._item()),
-            )
-        )
+        return self._numbered("response.output_text.done", **self._at, text=self._text, logprobs=[])
 
     def usage_event(self) -> bytes | None:
         # vLLM names it completed whatever the status is.
@@ -303,49 +292,27 @@ class ResponsesJob(Job):
     def closing(self) -> bytes:
         return b""
 
-    def _at(self) -> dict[str, Any]:
-        return {"content_index": 0, "output_index": 0, "item_id": "msg_1"}
-
-    def _item(self) -> dict[str, Any]:
-        part: dict[str, Any] = {"type": "output_text", "text": self._text, "annotations": [], "logprobs": None}
-        return {"id": "msg_1", "type": "message", "role": "assistant", "content": [part], "status": "completed"}
-
     def _numbered(self, kind: str, **fields: Any) -> bytes:
         self._sequence += 1
         return named({**fields, "sequence_number": self._sequence, "type": kind})
 
     def response(self, status: str, *, done: bool) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": "output_text", "text": self._text, "annotations": [], "logprobs": None}
+        item = {"id": "msg_1", "type": "message", "role": "assistant", "content": [part], "status": "completed"}
         usage = {
             "input_tokens": len(self.prompt(0)),
-            "input_tokens_details": {
-                "cached_tokens": self.cached,
-                "cache_write_tokens": 0,
-                "input_tokens_per_turn": [],
-                "cached_tokens_per_turn": [],
-            },
+            "input_tokens_details": {"cached_tokens": self.cached},
             "output_tokens": self.generated,
-            "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0},
             "total_tokens": len(self.prompt(0)) + self.generated,
         }
         return {
             "id": f"resp_{self.id}",
             "created_at": 0,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": None,
-            "metadata": None,
             "model": self.args.served_model_name,
             "object": "response",
-            "output": [self._item()] if done else [],
-            "parallel_tool_calls": True,
-            "temperature": 1.0,
-            "tool_choice": "auto",
-            "tools": [],
-            "top_p": 1.0,
-            "background": False,
-            "max_output_tokens": self.shape.max_tokens,
-            "service_tier": "auto",
+            "output": [item] if done else [],
             "status": status,
-            "truncation": "disabled",
             "usage": usage if done else None,
             "kv_transfer_params": None,
         }

@@ -1,7 +1,7 @@
 """A scriptable stand-in for LMCache's MP server: its argv, its two ports, its HTTP API, and every way to fail.
 
-    python tests/fakes/lmcache.py --port 5555 --http-port 8080 --l1-size-gb 1 --eviction-policy LRU --instance-id ID
-        --host H --http-host H --chunk-size N --supported-transfer-mode M      (other flags are taken and ignored)
+    python tests/fakes/lmcache.py --port 5555 --http-port 8080 --l1-size-gb 1 --instance-id ID --host H --http-host H
+        (other flags are taken and ignored)
 
 It ends by SIGTERM (uvicorn raises it again) after a clean stop, and with 3 where a port is taken, as lmcache 0.5.6.
 Faults are scripted by environment: FAKE_LMCACHE_READY_AFTER and so on, one for each field of Script; recipes pass them
@@ -59,8 +59,6 @@ class Script(Faults):
     """* /healthcheck answers 503."""
     leaks: int = 0
     """Of what is stored, so many chunks stay locked."""
-    no_clear: bool = False
-    """An older one: no POST /cache/clear."""
 
 
 class Server:
@@ -85,12 +83,12 @@ class Server:
                     await responder.send(200, {"status": "healthy"})
             case "GET", "/config":
                 # Indented, as the real one answers.
-                await responder.send(200, json.dumps({"mp": self._mp()}, indent=2))
+                await responder.send(200, json.dumps({"mp": {"instance_id": self.flags.instance_id}}, indent=2))
             case "GET", "/status":
                 await responder.send(200, self._status())
             case "GET", "/metrics":
                 await responder.send(200, self._metrics(), content_type="text/plain; version=0.0.4")
-            case "POST", "/cache/clear" if not script.no_clear:
+            case "POST", "/cache/clear":
                 script.objects, script.bytes = max(script.locked, min(script.leaks, script.objects)), 0
                 self.chunks.clear()
                 await responder.send(200, {"status": "ok"})
@@ -123,45 +121,17 @@ class Server:
         self.script.bytes += len(new) * _CHUNK_BYTES
         return {"known": len(known), "written": len(new)}
 
-    def _mp(self) -> dict[str, Any]:
-        flags = self.flags
-        return {
-            "instance_id": flags.instance_id,
-            "transport": "zmq",
-            "host": flags.host,
-            "port": flags.port,
-            "chunk_size": flags.chunk_size,
-            "max_workers": flags.max_workers,
-            "hash_algorithm": "blake3",
-            "supported_transfer_mode": flags.supported_transfer_mode,
-            "shm_name": flags.shm_name,
-        }
-
     def _status(self) -> dict[str, Any]:
-        total = int(self.flags.l1_size_gb * (1 << 30))
         l1 = {
-            "is_healthy": True,
             "total_object_count": self.script.objects,
             "read_locked_count": self.script.locked,
             "memory_used_bytes": self.script.bytes,
-            "memory_total_bytes": total,
-            "memory_usage_ratio": self.script.bytes / total,
+            "memory_total_bytes": int(self.flags.l1_size_gb * (1 << 30)),
         }
-        ids = list(range(1, self.script.registered + 1))
-        # lmcache_driven engines are listed as GPU ids, engine_driven ones (all that `auto` gives on CPU) apart.
-        driven = self.flags.supported_transfer_mode == "lmcache_driven"
         return {
             "is_healthy": True,
-            "engine_type": "MPCacheServer",
-            "chunk_size": self.flags.chunk_size,
-            "hash_algorithm": "blake3",
-            "active_sessions": 0,
-            "storage_manager": {"is_healthy": True, "l1_manager": l1, "l1_managers": {"_default": l1}},
-            "worker_liveness": {"enabled": True, "tracked_instances": self.script.registered},
-            "registered_gpu_ids": ids if driven else [],
-            "cache_context_meta": {},
-            "registered_non_cuda_instance_ids": [] if driven else ids,
-            "non_cuda_context_meta": {},
+            "storage_manager": {"l1_manager": l1},
+            "registered_non_cuda_instance_ids": list(range(self.script.registered)),
         }
 
     def _metrics(self) -> str:
@@ -180,7 +150,6 @@ class Server:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """argparse exits 2 on its own, as the real server does."""
     parser = argparse.ArgumentParser(prog="http_server.py")
     parser.add_argument("--instance-id", default="fake")
     parser.add_argument("--host", default="127.0.0.1")
@@ -188,15 +157,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--http-host", default="127.0.0.1")
     parser.add_argument("--http-port", type=int, default=8080)
     parser.add_argument("--l1-size-gb", type=float, required=True)
-    parser.add_argument("--eviction-policy", choices=["LRU", "ARC", "IsolatedLRU", "noop"], required=True)
-    parser.add_argument("--chunk-size", type=int, default=256)
-    parser.add_argument("--max-workers", type=int, default=1)
-    parser.add_argument(
-        "--supported-transfer-mode", choices=["lmcache_driven", "engine_driven", "auto"], default="lmcache_driven"
-    )
-    parser.add_argument("--shm-name", default="")
-    known, _ignored = parser.parse_known_args(arguments)
-    return known
+    return parser.parse_known_args(arguments)[0]
 
 
 def fail(*lines: str) -> NoReturn:
