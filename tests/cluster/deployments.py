@@ -93,7 +93,7 @@ class Lab:
     ) -> subprocess.CompletedProcess[str]:
         """A command, to its end, on a node."""
         argv = [*PDSERVE, *map(str, arguments)]
-        return self.cluster.run(node, argv, env={**self.env, **(env or {})}, timeout=2 * LIMIT)
+        return self.cluster.run(node, argv, env={**self.env, **(env or {})}, cwd=self.folder, timeout=3 * LIMIT)
 
     @contextmanager
     def up(

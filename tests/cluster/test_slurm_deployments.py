@@ -8,7 +8,6 @@ import pytest
 
 from tests.cluster.deployments import ORDER, PDSERVE, ClusterDeployment, Lab
 from tests.cluster.spec import LOGIN
-from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.cluster
 
@@ -33,10 +32,8 @@ def test_salloc_runs_up_and_gives_the_allocation_back_when_it_ends(job: Lab) -> 
 @pytest.mark.parametrize("option", ["--overcommit", "--exclusive"])
 def test_too_few_gpus_are_reported_with_the_line_to_type(job: Lab, option: str) -> None:
     """In an exclusive job Slurm counts all GPUs of a node as the job's, and gives its steps those that it asked for."""
-    recipe, output = "recipes/kimi-mi355x-2node.yaml", job.folder / "job.out"
-    argv = ["sbatch", "--parsable", "-N2", "--gres=gpu:2", option, f"--output={output}", f"--wrap=pdserve up {recipe}"]
-    done = job.cluster.run(LOGIN, argv, env=job.env, cwd=REPOSITORY)
-    up = ClusterDeployment(job, output, job=done.stdout.strip())
+    recipe = "recipes/kimi-mi355x-2node.yaml"
+    up = job.submit(f"#!/bin/sh\nexec pdserve up {recipe}\n", "-N2", "--gres=gpu:2", option)
     assert up.ended() == "FAILED"
     assert "this job has 2 nodes with 2 GPUs each; kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.printed()
     assert re.search(rf"sbatch --nodes=2 --gres=gpu:8 slurm/disagg.sh \S*{recipe}", up.printed()), up.printed()

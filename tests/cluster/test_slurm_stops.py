@@ -28,30 +28,19 @@ def surveying(up: ClusterDeployment) -> None:
     )
 
 
-def starting(up: ClusterDeployment) -> None:
-    up.wait_for("started", name="decode-0")
-
-
-def proving(up: ClusterDeployment) -> None:
-    up.wait_for("attached")
-
-
-def serving(up: ClusterDeployment) -> None:
-    up.ready()
-
-
 @pytest.mark.parametrize(
     ("reached", "changes"),
     [
         (surveying, {}),
-        (starting, {"prefill__env": {"FAKE_NEVER_READY": 1}}),
-        (proving, {"prefill__env": {"FAKE_HOLD": "prefill"}}),
-        (serving, {"decode__env": {"FAKE_IGNORE_TERM": 1, "FAKE_CHILD": "setsid", "FAKE_SHM": "leak"}}),
+        (lambda up: up.wait_for("started", name="decode-0"), {"prefill__env": {"FAKE_NEVER_READY": 1}}),
+        (lambda up: up.wait_for("attached"), {"prefill__env": {"FAKE_HOLD": "prefill"}}),
+        (ClusterDeployment.ready, {"decode__env": {"FAKE_IGNORE_TERM": 1, "FAKE_CHILD": "setsid", "FAKE_SHM": "leak"}}),
     ],
+    ids=["surveying", "starting", "proving", "serving"],
 )
 @pytest.mark.full
 def test_scancel_leaves_nothing(
-    job: Lab, reached: Callable[[ClusterDeployment], None], changes: dict[str, Any]
+    job: Lab, reached: Callable[[ClusterDeployment], object], changes: dict[str, Any]
 ) -> None:
     up = job.sbatch(job.recipe(**changes))
     reached(up)

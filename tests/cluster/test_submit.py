@@ -18,8 +18,7 @@ NO_GPUS = {"slurm__options": ["--gres=none"]}
 
 
 def test_detached_it_serves_over_two_nodes_and_down_from_the_login_node_ends_the_job(job: Lab) -> None:
-    argv = [*PDSERVE, "up", str(job.recipe(**NO_GPUS)), "--slurm", "--detach"]
-    done = job.cluster.run(LOGIN, argv, env=job.env, cwd=job.folder, timeout=2 * LIMIT)
+    done = job.pdserve(LOGIN, "up", job.recipe(**NO_GPUS), "--slurm", "--detach")
     assert done.returncode == 0, done.stdout + done.stderr
     first, second, _ = job.cluster.nodes
     submitted = re.search(r"submitted job (\d+)", done.stdout)
@@ -50,9 +49,7 @@ def test_detached_it_serves_over_two_nodes_and_down_from_the_login_node_ends_the
 
 @pytest.mark.full
 def test_a_job_that_fails_gives_its_error_and_its_exit_code(job: Lab) -> None:
-    recipe = job.recipe(**NO_GPUS, decode__env={"FAKE_DIE_AT": "load"})
-    argv = [*PDSERVE, "up", str(recipe), "--slurm"]
-    done = job.cluster.run(LOGIN, argv, env=job.env, cwd=job.folder, timeout=2 * LIMIT)
+    done = job.pdserve(LOGIN, "up", job.recipe(**NO_GPUS, decode__env={"FAKE_DIE_AT": "load"}), "--slurm")
     assert done.returncode == 4, done.stdout + done.stderr
     assert f"error: decode-0@{job.cluster.nodes[1]}: decode" in done.stdout
     assert ": failed; its output: " in done.stderr
@@ -95,9 +92,7 @@ def test_sbatch_reads_a_comment_with_json_as_the_recipe_has_it(job: Lab) -> None
 def test_from_a_login_node_the_whole_run_is_submitted_and_ends_with_the_commands_code(job: Lab) -> None:
     program = job.folder / "ask.py"
     program.write_text(ASK + "raise SystemExit(3)\n")
-    recipe = job.recipe(slurm__options=["--gres=none"])
-    argv = [*PDSERVE, "run", str(recipe), "--slurm", "--", sys.executable, str(program)]
-    done = job.cluster.run(LOGIN, argv, env=job.env, cwd=job.folder, timeout=2 * LIMIT)
+    done = job.pdserve(LOGIN, "run", job.recipe(**NO_GPUS), "--slurm", "--", sys.executable, program)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "models 200" in done.stdout
     stopped = [line.split()[2] for line in done.stdout.splitlines() if " stopped in " in line]

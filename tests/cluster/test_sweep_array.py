@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 
 import pytest
 import yaml
 
-from tests.cluster.deployments import LIMIT, PDSERVE, Lab
+from tests.bench.kit import stand_in
+from tests.cluster.deployments import Lab
 from tests.cluster.spec import LOGIN
-from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.cluster
 
@@ -20,10 +18,7 @@ def test_two_deployments_are_two_tasks_and_the_sweep_is_whole(job: Lab) -> None:
     """One deployment starts; the other cannot, and the record of its point has the reason."""
     base = job.recipe(slurm__options=["--gres=none"], slurm__nodes=1)
     document = yaml.safe_load(base.read_text())
-    client = job.folder / "python-fake"
-    argv = shlex.join([sys.executable, str(REPOSITORY / "tests/fakes/bench_client.py")])
-    client.write_text(f'#!/bin/sh\nexec {argv} "$@"\n')
-    client.chmod(0o755)
+    client = stand_in(job.folder, "bench_client.py")
     command = document["engine"]["command"]
     sweep = job.folder / "sweep.yaml"
     sweep.write_text(
@@ -39,17 +34,8 @@ def test_two_deployments_are_two_tasks_and_the_sweep_is_whole(job: Lab) -> None:
             }
         )
     )
-    done = job.cluster.run(
-        LOGIN,
-        [*PDSERVE, "sweep", str(sweep), "--slurm", "--python", str(client)],
-        env={
-            **job.env,
-            "FAKE_TOKEN_SECONDS": "0.4",
-            "FAKE_LMCACHE_URL": f"http://127.0.0.1:{job.port('lmcache_http')}",
-        },
-        cwd=job.folder,
-        timeout=3 * LIMIT,
-    )
+    env = {"FAKE_TOKEN_SECONDS": "0.4", "FAKE_LMCACHE_URL": f"http://127.0.0.1:{job.port('lmcache_http')}"}
+    done = job.pdserve(LOGIN, "sweep", sweep, "--slurm", "--python", client, env=env)
     assert done.returncode == 12, done.stdout + done.stderr
     assert "2 tasks of 1 node" in done.stdout
     assert "1 of 2 points are VALID" in done.stdout

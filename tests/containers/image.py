@@ -8,54 +8,43 @@ starts it. What a build installs lies in an environment of the image's own.
 from __future__ import annotations
 
 import resource
+import shutil
 import sys
 import tarfile
-from io import BytesIO
 from pathlib import Path
 
 from tests.launch.deployment import REPOSITORY
 
 IMAGE = "pdserve-test:1"
 # docker puts its init into /sbin, which what is mounted must not hide.
-_FOLDERS = ("dev", "etc", "proc", "root", "run", "sbin", "sys", "usr", "var")
+_FOLDERS = ("dev", "etc", "proc", "root", "run", "sbin", "sys", "tmp", "usr", "var")
 _OF_THE_SYSTEM = ("bin", "lib", "lib64")
 
 
-def write_image(file: Path) -> None:
-    """A root file system as `docker import` takes it."""
+def write_image(file: Path, *, engines: Path | None = None) -> None:
+    """A root file system as `docker import` takes it. `engines`: the folder of the runtime, for the stage `engines`."""
+    root = file.with_suffix(".root")
+    for name in _FOLDERS:
+        (root / name).mkdir(parents=True)
+    (root / "tmp").chmod(0o1777)
+    for name in _OF_THE_SYSTEM:
+        if (host := Path("/", name)).is_symlink():  # into /usr, on every current distribution
+            (root / name).symlink_to(host.readlink())
+        elif host.exists():
+            (root / name).mkdir()
+    if engines is not None:
+        _add_engines(root, engines)
     with tarfile.open(file, "w") as tar:
-        for name in _FOLDERS:
-            add_folder(tar, name)
-        add_folder(tar, "tmp", mode=0o1777)
-        for name in _OF_THE_SYSTEM:
-            if (host := Path("/", name)).is_symlink():  # into /usr, on every current distribution
-                link = tarfile.TarInfo(name)
-                link.type, link.linkname = tarfile.SYMTYPE, str(host.readlink())
-                tar.addfile(link)
-            elif host.exists():
-                add_folder(tar, name)
-
-
-def add_folder(tar: tarfile.TarFile, name: str, *, mode: int = 0o755) -> None:
-    """`name` without the slash of the root."""
-    entry = tarfile.TarInfo(name)
-    entry.type, entry.mode = tarfile.DIRTYPE, mode
-    tar.addfile(entry)
-
-
-def add_file(tar: tarfile.TarFile, path: str, text: str, *, mode: int = 0o644) -> None:
-    """`path` from the root on."""
-    entry = tarfile.TarInfo(path[1:])
-    entry.size, entry.mode = len(text.encode()), mode
-    tar.addfile(entry, BytesIO(text.encode()))
+        tar.add(root, ".")
 
 
 def host_mounts() -> list[str]:
     """Return the `container.mounts`: the system's programs, the interpreter, its environment and what the tests are
     made of. pdserve's own folder is mounted by pdserve."""
-    system = ["/usr", *(f"/{name}" for name in _OF_THE_SYSTEM if Path("/", name).exists() and _is_folder(name))]
+    own = (at for name in _OF_THE_SYSTEM if (at := Path("/", name)).is_dir() and not at.is_symlink())
+    system = [Path("/usr"), *own]
     python = [Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve()]
-    outside = [str(path) for path in python if not _below(path, *map(Path, system), REPOSITORY)]
+    outside = [path for path in python if not any(map(path.is_relative_to, (*system, REPOSITORY)))]
     return [f"{path}:{path}:ro" for path in (*system, *outside)]
 
 
@@ -64,14 +53,6 @@ def limits() -> list[str]:
     names = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
     hard = {name: resource.getrlimit(number)[1] for name, number in names.items()}
     return [f"--ulimit={name}={limit}:{limit}" for name, limit in hard.items()]
-
-
-def _is_folder(name: str) -> bool:
-    return not Path("/", name).is_symlink()
-
-
-def _below(path: Path, *folders: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in folders)
 
 
 _LOCK = REPOSITORY / "requirements" / "cpu-stack.lock.txt"
@@ -95,7 +76,8 @@ os.execvp("runc", ["runc", *sys.argv[1:]])
 
 def write_runtime(folder: Path) -> Path:
     """The program for dockerd's `--add-runtime`; `folder` gets all packages of this environment but pdserve."""
-    packages = _folder_of_packages(folder)
+    packages = folder / "packages"
+    packages.mkdir()
     for entry in (Path(sys.prefix).resolve() / _site_packages()).iterdir():
         if not entry.name.lower().startswith(("pdserve", "_pdserve")):
             (packages / entry.name).symlink_to(entry)
@@ -106,23 +88,18 @@ def write_runtime(folder: Path) -> Path:
     return program
 
 
-def write_engines_image(file: Path, folder: Path) -> None:
-    """A root file system as `docker import` takes it; `folder`: that of the runtime."""
-    write_image(file)
-    python = Path(sys.executable).resolve()
-    with tarfile.open(file, "a") as tar:
-        add_folder(tar, "build")
-        add_file(tar, f"/build/{_LOCK.name}", _LOCK.read_text())
-        for name in ("opt", HOME[1:], f"{HOME}/bin"[1:], f"{HOME}/lib"[1:]):
-            add_folder(tar, name)
-        for name in ("python", "python3"):
-            link = tarfile.TarInfo(f"{HOME}/bin/{name}"[1:])
-            link.type, link.linkname = tarfile.SYMTYPE, str(python)
-            tar.addfile(link)
-        add_file(tar, f"{HOME}/pyvenv.cfg", f"home = {python.parent}\nversion = {sys.version.split()[0]}\n")
-        pip = f"#!{HOME}/bin/python\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n"
-        add_file(tar, f"{HOME}/bin/pip", pip, mode=0o755)
-        add_file(tar, f"{HOME}/{_site_packages()}/host.pth", f"{_folder_of_packages(folder)}\n")
+def _add_engines(root: Path, folder: Path) -> None:
+    python, home = Path(sys.executable).resolve(), root / HOME[1:]
+    for each in (root / "build", home / "bin", home / _site_packages()):
+        each.mkdir(parents=True)
+    shutil.copy(_LOCK, root / "build")
+    for name in ("python", "python3"):
+        (home / "bin" / name).symlink_to(python)
+    (home / "pyvenv.cfg").write_text(f"home = {python.parent}\nversion = {sys.version.split()[0]}\n")
+    pip = home / "bin/pip"
+    pip.write_text(f"#!{HOME}/bin/python\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n")
+    pip.chmod(0o755)
+    (home / _site_packages() / "host.pth").write_text(f"{folder / 'packages'}\n")
 
 
 def changes() -> list[str]:
@@ -133,9 +110,3 @@ def changes() -> list[str]:
 
 def _site_packages() -> Path:
     return Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
-
-
-def _folder_of_packages(folder: Path) -> Path:
-    packages = folder / "packages"
-    packages.mkdir(exist_ok=True)
-    return packages

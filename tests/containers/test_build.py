@@ -15,7 +15,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import assert_all_proven, until_ready
 from tests.containers.boxes import TINY_BOX, Boxes, contained
 from tests.containers.daemon import Docker, docker_layers
-from tests.containers.image import changes, write_engines_image, write_runtime
+from tests.containers.image import changes, write_image, write_runtime
 from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.container
@@ -33,7 +33,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
     """One node whose docker has the stand-in."""
     folder = tmp_path_factory.mktemp("build")
     runtime = write_runtime(folder)
-    write_engines_image(folder / "engines.tar", folder)
+    write_image(folder / "engines.tar", engines=folder)
     with Cluster.up(nodes=1, slurm=False, layers=docker_layers()) as cluster:
         docker = Docker(
             cluster,

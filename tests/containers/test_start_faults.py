@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import __version__
 from tests.cluster.deployments import PDSERVE
 from tests.containers.boxes import Boxes
-from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.container
 HANG_SECONDS = 60.0
@@ -33,13 +31,6 @@ def test_an_image_that_is_not_there(box: Boxes) -> None:
     assert f"image@{box.node}: registry.invalid/vllm:9 cannot be fetched on {box.node}" in output
     assert "likely cause: the registry cannot be reached from there" in output
     assert "docker load" in output
-
-
-@pytest.mark.full
-def test_an_image_without_an_interpreter(box: Boxes) -> None:
-    output = refused(box, box.boxed(), "--set", "container.python=/opt/no/python3")
-    assert "likely cause: the image has no /opt/no/python3" in output
-    assert "container.python" in output
 
 
 @pytest.fixture
@@ -64,19 +55,6 @@ def test_an_image_without_vllm(box: Boxes, without_vllm: Path) -> None:
     recipe.write_text(text.replace("  mounts:\n", f"  mounts:\n  - {mounts[0]}\n"))
     output = refused(box, recipe, "--set", f"container.python={without_vllm}/bin/python3")
     assert "vllm is not installed" in output, output
-
-
-@pytest.mark.full
-def test_an_image_with_another_pdserve(box: Boxes, tmp_path: Path) -> None:
-    other = tmp_path / "other/pdserve"
-    shutil.copytree(REPOSITORY / "pdserve", other, ignore=shutil.ignore_patterns("__pycache__"))
-    (other / "health.py").write_text((other / "health.py").read_text() + "\n# another one\n")
-    recipe = box.boxed()
-    text = recipe.read_text()
-    recipe.write_text(text.replace("  mounts:\n", f"  mounts:\n  - {other}:{REPOSITORY}/pdserve:ro\n"))
-    output = refused(box, recipe)
-    assert f"pdserve {__version__} (" in output
-    assert "the same pdserve there as here" in output
 
 
 @pytest.mark.full
