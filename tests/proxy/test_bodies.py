@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from pdserve.pd.http.pieces import LARGE, Pieces
 from pdserve.pd.requests import member_spans
 from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.dialects import CHAT, COMPLETIONS, DIALECTS, INTERNAL, NOT_FOR_PREFILL, Dialect
-from pdserve.pd.requests.member_spans import quoted_name
+from pdserve.pd.requests.member_spans import quoted_name, spans_of
 from tests.tables import each_row
 
 JSON = st.recursive(
@@ -214,6 +215,20 @@ def test_shorter_separators_do_not_make_up_for_a_name_that_comes_twice(place: in
     assert len(raw) == len(json.dumps(json.loads(raw)))
     with pytest.raises(ApiError, match="comes twice"):
         Body(raw)
+
+
+@each_row(
+    "raw, members, compared",
+    [
+        (b'{"a" : 1}', {"a": b"1", "b": b"2"}, {}),
+        (b'{"a":"%b","b":1}' % (b"x" * FILL), {"a": b'"%b"' % (b"y" * FILL), "b": b"1"}, {"a": 6}),
+    ],
+)
+def test_what_was_read_is_compared_with_its_place(
+    raw: bytes, members: dict[str, bytes], compared: dict[str, int]
+) -> None:
+    with pytest.raises(ApiError, match="comes twice"):
+        spans_of(raw, {name: msgspec.Raw(value) for name, value in members.items()}, compared)
 
 
 def test_names_of_clients_fill_no_memory() -> None:
