@@ -14,8 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pdserve.system import procfs
-from tests.proxy.deployment import MODEL, PLAIN, Deployment, Proxy, keys_file, over_socket
+from tests.proxy.deployment import MODEL, PLAIN, Deployment, keys_file
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 8}
 PROCESSES = 3
@@ -146,24 +145,6 @@ def test_a_process_that_is_told_to_end_costs_no_request(deployment: Deployment, 
     assert len(proxy.members) == processes
     deployment.idle()
     proxy.shows('pdserve_proxy_in_flight{role="decode",worker="decode-0"} 0.0')
-
-
-@pytest.mark.parametrize("early", [signal.SIGHUP, signal.SIGTERM])
-def test_a_signal_while_they_start_is_heard_once_they_can(deployment: Deployment, early: signal.Signals) -> None:
-    proxy = Proxy(
-        deployment.folder / "early.json", deployment.config("mooncake", processes=PROCESSES), key="", control=False
-    )
-    try:
-        while not procfs.descendants(proxy.process.pid):
-            assert proxy.process.poll() is None
-        proxy.process.send_signal(early)
-        if early is signal.SIGHUP:
-            for _ in range(PROCESSES):
-                proxy.until("serving on")
-            proxy.process.terminate()
-        assert proxy.process.wait() == 0
-    finally:
-        proxy.end()
 
 
 def test_members_die_with_their_parent(deployment: Deployment) -> None:
@@ -316,17 +297,6 @@ def test_after_a_failed_restart_processes_are_as_before(deployment: Deployment, 
     assert not {hung, other} & deployment.proxy.members
 
 
-def test_an_old_process_that_is_stopped_does_not_outlive_the_others(deployment: Deployment) -> None:
-    deployment.up(control=True, moments={"pdserve.pd.processes.heartbeat.HUNG_SECONDS": 4.0})
-    (old,) = deployment.proxy.members
-    os.kill(old, signal.SIGSTOP)
-    deployment.proxy.push_line(json.dumps({"restart": True}))
-    # On a busy machine the new process needs longer than that.
-    deployment.proxy.until_each("serving on", rf"\({old}\) has not answered for 4 s")
-    deployment.proxy.process.terminate()
-    assert deployment.proxy.process.wait() == 0
-
-
 def test_restarts_leave_no_files_open(deployment: Deployment) -> None:
     """But for one more or less of the generation before, until the collector has come."""
     deployment.up()
@@ -349,25 +319,3 @@ def test_the_end_of_the_proxy_ends_the_look_at_a_new_one(deployment: Deployment)
     assert deployment.proxy.process.wait() == 0
     with pytest.raises(OSError, match="No such device or address"):
         os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # nobody reads it
-
-
-def test_without_the_admins_token_a_process_hears_of_workers(deployment: Deployment, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("an-admin-token-of-32-characters!")
-    admin = tmp_path / "admin.sock"
-    deployment.up(control=True, admin={"socket": str(admin), "token_file": str(token)})
-    token.unlink()
-    deployment.proxy.process.send_signal(signal.SIGUSR2)
-    # In whatever order: the one opens it while the other ends.
-    deployment.proxy.until_each(
-        f"the admin's listener is not open: {token}: the admin token cannot be read.*restart the proxy",
-        "the old proxy process 0 has ended",
-    )
-    deployment.proxy.push("decode-0", "dead")
-    assert ask(deployment).status_code == 503
-    # What was lacking is there again.
-    token.write_text("an-admin-token-of-32-characters!")
-    deployment.proxy.process.send_signal(signal.SIGUSR2)
-    deployment.proxy.until("the admin of this process is open")
-    with over_socket(admin) as client:
-        assert client.get("http://admin/workers").status_code == 401

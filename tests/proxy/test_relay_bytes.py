@@ -221,20 +221,6 @@ def test_only_cached_tokens_change_in_a_long_answer(reported: int, cached: int, 
         assert (received.body, received.complete) == (make(cached), True)
 
 
-@pytest.mark.parametrize("version", ["1.1", "1.0"])
-def test_streams_over_real_connections_are_the_same(raw: RawDeployment, version: str) -> None:
-    @settings(max_examples=40, deadline=None)
-    @given(STREAMS, CUTS, CUTS)
-    def check(stream: bytes, chunks: list[int], writes: list[int]) -> None:
-        wire = head(SSE) + b"".join(chunk(part) for part in cut(stream, chunks)) + b"0\r\n\r\n"
-        raw.engine.script = sends(*cut(wire, writes))
-        answer = raw.ask(post(PATH, BODY, version=version))
-        assert (answer.status, answer.body, answer.complete) == (200, stream, True)
-        assert answer.headers["content-type"] == SSE
-
-    check()
-
-
 def test_one_connection_carries_many_answers_of_all_kinds(raw: RawDeployment) -> None:
     stream, answer = joined([b"data: 1"], b"\n"), b'{"n": 1.10}'
     with raw.client() as client:

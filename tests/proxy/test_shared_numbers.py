@@ -72,22 +72,6 @@ def numbers(folder: Path, process: int) -> Numbers:
     return shared_numbers.shared(path, LoadBoard.cells(PROCESSES), process=process, processes=PROCESSES)
 
 
-def test_workers_that_were_removed_make_room_for_others(tmp_path: Path) -> None:
-    """More names in a life than there may be workers at once."""
-    ours, theirs = (LoadBoard(numbers(tmp_path, process)) for process in range(PROCESSES))
-    for number in range(3 * MAX_WORKERS):
-        name = f"decode-{number}"
-        one, other = ours.worker(name), theirs.worker(name)
-        one.add_request(1)
-        other.add_request(2)
-        assert (one.requests, other.requests) == (3, 3), "both count on one row"
-        one.add_request(-1)
-        other.add_request(-2)
-        if number >= MAX_WORKERS - 1:
-            for board in (ours, theirs):
-                board.remove(f"decode-{number - MAX_WORKERS + 1}")
-
-
 def test_a_late_process_counts_on_the_same_rows(tmp_path: Path) -> None:
     ours = LoadBoard(numbers(tmp_path, 0))
     for name in ("decode-0", "decode-1", "decode-2"):

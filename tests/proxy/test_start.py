@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from pdserve.proxy import load_config
+from pdserve.proxy import load_config, start_of
 from tests.proxy.deployment import Deployment
 from tests.proxy.raw import ANSWER, RawDeployment, post, raw_deployment
 from tests.tables import each_row
 
 CONFIG: dict[str, Any] = {
     "host": "127.0.0.1",
-    "port": 0,
+    "port": 8000,
+    "processes": 1,
     "served_name": "m",
     "protocol": "mooncake",
     "workers": [{"name": "prefill-0", "role": "prefill", "url": "http://h:1", "bootstrap_url": "http://h:2"}],
@@ -28,14 +29,6 @@ CONFIG: dict[str, Any] = {
     "drain_seconds": 1,
     "max_body_bytes": 1,
 }
-
-
-def refused(path: Path) -> str:
-    """Return what a proxy that does not start prints. Its exit code is checked."""
-    argv = [sys.executable, "-m", "pdserve.proxy", "--config", str(path), "--no-control"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    return done.stderr
 
 
 @pytest.mark.process
@@ -53,7 +46,9 @@ def test_a_bad_configuration_is_exit_code_2_with_its_cause(tmp_path: Path, conte
     path = tmp_path / "proxy.json"
     if content is not None:
         path.write_text(json.dumps(content))
-    assert message in refused(path)
+    argv = [sys.executable, "-m", "pdserve.proxy", "--config", str(path), "--no-control"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
 def test_without_a_control_channel_all_workers_are_ready(deployment: Deployment) -> None:
@@ -84,23 +79,12 @@ def test_no_process_has_in_memory_what_only_others_need() -> None:
         assert not without & set(json.loads(done.stdout))
 
 
-@pytest.mark.process
-def test_so_the_parent_reads_what_it_needs_of_the_configuration_itself(tmp_path: Path) -> None:
-    config = CONFIG | {"processes": 1, "port": 8000}
-    paths = []
-    for left_out in ((), ("host",), ("processes",)):
-        paths.append(tmp_path / f"without-{''.join(left_out)}.json")
-        paths[-1].write_text(json.dumps({name: value for name, value in config.items() if name not in left_out}))
-    program = (
-        "import json, pathlib, sys, pdserve.proxy as proxy\n"
-        "starts = [proxy.start_of(pathlib.Path(path)) for path in sys.argv[1:]]\n"
-        "found = [[start.host, start.port, start.processes] for start in starts]\n"
-        "print(json.dumps([found, 'pydantic' in sys.modules]))"
-    )
-    argv = [sys.executable, "-c", program, *map(str, paths)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    expected = [[whole.host, whole.port, whole.processes] for whole in map(load_config, paths)]
-    assert json.loads(done.stdout) == [expected, False]
+@each_row("left_out", ["", "host", "processes"])
+def test_so_the_parent_reads_what_it_needs_of_the_configuration_itself(tmp_path: Path, left_out: str) -> None:
+    path = tmp_path / "proxy.json"
+    path.write_text(json.dumps({name: value for name, value in CONFIG.items() if name != left_out}))
+    start, whole = start_of(path), load_config(path)
+    assert (start.host, start.port, start.processes) == (whole.host, whole.port, whole.processes)
 
 
 # --- a process that ends, or leaves its place to a successor, answers what clients have begun to ask

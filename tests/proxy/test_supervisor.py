@@ -102,30 +102,6 @@ code = supervisor.Processes(1, member, None, Configured(b""), beats=beats).run()
 print(code, len(forks))
 """
 
-TOLD_TO_END = """
-
-parent, fork, forks, said = os.getpid(), os.fork, [], open(os.dup(1), "w", buffering=1)
-
-def counted():
-    forks.append(1)
-    return fork()
-
-def member(index, lines, asks):
-    if len(forks) == 2:
-        return 3  # the first successor does not start
-    os.write(asks, b'{"serving": true}\\n')
-    if len(forks) == 1:
-        os.write(asks, b'{"leaving": true}\\n')
-    signum = signal.sigwait(supervisor.SIGNALS)
-    said.write(f"{len(forks)} {signal.Signals(signum).name}\\n")
-    if len(forks) == 1:
-        os.kill(parent, signal.SIGTERM)
-    return 0
-
-os.fork = counted
-sys.exit(supervisor.Processes(1, member, None, Configured(b"")).run())
-"""
-
 
 @pytest.mark.parametrize("moment", ["pipe", "fork", "waitpid"])
 def test_a_signal_at_any_moment_ends_all(moment: str) -> None:
@@ -156,10 +132,3 @@ def test_pauses_grow_with_each_short_life() -> None:
     assert first.endswith("started anew")
     assert "started anew in 0.01 s, as its last lives were short" in second
     assert "started anew in 0.02 s" in third
-
-
-def test_one_that_is_told_to_end_is_retired_once_a_successor_serves() -> None:
-    """One that does not start is no successor, and ends nothing. What ends all is no SIGTERM for each of them."""
-    ended = ran(TOLD_TO_END)
-    assert ended.stdout.split("\n") == ["1 SIGUSR2", "3 SIGINT", ""], ended.stderr
-    assert ended.returncode == 0

@@ -7,21 +7,19 @@ import asyncio
 import json
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-import uvloop
 
 from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.pd.http import delayed_acks
 from pdserve.pd.http.fetch import fetch
 from pdserve.pd.http.upstream import Pool, Sink, UpstreamConnection
 from pdserve.pd.protocols.engine_ids import EngineIds
-from pdserve.pd.protocols.mooncake import MooncakeProtocol
 from pdserve.pd.relay.leg import UNREAD_SECONDS, Leg, never
-from pdserve.pd.workers.engines import Engines
 from pdserve.pd.workers.registry import Registry, Worker
 from tests.proxy.deployment import registry_of
 from tests.proxy.raw import ANSWER as RAW_ANSWER
@@ -131,78 +129,16 @@ async def test_a_pool_that_is_closed_fails_who_waits_for_an_answer() -> None:
         assert await sink.over == "lost"
 
 
-# --- when the chunks of an engine's stream are acknowledged: TCP_QUICKACK shows whether Linux does it at once
+# --- when the chunks of an engine's stream are acknowledged
 
 
-STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-EVENT = b"data: {}\n\n"
-READS = 80
-
-
-class Looks(Heard):
-    """Whether Linux acknowledges at once, seen at each piece of an answer; then the next one may come."""
-
-    transport: asyncio.BaseTransport
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.at_once: list[bool] = []
-        self.seen = asyncio.Event()
-
-    def on_data(self, data: bytes) -> None:
-        assert data == EVENT
-        option = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
-        self.at_once.append(bool(option))
-        self.seen.set()
-
-
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_stream_is_acknowledged_later_from_its_eighth_piece_on(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """Two streams over one connection."""
-
-    async def run() -> list[list[bool]]:
-        answers = [Looks(), Looks()]
-
-        async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            for looks in answers:
-                await reader.readuntil(b"\r\n\r\n")
-                head = STREAM
-                for _ in range(READS):
-                    looks.seen.clear()
-                    writer.write(head + b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
-                    head = b""
-                    await looks.seen.wait()
-                writer.write(b"0\r\n\r\n")
-
-        async with pool_to(engine) as pool:
-            connection = await pool.connect()
-            for looks in answers:
-                looks.transport = connection._transport
-                connection.send(HEAD, b"", looks)
-                assert await looks.over == "ended"
-        return [looks.at_once for looks in answers]
-
-    with asyncio.Runner(loop_factory=loop) as runner:
-        first, second = runner.run(run())
-    assert first[:7] == [True] * 7
-    for at_once in (first, second):
-        assert len(at_once) == READS
-        # Not those between: 40 ms between two pieces, as on a busy machine, and Linux acknowledges at once again.
-        assert not at_once[7]
-        assert not at_once[71]
-
-
-class ClosedByUvloop:
-    """What uvloop's socket does when its handle is closed."""
-
-    def setsockopt(self, *_: object) -> None:
-        raise ValueError("negative file descriptor")
-
-
-def test_a_connection_that_was_closed_is_left_alone() -> None:
-    closed = socket.socket()
-    closed.close()
-    for sock in (None, closed, ClosedByUvloop()):
+def test_pieces_of_a_stream_are_acknowledged_later_and_a_connection_that_was_closed_is_left_alone() -> None:
+    assert [reads for reads in range(1, 150) if delayed_acks.due(reads)] == [8, 72, 136]
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        delayed_acks.delay(asyncio.BaseTransport(extra={"socket": connection}))
+        assert not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
+    uvloops = Mock(setsockopt=Mock(side_effect=ValueError("negative file descriptor")))
+    for sock in (None, connection, uvloops):
         delayed_acks.delay(asyncio.BaseTransport(extra={"socket": sock}))
 
 
@@ -384,16 +320,3 @@ async def test_another_worker_of_the_same_name_is_another_one() -> None:
         await learnt.learn(new)
         assert engine_id_of(learnt, new) == "second"
         registry.close()
-
-
-async def test_a_worker_that_is_gone_is_forgotten() -> None:
-    """Names are an autoscaler's: there may be any number of them."""
-    async with listening(Prefill("one").serve) as url:
-        registry = registry_of("mooncake", config(url))
-        split = MooncakeProtocol(registry, Engines(None), "tiny")
-        ready(registry)
-        await split.background.drained()
-        learnt = split._engine_ids
-        assert len(learnt._known) == 1
-        registry.remove("prefill-0")
-        assert (learnt._known, learnt._turns) == ({}, {})
