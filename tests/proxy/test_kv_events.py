@@ -379,34 +379,6 @@ def test_recorded_bytes(version: str) -> None:
     assert isinstance(cleared, AllBlocksCleared)
 
 
-@pytest.mark.real
-def test_the_installed_vllm_encodes_what_is_read_here() -> None:
-    events = pytest.importorskip("vllm.distributed.kv_events", reason="NOT CHECKED against vLLM: it is not installed")
-    stored = events.BlockStored(
-        block_hashes=[b"a" * 32, 2**64 - 1],
-        parent_block_hash=b"p" * 32,
-        token_ids=list(range(32)),
-        block_size=16,
-        lora_id=None,
-        medium="GPU",
-        lora_name=None,
-        extra_keys=[None, (("image", 3), "salt")],
-        group_idx=1,
-        kv_cache_spec_kind="mla_attention",
-        session_id="s",
-    )
-    removed = events.BlockRemoved(block_hashes=[b"a" * 32], medium="CPU", group_idx=1)
-    sent = events.KVEventBatch(ts=1.0, events=[stored, removed, events.AllBlocksCleared()], data_parallel_rank=1)
-    batch = decode(msgspec.msgpack.encode(sent))
-    assert batch.rank == 1
-    assert {type(event) for event in sent.events} == {*events.KVCacheEvent.__subclasses__()}, "none is unknown here"
-    for event, original in zip(batch.events, sent.events, strict=True):
-        assert type(event).__mro__[1].__name__ == type(original).__name__
-        for field in event.__struct_fields__:
-            value = getattr(original, field, None)
-            assert getattr(event, field) == msgspec.msgpack.decode(msgspec.msgpack.encode(value)), field
-
-
 @each_row(
     "batch, rank, unknown",
     [

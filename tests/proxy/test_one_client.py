@@ -6,7 +6,6 @@ import signal
 import socket
 import struct
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,24 +21,17 @@ from pdserve.pd.requests.dialects import BY_PATH, CHAT, COMPLETIONS
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.serve.pair_canary import _NoClient
-from tests.proxy.deployment import KEY, MODEL, Child, Deployment
+from tests.proxy.deployment import KEY, MODEL, Child, Deployment, proxy_config
 from tests.proxy.raw import (
     ANSWER,
-    DONE,
-    EVENT,
     HEALTH,
     MEGABYTE,
     PATH,
-    SECONDS,
-    STREAM_HEAD,
     RawClient,
     RawDeployment,
     RawEngine,
-    Send,
-    chunk,
     post,
     raw_deployment,
-    sends,
 )
 from tests.tables import each_row
 
@@ -135,34 +127,6 @@ def test_its_room_in_memory_is_free_for_others(deployment: Deployment, way: dict
         for stream in streams:
             stream.until(b"data: [DONE]\n\n")
     answers.wait(running=0, waiting=0)
-
-
-def test_while_its_engine_may_still_fail_it_is_kept(tmp_path: Path) -> None:
-    """The control for the test above: a fourth request has no room while three wait for their first event."""
-    release, begun = threading.Event(), threading.Semaphore(0)
-
-    def held(send: Send) -> None:
-        send(STREAM_HEAD)
-        begun.release()
-        release.wait()
-        send(chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n")
-
-    with raw_deployment(tmp_path, **LIMITS) as raw, ExitStack() as stack:
-        raw.engine.script = held
-        for _ in range(3):
-            stack.enter_context(raw.client()).send(post(PATH, large()))
-            assert begun.acquire(timeout=SECONDS)
-        assert raw.ask(post(PATH, large())).status == 503
-        release.set()
-        raw.engine.wait_left()
-
-
-def test_the_log_still_has_its_id_and_its_times(raw: RawDeployment) -> None:
-    raw.engine.script = sends(STREAM_HEAD + chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n")
-    with raw.client() as client:
-        client.send(post(PATH, large(), "x-request-id: begun-stream-1"))
-        assert client.response().headers["x-request-id"] == "begun-stream-1"
-    raw.proxy.until(r"ok 200 /v1/completions id=begun-stream-1 .*ttft_ms=\d")
 
 
 def test_nothing_that_is_as_large_as_its_prompt_is_left() -> None:
@@ -301,11 +265,9 @@ def engine() -> Iterator[RawEngine]:
 
 @pytest.fixture
 def proxy(tmp_path: Path, engine: RawEngine) -> Iterator[Child]:
-    with Deployment(tmp_path) as deployment:
-        worker = {"name": "aggregated-0", "role": "aggregated", "url": engine.url}
-        config = deployment.config("aggregated", workers=[worker])
+    worker = {"name": "aggregated-0", "role": "aggregated", "url": engine.url}
     file = tmp_path / "proxy.json"
-    file.write_text(config.model_dump_json())
+    file.write_text(proxy_config(protocol="aggregated", workers=[worker]).model_dump_json())
     program = [sys.executable, "-m", "pdserve.proxy", "--config", str(file), "--no-control"]
     proxy = Child(["sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", *program], {"PDSERVE_ENGINE_KEY": KEY})
     try:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.config.settings import CorsSettings
@@ -181,12 +180,6 @@ def test_an_answer_names_the_origin_that_may_read_it(
     assert (headers.get(b"access-control-allow-credentials") == b"true") == credentials
 
 
-@each_row("origin", ["chat.example", "https://chat.example/", "https://chat example", ""])
-def test_what_no_browser_sends_as_an_origin_is_refused(origin: str) -> None:
-    with pytest.raises(ValidationError):
-        CorsSettings(origins=[origin])
-
-
 def preflight(raw: RawDeployment, origin: str = PAGE, path: str = COMPLETIONS) -> Response:
     lines = [f"OPTIONS {path} HTTP/1.1", "host: proxy", f"origin: {origin}", "access-control-request-method: POST"]
     return raw.ask("\r\n".join([*lines, "access-control-request-headers: authorization, x-mine", "", ""]).encode())
@@ -208,13 +201,12 @@ def test_a_page_that_is_not_named_gets_nothing(raw: RawDeployment) -> None:
     assert raw.engine.seen == []
 
 
-@each_row("asked", ["whole", "stream", "an error", "a page", "no JSON", "a bad head"])
+@each_row("asked", ["stream", "an error", "a page", "no JSON", "a bad head"])
 def test_a_page_can_read_every_answer(raw: RawDeployment, asked: str) -> None:
     origin = f"origin: {PAGE}"
     if asked == "stream":
         raw.engine.script = sends(STREAM)
     request, status = {
-        "whole": (post(COMPLETIONS, ASKED, origin), 200),
         "stream": (post(COMPLETIONS, ASKED | {"stream": True}, origin), 200),
         "an error": (post("/v1/nothing", ASKED, origin), 404),
         "a page": (f"GET /v1/models HTTP/1.1\r\nhost: proxy\r\n{origin}\r\n\r\n".encode(), 200),

@@ -93,26 +93,6 @@ def test_transfers_are_bounded_over_processes(deployment: Deployment) -> None:
     assert prefill.state()["most_waiting"] == 3
 
 
-def test_worker_states_reach_every_process_also_one_that_is_new(deployment: Deployment) -> None:
-    deployment.up(1, 2, control=True, processes=PROCESSES)
-    deployment.proxy.push("decode-0", "dead")
-    for _ in range(PROCESSES - 1):  # `push` has waited for the first to say so
-        deployment.proxy.until("decode-0 is dead")
-    assert {answer.status_code for answer in together(deployment, 9)} == {200}
-    assert deployment.decodes[0].state()["received"] == 0
-    deployment.idle()
-
-
-def test_they_end_together_and_a_stream_is_finished_first(deployment: Deployment) -> None:
-    deployment.up(processes=PROCESSES, decode={"hold": "token"})
-    body = BODY | {"stream": True, "max_tokens": 20}
-    with deployment.proxy.begun("/v1/completions", body) as lines:
-        deployment.proxy.process.send_signal(signal.SIGTERM)
-        deployment.decodes[0].script(hold="")
-        assert [*lines][-1] == "data: [DONE]"
-    assert deployment.proxy.process.wait() == 0
-
-
 @pytest.mark.parametrize("processes", [1, PROCESSES])
 def test_a_process_that_is_told_to_end_costs_no_request(deployment: Deployment, processes: int) -> None:
     """It serves until another one has its place, and finishes its streams."""

@@ -221,19 +221,6 @@ def test_only_cached_tokens_change_in_a_long_answer(reported: int, cached: int, 
         assert (received.body, received.complete) == (make(cached), True)
 
 
-def test_one_connection_carries_many_answers_of_all_kinds(raw: RawDeployment) -> None:
-    stream, answer = joined([b"data: 1"], b"\n"), b'{"n": 1.10}'
-    with raw.client() as client:
-        for _ in range(10):
-            raw.engine.script = sends(head(SSE) + chunk(stream) + b"0\r\n\r\n")
-            assert client.send(post(PATH, BODY)).response().body == stream
-            raw.engine.script = sends(whole(answer))
-            assert client.send(post(PATH, BODY)).response().body == answer
-            assert client.send(HEALTH).response().json()["status"] == "alive"
-            head_only = client.send(b"HEAD /health HTTP/1.1\r\nhost: proxy\r\n\r\n").response(head_only=True)
-            assert head_only.status in (200, 405)
-
-
 def test_pipelined_requests_are_answered_in_their_order(raw: RawDeployment) -> None:
     """More than are taken at once, some relayed and some not."""
 
@@ -289,15 +276,6 @@ def test_a_slow_reader_slows_its_engine_down_and_not_our_memory(raw: RawDeployme
     assert len(answer.body) == total * len(event) + len(DONE)
     assert answer.body.endswith(DONE)
     assert raw.resident() - before < 32 * MEGABYTE
-
-
-@pytest.mark.parametrize("framed", [False, True], ids=["chunked", "with a length"])
-def test_events_of_megabytes_arrive_whole(raw: RawDeployment, framed: bool) -> None:
-    events = [b"data: " + bytes([97 + index]) * (3 * MEGABYTE) + b"\n\n" for index in range(3)]
-    stream = b'data: {"choices": []}\n\n' + b"".join(events) + DONE
-    raw.engine.script = sends(whole(stream, SSE) if framed else head(SSE) + chunk(stream) + b"0\r\n\r\n")
-    answer = raw.ask(post(PATH, BODY))
-    assert answer.body == stream
 
 
 def test_two_legs_change_only_the_number_of_cached_tokens(tmp_path_factory: pytest.TempPathFactory) -> None:

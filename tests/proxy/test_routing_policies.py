@@ -199,12 +199,6 @@ def test_a_session_stays(session: str, order: list[int]) -> None:
     assert policy.choose(pool, ask(None)).why == "turn"
 
 
-def test_sessions_are_spread() -> None:
-    turns = Counter(homes(affinity(), workers(4)).values())
-    assert len(turns) == 4
-    assert min(turns.values()) > 60, turns
-
-
 def test_only_sessions_of_a_worker_that_left_move() -> None:
     policy, pool = affinity(), workers(4)
     before = homes(policy, pool)

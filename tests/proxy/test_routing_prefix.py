@@ -143,23 +143,6 @@ texts = st.binary(max_size=200) | st.text("ab", max_size=200).map(str.encode)
 
 
 @given(
-    steps=st.lists(st.tuples(st.sampled_from(["w0", "w1", "w2"]), texts), max_size=40),
-    bound=st.integers(1, 30),
-    block=st.integers(1, 40),
-)
-def test_memory_is_bounded(steps: list[tuple[str, bytes]], bound: int, block: int) -> None:
-    policy = prefix_aware(max_blocks=bound, block_bytes=block)
-    seen = set()
-    for name, prompt in steps:
-        seen.add(name)
-        policy.routed(Worker(name), ask(prompt))
-        assert policy.blocks <= bound * len(seen)
-    for name in seen:
-        policy.forget(name)
-    assert policy.blocks == 0
-
-
-@given(
     steps=st.lists(st.tuples(st.sampled_from(["w0", "w1"]), texts), max_size=30), asked=texts, block=st.integers(1, 9)
 )
 def test_it_is_a_longest_common_prefix_in_whole_blocks(

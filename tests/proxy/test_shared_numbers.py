@@ -51,15 +51,6 @@ def test_a_gates_limits_hold_over_processes(tmp_path: Path) -> None:
     assert [process.wait(60) for process in running] == [0, 0, 0]
 
 
-def test_numbers_are_taken_in_order_and_not_twice() -> None:
-    numbers = shared_numbers.private(5)
-    first, second = numbers.take(2), numbers.take(3)
-    first[1], second[0] = 7, 8
-    assert list(numbers.cells) == [0, 7, 8, 0, 0]
-    with pytest.raises(ValueError, match="6 shared numbers are wanted, there are 5"):
-        numbers.take(1)
-
-
 # --- the load of each worker over all processes of the proxy, while workers come and go
 
 

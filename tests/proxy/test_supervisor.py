@@ -79,11 +79,6 @@ def member(index, lines, asks):
         if len(forks) == 1:
             return 3
         os.kill(parent, signal.SIGTERM)
-    if how == "ends again":
-        os.write(asks, b'{"serving": true}\\n')
-        if len(forks) < 4:
-            return 3
-        os.kill(parent, signal.SIGTERM)
     if how == "hangs" and len(forks) == 2:
         os.write(asks, b'{"serving": true}\\n')
         os.kill(parent, signal.SIGTERM)
@@ -123,12 +118,3 @@ def test_whether_it_has_served_decides_what_its_end_means(how: str, end: str) ->
     """`end`: the exit code of all, and how many were started."""
     ended = ran(JUDGED, how)
     assert ended.stdout.strip() == end, ended.stderr
-
-
-def test_pauses_grow_with_each_short_life() -> None:
-    ended = ran(JUDGED, "ends again")
-    assert ended.stdout.strip() == "0 4", ended.stderr
-    first, second, third = (line for line in ended.stderr.splitlines() if "started anew" in line)
-    assert first.endswith("started anew")
-    assert "started anew in 0.01 s, as its last lives were short" in second
-    assert "started anew in 0.02 s" in third

@@ -26,8 +26,7 @@ from pdserve.pd.protocols.prefill_leg import bad_end, good_end
 from pdserve.pd.requests.dialects import RESPONSES
 from pdserve.pd.serve.accounting import read_last_usage
 from pdserve.pd.serve.page_limit import FRESH_A_SECOND, PageLimit
-from pdserve.pd.telemetry.metrics import Histogram, Metrics
-from pdserve.pd.telemetry.metrics_page import COUNTERS, GAUGES, STAGES
+from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.request_line import RequestLine
 from pdserve.pd.telemetry.request_log import RequestLog
 from pdserve.pd.telemetry.spans import OtelSpans, StageTime, Trace, open_spans, parse
@@ -46,15 +45,6 @@ def samples(page: bytes) -> Samples:
             assert place not in by_labels, f"{place} is there twice"
             by_labels[place] = sample.value
     return by_labels
-
-
-def test_every_metric_is_named_after_the_proxy_and_explained() -> None:
-    families = list(text_string_to_metric_families(Metrics().page().decode()))
-    assert {f.name for f in families} == {
-        *(f"pdserve_proxy_{stage}_seconds" for stage in STAGES),
-        *(f"pdserve_proxy_{name}" for name in (*COUNTERS, *GAUGES)),
-    }
-    assert all(len(family.documentation) > 8 for family in families)
 
 
 def test_a_histogram_counts_up_to_and_including_its_bounds() -> None:
@@ -216,11 +206,6 @@ async def test_lines_are_written_together_and_none_waits_for_ever() -> None:
     assert sum(block.count(b"\n") for block in out) == 1002
 
 
-@each_row("seconds, expected", [(0.25, 250.0), (0.0123456, 12.35), (-1.0, 0.0)])
-def test_times_are_milliseconds_with_two_digits(seconds: float, expected: float) -> None:
-    assert Histogram((1,)).timed(seconds) == expected
-
-
 @each_row("seconds, expected", [(0.0, "00.000"), (59.9999, "59.999"), (1.0005, "01.000")])
 def test_the_time_of_day_is_cut_not_rounded_up(seconds: float, expected: str) -> None:
     assert json.loads(written("json", line(), lambda: seconds))["time"] == f"1970-01-01T00:00:{expected}Z"
@@ -282,8 +267,6 @@ def test_the_client_decides_and_without_a_trace_the_ratio(traceparent: str | Non
     "text",
     [
         "",
-        "00",
-        f"00-{TRACE}-{PARENT}",
         f"00-{TRACE}-{PARENT}-01-more",
         f"ff-{TRACE}-{PARENT}-01",
         f"00-{'0' * 32}-{PARENT}-01",

@@ -7,7 +7,7 @@ import ipaddress
 import signal
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 from pdserve.pd.http.places import PROBE_PLACES
 from pdserve.pd.serve.client_tls import _HANDSHAKES
 from tests.proxy.deployment import MODEL, Deployment, open_links
-from tests.proxy.raw import ANSWER, SECONDS, RawClient, RawEngine, post
+from tests.proxy.raw import ANSWER, SECONDS, RawClient, RawEngine
 
 FILES = ("engine.pem", "proxy.pem", "proxy.key")
 BODY = {"model": MODEL, "prompt": "hi"}
@@ -152,40 +152,6 @@ def shown(deployment: Deployment) -> str:
     pem = ssl.get_server_certificate(("127.0.0.1", deployment.proxy.port), timeout=SECONDS)
     (name,) = x509.load_pem_x509_certificate(pem.encode()).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(name.value)
-
-
-def test_a_handshake_outlives_a_rolling_restart(deployment: Deployment, tmp_path: Path) -> None:
-    pair = made(tmp_path, "front")
-    encrypted(deployment, pair)
-    context = ssl.create_default_context(cafile=str(pair.certificate))
-    answers, own = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = context.wrap_bio(answers, own, server_hostname="127.0.0.1")
-    with RawClient(deployment.proxy.port) as client:
-
-        def receive(most: int = 65536) -> None:
-            piece = client.socket.recv(most)
-            assert piece, "the connection was cut"
-            answers.write(piece)
-
-        with suppress(ssl.SSLWantReadError):
-            tls.do_handshake()
-        client.send(own.read())
-        # Its answer shows that the process that will retire has accepted this client.
-        receive(1)
-        deployment.proxy.process.send_signal(signal.SIGUSR2)
-        deployment.proxy.until("draining")
-        while own.pending == 0:
-            receive()
-            with suppress(ssl.SSLWantReadError):
-                tls.do_handshake()
-        tls.write(post("/v1/completions", BODY).replace(b"host: proxy", b"host: 127.0.0.1"))
-        client.send(own.read())
-        answer = b""
-        while not answer:
-            receive()
-            with suppress(ssl.SSLWantReadError):
-                answer = tls.read(65536)
-    assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 def test_sighup_reads_the_certificate_again(deployment: Deployment, tmp_path: Path) -> None:
