@@ -20,8 +20,10 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from pdserve.cli import new_key
+from pdserve.cli.commands import app
 from pdserve.errors import RecipeError
 from pdserve.pd import file_reads
 from pdserve.pd.errors import ApiError
@@ -166,6 +168,35 @@ def test_a_file_replaced_within_a_tick_is_seen(tmp_path: Path) -> None:
     fresh.replace(path)
     file.reload_if_changed()
     assert file.current.names == ("b",)
+
+
+def test_new_key_prints_a_key_that_the_file_then_knows(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    first = CliRunner().invoke(app, ["new-key", "team-a", "--file", str(path), "--max-requests", "4"])
+    second = CliRunner().invoke(app, ["new-key", "team-b", "--file", str(path), "--priority", "3"])
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    known = keys.KeyFile(path).current
+    client = known.identify(b"Bearer " + first.stdout.strip().encode())
+    assert (client.name, client.max_requests) == ("team-a", 4)
+    assert known.identify(b"Bearer " + second.stdout.strip().encode()).priority == 3
+    assert first.stdout.strip() not in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_new_key_without_a_file_prints_the_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["new-key", "team-a"])
+    path = file_of(tmp_path, result.stderr.strip())
+    assert keys.KeyFile(path).current.identify(b"Bearer " + result.stdout.strip().encode()).name == "team-a"
+
+
+@each_row("name, what", [("a b", "name"), ("known", "already"), ("", "name")])
+def test_new_key_refuses_a_name_that_cannot_be(tmp_path: Path, name: str, what: str) -> None:
+    path = file_of(tmp_path, line("known", "k"))
+    before = path.read_text()
+    result = CliRunner().invoke(app, ["new-key", name, "--file", str(path)])
+    assert isinstance(result.exception, RecipeError)
+    assert what in result.exception.render()
+    assert path.read_text() == before
 
 
 LIMITLESS: dict[str, Any] = {"max_requests": None, "requests_per_minute": None, "priority": 0}
