@@ -66,6 +66,12 @@ def test_sagemakers_invocations_are_chats_or_completions(pair: Deployment, asked
         assert answer.json()["object"] == ("chat.completion" if "messages" in asked else "text_completion")
 
 
+def test_generative_scoring_is_passed_on(pair: Deployment) -> None:
+    body = {"model": MODEL, "query": "is it?", "items": ["a", "b"], "label_token_ids": [1, 2]}
+    answer = pair.proxy.http.post("/generative_scoring", json=body)
+    assert [item["index"] for item in answer.json()["data"]] == [0, 1]
+
+
 @each_row(
     "path, body",
     [
@@ -207,6 +213,12 @@ def test_other_routes_of_an_engine_are_out_of_reach(pair: Deployment, path: str)
     assert answer.status_code == 404
     error = {"message": f"Not Found: this proxy has no route {path}", "type": "NotFoundError"}
     assert answer.json() == {"error": {**error, "param": None, "code": 404}}
+
+
+def test_an_api_that_the_engine_does_not_have_is_an_error_of_its_own(pair: Deployment) -> None:
+    answer = pair.proxy.http.post("/v1/embeddings", json={"model": MODEL, "input": "x"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "The engine does not offer this route for its model."
 
 
 # --- without the split each engine answers alone; what prefill/decode must refuse is possible here
