@@ -281,9 +281,10 @@ async def test_a_worker_lost_while_it_is_asked_is_not_followed(tmp_path: Path) -
         before = asyncio.all_tasks()
         async with deployment(WorkerConfig(name="decode-0", role="decode", url=url)) as (registry, _):
             await asked.wait()
+            following = asyncio.all_tasks() - before
             registry.set_state("decode-0", "dead")
             told.set()
-            await until(lambda: not asyncio.all_tasks() - before)
+            await asyncio.wait(following)
             assert not followed()
 
 
