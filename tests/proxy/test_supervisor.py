@@ -82,6 +82,14 @@ def member(index, lines, asks):
     if how == "hangs" and len(forks) == 2:
         os.write(asks, b'{"serving": true}\\n')
         os.kill(parent, signal.SIGTERM)
+    if how == "leaves":
+        if len(forks) == 2:
+            return 3  # the first successor does not start
+        os.write(asks, b'{"serving": true}\\n')
+        if len(forks) == 1:
+            os.write(asks, b'{"leaving": true}\\n')
+        else:
+            os.kill(parent, signal.SIGTERM)
     signal.sigwait(supervisor.SIGNALS)
     return 0
 
@@ -112,6 +120,7 @@ def test_a_signal_at_any_moment_ends_all(moment: str) -> None:
         pytest.param("has served", "0 2", id="one that has served is started anew, however short its life was"),
         pytest.param("begins", "0 1", id="one that does not serve yet does not hang"),
         pytest.param("hangs", "0 2", id="one that does not serve for minutes is started anew"),
+        pytest.param("leaves", "0 3", id="one that does not start is no successor and ends nothing"),
     ],
 )
 def test_whether_it_has_served_decides_what_its_end_means(how: str, end: str) -> None:
