@@ -44,6 +44,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     (run.diagnostics / "decode-0-1.txt").write_text(f"environ VLLM_API_KEY={KEY}\nstack of the main thread\n")
     (run.path / "notes.txt").write_text("private")
     (run.logs / "link.log").symlink_to(run.path / "notes.txt")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "1.json").write_text("private")
+    (run.path / "patches" / "decode-0").symlink_to(tmp_path / "elsewhere")
     return run
 
 

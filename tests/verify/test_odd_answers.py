@@ -68,6 +68,11 @@ def test_tokens_and_models_that_cannot_be_read(ask: Callable[[Target], Awaitable
     assert raised.value.where == "http://127.0.0.1:2"
 
 
+@each_row("body", [b'{"data": []}', b'{"data": [{"id": "m"}]}', b'{"data": [{"max_model_len": null}]}'])
+def test_a_model_without_a_limit(body: bytes) -> None:
+    assert asked(body, max_model_len) is None
+
+
 # --- vllm-router; that itself is proven in tests/launch/test_vllm_router.py
 
 
