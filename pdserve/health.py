@@ -57,7 +57,7 @@ class ProbeAnswer:
 
 
 @dataclass(frozen=True)
-class Waited(Generic[DeathT]):
+class WaitOutcome(Generic[DeathT]):
     """Tells how a wait ended: exactly one of ready, died (with the death), late (neither)."""
 
     ready: bool
@@ -73,7 +73,7 @@ async def wait_ready(
     seconds: float,
     clock: Callable[[], float],
     interval: float = INTERVAL_SECONDS,
-) -> Waited[DeathT]:
+) -> WaitOutcome[DeathT]:
     """Probes until ready, death or the limit, whichever is first; a death is noticed without waiting for a probe.
 
     `death` is a future that its owner completes; it is awaited, never cancelled. `clock` counts in seconds.
@@ -90,15 +90,15 @@ async def wait_ready(
             if not attempt.done():
                 attempt.cancel()
         if death.done():
-            return Waited(ready=False, died=death.result(), seconds=clock() - start, last_answer=last_answer)
+            return WaitOutcome(ready=False, died=death.result(), seconds=clock() - start, last_answer=last_answer)
         if attempt.done() and not attempt.cancelled():
             answer = attempt.result()
             last_answer = answer.text
             if answer.ready:
-                return Waited(ready=True, died=None, seconds=clock() - start, last_answer=last_answer)
+                return WaitOutcome(ready=True, died=None, seconds=clock() - start, last_answer=last_answer)
         remaining = seconds - (clock() - start)
         if remaining <= 0:
-            return Waited(ready=False, died=None, seconds=clock() - start, last_answer=last_answer)
+            return WaitOutcome(ready=False, died=None, seconds=clock() - start, last_answer=last_answer)
         await asyncio.wait({death}, timeout=min(interval, remaining))
 
 

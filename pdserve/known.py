@@ -37,7 +37,7 @@ class Defect:
     """Refused, because it is silent or never works; otherwise a warning."""
 
 
-def affected(package: str, text: str, versions: Versions) -> bool:
+def is_affected(package: str, text: str, versions: Versions) -> bool:
     """Tell whether the version of a package is known to be in the range: an unknown or unreadable one is not."""
     version: str | None = getattr(versions, package)
     try:
@@ -385,7 +385,7 @@ class Fact:
 
     def holds(self, versions: Versions) -> bool:
         """Tell whether these versions are known to have it."""
-        return all(affected(package, text, versions) for package, text in self.versions.items())
+        return all(is_affected(package, text, versions) for package, text in self.versions.items())
 
 
 def facts() -> Iterator[Fact]:

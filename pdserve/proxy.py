@@ -30,7 +30,7 @@ from pdserve.errors import PdserveError, StartError
 from pdserve.installed import proxy_build
 from pdserve.pd.config.defaults import HOST, PROCESSES
 from pdserve.pd.processes import handover, shared_numbers
-from pdserve.pd.processes.child import Configured
+from pdserve.pd.processes.child import MemberConfiguration
 from pdserve.pd.processes.handover import Inheritance, SharedFiles
 from pdserve.pd.processes.heartbeat import Beats
 from pdserve.pd.processes.shared_pages import Pages
@@ -145,7 +145,7 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
         sockets = [socket.socket(fileno=descriptor) for descriptor in inherited.sockets]
     before = b"" if inherited is None else inherited.config.encode("latin-1")
     count = len(sockets)
-    configured = Configured(
+    configured = MemberConfiguration(
         b"" if wanted is None else wanted.text,
         before,
         refused,
@@ -176,9 +176,11 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
         # Who reads it closes it.
         source = os.fdopen(lines, "rb", closefd=False)
         place = member.MemberContext(
-            numbers=shared_numbers.private(size)
+            numbers=shared_numbers.private_numbers(size)
             if count == 1
-            else shared_numbers.shared(Path(f"/proc/self/fd/{shared.numbers}"), size, process=index, processes=count),
+            else shared_numbers.shared_numbers(
+                Path(f"/proc/self/fd/{shared.numbers}"), size, process=index, processes=count
+            ),
             sock=sockets[index],
             control=source,
             with_states=with_control,
@@ -247,7 +249,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         with_control = not args.no_control and stdin_is_control()
         key = os.environ.get(ENGINE_KEY)
-        return serve_together(args.config, handover.taken(), key, with_control=with_control)
+        return serve_together(args.config, handover.take_inheritance(), key, with_control=with_control)
     except PdserveError as error:
         print(error.render(), file=sys.stderr, flush=True)
         return error.exit_code

@@ -44,7 +44,7 @@ from pdserve.roles import EngineRole
 GIB = 1 << 30
 
 
-class Given(Frozen):
+class SizingOptions(Frozen):
     """The options of `pdserve plan`."""
 
     device_gib: float | None = None
@@ -107,7 +107,7 @@ def quantized_bits(args: Mapping[str, Any], config: Mapping[str, Any]) -> int | 
     return _METHOD_BITS.get(str(method), _UNKNOWN_BITS)
 
 
-def at_least(tensors: tuple[Tensor, ...], bits: int) -> tuple[Tensor, ...]:
+def raise_bits(tensors: tuple[Tensor, ...], bits: int) -> tuple[Tensor, ...]:
     """The tensors with every matrix at so many bits."""
     return tuple(_quantize(tensor, bits) for tensor in tensors)
 
@@ -174,7 +174,7 @@ class RoleSize(Frozen):
 
 
 @dataclass(frozen=True)
-class Sized:
+class SizedRole:
     """A role, and the cache behind its numbers."""
 
     size: RoleSize
@@ -187,8 +187,8 @@ def size_role(
     role: Role,
     config: Mapping[str, Any],
     tensors: tuple[Tensor, ...] | None,
-    given: Given,
-) -> Sized:
+    given: SizingOptions,
+) -> SizedRole:
     """Raises UnknownModelError for a model, RecipeError for what the recipe has that cannot be counted with."""
     if role.parallel.pcp > 1:
         raise RecipeError(
@@ -222,7 +222,7 @@ def size_role(
         low, high = (cache.concurrency(int(end)) * parallel.dp for end in (blocks.low, blocks.high))
         requests = Span(low=low, high=high)
         tokens = Span(low=int(low * flags.model_len), high=int(high * flags.model_len))
-    return Sized(
+    return SizedRole(
         size=RoleSize(
             role=name,
             instances=role.instances,
@@ -266,7 +266,7 @@ def _weights(
     if (bits := quantized_bits(args, config)) is None:
         return Span(low=held.low, high=held.high)
     assumed.append(assumption(args, bits))
-    return Span(low=rank_weights(at_least(tensors, bits), sharding).low, high=held.high)
+    return Span(low=rank_weights(raise_bits(tensors, bits), sharding).low, high=held.high)
 
 
 def _kv_memory(
@@ -275,7 +275,7 @@ def _kv_memory(
     role: Role,
     args: Mapping[str, Any],
     weights: Span | None,
-    given: Given,
+    given: SizingOptions,
     assumed: list[str],
 ) -> Span | None:
     """Bytes that one rank has for KV."""
@@ -348,7 +348,7 @@ class Balance(Frozen):
 _UNEVEN = 1.25
 
 
-def request_transfer(decode: RoleSize, cache: KvCache, given: Given) -> RequestTransfer | None:
+def request_transfer(decode: RoleSize, cache: KvCache, given: SizingOptions) -> RequestTransfer | None:
     """Return the KV of one prompt, by what the ranks of one decode instance receive. None without a length of
     prompts."""
     if given.prompt_tokens is None:
@@ -375,7 +375,7 @@ def _sent_blocks(group: CacheGroup, prompt_tokens: int) -> int:
     return min(math.ceil(prompt_tokens / group.block), group.blocks_a_request)
 
 
-def request_balance(prefill: RoleSize, decode: RoleSize, given: Given) -> Balance | None:
+def request_balance(prefill: RoleSize, decode: RoleSize, given: SizingOptions) -> Balance | None:
     """Return the requests a second of each side; None where a length or a rate is missing."""
     prompt, output, filled, written = given.prompt_tokens, given.output_tokens, given.prefill_rate, given.decode_rate
     if prompt is None or output is None or filled is None or written is None:
@@ -410,7 +410,7 @@ class L1Size(Frozen):
     """The GiB of L1 in /dev/shm, and of the KV that engines on a CPU move there."""
 
 
-def l1_sizes(recipe: Recipe, sized: Mapping[EngineRole, Sized], plan: Plan) -> list[L1Size]:
+def l1_sizes(recipe: Recipe, sized: Mapping[EngineRole, SizedRole], plan: Plan) -> list[L1Size]:
     """A size for each role that attaches."""
     section = recipe.lmcache
     if section is None:
@@ -474,10 +474,10 @@ class Crossing(Frozen):
 
 def crossings(
     recipe: Recipe,
-    sized: Mapping[EngineRole, Sized],
+    sized: Mapping[EngineRole, SizedRole],
     l1: Sequence[L1Size],
     balance: Balance | None,
-    given: Given,
+    given: SizingOptions,
 ) -> Iterator[Crossing]:
     """All of them."""
     for entry in sized.values():
@@ -490,7 +490,7 @@ def crossings(
     yield from _ratio(balance)
 
 
-def _fits(recipe: Recipe, entry: Sized) -> Iterator[Crossing]:
+def _fits(recipe: Recipe, entry: SizedRole) -> Iterator[Crossing]:
     size, cache = entry.size, entry.cache
     if size.blocks is None:
         return
@@ -511,7 +511,7 @@ def _fits(recipe: Recipe, entry: Sized) -> Iterator[Crossing]:
     )
 
 
-def _chunks(recipe: Recipe, entry: Sized) -> Iterator[Crossing]:
+def _chunks(recipe: Recipe, entry: SizedRole) -> Iterator[Crossing]:
     section, size = recipe.lmcache, entry.size
     if section is None or size.role not in section.on:
         return
@@ -582,7 +582,7 @@ def _registration(recipe: Recipe, server: L1Size) -> Iterator[Crossing]:
     )
 
 
-def _lease(recipe: Recipe, given: Given) -> Iterator[Crossing]:
+def _lease(recipe: Recipe, given: SizingOptions) -> Iterator[Crossing]:
     section = recipe.lmcache
     if section is None or given.queue_seconds is None or given.queue_seconds < section.l1_read_ttl_seconds:
         return
@@ -648,10 +648,10 @@ def size_recipe(
     config: Mapping[str, Any],
     tensors: tuple[Tensor, ...] | None,
     file_bytes: int,
-    given: Given,
+    given: SizingOptions,
 ) -> Sizing:
     """Raises UnknownModelError and RecipeError."""
-    sized: dict[EngineRole, Sized] = {
+    sized: dict[EngineRole, SizedRole] = {
         name: size_role(recipe, name, role, config, tensors, given) for name, role in recipe.roles()
     }
     servers = l1_sizes(recipe, sized, plan)

@@ -63,12 +63,12 @@ _NAMED_ALIKE = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 """huggingface_hub 2 names each partial file anew and never goes on with one; older versions do."""
 
 
-def light(files: Iterable[str]) -> list[str]:
+def configuration_files(files: Iterable[str]) -> list[str]:
     """Configuration, tokenizer and code: all that is no weights."""
     return [file for file in files if not _HEAVY.search(file) and not file.startswith("original/")]
 
 
-def heavy(files: Collection[str], load_format: str, indexed: Collection[str]) -> list[str]:
+def weight_files(files: Collection[str], load_format: str, indexed: Collection[str]) -> list[str]:
     """The weights that vLLM loads, of those in the repository. `indexed`: what the index of their format names."""
     pattern = _pattern(files, load_format)
     if pattern is None:
@@ -79,11 +79,11 @@ def heavy(files: Collection[str], load_format: str, indexed: Collection[str]) ->
     return sorted({*indexed, *(file for file in there if not file.endswith(_TRAINING))})
 
 
-def wanted(files: Collection[str], load_format: str, snapshot: Path) -> list[str]:
+def select_weights(files: Collection[str], load_format: str, snapshot: Path) -> list[str]:
     """Return the weights that vLLM loads; the index, where `files` have one, is read in `snapshot`. Raises
     BrokenIndexError."""
     index = _INDEXES.get(_pattern(files, load_format) or "")
-    return heavy(files, load_format, indexed(snapshot, index) if index is not None else ())
+    return weight_files(files, load_format, indexed_files(snapshot, index) if index is not None else ())
 
 
 def _pattern(files: Collection[str], load_format: str) -> str | None:
@@ -106,7 +106,7 @@ class BrokenIndexError(ValueError):
         self.file = file
 
 
-def indexed(snapshot: Path, name: str = INDEX) -> set[str]:
+def indexed_files(snapshot: Path, name: str = INDEX) -> set[str]:
     """The files that an index in a snapshot names; none where there is none. Raises BrokenIndexError."""
     file = snapshot / name
     try:
@@ -143,7 +143,7 @@ def weights_in(folder: Path, load_format: str) -> Weights:
     """Return the weights in a folder: vLLM loads what lies at its top, and takes what an index names elsewhere for
     missing. Raises BrokenIndexError, OSError."""
     there = {path.name for path in folder.iterdir() if path.is_file()}
-    files = set(wanted(there, load_format, folder))
+    files = set(select_weights(there, load_format, folder))
     if files <= there and _INDEXES.get(_pattern(there, load_format) or "") not in there:
         files |= _named_beside(files, folder) or _shards(files)
     return Weights(sorted(files), sorted(files - there))
@@ -152,7 +152,7 @@ def weights_in(folder: Path, load_format: str) -> Weights:
 def _named_beside(files: Collection[str], folder: Path) -> set[str]:
     """Return what the index of `*.bin` names, if it is one of these files: another may be left there."""
     try:
-        named = indexed(folder, _BIN_INDEX)
+        named = indexed_files(folder, _BIN_INDEX)
     except BrokenIndexError:  # vLLM loads the files all the same
         return set()
     return named if named & set(files) else set()
@@ -366,12 +366,12 @@ class Repository(NamedTuple):
 
     def light(self) -> dict[str, int]:
         """The small files, which name the large ones."""
-        return {file: self.sizes[file] for file in light(self.sizes)}
+        return {file: self.sizes[file] for file in configuration_files(self.sizes)}
 
     def wanted(self, folder: CacheFolder, load_format: str) -> dict[str, int]:
         """All files that vLLM needs, once the small ones are there. Raises DownloadError: there is nothing to load."""
         with _index_read():
-            weights = wanted(self.sizes, load_format, folder.snapshot(self.commit))
+            weights = select_weights(self.sizes, load_format, folder.snapshot(self.commit))
         if absent := sorted({*weights} - {*self.sizes}):
             raise DownloadError(
                 f"{self.model} has an index, but not its file {absent[0]}", "choose another model.revision"

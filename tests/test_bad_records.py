@@ -13,7 +13,7 @@ import pytest
 from pdserve.atomic_write import replace_text
 from pdserve.errors import StateError
 from pdserve.launch.failure import report
-from pdserve.logs.rotation import earlier
+from pdserve.logs.rotation import rotated_log
 from pdserve.run import inbox
 from pdserve.run.directory import RunDir
 from tests.launch.records import no_room
@@ -63,9 +63,9 @@ def test_what_there_is_no_room_for_leaves_nothing_of_itself(run: RunDir) -> None
 
 def filled(run: RunDir, first: int = 0) -> int:
     """Fills the history until it is cut; the number of the next event."""
-    before = earlier(run.events).stat().st_ino if earlier(run.events).exists() else None
+    before = rotated_log(run.events).stat().st_ino if rotated_log(run.events).exists() else None
     number = first
-    while not earlier(run.events).exists() or earlier(run.events).stat().st_ino == before:
+    while not rotated_log(run.events).exists() or rotated_log(run.events).stat().st_ino == before:
         run.append_event("noise", number=number, text="x" * 60_000)
         number += 1
         assert number < first + 10_000, "a history without an end"

@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from pdserve.system import cgroup
-from pdserve.system.cgroup import V1, Cgroup, CgroupId, MemoryCounts, OomWatch, counted, counts, recorded
+from pdserve.system.cgroup import (
+    V1,
+    Cgroup,
+    CgroupId,
+    MemoryCounts,
+    OomWatch,
+    closest_counted_cgroup,
+    counts,
+    find_recorded_cgroup,
+)
 from tests.tables import each_row
 
 GIB = 2**30
@@ -83,13 +92,13 @@ def test_a_strangers_cgroup_is_left_alone(tmp_path: Path) -> None:
     ours = tmp_path / "pdserve-run-1@n-7"
     ours.mkdir()
     identity = Cgroup.at(ours).id
-    assert recorded(identity, "run-1") is not None
-    assert recorded(identity, "run-2") is None
-    assert recorded(None, "run-1") is None
+    assert find_recorded_cgroup(identity, "run-1") is not None
+    assert find_recorded_cgroup(identity, "run-2") is None
+    assert find_recorded_cgroup(None, "run-1") is None
     ours.rename(tmp_path / "kept")
-    assert recorded(identity, "run-1") is None
+    assert find_recorded_cgroup(identity, "run-1") is None
     ours.symlink_to(tmp_path / "kept")
-    assert recorded(identity, "run-1") is None
+    assert find_recorded_cgroup(identity, "run-1") is None
     ours.unlink()
     stranger = write(ours, {"cgroup.procs": 1, "cgroup.kill": ""})
     group = Cgroup(CgroupId(path=str(ours), device=identity.device, inode=identity.inode, parent=identity.parent))
@@ -110,7 +119,7 @@ def test_memory_of_a_cgroup_of_its_own(tmp_path: Path) -> None:
             "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 2\noom_group_kill 0",
         },
     )
-    assert counted(own, tmp_path) == own
+    assert closest_counted_cgroup(own, tmp_path) == own
     assert counts(own, tmp_path) == MemoryCounts(kills=2, limit=4 * GIB, peak=3 * GIB)
     assert str(counts(own, tmp_path)) == "limit 4.0 GiB, peak 3.0 GiB"
 
@@ -118,9 +127,9 @@ def test_memory_of_a_cgroup_of_its_own(tmp_path: Path) -> None:
 def test_memory_where_only_a_cgroup_above_counts_it(tmp_path: Path) -> None:
     unit = write(tmp_path / "unit", {"memory.max": "max", "memory.events": "oom_kill 0"})
     (unit / "decode-0.1").mkdir()
-    assert counted(unit / "decode-0.1", tmp_path) == unit
+    assert closest_counted_cgroup(unit / "decode-0.1", tmp_path) == unit
     assert str(counts(unit, tmp_path)) == "no limit below the machine's memory"
-    assert counted(tmp_path / "other", tmp_path) is None
+    assert closest_counted_cgroup(tmp_path / "other", tmp_path) is None
 
 
 def test_memory_of_cgroup_v1(tmp_path: Path) -> None:

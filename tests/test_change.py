@@ -12,7 +12,7 @@ from pdserve.operations.look import keep_interpreters
 from pdserve.operations.shown_change import ShownChange, shown_change
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node
-from pdserve.plan.running import Running
+from pdserve.plan.running import RunningProcesses
 from pdserve.run.change import can_exchange_kv, change, plan_between, recorded_change
 from pdserve.run.directory import RunDir
 from pdserve.run.state import ProcessPhase, ProcessState
@@ -177,7 +177,7 @@ def routed(prefill: int, *, running: Plan | None = None, kind: str = "pdserve", 
     wanted = kit.recipe(
         {"proxy": {"kind": kind}, "prefill": {**moved, "instances": prefill}, "decode": moved, "setup": list(setup)}
     )
-    return kit.plan(wanted, *kit.hosts(0), running=Running(running, wanted.ports))
+    return kit.plan(wanted, *kit.hosts(0), running=RunningProcesses(running, wanted.ports))
 
 
 def shown(old: Plan, new: Plan, *dead: str) -> ShownChange:

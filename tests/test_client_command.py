@@ -20,7 +20,7 @@ from pdserve.operations.launcher_process import ClientCommand
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node, Ssh
 from pdserve.run.directory import RunDir
-from pdserve.run.orphans import COMMAND, living, stop_left
+from pdserve.run.orphans import COMMAND, list_living, stop_left
 from pdserve.run.state import NodeState
 from pdserve.system import procfs
 from pdserve.system.process import send
@@ -105,9 +105,9 @@ def test_the_command_of_a_launcher_that_was_killed_is_found_by_the_record(tmp_pa
         launcher.kill()
         launcher.wait()
         state = run.read_state()
-        assert [line.startswith(f"{COMMAND} PID {command} ") for line in living(state, run)] == [True]
+        assert [line.startswith(f"{COMMAND} PID {command} ") for line in list_living(state, run)] == [True]
         asyncio.run(stop_left(state, run))
-        assert not living(state, run)
+        assert not list_living(state, run)
 
 
 @pytest.mark.process

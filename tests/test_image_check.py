@@ -21,7 +21,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch, platform: str, *, kernels: str | No
     monkeypatch.setattr(image_check, "proxy_build", lambda: "compiled")
     monkeypatch.setattr(image_check, "_not_imported", lambda *modules: iter(()))
     monkeypatch.setattr(image_check, "entry_points", lambda group: [SimpleNamespace(name="pdserve")])
-    return "\n".join(image_check.lacking(platform))
+    return "\n".join(image_check.find_shortcomings(platform))
 
 
 @each_row("platform, kernels, wheel", [
@@ -59,7 +59,7 @@ def test_two_wheels_of_mooncake_do_not_belong_to_an_image(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         image_check, "version_of", lambda name: "1" if name in image_check.MOONCAKE["cuda"][:2] else None
     )
-    assert "have the same files" in "\n".join(image_check.lacking("cuda"))
+    assert "have the same files" in "\n".join(image_check.find_shortcomings("cuda"))
 
 
 @each_row("requirement, said", [

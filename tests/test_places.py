@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.run.directory import RunDir, lives
-from pdserve.run.orphans import living, may_be_busy, members
+from pdserve.run.directory import RunDir, has_living_launcher
+from pdserve.run.orphans import list_living, may_be_busy, members
 from pdserve.run.state import NodeState, ProcessState
 from pdserve.system import procfs
 from pdserve.system.host import is_here
@@ -75,7 +75,7 @@ def down(run: RunDir) -> str:
 def test_pids_of_another_pid_namespace_are_not_taken_for_ours(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
     run = record(tmp_path, engine, beside())
     assert seen(run) == set()
-    assert living(run.read_state(), run) == []
+    assert list_living(run.read_state(), run) == []
     assert may_be_busy(run.read_state(), run, "n"), "nobody can see that from here"
     output = down(run)
     assert engine.poll() is None, output
@@ -101,8 +101,8 @@ def test_a_dead_launcher_is_known_by_its_lock(tmp_path: Path, engine: subprocess
     run = record(tmp_path, engine, beside())
     run.write_beat()
     with run.only_launcher():
-        assert lives(run, run.read_state())
-    assert not lives(run, run.read_state())
+        assert has_living_launcher(run, run.read_state())
+    assert not has_living_launcher(run, run.read_state())
 
 
 def test_launcher_and_agent_record_where_they_are(tmp_path: Path, pdserve_home: Path) -> None:

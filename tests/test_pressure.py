@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.system.pressure import Pressure, busiest, cpu_seconds, pressure_of, wanted_seconds
+from pdserve.system.pressure import Pressure, cpu_seconds, largest_cpu_share, pressure_of, wanted_seconds
 
 PID = 4242
 
@@ -64,8 +64,8 @@ def test_a_process_that_has_gone_and_torn_files_break_nothing(proc: Path, tmp_pa
 
 
 def test_the_share_of_a_cpu_is_that_of_the_busiest_process() -> None:
-    assert busiest({1: 10.0, 2: 5.0, 3: 0.0}, {1: 10.4, 2: 5.9}, 1.0) == pytest.approx(0.9)
-    assert busiest({1: 1.0}, {}, 1.0) is None
+    assert largest_cpu_share({1: 10.0, 2: 5.0, 3: 0.0}, {1: 10.4, 2: 5.9}, 1.0) == pytest.approx(0.9)
+    assert largest_cpu_share({1: 1.0}, {}, 1.0) is None
 
 
 def test_our_own_cpu_time_is_seen() -> None:

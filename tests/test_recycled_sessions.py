@@ -19,13 +19,13 @@ import pytest
 from pdserve.errors import StateError
 from pdserve.node.agent_record import AgentRecord
 from pdserve.run.directory import RunDir
-from pdserve.run.orphans import living, may_be_busy, members, stop_left
+from pdserve.run.orphans import list_living, may_be_busy, members, stop_left
 from pdserve.run.state import DeploymentState, NodeState, ProcessPhase, ProcessState
 from pdserve.system import process, procfs
 from pdserve.system.cgroup import Cgroup
 from pdserve.system.process import MARKER, marker
 from pdserve.system.procfs import ProcessId
-from pdserve.system.shared_memory import ShmLedger, existing
+from pdserve.system.shared_memory import ShmLedger, segment_marks
 from tests.launch.deployment import pdserve, recipe
 from tests.launch.records import GONE, HERE, identity_of, recorded_state, write_record
 from tests.tables import each_row
@@ -94,7 +94,7 @@ def test_a_session_that_began_after_the_death_is_a_strangers(
         run.write_beat()
         os.utime(run.beat, (time.time() - heard, time.time() - heard))
     assert members(recorded, run) == ({pid} if ours else set())
-    assert [str(pid) in line for line in living(recorded, run)] == ([True] if ours else [])
+    assert [str(pid) in line for line in list_living(recorded, run)] == ([True] if ours else [])
 
 
 def test_no_record_makes_pid_1_the_caller_or_what_is_above_it_a_member(run: RunDir) -> None:
@@ -210,7 +210,7 @@ def test_what_the_last_run_has_left_is_removed(tmp_path: Path, pdserve_home: Pat
         deployment.nodes[node] = deployment.nodes["n"].model_copy(update={"cgroup": Cgroup.at(folder).id})
     write_record(run, deployment)
     segment = procfs.SHM / f"psm_{os.getpid()}_{verb}"
-    ledger = ShmLedger(run.path / "shm@n.json", strangers=existing())
+    ledger = ShmLedger(run.path / "shm@n.json", strangers=segment_marks())
     try:
         with segment.open("w+"):
             ledger.record([os.getpid()])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import PreflightError, StateError
-from pdserve.reach.slurm import Job, for_srun, gpus_asked_per_node, look, submit, without_slurm
+from pdserve.reach.slurm import Job, gpus_asked_per_node, look, srun_environment, submit, without_slurm
 from tests.tables import each_row
 
 pytestmark = pytest.mark.process
@@ -128,5 +128,5 @@ INSIDE_A_JOB = {
 
 def test_our_srun_obeys_no_inherited_option_and_engines_do_not_take_slurms_ranks_for_theirs() -> None:
     both = {"PATH": "/usr/bin", "CUDA_VISIBLE_DEVICES": "0,1", "MY_SLURM_SCRIPT": "stays"}
-    assert for_srun(INSIDE_A_JOB) == {**both, "SLURM_CONF": "/etc/slurm.conf"}
+    assert srun_environment(INSIDE_A_JOB) == {**both, "SLURM_CONF": "/etc/slurm.conf"}
     assert without_slurm(INSIDE_A_JOB) == {**both, "SLURM_JOB_ID": "7"}

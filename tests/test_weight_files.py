@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.weights import BrokenIndexError, heavy, indexed, weights_in
+from pdserve.weights import BrokenIndexError, indexed_files, weight_files, weights_in
 from tests.tables import each_row
 
 FIRST = "model-00001-of-00003.safetensors"
@@ -44,7 +44,7 @@ def folder_with(folder: Path, *names: str, **indexes: Sequence[str]) -> Path:
 ])  # fmt: skip
 def test_the_load_format_decides_which_files(load_format: str, files: list[str], expected: list[str]) -> None:
     """As in vLLM 0.32: _prepare_weights of model_executor/model_loader/default_loader.py."""
-    assert heavy(files, load_format, []) == expected
+    assert weight_files(files, load_format, []) == expected
 
 
 @each_row("load_format", ["auto", "mistral"])
@@ -102,4 +102,4 @@ def test_files_below_the_folder_are_no_weights(tmp_path: Path) -> None:
 def test_a_broken_index_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors.index.json").write_bytes(content)
     with pytest.raises(BrokenIndexError, match=r"model\.safetensors\.index\.json is no index of weights"):
-        indexed(tmp_path)
+        indexed_files(tmp_path)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pdserve.bench import vllm_program
 from pdserve.bench.aiperf_environment import NAME as AIPERF
 from pdserve.bench.aiperf_environment import VERSION, installed_interpreter, put_into_cache
-from pdserve.bench.figures import RequestRecord, UnreadableResultError, last_line, of_vllm, require_possible
+from pdserve.bench.figures import RequestRecord, UnreadableResultError, last_line, read_vllm_records, require_possible
 from pdserve.bench.snapshot import Clocks
 from pdserve.bench.traces import RequestTrace, TraceFormat, first_sessions
 from pdserve.bench.workload import SESSION_HEADER, Load, Workload
@@ -91,7 +91,7 @@ class LoadClient(Protocol):
         """Remove what it has left outside of its folder."""
 
 
-def direct(environ: Mapping[str, str]) -> dict[str, str]:
+def without_site_proxy(environ: Mapping[str, str]) -> dict[str, str]:
     """Return our environment without what would send a client's requests through the site's proxy."""
     return {name: value for name, value in environ.items() if name.lower() not in _PROXIES and name != _PATCHES}
 
@@ -158,11 +158,11 @@ class VllmClient:
         """Return our environment without the site's proxy, and without a look at the hub where the tokenizer is a
         folder."""
         offline = {"HF_HUB_OFFLINE": "1"} if Path(self.tokenizer).is_absolute() else {}
-        return {**direct(environ), **offline, "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", KEY: key}
+        return {**without_site_proxy(environ), **offline, "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", KEY: key}
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
         """It counts by the monotonic clock already."""
-        return of_vllm(run.result.read_text(encoding="utf-8", errors="replace"))
+        return read_vllm_records(run.result.read_text(encoding="utf-8", errors="replace"))
 
     def clean(self, run: ClientRun) -> None:
         """It leaves nothing."""
@@ -186,7 +186,7 @@ _NANOSECONDS, _MILLISECONDS = 1e9, 1e3
 _CANCELLED = re.compile(r"Phase profiling .*complete \| completed=\d+, cancelled=(\d+)")
 
 
-def of_aiperf(
+def read_aiperf_records(
     text: str, clocks: Clocks, asked: Mapping[tuple[str, int], int] | None = None
 ) -> tuple[RequestRecord, ...]:
     """Read the requests of the measured phase, in the order in which they were sent. `clocks`: of one moment, because
@@ -375,7 +375,7 @@ class AiperfClient:
 
     def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
         """The key is where its configuration names it."""
-        ours = {name: value for name, value in direct(environ).items() if name not in _NOT_THEIRS}
+        ours = {name: value for name, value in without_site_proxy(environ).items() if name not in _NOT_THEIRS}
         insecure = {"AIPERF_HTTP_SSL_VERIFY": "false"} if run.plan.proxy.tls is not None else {}
         # It would keep every prompt in the user's cache folder, and leave its files and sockets in /tmp.
         places = {"AIPERF_DATASET_MMAP_CACHE_ENABLED": "false", "TMPDIR": str(_temporary(run))}
@@ -392,7 +392,7 @@ class AiperfClient:
         export = _artifacts(run) / _EXPORT
         export.replace(run.result)
         asked = None if self.trace is None else self.trace.asked_output()
-        records = of_aiperf(run.result.read_text(encoding="utf-8", errors="replace"), clocks, asked)
+        records = read_aiperf_records(run.result.read_text(encoding="utf-8", errors="replace"), clocks, asked)
         return records + cut_records(run.log.read_text(encoding="utf-8", errors="replace"), records)
 
     def clean(self, run: ClientRun) -> None:

@@ -32,11 +32,11 @@ def quantile(freedom: float) -> float:
     low, high = _LEAST, _MOST
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if beyond(middle, freedom) > SHARE else (low, middle)
+        low, high = (middle, high) if tail_probability(middle, freedom) > SHARE else (low, middle)
     return high
 
 
-def beyond(t: float, freedom: float) -> float:
+def tail_probability(t: float, freedom: float) -> float:
     """The share of the distribution beyond -t and t: the regularized incomplete beta function of freedom/2 and 1/2 at
     freedom / (freedom + t²) (Abramowitz and Stegun 26.7.1), by its power series (NIST's DLMF, 8.17.7). Every term is
     positive, and `quantile` asks for no t at which there are many."""
@@ -247,7 +247,7 @@ def shown_groups(changes: Sequence[FigureChange]) -> Mapping[Group, Sequence[Fig
     return groups
 
 
-def zeros(changes: Sequence[FigureChange]) -> Sequence[str]:
+def uncounted_figures(changes: Sequence[FigureChange]) -> Sequence[str]:
     """Return the changes of a load of which nothing was counted on both sides."""
     return [change.figure for change in changes if change.zero]
 

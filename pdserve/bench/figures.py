@@ -47,7 +47,7 @@ class UnreadableResultError(ValueError):
     """The file is no result of this client, or is not whole."""
 
 
-def of_vllm(text: str) -> tuple[RequestRecord, ...]:
+def read_vllm_records(text: str) -> tuple[RequestRecord, ...]:
     """The records in a file that `vllm bench serve --save-detailed` wrote. Raises UnreadableResultError.
 
     The client does not write whether a request succeeded. A failed request has an error or no token: an

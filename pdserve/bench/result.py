@@ -166,7 +166,7 @@ def _absolute(tokenizer: str) -> str:
     return str(Path(tokenizer).resolve()) if Path(tokenizer).is_dir() else tokenizer
 
 
-def circumstances(about: Provenance) -> dict[str, str]:
+def fixed_circumstances(about: Provenance) -> dict[str, str]:
     """Return of a result what must not change within a sweep, as far as it is known: engines, pdserve's code, the kind
     of machine, and the model. Not the host itself: another one of the same kind is the same."""
     facts: dict[str, str | None] = {"pdserve": about.versions.get(_CLIENT)}
@@ -192,7 +192,7 @@ def circumstances_here(
         recipe="",
         planned={} if model_files is None else {MODEL_FILES: model_files},
     )
-    return circumstances(about)
+    return fixed_circumstances(about)
 
 
 def differences(measured: Mapping[str, str], here: Mapping[str, str]) -> str | None:

@@ -15,7 +15,7 @@ from pdserve.bench.clients import ClientRun, LoadClient
 from pdserve.bench.figures import RequestRecord, UnreadableResultError, figures
 from pdserve.bench.result import EVENTS, RESULT, BenchResult, Measurement, Window, provenance
 from pdserve.bench.sampling import Sampler, cpu_use, proxy_pids
-from pdserve.bench.snapshot import Looker, clocks, plan_digest
+from pdserve.bench.snapshot import CounterReader, clocks, plan_digest
 from pdserve.bench.traces import RequestTrace, asked_input, facts, prefix_hit
 from pdserve.bench.validity import Evidence, judge
 from pdserve.bench.workload import Load, Workload
@@ -83,7 +83,7 @@ class _Bench:
         self._task = task
         self._folder = folder
         self._on_measurement = on_measurement
-        self._looker = Looker(serving.run, seen_from_here(serving.plan, serving.state), http)
+        self._looker = CounterReader(serving.run, seen_from_here(serving.plan, serving.state), http)
 
     async def all(self) -> BenchResult:
         with record_errors(self._serving.run):

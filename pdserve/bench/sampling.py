@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.bench.figures import RequestRecord
-from pdserve.bench.snapshot import Looker
+from pdserve.bench.snapshot import CounterReader
 from pdserve.bench.validity import CpuUse
 from pdserve.observe.metrics import EngineSnapshot
 from pdserve.plan.frozen import Frozen
@@ -50,7 +50,7 @@ class Peaks(Frozen):
 class Sampler:
     """Runs beside a client until it is cancelled."""
 
-    def __init__(self, client: int, proxy: frozenset[int], looker: Looker) -> None:
+    def __init__(self, client: int, proxy: frozenset[int], looker: CounterReader) -> None:
         """`client`: its PID. `proxy`: the PIDs of the proxy on this machine; empty: it is on another."""
         self._client = client
         self._proxy = proxy

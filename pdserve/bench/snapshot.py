@@ -175,7 +175,7 @@ class DeploymentSnapshot(Frozen):
 UNREAD = Counts(error="it was not read")
 
 
-def growth(before: Counts, after: Counts) -> dict[str, float]:
+def count_growth(before: Counts, after: Counts) -> dict[str, float]:
     """Return what was counted in between; nothing unless both could be read. A counter that appears in between began at
     0."""
     if before.error or after.error:
@@ -191,7 +191,7 @@ def sum_growth(before: Mapping[str, Counts], after: Mapping[str, Counts], names:
         first, last = before.get(name, UNREAD), after.get(name, UNREAD)
         if first.error or last.error:
             return {}
-        for counter, value in growth(first, last).items():
+        for counter, value in count_growth(first, last).items():
             together[counter] = together.get(counter, 0.0) + value
     return together
 
@@ -201,7 +201,7 @@ _SETTLE_SECONDS = 15.0
 _LOOK_SECONDS = 0.5
 
 
-class Looker:
+class CounterReader:
     """Looks at the counters of a run. `plan`: with the URLs of LMCache servers as `client` reaches them."""
 
     def __init__(self, run: RunDir, plan: Plan, client: httpx.AsyncClient) -> None:

@@ -211,7 +211,7 @@ USUAL_INPUT = 1024
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimeLimits:
     """The values of --duration and --grace."""
 
     seconds: float | None = None
@@ -234,7 +234,7 @@ def workload(**typed: Any) -> Workload:
 
 
 def work(
-    some: Workload, concurrencies: str | None, rates: str | None, requests: int | None, timed: Timed
+    some: Workload, concurrencies: str | None, rates: str | None, requests: int | None, timed: TimeLimits
 ) -> tuple[Workload, tuple[Load, ...], RequestTrace | None]:
     """The workload with the digest of its trace, the loads, the trace. Raises BadParameter and RecipeError."""
     if timed.grace_seconds is not None and timed.seconds is None:
@@ -253,7 +253,7 @@ def work(
 
 
 def loads(
-    concurrencies: str | None, rates: str | None, requests: int | None, timed: Timed | None = None
+    concurrencies: str | None, rates: str | None, requests: int | None, timed: TimeLimits | None = None
 ) -> tuple[Load, ...]:
     """Read loads such as `1,4,8` and `0.5,1`. Raises BadParameter."""
     many = _numbers("--concurrency", concurrencies)
@@ -261,7 +261,7 @@ def loads(
         raise _bad_option("--concurrency", f"{fraction:g} is no whole number")
     if requests is not None and (most := max(many, default=0)) > requests:
         raise _bad_option("--requests", f"{requests} requests are never {most:g} at a time; give {most:g} or more")
-    time = vars(timed or Timed())
+    time = vars(timed or TimeLimits())
     chosen = (
         *(Load(concurrency=int(each), requests=requests or usual_requests(each), **time) for each in many),
         *(Load(rate=each, requests=requests or usual_requests(each), **time) for each in _numbers("--rate", rates)),

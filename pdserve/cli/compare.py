@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.bench.compare import Comparison, FigureChange, compare, shown_groups, zeros
+from pdserve.bench.compare import Comparison, FigureChange, compare, shown_groups, uncounted_figures
 from pdserve.bench.result import BenchResult, read_result, result_file
 from pdserve.cli.console import wide_console
 from pdserve.errors import StateError
@@ -154,7 +154,7 @@ def changes_table(title: str, changes: Sequence[FigureChange]) -> Table:
             judgement = Text(each.shown, style=_STYLES[each.judgement])
             table.add_row(f"  {each.figure}, {each.unit}", f"{each.a:.2f}", f"{each.b:.2f}", shown, noise, judgement)
         table.add_section()
-    if nothing := zeros(changes):
+    if nothing := uncounted_figures(changes):
         table.caption = f"0 on both sides: {', '.join(nothing)}"
     return table
 

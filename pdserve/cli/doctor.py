@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from pdserve.doctor.bundle import contents, made, members, write
+from pdserve.doctor.bundle import contents, make_member, members, write
 from pdserve.doctor.read_run import find_run, known_secrets, read_logs, read_run, unset_secrets
 from pdserve.doctor.records import Diagnosis, RunRecords
 from pdserve.doctor.rules import diagnose
@@ -38,7 +38,7 @@ def run(target: str | None, *, as_json: bool, bundle: Path | None, logs: bool = 
         _show(records, diagnoses)
     if bundle is not None:
         secrets = known_secrets(run_dir, records, os.environ)
-        files = [made("doctor.json", document, secrets), *members(run_dir, secrets, logs=logs)]
+        files = [make_member("doctor.json", document, secrets), *members(run_dir, secrets, logs=logs)]
         # To stderr: stdout may be a JSON document.
         for name in unset_secrets(records, os.environ):
             typer.echo(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pdserve.errors import StateError
 from pdserve.logs.lines import read_from
-from pdserve.logs.rotation import earlier, lost_of
+from pdserve.logs.rotation import lost_of, rotated_log
 from pdserve.printable import printable
 from pdserve.run.directory import RunDir, find, home
 
@@ -46,7 +46,7 @@ def _print_tail(label: str, file: Path, lines: int) -> int:
     size = file.stat().st_size
     wanted = lines * _TAIL_BYTES_A_LINE
     data = read_from(file, max(0, size - wanted), size) or b""
-    if len(data) < wanted and (before := earlier(file)).exists():  # it was cut a short while ago
+    if len(data) < wanted and (before := rotated_log(file)).exists():  # it was cut a short while ago
         data = (read_from(before, max(0, before.stat().st_size - wanted + len(data))) or b"") + data
     tail = data.splitlines()
     for line in tail[len(tail) - min(lines, len(tail)) :]:
@@ -60,7 +60,7 @@ def _print_from(label: str, file: Path, offset: int) -> int:
         offset = cut.now_at(offset)
         data = read_from(file, offset)
     if data is None:
-        for line in (read_from(earlier(file), offset) or b"").splitlines():
+        for line in (read_from(rotated_log(file), offset) or b"").splitlines():
             _print(label, line)
         offset, data = 0, read_from(file, 0) or b""
     whole = data[: data.rfind(b"\n") + 1]

@@ -21,7 +21,7 @@ def run(
     priority: int,
 ) -> None:
     """Print a new key, and its line or, with `file`, add the line to it. A key that cannot be printed is not saved."""
-    key, line = keys.new(
+    key, line = keys.new_key(
         name,
         max_requests=max_requests,
         requests_per_minute=requests_per_minute,

@@ -20,7 +20,7 @@ from pdserve.patches.patch import Patch
 from pdserve.patches.record import PatchRecord, merged_effects
 from pdserve.patches.registry import REGISTRY
 from pdserve.patches.verdict import judge_here
-from pdserve.run.directory import RunDir, find, home, lives
+from pdserve.run.directory import RunDir, find, has_living_launcher, home
 from pdserve.run.patch_proof import records
 
 _HERE = {"apply": "applies", "not-needed": "not needed", "unknown": "unknown code"}
@@ -51,7 +51,7 @@ def _running_reports(name: str | None) -> tuple[RunDir | None, Reports]:
         if name is not None:
             raise
         return None, {}
-    if not lives(run_dir, state):
+    if not has_living_launcher(run_dir, state):
         return None, {}
     return run_dir, {process.name: records(run_dir, process.name) for process in plan.processes if process.patches}
 

@@ -21,7 +21,7 @@ from pdserve.operations.plan_recipe import load, recipe_words
 from pdserve.operations.size import find_crossings
 from pdserve.preflight.container_images import Report
 from pdserve.preflight.fabric import Wish, find_untried
-from pdserve.preflight.finding import Finding, Status, failed, find_warnings
+from pdserve.preflight.finding import Finding, Status, failures, find_warnings
 from pdserve.printable import printable
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe
@@ -58,7 +58,7 @@ def run_preflight(
     else:
         for line in _lines(findings, loaded):
             typer.echo(line)
-    if failed(findings):
+    if failures(findings):
         raise typer.Exit(PreflightError.exit_code)
 
 

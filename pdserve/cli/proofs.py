@@ -22,7 +22,7 @@ from pdserve.evaluation import EvalSettings, Score, evaluate, find_harness
 from pdserve.observe.remote_http import client, seen_from_here
 from pdserve.operations.serving import check_host
 from pdserve.plan.model import Plan
-from pdserve.run.directory import RunDir, find, home, lives
+from pdserve.run.directory import RunDir, find, has_living_launcher, home
 from pdserve.run.history import INCIDENTS
 from pdserve.run.state import DeploymentState
 from pdserve.system.stop_signals import run_to_its_end
@@ -165,7 +165,7 @@ def find_serving(name: str | None, verb: str) -> tuple[RunDir, DeploymentState, 
     """Raises StateError when it does not serve, or not with its launcher on this machine."""
     run_dir = find(home(os.environ), name)
     state, plan = run_dir.read_state(), run_dir.read_plan()
-    if not lives(run_dir, state) or state.phase not in ("ready", "degraded"):
+    if not has_living_launcher(run_dir, state) or state.phase not in ("ready", "degraded"):
         raise StateError(f"{state.name} is not serving ({state.phase})", todo="pdserve up, or pdserve status")
     check_host(state, f"{state.name} is proven", verb)
     return run_dir, state, plan

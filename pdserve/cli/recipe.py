@@ -17,7 +17,7 @@ from pdserve.reach.cluster_file import Cluster
 from pdserve.recipe.schema import json_schema, json_schema_of
 
 if TYPE_CHECKING:
-    from pdserve.sizing import Given
+    from pdserve.sizing import SizingOptions
 
 
 def run_validate(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, online: bool = False) -> None:
@@ -38,7 +38,7 @@ def run_plan(
     recipe: Path,
     set_: Sequence[str],
     unset: Sequence[str],
-    given: Given,
+    given: SizingOptions,
     *,
     as_json: bool,
     online: bool,

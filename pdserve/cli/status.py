@@ -27,7 +27,7 @@ from pdserve.plan.build import RANDOM_PORT
 from pdserve.plan.model import Exposure
 from pdserve.printable import printable, size_text
 from pdserve.run.directory import LIVES_SECONDS, Silence, find, home
-from pdserve.system.stop_signals import held_back, interruptible
+from pdserve.system.stop_signals import hold_stops, let_signals_interrupt
 
 _COLUMNS = ("process", "role", "node", "pid", "state", "uptime", "ports", "report")
 STATE_STYLES = {
@@ -265,10 +265,10 @@ def run_watch(name: str | None, *, as_json: bool, interval: float) -> None:
     """Ends with Ctrl-C, a TERM or a closed terminal, or with the error that ends the deployment's record."""
     watch = DeploymentWatch(home(os.environ), name)
     if sys.stdout.isatty() and not as_json:
-        interruptible()
+        let_signals_interrupt()
         live = Live(render(watch.look()), auto_refresh=False, screen=True)
         try:  # not `with`: a screen that is half taken is not given back
-            with held_back(), contextlib.suppress(OSError):  # a terminal that is closed takes nothing
+            with hold_stops(), contextlib.suppress(OSError):  # a terminal that is closed takes nothing
                 live.start(refresh=True)
             while sys.stdout.isatty():
                 time.sleep(interval)

@@ -28,8 +28,8 @@ from pdserve.sweep.file import (
     title_of_varied,
 )
 from pdserve.sweep.record import POINTS, PointRecord, SweepFolder, records_in
-from pdserve.sweep.resolve import Estimate, PlannedSweep, array_seconds, estimate, only, resolve
-from pdserve.sweep.run import SweepOptions, SweepRunner, to_run
+from pdserve.sweep.resolve import Estimate, PlannedSweep, array_seconds, estimate, resolve, select_deployment
+from pdserve.sweep.run import SweepOptions, SweepRunner, points_to_run
 from pdserve.sweep.slurm import ArrayFollower, OnPoint, check_none_runs, list_unfinished, scripts, submit_arrays
 from pdserve.sweep.stale import StalePoints, is_measured_here, known_here, stale_points
 
@@ -48,7 +48,7 @@ def run_sweep(
     whole = resolve(load_sweep(file), os.environ)
     root = home(os.environ)
     folder = SweepFolder.of(root, whole.folder_name, whole.loaded.sweep.name)
-    planned = whole if deployment is None else only(whole, deployment, os.environ)
+    planned = whole if deployment is None else select_deployment(whole, deployment, os.environ)
     out = wide_console(stderr=dry and array is not None, goes_on=not dry)
     stale = stale_points(
         planned,
@@ -56,7 +56,7 @@ def run_sweep(
         known_here(os.environ, this_machine=options.this_machine),
         measured_here=is_measured_here(folder, os.environ, array=array is not None),
     )
-    some = to_run(planned, folder, stale.again, retry=retry)
+    some = points_to_run(planned, folder, stale.again, retry=retry)
     former = list(records_in(folder.path).values())
     _show_points(planned, some, {record.id: record for record in former}, out)
     _show_stale(planned, stale, folder, out)

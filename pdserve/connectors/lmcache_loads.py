@@ -14,7 +14,7 @@ CAP_SWITCH = "CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD"
 """Overrides the cap of the configuration; 0 turns it off."""
 
 
-class Taken(NamedTuple):
+class ReloadedPart(NamedTuple):
     """The part of a prompt that a request reloads."""
 
     end: int
@@ -30,7 +30,7 @@ class Bounds:
     cap: int = 0
     least: int = 0
 
-    def take(self, *, computed: int, hit: int, offered: int, chunk: int) -> Taken:
+    def take(self, *, computed: int, hit: int, offered: int, chunk: int) -> ReloadedPart:
         """Bounds a reload of `offered` > 0 tokens.
 
         `computed`: tokens that vLLM has itself. `hit`: where the hit ends, a multiple of `chunk`. `offered` is
@@ -43,11 +43,11 @@ class Bounds:
             end = (computed + self.cap) // chunk * chunk
             tokens = end - computed
         if tokens <= 0 or tokens < self.least:
-            return Taken(min(hit, computed // chunk * chunk), 0)
-        return Taken(end, tokens)
+            return ReloadedPart(min(hit, computed // chunk * chunk), 0)
+        return ReloadedPart(end, tokens)
 
 
-def bounds(extra: Mapping[str, Any], environment: Mapping[str, str]) -> Bounds:
+def read_bounds(extra: Mapping[str, Any], environment: Mapping[str, str]) -> Bounds:
     """The bounds that a connector's extra config and the process's environment set. Raises StartError."""
     switch = environment.get(CAP_SWITCH, "").strip()
     cap = _tokens(CAP_SWITCH, switch) if switch else _tokens(CAP_KEY, extra.get(CAP_KEY))
@@ -102,7 +102,7 @@ def _specs(kv_cache_config: Any) -> Iterator[Any]:
 _CUT = "pdserve_cut"
 
 
-class Cut(NamedTuple):
+class CutHit(NamedTuple):
     """A request's hit, as it was cut the last time that vLLM asked."""
 
     hit: int
@@ -117,16 +117,16 @@ def awaits_admission(tracker: Any) -> bool:
     return bool(tracker.state.name == "PREFETCHING")
 
 
-def lower(tracker: Any, end: int) -> None:
+def lower_load_end(tracker: Any, end: int) -> None:
     """Ends LMCache's part of the request at `end`. What vLLM computes from there on is stored like any new token."""
     tracker.num_lmcache_hit_tokens = tracker.num_stored_tokens = end
 
 
-def remember(tracker: Any, cut: Cut) -> None:
+def remember(tracker: Any, cut: CutHit) -> None:
     """It lives and dies with the tracker: nothing to clean up."""
     setattr(tracker, _CUT, cut)
 
 
-def last_cut(tracker: Any) -> Cut | None:
+def last_cut(tracker: Any) -> CutHit | None:
     """Return the last cut; None: vLLM was never offered a load of this request."""
     return getattr(tracker, _CUT, None)

@@ -19,13 +19,13 @@ from typing import Any
 
 from pdserve.connectors.lmcache_loads import (
     Bounds,
-    Cut,
+    CutHit,
     awaits_admission,
-    bounds,
     check_chunk,
     check_prefixes_load,
     last_cut,
-    lower,
+    lower_load_end,
+    read_bounds,
     remember,
 )
 from pdserve.connectors.selection_lookups import keep_lookups
@@ -56,7 +56,7 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
     """Reloads at most `pdserve.max_tokens_per_load` and at least `pdserve.min_load_tokens` tokens of a request."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
-        set_to = bounds(vllm_config.kv_transfer_config.kv_connector_extra_config, os.environ)
+        set_to = read_bounds(vllm_config.kv_transfer_config.kv_connector_extra_config, os.environ)
         self._bounds = Bounds(
             cap=0 if left_out(LOAD_CAP) else set_to.cap, least=0 if left_out(MIN_LOAD) else set_to.least
         )
@@ -86,8 +86,8 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
             return offered, load_async
         hit = tracker.num_lmcache_hit_tokens
         taken = self._bounds.take(computed=num_computed_tokens, hit=hit, offered=offered, chunk=self._tokens_per_chunk)
-        lower(tracker, taken.end)
-        remember(tracker, Cut(hit, skipped=taken.tokens == 0, left=offered - taken.tokens))
+        lower_load_end(tracker, taken.end)
+        remember(tracker, CutHit(hit, skipped=taken.tokens == 0, left=offered - taken.tokens))
         return taken.tokens, load_async and taken.tokens > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:

@@ -107,7 +107,7 @@ class SelectionCounts:
         return SelectionStats(data=data) if data else None
 
 
-def rebuilt(value: Any) -> SelectionStats:
+def rebuild_stats(value: Any) -> SelectionStats:
     """Return the figures from what another process sent, or the object itself."""
     if isinstance(value, SelectionStats):
         return value
@@ -324,7 +324,7 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
         if data is None or MEMBER not in data:
             return super().build_kv_connector_stats(data)
         stats = super().build_kv_connector_stats({name: value for name, value in data.items() if name != MEMBER})
-        stats[MEMBER] = rebuilt(data[MEMBER])
+        stats[MEMBER] = rebuild_stats(data[MEMBER])
         return stats
 
     @classmethod

@@ -63,7 +63,7 @@ def members(run: RunDir, known: Iterable[str], *, logs: bool) -> list[Member]:
     return [_member(run, file, secrets) for file in _files(run, (*_PATTERNS, *(_LOGS if logs else ())))]
 
 
-def made(name: str, text: str, known: Iterable[str]) -> Member:
+def make_member(name: str, text: str, known: Iterable[str]) -> Member:
     """A file that is not in the run directory."""
     return _redact_member(name, text, tuple(known), cut=False)
 

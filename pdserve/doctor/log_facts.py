@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pdserve.doctor.records import EvidenceLine, ProcessLog
-from pdserve.logs.causes import Hint, of_match
+from pdserve.logs.causes import Hint, hint_of_match
 from pdserve.logs.lines import without_echoes
 from pdserve.logs.symptoms import SYMPTOMS, Symptom
 
@@ -207,7 +207,7 @@ _EVICTION = re.compile(r"L1 memory usage [\d.]+ above watermark")
 
 
 @dataclass(frozen=True)
-class Seen:
+class KnownLine:
     """A known line: how often it is in the log, and the first of them."""
 
     symptom: Symptom
@@ -224,7 +224,7 @@ class LogFacts:
     role: str
     file: str
     tail: tuple[str, ...]
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[KnownLine, ...] = ()
     loads: tuple[EngineLoad, ...] = ()
     transfers: tuple[Transfers, ...] = ()
     requests: tuple[EndedRequest, ...] = ()
@@ -235,7 +235,7 @@ class LogFacts:
         return _evidence(self.file, line)
 
 
-def reduced(log: ProcessLog) -> LogFacts:
+def reduce_log(log: ProcessLog) -> LogFacts:
     """Pure: whatever stands in the log, it is text."""
     is_proxy = log.role == "proxy"
     own = replace(log, lines=tuple(line for line in log.lines if not _QUOTED.match(line)))
@@ -252,13 +252,13 @@ def reduced(log: ProcessLog) -> LogFacts:
     )
 
 
-def _symptoms(log: ProcessLog) -> Iterator[Seen]:
+def _symptoms(log: ProcessLog) -> Iterator[KnownLine]:
     for symptom in SYMPTOMS:
         if symptom.roles is None or log.role in symptom.roles:
             yield from _matches(symptom, log)
 
 
-def _matches(symptom: Symptom, log: ProcessLog) -> Iterable[Seen]:
+def _matches(symptom: Symptom, log: ProcessLog) -> Iterable[KnownLine]:
     """One entry: lines that differ only in a request or an address have the same cause."""
     times, first = 0, None
     for line in log.lines:
@@ -268,7 +268,7 @@ def _matches(symptom: Symptom, log: ProcessLog) -> Iterable[Seen]:
     if first is None:
         return ()
     match, line = first
-    return (Seen(symptom, of_match(symptom, log.role, match), times, _evidence(log.file, line)),)
+    return (KnownLine(symptom, hint_of_match(symptom, log.role, match), times, _evidence(log.file, line)),)
 
 
 def _evidence(file: str, line: str) -> EvidenceLine:

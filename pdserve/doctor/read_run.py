@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 from pdserve.doctor.records import Failure, LiveFigures, ProcessLog, RunRecords
 from pdserve.errors import NotOursError, PdserveError, RecipeError, StateError
-from pdserve.logs.lines import end_of, plain, read_from, split
+from pdserve.logs.lines import end_of, plain_line, read_from, split
 from pdserve.observe.metrics import ProxySnapshot, proxy_snapshot, view_client
 from pdserve.observe.status import StatusView, look
 from pdserve.plan.environment import ENGINE_KEY
 from pdserve.plan.model import Plan
 from pdserve.recipe.load import yaml12
-from pdserve.run.directory import RunDir, find, lives, phase_now
+from pdserve.run.directory import RunDir, find, has_living_launcher, phase_now
 from pdserve.run.state import DeploymentState
 from pdserve.system import cgroup
 from pdserve.system.host import is_here
-from pdserve.system.pressure import Pressure, busiest, cpu_seconds, pressure_of, wanted_seconds
+from pdserve.system.pressure import Pressure, cpu_seconds, largest_cpu_share, pressure_of, wanted_seconds
 from pdserve.system.procfs import descendants
 
 BEGINNING_BYTES, END_BYTES = 256 << 10, 8 << 20
@@ -67,7 +67,7 @@ def read_run(run: RunDir) -> RunRecords:
     unread: list[str] = []
     state = _record(run.read_state, unread, run.state)
     plan = _record(run.read_plan, unread, run.plan)
-    alive = state is not None and lives(run, state)
+    alive = state is not None and has_living_launcher(run, state)
     live = LiveFigures()
     if state is not None and plan is not None and alive:
         live = _live(run, state, plan, unread)
@@ -91,7 +91,7 @@ def read_logs(run: RunDir, records: RunRecords) -> Iterator[ProcessLog]:
     """One log at a time, the launcher's and the agents' too."""
     for file in sorted(run.logs.glob("*.log")):
         name = file.stem.partition("@")[0]
-        yield ProcessLog(name, records.role(name), f"{run.logs.name}/{file.name}", tuple(map(plain, _lines(file))))
+        yield ProcessLog(name, records.role(name), f"{run.logs.name}/{file.name}", tuple(map(plain_line, _lines(file))))
 
 
 def known_secrets(run: RunDir, records: RunRecords, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ def _pressure(state: DeploymentState) -> dict[str, Pressure]:
         used_then, wanted_then, passed = cpu_seconds(pid), wanted_seconds(tree), time.monotonic() - began
         seen["proxy"] = replace(
             seen["proxy"],
-            busiest_share=busiest(used, used_then, passed),
-            wanted_share=busiest(wanted, wanted_then, passed),
+            busiest_share=largest_cpu_share(used, used_then, passed),
+            wanted_share=largest_cpu_share(wanted, wanted_then, passed),
         )
     return seen

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pdserve.doctor.log_facts import LogFacts, busiest_rank, reduced
+from pdserve.doctor.log_facts import LogFacts, busiest_rank, reduce_log
 from pdserve.doctor.records import (
     HISTORY,
     Diagnosis,
@@ -792,5 +792,5 @@ RULES: tuple[Rule, ...] = (
 
 def diagnose(records: RunRecords, logs: Iterable[ProcessLog]) -> list[Diagnosis]:
     """Every cause that a rule sees, each once. Of each log only what the rules ask for is kept in memory."""
-    facts = [reduced(log) for log in logs]
+    facts = [reduce_log(log) for log in logs]
     return merge_diagnoses(each for rule in RULES for each in rule(records, facts))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pdserve.importing.command_line import ImportedFlag
-from pdserve.importing.launch import Effect, Launch, Sourced
+from pdserve.importing.launch import Effect, Launch, SourcedValue
 from pdserve.recipe.flags import SERVER_FLAGS
 from pdserve.recipe.rules.caches import MASTER_FLAGS
 
@@ -38,7 +38,7 @@ _NO_DISKS = "vLLM 0.32 hands it to no store in mode embedded: no KV goes to disk
 """vllm/distributed/mooncake_store.py: setup_mooncake_store does not pass it; store/worker.py takes from it the size of
 its batches of loads, nothing else."""
 
-Words = Iterable[tuple[Sourced, ImportedFlag | str]]
+Words = Iterable[tuple[SourcedValue, ImportedFlag | str]]
 """Flags of a command line, each with its place; what belongs to no flag is a text."""
 
 
@@ -61,14 +61,14 @@ def read_lmcache(words: Words, launch: Launch) -> None:
             launch.lmcache.setdefault("extra_args", {})[item.name] = at.of(item.value)
 
 
-def _read_l2(at: Sourced, launch: Launch) -> None:
+def _read_l2(at: SourcedValue, launch: Launch) -> None:
     if isinstance(at.value, dict):
         launch.lmcache.setdefault("l2", []).append(at)
     else:
         launch.note(at, f"--{_L2} is no JSON object", "served")
 
 
-def read_store_file(values: Mapping[str, Sourced], launch: Launch) -> None:
+def read_store_file(values: Mapping[str, SourcedValue], launch: Launch) -> None:
     """The file that engines read of a store (MOONCAKE_CONFIG_PATH) -> the section `mooncake_store`."""
     embedded = "mode" not in values or values["mode"].value in (None, "embedded")
     for key, at in values.items():

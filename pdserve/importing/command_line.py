@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
 
-from pdserve.importing.launch import CommandLine, Launch, Sourced
+from pdserve.importing.launch import CommandLine, Launch, SourcedValue
 from pdserve.recipe.flags import flag_words
 from pdserve.recipe.load import show, yaml12
 from pdserve.recipe.vllm_names import FLAGS, LISTS, SWITCHES
@@ -151,11 +151,11 @@ def typed_value(value: Any) -> Any:
     return scalar if isinstance(scalar, float) or str(scalar) == value else value
 
 
-def merge_flags(flags: Iterable[tuple[ImportedFlag, Sourced]]) -> dict[str, Sourced]:
+def merge_flags(flags: Iterable[tuple[ImportedFlag, SourcedValue]]) -> dict[str, SourcedValue]:
     """All flags of a command line together. The later of two values holds. Dotted keys of one spelling are merged, and
     hold over a whole JSON object of that flag: vLLM puts what it makes of them at the end of the line."""
-    args: dict[str, Sourced] = {}
-    dotted: dict[str, tuple[str, Sourced]] = {}
+    args: dict[str, SourcedValue] = {}
+    dotted: dict[str, tuple[str, SourcedValue]] = {}
     for item, at in flags:
         if item.spelled is None:
             args[item.name] = at.of(item.value)
@@ -263,12 +263,12 @@ BY_LIST = LineReader()
 """Where no vLLM was asked."""
 
 
-def line_of(args: Mapping[str, Sourced], env: Mapping[str, Sourced]) -> CommandLine:
+def line_of(args: Mapping[str, SourcedValue], env: Mapping[str, SourcedValue]) -> CommandLine:
     """The command line of flags that are data. A model stands first: it would take the next free word otherwise."""
     return CommandLine(("MODEL", *flag_words({name: at.value for name, at in args.items()})), variables_of(env))
 
 
-def variables_of(env: Mapping[str, Sourced]) -> tuple[tuple[str, str], ...]:
+def variables_of(env: Mapping[str, SourcedValue]) -> tuple[tuple[str, str], ...]:
     """Return the variables of vLLM, without its key."""
     return tuple(
         (name, str(at.value))
@@ -278,8 +278,8 @@ def variables_of(env: Mapping[str, Sourced]) -> tuple[tuple[str, str], ...]:
 
 
 def as_parsed(
-    args: dict[str, Sourced], line: CommandLine, reader: LineReader, launch: Launch, at: Sourced
-) -> dict[str, Sourced]:
+    args: dict[str, SourcedValue], line: CommandLine, reader: LineReader, launch: Launch, at: SourcedValue
+) -> dict[str, SourcedValue]:
     """`args` as the names give them, in their order; `at`: where the role is described. The parser's values hold. What
     its version does not take stays in the recipe, and is a note."""
     parsed = reader.lines.get(line)
@@ -289,13 +289,15 @@ def as_parsed(
         shown = name if name in parsed.variables else f"--{name}" if name else "vllm serve"
         place = args.get(name, at)
         launch.note(
-            Sourced(None, shown, place.line), f"vLLM {reader.version}, which is installed here: {why}", "confirm"
+            SourcedValue(None, shown, place.line), f"vLLM {reader.version}, which is installed here: {why}", "confirm"
         )
     return _corrected(args, parsed, launch, at) if parsed.flags else args
 
 
-def _corrected(args: dict[str, Sourced], parsed: ParsedLine, launch: Launch, at: Sourced) -> dict[str, Sourced]:
-    corrected: dict[str, Sourced] = {}
+def _corrected(
+    args: dict[str, SourcedValue], parsed: ParsedLine, launch: Launch, at: SourcedValue
+) -> dict[str, SourcedValue]:
+    corrected: dict[str, SourcedValue] = {}
     for name in (*args, *(name for name in parsed.flags if name not in args)):
         ours = args.get(name)
         if name not in parsed.flags:
@@ -305,7 +307,7 @@ def _corrected(args: dict[str, Sourced], parsed: ParsedLine, launch: Launch, at:
             continue
         words = parsed.flags[name]
         if ours is None:
-            ours = Sourced(None, f"--{name}", at.line)
+            ours = SourcedValue(None, f"--{name}", at.line)
         if name in parsed.repeated:
             launch.note(ours, "given several times, which args of a recipe cannot: it has the last one", "served")
             words = words if isinstance(words, bool) else words[-1:]

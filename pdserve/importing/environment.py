@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.importing.launch import Launch, Sourced
+from pdserve.importing.launch import Launch, SourcedValue
 from pdserve.recipe.flags import env_instead
 from pdserve.recipe.load import show
 from pdserve.roles import EngineRole
@@ -16,9 +16,9 @@ _SRTCTL, _NICS = "SRT_", "SRT_MOONCAKE_RANK_LOCAL_HCA_MAP"
 _UNUSED_BY_VLLM = "read by Dynamo, which a recipe does not start"
 
 
-def carry_over(env: dict[str, Sourced], launch: Launch, role: EngineRole | None) -> dict[str, Sourced]:
+def carry_over(env: dict[str, SourcedValue], launch: Launch, role: EngineRole | None) -> dict[str, SourcedValue]:
     """Return what of `env` a recipe has as it stands; the rest becomes notes of the launch. `role` None: all roles."""
-    kept: dict[str, Sourced] = {}
+    kept: dict[str, SourcedValue] = {}
     for name, at in env.items():
         instead = env_instead(name, role or "engine")
         if name == _HASH_SEED:
@@ -41,7 +41,7 @@ def carry_over(env: dict[str, Sourced], launch: Launch, role: EngineRole | None)
             launch.note(at, f"pdserve sets this variable: {instead or 'from the mooncake_store section'}", "replaced")
         elif show.secret_name(name) or show.secret_value(at.value):
             kept[name] = at.of({"secret": name})
-            launch.note(Sourced(None, at.key, at.line), f"a secret: export {name} before `pdserve up`", "confirm")
+            launch.note(SourcedValue(None, at.key, at.line), f"a secret: export {name} before `pdserve up`", "confirm")
         else:
             kept[name] = at.of(_text(at.value))
     return kept

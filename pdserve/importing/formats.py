@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from pdserve.errors import RecipeError
 from pdserve.importing import shell_script, srt_recipe, vllm_recipe
 from pdserve.importing.command_line import BY_LIST, LineReader
-from pdserve.importing.launch import Draft, ImportChoice, Launch, Note, Sourced
+from pdserve.importing.launch import Draft, ImportChoice, Launch, Note, SourcedValue
 from pdserve.importing.recipe_draft import draft
 from pdserve.importing.srt_variants import has_several, unlike_srtctl, variants
 from pdserve.importing.sweep_draft import ImportedVariant, SweepDraft, read_benchmark, sweep_draft
@@ -127,7 +127,7 @@ def import_variants(text: str, file: str, lines: LineReader = BY_LIST) -> SweepD
             made.append(ImportedVariant(name, _draft(srt_recipe.launch(variant, lines), text), read_benchmark(variant)))
         except RecipeError as error:
             refused = refused or error
-            notes.append(Note(Sourced(None, name or "the file", 0), f"it is no point: {error.what}", "served"))
+            notes.append(Note(SourcedValue(None, name or "the file", 0), f"it is no point: {error.what}", "served"))
     if not made and refused is not None:
         raise refused
     return sweep_draft(made, notes)
@@ -147,26 +147,26 @@ def _choose(trees: Mapping[str, Tree]) -> str:
     return f"{one}; or all as a recipe and a sweep file: --out RECIPE --sweep SWEEP"
 
 
-def named_versions(launch: Launch, text: str) -> dict[str, Sourced]:
+def named_versions(launch: Launch, text: str) -> dict[str, SourcedValue]:
     """Package -> its version, and where the file has it. The most exact source wins: what the file lists as the
     contents of its image, then what it installs, then the tag of its image. A tag without a version (nightly) names
     none."""
-    versions: dict[str, Sourced] = {}
+    versions: dict[str, SourcedValue] = {}
     for package, at in (*launch.frameworks.items(), *_installed(text), *_of_image(launch.image)):
         if package not in versions and _is_version(at.value):
             versions[package] = at
     return versions
 
 
-def _installed(text: str) -> Iterator[tuple[str, Sourced]]:
+def _installed(text: str) -> Iterator[tuple[str, SourcedValue]]:
     """`pip install lmcache==0.5.4`, wherever it stands but in a comment. Of two the first counts."""
     for number, written in enumerate(text.splitlines(), start=1):
         if "install" in written and not _COMMENT.match(written):
             for match in _INSTALLED.finditer(written):
-                yield _PARTS[match["name"]], Sourced(match["version"], f"install {match['name']}", number)
+                yield _PARTS[match["name"]], SourcedValue(match["version"], f"install {match['name']}", number)
 
 
-def _of_image(image: Sourced | None) -> Iterator[tuple[str, Sourced]]:
+def _of_image(image: SourcedValue | None) -> Iterator[tuple[str, SourcedValue]]:
     # NVIDIA counts its own releases of vLLM's image: 25.09.
     if image is None or not isinstance(image.value, str) or image.value.startswith("nvcr.io"):
         return

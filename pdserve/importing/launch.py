@@ -68,16 +68,16 @@ class CommandLine:
 
 
 @dataclass(frozen=True)
-class Sourced:
+class SourcedValue:
     """A value and where it was written."""
 
     value: Any
     key: str
     line: int
 
-    def of(self, value: Any) -> Sourced:
+    def of(self, value: Any) -> SourcedValue:
         """Another value from the same place."""
-        return Sourced(value, self.key, self.line)
+        return SourcedValue(value, self.key, self.line)
 
     def __str__(self) -> str:
         return f"{self.line}: {self.key}" if self.line else self.key
@@ -87,7 +87,7 @@ class Sourced:
 class Note:
     """Something that was not carried over as it stands. `shown` is fit to be printed."""
 
-    at: Sourced
+    at: SourcedValue
     why: str
     effect: Effect
 
@@ -96,15 +96,15 @@ class Note:
 class EngineLaunch:
     """The engines of one role run this."""
 
-    at: Sourced
+    at: SourcedValue
     """Where the role is described."""
-    instances: Sourced
-    devices: Sourced | None = None
+    instances: SourcedValue
+    devices: SourcedValue | None = None
     """Devices of one instance, where the file has it beside the flags."""
-    args: dict[str, Sourced] = field(default_factory=dict)
+    args: dict[str, SourcedValue] = field(default_factory=dict)
     """As a recipe has them, without the flags of the parallelism and of the connector."""
-    env: dict[str, Sourced] = field(default_factory=dict)
-    kv_transfer: Sourced | None = None
+    env: dict[str, SourcedValue] = field(default_factory=dict)
+    kv_transfer: SourcedValue | None = None
     """vLLM's own mapping."""
     line: CommandLine | None = None
     """What `args` were read from, for the parser of an installed vLLM."""
@@ -116,31 +116,31 @@ class Launch:
 
     file: str
     format: str
-    name: Sourced
-    platform: Sourced
-    devices_per_node: Sourced | None = None
-    model_id: Sourced | None = None
-    model_path: Sourced | None = None
-    revision: Sourced | None = None
-    served_name: Sourced | None = None
+    name: SourcedValue
+    platform: SourcedValue
+    devices_per_node: SourcedValue | None = None
+    model_id: SourcedValue | None = None
+    model_path: SourcedValue | None = None
+    revision: SourcedValue | None = None
+    served_name: SourcedValue | None = None
     """Where no role has a flag for it; None: the end of the model's name."""
-    image: Sourced | None = None
-    frameworks: dict[str, Sourced] = field(default_factory=dict)
+    image: SourcedValue | None = None
+    frameworks: dict[str, SourcedValue] = field(default_factory=dict)
     """Package -> its version, where the file lists what its image contains."""
     container: dict[str, Any] = field(default_factory=dict)
     """The section as a recipe has it; its leaves are Sourced."""
-    setup: list[Sourced] = field(default_factory=list)
+    setup: list[SourcedValue] = field(default_factory=list)
     slurm: dict[str, Any] = field(default_factory=dict)
-    exclude_nodes: list[Sourced] = field(default_factory=list)
-    engine_env: dict[str, Sourced] = field(default_factory=dict)
-    hash_seed: Sourced | None = None
+    exclude_nodes: list[SourcedValue] = field(default_factory=list)
+    engine_env: dict[str, SourcedValue] = field(default_factory=dict)
+    hash_seed: SourcedValue | None = None
     store: dict[str, Any] = field(default_factory=dict)
     lmcache: dict[str, Any] = field(default_factory=dict)
-    engine_seconds: Sourced | None = None
+    engine_seconds: SourcedValue | None = None
     roles: dict[EngineRole, EngineLaunch] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
 
-    def note(self, at: Sourced, why: str, effect: Effect) -> None:
+    def note(self, at: SourcedValue, why: str, effect: Effect) -> None:
         """Add to what was not carried over."""
         self.notes.append(Note(at, why, effect))
 
@@ -154,7 +154,7 @@ class Draft:
     notes: tuple[Note, ...]
     file: str
     format: str
-    versions: Mapping[str, Sourced] = field(default_factory=dict)
+    versions: Mapping[str, SourcedValue] = field(default_factory=dict)
     """Package -> its version, where the file names one (formats.py)."""
     lines: tuple[CommandLine, ...] = ()
     """The command lines of the engines of each role, as the file has them."""

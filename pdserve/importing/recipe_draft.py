@@ -9,8 +9,8 @@ from typing import Any
 
 from pdserve.errors import RecipeError
 from pdserve.importing import connectors
-from pdserve.importing.launch import Draft, Effect, EngineLaunch, Launch, Sourced
-from pdserve.importing.yaml_tree import whole
+from pdserve.importing.launch import Draft, Effect, EngineLaunch, Launch, SourcedValue
+from pdserve.importing.yaml_tree import whole_number
 from pdserve.recipe.base import as_name
 from pdserve.recipe.connectors.registry import NIXL_PUSH, REFUSED
 from pdserve.recipe.flags import where_instead
@@ -73,7 +73,7 @@ class _Writer:
         elif isinstance(value, list):
             for index, item in enumerate(value):
                 self.put((*path, index), item)
-        elif isinstance(value, Sourced):
+        elif isinstance(value, SourcedValue):
             self.set(path, value.value)
             if value.value is not None:
                 self.origins[path] = str(value)
@@ -103,7 +103,7 @@ class _Writer:
         served = next(iter(names), launch.served_name)
         where = launch.model_path or launch.model_id
         if served is None and where is not None:
-            served = Sourced(str(where.value).rstrip("/").rpartition("/")[2], f"end of {where.key}", where.line)
+            served = SourcedValue(str(where.value).rstrip("/").rpartition("/")[2], f"end of {where.key}", where.line)
         if served is not None:
             first = served.value[0] if isinstance(served.value, list) and served.value else served.value
             self.put(("model", "served_name"), served.of(str(first)))
@@ -117,8 +117,8 @@ class _Writer:
         at = self.launch.hash_seed
         if at is None:
             return
-        self.put(("engine", "hash_seed"), at.of(whole(at.value)))
-        if whole(at.value) is None:
+        self.put(("engine", "hash_seed"), at.of(whole_number(at.value)))
+        if whole_number(at.value) is None:
             self.note(at, "no number, and engines and LMCache must hash alike: pdserve's own is used", "replaced")
 
     def _same_length(self) -> None:
@@ -186,15 +186,15 @@ class _Writer:
                 why = f"it can corrupt KV (docs/limits.md): the recipe is refused until you add {path[-1]}: true"
                 self.note(at, why, "confirm")
             for key, why in carried.replaced:
-                self.note(Sourced(None, f"{at.key}: {key}", at.line), why, "replaced")
+                self.note(SourcedValue(None, f"{at.key}: {key}", at.line), why, "replaced")
             for key, why in carried.refused:
-                self.note(Sourced(None, f"{at.key}: {key}", at.line), why, "confirm")
+                self.note(SourcedValue(None, f"{at.key}: {key}", at.line), why, "confirm")
         attached = [role for role, at in configs.items() if _LMCACHE in connectors.classes(at.value)]
         if attached and "l1_size_gb" in self.launch.lmcache:
             self.put(("lmcache", "on"), [configs[role].of(role) for role in attached])
         self._store_users(configs)
 
-    def _check_supported(self, configs: Mapping[EngineRole, Sourced]) -> None:
+    def _check_supported(self, configs: Mapping[EngineRole, SourcedValue]) -> None:
         """Raise RecipeError, one for all roles, where an engine has a connector that no recipe can have."""
         users = [role for role, at in configs.items() if NIXL_PUSH in connectors.classes(at.value)]
         if users:
@@ -205,7 +205,7 @@ class _Writer:
                 todo="use kind: nixl (pull): write NixlConnector for it in the file, and import again",
             )
 
-    def _without_timeouts(self, at: Sourced) -> Sourced:
+    def _without_timeouts(self, at: SourcedValue) -> SourcedValue:
         """The mapping of a role, whose timeouts of LMCache's clients become keys of the section: those of all roles."""
         mapping, timeouts = connectors.without_timeouts(at.value)
         for key, value in timeouts.items():
@@ -214,16 +214,16 @@ class _Writer:
                 self.note(at.of(value), f"all roles have one lmcache.{key}: {known.value}", "served")
         return at.of(mapping)
 
-    def _store_users(self, configs: dict[EngineRole, Sourced]) -> None:
+    def _store_users(self, configs: dict[EngineRole, SourcedValue]) -> None:
         users = [at for at in configs.values() if "MooncakeStoreConnector" in connectors.classes(at.value)]
         if self.launch.store and not users:
-            at = next((value for value in self.launch.store.values() if isinstance(value, Sourced)), None)
+            at = next((value for value in self.launch.store.values() if isinstance(value, SourcedValue)), None)
             self.launch.store.clear()
             if at is not None:
                 self.note(at, "no engine of the file uses the store", "replaced")
 
 
-def _uses_lmcache(at: Sourced | None) -> bool:
+def _uses_lmcache(at: SourcedValue | None) -> bool:
     return at is not None and isinstance(at.value, dict) and _LMCACHE in connectors.classes(at.value)
 
 
@@ -254,14 +254,14 @@ _SIZES = {
 _LOCAL = "data-parallel-size-local"
 
 
-def take_parallelism(launch: Launch, role: EngineRole, *, cached: bool) -> dict[str, Sourced]:
+def take_parallelism(launch: Launch, role: EngineRole, *, cached: bool) -> dict[str, SourcedValue]:
     """Take the flags out of the role's `args`, and return its section. `cached`: it attaches to an LMCache server."""
     reader, engines = _Reader(launch, role), launch.roles[role]
     sizes = {key: reader.size(key, flag) for key, flag in _SIZES.items()}
     ranks = math.prod(sizes.values())
     reader.experts(several=sizes["tp"] * sizes["pcp"] * sizes["dp"] > 1)
     reader.devices(ranks)
-    each = whole(launch.devices_per_node.value) if launch.devices_per_node is not None else None
+    each = whole_number(launch.devices_per_node.value) if launch.devices_per_node is not None else None
     nodes = -(-ranks // each) if each and each > 0 else None
     if nodes is not None and nodes > 1:
         reader.section["nodes"] = (engines.devices or engines.at).of(nodes)
@@ -269,9 +269,9 @@ def take_parallelism(launch: Launch, role: EngineRole, *, cached: bool) -> dict[
     return reader.section
 
 
-def read_count(at: Sourced, of: str, launch: Launch) -> int:
+def read_count(at: SourcedValue, of: str, launch: Launch) -> int:
     """Read how many there are; 1, and a note, where the value does not say it."""
-    number = whole(at.value)
+    number = whole_number(at.value)
     if number is not None and number > 0:
         return number
     launch.note(at, f"{show.value(at.value)} is no number of {of}: 1 is used", "served")
@@ -282,7 +282,7 @@ class _Reader:
     def __init__(self, launch: Launch, role: EngineRole) -> None:
         self.launch, self.engines, self.role = launch, launch.roles[role], role
         self.args = self.engines.args
-        self.section: dict[str, Sourced] = {}
+        self.section: dict[str, SourcedValue] = {}
 
     def size(self, key: str, flag: str) -> int:
         """One of the sizes whose product are the ranks."""
@@ -307,7 +307,7 @@ class _Reader:
     def devices(self, ranks: int) -> None:
         """Compare what the file has of them with the flags, which decide."""
         at = self.engines.devices
-        if at is not None and (given := whole(at.value)) != ranks:
+        if at is not None and (given := whole_number(at.value)) != ranks:
             shown = show.value(at.value) if given is None else given
             self.launch.note(
                 at, f"{shown} devices for an instance, and its flags use {ranks}: pdserve gives it {ranks}", "served"
@@ -342,7 +342,7 @@ class _Reader:
             # With one rank on each node vLLM takes it for external load balancing (engine/arg_utils.py).
             self.section["load_balancing"] = at.of("external" if mode == "hybrid" and dp == nodes else mode)
 
-    def _asked(self) -> tuple[LoadBalancing, Sourced | None]:
+    def _asked(self) -> tuple[LoadBalancing, SourcedValue | None]:
         """A rank of an engine makes its load balancing external, and the first rank of a node with the number of its
         ranks makes it hybrid (vllm/engine/arg_utils.py, create_engine_config)."""
         for mode in ("external", "multi-port-external", "hybrid"):
@@ -357,6 +357,6 @@ class _Reader:
 
     def _nodes_of_flags(self, dp: int) -> int | None:
         """Count the nodes by their number, or by the ranks on each."""
-        nnodes, local = (whole(at.value) if (at := self.args.get(name)) else None for name in ("nnodes", _LOCAL))
+        nnodes, local = (whole_number(at.value) if (at := self.args.get(name)) else None for name in ("nnodes", _LOCAL))
         nodes = nnodes or (dp // local if local and dp % local == 0 else None)
         return nodes if nodes and dp % nodes == 0 else None

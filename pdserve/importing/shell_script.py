@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pdserve.errors import RecipeError
 from pdserve.importing import cache_servers, environment
 from pdserve.importing.command_line import ImportedFlag, LineReader, as_parsed, from_argv, merge_flags, variables_of
-from pdserve.importing.launch import CommandLine, EngineLaunch, ImportChoice, Launch, Sourced
+from pdserve.importing.launch import CommandLine, EngineLaunch, ImportChoice, Launch, SourcedValue
 from pdserve.importing.shell_words import COPY, ShellCommand, ShellWord, WordPart, commands
 from pdserve.recipe.flags import env_instead, where_instead
 from pdserve.roles import EngineRole
@@ -99,7 +99,7 @@ class _Process:
     program: str
     line: int
     words: list[_Item]
-    env: dict[str, Sourced]
+    env: dict[str, SourcedValue]
 
 
 def matches(text: str) -> bool:
@@ -110,7 +110,7 @@ def matches(text: str) -> bool:
 def launch(text: str, file: str, choice: ImportChoice, lines: LineReader) -> Launch:
     """The launch. Raises RecipeError for what is known only when the script runs."""
     name = file.rpartition("/")[2].rpartition(".")[0] or "script"
-    at = Sourced(name, "the file's name", 0)
+    at = SourcedValue(name, "the file's name", 0)
     result = Launch(file, FORMAT, at, at)
     script = _Script(text, choice.variables, result)
     for command in commands(text, file):
@@ -124,10 +124,12 @@ def launch(text: str, file: str, choice: ImportChoice, lines: LineReader) -> Lau
             missing.update(dict.fromkeys(word.names, line))
     _check_known(missing, file)
     for word, line in script.unknown:
-        result.note(Sourced(None, word.written, line), "what it runs is not known: it may start a server too", "served")
+        result.note(
+            SourcedValue(None, word.written, line), "what it runs is not known: it may start a server too", "served"
+        )
     for process, words in started:
         read = list(from_argv([word for word, _ in words], lines.names))
-        flags = [(Sourced(None, process.program, words[index][1]), item) for index, item in read]
+        flags = [(SourcedValue(None, process.program, words[index][1]), item) for index, item in read]
         if process.program == _VLLM:
             _add_engines(result, process, [word for word, _ in words], flags, lines)
         elif process.program == _LMCACHE:
@@ -200,7 +202,7 @@ class _Script:
         if _STARTED.search(self.text, command.start) is not None:
             raise self._refusal(f"{what} stands before a line that starts a server, and is not read", line)
         why = "from here on the script is not read: nothing that is known to start a server follows"
-        self.result.note(Sourced(None, what, line), why, "confirm")
+        self.result.note(SourcedValue(None, what, line), why, "confirm")
         self.has_ended = True
 
     def _set(self, words: Sequence[ShellWord], by: str, *, lasts: bool) -> None:
@@ -255,11 +257,11 @@ class _Script:
         elif name in ("source", "."):
             if not texts[-1].endswith("/bin/activate"):
                 why = "it is not read: write what it sets into the script, or give it with --var"
-                self.result.note(Sourced(None, f"{name} {words[-1].text.rpartition('/')[2]}", line), why, "served")
+                self.result.note(SourcedValue(None, f"{name} {words[-1].text.rpartition('/')[2]}", line), why, "served")
         elif name not in _HARMLESS and name not in self.others:
             self.others.add(name)
             why = "it is not run: what it installs or changes, the image must have, or setup of the recipe"
-            self.result.note(Sourced(None, f"`{name}`", line), why, "confirm")
+            self.result.note(SourcedValue(None, f"`{name}`", line), why, "confirm")
 
     def _start(self, program: str, start: int, end: int, items: list[_Item], assigned: Sequence[ShellWord]) -> None:
         line = items[start][1]
@@ -267,17 +269,19 @@ class _Script:
             raise self._refusal(f"`{program}` is run only if a command before it succeeds, or fails", line)
         process = _Process(program, line, items[end:], {})
         for name, at in self.exported.items():
-            process.env[name] = Sourced(self.given.get(name, self.values.get(name)), f"export {name}", at)
+            process.env[name] = SourcedValue(self.given.get(name, self.values.get(name)), f"export {name}", at)
         program_before = ""
         for item, at in [*self._assigned(assigned), *items[:start]]:
             text = item if isinstance(item, str) else item.written
             if (match := _ASSIGNED.match(text)) is not None:
-                process.env[match["name"]] = Sourced(text[match.end() :] if text is item else None, match["name"], at)
+                process.env[match["name"]] = SourcedValue(
+                    text[match.end() :] if text is item else None, match["name"], at
+                )
             elif text in _NEUTRAL:
                 program_before = text
             else:
                 why = f"it stands before `{program}`, and is not carried over with its options"
-                self.result.note(Sourced(None, f"{program_before} {text}".strip(), at), why, "served")
+                self.result.note(SourcedValue(None, f"{program_before} {text}".strip(), at), why, "served")
                 break
         self.processes.append(process)
 
@@ -376,7 +380,7 @@ def _known_words(
         if process.program != _VLLM or not name or _is_needed(name) or not where_instead(name, "engine"):
             missing.update(dict.fromkeys(item.names or [f"the value at line {line}"], line))
             continue
-        result.note(Sourced(None, f"--{name}", line), "its value is not known, and pdserve sets it", "replaced")
+        result.note(SourcedValue(None, f"--{name}", line), "its value is not known, and pdserve sets it", "replaced")
         if name in _ANY_RANK:
             words.append((f"--{name}=0", line))
     return words
@@ -405,13 +409,13 @@ def _add_engines(
     result: Launch,
     process: _Process,
     words: list[str],
-    read: Sequence[tuple[Sourced, ImportedFlag | str]],
+    read: Sequence[tuple[SourcedValue, ImportedFlag | str]],
     lines: LineReader,
 ) -> None:
-    at = Sourced(None, _VLLM, process.line)
+    at = SourcedValue(None, _VLLM, process.line)
     free = [here.of(item) for here, item in read if isinstance(item, str)]
     flags = [
-        (item, Sourced(None, f"--{item.name}", here.line)) for here, item in read if isinstance(item, ImportedFlag)
+        (item, SourcedValue(None, f"--{item.name}", here.line)) for here, item in read if isinstance(item, ImportedFlag)
     ]
     engines = EngineLaunch(at, at.of(1), args=merge_flags(flags))
     engines.line = CommandLine(tuple(words), variables_of(process.env))

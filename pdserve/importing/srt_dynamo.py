@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pdserve.importing.launch import EngineLaunch, Launch, Sourced
+from pdserve.importing.launch import EngineLaunch, Launch, SourcedValue
 from pdserve.importing.yaml_tree import TrackedTree
 from pdserve.recipe.load import show
 
@@ -30,7 +30,7 @@ _RUNTIME = frozenset(
 _GONE = {"disable-log-requests": "vLLM 0.32 has no such flag, and logs no requests unless it is asked to"}
 
 
-def owns(name: str) -> bool:
+def is_dynamos_flag(name: str) -> bool:
     """Return whether a worker's flag is Dynamo's, and not vLLM's."""
     return name in _GONE or name in _RUNTIME or name == _TEMPLATE or name.startswith(("dyn-", *_ROUTING))
 
@@ -62,7 +62,7 @@ def _worker(engines: EngineLaunch, launch: Launch) -> None:
             _parser(name, args.pop(name), engines, launch)
 
 
-def _parser(name: str, at: Sourced, engines: EngineLaunch, launch: Launch) -> None:
+def _parser(name: str, at: SourcedValue, engines: EngineLaunch, launch: Launch) -> None:
     ours = _PARSERS.get(name)
     if ours is None or at.value not in _SAME_PARSERS:
         launch.note(at, f"a flag of Dynamo's worker: vLLM has none like {name}={show.value(at.value)}", "served")
@@ -92,7 +92,7 @@ def _frontend(tracked: TrackedTree, launch: Launch) -> None:
         launch.note(at, f"vLLM's code in Dynamo's frontend; each engine has {name} itself", "replaced")
 
 
-def _think(modes: list[Sourced], launch: Launch) -> None:
+def _think(modes: list[SourcedValue], launch: Launch) -> None:
     """vLLM's default-chat-template-kwargs, with the keys that Dynamo sets (dynamo/frontend/thinking.py)."""
     if not modes:
         return

@@ -13,8 +13,8 @@ from typing import Any
 from pdserve.errors import RecipeError
 from pdserve.importing import cache_servers, environment, srt_dynamo
 from pdserve.importing.command_line import ImportedFlag, LineReader, as_parsed, flag, from_argv, line_of, merge_flags
-from pdserve.importing.launch import Effect, EngineLaunch, Launch, Sourced
-from pdserve.importing.yaml_tree import TrackedTree, Tree, whole
+from pdserve.importing.launch import Effect, EngineLaunch, Launch, SourcedValue
+from pdserve.importing.yaml_tree import TrackedTree, Tree, whole_number
 from pdserve.installed.versions import PACKAGES
 from pdserve.recipe.load.problems import Path
 from pdserve.roles import EngineRole
@@ -41,7 +41,7 @@ def launch(tree: Tree, lines: LineReader) -> Launch:
     """One variant of a file. Raises RecipeError for what is no deployment of vLLM."""
     tracked = TrackedTree(tree)
     version = tracked.take("schema")
-    schema = 1 if version is None else whole(version.value)
+    schema = 1 if version is None else whole_number(version.value)
     if schema not in FORMATS:
         raise RecipeError(
             f"schema {tree.get('schema')} of srt-slurm is not known",
@@ -51,9 +51,9 @@ def launch(tree: Tree, lines: LineReader) -> Launch:
     engines = _engines(tree)
     for engine in engines.values():
         tracked.take(*engine, "type")
-    name = tracked.take("name") or Sourced("imported", "name", 0)
+    name = tracked.take("name") or SourcedValue("imported", "name", 0)
     result = Launch(tree.file, FORMATS[schema], name, platform=_platform(tracked))
-    result.devices_per_node = tracked.take("resources", "gpus_per_node") or Sourced(4, "srt-slurm's default", 0)
+    result.devices_per_node = tracked.take("resources", "gpus_per_node") or SourcedValue(4, "srt-slurm's default", 0)
     result.engine_env = environment.carry_over(tracked.mapping("environment"), result, None)
     roles = [role for role in _ROLES if _present(tree, role)]
     for role in roles:
@@ -96,10 +96,10 @@ def _engines(tree: Tree) -> dict[EngineRole, Path]:
     return {role: top if tree.has(*top) else own.get(role, top) for role in _ROLES}
 
 
-def _platform(tracked: TrackedTree) -> Sourced:
+def _platform(tracked: TrackedTree) -> SourcedValue:
     gpu = tracked.take("resources", "gpu_type")
     if gpu is None:
-        return Sourced("cuda", "no resources.gpu_type", 0)
+        return SourcedValue("cuda", "no resources.gpu_type", 0)
     return gpu.of("rocm" if str(gpu.value).lower().startswith("mi") else "cuda")
 
 
@@ -130,7 +130,7 @@ def _model(tracked: TrackedTree, result: Launch) -> None:
         result.note(image, f"an alias of the site (containers of its srtslurm.yaml): {known}", "confirm")
 
 
-def _alias(result: Launch, path: Sourced, repo: Sourced | None) -> None:
+def _alias(result: Launch, path: SourcedValue, repo: SourcedValue | None) -> None:
     """A name that the site's srtslurm.yaml resolves. Of what it may be, the likeliest is an id of the hub."""
     names = [at for engines in result.roles.values() if (at := engines.args.get("served-model-name")) is not None]
     served = next((at for at in names if "/" in str(at.value)), None)
@@ -182,7 +182,7 @@ def _role(tracked: TrackedTree, result: Launch, role: EngineRole, engine: Path, 
         elif value.value is not None:
             kept.append((flag(f"--{key}", value.value, lines.names), value))
     given = merge_flags(kept)
-    others = {key: given.pop(key) for key in list(given) if srt_dynamo.owns(key)}
+    others = {key: given.pop(key) for key in list(given) if srt_dynamo.is_dynamos_flag(key)}
     engines.line = line_of(given, variables)
     engines.args = {**as_parsed(given, engines.line, lines, result, engines.at), **others}
     engines.kv_transfer = _transfer(
@@ -202,15 +202,15 @@ def _image_of_role(tracked: TrackedTree, result: Launch, at: Path) -> None:
 
 
 def _transfer(
-    engines: EngineLaunch, connector: Sourced | None, *, unset: bool, role: EngineRole, file: str
-) -> Sourced | None:
+    engines: EngineLaunch, connector: SourcedValue | None, *, unset: bool, role: EngineRole, file: str
+) -> SourcedValue | None:
     """The role's mapping: its flag, else its connector, else that of the engine, which is nixl unless it is null."""
     given = engines.args.pop("kv-transfer-config", None)
     if given is not None:
         return given
     if connector is None:
         nixl = unset and role != "aggregated"
-        return Sourced(transfer_config("nixl", role), "srt-slurm's default connector", 0) if nixl else None
+        return SourcedValue(transfer_config("nixl", role), "srt-slurm's default connector", 0) if nixl else None
     text = connector.value
     if isinstance(text, str) and text.lower() in ("none", "null"):
         return None
@@ -332,7 +332,7 @@ def _lmcache(tracked: TrackedTree, launch: Launch, path: Path) -> None:
     cache_servers.read_lmcache(words, launch)
 
 
-def _words(tracked: TrackedTree, path: Path) -> list[tuple[Sourced, ImportedFlag | str]]:
+def _words(tracked: TrackedTree, path: Path) -> list[tuple[SourcedValue, ImportedFlag | str]]:
     """The flags of a list of words, with their place."""
     at = tracked.take(*path)
     words = at.value if at is not None and isinstance(at.value, list) else []
@@ -353,7 +353,7 @@ def read_job(tracked: TrackedTree, launch: Launch) -> None:
     for key, ours in _SLURM.items():
         if (at := tracked.take("slurm", key)) is not None:
             launch.slurm[ours] = at.of(str(at.value))
-    options: list[Sourced] = []
+    options: list[SourcedValue] = []
     for key, at in tracked.mapping("sbatch_directives").items():
         if key in _DIRECTIVES:
             launch.slurm[key] = at.of(str(at.value))
@@ -363,14 +363,14 @@ def read_job(tracked: TrackedTree, launch: Launch) -> None:
             options.append(at.of(_option(key, at.value)))
     if options:
         launch.slurm["options"] = options
-    launch.container["kind"] = Sourced("pyxis", "srt-slurm starts its containers by pyxis", 0)
+    launch.container["kind"] = SourcedValue("pyxis", "srt-slurm starts its containers by pyxis", 0)
     if srun := [at.of(_option(key, at.value)) for key, at in tracked.mapping("srun_options").items()]:
         launch.container["options"] = srun
     _mounts(tracked, launch)
     _setup(tracked, launch)
     attempts, interval = tracked.take("health_check", "max_attempts"), tracked.take("health_check", "interval_seconds")
-    if attempts is not None and (number := whole(attempts.value)):
-        pause = whole(interval.value) if interval is not None else 10
+    if attempts is not None and (number := whole_number(attempts.value)):
+        pause = whole_number(interval.value) if interval is not None else 10
         launch.engine_seconds = attempts.of(number * (pause or 10))
 
 
@@ -379,7 +379,7 @@ def _option(name: str, value: object) -> str:
 
 
 def _mounts(tracked: TrackedTree, launch: Launch) -> None:
-    mounts: list[Sourced] = []
+    mounts: list[SourcedValue] = []
     wanted = [at.of(f"{source}:{at.value}") for source, at in tracked.mapping("container_mounts").items()]
     extra = tracked.take("extra_mount")
     if extra is not None and isinstance(extra.value, list):

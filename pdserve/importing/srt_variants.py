@@ -13,7 +13,7 @@ from typing import Any
 
 from pdserve.errors import RecipeError
 from pdserve.importing.command_line import typed_value
-from pdserve.importing.launch import Note, Sourced
+from pdserve.importing.launch import Note, SourcedValue
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path
 
@@ -39,15 +39,15 @@ def unlike_srtctl(tree: Tree) -> Iterator[Note]:
         for key in tree.data:
             if key not in ("base", _SCHEMA) and not key.startswith((_OVERRIDE, _ZIP)):
                 why = f"srtctl reads base, {_OVERRIDE}... and {_ZIP}... of such a file, and nothing else"
-                yield Note(Sourced(None, key, tree.line(key)), why, "confirm")
+                yield Note(SourcedValue(None, key, tree.line(key)), why, "confirm")
     if tree.has("base") and len(tree.data) > 1:
         yield Note(
-            Sourced(None, "base", tree.line("base")),
+            SourcedValue(None, "base", tree.line("base")),
             "srtctl runs it only when it is asked for: no point is it",
             "replaced",
         )
     for key, values in (sweep if isinstance(sweep, dict) else {}).items():
-        at = Sourced(None, f"sweep.{key}", tree.line("sweep", key))
+        at = SourcedValue(None, f"sweep.{key}", tree.line("sweep", key))
         if f"{{{key}}}" not in str({name: value for name, value in top.items() if name != "sweep"}):
             yield Note(at, f"nothing has {{{key}}}: its values make no difference", "replaced")
         elif any(isinstance(value, bool) for value in (values if isinstance(values, list) else [values])):

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pdserve.importing.launch import Draft, Effect, Note, Sourced
+from pdserve.importing.launch import Draft, Effect, Note, SourcedValue
 from pdserve.importing.recipe_text import line
-from pdserve.importing.yaml_tree import Tree, whole
+from pdserve.importing.yaml_tree import Tree, whole_number
 from pdserve.recipe.load.problems import Path
 
 
@@ -53,7 +53,7 @@ def sweep_draft(variants: Sequence[ImportedVariant], notes: Sequence[Note]) -> S
             deployments.append(variant)
         elif {line(note) for note in variant.draft.notes} != {line(note) for note in known.draft.notes}:
             why = f"no deployment of its own: what was carried over of it is the same as of {known.name or 'the file'}"
-            same.append(Note(Sourced(None, variant.name or "the file", 0), why, "confirm"))
+            same.append(Note(SourcedValue(None, variant.name or "the file", 0), why, "confirm"))
     first = deployments[0].draft
     lists = dict(_differing([variant.draft.served() for variant in deployments], ()))
     works = list(dict.fromkeys(variant.benchmark.work for variant in variants))
@@ -106,7 +106,7 @@ def _more_points(variants: Sequence[ImportedVariant], deployments: int, each: in
     asked = sum(len(variant.benchmark.concurrency) + len(variant.benchmark.rate) for variant in variants)
     if (points := deployments * each) != asked:
         why = f"the file measures {asked} points; a sweep has every load on every deployment: {points}"
-        yield Note(Sourced(None, "benchmark", 0), why, "confirm")
+        yield Note(SourcedValue(None, "benchmark", 0), why, "confirm")
 
 
 def shown_names(deployments: Sequence[tuple[str, Draft]]) -> Mapping[int, str]:
@@ -147,24 +147,24 @@ def read_benchmark(tree: Tree) -> SrtBenchmark:
     section = tree.get(_SECTION)
     section = section if isinstance(section, dict) else {}
     kind = section.get("type")
-    work = whole(section.get("isl")), whole(section.get("osl"))
+    work = whole_number(section.get("isl")), whole_number(section.get("osl"))
     loads = tuple(_concurrencies(section.get("concurrencies")))
     if kind != _OF_FIXED_LENGTH or work[0] is None or work[1] is None or not (loads or _rates(section)):
         what = f"the benchmark is {kind}" if kind is not None else "there is no benchmark"
-        at = Sourced(kind, _SECTION, tree.line(_SECTION, "type"))
+        at = SourcedValue(kind, _SECTION, tree.line(_SECTION, "type"))
         why = f"{what}, or it has no isl, osl and concurrencies: workload and loads are the usual ones of pdserve bench"
         return SrtBenchmark(USUAL_WORK, USUAL_LOADS, notes=[Note(at, why, "confirm")])
     result = SrtBenchmark((work[0], work[1]), loads, tuple(_rates(section)))
     result.notes.extend(_loads_otherwise(section, result, tree))
     for key, value in section.items():
-        at = Sourced(value, f"{_SECTION}.{key}", tree.line(_SECTION, key))
+        at = SourcedValue(value, f"{_SECTION}.{key}", tree.line(_SECTION, key))
         if key in ("type", "isl", "osl", "concurrencies"):
             continue
         if key == "req_rate" and result.rate:
             continue
         if key == "random_range_ratio" and value in (1, 1.0, "1.0"):
             continue
-        if key == "num_prompts_mult" and whole(value) not in (None, _USUAL_PROMPTS):
+        if key == "num_prompts_mult" and whole_number(value) not in (None, _USUAL_PROMPTS):
             why = f"requests of a load: {value} times the load there; here `requests`, else {_USUAL_PROMPTS} times"
             result.notes.append(Note(at, why, "confirm"))
             continue
@@ -177,8 +177,8 @@ def _loads_otherwise(section: dict[str, Any], result: SrtBenchmark, tree: Tree) 
     """Name what is no load, and loads that are limited by both: srt-slurm's sa-bench gives its client --request-rate
     and --max-concurrency at once."""
     value = section.get("concurrencies")
-    at = Sourced(value, f"{_SECTION}.concurrencies", tree.line(_SECTION, "concurrencies"))
-    if bad := [part for part in _parts(value) if not whole(part)]:
+    at = SourcedValue(value, f"{_SECTION}.concurrencies", tree.line(_SECTION, "concurrencies"))
+    if bad := [part for part in _parts(value) if not whole_number(part)]:
         yield Note(at, f"no number of requests: {', '.join(map(str, bad))}", "confirm")
     if result.concurrency and result.rate:
         why = (
@@ -189,7 +189,7 @@ def _loads_otherwise(section: dict[str, Any], result: SrtBenchmark, tree: Tree) 
 
 
 def _concurrencies(value: Any) -> Iterator[int]:
-    yield from (number for part in _parts(value) if (number := whole(part)))
+    yield from (number for part in _parts(value) if (number := whole_number(part)))
 
 
 def _parts(value: Any) -> list[Any]:

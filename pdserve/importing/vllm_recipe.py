@@ -24,7 +24,7 @@ from pdserve.importing.command_line import (
     line_of,
     merge_flags,
 )
-from pdserve.importing.launch import EngineLaunch, ImportChoice, Launch, Sourced
+from pdserve.importing.launch import EngineLaunch, ImportChoice, Launch, SourcedValue
 from pdserve.importing.shell_words import commands
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path, dotted
@@ -54,9 +54,9 @@ def key_in(tree: Tree, path: Path) -> str:
     return dotted(path) if is_recipe(tree) else f"{tree.file.rpartition('/')[2]} {dotted(path)}"
 
 
-def at_in(tree: Tree, path: Path) -> Sourced:
+def at_in(tree: Tree, path: Path) -> SourcedValue:
     """Return what is at `path`, with its place."""
-    return Sourced(tree.get(*path), key_in(tree, path), tree.line(*path))
+    return SourcedValue(tree.get(*path), key_in(tree, path), tree.line(*path))
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _embedded(store: Tree) -> bool:
     return store.get("mooncake_vllm_config", "template", "mode") in (None, "embedded")
 
 
-def _flags(tree: Tree, path: Path, program: tuple[str, ...]) -> Iterator[tuple[Sourced, ImportedFlag | str]]:
+def _flags(tree: Tree, path: Path, program: tuple[str, ...]) -> Iterator[tuple[SourcedValue, ImportedFlag | str]]:
     """The flags of the first command that starts with `program`, in the text at `path`."""
     text = tree.get(*path)
     if not isinstance(text, str):
@@ -123,7 +123,7 @@ def _flags(tree: Tree, path: Path, program: tuple[str, ...]) -> Iterator[tuple[S
         if tuple(words[: len(program)]) != program:
             continue
         for index, item in from_argv(words[len(program) :]):
-            yield Sourced(None, key_in(tree, path), command.words[len(program) + index].line), item
+            yield SourcedValue(None, key_in(tree, path), command.words[len(program) + index].line), item
         return
 
 
@@ -148,8 +148,8 @@ class _Layers:
     """The flags and variables of one role, layer by layer."""
 
     names: FlagNames
-    flags: list[tuple[ImportedFlag, Sourced]] = field(default_factory=list)
-    env: dict[str, Sourced] = field(default_factory=dict)
+    flags: list[tuple[ImportedFlag, SourcedValue]] = field(default_factory=list)
+    env: dict[str, SourcedValue] = field(default_factory=dict)
 
     def add(self, tree: Tree, path: Path) -> None:
         """The flags of the list at `path`, if it is there."""
@@ -159,7 +159,7 @@ class _Layers:
         # A flag and its value are one item at times.
         split = [(part, i) for i, word in enumerate(words) for part in _parts(str(word))]
         for index, item in from_argv([part for part, _ in split], self.names):
-            at = Sourced(None, key_in(tree, path), tree.line(*path, split[index][1]))
+            at = SourcedValue(None, key_in(tree, path), tree.line(*path, split[index][1]))
             if isinstance(item, ImportedFlag):
                 self.flags.append((item, at))
 
@@ -169,7 +169,7 @@ class _Layers:
         for name in values if isinstance(values, dict) else ():
             self.env[name] = at_in(tree, (*path, name))
 
-    def flag(self, name: str, value: Any, at: Sourced) -> None:
+    def flag(self, name: str, value: Any, at: SourcedValue) -> None:
         """One more flag."""
         self.flags.append((ImportedFlag(name, value), at))
 
@@ -222,14 +222,14 @@ class _Composer:
                 cause="pdserve starts engines on NVIDIA and AMD devices, and on CPUs",
                 todo="choose other hardware with --hardware",
             )
-        at = Sourced(self.hardware, f"hardware {self.hardware}", 0)
+        at = SourcedValue(self.hardware, f"hardware {self.hardware}", 0)
         name = f"{self.tree.get('meta', 'slug') or 'model'}-{self.hardware}-{self.strategy}-{self.variant}"
         result = Launch(self.tree.file, FORMAT, at.of(name), at.of("rocm" if brand == "AMD" else "cuda"))
         result.devices_per_node = at.of(self.gpus)
         result.model_id = self._model()
         result.served_name = result.model_id
         result.image = self._image(brand)
-        result.container["kind"] = Sourced("docker", "vLLM's recipes start docker", 0)
+        result.container["kind"] = SourcedValue("docker", "vLLM's recipes start docker", 0)
         roles: tuple[EngineRole, ...] = ("aggregated",)
         if self.has_pools:
             roles = ("prefill", "decode")
@@ -297,13 +297,13 @@ class _Composer:
         value = self.profile.get("generation") or self.profile.get("gpu_generation")
         return str(value[0] if isinstance(value, list) else value)
 
-    def _model(self) -> Sourced:
+    def _model(self) -> SourcedValue:
         for path in (("variants", self.variant, "model_id"), ("model", "model_id")):
             if self.tree.get(*path) is not None:
                 return at_in(self.tree, path)
         raise RecipeError("the recipe names no model", where=self.tree.file, todo="set model.model_id in it")
 
-    def _image(self, brand: str) -> Sourced:
+    def _image(self, brand: str) -> SourcedValue:
         key, usual = _IMAGES[brand]
         for path in (("variants", self.variant, "docker_image"), ("model", "docker_image")):
             if isinstance(self.tree.get(*path), str) and brand == "NVIDIA":
@@ -311,7 +311,7 @@ class _Composer:
             if isinstance(self.tree.get(*path, key), str):
                 return at_in(self.tree, (*path, key))
         nightly = usual.replace(":latest", ":nightly") if self.tree.get("model", "nightly_required") is True else usual
-        return Sourced(nightly, "the image that vLLM's recipes take", 0)
+        return SourcedValue(nightly, "the image that vLLM's recipes take", 0)
 
     def _role(self, role: EngineRole, result: Launch) -> EngineLaunch:
         layers = _Layers(self.lines.names)
@@ -341,7 +341,7 @@ class _Composer:
         if self.offload is not None:
             layers.add(self.offload.tree, self.offload.args(part))
         env = {name: at for name, at in layers.env.items() if self._kept(name, at, result)}
-        item = EngineLaunch(Sourced(None, f"strategy {self.strategy}", 0), Sourced(1, "one instance", 0))
+        item = EngineLaunch(SourcedValue(None, f"strategy {self.strategy}", 0), SourcedValue(1, "one instance", 0))
         item.env = environment.carry_over(env, result, role)
         args = merge_flags(layers.flags)
         item.line = line_of(args, env)
@@ -349,7 +349,7 @@ class _Composer:
         item.kv_transfer = item.args.pop("kv-transfer-config", None)
         return item
 
-    def _kept(self, name: str, at: Sourced, result: Launch) -> bool:
+    def _kept(self, name: str, at: SourcedValue, result: Launch) -> bool:
         if any(node in str(at.value) for node in _NODES):
             result.note(at, "pdserve knows the nodes' addresses; a network is named by network.interface", "replaced")
             return False
@@ -359,7 +359,7 @@ class _Composer:
         return True
 
     def _parallelism(self, role: EngineRole, layers: _Layers) -> None:
-        at = Sourced(None, f"strategy {self.strategy} on {self.gpus} devices a node", 0)
+        at = SourcedValue(None, f"strategy {self.strategy} on {self.gpus} devices a node", 0)
         if role != "aggregated":
             self._pool(role, layers, at)
             return
@@ -384,7 +384,7 @@ class _Composer:
             )
         return self.nodes
 
-    def _pool(self, role: EngineRole, layers: _Layers, at: Sourced) -> None:
+    def _pool(self, role: EngineRole, layers: _Layers, at: SourcedValue) -> None:
         changes = self.tree.get("strategy_overrides", self.strategy, role) or {}
         own = self.plan.get(role) or {}
         nodes = self.nodes or self._for_hardware(changes.get("nodes")) or 1

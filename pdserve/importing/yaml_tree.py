@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from pdserve.errors import RecipeError
-from pdserve.importing.launch import Effect, Note, Sourced
+from pdserve.importing.launch import Effect, Note, SourcedValue
 from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.problems import Path, dotted
 from pdserve.recipe.load.yaml12 import MAX_DEPTH, MAX_NODES
@@ -126,18 +126,18 @@ class TrackedTree:
         self._done: set[Path] = set()
         self.notes: list[Note] = []
 
-    def at(self, *path: str | int) -> Sourced:
+    def at(self, *path: str | int) -> SourcedValue:
         """The value at `path` with its place, without marking it as read."""
-        return Sourced(self.tree.get(*path), dotted(path), self.tree.line(*path))
+        return SourcedValue(self.tree.get(*path), dotted(path), self.tree.line(*path))
 
-    def take(self, *path: str | int) -> Sourced | None:
+    def take(self, *path: str | int) -> SourcedValue | None:
         """The value at `path`, which is read with this; None where there is none, or null."""
         there = self.at(*path)
         if there.value is not None:
             self._done.add(path)
         return None if there.value is None else there
 
-    def mapping(self, *path: str | int) -> dict[str, Sourced]:
+    def mapping(self, *path: str | int) -> dict[str, SourcedValue]:
         """The entries of the mapping at `path`; they are read with this."""
         value = self.tree.get(*path)
         if not isinstance(value, dict):
@@ -164,7 +164,7 @@ class TrackedTree:
         return any(path[: len(done)] == done for done in self._done)
 
 
-def whole(value: Any) -> int | None:
+def whole_number(value: Any) -> int | None:
     """A number that counts something, also as text."""
     if isinstance(value, bool):
         return None

@@ -40,7 +40,7 @@ MOONCAKE: Mapping[str, tuple[str, ...]] = {
 """Platform -> wheels of Mooncake that can copy the memory of its devices."""
 
 
-def lacking(platform: str) -> Iterator[str]:
+def find_shortcomings(platform: str) -> Iterator[str]:
     """Say what is missing or made for another platform, a line each."""
     for part, version in installed().items():
         if version is None and part not in _OF_ONE_CONNECTOR:
@@ -104,7 +104,7 @@ def main() -> int:
     if len(sys.argv) != 2 or sys.argv[1] not in KERNELS:
         print(f"usage: python -m pdserve.installed.image_check {'|'.join(KERNELS)}", file=sys.stderr)
         return 2
-    problems = list(lacking(sys.argv[1]))
+    problems = list(find_shortcomings(sys.argv[1]))
     for problem in problems:
         print(f"image: {problem}", file=sys.stderr)
     if not problems:

@@ -203,7 +203,7 @@ def _death_error(kind: type[E], died: Died, where: str, role: str, when: str, ev
     )
 
 
-def interrupted(name: str) -> StateError:
+def interrupted_restart(name: str) -> StateError:
     """The error of a restart whose recovery was cancelled."""
     return StateError(
         f"the restart of {name} was interrupted",

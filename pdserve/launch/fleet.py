@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, assert_never
 
-from pdserve.logs.causes import noted
+from pdserve.logs.causes import history_fields
 from pdserve.plan.model import Plan, cpu_share
 from pdserve.plan.process import ExitProbe, Process
 from pdserve.reach.link import AgentLink
@@ -357,11 +357,11 @@ class Fleet:
                 self._became_ready(event)
             case Died():
                 self._note_failure(event.name, event.how if event.member is None else f"{event.member} {event.how}")
-                why = noted(event.log_tail, exit_code=event.code, role=self.plan.process(event.name).role)
+                why = history_fields(event.log_tail, exit_code=event.code, role=self.plan.process(event.name).role)
                 self.record("died", **event.model_dump(exclude={"event", "log_tail"}), **why)
             case Late():
                 self._note_failure(event.name, f"not ready after {event.seconds:.0f} s: {event.last_answer}")
-                why = noted(event.log_tail, exit_code=None, role=self.plan.process(event.name).role)
+                why = history_fields(event.log_tail, exit_code=None, role=self.plan.process(event.name).role)
                 self.record("late", **event.model_dump(exclude={"event", "log_tail"}), **why)
             case Health():
                 self._changed_health(event)

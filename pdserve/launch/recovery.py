@@ -17,7 +17,7 @@ from typing import Any
 
 from pdserve.errors import PdserveError, ServeError, StartError
 from pdserve.launch.bad_peers import Outcome, PeerJudge
-from pdserve.launch.failure import interrupted, serve_error, start_error
+from pdserve.launch.failure import interrupted_restart, serve_error, start_error
 from pdserve.launch.fleet import Fleet, Trouble, gave_up
 from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.launch.start_proofs import InstanceProofs, wait_for_memory
@@ -117,7 +117,7 @@ class Recovery:
         """Restarts one process on request, with the rest of its instance; True when it serves again. Raises StateError
         if something else has ended the restart, and what ends the deployment if that has."""
         if self._is_closed:
-            raise self._end or interrupted(name)
+            raise self._end or interrupted_restart(name)
         name = self._leader(name)
         if name not in self._tasks:
             if self._fleet.plan.process(name).is_lmcache:
@@ -193,7 +193,7 @@ class Recovery:
     async def _work_on(self, name: str, work: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         """Does work as the one recovery of an instance, to which its troubles belong meanwhile."""
         if self._is_closed:
-            raise self._end or interrupted(name)
+            raise self._end or interrupted_restart(name)
         leader = self._leader(name) if name in self._fleet.plan.names() else name
         while (running := self._tasks.get(leader)) is not None:
             running.cancel()
@@ -254,7 +254,7 @@ class Recovery:
             return
         await asyncio.wait({running})
         if running.cancelled():
-            raise self._end or interrupted(restarted)
+            raise self._end or interrupted_restart(restarted)
 
     async def close(self, error: PdserveError | None) -> None:
         """Ends all recoveries for good. `error`: what ends the deployment, for those who wait for one of them."""

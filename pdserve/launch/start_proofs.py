@@ -26,7 +26,7 @@ from pdserve.preflight.reachability import CrossNodePort, side_channels
 from pdserve.reach.protocol import AskNode
 from pdserve.recipe.effective import SPECULATIVE
 from pdserve.run.directory import RunDir
-from pdserve.run.patch_proof import records, unpatched
+from pdserve.run.patch_proof import find_unpatched_engine, records
 
 _REACH_SECONDS = 3.0
 _PAIRS_AT_ONCE = 4
@@ -40,7 +40,7 @@ class StartProofs:
 
     def patches_active(self, names: Iterable[str]) -> None:
         """Every process has the patches that it needs."""
-        if (error := unpatched(self._fleet.plan, self._fleet.run, names)) is not None:
+        if (error := find_unpatched_engine(self._fleet.plan, self._fleet.run, names)) is not None:
             raise error
         reports = {name: records(self._fleet.run, name) for name in self._fleet.plan.names()}
         active = {
@@ -143,7 +143,7 @@ class InstanceProofs:
     def has_patches(self, name: str) -> bool:
         """Every process of it has the patches that it needs; what is lacking is in the history."""
         names = [process.name for process in self._fleet.plan.instance_of(name)]
-        error = unpatched(self._fleet.plan, self._fleet.run, names)
+        error = find_unpatched_engine(self._fleet.plan, self._fleet.run, names)
         if error is not None:
             self._fleet.record("failed", error=error.render(), exit_code=error.exit_code, name=name)
         return error is None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.logs.known_causes import LAST_RESORT, RULES, SIGNALS, Rule
-from pdserve.logs.lines import may_name_cause, plain
+from pdserve.logs.lines import may_name_cause, plain_line
 
 _ARGUMENTS = {
     "lmcache": "lmcache.extra_args",
@@ -36,7 +36,7 @@ def explain(lines: Sequence[str], *, exit_code: int | None, role: str) -> Hint |
     when the process still lives. Root causes of vLLM stand up to 200 lines before the end of its log,
     not counting what `without_echoes` takes out.
     """
-    candidates = [line for line in map(plain, lines) if may_name_cause(line)]
+    candidates = [line for line in map(plain_line, lines) if may_name_cause(line)]
     text = "\n".join(candidates)
     return (
         _search(RULES, text, role)
@@ -46,7 +46,7 @@ def explain(lines: Sequence[str], *, exit_code: int | None, role: str) -> Hint |
     )
 
 
-def noted(lines: Sequence[str], *, exit_code: int | None, role: str) -> dict[str, str | None]:
+def history_fields(lines: Sequence[str], *, exit_code: int | None, role: str) -> dict[str, str | None]:
     """Return what the history keeps of a cause, None where nothing is recognized: the log goes on with the next
     life."""
     hint = explain(lines, exit_code=exit_code, role=role)
@@ -58,11 +58,11 @@ def _search(rules: Sequence[Rule], text: str, role: str) -> Hint | None:
         if rule.roles is not None and role not in rule.roles:
             continue
         if match := rule.pattern.search(text):
-            return of_match(rule, role, match)
+            return hint_of_match(rule, role, match)
     return None
 
 
-def of_match(rule: Rule, role: str, match: re.Match[str]) -> Hint:
+def hint_of_match(rule: Rule, role: str, match: re.Match[str]) -> Hint:
     """Return what a rule means by a line that it matches."""
     return _hint(rule.cause, rule.todo, role, match)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pdserve.logs.rotation import earlier, lost_of
+from pdserve.logs.rotation import lost_of, rotated_log
 
 LINE_CHARACTERS = 2000
 """Of a line that is searched: patterns over a line of any length would take any time."""
@@ -27,7 +27,7 @@ _HARMLESS = re.compile(
 )
 
 
-def plain(line: str) -> str:
+def plain_line(line: str) -> str:
     """The first LINE_CHARACTERS, without colours, and what a progress bar wrote last of what it wrote over."""
     text = _COLOR.sub("", line[:LINE_CHARACTERS]).rstrip("\r\n")
     return text.rsplit("\r", 1)[-1]
@@ -35,7 +35,7 @@ def plain(line: str) -> str:
 
 def message(line: str) -> str:
     """`plain`, without vLLM's `(EngineCore pid=12) `."""
-    return _PREFIX.sub("", plain(line))
+    return _PREFIX.sub("", plain_line(line))
 
 
 def may_name_cause(line: str) -> bool:
@@ -75,7 +75,7 @@ class GrowingLog:
             data = read_from(self._file, self._offset, _STEP_BYTES)
         was_cut = data is None
         if data is None:
-            data = read_from(earlier(self._file), self._offset, _STEP_BYTES) or b""
+            data = read_from(rotated_log(self._file), self._offset, _STEP_BYTES) or b""
         self._offset = 0 if was_cut and not data else self._offset + len(data)
         self.behind = was_cut or len(data) == _STEP_BYTES
         return data
@@ -99,7 +99,7 @@ def read_from(file: Path, offset: int, limit: int = -1) -> bytes | None:
 def end_of(file: Path, limit: int) -> bytes:
     """The last bytes of a log, also where it was cut a moment ago; nothing where there is none."""
     data = _end_of_file(file, limit)
-    return data if len(data) == limit else _end_of_file(earlier(file), limit - len(data)) + data
+    return data if len(data) == limit else _end_of_file(rotated_log(file), limit - len(data)) + data
 
 
 def _end_of_file(file: Path, limit: int) -> bytes:
@@ -133,7 +133,7 @@ def without_echoes(lines: Sequence[str]) -> list[str]:
     reported: set[str] = set()
     begun: dict[str, tuple[str, list[int]]] = {}
     for index, line in enumerate(lines):
-        text = plain(line)
+        text = plain_line(line)
         record = _RECORD.match(text)
         if record is None:
             if reported and _ANSWER.match(text):

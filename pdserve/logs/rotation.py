@@ -34,7 +34,7 @@ _LOST_LINE = re.compile(re.escape(_LOST).replace(r"\{\}", r"(\d+)").encode())
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostPart:
     """The part that a log has lost which was cut in place, and the line that reports it."""
 
     lost: int
@@ -47,12 +47,12 @@ class Lost:
         return offset - self.lost + self.line if offset >= self.lost else 0
 
 
-def earlier(log: Path, number: int = 1) -> Path:
+def rotated_log(log: Path, number: int = 1) -> Path:
     """Return the file of what was cut off; 1 is the latest."""
     return log.with_name(f"{log.name}.{number}")
 
 
-async def cut(log: Path, limit: int, keep: int) -> tuple[Lost, OSError] | None:
+async def cut(log: Path, limit: int, keep: int) -> tuple[LostPart, OSError] | None:
     """Cuts a log of which at most `limit` bytes are wanted. Where there is no room for a copy, in place: what it has
     lost then, and why. Nothing is awaited after the cut, so that the caller can correct what it knows of the log
     before anybody reads. Raises OSError."""
@@ -70,34 +70,36 @@ def begin(log: Path, keep: int) -> None:
     """Copies a log, however long that takes; nothing of it changes. Raises OSError (a full disk)."""
     if not keep:
         return
-    earlier(log, keep).unlink(missing_ok=True)  # before, not after: the disk never holds one more than was asked for
+    rotated_log(log, keep).unlink(
+        missing_ok=True
+    )  # before, not after: the disk never holds one more than was asked for
     try:
-        _copy(log, earlier(log, 0), 0)
+        _copy(log, rotated_log(log, 0), 0)
     except OSError:
-        earlier(log, 0).unlink(missing_ok=True)
+        rotated_log(log, 0).unlink(missing_ok=True)
         raise
 
 
 def finish(log: Path, keep: int) -> None:
     """Copies what came since `begin`, moves the copies on, and cuts the log. Raises OSError."""
     if keep:
-        _copy(log, earlier(log, 0), earlier(log, 0).stat().st_size)
+        _copy(log, rotated_log(log, 0), rotated_log(log, 0).stat().st_size)
         for number in range(keep - 1, -1, -1):
-            if earlier(log, number).exists():
-                earlier(log, number).rename(earlier(log, number + 1))
+            if rotated_log(log, number).exists():
+                rotated_log(log, number).rename(rotated_log(log, number + 1))
     os.truncate(log, 0)
 
 
-def cut_in_place(log: Path, limit: int) -> Lost:
+def cut_in_place(log: Path, limit: int) -> LostPart:
     """Keeps the end of a log that is larger than `limit`, at most half as much, from the beginning of a line on. Raises
     OSError: a file system that never writes in place (copy on write) may have no room even for this."""
-    earlier(log, 0).unlink(missing_ok=True)  # of a copy that was given up
+    rotated_log(log, 0).unlink(missing_ok=True)  # of a copy that was given up
     with log.open("r+b", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         lost = size - min(size, limit // 2, _KEPT_IN_PLACE)
         lost += os.pread(file.fileno(), _STEP_BYTES, lost).find(b"\n") + 1
         line = _LOST.format(lost).encode()
-        cut = Lost(lost, len(line) if len(line) <= lost else 0)
+        cut = LostPart(lost, len(line) if len(line) <= lost else 0)
         _write_at(file.fileno(), line[: cut.line], 0)
         source, target = lost, cut.line
         while data := os.pread(file.fileno(), _STEP_BYTES, source):
@@ -107,7 +109,7 @@ def cut_in_place(log: Path, limit: int) -> Lost:
     return cut
 
 
-def lost_of(log: Path) -> Lost | None:
+def lost_of(log: Path) -> LostPart | None:
     """Return what a log has lost when it was cut in place, by its first line; None for one that was copied before."""
     try:
         with log.open("rb") as file:
@@ -115,7 +117,7 @@ def lost_of(log: Path) -> Lost | None:
     except OSError:
         return None
     match = _LOST_LINE.match(head)
-    return None if match is None else Lost(int(match[1]), match.end())
+    return None if match is None else LostPart(int(match[1]), match.end())
 
 
 def _write_at(descriptor: int, data: bytes, offset: int) -> None:

@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from pdserve.errors import PreflightError
 from pdserve.models import config_json
 from pdserve.models.weights import BITS, Tensor
-from pdserve.weights import COMMIT, BrokenIndexError, CacheFolder, light, weights_in
+from pdserve.weights import COMMIT, BrokenIndexError, CacheFolder, configuration_files, weights_in
 
 if TYPE_CHECKING:
     import httpx
@@ -291,7 +291,7 @@ def model_identity(folder: Path) -> str | None:
     digest = hashlib.sha256()
     try:
         files = {file.name: file for file in sorted(folder.iterdir()) if file.is_file()}
-        weights = sorted(set(files) - set(light(files)))
+        weights = sorted(set(files) - set(configuration_files(files)))
         read = [name for name in files if name in _CONFIGS or name.endswith(_INDEX)]
         if not any(name in _CONFIGS for name in read):
             return None

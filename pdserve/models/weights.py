@@ -101,7 +101,7 @@ def rank_weights(tensors: Collection[Tensor], sharding: Sharding) -> Bytes:
     return max(totals, key=lambda total: total.high)
 
 
-def loaded(tensors: Collection[Tensor], sharding: Sharding) -> Iterator[Tensor]:
+def loaded_tensors(tensors: Collection[Tensor], sharding: Sharding) -> Iterator[Tensor]:
     """Yield the tensors without what vLLM skips: MTP modules that are not used, an output layer that is tied,
     precomputed angles."""
     for tensor in tensors:
@@ -118,7 +118,7 @@ def _of_stage(
     tensors: Collection[Tensor], sharding: Sharding, stage: range, number: int, stages: int
 ) -> Iterator[Tensor]:
     last = number == stages - 1
-    for tensor in loaded(tensors, sharding):
+    for tensor in loaded_tensors(tensors, sharding):
         index = _index(tensor)
         if index is not None and index < sharding.layers:
             here = index in stage

@@ -59,7 +59,7 @@ from pdserve.system import cgroup, procfs, queued_output
 from pdserve.system.inotify import NewNames
 from pdserve.system.pipe_writer import PipeWriter
 from pdserve.system.process import Exit, adopt_orphans, die_with_parent, marker, pass_on, root_grace, stop_family
-from pdserve.system.shared_memory import ShmLedger, existing
+from pdserve.system.shared_memory import ShmLedger, segment_marks
 from pdserve.time_limit import time_limit
 
 _SWEEP_SECONDS = 1.0
@@ -83,7 +83,7 @@ class Agent:
         run_dir: Path,
         run_id: str,
         ledger: ShmLedger,
-        cgroups: cgroup.Made,
+        cgroups: cgroup.CgroupOutcome,
         lease: float | None = None,
         pulse: float | None = None,
         term_seconds: float | None = None,
@@ -378,7 +378,7 @@ def main() -> int:
     parser.add_argument("--pulse", type=float, help="seconds between signs of life")
     parser.add_argument("--term-seconds", type=float, help="what all stops may take after a TERM from outside")
     options = parser.parse_args()
-    strangers = existing()
+    strangers = segment_marks()
     kept = ledger_file(options.run_dir, options.node)
     ShmLedger(kept, strangers=strangers).save()
     adopt_orphans()
@@ -396,7 +396,7 @@ def main() -> int:
     return 0
 
 
-async def serve(options: argparse.Namespace, ledger: ShmLedger, cgroups: cgroup.Made) -> None:
+async def serve(options: argparse.Namespace, ledger: ShmLedger, cgroups: cgroup.CgroupOutcome) -> None:
     """The agent's whole life, in its event loop."""
     agent = Agent(
         node=options.node,

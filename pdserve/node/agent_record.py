@@ -83,5 +83,5 @@ def remove_empty_cgroups(run_dir: Path, run_id: str) -> None:
     for _, record in _records(run_dir):
         if record.cgroup is None or not record.here or record.guard.alive():
             continue
-        if (group := cgroup.recorded(record.cgroup, run_id)) is not None:
+        if (group := cgroup.find_recorded_cgroup(record.cgroup, run_id)) is not None:
             group.remove()

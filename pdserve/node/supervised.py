@@ -16,7 +16,7 @@ from pdserve.health import ProbeAnswer, Prober, wait_ready
 from pdserve.logs import rotation
 from pdserve.logs.lines import GrowingLog, last_lines, read_from
 from pdserve.logs.progress import describe, is_fatal
-from pdserve.logs.rotation import earlier
+from pdserve.logs.rotation import rotated_log
 from pdserve.node import diagnostics
 from pdserve.node.shortages import SocketShortage, SwapUse
 from pdserve.plan.process import Env, ExitProbe, Process
@@ -263,7 +263,7 @@ class Supervised:
         }
         self._emit(Ready(name=self.name, seconds=time.monotonic() - child.started, ports=other_ports))
         for pid in family - {child.pid}:
-            if (title := procfs.title(pid)).startswith(_VITAL_MEMBER):
+            if (title := procfs.process_title(pid)).startswith(_VITAL_MEMBER):
                 self._spawn_task(self._watch_member(child, pid, title))
         await self._watch_health(child)
 
@@ -335,7 +335,7 @@ class Supervised:
     def _end(self, limit: int) -> bytes:
         data = _end_of(self._log, self._log_from, limit)
         if self._cut_from is not None and len(data) < limit:
-            data = _end_of(earlier(self._log), self._cut_from, limit - len(data)) + data
+            data = _end_of(rotated_log(self._log), self._cut_from, limit - len(data)) + data
         return data
 
     async def _bound_log(self) -> None:

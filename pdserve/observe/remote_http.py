@@ -17,7 +17,7 @@ from pdserve.observe.metrics import view_client
 from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.plan.process import Process
 from pdserve.reach.protocol import Answered
-from pdserve.run.directory import RunDir, lives
+from pdserve.run.directory import RunDir, has_living_launcher
 from pdserve.run.inbox import Fetch, ask
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_here
@@ -68,7 +68,7 @@ class _ThroughLauncher(httpx.AsyncBaseTransport):
         )
 
         def launcher_lives() -> bool:
-            return lives(self._run, self._state)
+            return has_living_launcher(self._run, self._state)
 
         try:
             reply = await asyncio.to_thread(

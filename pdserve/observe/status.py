@@ -23,9 +23,9 @@ from pdserve.observe.remote_http import client, loopback_of, seen_from_here
 from pdserve.patches.record import PatchRecord, merged_effects
 from pdserve.plan.model import Plan
 from pdserve.plan.process import HttpProbe
-from pdserve.recipe.connectors.registry import untested
-from pdserve.run.directory import RunDir, Silence, lives, phase_now, silence
-from pdserve.run.orphans import living
+from pdserve.recipe.connectors.registry import untested_connectors
+from pdserve.run.directory import RunDir, Silence, has_living_launcher, measure_silence, phase_now
+from pdserve.run.orphans import list_living
 from pdserve.run.patch_proof import records
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_here
@@ -73,7 +73,9 @@ class StatusView:
     @property
     def untested(self) -> tuple[str, ...]:
         """vLLM's names of connectors in use that ran on no device here."""
-        return untested(connector.class_name for process in self.plan.processes for connector in process.connectors)
+        return untested_connectors(
+            connector.class_name for process in self.plan.processes for connector in process.connectors
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of `status --json`: stable keys, no secrets."""
@@ -128,14 +130,14 @@ def look(run: RunDir) -> StatusView:
 def read_recorded(run: RunDir) -> StatusView:
     """Return the view by the run directory and the PIDs of this machine alone; no endpoint is asked."""
     state, plan = run.read_state(), run.read_plan()
-    alive = lives(run, state)
+    alive = has_living_launcher(run, state)
     here = {name for name, node in state.nodes.items() if is_here(node.hostname, node.place)}
     phase = phase_now(run, state)
     if not alive:
         for process in state.processes.values():
             if process.phase != "done" and (process.node not in here or process.id is None or not process.id.alive()):
                 process.phase = "stopped" if process.phase in ("stopped", "pending") else "dead"
-        return StatusView(state, plan, phase, str(run.path), living(state, run))
+        return StatusView(state, plan, phase, str(run.path), list_living(state, run))
     for process in state.processes.values():
         if process.node not in here or process.phase not in ("ready", "degraded"):
             continue
@@ -153,7 +155,7 @@ def read_recorded(run: RunDir) -> StatusView:
         [],
         launcher_lives=True,
         patches=patches,
-        silence=silence(run, state),
+        silence=measure_silence(run, state),
     )
 
 

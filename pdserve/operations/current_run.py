@@ -9,16 +9,16 @@ from pathlib import Path
 from pdserve.errors import RecipeError, StateError
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Srun
-from pdserve.plan.running import Running
+from pdserve.plan.running import RunningProcesses
 from pdserve.recipe.load.loader import load_recipe
-from pdserve.run.directory import RunDir, find, lives
+from pdserve.run.directory import RunDir, find, has_living_launcher
 
 
 def find_running(root: Path, name: str) -> RunDir | None:
     """Return the run of that name whose launcher lives, if there is one. Raises NotOursError."""
     try:
         run = find(root, name)
-        return run if lives(run, run.read_state()) else None
+        return run if has_living_launcher(run, run.read_state()) else None
     except StateError:
         return None
 
@@ -32,13 +32,13 @@ def last_run(root: Path, name: str) -> tuple[RunDir, Plan] | None:
         return None
 
 
-def running_places(run: RunDir) -> Running:
+def running_places(run: RunDir) -> RunningProcesses:
     """Return where the processes of a run are, for a plan that keeps them. Raises StateError and NotOursError."""
     plan = run.read_plan()
     try:
-        return Running(plan, load_recipe(run.recipe, environ=os.environ).recipe.ports)
+        return RunningProcesses(plan, load_recipe(run.recipe, environ=os.environ).recipe.ports)
     except RecipeError:  # of another version, or not there
-        return Running(plan)
+        return RunningProcesses(plan)
 
 
 def check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:

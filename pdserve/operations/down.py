@@ -10,10 +10,18 @@ from collections.abc import Callable, Collection
 
 from pdserve.errors import NotOursError, ReportedError, StateError
 from pdserve.plan.time_limits import down_seconds
-from pdserve.run.containers import Cleared, clear_containers
-from pdserve.run.directory import LIVES_SECONDS, RunDir, check_no_launcher, find, home, lives, unheard
+from pdserve.run.containers import ClearedContainers, clear_containers
+from pdserve.run.directory import (
+    LIVES_SECONDS,
+    RunDir,
+    check_no_launcher,
+    find,
+    has_living_launcher,
+    home,
+    seconds_unheard,
+)
 from pdserve.run.inbox import Down, NotAskedError, ask
-from pdserve.run.orphans import living, resume_stopped_supervisors, stop_left
+from pdserve.run.orphans import list_living, resume_stopped_supervisors, stop_left
 from pdserve.run.retention import remove_empty_cgroups
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_beside, is_here, is_named_here
@@ -35,7 +43,7 @@ def down(name: str | None, report: Report) -> None:
     ReportedError with the launcher's own exit code."""
     run = find(home(os.environ), name)
     state = run.read_state()
-    if lives(run, state) and _stop_by_launcher(run, state, report):
+    if has_living_launcher(run, state) and _stop_by_launcher(run, state, report):
         return
     state = run.read_state()
     if is_here(state.host, state.place) or is_named_here(state.host):
@@ -43,10 +51,10 @@ def down(name: str | None, report: Report) -> None:
         check_no_launcher(run.path.parent.parent, run.path.parent.name)
         run.forget_key()
     cleared = _clear_containers(run, state, report)
-    if living(state, run):
+    if list_living(state, run):
         report(f"{state.name}: its launcher is gone; clearing up what it left")
         asyncio.run(clear_up(state, run, report))
-        if left := living(state, run):
+        if left := list_living(state, run):
             raise StateError(
                 f"some processes of {state.name} cannot be stopped",
                 where=str(run.path),
@@ -69,12 +77,12 @@ def down(name: str | None, report: Report) -> None:
         )
 
 
-def _clear_containers(run: RunDir, state: DeploymentState, report: Report) -> Cleared:
+def _clear_containers(run: RunDir, state: DeploymentState, report: Report) -> ClearedContainers:
     """Nothing where the plan is not to be read: then no container of it is known."""
     try:
         plan = run.read_plan()
     except StateError:
-        return Cleared()
+        return ClearedContainers()
     cleared = asyncio.run(clear_containers(plan, state, run, lost_only=False))
     if cleared.containers.names:
         report(f"{state.name}: its launcher is gone; stopped the containers {', '.join(cleared.containers.names)}")
@@ -89,7 +97,7 @@ def _stop_by_launcher(run: RunDir, state: DeploymentState, report: Report) -> bo
     elif (late := lateness(run, state)) is not None:
         report(f"{state.name}: {late}")
     try:
-        reply = ask(run, Down(), seconds=_patience(run), alive=lambda: lives(run, run.read_state()))
+        reply = ask(run, Down(), seconds=_patience(run), alive=lambda: has_living_launcher(run, run.read_state()))
     except NotAskedError as error:
         if not is_here(state.host, state.place) or not send(state.launcher, signal.SIGTERM):
             raise
@@ -98,7 +106,7 @@ def _stop_by_launcher(run: RunDir, state: DeploymentState, report: Report) -> bo
         asyncio.run(process_end(state.launcher))
         return False
     except StateError:
-        if lives(run, run.read_state()):
+        if has_living_launcher(run, run.read_state()):
             raise
         return False
     if is_here(state.host, state.place):
@@ -122,7 +130,7 @@ def lateness(run: RunDir, state: DeploymentState) -> str | None:
 
     On its own machine silence ends nothing, because the process is there to be seen.
     """
-    if (late := unheard(run)) is None:
+    if (late := seconds_unheard(run)) is None:
         return None
     if is_here(state.host, state.place):
         return (

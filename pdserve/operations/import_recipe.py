@@ -23,7 +23,7 @@ from pdserve.importing.command_line import BY_LIST, InstalledParser, LineReader
 from pdserve.importing.connectors import acceptances
 from pdserve.importing.departure import Departure, departures
 from pdserve.importing.formats import STORES, STRATEGIES, TAXONOMY, import_launch
-from pdserve.importing.launch import CommandLine, Draft, ImportChoice, Sourced
+from pdserve.importing.launch import CommandLine, Draft, ImportChoice, SourcedValue
 from pdserve.importing.recipe_text import annotated_text, line
 from pdserve.installed import distributions
 from pdserve.installed.versions import Versions
@@ -166,7 +166,7 @@ def version_hazards(recipe: ImportedRecipe) -> list[str]:
     return [f"the file names {where}: {text}" for text in texts]
 
 
-def _place(at: Sourced) -> str:
+def _place(at: SourcedValue) -> str:
     return f"line {at.line}, {at.key}" if at.line else at.key
 
 

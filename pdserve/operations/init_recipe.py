@@ -16,7 +16,7 @@ from pdserve.models import files
 from pdserve.operations.plan_recipe import plan_for
 from pdserve.operations.size import size
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
-from pdserve.sizing import Crossing, Given
+from pdserve.sizing import Crossing, SizingOptions
 from pdserve.starter.draft import HARDWARE, LONGEST, Hardware, InitChoice, draft
 from pdserve.starter.goal import Goal
 
@@ -59,7 +59,7 @@ def first_recipe(
         crossings: tuple[Crossing, ...] = ()
         if checked := wish.config is not None and wish.tensors is not None:
             try:
-                sizing, _ = size(loaded, Given(device_gib=wish.hardware.device_gib or None))
+                sizing, _ = size(loaded, SizingOptions(device_gib=wish.hardware.device_gib or None))
                 crossings = sizing.crossings
             except PreflightError:  # an architecture that the planner does not know
                 checked = False

@@ -40,7 +40,7 @@ from pdserve.system import procfs
 from pdserve.system.host import is_named_here
 from pdserve.system.process import Child, Exit, adopt_orphans, marker, new_token, send, spawn, spawn_attached
 from pdserve.system.queued_output import queued_output
-from pdserve.system.stop_signals import hear_stops, held_back, interruptible, stop_signals
+from pdserve.system.stop_signals import hear_stops, hold_stops, let_signals_interrupt, stop_signals
 
 OnEvent = Callable[[dict[str, Any]], None]
 _FOLLOW_SECONDS = 0.1
@@ -103,7 +103,7 @@ def run_here(
     try:
         # Outside of the lock: who reads our last lines late must not hold up the next `up`. A stop that comes once the
         # record says "starting" is for the loop, which writes the end into it.
-        with queued_output(), run.only_launcher(), held_back():
+        with queued_output(), run.only_launcher(), hold_stops():
             with record_errors(run):
                 run.delete_previous_key()
                 run.write(run.state, state.model_dump_json(indent=1))
@@ -138,7 +138,7 @@ def end_launcher(launcher: Child) -> None:
         hear_stops(pass_on)
         await launcher.wait()
 
-    with held_back():
+    with hold_stops():
         pass_on(signal.SIGTERM)
         asyncio.run(ended())
 
@@ -208,7 +208,7 @@ def main() -> int:
     began = time.monotonic()
     run = RunDir(options.run_dir)
     try:
-        interruptible()
+        let_signals_interrupt()
         plan = run.read_plan()
         secrets = resolve_secrets(plan, os.environ, run.read_key())
         run_here(run, plan, secrets, lambda event: None, keep=options.keep_on_failure, began=began)

@@ -16,7 +16,7 @@ from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
 from pdserve.launch.failure import report as failure_report
 from pdserve.operations.current_run import running_places
-from pdserve.operations.plan_recipe import Planned, located, plan_for
+from pdserve.operations.plan_recipe import PlannedRecipe, errors_with_lines, plan_for
 from pdserve.plan.environment import Platform
 from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.plan.node import Node
@@ -78,7 +78,7 @@ def choose_destination(
     machines = None if this_machine else of_job(os.environ, recipe.exclude_nodes)
     if machines is None:
         return Destination(of_this_machine(recipe.platform) if recipe.container is not None else None)
-    with located(loaded):
+    with errors_with_lines(loaded):
         warning = check_allocation(recipe, machines.all_names, machines.gpus_per_node, words=words)
     return Destination(machines, () if warning is None else (warning,))
 
@@ -87,7 +87,7 @@ def choose_destination(
 class CheckedPlan:
     """The plan for nodes that were looked at, and what keeps it from being started."""
 
-    planned: Planned
+    planned: PlannedRecipe
     findings: tuple[Finding, ...]
     nodes: tuple[str, ...] = ()
     """One line a node of other machines: its address and how it came to it."""
@@ -97,7 +97,7 @@ class CheckedPlan:
 
     def raise_failed(self) -> None:
         """Raises one PreflightError with all that has failed."""
-        with located(self.planned.loaded, self.cluster):
+        with errors_with_lines(self.planned.loaded, self.cluster):
             raise_failed(self.findings)
 
 
@@ -133,7 +133,7 @@ def look(
         discard(run)
 
 
-def plan_beside(loaded: LoadedRecipe, run: RunDir) -> tuple[Planned, tuple[str, ...]]:
+def plan_beside(loaded: LoadedRecipe, run: RunDir) -> tuple[PlannedRecipe, tuple[str, ...]]:
     """Plan for a deployment that runs on this machine; with notes as in `CheckedPlan`."""
     node = local_node(loaded.recipe.platform)
     planned = plan_for(loaded, [node], run_dir=str(run.path), run_id=run.run_id, running=running_places(run))
@@ -165,7 +165,7 @@ def _check_this_machine(loaded: LoadedRecipe, run: RunDir | None, *, running: bo
 def _check_nodes(
     loaded: LoadedRecipe, machines: Candidates, run: RunDir, *, running: bool, fabric: Wish | None
 ) -> CheckedPlan:
-    with located(loaded):
+    with errors_with_lines(loaded):
         there = in_containers(
             machines,
             loaded.recipe,
@@ -174,7 +174,7 @@ def _check_nodes(
             recipe_dir=str(loaded.path.parent.absolute()),
             store=image_store(loaded.recipe),
         )
-    planned: Planned | None = None
+    planned: PlannedRecipe | None = None
     notes: tuple[str, ...] = ()
 
     def plan(nodes: Sequence[Node], versions: Versions) -> Plan:
@@ -191,7 +191,7 @@ def _check_nodes(
             planned, notes = _fit_to_running(planned, run)
         return planned.plan
 
-    with located(loaded, there.file):
+    with errors_with_lines(loaded, there.file):
         seen = asyncio.run(
             survey(
                 there,
@@ -207,13 +207,13 @@ def _check_nodes(
     return CheckedPlan(planned, seen.findings, lines, notes, there.file)
 
 
-def _fit_to_running(planned: Planned, run: RunDir) -> tuple[Planned, tuple[str, ...]]:
+def _fit_to_running(planned: PlannedRecipe, run: RunDir) -> tuple[PlannedRecipe, tuple[str, ...]]:
     plan, notes = keep_interpreters(run.read_plan(), planned.plan)
     return replace(planned, plan=plan), notes
 
 
 def _run_checks(
-    planned: Planned,
+    planned: PlannedRecipe,
     *,
     starting: Collection[str] | None = None,
     held_by_us: Collection[int] = (),
@@ -234,7 +234,7 @@ def _run_checks(
     return (*lacking, *compared, *checked)
 
 
-def _missing_packages(planned: Planned, node: str) -> Iterator[Finding]:
+def _missing_packages(planned: PlannedRecipe, node: str) -> Iterator[Finding]:
     """Find only what is missing: `compare` checks the versions."""
     try:
         check_installed(planned.versions, planned.plan, planned.loaded.recipe)
@@ -253,7 +253,7 @@ def _provide_image(loaded: LoadedRecipe, machines: Candidates, run: RunDir, repo
     recipe = loaded.recipe
     if recipe.container is None:
         return
-    with located(loaded):
+    with errors_with_lines(loaded):
         asyncio.run(
             provide_images(machines.machines, recipe, run_dir=run.path, store=image_store(recipe), report=report)
         )

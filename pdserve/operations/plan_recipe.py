@@ -17,7 +17,7 @@ from pdserve.models.files import model_identity
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Plan, Versions
 from pdserve.plan.node import Node
-from pdserve.plan.running import NOTHING, Running
+from pdserve.plan.running import NOTHING, RunningProcesses
 from pdserve.plan.sbatch import check_job_time, render_sbatch, signal_seconds
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.reach.cluster_file import LoadedCluster
@@ -28,7 +28,7 @@ _KEY = re.compile(r"[a-z_0-9]+(\.[A-Za-z_0-9-]+)*")
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRecipe:
     """A plan and what it was made of."""
 
     plan: Plan
@@ -51,8 +51,8 @@ def plan_for(
     run_id: str,
     versions: Versions | None = None,
     online: bool = False,
-    running: Running = NOTHING,
-) -> Planned:
+    running: RunningProcesses = NOTHING,
+) -> PlannedRecipe:
     """Plans for `nodes`, or for hypothetical ones of the recipe's own kind. `versions`: what is installed on the nodes;
     None: they are this machine, or like it. `online`: as `model_config` has it; `running`: as `build_plan`."""
     recipe = loaded.recipe
@@ -61,7 +61,7 @@ def plan_for(
     python = sys.executable if inside is None else inside.python
     if versions is None:
         versions = read_versions(recipe.engine.python, missing_ok=nodes is None)
-    with located(loaded):
+    with errors_with_lines(loaded):
         config = model_config(loaded, online=online)
         plan = build_plan(
             recipe,
@@ -75,7 +75,7 @@ def plan_for(
             model_config=config,
             running=running,
         )
-    return Planned(plan, loaded, versions, config)
+    return PlannedRecipe(plan, loaded, versions, config)
 
 
 def model_folder(loaded: LoadedRecipe) -> Path | None:
@@ -84,7 +84,7 @@ def model_folder(loaded: LoadedRecipe) -> Path | None:
     recipe = loaded.recipe
     if recipe.model.path is not None:
         return loaded.path.parent / recipe.model.path
-    if recipe.model.id is None or not effective.on_hub(recipe):
+    if recipe.model.id is None or not effective.is_on_hub(recipe):
         return None
     _, role = recipe.roles()[0]
     set_here = {name: value for name, value in effective.env_of(recipe, role).items() if isinstance(value, str)}
@@ -108,13 +108,13 @@ def model_config(loaded: LoadedRecipe, *, online: bool = False) -> dict[str, Any
     folder, model = model_folder(loaded), loaded.recipe.model
     if folder is not None:
         return files.config_in(folder)
-    if not online or not effective.on_hub(loaded.recipe):
+    if not online or not effective.is_on_hub(loaded.recipe):
         return None
     return files.fetch_config(model.id or "", model.revision, os.environ)
 
 
 @contextmanager
-def located(loaded: LoadedRecipe, cluster: LoadedCluster | None = None) -> Iterator[None]:
+def errors_with_lines(loaded: LoadedRecipe, cluster: LoadedCluster | None = None) -> Iterator[None]:
     """Errors of the pure rooms name a key of the recipe, or of the cluster file, whose sections win over the recipe's;
     here it becomes file:line."""
     try:
@@ -133,13 +133,13 @@ def recipe_words(recipe: Path, set_: Sequence[str], unset: Sequence[str]) -> lis
     return [str(recipe), *(word for option in options for word in option)]
 
 
-def batch_script(planned: Planned, words: Sequence[str], *, command: Sequence[str] = ()) -> str:
+def batch_script(planned: PlannedRecipe, words: Sequence[str], *, command: Sequence[str] = ()) -> str:
     """The script that sbatch takes, on its stdin too; errors name the recipe's lines. `command`: of `pdserve run`."""
-    with located(planned.loaded):
+    with errors_with_lines(planned.loaded):
         return render_sbatch(planned.loaded.recipe, planned.plan, words, command=command)
 
 
-def check_job(planned: Planned) -> None:
+def check_job(planned: PlannedRecipe) -> None:
     """Raises RecipeError where a job of this recipe would be stopped when it starts."""
-    with located(planned.loaded):
+    with errors_with_lines(planned.loaded):
         check_job_time(planned.loaded.recipe, signal_seconds(planned.plan))

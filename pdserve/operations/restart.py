@@ -6,7 +6,7 @@ import os
 
 from pdserve.errors import ReportedError, StateError
 from pdserve.plan.time_limits import restart_seconds
-from pdserve.run.directory import find, home, lives
+from pdserve.run.directory import find, has_living_launcher, home
 from pdserve.run.inbox import Restart, ask
 
 
@@ -15,10 +15,10 @@ def restart(process: str, name: str | None) -> str:
     own exit code when the process does not come back."""
     run = find(home(os.environ), name)
     state, plan = run.read_state(), run.read_plan()
-    if not lives(run, state):
+    if not has_living_launcher(run, state):
         raise StateError(f"{state.name} is not running", todo="pdserve up")
     seconds = restart_seconds(plan, process)
-    reply = ask(run, Restart(name=process), seconds=seconds, alive=lambda: lives(run, run.read_state()))
+    reply = ask(run, Restart(name=process), seconds=seconds, alive=lambda: has_living_launcher(run, run.read_state()))
     if reply.exit_code:
         raise ReportedError(reply.message, reply.exit_code)
     return reply.message

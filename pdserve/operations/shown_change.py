@@ -9,7 +9,7 @@ from dataclasses import replace
 from pdserve.errors import NotOursError, StateError
 from pdserve.operations.current_run import check_place, find_running, running_places
 from pdserve.operations.look import Destination, image_store, keep_interpreters, look, plan_beside
-from pdserve.operations.plan_recipe import Planned, located, plan_for
+from pdserve.operations.plan_recipe import PlannedRecipe, errors_with_lines, plan_for
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Local, Node, Srun, with_agent
@@ -80,7 +80,7 @@ def change_on_paper(loaded: LoadedRecipe) -> tuple[Plan, ShownChange] | None:
         old = run.read_plan()
     except (StateError, NotOursError):
         return None
-    with located(loaded):
+    with errors_with_lines(loaded):
         planned = plan_for(
             loaded,
             old.nodes,
@@ -110,7 +110,7 @@ def shown_nodes(loaded: LoadedRecipe, machines: Candidates, nodes: Sequence[Node
     run_dir = str(home(os.environ) / loaded.recipe.name / RUN_ID)
     folder = str(loaded.path.parent.absolute())
     store = image_store(loaded.recipe)
-    with located(loaded):
+    with errors_with_lines(loaded):
         there = in_containers(machines, loaded.recipe, run_id=RUN_ID, run_dir=run_dir, recipe_dir=folder, store=store)
     by_name = {machine.name: machine for machine in there.machines}
     return [
@@ -124,7 +124,7 @@ def shown_nodes(loaded: LoadedRecipe, machines: Candidates, nodes: Sequence[Node
     ]
 
 
-def with_shown_agents(planned: Planned) -> Planned:
+def with_shown_agents(planned: PlannedRecipe) -> PlannedRecipe:
     """A plan for nodes that are not known yet: several nodes, and pyxis, are shown as a Slurm job has them. One node
     without a container is this machine, and its agent a child of the launcher."""
     recipe, nodes = planned.loaded.recipe, planned.plan.nodes

@@ -9,27 +9,27 @@ from pdserve.bench.result import MODEL_FILES
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.models import files
 from pdserve.models.config_json import UnknownModelError
-from pdserve.operations.plan_recipe import Planned, located, model_files, model_folder, plan_for
+from pdserve.operations.plan_recipe import PlannedRecipe, errors_with_lines, model_files, model_folder, plan_for
 from pdserve.preflight.finding import Finding, judge_crossings
 from pdserve.recipe import effective
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
-from pdserve.sizing import Given, Sizing, size_recipe, sizing_rows
+from pdserve.sizing import Sizing, SizingOptions, size_recipe, sizing_rows
 
 _BOUNDS = ("weights of", "memory for KV", "blocks of", "requests of", "tokens", "KV of a token and rank")
 
 
-def size(loaded: LoadedRecipe, given: Given, *, online: bool = False) -> tuple[Sizing, Planned]:
+def size(loaded: LoadedRecipe, given: SizingOptions, *, online: bool = False) -> tuple[Sizing, PlannedRecipe]:
     """Compute what a recipe takes and holds. `online`: a model that is not here is asked for at the hub, without its
     weights. Raises RecipeError, and PreflightError where the model is not to be had or not known."""
     planned = plan_for(loaded, None, run_dir="RUN_DIR", run_id="RUN_ID", online=online)
-    with located(loaded):
+    with errors_with_lines(loaded):
         return _size_plan(planned, given), planned
 
 
-def find_crossings(planned: Planned) -> list[Finding]:
+def find_crossings(planned: PlannedRecipe) -> list[Finding]:
     """The edges that a plan crosses by what recipe and model state. What cannot be computed is no finding."""
     try:
-        return judge_crossings(planned.plan, _size_plan(planned, Given()).crossings)
+        return judge_crossings(planned.plan, _size_plan(planned, SizingOptions()).crossings)
     except (PreflightError, RecipeError):
         return []
 
@@ -42,13 +42,13 @@ def planned_numbers(recipe: Path) -> dict[str, str]:
         loaded = load_recipe(recipe, environ=os.environ)
         if (files_here := model_files(loaded)) is not None:
             known[MODEL_FILES] = files_here
-        sizing, _ = size(loaded, Given())
+        sizing, _ = size(loaded, SizingOptions())
     except (PreflightError, RecipeError):
         return known
     return known | {f"{of}: {label}": value for of, label, value in sizing_rows(sizing) if label.startswith(_BOUNDS)}
 
 
-def _size_plan(planned: Planned, given: Given) -> Sizing:
+def _size_plan(planned: PlannedRecipe, given: SizingOptions) -> Sizing:
     loaded, recipe, plan = planned.loaded, planned.loaded.recipe, planned.plan
     folder = model_folder(loaded)
     try:

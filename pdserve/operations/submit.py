@@ -14,9 +14,9 @@ from pdserve.operations.current_run import last_run
 from pdserve.operations.plan_recipe import batch_script, load, plan_for, recipe_words
 from pdserve.plan.node import Srun
 from pdserve.reach.slurm import Job, cancel, look, submit
-from pdserve.run.directory import RunDir, home, lives
+from pdserve.run.directory import RunDir, has_living_launcher, home
 from pdserve.run.inbox import Down, ask
-from pdserve.system.stop_signals import held_back
+from pdserve.system.stop_signals import hold_stops
 
 _POLL_SECONDS = 1.0
 _SOON_SECONDS = 0.1
@@ -54,7 +54,7 @@ def submit_and_follow(wanted: Submission, show: Print, *, detach: bool = False) 
     last_run(home(os.environ), wanted.name)  # a record that is not ours is refused before a job waits for it
     following: _Following | None = None
     try:
-        with held_back():
+        with hold_stops():
             job = submit(wanted.script)
             following = _Following(job, wanted.name, show, detach=detach)
             show(f"submitted job {job}; pdserve down {wanted.name} stops it in order, scancel {job} at once\n")
@@ -111,7 +111,7 @@ class _Following:
                 self._print(f"cancelled job {self._job}\n")
             else:
                 with contextlib.suppress(PdserveError):
-                    ask(run, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(run, run.read_state()))
+                    ask(run, Down(), seconds=_DOWN_SECONDS, alive=lambda: has_living_launcher(run, run.read_state()))
             while not (job := self._look()).over:
                 self._show(job)
                 time.sleep(_POLL_SECONDS)

@@ -19,26 +19,26 @@ from pdserve.operations.current_run import check_place, find_running
 from pdserve.operations.down import clear_up
 from pdserve.operations.launcher_process import ClientCommand, end_launcher, follow, run_here, start_detached
 from pdserve.operations.look import CheckedPlan, Destination, look
-from pdserve.operations.plan_recipe import Planned, plan_for
+from pdserve.operations.plan_recipe import PlannedRecipe, plan_for
 from pdserve.operations.shown_change import shown_nodes
 from pdserve.plan.model import Plan
 from pdserve.plan.time_limits import apply_seconds
 from pdserve.preflight import resolve_secrets
 from pdserve.preflight.container_images import Report
 from pdserve.preflight.fabric import Wish
-from pdserve.preflight.finding import strange
+from pdserve.preflight.finding import summarize_warnings
 from pdserve.printable import size_text
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.containers import left_of
-from pdserve.run.directory import RunDir, check_no_launcher, find, home, lives, new_run_id, record_errors
+from pdserve.run.directory import RunDir, check_no_launcher, find, has_living_launcher, home, new_run_id, record_errors
 from pdserve.run.inbox import Apply, ask
-from pdserve.run.orphans import living, stop_left, supervised
+from pdserve.run.orphans import has_supervisor, list_living, stop_left
 from pdserve.run.retention import discard, discard_earlier, keep_failed_look, prune
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
 from pdserve.system.host import local_node
 from pdserve.system.process import Child
-from pdserve.system.stop_signals import held_back, interruptible
+from pdserve.system.stop_signals import hold_stops, let_signals_interrupt
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def up(loaded: LoadedRecipe, there: Destination, show: VerbProgress, options: Up
         seen = look(loaded, there.machines, run, report=show.note, running=True)
         for line in seen.notes:
             show.result(line)
-        show.warn(strange(seen.findings))
+        show.warn(summarize_warnings(seen.findings))
         seen.raise_failed()
         apply(run, seen, show, replace=options.replace)
         return
@@ -84,7 +84,7 @@ def up(loaded: LoadedRecipe, there: Destination, show: VerbProgress, options: Up
         discard_earlier(run.path.parent)
         if there.machines is not None:
             run.make()  # probes log into it, and every node must see it
-            interruptible()  # a fetch of an image that has begun is stopped
+            let_signals_interrupt()  # a fetch of an image that has begun is stopped
         seen = _check_before_start(loaded, there, run, show)
         if options.command is not None:
             options.command.check(seen.planned.plan)
@@ -108,7 +108,7 @@ def _runs_already(run: RunDir, name: str) -> StateError:
     )
 
 
-def dry_run(loaded: LoadedRecipe, there: Destination, report: Report) -> Planned:
+def dry_run(loaded: LoadedRecipe, there: Destination, report: Report) -> PlannedRecipe:
     """The plan for where it would go. Other machines are looked at, and nothing is left there but the image of the
     container, through which they are looked at."""
     if there.machines is None:
@@ -135,10 +135,10 @@ def check_no_orphans(root: Path, name: str, report: Report) -> None:
     except StateError:
         return
     _check_no_containers(run, state)
-    if supervised(state):
+    if has_supervisor(state):
         report(f"{name}: the launcher of its last run is gone; waiting until its agents have stopped what it left")
         asyncio.run(clear_up(state, run, report))
-    if left := living(state, run):
+    if left := list_living(state, run):
         raise StateError(
             f"{len(left)} process(es) of the last run of {name} still live",
             where=str(run.path),
@@ -171,7 +171,7 @@ def _check_before_start(loaded: LoadedRecipe, there: Destination, run: RunDir, s
         if there.machines is not None:  # it names a log of the run
             keep_failed_look(run, report(error, loaded.recipe.name, None, ()))
         raise
-    show.warn([*loaded.warnings, *there.warnings, *seen.planned.plan.warnings, *strange(seen.findings)])
+    show.warn([*loaded.warnings, *there.warnings, *seen.planned.plan.warnings, *summarize_warnings(seen.findings)])
     if there.machines is not None:
         show.note(f"{there.machines.origin}: {len(there.machines.machines)} node(s)", *seen.nodes)
     seen.raise_failed()
@@ -195,7 +195,7 @@ def _bring_up(
     options: UpOptions,
     began: float,
 ) -> None:
-    interruptible()
+    let_signals_interrupt()
     launcher: Child | None = None
     ended_well = interrupted = False
     try:
@@ -206,7 +206,7 @@ def _bring_up(
         show.begin(run, plan)
         _prune(run, plan, show)
         if options.detach:
-            with held_back(), record_errors(run):
+            with hold_stops(), record_errors(run):
                 launcher = start_detached(run, keep=options.keep)
             follow(run, launcher, show.event, keep=options.keep, goes_on=options.goes_on)
         else:
@@ -227,7 +227,7 @@ def _bring_up(
 
 
 def _clear_up(run: RunDir, launcher: Child | None, *, interrupted: bool) -> None:
-    with held_back():
+    with hold_stops():
         # A launcher that lives needs it, as one that keeps what is healthy of a failure; one that was killed, or was
         # still importing when the stop came, has not removed it.
         ended = launcher is None or launcher.poll() is not None
@@ -277,7 +277,7 @@ def apply(run: RunDir, seen: CheckedPlan, show: VerbProgress, *, replace: bool) 
             replace=replace,
         ),
         seconds=apply_seconds(run.read_plan(), planned.plan),
-        alive=lambda: lives(run, run.read_state()),
+        alive=lambda: has_living_launcher(run, run.read_state()),
         look=show_events,
     )
     show_events()

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from pdserve.errors import StartError
 from pdserve.patches.fingerprint import Fingerprint, of_loaded
 from pdserve.patches.patch import Patch
-from pdserve.patches.record import Publisher, Standing, begin, process_kind, process_name, register_metrics
+from pdserve.patches.record import PatchStanding, Publisher, begin, process_kind, process_name, register_metrics
 from pdserve.patches.registry import find
 from pdserve.patches.verdict import Verdict, decide, judge, of_installed, remedy, versions_here
 
 
-def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: str | None) -> Standing:
+def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: str | None) -> PatchStanding:
     """Apply the patches of these names, in this order, and publishes what came of each.
 
     Raises StartError before anything is applied when one meets code that it does not know and may not be left out
@@ -46,7 +46,7 @@ def _look(name: str) -> Fingerprint | None:
     return of_installed(name) if name.startswith("lmcache.") else of_loaded(name)
 
 
-def _take(patch: Patch, verdict: Verdict, allowed: set[str], standing: Standing) -> None:
+def _take(patch: Patch, verdict: Verdict, allowed: set[str], standing: PatchStanding) -> None:
     decision = decide(patch, verdict, allowed)
     if decision == "not-needed":
         standing.not_needed[patch.name] = verdict.why

@@ -29,7 +29,7 @@ _WRITE_EVERY_SECONDS = 1.0
 
 
 @dataclass
-class Standing:
+class PatchStanding:
     """The patches that this process was given, and what it did with each."""
 
     active: list[str] = field(default_factory=list)
@@ -41,13 +41,13 @@ class Standing:
     """Patches whose correction the code has itself -> why."""
 
 
-_current = Standing()
+_current = PatchStanding()
 
 
-def begin() -> Standing:
+def begin() -> PatchStanding:
     """Begin a new standing for this process, which `left_out` looks at from now on."""
     global _current
-    _current = Standing()
+    _current = PatchStanding()
     return _current
 
 
@@ -67,7 +67,7 @@ def left_out(patch: str) -> bool:
 class Publisher:
     """Writes the record of this process, and writes it again as effects are counted. Owns one daemon thread."""
 
-    def __init__(self, standing: Standing, folder: str | None) -> None:
+    def __init__(self, standing: PatchStanding, folder: str | None) -> None:
         self._standing = standing
         self._folder = Path(folder) if folder else None
         self._dirty = threading.Event()

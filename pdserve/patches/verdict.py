@@ -123,7 +123,7 @@ Look = Callable[[str], Fingerprint | None]
 Table = Mapping[str, tuple[Known, ...]]
 
 
-def untagged(package: str, version: str) -> bool:
+def is_untagged(package: str, version: str) -> bool:
     """Tell whether the number cannot be believed: of a development build, a branch, or one outside of what is known.
 
     A build without tags calls itself 0.1.dev1+gabc, whatever is in it.
@@ -140,7 +140,7 @@ def same_code(versions: Mapping[str, str | None], look: Look, *, table: Table | 
     return {
         package: release
         for package in FINGERPRINTED
-        if (version := versions.get(package)) is not None and untagged(package, version)
+        if (version := versions.get(package)) is not None and is_untagged(package, version)
         if (release := _release(package, version, look, known)) is not None
     }
 

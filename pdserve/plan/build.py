@@ -32,7 +32,7 @@ from pdserve.plan.ports import AssignedPorts
 from pdserve.plan.preparation import setup_processes, weights_processes
 from pdserve.plan.process import Process
 from pdserve.plan.proxy import ROUTER_METRICS_HOST
-from pdserve.plan.running import NOTHING, Running
+from pdserve.plan.running import NOTHING, RunningProcesses
 from pdserve.plan.versions import recipe_use
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import (
@@ -42,7 +42,7 @@ from pdserve.recipe.connectors.registry import (
     class_names,
     kinds_of,
     ports_of,
-    untested,
+    untested_connectors,
 )
 from pdserve.recipe.flags import LOOPBACK
 from pdserve.recipe.model import Recipe
@@ -65,7 +65,7 @@ def build_plan(
     recipe_dir: str = ".",
     recipe_file: str = "RECIPE",
     model_config: Mapping[str, Any] | None = None,
-    running: Running = NOTHING,
+    running: RunningProcesses = NOTHING,
 ) -> Plan:
     """The whole deployment as data. `recipe_dir` is what model.path is relative to; `recipe_file` is quoted in advice.
     `python` runs what is on a node that names no interpreter of its own; engine.python wins for all but the proxy.
@@ -185,7 +185,7 @@ def _warnings(
     for name, connector in connectors.items():
         if isinstance(connector, RawSection):
             yield f"the connector of {name} is raw: unverified, nothing about it was checked"
-        for class_name in untested(class_names(connector)):
+        for class_name in untested_connectors(class_names(connector)):
             yield f"{class_name} of {name} is untested: no device that it needs was at hand (docs/limits.md)"
     yield from lmcache.rocm_warnings(recipe)
     for instance in instances:
@@ -211,7 +211,7 @@ def open_ports(
     """Return the open ports in process order, the proxy's last."""
     return (
         *(entry for server in servers for entry in _server_ports(server, ports)),
-        *mooncake_store.exposed(recipe, nodes, ports),
+        *mooncake_store.master_exposures(recipe, nodes, ports),
         *(entry for instance in instances for entry in _instance_ports(recipe, instance, ports)),
         *(_router_ports(proxy, ports) if recipe.proxy.kind == "vllm-router" else _proxy_ports(proxy)),
     )

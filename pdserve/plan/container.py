@@ -31,7 +31,7 @@ from typing import assert_never
 
 from pdserve.errors import PreflightError
 from pdserve.recipe.base import SecretRef
-from pdserve.recipe.container_options import VERBS, Platform, defaults, merged, targets
+from pdserve.recipe.container_options import VERBS, Platform, defaults, merge_options, targets
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections import Container, Kind
 
@@ -179,7 +179,7 @@ class Around:
 
 
 @dataclass(frozen=True)
-class Wrapped:
+class WrappedCommand:
     """A command for the node in place of the bare agent."""
 
     argv: tuple[str, ...]
@@ -187,7 +187,7 @@ class Wrapped:
     """pyxis: options for the srun that runs `argv`; it has no command of its own."""
 
 
-def wrap_agent(container: Container, image: str, arguments: Sequence[str], around: Around) -> Wrapped:
+def wrap_agent(container: Container, image: str, arguments: Sequence[str], around: Around) -> WrappedCommand:
     """Runs `container.python` with `arguments` (`-m pdserve.node.agent ...`) in `image`, stdin and stdout connected.
 
     Raises PreflightError where it cannot be: pyxis without Slurm, or a path that no mount option can name.
@@ -195,9 +195,9 @@ def wrap_agent(container: Container, image: str, arguments: Sequence[str], aroun
     inside = ("env", *_environment(container, around), container.python, *arguments)
     match container.kind:
         case "docker":
-            return Wrapped(_docker(container, image, inside, around))
+            return WrappedCommand(_docker(container, image, inside, around))
         case "apptainer":
-            return Wrapped(_apptainer(container, image, inside, around))
+            return WrappedCommand(_apptainer(container, image, inside, around))
         case "pyxis":
             if not around.in_slurm:
                 raise PreflightError(
@@ -205,7 +205,7 @@ def wrap_agent(container: Container, image: str, arguments: Sequence[str], aroun
                     where="container.kind",
                     todo="use docker or apptainer, or start it in a Slurm job",
                 )
-            return Wrapped(inside, tuple(_pyxis(container, image, around)))
+            return WrappedCommand(inside, tuple(_pyxis(container, image, around)))
         case _:
             assert_never(container.kind)
 
@@ -278,7 +278,7 @@ def _docker(container: Container, image: str, inside: Sequence[str], around: Aro
         *("docker", "run", "--rm", "--init", "--interactive", "--network=host"),
         f"--label={LABEL_RUN}={around.run_id}",
         f"--label={LABEL_NODE}={around.node}",
-        *merged("docker", ours, container.options, container.leave_out),
+        *merge_options("docker", ours, container.options, container.leave_out),
         f"--workdir={around.run_dir}",
         *(f"--volume={mount}" for mount in _mounts(container, around)),
         *(f"--env={name}" for name in around.forward),
@@ -292,7 +292,7 @@ def _docker(container: Container, image: str, inside: Sequence[str], around: Aro
 def _apptainer(container: Container, image: str, inside: Sequence[str], around: Around) -> tuple[str, ...]:
     return (
         *("apptainer", "exec", "--no-home"),
-        *merged(
+        *merge_options(
             "apptainer",
             defaults("apptainer", around.platform, rdma=around.rdma),
             container.options,
@@ -314,7 +314,7 @@ def _pyxis(container: Container, image: str, around: Around) -> Iterator[str]:
     if around.forward:
         yield f"--container-env={','.join(around.forward)}"
     ours = defaults("pyxis", around.platform, rdma=around.rdma)
-    yield from merged("pyxis", ours, container.options, container.leave_out)
+    yield from merge_options("pyxis", ours, container.options, container.leave_out)
 
 
 def _environment(container: Container, around: Around) -> Iterator[str]:

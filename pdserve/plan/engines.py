@@ -126,7 +126,9 @@ def kv_transfer_config(connector: AnyConnector, role: Role, context: Context) ->
     """The whole mapping. Raises RecipeError for a connector that this role cannot have."""
     if isinstance(connector, RawSection):
         return dict(connector.config)
-    children = [_leaf(leaf, context) for leaf in effective.leaves(connector) if not isinstance(leaf, RawSection)]
+    children = [
+        _leaf(leaf, context) for leaf in effective.leaf_connectors(connector) if not isinstance(leaf, RawSection)
+    ]
     if len(children) == 1:
         config = children[0]
     else:

@@ -238,7 +238,7 @@ def _engine_defaults(recipe: Recipe, connector: AnyConnector | None) -> dict[str
     if recipe.model.path is not None:
         # The model is a folder, so whatever else is looked up must be there too.
         setting["HF_HUB_OFFLINE"] = "1"
-    for leaf in effective.leaves(connector):
+    for leaf in effective.leaf_connectors(connector):
         if not isinstance(leaf, RawSection):
             setting |= leaf.default_environment()
     return setting

@@ -25,7 +25,7 @@ from pdserve.plan.patching import SERVER_MAIN, is_on, select_server_patches
 from pdserve.plan.placement import Instance
 from pdserve.plan.ports import AssignedPorts, Need
 from pdserve.plan.process import LmcacheProbe, Process
-from pdserve.plan.running import NOTHING, Running, free_name
+from pdserve.plan.running import NOTHING, RunningProcesses, free_name
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.caches import LmcacheMpSection
 from pdserve.recipe.effective import lmcache_leaves, roles, transfer_mode_of
@@ -114,7 +114,9 @@ class CacheServer:
         return tuple(Need(self.node.name, self.name, key, role="lmcache") for key in keys)
 
 
-def servers_for(recipe: Recipe, attaching: Sequence[Instance], running: Running = NOTHING) -> tuple[CacheServer, ...]:
+def servers_for(
+    recipe: Recipe, attaching: Sequence[Instance], running: RunningProcesses = NOTHING
+) -> tuple[CacheServer, ...]:
     """The servers for the instances whose connector attaches, in node order."""
     section = recipe.lmcache
     if section is None:

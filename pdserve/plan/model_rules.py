@@ -12,7 +12,7 @@ from typing import Any
 from pdserve import known
 from pdserve.errors import PdserveError, PreflightError, RecipeError
 from pdserve.installed.versions import Versions
-from pdserve.known import Defect, affected
+from pdserve.known import Defect, is_affected
 from pdserve.models.config_json import UnknownModelError, kv_dtype_of, texts
 from pdserve.models.kv_cache import (
     KvFlags,
@@ -208,7 +208,7 @@ class _Case:
 
     def has(self, defect: Defect) -> bool:
         """Return whether the versions are known to have a defect: an unknown or unreadable one has none."""
-        return all(affected(package, text, self.versions) for package, text in defect.versions.items())
+        return all(is_affected(package, text, self.versions) for package, text in defect.versions.items())
 
     def number(self, flag: str) -> int | None:
         """The value of a flag that is a number above 0."""
@@ -303,7 +303,7 @@ def _engine_driven(case: _Case) -> PdserveError | None:
     if leaf is None or effective.transfer_mode_of(case.recipe, leaf)[1] != "engine_driven":
         return None
     way_out = "set lmcache.transfer_mode: lmcache_driven"
-    if case.recipe.platform == "cpu" and len(effective.leaves(case.connector)) > 1:
+    if case.recipe.platform == "cpu" and len(effective.leaf_connectors(case.connector)) > 1:
         way_out += ", with lmcache-mp as the first child"
     if not case.hints.recurrent:
         way_out += f"; or keep windows as full attention: {case.name}.args.{MANAGER_OFF}: true"

@@ -128,7 +128,7 @@ def host_memory(recipe: Recipe, instance: Instance, rank: int) -> HostMemory:
     return memory
 
 
-def exposed(recipe: Recipe, nodes: Sequence[Node], ports: AssignedPorts) -> Iterator[Exposure]:
+def master_exposures(recipe: Recipe, nodes: Sequence[Node], ports: AssignedPorts) -> Iterator[Exposure]:
     """Yield what the master leaves open without a key."""
     if recipe.mooncake_store is None:
         return

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.plan.node import Node
 from pdserve.plan.process import Process
-from pdserve.plan.running import NOTHING, Running
+from pdserve.plan.running import NOTHING, RunningProcesses
 from pdserve.plan.slurm_nodes import submit_line
 from pdserve.recipe.model import Parallel, Recipe, Role
 from pdserve.roles import EngineRole
@@ -134,7 +134,7 @@ _MOST_DEVICES = 1 << 16
 
 
 def place(
-    recipe: Recipe, nodes: Sequence[Node], *, running: Running = NOTHING, recipe_file: str = "RECIPE"
+    recipe: Recipe, nodes: Sequence[Node], *, running: RunningProcesses = NOTHING, recipe_file: str = "RECIPE"
 ) -> tuple[Instance, ...]:
     """Gives every instance its devices. An instance of `running` keeps its own, unless the recipe gives it another
     number of devices, nodes or processes, or names others. `recipe_file` is only quoted in advice.
@@ -149,7 +149,7 @@ def place(
     return placed
 
 
-def fits(recipe: Recipe, nodes: Sequence[Node]) -> bool:
+def has_room(recipe: Recipe, nodes: Sequence[Node]) -> bool:
     """Return whether `place` finds room on these nodes. RecipeError for what fits nowhere."""
     _check(recipe)
     return not isinstance(_try(recipe, nodes), _NoRoom)
@@ -188,7 +188,7 @@ def _most_that_fit(recipe: Recipe, name: EngineRole, role: Role, size: int) -> i
     """Return how many instances of the role the largest deployment holds, beside those of the other roles."""
     each = role.parallel.workers
     most = max((_MOST_NODES * size - devices_needed(recipe) + role.instances * each) // each, 1)
-    while most > 1 and not fits(
+    while most > 1 and not has_room(
         recipe.model_copy(update={name: role.model_copy(update={"instances": most})}), _hypothetical(_MOST_NODES, size)
     ):
         most -= 1
@@ -246,7 +246,7 @@ def _too_many(devices: int, where: str) -> RecipeError:
     )
 
 
-def _try(recipe: Recipe, nodes: Sequence[Node], running: Running = NOTHING) -> tuple[Instance, ...] | _NoRoom:
+def _try(recipe: Recipe, nodes: Sequence[Node], running: RunningProcesses = NOTHING) -> tuple[Instance, ...] | _NoRoom:
     """Place new instances apart from those that go; where that finds no room, on their devices."""
     placed = _place_all(recipe, nodes, running, apart=bool(running))
     if running and isinstance(placed, _NoRoom):
@@ -255,7 +255,7 @@ def _try(recipe: Recipe, nodes: Sequence[Node], running: Running = NOTHING) -> t
 
 
 def _place_all(
-    recipe: Recipe, nodes: Sequence[Node], running: Running, *, apart: bool
+    recipe: Recipe, nodes: Sequence[Node], running: RunningProcesses, *, apart: bool
 ) -> tuple[Instance, ...] | _NoRoom:
     """`apart`: an instance takes nothing that another one has until it goes, as long as there are other devices: it can
     then be started before."""
@@ -312,7 +312,7 @@ def _same_places(
     return tuple(Share(there[process.node], process.devices, each) for process in processes)
 
 
-def _devices_to_be_freed(running: Running, kept: Collection[str]) -> dict[tuple[str, int], str]:
+def _devices_to_be_freed(running: RunningProcesses, kept: Collection[str]) -> dict[tuple[str, int], str]:
     """Node and device -> the instance that has it until it goes, or is placed anew."""
     return {
         (process.node, device): process.instance
@@ -368,7 +368,7 @@ def device_sum(recipe: Recipe) -> str:
 
 
 def _does_not_fit(
-    recipe: Recipe, nodes: Sequence[Node], running: Running, no_room: _NoRoom, recipe_file: str
+    recipe: Recipe, nodes: Sequence[Node], running: RunningProcesses, no_room: _NoRoom, recipe_file: str
 ) -> PreflightError:
     if recipe.platform == "cpu":
         return too_few_nodes(no_room.name, no_room.nodes, len(nodes), recipe, recipe_file)

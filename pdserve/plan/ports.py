@@ -23,7 +23,7 @@ from itertools import combinations
 
 from pdserve.errors import RecipeError
 from pdserve.plan.process import PortRange
-from pdserve.plan.running import NOTHING, Running
+from pdserve.plan.running import NOTHING, RunningProcesses
 from pdserve.recipe.connectors.base import ConnectorPort
 from pdserve.recipe.connectors.registry import SECTIONS
 from pdserve.recipe.model import Recipe
@@ -105,7 +105,7 @@ class Need:
 class AssignedPorts:
     """The ports of every process, and which recipe key each came from."""
 
-    def __init__(self, recipe: Recipe, needs: Sequence[Need], running: Running = NOTHING) -> None:
+    def __init__(self, recipe: Recipe, needs: Sequence[Need], running: RunningProcesses = NOTHING) -> None:
         """Raises RecipeError when two processes of a node get the same port, or one is past 65535."""
         self._ranges: dict[tuple[str, str], range] = {}
         self._chosen = {(need.process, need.purpose) for need in needs if need.row.chosen}
@@ -164,7 +164,7 @@ class _Series:
         self._held: dict[str, range] = {}
         """By processes that run, also by those that go: others may be started before they have gone."""
 
-    def add(self, need: Need, running: Running) -> None:
+    def add(self, need: Need, running: RunningProcesses) -> None:
         """All needs are added before the first is given its ports."""
         self._size = max(self._size, need.count)
         if need.role in self._blocks:
@@ -188,7 +188,7 @@ class _Series:
                 return taken
 
 
-def _keep_range(recipe: Recipe, need: Need, running: Running) -> range:
+def _keep_range(recipe: Recipe, need: Need, running: RunningProcesses) -> range:
     if need.port is not None or running.moves(need.key, recipe.ports):
         return range(0)
     return running.ports(need.role, need.node, need.purpose).get(need.process, range(0))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pdserve.plan.environment import setup_env, weights_env
 from pdserve.plan.placement import Instance
 from pdserve.plan.process import ExitProbe, Process
-from pdserve.plan.running import Running, free_name
+from pdserve.plan.running import RunningProcesses, free_name
 from pdserve.recipe import effective
 from pdserve.recipe.effective import HubModel, hub_models
 from pdserve.recipe.model import Recipe, Role
@@ -36,7 +36,7 @@ def weights_processes(
     run_dir: str,
     pythons: Mapping[str, str],
     hosts: Sequence[str],
-    running: Running,
+    running: RunningProcesses,
 ) -> Iterator[Process]:
     """Yield the downloads: none for a local model, and where the recipe leaves it to the engines. `pythons`:
     interpreters, by node. What was fetched is fetched under the same name."""
@@ -92,7 +92,7 @@ def _cache_settings(recipe: Recipe, role: Role) -> object:
 
 
 def setup_processes(
-    recipe: Recipe, instances: Sequence[Instance], *, hosts: Sequence[str], running: Running
+    recipe: Recipe, instances: Sequence[Instance], *, hosts: Sequence[str], running: RunningProcesses
 ) -> Iterator[Process]:
     """setup-0, setup-1, ... on the first node that hosts an engine, setup-0-node1, ... on the further ones. A node that
     was set up keeps its number."""
@@ -119,7 +119,7 @@ def _setup_name(index: int, rank: int) -> str:
     return f"setup-{index}" if rank == 0 else f"setup-{index}-node{rank}"
 
 
-def _setup_numbers(nodes: Sequence[str], running: Running) -> dict[str, int]:
+def _setup_numbers(nodes: Sequence[str], running: RunningProcesses) -> dict[str, int]:
     """Node -> its number in the names."""
     last = len(nodes) + len(running.of_role("setup"))
     done = {

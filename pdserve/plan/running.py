@@ -14,7 +14,7 @@ from pdserve.recipe.model import Ports
 from pdserve.roles import ProcessRole
 
 
-class Running:
+class RunningProcesses:
     """The places of the processes of a plan. Without one there are none, and everything is placed anew."""
 
     def __init__(self, plan: Plan | None = None, ports: Ports | None = None) -> None:
@@ -75,7 +75,7 @@ def _ports_of(process: Process, purpose: str) -> range:
     return range(first, first + count)
 
 
-NOTHING = Running()
+NOTHING = RunningProcesses()
 
 
 def free_name(kind: str, taken: set[str]) -> str:

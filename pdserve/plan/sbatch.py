@@ -63,7 +63,7 @@ def job_shape(recipe: Recipe) -> JobShape:
             )
         return JobShape(wanted or len(nodes), len(nodes[0].devices))
     for size in range(1, placement.devices_needed(recipe) + 1):
-        if placement.fits(recipe, _assumed_nodes(wanted, size)):
+        if placement.has_room(recipe, _assumed_nodes(wanted, size)):
             return JobShape(wanted, size)
     raise RecipeError(
         f"{_nodes_text(wanted)} cannot hold {placement.device_sum(recipe)}, however many devices they have",
@@ -93,7 +93,7 @@ def check_allocation(
         here += f", and the recipe excludes {', '.join(left_out)}"
     fits = len(usable) >= (recipe.slurm.nodes or 1)
     if fits and recipe.platform != "cpu":
-        fits = placement.fits(recipe, _assumed_nodes(len(usable), gpus))
+        fits = placement.has_room(recipe, _assumed_nodes(len(usable), gpus))
     if not fits:
         needs = _nodes_text(shape.nodes)
         if shape.gpus_per_node:

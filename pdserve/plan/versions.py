@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.installed.versions import KNOWN, TESTED
-from pdserve.known import DEFECTS, FLAGS, Defect, Flag, affected
+from pdserve.known import DEFECTS, FLAGS, Defect, Flag, is_affected
 from pdserve.patches.patch import in_range
 from pdserve.plan.model import Versions
 from pdserve.recipe import effective
@@ -109,7 +109,7 @@ def _defects(roles: Sequence[frozenset[str]], versions: Versions) -> Iterator[tu
     for defect in DEFECTS:
         if not any(defect.needs <= used for used in roles):
             continue
-        if not all(affected(package, text, versions) for package, text in defect.versions.items()):
+        if not all(is_affected(package, text, versions) for package, text in defect.versions.items()):
             continue
         installed = ", ".join(f"{package} {_version(package, versions)}" for package in defect.versions)
         yield (
@@ -120,7 +120,7 @@ def _defects(roles: Sequence[frozenset[str]], versions: Versions) -> Iterator[tu
 
 def _flags(flags: Mapping[str, str], package: str, versions: Versions) -> Iterator[tuple[Flag, str]]:
     for flag in FLAGS:
-        if flag.package == package and flag.name in flags and affected(package, flag.versions, versions):
+        if flag.package == package and flag.name in flags and is_affected(package, flag.versions, versions):
             yield flag, f"{package} {_version(package, versions)} {flag.what}"
 
 

@@ -42,7 +42,7 @@ class NetworkSettings(Protocol):
     def cidr(self) -> str | None: ...
 
 
-class Chosen(NamedTuple):
+class ChosenAddress(NamedTuple):
     """A node's address, and how it came to it."""
 
     address: str
@@ -56,7 +56,7 @@ class Chosen(NamedTuple):
         return f"{self.address}{on}: {self.why}"
 
 
-class Asked(NamedTuple):
+class AddressQuery(NamedTuple):
     """One node whose address is to be chosen."""
 
     node: str
@@ -69,18 +69,18 @@ class Asked(NamedTuple):
 
 
 def choose_all(
-    asked: Sequence[Asked],
+    asked: Sequence[AddressQuery],
     facts: Mapping[str, NodeFacts],
     network: NetworkSettings | None,
     locate: Callable[[str], str | None] = lambda _: None,
-) -> dict[str, Chosen]:
+) -> dict[str, ChosenAddress]:
     """Choose the address of each node. Raises one PreflightError with every node that has none.
 
     `locate`: the line of the cluster file where a key stands. An address of the cluster file that is not the node's own
     comes first: it also misleads those that look for a route to it, and they would be blamed.
     """
     if len(asked) == 1 and network is None and asked[0].configured is None:
-        return {asked[0].node: Chosen("127.0.0.1", None, None, "the only node")}
+        return {asked[0].node: ChosenAddress("127.0.0.1", None, None, "the only node")}
     _check_own(asked, facts, locate)
     chosen, errors = {}, []
     for entry in asked:
@@ -94,7 +94,9 @@ def choose_all(
     return chosen
 
 
-def _check_own(asked: Sequence[Asked], facts: Mapping[str, NodeFacts], locate: Callable[[str], str | None]) -> None:
+def _check_own(
+    asked: Sequence[AddressQuery], facts: Mapping[str, NodeFacts], locate: Callable[[str], str | None]
+) -> None:
     errors = []
     for entry in asked:
         there = facts[entry.node].interfaces
@@ -123,7 +125,7 @@ def _check_own(asked: Sequence[Asked], facts: Mapping[str, NodeFacts], locate: C
         raise raised
 
 
-def choose(asked: Asked, facts: NodeFacts, network: NetworkSettings | None) -> Chosen:
+def choose(asked: AddressQuery, facts: NodeFacts, network: NetworkSettings | None) -> ChosenAddress:
     """Choose an address in the interface or subnet of `network`; else that of the cluster file; else the one from which
     the node reaches the others.
 
@@ -137,7 +139,7 @@ def choose(asked: Asked, facts: NodeFacts, network: NetworkSettings | None) -> C
     return _routed(asked.node, facts, asked.others)
 
 
-def _in_network(asked: Asked, facts: NodeFacts, network: NetworkSettings) -> Chosen:
+def _in_network(asked: AddressQuery, facts: NodeFacts, network: NetworkSettings) -> ChosenAddress:
     node, configured = asked.node, asked.configured
     if network.interface is not None:
         wanted, where = f"interface {network.interface}", "network.interface"
@@ -169,7 +171,7 @@ def _subnet(text: str) -> ipaddress.IPv4Network:
         raise RecipeError(f"{text!r} is no IPv4 subnet: {error}", where="network.cidr") from None
 
 
-def _routed(node: str, facts: NodeFacts, others: Sequence[str]) -> Chosen:
+def _routed(node: str, facts: NodeFacts, others: Sequence[str]) -> ChosenAddress:
     sources = {other: source for other in others if (source := facts.routes.get(other)) is not None}
     outside = {other: source for other, source in sources.items() if not is_loopback(source)}
     addresses = sorted(set(outside.values()))
@@ -191,11 +193,11 @@ def _routed(node: str, facts: NodeFacts, others: Sequence[str]) -> Chosen:
     )
 
 
-def _known(facts: NodeFacts, address: str, why: str) -> Chosen:
+def _known(facts: NodeFacts, address: str, why: str) -> ChosenAddress:
     for interface in facts.interfaces:
         if interface.address == address:
-            return Chosen(address, interface.name, interface.prefix, why)
-    return Chosen(address, None, None, why)
+            return ChosenAddress(address, interface.name, interface.prefix, why)
+    return ChosenAddress(address, None, None, why)
 
 
 def _shown(there: Sequence[Interface]) -> str:
@@ -206,7 +208,7 @@ def _pairs(sources: Mapping[str, str]) -> str:
     return ", ".join(f"{source} towards {other}" for other, source in sources.items())
 
 
-def find_addresses(chosen: Mapping[str, Chosen], *, same_subnet: bool) -> list[Finding]:
+def find_addresses(chosen: Mapping[str, ChosenAddress], *, same_subnet: bool) -> list[Finding]:
     """Judge how the addresses of all nodes (by name) fit together. One node alone may have any address.
 
     `same_subnet`: a network was asked for by name, so that a node in another subnet is a mistake; otherwise it may be
@@ -249,7 +251,9 @@ def _nodes_by(values: Mapping[str, str]) -> dict[str, list[str]]:
     return nodes
 
 
-def find_unnamed_network(chosen: Mapping[str, Chosen], facts: Mapping[str, NodeFacts], *, named: bool) -> list[Finding]:
+def find_unnamed_network(
+    chosen: Mapping[str, ChosenAddress], facts: Mapping[str, NodeFacts], *, named: bool
+) -> list[Finding]:
     """Warn where nodes have several networks and none is `named` for KV, by the recipe or the cluster file.
 
     Nothing with one node, and nothing where all have one network."""

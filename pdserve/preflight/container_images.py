@@ -24,8 +24,8 @@ from pdserve.plan.container import cache_of, image_of, shared_file
 from pdserve.preflight.finding import join_errors
 from pdserve.printable import size_text
 from pdserve.reach.candidates import Candidate
-from pdserve.reach.containers import ToolEnd, container_cause, docker_hangs, is_absent, not_run, run_tool
-from pdserve.recipe.container_options import VERBS, merged, uses_rdma
+from pdserve.reach.containers import ToolEnd, cannot_run_error, container_cause, docker_hangs, is_absent, run_tool
+from pdserve.recipe.container_options import VERBS, merge_options, uses_rdma
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections import Container
 
@@ -95,7 +95,7 @@ class _Stage:
         try:
             return await run_tool(on.reach, on.name, argv, log=log, marker=marker, seconds=seconds, watch=watch)
         except OSError as error:
-            raise not_run(str(error.filename), error, where=f"image@{on.name}") from error
+            raise cannot_run_error(str(error.filename), error, where=f"image@{on.name}") from error
 
     def step(self, node: str, text: str) -> None:
         """Say how far one node is; a line every few seconds for all of them."""
@@ -292,7 +292,7 @@ def _compare(stage: _Stage, machines: Sequence[Candidate], ids: Sequence[str]) -
 
 
 def _leaves_out_verbs(container: Container) -> bool:
-    return container.kind == "docker" and not merged("docker", [f"--device={VERBS}"], [], container.leave_out)
+    return container.kind == "docker" and not merge_options("docker", [f"--device={VERBS}"], [], container.leave_out)
 
 
 async def _check_verbs(stage: _Stage, on: Candidate) -> None:

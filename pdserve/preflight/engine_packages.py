@@ -25,10 +25,10 @@ from pdserve.patches.verdict import (
     VERDICTS,
     Verdict,
     decide,
+    is_untagged,
     of_installed,
     remedy,
     same_code,
-    untagged,
 )
 from pdserve.plan.environment import ALLOW_UNKNOWN
 from pdserve.plan.model import Plan, Versions
@@ -113,7 +113,7 @@ def _installed(python: str | None) -> dict[str, str | None]:
 
 def _untagged(versions: Mapping[str, str | None]) -> bool:
     return any(
-        version is not None and untagged(package, version)
+        version is not None and is_untagged(package, version)
         for package, version in versions.items()
         if package in FINGERPRINTED
     )

@@ -13,9 +13,9 @@ from typing import Protocol, TypeVar
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import Plan
 from pdserve.preflight.engine_packages import ONLY_ITS_RUNTIME, mooncake_replacement
-from pdserve.preflight.finding import ALL_NODES, Finding, NodeNeed, failed
+from pdserve.preflight.finding import ALL_NODES, Finding, NodeNeed, failures
 from pdserve.preflight.node_probe import Answer, HasSent, Question, Send, Wait, Waits
-from pdserve.preflight.transfer import End, EndFailure, FabricPath, Link, Sent, WaitingEnd
+from pdserve.preflight.transfer import End, EndFailure, FabricPath, Link, TransferOutcome, WaitingEnd
 from pdserve.recipe.base import TrialTransfer
 
 MOST_ROUNDS = 8
@@ -61,12 +61,12 @@ async def try_fabric(
     """Try a transfer for each pair of nodes. Raises PreflightError when a probe does not answer.
 
     `reached`: whether the nodes reach each other at all; where they do not, the transfers would only repeat it."""
-    if failed(reached):
+    if failures(reached):
         value = "no transfer was tried: nodes do not reach each other"
         return [_PAIRS.found("unknown", value, "correct the findings about reach first")]
     if (untried := find_untried(plan)) is not None:
         return [untried]
-    wanted = by_rails(paths(plan)) if wish.rails else list(paths(plan))
+    wanted = split_by_rail(paths(plan)) if wish.rails else list(paths(plan))
     waiting: dict[str, dict[_Place, FabricPath]] = {}
     for path in wanted:
         waiting.setdefault(path.waiting.node, {})[_place(path)] = path
@@ -78,7 +78,7 @@ async def try_fabric(
         elif answer.failure is not None:
             findings.append(judge_end(path.waiting, answer.failure))
     in_rounds = rounds([path for path in wanted if _place(path) in there])
-    done: list[tuple[FabricPath, Sent]] = []
+    done: list[tuple[FabricPath, TransferOutcome]] = []
     for some in in_rounds[:MOST_ROUNDS]:
         sends = [Send(path=path, to=there[_place(path)], python=wish.python) for path in some]
         answers = await asyncio.gather(*(probes[each.path.caller.node].ask(each, HasSent) for each in sends))
@@ -140,7 +140,7 @@ def _ends(plan: Plan, role: str) -> Iterator[tuple[End, TrialTransfer]]:
             yield end, trial
 
 
-def by_rails(wanted: Sequence[FabricPath]) -> list[FabricPath]:
+def split_by_rail(wanted: Sequence[FabricPath]) -> list[FabricPath]:
     """Return each path once for each of its rails: the first device of both ends, the second, and so on."""
     railed = []
     for path in wanted:
@@ -200,7 +200,7 @@ def judge_end(end: End, failure: EndFailure) -> Finding:
     return _judge_failure(need, end, failure, f"{failure.step} failed: {failure.error}")
 
 
-def judge_path(path: FabricPath, to: WaitingEnd, sent: Sent, *, min_gbps: float | None) -> list[Finding]:
+def judge_path(path: FabricPath, to: WaitingEnd, sent: TransferOutcome, *, min_gbps: float | None) -> list[Finding]:
     """Judge a transfer that was tried."""
     does = "reads from" if path.reads else "writes to"
     memory = " to ".join("device memory" if end.on_device else "host memory" for end in (path.source, path.target))
@@ -236,7 +236,7 @@ def _judge_failure(need: NodeNeed, end: End, failure: EndFailure, value: str) ->
     )
 
 
-def judge_rails(done: Sequence[tuple[FabricPath, Sent]]) -> list[Finding]:
+def judge_rails(done: Sequence[tuple[FabricPath, TransferOutcome]]) -> list[Finding]:
     """Judge those rails of a pair of nodes that move less than half of what the fastest one does."""
     pairs: dict[tuple[str, str], list[tuple[FabricPath, float]]] = {}
     for path, sent in done:
@@ -253,12 +253,12 @@ def judge_rails(done: Sequence[tuple[FabricPath, Sent]]) -> list[Finding]:
     return findings
 
 
-def _links(path: FabricPath, to: WaitingEnd, sent: Sent) -> tuple[Link | None, Link | None]:
+def _links(path: FabricPath, to: WaitingEnd, sent: TransferOutcome) -> tuple[Link | None, Link | None]:
     """Return those of the source and of the target."""
     return (to.link, sent.link) if path.reads else (sent.link, to.link)
 
 
-def _judge_rate(path: FabricPath, to: WaitingEnd, sent: Sent, text: str, min_gbps: float | None) -> Finding:
+def _judge_rate(path: FabricPath, to: WaitingEnd, sent: TransferOutcome, text: str, min_gbps: float | None) -> Finding:
     (size, seconds), (small, small_seconds) = sent.timings[-1], sent.timings[0]
     links = _links(path, to, sent)
     known = [link.gbps for link in links if link is not None and link.gbps is not None]
@@ -285,7 +285,7 @@ def _judge_rate(path: FabricPath, to: WaitingEnd, sent: Sent, text: str, min_gbp
     return _fails(_need(path, f"{text}, at least {min_gbps:g} Gbit/s"), value, fix, (cause,))
 
 
-def _judge_unreachable(need: NodeNeed, path: FabricPath, to: WaitingEnd, sent: Sent) -> Finding:
+def _judge_unreachable(need: NodeNeed, path: FabricPath, to: WaitingEnd, sent: TransferOutcome) -> Finding:
     ports = ", ".join(str(port) for port, _, _ in sent.unreachable)
     problems = ", ".join(dict.fromkeys(problem for _, problem, _ in sent.unreachable))
     there = path.waiting
@@ -301,7 +301,7 @@ def _judge_unreachable(need: NodeNeed, path: FabricPath, to: WaitingEnd, sent: S
     return _fails(need, f"{path} at {there.address}, port {ports}: {problems}", fix, evidence + route)
 
 
-def _judge_route(path: FabricPath, sent: Sent) -> list[Finding]:
+def _judge_route(path: FabricPath, sent: TransferOutcome) -> list[Finding]:
     here, there = path.caller, path.waiting
     if sent.leaves_by in (None, here.address):
         return []
@@ -311,7 +311,7 @@ def _judge_route(path: FabricPath, sent: Sent) -> list[Finding]:
     return [_need(path, "KV on the network of the deployment").found("warning", value, fix)]
 
 
-def _judge_mtu(path: FabricPath, to: WaitingEnd, sent: Sent) -> list[Finding]:
+def _judge_mtu(path: FabricPath, to: WaitingEnd, sent: TransferOutcome) -> list[Finding]:
     ours, theirs = _links(path, to, sent)
     if ours is None or theirs is None or ours.mtu == theirs.mtu:
         return []

@@ -134,12 +134,12 @@ def _whole(plan: Plan) -> str:
     return plan.nodes[0].name if len(plan.nodes) == 1 else ALL_NODES
 
 
-def failed(findings: Iterable[Finding]) -> list[Finding]:
+def failures(findings: Iterable[Finding]) -> list[Finding]:
     """Return those that keep the plan from being started."""
     return [finding for finding in findings if finding.status == "failed"]
 
 
-def strange(findings: Iterable[Finding]) -> list[str]:
+def summarize_warnings(findings: Iterable[Finding]) -> list[str]:
     """Return what stops nothing and should be known, a line each: what several nodes share once, with their names."""
     nodes: dict[Finding, list[str]] = {}
     for finding in findings:
@@ -151,7 +151,7 @@ def strange(findings: Iterable[Finding]) -> list[str]:
 
 def raise_failed(findings: Sequence[Finding]) -> None:
     """Raise PreflightError with everything that failed. A single failure is the error itself."""
-    bad = failed(findings)
+    bad = failures(findings)
     if len(bad) == 1:
         [only] = bad
         raise PreflightError(

@@ -20,7 +20,7 @@ from pdserve.preflight.facts import NodeFacts, gather
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.node_checks import check_node
 from pdserve.preflight.reachability import CrossNodePort, connect, listen
-from pdserve.preflight.transfer import End, EndFailure, FabricPath, Sent, Waiting, WaitingEnd, send
+from pdserve.preflight.transfer import End, EndFailure, FabricPath, OpenEnd, TransferOutcome, WaitingEnd, send
 from pdserve.reach.protocol import line_of
 from pdserve.system import queued_output
 
@@ -116,7 +116,7 @@ class HasSent(Frozen):
     """Answer to Send."""
 
     answers: Literal["sent"] = "sent"
-    sent: Sent
+    sent: TransferOutcome
 
 
 class Findings(Frozen):
@@ -173,7 +173,7 @@ class Probe:
 
     def _wait(self, question: Wait) -> Waits:
         try:
-            waiting = Waiting(question.end, question.python, is_read=question.is_read)
+            waiting = OpenEnd(question.end, question.python, is_read=question.is_read)
         except OSError as error:
             return Waits(
                 failure=EndFailure(step="start", error=f"{question.python or sys.executable}: {error.strerror}")

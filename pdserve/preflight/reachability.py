@@ -119,7 +119,7 @@ def _nodes_of(plan: Plan, roles: Collection[str]) -> list[str]:
     return [node.name for node in plan.nodes if any(process.role in roles for process in processes_on(plan, node.name))]
 
 
-class Listening(NamedTuple):
+class ListenOutcome(NamedTuple):
     """The outcome of `listen`."""
 
     bound: tuple[tuple[str, int], ...]
@@ -130,7 +130,7 @@ class Listening(NamedTuple):
 
 
 @contextmanager
-def listen(node: str, targets: Collection[CrossNodePort]) -> Iterator[Listening]:
+def listen(node: str, targets: Collection[CrossNodePort]) -> Iterator[ListenOutcome]:
     """Listen on the ports of `targets` that are on this `node`, and send its name on every connection.
 
     Connections are reset when it ends: a socket that waits for the last segment of an earlier connection would keep an
@@ -151,7 +151,7 @@ def listen(node: str, targets: Collection[CrossNodePort]) -> Iterator[Listening]
     thread = threading.Thread(target=_greet, args=(node, list(sockets.values()), woken), name="preflight-listen")
     thread.start()
     try:
-        yield Listening(tuple(sockets), tuple(findings), tuple(taken))
+        yield ListenOutcome(tuple(sockets), tuple(findings), tuple(taken))
     finally:
         waking.close()
         thread.join()
@@ -214,7 +214,7 @@ def _accept(server: socket.socket, node: str) -> socket.socket | None:
     return client
 
 
-class Tried(NamedTuple):
+class ConnectionOutcome(NamedTuple):
     """The outcome of one connection."""
 
     target: CrossNodePort
@@ -226,7 +226,7 @@ class Tried(NamedTuple):
 
 async def try_all(
     targets: Collection[CrossNodePort], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
-) -> list[Tried]:
+) -> list[ConnectionOutcome]:
     """Connect to every target, many at once.
 
     `greeted`: a `listen` is at the other end, so who answers is compared; otherwise, and where the target does not
@@ -237,28 +237,31 @@ async def try_all(
     for target in targets:
         nodes.setdefault((target.source, target.node), []).append(target)
 
-    async def try_target(target: CrossNodePort) -> Tried:
+    async def try_target(target: CrossNodePort) -> ConnectionOutcome:
         async with gate:
             return await _try(target, deadline, greeted and target.greets)
 
-    async def node(ports: Sequence[CrossNodePort]) -> list[Tried]:
+    async def node(ports: Sequence[CrossNodePort]) -> list[ConnectionOutcome]:
         first = await try_target(ports[0])
         if first.cause == _DROPPED:
-            return [first, *(Tried(port, "not tried", "its first port gave no answer") for port in ports[1:])]
+            return [
+                first,
+                *(ConnectionOutcome(port, "not tried", "its first port gave no answer") for port in ports[1:]),
+            ]
         return [first, *await asyncio.gather(*(try_target(port) for port in ports[1:]))]
 
     return [tried for some in await asyncio.gather(*(node(ports) for ports in nodes.values())) for tried in some]
 
 
-async def _try(target: CrossNodePort, deadline: float, greeted: bool) -> Tried:
+async def _try(target: CrossNodePort, deadline: float, greeted: bool) -> ConnectionOutcome:
     began = time.monotonic()
     try:
         async with time_limit(deadline):
             reader, writer = await asyncio.open_connection(target.address, target.port, limit=_LINE_LIMIT)
     except TimeoutError:
-        return Tried(target, f"no answer within {deadline:g} s", _DROPPED)
+        return ConnectionOutcome(target, f"no answer within {deadline:g} s", _DROPPED)
     except OSError as error:
-        return Tried(target, *_CAUSES.get(error.errno or 0, (error.strerror or str(error), "unknown")))
+        return ConnectionOutcome(target, *_CAUSES.get(error.errno or 0, (error.strerror or str(error), "unknown")))
     connected = time.monotonic() - began
     greeting = b""
     if greeted:
@@ -271,8 +274,8 @@ async def _try(target: CrossNodePort, deadline: float, greeted: bool) -> Tried:
         await writer.wait_closed()
     name = greeting.decode(errors="replace").strip()
     if name.startswith(_GREETING) and (who := name.removeprefix(_GREETING)) != target.node:
-        return Tried(target, f"{who} answers instead", _OTHER, connected)
-    return Tried(target, None, None, connected)
+        return ConnectionOutcome(target, f"{who} answers instead", _OTHER, connected)
+    return ConnectionOutcome(target, None, None, connected)
 
 
 _DROPPED = "a firewall drops it, or the address is of a network that the other nodes are not on"
@@ -296,13 +299,13 @@ async def connect(
 ) -> list[Finding]:
     """Try those of the targets whose source is this `node`: one finding for each node that it must reach."""
     mine = [target for target in targets if target.source == node]
-    there: dict[str, list[Tried]] = {}
+    there: dict[str, list[ConnectionOutcome]] = {}
     for attempt in await try_all(mine, deadline=deadline, greeted=greeted):
         there.setdefault(attempt.target.node, []).append(attempt)
     return [_judge(node, other, tried) for other, tried in there.items()]
 
 
-def _judge(source: str, node: str, tried: Sequence[Tried]) -> Finding:
+def _judge(source: str, node: str, tried: Sequence[ConnectionOutcome]) -> Finding:
     address = tried[0].target.address
     need = NodeNeed(source, "reach", f"{source} connects to {node} ({address}) on {len(tried)} port(s)")
     bad = [attempt for attempt in tried if attempt.problem is not None]

@@ -17,8 +17,8 @@ from pdserve.installed.versions import Versions
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node, Ssh, reach_argv, with_agent
 from pdserve.preflight.agreement import (
-    Asked,
-    Chosen,
+    AddressQuery,
+    ChosenAddress,
     Skew,
     choose_all,
     clock_skew,
@@ -47,7 +47,7 @@ from pdserve.preflight.node_probe import (
 from pdserve.preflight.reachability import cross_node_ports
 from pdserve.preflight.resources import given_back
 from pdserve.reach.candidates import Candidate, Candidates
-from pdserve.reach.containers import container_cause, docker_hangs, not_run, until_docker_hangs
+from pdserve.reach.containers import cannot_run_error, container_cause, docker_hangs, until_docker_hangs
 from pdserve.reach.link import Channel
 from pdserve.recipe.model import Recipe
 from pdserve.run.change import Change
@@ -73,7 +73,7 @@ class Survey:
 
     plan: Plan
     findings: tuple[Finding, ...]
-    addresses: Mapping[str, Chosen]
+    addresses: Mapping[str, ChosenAddress]
     facts: Mapping[str, NodeFacts]
 
 
@@ -96,7 +96,9 @@ class _Probe:
         try:
             self._channel = Channel.open(reach, candidate.name, f"probe-{candidate.name}", argv, log=self.log)
         except OSError as error:
-            raise not_run(reach_argv(reach, self.name, "", argv)[0], error, where=f"probe@{self.name}") from error
+            raise cannot_run_error(
+                reach_argv(reach, self.name, "", argv)[0], error, where=f"probe@{self.name}"
+            ) from error
 
     async def begin(self) -> None:
         """Raises PreflightError when it does not come."""
@@ -253,12 +255,12 @@ async def survey(
     return Survey(plan, tuple(findings), addresses, facts)
 
 
-def _asked(candidate: Candidate, machines: Sequence[Candidate]) -> Asked:
+def _asked(candidate: Candidate, machines: Sequence[Candidate]) -> AddressQuery:
     others = tuple(machine.target for machine in machines if machine.name != candidate.name)
-    return Asked(candidate.name, candidate.address, candidate.key, others)
+    return AddressQuery(candidate.name, candidate.address, candidate.key, others)
 
 
-async def _facts(probe: _Probe, asked: Sequence[Asked], recipe: Recipe) -> tuple[NodeFacts, Skew]:
+async def _facts(probe: _Probe, asked: Sequence[AddressQuery], recipe: Recipe) -> tuple[NodeFacts, Skew]:
     [others] = [each.others for each in asked if each.node == probe.name]
     sent = time.time()
     question = WhatIs(platform=recipe.platform, targets=others, python=recipe.engine.python)
@@ -266,7 +268,7 @@ async def _facts(probe: _Probe, asked: Sequence[Asked], recipe: Recipe) -> tuple
     return facts, clock_skew(facts, sent=sent, received=time.time())
 
 
-def _node(candidate: Candidate, facts: NodeFacts, address: Chosen) -> Node:
+def _node(candidate: Candidate, facts: NodeFacts, address: ChosenAddress) -> Node:
     return Node(
         name=candidate.name,
         address=address.address,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pdserve.plan.frozen import Frozen
 from pdserve.preflight import transfer_program
 from pdserve.preflight.links import fastest_rdma, interfaces, mtu, route_source, speed
-from pdserve.preflight.reachability import CrossNodePort, Tried, try_all
+from pdserve.preflight.reachability import ConnectionOutcome, CrossNodePort, try_all
 from pdserve.system import procfs
 from pdserve.system.interpreter import source_command
 from pdserve.system.process import output_of, spawn_piped
@@ -110,7 +110,7 @@ class WaitingEnd(Frozen):
     link: Link | None
 
 
-class Sent(Frozen):
+class TransferOutcome(Frozen):
     """The outcome of one transfer."""
 
     unreachable: tuple[tuple[int, str, str], ...] = ()
@@ -130,7 +130,7 @@ class Sent(Frozen):
         return size * 8 / seconds / 1e9
 
 
-class Waiting:
+class OpenEnd:
     """The waiting end on this node. Its owner must `close` it; it also leaves when its owner dies."""
 
     def __init__(self, end: End, python: str | None, *, is_read: bool) -> None:
@@ -177,13 +177,13 @@ class Waiting:
         os.close(self._output)
 
 
-def send(path: FabricPath, to: WaitingEnd, python: str | None) -> Sent:
+def send(path: FabricPath, to: WaitingEnd, python: str | None) -> TransferOutcome:
     """Make one transfer of this node with another.
 
     First the ports that the other end listens on are tried: where a firewall drops packets, the engine would wait for
     half a minute."""
     here, there = path.caller, path.waiting
-    sent = Sent(link=_link(here), leaves_by=route_source(there.address))
+    sent = TransferOutcome(link=_link(here), leaves_by=route_source(there.address))
     tried = asyncio.run(_connect(path, to))
     unreachable = tuple(
         (attempt.target.port, attempt.problem, attempt.cause or "unknown") for attempt in tried if attempt.problem
@@ -203,10 +203,10 @@ def send(path: FabricPath, to: WaitingEnd, python: str | None) -> Sent:
         answer = EndFailure(step="transfer", error=f"not done within {_SEND_SECONDS} s", output=_last_lines(done.err))
     if isinstance(answer, EndFailure):
         return sent.model_copy(update={"failure": answer})
-    return Sent.model_validate({**sent.model_dump(), "timings": answer["timings"]})
+    return TransferOutcome.model_validate({**sent.model_dump(), "timings": answer["timings"]})
 
 
-async def _connect(path: FabricPath, to: WaitingEnd) -> list[Tried]:
+async def _connect(path: FabricPath, to: WaitingEnd) -> list[ConnectionOutcome]:
     there = path.waiting
     targets = [
         CrossNodePort(

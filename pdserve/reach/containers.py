@@ -15,7 +15,7 @@ from pdserve.errors import PreflightError
 from pdserve.logs.causes import Hint
 from pdserve.plan.container import docker_list_argv, docker_stop_argv, docker_version_argv
 from pdserve.plan.node import Node, Reach, Srun, in_docker, reach_argv
-from pdserve.reach.slurm import for_srun
+from pdserve.reach.slurm import srun_environment
 from pdserve.system.process import Output, output_of, spawn
 from pdserve.time_limit import time_limit
 
@@ -44,7 +44,7 @@ def _beside(reach: Reach, node: str, step: str, argv: Sequence[str]) -> tuple[li
         return list(reach_argv(reach, node, step, argv)), os.environ
     # With pyxis's options the step would be inside the container.
     bare = reach.model_copy(update={"options": ()})
-    return list(reach_argv(bare, node, step, argv)), for_srun(os.environ)
+    return list(reach_argv(bare, node, step, argv)), srun_environment(os.environ)
 
 
 class ToolEnd(NamedTuple):
@@ -100,7 +100,7 @@ def _text(log: Path, begin: int) -> str:
         return file.read().decode(errors="replace")
 
 
-def not_run(program: str, error: OSError, *, where: str) -> PreflightError:
+def cannot_run_error(program: str, error: OSError, *, where: str) -> PreflightError:
     """Return what a way to a node that cannot be run here means.
 
     Popen names the program in its error; another file is the log."""

@@ -52,7 +52,7 @@ from pdserve.reach.protocol import (
     decode_event,
     line_of,
 )
-from pdserve.reach.slurm import for_srun
+from pdserve.reach.slurm import srun_environment
 from pdserve.recipe.model import Timeouts
 from pdserve.system.pipe_writer import PipeWriter
 from pdserve.system.process import pid_end, spawn_piped
@@ -90,7 +90,7 @@ class Channel:
     def open(reach: Reach, node: str, name: str, argv: Sequence[str], *, log: Path) -> Channel:
         """Starts `argv` on a node, in a session of its own here. `name`: of the step where Slurm starts it; `log`: gets
         its stderr. Raises OSError when the way there (ssh, srun) cannot be run."""
-        environ: Mapping[str, str] = for_srun(os.environ) if isinstance(reach, Srun) else os.environ
+        environ: Mapping[str, str] = srun_environment(os.environ) if isinstance(reach, Srun) else os.environ
         return Channel(spawn_piped(reach_argv(reach, node, name, argv), env=environ, stderr=log))
 
     @property

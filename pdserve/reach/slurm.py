@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pdserve.errors import PreflightError, StateError
 from pdserve.system.process import LATE, Output, output_of
-from pdserve.system.stop_signals import held_back
+from pdserve.system.stop_signals import hold_stops
 
 _TOOL_SECONDS = 30.0
 _SHAPE_SECONDS = 10.0
@@ -49,7 +49,7 @@ _CLUSTER = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 _JOB = "SLURM_JOB_ID"
 
 
-def for_srun(environ: Mapping[str, str]) -> dict[str, str]:
+def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of our own srun: it knows its cluster; job and options are on its command line."""
     return {name: value for name, value in environ.items() if not name.startswith(_PREFIXES) or name in _CLUSTER}
 
@@ -180,7 +180,7 @@ def _count(tail: str) -> int:
 def cancel(job: str) -> None:
     """Cancel it, which is abrupt: `pdserve down` stops a deployment in order. Safe to call for a job that is over. A
     Ctrl-C that comes meanwhile is raised after it."""
-    with held_back():
+    with hold_stops():
         output_of(["scancel", job], timeout=_TOOL_SECONDS, own_session=True)
 
 

@@ -34,7 +34,7 @@ def uses_rdma(recipe: Recipe) -> bool:
 
 
 def _configs(recipe: Recipe, name: EngineRole, connector: AnyConnector | None) -> Iterator[Config]:
-    for leaf in effective.leaves(connector):
+    for leaf in effective.leaf_connectors(connector):
         if isinstance(leaf, RawSection):
             yield from leaf_configs(leaf.config)
         elif not leaf.ABOUT.attaches_lmcache:  # its mapping needs the ports of a plan, and it reaches its own node only
@@ -43,7 +43,9 @@ def _configs(recipe: Recipe, name: EngineRole, connector: AnyConnector | None) -
 
 def _variables(connector: AnyConnector | None, env: Mapping[str, object]) -> dict[str, str]:
     """Return what of the engines' environment decides: a connector's defaults, then the recipe's values."""
-    defaults = [leaf.default_environment() for leaf in effective.leaves(connector) if not isinstance(leaf, RawSection)]
+    defaults = [
+        leaf.default_environment() for leaf in effective.leaf_connectors(connector) if not isinstance(leaf, RawSection)
+    ]
     plain = {name: str(value) for name, value in env.items() if not isinstance(value, SecretRef)}
     return {**{name: value for setting in defaults for name, value in setting.items()}, **plain}
 
@@ -152,7 +154,7 @@ def _option(kind: Kind, text: str) -> Option | None:
     return None
 
 
-def valid(kind: Kind, options: Sequence[str]) -> list[Option]:
+def valid_options(kind: Kind, options: Sequence[str]) -> list[Option]:
     """Return the options of a recipe whose rules hold."""
     return [option for _, option in read(kind, options) if option is not None]
 
@@ -170,17 +172,17 @@ def can_be_left_out(kind: Kind, platform: Platform, *, rdma: bool) -> tuple[str,
 
 def is_set(option: Option, kind: Kind, platform: Platform, *, rdma: bool) -> bool:
     """Return whether pdserve sets it, so that it can be left out."""
-    ours = valid(kind, defaults(kind, platform, rdma=rdma))
+    ours = valid_options(kind, defaults(kind, platform, rdma=rdma))
     return option.name in _OF_THE_NODE[kind] or any(_leaves_out(option, our) for our in ours)
 
 
-def merged(kind: Kind, ours: Sequence[str], options: Sequence[str], leave_out: Sequence[str] = ()) -> list[str]:
+def merge_options(kind: Kind, ours: Sequence[str], options: Sequence[str], leave_out: Sequence[str] = ()) -> list[str]:
     """`ours` without those that an option replaces or that are left out, and then the options."""
-    theirs, dropped = valid(kind, options), valid(kind, leave_out)
+    theirs, dropped = valid_options(kind, options), valid_options(kind, leave_out)
     taken = {_place(option) for option in theirs}
     kept = [
         option
-        for option in valid(kind, ours)
+        for option in valid_options(kind, ours)
         if _place(option) not in taken and not any(_leaves_out(drop, option) for drop in dropped)
     ]
     return [option.word for option in (*kept, *theirs)]
@@ -223,7 +225,7 @@ def _canonical(name: str) -> str:
 
 def targets(kind: Kind, options: Sequence[str]) -> Iterator[str]:
     """Paths inside at which the options mount something."""
-    for option in valid(kind, options):
+    for option in valid_options(kind, options):
         value = option.value or ""
         if option.name in ("volume", "bind"):
             for mount in value.split(",") if option.name == "bind" else (value,):

@@ -40,7 +40,7 @@ def restart_of(name: EngineRole, role: Role, connector: AnyConnector | None) -> 
     """Return what happens when an instance of a role dies. By default a prefill with MoRI-IO stays dead: decode never
     reaches the one that takes its place."""
     chosen = "policy" in role.restart.model_fields_set
-    if not chosen and name == "prefill" and any(isinstance(leaf, MoriioSection) for leaf in leaves(connector)):
+    if not chosen and name == "prefill" and any(isinstance(leaf, MoriioSection) for leaf in leaf_connectors(connector)):
         return role.restart.model_copy(update={"policy": "never"})
     return role.restart
 
@@ -50,7 +50,7 @@ def drafts(args: Mapping[str, Any]) -> bool:
     return any(value and flag.partition(".")[0] in _SPECULATIVE for flag, value in args.items())
 
 
-def leaves(connector: AnyConnector | None) -> list[AnyLeaf | RawSection]:
+def leaf_connectors(connector: AnyConnector | None) -> list[AnyLeaf | RawSection]:
     """The connector itself, or the children of a multi, in order of priority."""
     if connector is None:
         return []
@@ -64,7 +64,7 @@ def transfers_of(connector: AnyConnector | None) -> list[AnyLeaf]:
 
 def sections(connector: AnyConnector | None) -> list[AnyLeaf]:
     """Its parts without a raw one, of which nothing is known."""
-    return [leaf for leaf in leaves(connector) if not isinstance(leaf, RawSection)]
+    return [leaf for leaf in leaf_connectors(connector) if not isinstance(leaf, RawSection)]
 
 
 def caches(connector: AnyConnector | None) -> bool:
@@ -100,7 +100,7 @@ def block_size_of(recipe: Recipe, role: Role) -> int:
 
 def lmcache_leaves(connector: AnyConnector | None) -> list[LmcacheMpSection]:
     """The parts that load from LMCache."""
-    return [leaf for leaf in leaves(connector) if isinstance(leaf, LmcacheMpSection)]
+    return [leaf for leaf in leaf_connectors(connector) if isinstance(leaf, LmcacheMpSection)]
 
 
 def load_cap_of(recipe: Recipe, role: Role, leaf: LmcacheMpSection) -> int | None:
@@ -125,7 +125,7 @@ def publishes_kv_events(recipe: Recipe, name: EngineRole) -> bool:
     return policy_of(recipe, name) == "kv_events"
 
 
-def on_hub(recipe: Recipe) -> bool:
+def is_on_hub(recipe: Recipe) -> bool:
     """Return whether the model comes from the hub: a folder does not, nor s3://..., nor ModelScope's."""
     return bool(_HUB_ID.fullmatch(recipe.model.id or "")) and not _from_modelscope(recipe)
 
@@ -137,7 +137,7 @@ def fetches(recipe: Recipe) -> bool:
 
 def downloads(recipe: Recipe) -> bool:
     """Return whether the recipe's own model is fetched before the engines start."""
-    return recipe.model.download and on_hub(recipe)
+    return recipe.model.download and is_on_hub(recipe)
 
 
 def _from_modelscope(recipe: Recipe) -> bool:

@@ -13,7 +13,7 @@ from pdserve.recipe.load import show
 from pdserve.recipe.load.problems import Line, Path, Problem
 
 
-def literal(data: Any, path: Path = ()) -> Iterator[Problem]:
+def find_literals(data: Any, path: Path = ()) -> Iterator[Problem]:
     """Every literal value under a key that names a secret, every URL with a password, and every `{secret: NAME}` where
     no process looks it up, anywhere in the document.
 
@@ -26,13 +26,13 @@ def literal(data: Any, path: Path = ()) -> Iterator[Problem]:
         return
     if isinstance(data, dict):
         for key, value in data.items():
-            yield from literal(value, (*path, key))
+            yield from find_literals(value, (*path, key))
         return
     if isinstance(data, list):
         if (path and path[-1] in _COMMANDS) or (len(path) == 2 and path[0] == "setup"):
             yield from _in_words(data, path)
         for i, value in enumerate(data):
-            yield from literal(value, (*path, i))
+            yield from find_literals(value, (*path, i))
         return
     if len(path) == 2 and path[0] == "setup" and isinstance(data, str):
         with contextlib.suppress(ValueError):  # a quote that is not closed: a rule refuses it

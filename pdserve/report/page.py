@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdserve.bench.compare import Comparison, FigureChange, shown_groups, zeros
+from pdserve.bench.compare import Comparison, FigureChange, shown_groups, uncounted_figures
 from pdserve.bench.result import BenchResult
 from pdserve.report.pictures import Picture, shares_of_caches
 from pdserve.report.rows import LACKING, STAGES, ReportContents, ReportRow, prompt_sources, provenance_view, stages
@@ -108,7 +108,7 @@ def _rendered(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(groups=shown_groups, zeros=zeros)
+    environment.globals.update(groups=shown_groups, uncounted_figures=uncounted_figures)
     return environment.get_template(template).render(values)
 
 

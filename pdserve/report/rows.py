@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pdserve.bench.compare import asked_of, facts_of, keys_of
-from pdserve.bench.result import EVENTS, RESULT, BenchResult, Measurement, Provenance, circumstances, read_result
+from pdserve.bench.result import EVENTS, RESULT, BenchResult, Measurement, Provenance, fixed_circumstances, read_result
 from pdserve.bench.validity import BenchVerdict, Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import StateError
@@ -201,7 +201,7 @@ class ProvenanceView:
     recipes: Mapping[str, tuple[str, ...]]
     """Text -> who has it."""
     mixed: tuple[str, ...] = ()
-    """The circumstances (pdserve.bench.result.circumstances) that no sweep varies and that are not the same for all."""
+    """What no sweep varies (pdserve.bench.result.fixed_circumstances) and is not the same for all."""
 
 
 def provenance_view(some: Sequence[tuple[str, Provenance]]) -> ProvenanceView:
@@ -230,7 +230,7 @@ def provenance_view(some: Sequence[tuple[str, Provenance]]) -> ProvenanceView:
             if len(seen) > 1
         },
         recipes={text: tuple(names) for text, names in recipes.items()},
-        mixed=_mixed([circumstances(about) for _, about in some]),
+        mixed=_mixed([fixed_circumstances(about) for _, about in some]),
     )
 
 

@@ -28,7 +28,7 @@ _REMOVE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Cleared:
+class ClearedContainers:
     """The containers that were cleared up, and where that is not known."""
 
     containers: LeftContainers = field(default_factory=LeftContainers)
@@ -52,7 +52,7 @@ class Cleared:
         return lines
 
 
-async def clear_containers(plan: Plan, state: DeploymentState, run: RunDir, *, lost_only: bool) -> Cleared:
+async def clear_containers(plan: Plan, state: DeploymentState, run: RunDir, *, lost_only: bool) -> ClearedContainers:
     """Stops what still runs in containers of a run, as far as it can be reached from this machine, and then removes the
     shared memory that was theirs and that no living process uses. `lost_only`: on other nodes only where the agent was
     lost; all others have removed theirs."""
@@ -68,7 +68,9 @@ async def clear_containers(plan: Plan, state: DeploymentState, run: RunDir, *, l
     for node in known:
         if _is_here(node, state) and _shares_memory(node):
             removed.append(ShmLedger(ledger_file(run.path, node.name)).remove_orphans())
-    return Cleared(containers, tuple(name for names in removed for name in names), tuple(node.name for node in known))
+    return ClearedContainers(
+        containers, tuple(name for names in removed for name in names), tuple(node.name for node in known)
+    )
 
 
 def _remove_there(node: Node, run: RunDir) -> list[str]:

@@ -606,7 +606,7 @@ def _no_record(where: Path, error: OSError) -> StateError:
     return StateError("the record of deployments cannot be read", where=str(where), cause=str(error))
 
 
-def lives(run: RunDir, state: DeploymentState) -> bool:
+def has_living_launcher(run: RunDir, state: DeploymentState) -> bool:
     """Return whether the launcher of a run lives: on its machine by its PID; on others, over the shared folder, by its
     last sign of life, up to half a minute late. In another container of its machine, or before that was booted again,
     the lock shows at once that it is dead: it is not held.
@@ -621,7 +621,7 @@ def lives(run: RunDir, state: DeploymentState) -> bool:
     return since is not None and since < LIVES_SECONDS
 
 
-def unheard(run: RunDir) -> float | None:
+def seconds_unheard(run: RunDir) -> float | None:
     """Seconds since a launcher's last sign of life, once the next one is late: one that counts as living was killed
     since, on another machine, or is stopped, or cannot write. None: it is heard, or there was none at all."""
     since = beaten_since(run)
@@ -650,10 +650,10 @@ def _time_at(folder: Path) -> float:
         return time.time()
 
 
-def serves(run: RunDir) -> bool:
+def serves_without_record(run: RunDir) -> bool:
     """Return whether a run lives whose record may not be there: that one is asked for by its name."""
     try:
-        return lives(run, run.read_state())
+        return has_living_launcher(run, run.read_state())
     except (StateError, NotOursError):
         return False
 
@@ -674,7 +674,7 @@ def find(root: Path, name: str | None) -> RunDir:
         _check_folders(root / name, named)
         return named
     everything = _by_name(root)
-    running = {each: run for each, run in everything.items() if serves(run)}
+    running = {each: run for each, run in everything.items() if serves_without_record(run)}
     for some in (running, everything):
         if len(some) == 1:
             [(only, run)] = some.items()
@@ -702,19 +702,19 @@ class Silence:
     """Its process is seen to stand still (SIGSTOP, a debugger)."""
 
 
-def silence(run: RunDir, state: DeploymentState) -> Silence | None:
+def measure_silence(run: RunDir, state: DeploymentState) -> Silence | None:
     """Return the silence of a launcher; None: it is heard. A process that stands still is seen at once, other silence
     once a sign of life is late."""
     if is_here(state.host, state.place) and is_stopped(state.launcher):
         return Silence(beaten_since(run), stopped=True)
-    late = unheard(run)
+    late = seconds_unheard(run)
     return None if late is None else Silence(late, stopped=False)
 
 
 def phase_now(run: RunDir, state: DeploymentState) -> str:
     """The recorded phase, LOST or UNRESPONSIVE."""
-    if lives(run, state):
-        return state.phase if silence(run, state) is None else UNRESPONSIVE
+    if has_living_launcher(run, state):
+        return state.phase if measure_silence(run, state) is None else UNRESPONSIVE
     return state.phase if state.phase in ("stopped", "failed") else LOST
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from pdserve.logs.lines import read_from
-from pdserve.logs.rotation import earlier
+from pdserve.logs.rotation import rotated_log
 
 _FULL_BYTES = 8 << 20
 """Tens of thousands of events. The report of a failure reads all that is kept, twice as much."""
@@ -39,13 +39,13 @@ def append(file: Path, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
     of it is left then."""
     with contextlib.suppress(FileNotFoundError):
         if file.stat().st_size >= _FULL_BYTES:
-            file.rename(earlier(file))
+            file.rename(rotated_log(file))
     event = {"at": round(time.time(), 3), "event": kind, **fields}
     line = json.dumps(event).encode() + b"\n"
     with file.open("ab+", buffering=0) as stream:
         size = stream.seek(0, os.SEEK_END)
-        if not size and earlier(file).exists():
-            line = _continuation_line(earlier(file), event["at"]) + line
+        if not size and rotated_log(file).exists():
+            line = _continuation_line(rotated_log(file), event["at"]) + line
         if size and os.pread(stream.fileno(), 1, size - 1) != b"\n":
             line = b"\n" + line  # half a line of a writer that was killed, or had no space
         try:
@@ -69,7 +69,7 @@ def read(file: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     lines = data[: data.rfind(b"\n") + 1]
     cut_off = b""
     if offset < base:
-        cut_off = read_from(earlier(file), max(0, offset - _bytes_before(earlier(file)))) or b""
+        cut_off = read_from(rotated_log(file), max(0, offset - _bytes_before(rotated_log(file)))) or b""
         cut_off = cut_off[: cut_off.rfind(b"\n") + 1]
     events: list[dict[str, Any]] = []
     for line in (cut_off + lines).split(b"\n")[:-1]:

@@ -33,7 +33,7 @@ _CLOCK_SECONDS = 2.0
 """By which two accounts of when something happened may differ."""
 
 
-def recorded(state: DeploymentState) -> dict[str, ProcessId]:
+def recorded_processes(state: DeploymentState) -> dict[str, ProcessId]:
     """Every process of the record that is on this machine, supervisors last. Another machine's PIDs mean nothing here:
     there the agents' leases end what is left."""
     nodes = {node: agents for node, agents in state.nodes.items() if is_here(agents.hostname, agents.place)}
@@ -61,7 +61,7 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
     """
     inside = {pid for group in _cgroups(state, run) for pid in group.members()}
     seen = procfs.relations()
-    known = recorded(state)
+    known = recorded_processes(state)
     # One that has ended and was not waited for, as where a container's PID 1 waits for nobody, still has its session.
     roots = {identity.pid for identity in known.values() if procfs.identify(identity.pid) == identity}
     heard = _last_heard_of(run)
@@ -109,7 +109,7 @@ def _agents(state: DeploymentState, run: RunDir) -> list[AgentRecord]:
 def _cgroups(state: DeploymentState, run: RunDir) -> list[cgroup.Cgroup]:
     """Return the run's cgroups on this machine, as far as they are still there."""
     here = {agent.cgroup for agent in _agents(state, run) if agent.here}
-    return [group for each in here if (group := cgroup.recorded(each, run.run_id)) is not None]
+    return [group for each in here if (group := cgroup.find_recorded_cgroup(each, run.run_id)) is not None]
 
 
 def _remove_empty_cgroups(state: DeploymentState, run: RunDir) -> None:
@@ -124,13 +124,17 @@ def _last_heard_of(run: RunDir) -> float:
     return max(times, default=0.0)
 
 
-def supervised(state: DeploymentState) -> bool:
+def has_supervisor(state: DeploymentState) -> bool:
     """Return whether an agent or a guard lives here: then it is clearing up, if its launcher is gone."""
     return any(supervisor.alive() for supervisor in _supervisors(state).values())
 
 
 def _supervisors(state: DeploymentState) -> dict[str, ProcessId]:
-    return {name: supervisor for name, supervisor in recorded(state).items() if name.startswith(("agent@", "guard@"))}
+    return {
+        name: supervisor
+        for name, supervisor in recorded_processes(state).items()
+        if name.startswith(("agent@", "guard@"))
+    }
 
 
 @asynccontextmanager
@@ -171,9 +175,9 @@ def may_be_busy(state: DeploymentState, run: RunDir, node: str) -> bool:
     return known is None or not is_here(known.hostname, known.place) or bool(members(state, run))
 
 
-def living(state: DeploymentState, run: RunDir) -> list[str]:
+def list_living(state: DeploymentState, run: RunDir) -> list[str]:
     """`name PID command` of every process of the run that lives here; members that were not recorded have no name."""
-    names = {identity.pid: name for name, identity in recorded(state).items() if identity.alive()}
+    names = {identity.pid: name for name, identity in recorded_processes(state).items() if identity.alive()}
     return [
         f"{names.get(pid, 'of its processes:')} PID {pid} {procfs.command(pid)[:100]}"
         for pid in sorted(members(state, run))
@@ -197,6 +201,6 @@ async def stop_left(state: DeploymentState, run: RunDir) -> str:
         _remove_empty_cgroups(state, run)
     for ledger in ledgers:
         ledger.remove_orphans()
-    if stuck := living(state, run):
+    if stuck := list_living(state, run):
         return f"{len(stuck)} process(es) cannot be stopped (another user's, or held in the kernel): {'; '.join(stuck)}"
     return "what its agents had left was stopped by the launcher" if left else ""

@@ -41,7 +41,7 @@ def list_lacking(process: Process, run: RunDir) -> list[str]:
     )
 
 
-def unpatched(plan: Plan, run: RunDir, names: Iterable[str]) -> StartError | None:
+def find_unpatched_engine(plan: Plan, run: RunDir, names: Iterable[str]) -> StartError | None:
     """The error of the first of these engines that does not run with its patches."""
     for name in names:
         process = plan.process(name)

@@ -20,7 +20,7 @@ from pathlib import Path
 from pdserve.errors import NotOursError, StateError
 from pdserve.node import agent_record
 from pdserve.recipe.model import Retention
-from pdserve.run.directory import RunDir, lives
+from pdserve.run.directory import RunDir, has_living_launcher
 from pdserve.run.orphans import members
 from pdserve.system import procfs
 from pdserve.system.host import is_here
@@ -193,7 +193,7 @@ def _may_live(run: RunDir, written: float) -> bool:
         return True
     except StateError:
         return unseen and (run.state.exists() or not run.failure.exists())
-    if lives(run, state) or members(state, run):
+    if has_living_launcher(run, state) or members(state, run):
         return True
     over = state.phase in ("stopped", "failed")
     other_nodes = [node for node in state.nodes.values() if not is_here(node.hostname, node.place)]

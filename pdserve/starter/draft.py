@@ -22,7 +22,7 @@ from pdserve.recipe.load.environment import escape
 from pdserve.recipe.load.problems import Path
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections import Eviction
-from pdserve.sizing import BESIDE_KV_GIB, GIB, Given, Sized, size_role, stored_token_bytes
+from pdserve.sizing import BESIDE_KV_GIB, GIB, SizedRole, SizingOptions, size_role, stored_token_bytes
 from pdserve.starter.goal import Goal
 
 
@@ -174,7 +174,7 @@ class InitChoice:
 WANTED_REQUESTS = 4
 """Requests of max-model-len that an instance should hold at once, where a larger one can."""
 
-Size = Callable[["Layout"], Sized | None]
+Size = Callable[["Layout"], SizedRole | None]
 """The planner on a layout; None: it does not know the model."""
 
 
@@ -187,7 +187,7 @@ class Layout:
     decode: int
     reason: str
     """The reason of `tp`."""
-    sized: Sized | None = None
+    sized: SizedRole | None = None
 
     @property
     def aggregated(self) -> bool:
@@ -225,7 +225,7 @@ def choose_layout(wish: InitChoice, size: Size) -> Layout:
     return Layout(split.tp, split.prefill, split.decode, why, sized)
 
 
-def describe_numbers(wish: InitChoice, sized: Sized) -> str:
+def describe_numbers(wish: InitChoice, sized: SizedRole) -> str:
     """The planner's, of one rank and one instance."""
     size = sized.size
     weights, requests = size.weights_bytes, size.requests
@@ -261,18 +261,18 @@ def _split(wish: InitChoice, tp: int) -> Layout:
     return Layout(tp, large, small, "") if wish.goal is Goal.AGENTS else Layout(tp, small, large, "")
 
 
-def _requests(sized: Sized) -> float:
+def _requests(sized: SizedRole) -> float:
     """Return the requests at the planner's cautious end."""
     return 0 if sized.size.requests is None else sized.size.requests.low
 
 
-def _holds_one(sized: Sized) -> bool:
+def _holds_one(sized: SizedRole) -> bool:
     """A request of max-model-len, beside the block that vLLM keeps for itself; at the planner's cautious end."""
     blocks = sized.size.blocks
     return blocks is not None and sized.cache.blocks_a_request <= int(blocks.low) - NULL_BLOCK
 
 
-def _too_long(wish: InitChoice, sized: Sized, has: float) -> RecipeError:
+def _too_long(wish: InitChoice, sized: SizedRole, has: float) -> RecipeError:
     return RecipeError(
         f"{wish.name} does not fit: a request of {sized.size.model_len} tokens takes {_request_gib(sized):.1f} GiB of "
         f"KV, and an engine on a CPU has {has:g} GiB for it",
@@ -283,7 +283,7 @@ def _too_long(wish: InitChoice, sized: Sized, has: float) -> RecipeError:
     )
 
 
-def _too_large(wish: InitChoice, largest: Sized) -> RecipeError:
+def _too_large(wish: InitChoice, largest: SizedRole) -> RecipeError:
     size, hardware = largest.size, wish.hardware
     weights = 0.0 if size.weights_bytes is None else size.weights_bytes.high / GIB
     return RecipeError(
@@ -298,7 +298,7 @@ def _too_large(wish: InitChoice, largest: Sized) -> RecipeError:
     )
 
 
-def _request_gib(sized: Sized) -> float:
+def _request_gib(sized: SizedRole) -> float:
     """KV of a request of max-model-len on a rank."""
     return sized.cache.block_bytes * sized.cache.blocks_a_request / GIB
 
@@ -339,12 +339,12 @@ def draft(wish: InitChoice) -> Starter:
             wish = replace(wish, longest=wish.longest // 2)
 
 
-def _size_layout(wish: InitChoice, layout: Layout) -> Sized | None:
+def _size_layout(wish: InitChoice, layout: Layout) -> SizedRole | None:
     if wish.config is None or wish.length is None:
         return None
     recipe = Recipe.model_validate(_write_starter(wish, layout).document)
     name, role = recipe.roles()[0]
-    given = Given(device_gib=wish.hardware.device_gib or None)
+    given = SizingOptions(device_gib=wish.hardware.device_gib or None)
     try:
         return size_role(recipe, name, role, wish.config, wish.tensors, given)
     except UnknownModelError:

@@ -95,14 +95,14 @@ async def empty_caches(serving: ServingDeployment, *, new: bool) -> Mapping[str,
         return await empty(Target(plan, http, serving.key), new=new)
 
 
-def not_emptied(outcome: Mapping[str, str]) -> tuple[str, str] | None:
+def find_full_cache(outcome: Mapping[str, str]) -> tuple[str, str] | None:
     """The first cache that a start would empty, and why it is not empty; None: there is none."""
     return next(((name, text) for name, text in outcome.items() if text.startswith(_NOT)), None)
 
 
 def require_empty(outcome: Mapping[str, str]) -> None:
     """Raises NotEmptiedError."""
-    if (full := not_emptied(outcome)) is not None:
+    if (full := find_full_cache(outcome)) is not None:
         name, text = full
         raise NotEmptiedError(
             text,

@@ -13,7 +13,7 @@ from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.connectors import with_acceptances
 from pdserve.importing.departure import departures
 from pdserve.importing.formats import import_variants
-from pdserve.importing.launch import CommandLine, Draft, Note, Sourced
+from pdserve.importing.launch import CommandLine, Draft, Note, SourcedValue
 from pdserve.importing.recipe_text import annotated_text, commented_yaml, line
 from pdserve.importing.sweep_draft import SweepDraft, shown_names
 from pdserve.operations.import_recipe import Ask, ask_none, read_with, save
@@ -118,7 +118,7 @@ def _checked(
             theirs = _alone(variant, folder / f"variant-{place}.yaml", environ)
             if different := [dotted(one.path) for one in departures(ours, theirs)]:
                 shown = ", ".join(different[:_SHOWN]) + (" and more" if len(different) > _SHOWN else "")
-                at = Sourced(None, name or "the file", 0)
+                at = SourcedValue(None, name or "the file", 0)
                 notes.append(Note(at, f"its point is not the same as the variant alone: {shown}", "served"))
     except RecipeError as error:
         raise RecipeError(

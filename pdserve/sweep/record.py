@@ -34,7 +34,7 @@ from pdserve.bench.snapshot import plan_digest
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import MAKE_ROOM, PdserveError, StateError
-from pdserve.logs.rotation import earlier
+from pdserve.logs.rotation import rotated_log
 from pdserve.plan.frozen import SCHEMA, Frozen, SchemaVersion
 from pdserve.run.directory import RunDir
 from pdserve.run.stored_model import ModelT, read_model
@@ -349,7 +349,7 @@ class OwnDeployment:
         for measurement in result.measurements:
             for snapshot in (measurement.before, measurement.after):
                 if (why := self._why(snapshot.run_id, snapshot.plan)) is not None:
-                    return not_own(why)
+                    return foreign_point_reason(why)
         return None
 
     def _why(self, run_id: str, plan: str) -> str | None:
@@ -358,7 +358,7 @@ class OwnDeployment:
         return None if plan == self.plan else "another plan was applied (pdserve up on the running deployment)"
 
 
-def not_own(why: str) -> Reason:
+def foreign_point_reason(why: str) -> Reason:
     """Return the reason for INVALID of a point that this deployment did not serve."""
     return Reason(check=_CHECK, text=why)
 
@@ -432,7 +432,7 @@ def record_of(
 def keep_start(run: RunDir, starts: Path) -> None:
     """Recipe, plan, versions, history, failure and logs; no key is among them. Raises StateError."""
     there = starts / run.run_id
-    files = (run.recipe, run.plan, run.versions, run.state, run.events, earlier(run.events), run.failure)
+    files = (run.recipe, run.plan, run.versions, run.state, run.events, rotated_log(run.events), run.failure)
     try:
         there.mkdir(parents=True, exist_ok=True, mode=0o700)
         for file in files:

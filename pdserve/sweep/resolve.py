@@ -60,7 +60,7 @@ def resolve(loaded: LoadedSweep, environ: Mapping[str, str]) -> PlannedSweep:
     digests: list[tuple[Settings, str]] = []
     names: list[str] = []
     for settings in combinations(loaded.sweep):
-        with placed(settings, loaded):
+        with errors_with_sweep_lines(settings, loaded):
             recipe = load_recipe(loaded.recipe, set_=set_of(settings), environ=environ)
         lasting = _lasting(recipe, loaded, settings, environ)
         # `../x` is the folder that it is from beside it.
@@ -71,7 +71,7 @@ def resolve(loaded: LoadedSweep, environ: Mapping[str, str]) -> PlannedSweep:
     return PlannedSweep(loaded, points(loaded.sweep, digests, loaded.traces), recipes, len(digests), names[0])
 
 
-def only(planned: PlannedSweep, deployment: str, environ: Mapping[str, str]) -> PlannedSweep:
+def select_deployment(planned: PlannedSweep, deployment: str, environ: Mapping[str, str]) -> PlannedSweep:
     """A deployment of a sweep that may run beside its others: it has a name of its own, so that its runs and its lock
     are its own too. Raises RecipeError when the sweep has none of that id."""
     points_of = planned.of(deployment)
@@ -110,7 +110,7 @@ def set_of(settings: Settings) -> list[str]:
 
 
 @contextmanager
-def placed(settings: Settings, loaded: LoadedSweep) -> Iterator[None]:
+def errors_with_sweep_lines(settings: Settings, loaded: LoadedSweep) -> Iterator[None]:
     """An error of a combination has the lines of the sweep file."""
     try:
         yield

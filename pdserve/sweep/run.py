@@ -29,18 +29,18 @@ from pdserve.sweep.record import (
     OwnDeployment,
     PointRecord,
     SweepFolder,
+    foreign_point_reason,
     hold_deployments,
     hold_name,
     job_of,
     judge_point,
     keep_start,
-    not_own,
     record_failure,
     record_of,
     record_task,
 )
 from pdserve.sweep.resolve import PlannedSweep, set_of
-from pdserve.system.stop_signals import interruptible, run_to_its_end
+from pdserve.system.stop_signals import let_signals_interrupt, run_to_its_end
 
 OnPoint = Callable[[Point, PointRecord], None]
 
@@ -58,7 +58,9 @@ class SweepOptions:
     """Inside a Slurm job: this machine only, not the job's nodes."""
 
 
-def to_run(planned: PlannedSweep, folder: SweepFolder, stale: Collection[str], *, retry: bool) -> tuple[Point, ...]:
+def points_to_run(
+    planned: PlannedSweep, folder: SweepFolder, stale: Collection[str], *, retry: bool
+) -> tuple[Point, ...]:
     """Points that were never measured to their end, and the `stale` ones, by their ids; `retry`: the INVALID ones
     too."""
     records = [(point, folder.read(point)) for point in planned.points]
@@ -103,7 +105,7 @@ class SweepRunner:
         runs that is not the sweep's own, when another process measures one of these or has that name for its own, when
         one cannot be stopped, or when the record cannot be written, and PreflightError when a client is not
         installed."""
-        interruptible()  # a TERM before the first start has nothing to stop, and its record has the reason
+        let_signals_interrupt()  # a TERM before the first start has nothing to stop, and its record has the reason
         if job_of(os.environ) is None:
             _check_clients(some)  # before anything is written; in a job the record of the task has the reason
         groups = by_deployment(some)
@@ -262,7 +264,7 @@ class SweepRunner:
         try:
             deployment = serving(self.root, self.planned.name, "sweep")
             if (why := own.unlike(deployment)) is not None:
-                return record_of(point, [not_own(why)], [], run_id=own.run_id, seconds=0.0)
+                return record_of(point, [foreign_point_reason(why)], [], run_id=own.run_id, seconds=0.0)
             trace = self.planned.loaded.trace_of(point.workload)
             client = client_of(
                 deployment.plan,

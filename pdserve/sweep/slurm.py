@@ -10,13 +10,13 @@ from pathlib import Path
 
 from pdserve.errors import StateError
 from pdserve.logs.lines import end_of, split
-from pdserve.operations.plan_recipe import located, plan_for
+from pdserve.operations.plan_recipe import errors_with_lines, plan_for
 from pdserve.plan.sbatch import ArrayMember, RenderedArray, job_shape, render_arrays
 from pdserve.reach.slurm import SlurmTask, cancel, look_at_array, stop_array, submit
 from pdserve.sweep.file import Point, Variant, by_deployment
 from pdserve.sweep.record import ArrayRecord, PointRecord, SweepFolder, TaskRecord, arrays_of, task_of, write_array
-from pdserve.sweep.resolve import PlannedSweep, placed
-from pdserve.system.stop_signals import held_back
+from pdserve.sweep.resolve import PlannedSweep, errors_with_sweep_lines
+from pdserve.system.stop_signals import hold_stops
 
 _POLL_SECONDS = 5.0
 _AWAY_SECONDS = 1800.0
@@ -38,7 +38,7 @@ def scripts(
     members = []
     for deployment, _ in by_deployment(some):
         loaded = planned.recipes[deployment.digest]
-        with placed(deployment.settings, planned.loaded), located(loaded):
+        with errors_with_sweep_lines(deployment.settings, planned.loaded), errors_with_lines(loaded):
             job_shape(loaded.recipe)  # refused here, where it is known which of the recipes is wrong
             plan = plan_for(loaded, None, run_dir=f"run-{loaded.path.stem}", run_id="rendered").plan
         members.append(ArrayMember(deployment.digest, deployment.title, loaded.recipe, plan))
@@ -73,14 +73,14 @@ def submit_arrays(
     records: list[ArrayRecord] = []
     try:
         for array in arrays:
-            with held_back():
+            with hold_stops():
                 after = [f"--dependency=afterany:{records[-1].job}"] if records and one_after_other else []
                 records.append(_submitted(array, folder, after))
                 job, nodes = records[-1].job, f"{array.nodes} node{'s' if array.nodes > 1 else ''}"
                 tasks = "1 task" if len(array.members) == 1 else f"{len(array.members)} tasks"
                 show(f"submitted job {job}: {tasks} of {nodes}; scancel {job}")
     except KeyboardInterrupt:
-        with held_back():
+        with hold_stops():
             for record in records:
                 cancel(record.job)
                 show(f"cancelled job {record.job}")
@@ -126,7 +126,7 @@ class ArrayFollower:
                     stop_array(array.job)
                 self._wait()
             except KeyboardInterrupt:
-                with held_back():
+                with hold_stops():
                     for array in self.arrays:
                         cancel(array.job)
             raise

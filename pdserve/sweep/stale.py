@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from pdserve.bench.result import BenchResult, circumstances, circumstances_here, differences, machine, read_result
+from pdserve.bench.result import BenchResult, circumstances_here, differences, fixed_circumstances, machine, read_result
 from pdserve.errors import PreflightError, StateError
 from pdserve.installed.versions import PACKAGES
 from pdserve.operations.plan_recipe import model_files
 from pdserve.plan.slurm_nodes import expand_nodelist
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.recipe.load.loader import LoadedRecipe
-from pdserve.sweep.caches import not_emptied
+from pdserve.sweep.caches import find_full_cache
 from pdserve.sweep.file import by_deployment
 from pdserve.sweep.record import PointRecord, SweepFolder, arrays_of, job_of
 from pdserve.sweep.resolve import PlannedSweep
@@ -29,7 +29,7 @@ GONE = "its result is gone or cannot be read"
 _HARDWARE = ("CPU", "CPUs", "GPUs")
 
 Here = Callable[[LoadedRecipe], Mapping[str, str]]
-"""What is known of a deployment as it would be measured now (pdserve.bench.result.circumstances)."""
+"""What is known of a deployment as it would be measured now (pdserve.bench.result.fixed_circumstances)."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def stale_points(planned: PlannedSweep, folder: SweepFolder, here: Here, *, meas
             record = folder.read(point)
             if record is None or record.result is None:
                 continue
-            if planned.loaded.sweep.restart_to_empty_caches and (full := not_emptied(record.caches)) is not None:
+            if planned.loaded.sweep.restart_to_empty_caches and (full := find_full_cache(record.caches)) is not None:
                 again[point.id] = f"measured with a cache that was not empty ({full[0]}: {full[1]})"
                 continue
             result = _result(folder.point(point), record)
@@ -61,7 +61,7 @@ def stale_points(planned: PlannedSweep, folder: SweepFolder, here: Here, *, meas
                 continue
             now = here(planned.recipes[deployment.digest]) if now is None else now
             known = now if measured_here else {name: value for name, value in now.items() if name not in _HARDWARE}
-            if (why := differences(circumstances(result.provenance), known)) is not None:
+            if (why := differences(fixed_circumstances(result.provenance), known)) is not None:
                 (again if measured_here else named)[point.id] = why
     return StalePoints(again, named)
 

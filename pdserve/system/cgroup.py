@@ -142,7 +142,7 @@ class Cgroup:
             os.close(folder)
 
 
-class Made(NamedTuple):
+class CgroupOutcome(NamedTuple):
     """A cgroup of ours, or why there is none."""
 
     cgroup: Cgroup | None
@@ -154,16 +154,16 @@ def prefix(run_id: str) -> str:
     return f"pdserve-{run_id}@"
 
 
-def make(name: str, environ: Mapping[str, str]) -> Made:
+def make(name: str, environ: Mapping[str, str]) -> CgroupOutcome:
     """One inside our own, into which and out of which this process has been: what starts in it can be born there."""
     if environ.get(SWITCH) == "off":
-        return Made(None, f"{SWITCH}=off")
+        return CgroupOutcome(None, f"{SWITCH}=off")
     try:
         home, _ = place()
         (home / name).mkdir()
         made = Cgroup.at(home / name)
     except OSError as error:
-        return Made(None, _error_text(error))
+        return CgroupOutcome(None, _error_text(error))
     try:
         if not (made.path / "cgroup.kill").exists():
             raise FileNotFoundError(errno.ENOENT, "this kernel has no cgroup.kill (Linux 5.14 has)", str(made.path))
@@ -171,12 +171,12 @@ def make(name: str, environ: Mapping[str, str]) -> Made:
             pass
     except OSError as error:
         made.remove()
-        return Made(None, _error_text(error))
+        return CgroupOutcome(None, _error_text(error))
     # Each process's memory is then counted by itself (`OomWatch`). Below the root the kernel refuses it (EBUSY)
     # where processes are in our own, and those of others are not ours to move.
     for folder in (home, made.path):
         _start_counting(folder)
-    return Made(made)
+    return CgroupOutcome(made)
 
 
 def _start_counting(folder: Path) -> None:
@@ -202,7 +202,7 @@ def _stop_counting(folder: Path) -> None:
             os.removexattr(folder, _BY_US)
 
 
-def recorded(identity: CgroupId | None, run_id: str) -> Cgroup | None:
+def find_recorded_cgroup(identity: CgroupId | None, run_id: str) -> Cgroup | None:
     """The cgroup of a record, if it is still that one and has the name that an agent of the run gives."""
     if identity is None or not Path(identity.path).name.startswith(prefix(run_id)):
         return None
@@ -295,7 +295,7 @@ class MemoryCounts(NamedTuple):
         return limit if self.peak is None else f"{limit}, peak {size_text(self.peak)}"
 
 
-def counted(folder: Path, top: Path, names: FileNames = V2) -> Path | None:
+def closest_counted_cgroup(folder: Path, top: Path, names: FileNames = V2) -> Path | None:
     """The closest cgroup, from `folder` up to `top`, whose kills are counted."""
     return next((level for level in _way_up(folder, top) if _kills(level, names) is not None), None)
 
@@ -349,7 +349,7 @@ def _counted_place(cgroup: Cgroup | None) -> tuple[Path, Path, FileNames] | None
             continue
         if cgroup is not None and names is V2:
             folder = cgroup.path
-        if (counted_in := counted(folder, top, names)) is not None:
+        if (counted_in := closest_counted_cgroup(folder, top, names)) is not None:
             return counted_in, top, names
     return None
 

@@ -76,7 +76,7 @@ class PipeWriter:
         self._stop_writing()
 
 
-class Newest:
+class NewestLines:
     """Lines to a reader that may pause: of those about one thing only the newest waits, and what waits
     is bounded. For states, which the newest line has in whole."""
 

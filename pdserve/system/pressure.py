@@ -74,7 +74,7 @@ def wanted_seconds(pids: Iterable[int], *, proc: Path = _PROC) -> dict[int, floa
     return wanted
 
 
-def busiest(before: dict[int, float], after: dict[int, float], seconds: float) -> float | None:
+def largest_cpu_share(before: dict[int, float], after: dict[int, float], seconds: float) -> float | None:
     """The largest share of a CPU that a process used between two looks; None: none was there in both."""
     shares = [(after[pid] - used) / seconds for pid, used in before.items() if pid in after]
     return max(shares, default=None)

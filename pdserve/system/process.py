@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from pdserve.system import procfs
 from pdserve.system.cgroup import Cgroup
-from pdserve.system.pipe_writer import Newest
+from pdserve.system.pipe_writer import NewestLines
 from pdserve.system.procfs import ProcessId
 from pdserve.time_limit import time_limit
 
@@ -78,7 +78,7 @@ class Child:
         """`marker`: the name that it carries in its environment."""
         self._popen = popen
         self._cgroup = cgroup
-        self._control: Newest | None = None
+        self._control: NewestLines | None = None
         self._marker = f"{MARKER}={marker}".encode()
         identity = procfs.identify(popen.pid)
         # Unreaped, so the entry in /proc is still there even if the program has already ended.
@@ -158,7 +158,7 @@ class Child:
         if self._popen.stdin is None or self._popen.stdin.closed:
             return
         if self._control is None:
-            self._control = Newest(self._popen.stdin.fileno(), behind)
+            self._control = NewestLines(self._popen.stdin.fileno(), behind)
         self._control.write(about, line.encode() + b"\n")
 
     async def stop(self, grace: float, before_kill: Callable[[], None] | None = None) -> bool:

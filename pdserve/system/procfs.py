@@ -255,7 +255,7 @@ def command(pid: int) -> str:
         return ""
 
 
-def title(pid: int) -> str:
+def process_title(pid: int) -> str:
     """Return what a process calls itself: its thread name (15 characters), or the start of a rewritten command line
     that begins with it."""
     try:

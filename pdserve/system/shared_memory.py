@@ -177,7 +177,7 @@ class ShmLedger:
             self._strangers: Mapping[str, int] = kept["strangers"]
         except (OSError, ValueError, KeyError, TypeError):  # none, torn, or of another version
             self._lives = Lives([], time.time())
-            self._strangers = existing()
+            self._strangers = segment_marks()
         if strangers is not None:
             self._strangers = strangers
         self._names = names
@@ -282,7 +282,7 @@ class ShmLedger:
         )
 
 
-def existing() -> dict[str, int]:
+def segment_marks() -> dict[str, int]:
     """Every segment that there is now -> what makes it another one than a later one of the same name."""
     return {segment.name: segment.mark for segment in _existing_segments()}
 

@@ -29,14 +29,14 @@ def stop_signals() -> list[signal.Signals]:
     return [signal.SIGTERM, *(each for each in of_terminal if signal.getsignal(each) is not signal.SIG_IGN)]
 
 
-def interruptible() -> None:
+def let_signals_interrupt() -> None:
     """Let each of them be a Ctrl-C from here on, for a command that has something to clear up, and no loop."""
     for signum in stop_signals():
         signal.signal(signum, signal.default_int_handler)
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def hold_stops() -> Iterator[None]:
     """Keep what comes meanwhile for a loop that hears it (`hear_stops`). What no loop has heard is a KeyboardInterrupt
     at the end, unless the block raises an error, which has more to say. After it the signals have the handlers that
     they had before. Within another one it leaves all to that."""
@@ -110,7 +110,7 @@ def run_to_its_end(main: Coroutine[Any, Any, _T]) -> _T:
         hear_stops(end)
         return await main
 
-    with held_back():
+    with hold_stops():
         try:
             return asyncio.run(heard())
         finally:

@@ -148,10 +148,10 @@ async def _logprobs(target: Target, trials: Trials) -> Outcome:
     for number, trial in enumerate(trials.trials):
         if len(trial.answer.logprobs) != len(trial.answer.tokens):
             return failed("the proxy's answer carries no logprobs although they were asked for", numbers)
-        differences += await against(target, trial, trial.prompt, f"reference-{number}")
+        differences += await logprob_distances(target, trial, trial.prompt, f"reference-{number}")
     numbers["max |logprob difference|"] = round(max(differences), 6)
     numbers["mean |logprob difference|"] = round(sum(differences) / len(differences), 6)
-    control = await against(target, trials.trials[0], _control_prompt(target, trials), "control")
+    control = await logprob_distances(target, trials.trials[0], _control_prompt(target, trials), "control")
     numbers["control: max |difference|"] = round(max(control), 6)
     if max(differences) > tolerance:
         return failed(
@@ -163,7 +163,7 @@ async def _logprobs(target: Target, trials: Trials) -> Outcome:
     return proven(numbers)
 
 
-async def against(target: Target, trial: Trial, prompt: tuple[int, ...], leg: str) -> list[float]:
+async def logprob_distances(target: Target, trial: Trial, prompt: tuple[int, ...], leg: str) -> list[float]:
     forced = await force(target, prompt, trial.answer.tokens, leg)
     return [abs(a - b) for a, b in zip(forced.chosen, trial.answer.logprobs, strict=True)]
 

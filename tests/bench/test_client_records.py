@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.bench.clients import cut_records, of_aiperf
-from pdserve.bench.figures import UnreadableResultError, figures, of_vllm
+from pdserve.bench.clients import cut_records, read_aiperf_records
+from pdserve.bench.figures import UnreadableResultError, figures, read_vllm_records
 from pdserve.bench.snapshot import Clocks
 from tests.launch.deployment import REPOSITORY
 from tests.tables import each_row
@@ -44,7 +44,7 @@ def written(**changes: Any) -> str:
 
 
 def test_the_file_of_vllm_bench_serve() -> None:
-    answered, refused, cut = of_vllm(written())
+    answered, refused, cut = read_vllm_records(written())
     assert (answered.ok, answered.gaps) == (True, (0.1, 0.2))
     assert answered.tpot == pytest.approx(0.15)
     assert not refused.ok, "an HTTP error without a reason phrase has an empty text"
@@ -54,28 +54,28 @@ def test_the_file_of_vllm_bench_serve() -> None:
 @each_row("text", ["", "[]", "{}", written(ttfts=[0.5]), written(itls=None), written(output_lens=["x", 0, 0])])
 def test_a_file_that_is_not_whole_is_no_result(text: str) -> None:
     with pytest.raises(UnreadableResultError):
-        of_vllm(text)
+        read_vllm_records(text)
 
 
 @each_row("value", NONE)
 @each_row("column", ["output_lens", "input_lens", "ttfts", "latencies"])
 def test_a_number_of_vllm_bench_serve_that_can_be_none(column: str, value: float) -> None:
     with pytest.raises(UnreadableResultError):
-        of_vllm(written(**{column: [value, 0.0, 0.0]}))
+        read_vllm_records(written(**{column: [value, 0.0, 0.0]}))
 
 
 @each_row("value", NONE)
 @each_row("metric", ["usage_completion_tokens", "time_to_first_token", "request_latency"])
 def test_a_number_of_aiperf_that_can_be_none(metric: str, value: float) -> None:
     with pytest.raises(UnreadableResultError, match=r"^line 1: "):
-        of_aiperf(changed(0, "metrics", **{metric: {"value": value}}), CLOCKS)
+        read_aiperf_records(changed(0, "metrics", **{metric: {"value": value}}), CLOCKS)
 
 
 # --- AIPerf
 
 
 def test_each_request_has_its_times_on_the_monotonic_clock_and_the_servers_counts() -> None:
-    first, *_ = of_aiperf(EXPORT, CLOCKS)
+    first, *_ = read_aiperf_records(EXPORT, CLOCKS)
     assert first.started == pytest.approx(100.926, abs=0.001)
     assert (first.ok, first.prompt_tokens, first.output_tokens) == (True, 930, 32)
     assert first.ttft == pytest.approx(0.30533, abs=1e-5)
@@ -85,7 +85,7 @@ def test_each_request_has_its_times_on_the_monotonic_clock_and_the_servers_count
 
 
 def test_a_failed_request_has_the_servers_own_words() -> None:
-    failed = of_aiperf(EXPORT, CLOCKS)[-1]
+    failed = read_aiperf_records(EXPORT, CLOCKS)[-1]
     assert (failed.ok, failed.output_tokens) == (False, 0)
     assert failed.error.startswith("500 Internal Server Error")
     assert "scripted failure" in failed.error
@@ -93,28 +93,30 @@ def test_a_failed_request_has_the_servers_own_words() -> None:
 
 def test_each_answer_has_the_length_that_its_turn_was_asked_for() -> None:
     asked = {("agent-0", 0): 32, ("agent-0", 1): 5}
-    assert [record.asked_output for record in of_aiperf(EXPORT, CLOCKS, asked)[:3]].count(32) == 1
-    assert of_aiperf(EXPORT, CLOCKS)[0].asked_output is None
+    assert [record.asked_output for record in read_aiperf_records(EXPORT, CLOCKS, asked)[:3]].count(32) == 1
+    assert read_aiperf_records(EXPORT, CLOCKS)[0].asked_output is None
 
 
 def test_only_the_measured_phase_counts() -> None:
-    assert len(of_aiperf(changed(0, "metadata", benchmark_phase="warmup"), CLOCKS)) == 3
+    assert len(read_aiperf_records(changed(0, "metadata", benchmark_phase="warmup"), CLOCKS)) == 3
 
 
 def test_a_request_that_was_cancelled_is_neither_answered_nor_failed() -> None:
-    (cut,) = [record for record in of_aiperf(changed(0, "metadata", was_cancelled=True), CLOCKS) if record.cut]
+    (cut,) = [
+        record for record in read_aiperf_records(changed(0, "metadata", was_cancelled=True), CLOCKS) if record.cut
+    ]
     assert not cut.ok
 
 
 def test_a_record_without_a_first_token_is_no_answer_that_keeps_every_slo() -> None:
     rows = [json.loads(row) for row in EXPORT.splitlines()]
     del rows[0]["metrics"]["time_to_first_token"]
-    records = of_aiperf("\n".join(map(json.dumps, rows)), CLOCKS)
+    records = read_aiperf_records("\n".join(map(json.dumps, rows)), CLOCKS)
     assert [record.ok for record in records] == [False, True, True, False]
 
 
 def test_what_was_open_at_the_end_is_counted_from_its_log() -> None:
-    records = of_aiperf(EXPORT, CLOCKS)
+    records = read_aiperf_records(EXPORT, CLOCKS)
     cut = cut_records((RECORDED / "cut.log").read_text(), records)
     assert len(cut) == 2
     assert all(record.cut and not record.ok for record in cut)
@@ -130,4 +132,4 @@ def test_what_was_open_at_the_end_is_counted_from_its_log() -> None:
 ])  # fmt: skip
 def test_what_is_no_record_is_refused_with_its_line(text: str, problem: str) -> None:
     with pytest.raises(UnreadableResultError, match=problem):
-        of_aiperf(text, CLOCKS)
+        read_aiperf_records(text, CLOCKS)

@@ -11,7 +11,7 @@ import pytest
 from pdserve.bench import snapshot
 from pdserve.bench.result import Window
 from pdserve.bench.sampling import Peaks, Sample, cpu_use, peaks_of
-from pdserve.bench.snapshot import Counts, DeploymentSnapshot, Looker
+from pdserve.bench.snapshot import CounterReader, Counts, DeploymentSnapshot
 from pdserve.observe.metrics import EngineSnapshot
 from pdserve.patches.record import PatchRecord
 from pdserve.run.directory import RunDir
@@ -31,7 +31,7 @@ def settled(folder: Path, *readings: DeploymentSnapshot) -> DeploymentSnapshot:
     """Where these are read one after the other."""
     left = iter(readings)
 
-    class Scripted(Looker):
+    class Scripted(CounterReader):
         async def snapshot(self) -> DeploymentSnapshot:
             return next(left)
 
@@ -69,7 +69,7 @@ def test_a_patch_counts_where_all_processes_of_an_engine_report_it_and_not_by_th
     async def look_at() -> DeploymentSnapshot:
         nothing = httpx.MockTransport(lambda request: httpx.Response(404))
         async with httpx.AsyncClient(transport=nothing) as client:
-            return await Looker(deployment, planned, client).snapshot()
+            return await CounterReader(deployment, planned, client).snapshot()
 
     reported = asyncio.run(look_at()).patches
     assert reported["decode-0"] == ("mooncake-pulls",)

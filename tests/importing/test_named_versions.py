@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdserve.importing.formats import named_versions
-from pdserve.importing.launch import Launch, Sourced
+from pdserve.importing.launch import Launch, SourcedValue
 from pdserve.operations.import_recipe import version_hazards
 from tests.importing.kit import NIXL, SCHEMA_1, whole
 from tests.messages.kit import run
@@ -21,9 +21,9 @@ WITH_MULTI = SCHEMA_1.replace(NIXL, MULTI).replace("      no-enable-prefix-cachi
 
 
 def named(image: str | None = None, text: str = "") -> dict[str, str]:
-    at = Sourced("small", "name", 1)
+    at = SourcedValue("small", "name", 1)
     launch = Launch("launch.yaml", "srt-slurm, schema 1", at, at.of("cuda"))
-    launch.image = None if image is None else Sourced(image, "model.container", 3)
+    launch.image = None if image is None else SourcedValue(image, "model.container", 3)
     return {package: str(found.value) for package, found in named_versions(launch, text).items()}
 
 

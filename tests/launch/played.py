@@ -36,7 +36,7 @@ from pdserve.recipe.sections import RestartPolicy
 from pdserve.run import inbox
 from pdserve.run.directory import RunDir
 from pdserve.run.inbox import Apply, Fetch, Reply, Request
-from pdserve.system.stop_signals import held_back
+from pdserve.system.stop_signals import hold_stops
 from tests.launch.records import GONE, recorded_state
 from tests.plan import kit
 
@@ -168,7 +168,7 @@ class Played:
     async def run(self) -> None:
         """Serves until it is over; the error with which it ended is kept."""
         try:
-            with held_back():
+            with hold_stops():
                 await self._launcher.run()
         except PdserveError as error:
             self.error = error

@@ -45,7 +45,7 @@ def test_agents_elsewhere_are_named_also_where_the_plan_is_of_another_version(
 def test_it_does_not_wait_for_a_stranger_with_the_pid_of_the_launcher(
     pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(down, "lives", lambda *_: True)  # it did when that was asked
+    monkeypatch.setattr(down, "has_living_launcher", lambda *_: True)  # it did when that was asked
     monkeypatch.setattr(down, "ask", lambda *_, **__: Reply(exit_code=0, message="stopped"))
     run = RunDir.create(pdserve_home, "fake", "run-1")
     said: list[str] = []

@@ -195,7 +195,7 @@ def test_restart_proxy_refuses_no_connection_and_breaks_no_stream(tmp_path: Path
 
 def test_with_tls_and_keys(tmp_path: Path, pdserve_home: Path) -> None:
     pair, file = made(tmp_path, "front"), tmp_path / "keys.jsonl"
-    key, line = keys.new("team-a")
+    key, line = keys.new_key("team-a")
     file.write_text(line + "\n")
     settings: dict[str, Any] = {
         "proxy__tls": {"certificate": str(pair.certificate), "key": str(pair.key)},

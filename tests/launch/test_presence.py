@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.operations.down import lateness
-from pdserve.run.directory import RunDir, lives, unheard
+from pdserve.run.directory import RunDir, has_living_launcher, seconds_unheard
 from pdserve.system import procfs
 from pdserve.system.process import send
 from tests.launch.deployment import pdserve, read_json, recipe, serving, until, up
@@ -32,23 +32,23 @@ def age_of(run: RunDir, seconds: float) -> None:
 
 
 def test_on_its_own_machine_it_is_its_process(run: RunDir) -> None:
-    assert lives(run, recorded_state(launcher=own_identity()))
+    assert has_living_launcher(run, recorded_state(launcher=own_identity()))
     run.write_beat()
-    assert not lives(run, HERE_GONE)
+    assert not has_living_launcher(run, HERE_GONE)
 
 
 def test_on_another_machine_a_fresh_sign_of_life_counts_and_its_pid_means_nothing(run: RunDir) -> None:
-    assert (lives(run, FAR), unheard(run)) == (False, None)
+    assert (has_living_launcher(run, FAR), seconds_unheard(run)) == (False, None)
     run.write_beat()
-    assert (lives(run, FAR), unheard(run)) == (True, None)
+    assert (has_living_launcher(run, FAR), seconds_unheard(run)) == (True, None)
     age_of(run, 12)
-    assert 12 <= (unheard(run) or 0) < 30
-    assert lives(run, FAR), "it is late"
+    assert 12 <= (seconds_unheard(run) or 0) < 30
+    assert has_living_launcher(run, FAR), "it is late"
     age_of(run, 19)
-    assert not lives(run, FAR)
+    assert not has_living_launcher(run, FAR)
     run.write_beat()
     run.remove_beat()
-    assert not lives(run, FAR)
+    assert not has_living_launcher(run, FAR)
 
 
 def test_a_full_disk_takes_a_sign_of_life(run: RunDir) -> None:
@@ -56,7 +56,7 @@ def test_a_full_disk_takes_a_sign_of_life(run: RunDir) -> None:
     age_of(run, 31)
     with no_room(0):
         run.write_beat()
-    assert lives(run, FAR)
+    assert has_living_launcher(run, FAR)
 
 
 @pytest.mark.process
@@ -99,4 +99,4 @@ def test_a_clock_that_is_wrong_makes_no_launcher_dead(run: RunDir, monkeypatch: 
     run.write_beat()
     wrong = time.time() + hours * 3600
     monkeypatch.setattr(time, "time", lambda: wrong)
-    assert lives(run, FAR)
+    assert has_living_launcher(run, FAR)

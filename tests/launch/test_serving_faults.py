@@ -83,7 +83,7 @@ def test_the_death_of_an_engine_core_is_the_death_of_its_engine(tmp_path: Path, 
     """The API server still answers /health: nobody has to wait until it notices."""
     with up(recipe(tmp_path, prefill__env={"FAKE_CHILD": "1"}), pdserve_home) as deployment:
         root = serving(deployment).id_of("prefill-0")
-        core = next(pid for pid in procfs.descendants(root.pid) if procfs.title(pid).startswith("VLLM::"))
+        core = next(pid for pid in procfs.descendants(root.pid) if procfs.process_title(pid).startswith("VLLM::"))
         identity = identity_of(core)
         send(identity, signal.SIGKILL)
         output = died_serving(deployment)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pdserve.models.weights import Bytes, Sharding, Tensor, loaded, rank_weights
+from pdserve.models.weights import Bytes, Sharding, Tensor, loaded_tensors, rank_weights
 from tests.tables import each_row
 
 SHARDING = Sharding(layers=4, kv_heads=2)
@@ -57,8 +57,8 @@ def test_scales_of_32_bits_stay() -> None:
 @each_row("name", ["model.layers.4.mlp.up_proj.weight", "mtp.layers.0.mlp.up_proj.weight"])
 def test_mtp_modules_are_loaded_only_for_drafts(name: str) -> None:
     tensor = Tensor(name, "BF16", (64, 64))
-    assert not list(loaded([tensor], SHARDING))
-    assert list(loaded([tensor], replace(SHARDING, drafts=True))) == [tensor]
+    assert not list(loaded_tensors([tensor], SHARDING))
+    assert list(loaded_tensors([tensor], replace(SHARDING, drafts=True))) == [tensor]
 
 
 def test_pipeline_stages_hold_their_layers_and_the_ends() -> None:

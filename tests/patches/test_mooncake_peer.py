@@ -96,10 +96,10 @@ def test_all_pulls_that_ask_about_a_prefill_at_once_share_one_connection() -> No
     async def asked() -> list[set[bool]]:
         async with asyncio.timeout(LIMIT_SECONDS), await asyncio.start_server(count, "127.0.0.1", 0) as server:
             address = "tcp://{}:{}".format(*server.sockets[0].getsockname())
-            there = await asyncio.gather(*(peer.refuses(address) for _ in range(PULLS)))
+            there = await asyncio.gather(*(peer.refuses_connections(address) for _ in range(PULLS)))
             while not connections:
                 await asyncio.sleep(0)
-        gone = await asyncio.gather(*(peer.refuses(address) for _ in range(PULLS)))
+        gone = await asyncio.gather(*(peer.refuses_connections(address) for _ in range(PULLS)))
         return [set(there), set(gone)]
 
     assert asyncio.run(asked()) == [{False}, {True}]

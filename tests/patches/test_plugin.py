@@ -76,9 +76,9 @@ def test_a_forked_child_leaves_a_record_under_its_own_name(tmp_path: Path) -> No
     code = """
 import multiprocessing, pathlib, sys, threading
 from pdserve.patches import effects
-from pdserve.patches.record import Publisher, Standing
+from pdserve.patches.record import Publisher, PatchStanding
 folder = pathlib.Path(sys.argv[1])
-Publisher(Standing(active=["a"]), str(folder)).start()
+Publisher(PatchStanding(active=["a"]), str(folder)).start()
 effects.count("a", "seen")
 def child():
     effects.count("a", "seen", 2)

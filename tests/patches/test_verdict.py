@@ -12,7 +12,7 @@ from pdserve.patches import verdict
 from pdserve.patches.fingerprint import Fingerprint, Known
 from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.registry import REGISTRY, find
-from pdserve.patches.verdict import Verdict, decide, judge, same_code, untagged
+from pdserve.patches.verdict import Verdict, decide, is_untagged, judge, same_code
 from tests.tables import each_row
 
 OLD = Fingerprint("(self, data)", "aaaa")
@@ -134,7 +134,7 @@ def test_code_that_no_release_has_as_a_whole_stays_unknown(code: Mapping[str, Fi
 
 @each_row("version", ["0.32.0", "0.32.0+cpu", "0.32.1", "0.33.0rc1", "0.31.0"])
 def test_the_number_of_a_release_is_believed(version: str) -> None:
-    assert not untagged("vllm", version)
+    assert not is_untagged("vllm", version)
     assert known(AS_0_31, vllm=version) == {}
 
 

@@ -8,7 +8,7 @@ from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Plan, Versions
 from pdserve.plan.node import Node
 from pdserve.plan.process import Process
-from pdserve.plan.running import NOTHING, Running
+from pdserve.plan.running import NOTHING, RunningProcesses
 from pdserve.recipe.model import Recipe
 
 VERSIONS = Versions(vllm="0.32.0", lmcache="0.5.6", mooncake="0.3.13.post1", nixl="1.5.1")
@@ -74,7 +74,7 @@ def plan(
     *nodes: Node,
     versions: Versions = VERSIONS,
     python: str = "python",
-    running: Running = NOTHING,
+    running: RunningProcesses = NOTHING,
 ) -> Plan:
     """The plan for these nodes, or for hypothetical ones."""
     return build_plan(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.plan.container import Around, Wrapped, cache_of, image_of, needed_paths, source_folder, wrap_agent
+from pdserve.plan.container import Around, WrappedCommand, cache_of, image_of, needed_paths, source_folder, wrap_agent
 from pdserve.recipe import effective
 from pdserve.recipe.base import SecretRef
 from pdserve.recipe.container_options import targets
@@ -18,11 +18,11 @@ from tests.plan.kit import on_gpus, recipe
 from tests.tables import each_row
 
 
-def wrapped(kind: Kind, image: str = IMAGE, *, rdma: bool = False, **keys: Any) -> Wrapped:
+def wrapped(kind: Kind, image: str = IMAGE, *, rdma: bool = False, **keys: Any) -> WrappedCommand:
     return wrap_agent(Container(kind=kind, **keys), image, ARGUMENTS, around(rdma=rdma))
 
 
-def words(wrapped: Wrapped) -> tuple[str, ...]:
+def words(wrapped: WrappedCommand) -> tuple[str, ...]:
     return (*wrapped.srun_options, *wrapped.argv)
 
 

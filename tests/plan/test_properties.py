@@ -13,7 +13,7 @@ from pdserve.errors import PdserveError
 from pdserve.plan.build import build_plan
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node
-from pdserve.plan.running import NOTHING, Running
+from pdserve.plan.running import NOTHING, RunningProcesses
 from pdserve.recipe.model import Recipe, Role
 from tests.plan.kit import MOONCAKE, MULTI, NIXL, VERSIONS, hosts, recipe
 
@@ -51,7 +51,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
 node_sets = st.lists(st.sampled_from([0, 4, 8, 16]), min_size=1, max_size=4).map(lambda sizes: hosts(*sizes))
 
 
-def build(wanted: Recipe, nodes: tuple[Node, ...], running: Running = NOTHING) -> Plan:
+def build(wanted: Recipe, nodes: tuple[Node, ...], running: RunningProcesses = NOTHING) -> Plan:
     return build_plan(wanted, nodes, run_dir="/run/x", run_id="r", versions=VERSIONS, running=running)
 
 
@@ -136,7 +136,7 @@ def test_what_runs_stays_as_it_is_when_the_numbers_change(
         name: role.model_copy(update={"instances": numbers[name]}) for name, role in before.roles()
     }
     try:
-        new = build(before.model_copy(update=changed), nodes, Running(running, before.ports))
+        new = build(before.model_copy(update=changed), nodes, RunningProcesses(running, before.ports))
     except PdserveError:
         reject()
     no_port_is_shared(new)

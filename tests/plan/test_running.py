@@ -9,7 +9,7 @@ import pytest
 from pdserve.errors import PreflightError
 from pdserve.plan.model import Plan
 from pdserve.plan.placement import device_sum
-from pdserve.plan.running import Running
+from pdserve.plan.running import RunningProcesses
 from pdserve.recipe.model import Recipe
 from tests.plan.kit import MOONCAKE, MULTI, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
 
@@ -17,7 +17,7 @@ Place = tuple[str, tuple[int, ...]]
 
 
 def next_plan(running: Plan, before: Recipe, wanted: Recipe) -> Plan:
-    return plan(wanted, *running.nodes, running=Running(running, before.ports))
+    return plan(wanted, *running.nodes, running=RunningProcesses(running, before.ports))
 
 
 def places(built: Plan) -> dict[str, Place]:
@@ -43,7 +43,7 @@ def on_nixl(prefill: int, decode: int, change: dict[str, Any] | None = None) -> 
 def test_what_goes_leaves_a_hole_that_the_next_one_takes_and_hosts_in_another_order_move_nothing() -> None:
     first, second = on_nixl(2, 2), on_nixl(1, 2)
     two = plan(first, *hosts(2, 2))
-    assert not restarted(two, plan(first, *reversed(two.nodes), running=Running(two, first.ports)))
+    assert not restarted(two, plan(first, *reversed(two.nodes), running=RunningProcesses(two, first.ports)))
     running = plan(first, *hosts(8))
     new = next_plan(running, first, second)
     assert places(new) == {name: place for name, place in places(running).items() if name != "prefill-1"}

@@ -9,8 +9,8 @@ import pytest
 from pdserve.errors import PreflightError
 from pdserve.plan.model import Plan
 from pdserve.preflight.agreement import (
-    Asked,
-    Chosen,
+    AddressQuery,
+    ChosenAddress,
     NetworkSettings,
     Skew,
     choose,
@@ -21,7 +21,7 @@ from pdserve.preflight.agreement import (
     find_unnamed_network,
 )
 from pdserve.preflight.facts import NodeFacts
-from pdserve.preflight.finding import Finding, strange
+from pdserve.preflight.finding import Finding, summarize_warnings
 from pdserve.preflight.links import Interface
 from pdserve.recipe.sections import Network
 from tests.plan import kit
@@ -43,8 +43,8 @@ ETH0, ETH1, IB0 = (Network(interface=name) for name in ("eth0", "eth1", "ib0"))
 
 def chosen(
     network: NetworkSettings | None = None, configured: str | None = None, others: tuple[str, ...] = ("b", "c")
-) -> Chosen:
-    return choose(Asked("a", configured, "", others), THERE, network)
+) -> ChosenAddress:
+    return choose(AddressQuery("a", configured, "", others), THERE, network)
 
 
 @each_row("network, configured, others, address, on", [
@@ -95,8 +95,8 @@ def test_a_route_that_does_not_decide(others: tuple[str, ...], message: str) -> 
     assert "network" in str(raised.value.todo)
 
 
-def asked(node: str, configured: str | None = None, others: tuple[str, ...] = ()) -> Asked:
-    return Asked(node, configured, f"hosts.{ord(node) - ord('a')}", others)
+def asked(node: str, configured: str | None = None, others: tuple[str, ...] = ()) -> AddressQuery:
+    return AddressQuery(node, configured, f"hosts.{ord(node) - ord('a')}", others)
 
 
 HOSTS = {
@@ -106,7 +106,7 @@ HOSTS = {
 }
 
 
-def refused(*nodes: Asked, network: NetworkSettings | None = None) -> PreflightError:
+def refused(*nodes: AddressQuery, network: NetworkSettings | None = None) -> PreflightError:
     lines = {"hosts.0.address": "cluster.yaml:3", "hosts.1.address": "cluster.yaml:5"}
     with pytest.raises(PreflightError) as raised:
         choose_all(nodes, HOSTS, network, lines.get)
@@ -151,8 +151,8 @@ def test_nodes_without_an_address_are_reported_once_with_every_way_to_one() -> N
     assert "/etc/hosts or DNS" in str(routeless.todo)
 
 
-def at(address: str, prefix: int | None = 24) -> Chosen:
-    return Chosen(address, "eth0", prefix, "")
+def at(address: str, prefix: int | None = 24) -> ChosenAddress:
+    return ChosenAddress(address, "eth0", prefix, "")
 
 
 @each_row("addresses, same_subnet, expected", [
@@ -163,7 +163,7 @@ def at(address: str, prefix: int | None = 24) -> Chosen:
     ([at("10.1.0.1"), at("10.2.0.1")], True, [("all nodes", "failed", "10.1.0.0/24: a; 10.2.0.0/24: b")]),
     ([at("10.1.0.1"), at("10.2.0.1")], False, [("all nodes", "warning", "10.1.0.0/24: a; 10.2.0.0/24: b")]),
 ])  # fmt: skip
-def test_addresses_must_fit(addresses: list[Chosen], same_subnet: bool, expected: list[tuple[str, ...]]) -> None:
+def test_addresses_must_fit(addresses: list[ChosenAddress], same_subnet: bool, expected: list[tuple[str, ...]]) -> None:
     found = find_addresses(dict(zip("ab", addresses, strict=False)), same_subnet=same_subnet)
     assert [(finding.node, finding.status, finding.value) for finding in found] == expected
 
@@ -178,7 +178,7 @@ def rail(number: int, *, up: bool = True) -> Interface:
 
 def unnamed(*there: NodeFacts, named: bool = False) -> list[Finding]:
     every = {f"node{i}": its for i, its in enumerate(there, 1)}
-    addresses = {name: Chosen(f"10.1.0.{i}", "eth0", 24, "by the route") for i, name in enumerate(every, 1)}
+    addresses = {name: ChosenAddress(f"10.1.0.{i}", "eth0", 24, "by the route") for i, name in enumerate(every, 1)}
     return find_unnamed_network(addresses, every, named=named)
 
 
@@ -273,7 +273,7 @@ def test_versions_that_differ_or_are_lacking(changes: dict[str, Any], expected: 
 def test_of_a_version_outside_of_what_is_known_one_up_warns_once() -> None:
     there = nodes_with(**{node.name: versions(vllm="0.99.0") for node in NODES})
     wanted = kit.plan(kit.recipe(), *NODES, versions=there["host0"].versions)
-    warnings = [*wanted.warnings, *strange(compare(wanted, there))]
+    warnings = [*wanted.warnings, *summarize_warnings(compare(wanted, there))]
     assert len([text for text in warnings if "0.99.0" in text]) == 1
 
 

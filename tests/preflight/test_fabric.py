@@ -12,7 +12,6 @@ import pytest
 from pdserve.preflight import transfer
 from pdserve.preflight.fabric import (
     Wish,
-    by_rails,
     find_untried,
     judge_end,
     judge_path,
@@ -20,11 +19,12 @@ from pdserve.preflight.fabric import (
     judge_untried,
     paths,
     rounds,
+    split_by_rail,
     try_fabric,
 )
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.node_probe import HasSent, Question, Send, Wait, Waits
-from pdserve.preflight.transfer import End, EndFailure, FabricPath, Link, Sent, Waiting, WaitingEnd, send
+from pdserve.preflight.transfer import End, EndFailure, FabricPath, Link, OpenEnd, TransferOutcome, WaitingEnd, send
 from tests.launch.deployment import free_ports
 from tests.plan import kit
 from tests.tables import each_row
@@ -61,12 +61,14 @@ def receiver(mtu: int = 1500, gbps: float | None = None) -> WaitingEnd:
     return WaitingEnd(session_port=15002, pointer=1, ports=(15002, 15075), link=link)
 
 
-def wrote(size: int, seconds: float, **more: object) -> Sent:
+def wrote(size: int, seconds: float, **more: object) -> TransferOutcome:
     values = {"timings": ((4096, 0.001), (size, seconds)), "link": Link(name="eth0", mtu=1500), **more}
-    return Sent.model_validate(values)
+    return TransferOutcome.model_validate(values)
 
 
-def judged(sent: Sent, *, min_gbps: float | None = None, protocol: str = "tcp", mtu: int = 1500) -> list[Finding]:
+def judged(
+    sent: TransferOutcome, *, min_gbps: float | None = None, protocol: str = "tcp", mtu: int = 1500
+) -> list[Finding]:
     return judge_path(path(protocol=protocol), receiver(mtu), sent, min_gbps=min_gbps)
 
 
@@ -129,7 +131,7 @@ def test_no_node_sends_twice_or_receives_twice_in_a_round() -> None:
 
 
 def rails(ours: str, theirs: str) -> list[FabricPath]:
-    return by_rails([FabricPath(source=end("a", "rdma", devices=ours), target=end("b", "rdma", devices=theirs))])
+    return split_by_rail([FabricPath(source=end("a", "rdma", devices=ours), target=end("b", "rdma", devices=theirs))])
 
 
 def test_each_device_that_both_ends_name_is_a_rail() -> None:
@@ -143,7 +145,7 @@ def test_each_device_that_both_ends_name_is_a_rail() -> None:
 @each_row("rate, slow", [(0.49, True), (0.51, False)])
 def test_a_rail_at_less_than_half_the_rate_of_the_fastest_is_named(rate: float, slow: bool) -> None:
     fast, other = rails("mlx5_0,mlx5_1", "mlx5_0,mlx5_1")
-    failed = Sent(failure=EndFailure(step="transfer", error="returned -1"))
+    failed = TransferOutcome(failure=EndFailure(step="transfer", error="returned -1"))
     found = judge_rails([(fast, wrote(125 * 10**6, 0.1)), (other, wrote(125 * 10**6, 0.1 / rate)), (other, failed)])
     assert [finding.status for finding in found] == (["warning"] if slow else [])
     if slow:
@@ -189,7 +191,9 @@ def test_the_rate_is_that_of_the_largest_write_and_less_than_was_asked_for_fails
 
 @each_row("protocol, port, fix", [("tcp", 15075, "open TCP 15075 on b"), ("ucx", 40001, "UCX_TCP_PORT_RANGE")])
 def test_ports_that_are_dropped_are_named_and_the_others_are_not(protocol: str, port: int, fix: str) -> None:
-    [finding] = judged(Sent(unreachable=((port, "no answer within 2 s", "a firewall drops it"),)), protocol=protocol)
+    [finding] = judged(
+        TransferOutcome(unreachable=((port, "no answer within 2 s", "a firewall drops it"),)), protocol=protocol
+    )
     assert finding.value == f"a -> b at 127.0.0.1, port {port}: no answer within 2 s"
     assert fix in str(finding.fix)
     assert finding.evidence == (f"port {port}: no answer within 2 s; a firewall drops it",)
@@ -228,7 +232,9 @@ def test_each_step_has_its_cause_and_its_fix(
     step: str, protocol: str, platform: str, memlock: int | None, line: str, cause: str, fix: str
 ) -> None:
     failure = EndFailure(step=step, error="returned -1", memlock=memlock, output=(line,))
-    [of_path] = judge_path(path(protocol=protocol, platform=platform), receiver(), Sent(failure=failure), min_gbps=None)
+    [of_path] = judge_path(
+        path(protocol=protocol, platform=platform), receiver(), TransferOutcome(failure=failure), min_gbps=None
+    )
     of_end = judge_end(end("a", protocol, platform=platform), failure)
     for finding in (of_path, of_end):
         assert finding.status == "failed"
@@ -277,7 +283,7 @@ def interpreter(folder: Path, script: str) -> str:
 
 
 def begun(python: str) -> WaitingEnd | EndFailure:
-    waiting = Waiting(end("b"), python, is_read=False)
+    waiting = OpenEnd(end("b"), python, is_read=False)
     try:
         return waiting.begin()
     finally:
@@ -334,7 +340,7 @@ class TransferEngine:
 """A stand-in for Mooncake, to hang or to write what is wrong."""
 
 
-def sent_by(folder: Path, write: str) -> Sent:
+def sent_by(folder: Path, write: str) -> TransferOutcome:
     package = folder / "mooncake"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -351,7 +357,7 @@ def test_what_was_written_is_read_back_and_compared(tmp_path: Path, write: str, 
 
 
 def test_without_a_device_nothing_is_blamed() -> None:
-    failed = Sent(failure=EndFailure(step="device", error="No HIP GPUs are available"))
+    failed = TransferOutcome(failure=EndFailure(step="device", error="No HIP GPUs are available"))
     [finding] = judge_path(path(platform="rocm"), receiver(), failed, min_gbps=None)
     assert finding.status == "unknown"
 

@@ -12,7 +12,7 @@ import pytest
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node
 from pdserve.preflight.facts import gather
-from pdserve.preflight.finding import Finding, failed
+from pdserve.preflight.finding import Finding, failures
 from pdserve.preflight.node_checks import check_node, find_run_dir, remove_mark, write_mark
 from pdserve.preflight.resources import given_back
 from pdserve.system.host import MemoryFacts
@@ -51,8 +51,8 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     wanted = plan(tmp_path, kit.with_lmcache(l1_size_gb=900_000), python="/no/such/python")
     (tmp_path / "config.json").unlink()
     findings = check_node(wanted, "here", facts=gather(platform="cpu"))
-    assert {finding.check for finding in failed(findings)} == {"program", "model", "memory"}
-    assert all(finding.fix for finding in failed(findings))
+    assert {finding.check for finding in failures(findings)} == {"program", "model", "memory"}
+    assert all(finding.fix for finding in failures(findings))
 
 
 @pytest.mark.process
@@ -81,9 +81,9 @@ def test_memory_of_what_is_replaced_counts_as_free(tmp_path: Path) -> None:
     assert (finding.status, finding.value) == ("ok", "300.0 GiB can be used")
     assert finding.need == "200.0 GiB for LMCache's L1 (200.0 GiB of what is replaced counted as free)"
     findings = replacing(small, large)
-    assert [finding.check for finding in failed(findings)] == ["memory", "shm"], "no more than the smaller one leaves"
+    assert [finding.check for finding in failures(findings)] == ["memory", "shm"], "no more than the smaller one leaves"
     assert only(findings, "memory").where == "lmcache.l1_size_gb"
-    assert not failed(replacing(large, small))
+    assert not failures(replacing(large, small))
 
 
 @pytest.mark.process

@@ -10,7 +10,7 @@ import pytest
 
 from pdserve.plan.model import Plan
 from pdserve.preflight.engine_packages import find_patches
-from pdserve.preflight.finding import Finding, failed
+from pdserve.preflight.finding import Finding, failures
 from tests.launch.deployment import REPOSITORY, pdserve, recipe
 from tests.plan import kit
 from tests.preflight.kit import here, only
@@ -65,7 +65,7 @@ def test_code_that_no_test_has_seen(newer: str) -> None:
     assert str(refused.fix).endswith("allow_unknown_upstream: [stale-completions]")
     assert left_out.value.startswith("mooncake-pulls would be left out, and a decode request whose client")
     allowed = {"allow_unknown_upstream": ["stale-completions"]}
-    assert not failed(patch_findings(here(kit.with_lmcache(), changed, allowed)))
+    assert not failures(patch_findings(here(kit.with_lmcache(), changed, allowed)))
 
 
 def test_up_refuses_within_seconds_what_its_engines_would_refuse(

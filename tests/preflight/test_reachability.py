@@ -17,7 +17,7 @@ from pdserve.preflight.finding import Finding
 from pdserve.preflight.reachability import (
     DEADLINE_SECONDS,
     CrossNodePort,
-    Listening,
+    ListenOutcome,
     connect,
     cross_node_ports,
     listen,
@@ -111,7 +111,7 @@ def test_both_ends() -> None:
     targets = [target(first), target(second), target(first, node="c", address="127.0.0.3")]
     with listen("b", targets) as b, listen("c", targets) as c:
         findings = connected(targets)
-    assert b == Listening((("127.0.0.2", first), ("127.0.0.2", second)), ())
+    assert b == ListenOutcome((("127.0.0.2", first), ("127.0.0.2", second)), ())
     assert c.bound == (("127.0.0.3", first),)
     assert [(finding.node, finding.check, finding.status) for finding in findings] == [("a", "reach", "ok")] * 2
     assert findings[0].need == "a connects to b (127.0.0.2) on 2 port(s)"

@@ -427,7 +427,7 @@ def proxy_config(**fields: Any) -> ProxyConfig:
 def registry_of(protocol: Protocol, *workers: WorkerConfig, **config: Any) -> Registry:
     """Return what a proxy of one process knows of these workers."""
     wanted = proxy_config(protocol=protocol, workers=[worker.model_dump() for worker in workers], **config)
-    return Registry(wanted, LoadBoard(shared_numbers.private(LoadBoard.cells(1))))
+    return Registry(wanted, LoadBoard(shared_numbers.private_numbers(LoadBoard.cells(1))))
 
 
 def over_socket(path: Path | str, **headers: str) -> httpx.Client:

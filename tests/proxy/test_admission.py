@@ -36,7 +36,7 @@ def no_worker() -> ApiError:
 
 def gate(pool: list[Worker] | None = None, numbers: Numbers | None = None, **limits: Any) -> AdmissionGate:
     workers = pool or [Worker()]
-    numbers = numbers or shared_numbers.private(CELLS_PER_PROCESS)
+    numbers = numbers or shared_numbers.private_numbers(CELLS_PER_PROCESS)
     return AdmissionGate("decode", PoolLimits(**limits), lambda: workers, numbers, no_worker)
 
 
@@ -312,7 +312,7 @@ def gate_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gates:
     path.touch()
 
     def make(process: int, *workers: Worker, **limits: Any) -> AdmissionGate:
-        numbers = shared_numbers.shared(path, CELLS_PER_PROCESS * 2, process=process, processes=2)
+        numbers = shared_numbers.shared_numbers(path, CELLS_PER_PROCESS * 2, process=process, processes=2)
         return gate(list(workers), numbers, **limits)
 
     return make
@@ -444,7 +444,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Process:
 
     def made(index: int) -> Slots:
         size = LoadBoard.cells(PROCESSES)
-        board = LoadBoard(shared_numbers.shared(path, size, process=index, processes=PROCESSES))
+        board = LoadBoard(shared_numbers.shared_numbers(path, size, process=index, processes=PROCESSES))
         return Slots(board.worker("prefill-0"), 3)
 
     return made

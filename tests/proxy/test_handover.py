@@ -37,7 +37,7 @@ def handed_over(inheritance: Inheritance, monkeypatch: pytest.MonkeyPatch) -> In
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
     handover.hand_over(inheritance, ())
     monkeypatch.setenv("PDSERVE_PROXY_SUCCESSION", began["PDSERVE_PROXY_SUCCESSION"])
-    return handover.taken()
+    return handover.take_inheritance()
 
 
 def inheritance(shared: SharedFiles | None = None, beats: int | None = None) -> Inheritance:
@@ -52,7 +52,7 @@ def test_all_that_is_handed_over_is_taken_and_stays_in_this_process(file: int, m
         assert not any(os.get_inheritable(end) for heir in known.children for end in (heir.control, heir.asks, file))
         for end in (known.children[0].control, known.children[0].asks):
             os.close(end)
-    assert handover.taken() is None
+    assert handover.take_inheritance() is None
 
 
 def test_a_program_of_another_format_is_not_handed_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

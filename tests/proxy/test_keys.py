@@ -305,7 +305,7 @@ def test_what_is_no_file_leaves_the_old_keys_in_force(deployment: Deployment, tm
 
 
 def quotas(clock: Callable[[], float] = lambda: 1000.0) -> Quotas:
-    return Quotas(shared_numbers.private(cells_needed(1)), clock)
+    return Quotas(shared_numbers.private_numbers(cells_needed(1)), clock)
 
 
 def key(name: str = "a", **limits: int) -> ApiKey:
@@ -370,7 +370,7 @@ def test_processes_share_the_counts(tmp_path: Path) -> None:
     path.touch()
 
     def process(index: int) -> Quotas:
-        return Quotas(shared_numbers.shared(path, cells_needed(2), process=index, processes=2), lambda: 1000.0)
+        return Quotas(shared_numbers.shared_numbers(path, cells_needed(2), process=index, processes=2), lambda: 1000.0)
 
     first, second = process(0), process(1)
     who = key(max_requests=2, requests_per_minute=3)

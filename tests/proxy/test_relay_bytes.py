@@ -24,7 +24,7 @@ from pdserve.pd.http.front import ClientLimits, Front, Request
 from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.http.upstream import UpstreamConnection as Upstream
 from pdserve.pd.relay.client import Client
-from pdserve.pd.relay.leg import Leg, never
+from pdserve.pd.relay.leg import Leg, ignore_poke
 from pdserve.pd.requests.dialects import CHAT, MESSAGES
 from tests.proxy.deployment import registry_of
 from tests.proxy.raw import (
@@ -150,7 +150,7 @@ async def relayed(pieces: Sequence[bytes], *, http10: bool = False, cached: int 
     reply = HttpReply(front, keep_alive=True, head_only=False, http10=http10)
     client = Client(reply, "id", CHAT)
     client.cached_tokens = cached
-    leg = Leg(worker, b"", b"", never)
+    leg = Leg(worker, b"", b"", ignore_poke)
     relaying = False
     for piece in pieces:
         upstream.data_received(piece)

@@ -22,7 +22,7 @@ from pdserve.pd.limits.admission import CELLS_PER_PROCESS, AdmissionGate
 from pdserve.pd.config.settings import PoolLimits
 class Worker:
     kv_usage = 0.0
-numbers = shared_numbers.shared(Path(sys.argv[1]), 3 * CELLS_PER_PROCESS, process=int(sys.argv[2]), processes=3)
+numbers = shared_numbers.shared_numbers(Path(sys.argv[1]), 3 * CELLS_PER_PROCESS, process=int(sys.argv[2]), processes=3)
 limits = PoolLimits(max_requests=4, max_prompt_tokens_in_flight=50)
 gate = AdmissionGate("decode", limits, lambda: [Worker()], numbers, AssertionError)
 inside, entered, refused = [], 0, 0
@@ -60,7 +60,7 @@ PROCESSES = 2
 def numbers(folder: Path, process: int) -> Numbers:
     path = folder / "numbers"
     path.touch()
-    return shared_numbers.shared(path, LoadBoard.cells(PROCESSES), process=process, processes=PROCESSES)
+    return shared_numbers.shared_numbers(path, LoadBoard.cells(PROCESSES), process=process, processes=PROCESSES)
 
 
 def test_a_late_process_counts_on_the_same_rows(tmp_path: Path) -> None:

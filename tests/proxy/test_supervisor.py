@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 SCRIPTS = """
 import itertools, os, signal, sys, time
 from pdserve.pd.processes import heartbeat, pauses, supervisor
-from pdserve.pd.processes.child import Configured
+from pdserve.pd.processes.child import MemberConfiguration
 from pdserve.pd.processes.heartbeat import Beats
 """
 
@@ -50,7 +50,7 @@ def member(index, lines, asks):
     return 0
 
 setattr(os, moment, signalled)
-sys.exit(supervisor.Processes(3, member, None, Configured(b"")).run())
+sys.exit(supervisor.Processes(3, member, None, MemberConfiguration(b"")).run())
 """
 
 JUDGED = """
@@ -101,7 +101,7 @@ if how == "begins":
     heartbeat.BEAT_SECONDS, heartbeat.HUNG_SECONDS, beats = 0.001, 0.0, Beats.create(1)
 if how == "hangs":
     heartbeat.BEAT_SECONDS, beats = 0.001, Beats.create(1)
-code = supervisor.Processes(1, member, None, Configured(b""), beats=beats).run()
+code = supervisor.Processes(1, member, None, MemberConfiguration(b""), beats=beats).run()
 print(code, len(forks))
 """
 

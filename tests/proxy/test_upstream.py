@@ -19,7 +19,7 @@ from pdserve.pd.http import delayed_acks
 from pdserve.pd.http.fetch import fetch
 from pdserve.pd.http.upstream import Pool, Sink, UpstreamConnection
 from pdserve.pd.protocols.engine_ids import EngineIds
-from pdserve.pd.relay.leg import UNREAD_SECONDS, Leg, never
+from pdserve.pd.relay.leg import UNREAD_SECONDS, Leg, ignore_poke
 from pdserve.pd.workers.registry import Registry, Worker
 from tests.proxy.deployment import registry_of
 from tests.proxy.raw import ANSWER as RAW_ANSWER
@@ -133,7 +133,7 @@ async def test_a_pool_that_is_closed_fails_who_waits_for_an_answer() -> None:
 
 
 def test_pieces_of_a_stream_are_acknowledged_later_and_a_connection_that_was_closed_is_left_alone() -> None:
-    assert [reads for reads in range(1, 150) if delayed_acks.due(reads)] == [8, 72, 136]
+    assert [reads for reads in range(1, 150) if delayed_acks.is_option_due(reads)] == [8, 72, 136]
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
         delayed_acks.delay(asyncio.BaseTransport(extra={"socket": connection}))
         assert not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
@@ -234,7 +234,7 @@ async def test_what_must_not_be_used_any_more_is_not_sent_again() -> None:
     received: list[bytes] = []
     async with worker_of(received) as worker:
         lost = kept(worker)
-        leg = Leg(worker, b"head", b"body", never, usable_until=worker.pool.now())
+        leg = Leg(worker, b"head", b"body", ignore_poke, usable_until=worker.pool.now())
         lost.connection_lost(None)
         assert leg.failure is not None
         assert (leg.failure.retry, leg.reached) == (True, True)

@@ -102,7 +102,7 @@ def status_of_all() -> tuple[int, Any]:
 def member(tiny: Deployment, name: str, title: str) -> ProcessId:
     """A process inside an engine, by what vLLM calls it."""
     root = tiny.id_of(name)
-    pids = [pid for pid in procfs.descendants(root.pid) if procfs.title(pid).startswith(title)]
+    pids = [pid for pid in procfs.descendants(root.pid) if procfs.process_title(pid).startswith(title)]
     assert len(pids) == 1, pids
     identity = procfs.identify(pids[0])
     assert identity is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdserve.plan.build import build_plan, nodes_for
-from pdserve.sizing import Given, Sizing, size_recipe
+from pdserve.sizing import Sizing, SizingOptions, size_recipe
 from tests.plan.kit import VERSIONS, recipe
 
 CONFIG: dict[str, Any] = {
@@ -24,7 +24,7 @@ def sizing(*changes: dict[str, Any], config: dict[str, Any] | None = None, **giv
     """Of 1P1D on a CPU with 1 GiB of KV each, and the changes."""
     made = recipe(KV_OF_A_GIB, *changes)
     plan = build_plan(made, nodes_for(made), run_dir=".", run_id="r", versions=VERSIONS)
-    return size_recipe(made, plan, config or CONFIG, None, 0, Given(**given))
+    return size_recipe(made, plan, config or CONFIG, None, 0, SizingOptions(**given))
 
 
 def where(made: Sizing) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from pdserve.errors import RecipeError
 from pdserve.models.config_json import UnknownModelError
 from pdserve.models.weights import Tensor
 from pdserve.plan.build import build_plan, nodes_for
-from pdserve.sizing import BESIDE_KV_GIB, GIB, Given, Sizing, Span, quantized_bits, size_recipe
+from pdserve.sizing import BESIDE_KV_GIB, GIB, Sizing, SizingOptions, Span, quantized_bits, size_recipe
 from tests.plan.kit import NIXL, VERSIONS, on_gpus, recipe, with_lmcache
 from tests.sizing.kit import CONFIG, HYBRID, sizing, where
 from tests.tables import each_row
@@ -27,7 +27,7 @@ def test_memory_of_a_device_gives_a_range() -> None:
     made = recipe(on_gpus(), {"engine": {"args": {"gpu-memory-utilization": 0.5}}})
     plan = build_plan(made, nodes_for(made), run_dir=".", run_id="r", versions=VERSIONS)
     weights = (Tensor("model.embed_tokens.weight", "BF16", (1 << 20, 512)),)
-    prefill = size_recipe(made, plan, CONFIG, weights, 0, Given(device_gib=80)).roles[0]
+    prefill = size_recipe(made, plan, CONFIG, weights, 0, SizingOptions(device_gib=80)).roles[0]
     assert prefill.weights_bytes is not None
     assert prefill.weights_bytes.exact
     assert prefill.kv_bytes is not None
@@ -133,7 +133,7 @@ def test_recurrent_state_is_sent_once_whatever_the_prompt() -> None:
 def test_the_start_is_read_once_for_a_node() -> None:
     made = recipe()
     plan = build_plan(made, nodes_for(made), run_dir=".", run_id="r", versions=VERSIONS)
-    start = size_recipe(made, plan, CONFIG, None, 10_000_000_000, Given(disk_gb=2)).start
+    start = size_recipe(made, plan, CONFIG, None, 10_000_000_000, SizingOptions(disk_gb=2)).start
     assert start is not None
     assert start.read_seconds == 5
     assert start.engine_seconds.low < start.engine_seconds.high
@@ -171,7 +171,7 @@ WEIGHTS = (
 def sized(device_gib: float = 80, config: dict[str, Any] | None = None, **args: Any) -> Sizing:
     made = recipe(on_gpus(), {"engine": {"args": args}})
     plan = build_plan(made, nodes_for(made), run_dir=".", run_id="r", versions=VERSIONS)
-    return size_recipe(made, plan, config or CONFIG, WEIGHTS, 0, Given(device_gib=device_gib))
+    return size_recipe(made, plan, config or CONFIG, WEIGHTS, 0, SizingOptions(device_gib=device_gib))
 
 
 @each_row("method, low", [("fp8", 6), ("nvfp4_per_token", 3.5)])

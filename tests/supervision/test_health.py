@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from pdserve.health import ProbeAnswer, Prober, Waited, wait_ready
+from pdserve.health import ProbeAnswer, Prober, WaitOutcome, wait_ready
 from pdserve.plan.process import HttpProbe, LmcacheProbe
 
 NO, YES = ProbeAnswer(False, "not yet"), ProbeAnswer(True, "200")
@@ -17,7 +17,7 @@ NO, YES = ProbeAnswer(False, "not yet"), ProbeAnswer(True, "200")
 
 async def waited(
     *given: ProbeAnswer, seconds: float = 10, step: float = 0.0, death: str = "", dies_at: int = -1
-) -> Waited[str]:
+) -> WaitOutcome[str]:
     """A wait whose probe has these answers, the last of them for ever; each takes `step` seconds."""
     tries = 0
     dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()

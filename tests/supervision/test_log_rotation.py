@@ -14,7 +14,7 @@ import pytest
 
 from pdserve.logs import rotation
 from pdserve.logs.lines import GrowingLog, end_of
-from pdserve.logs.rotation import earlier
+from pdserve.logs.rotation import rotated_log
 from pdserve.node import supervised
 from pdserve.plan.process import Process
 from pdserve.reach.protocol import Died, LogCut, Started
@@ -56,18 +56,18 @@ async def test_a_log_is_cut_while_its_writer_writes_and_the_oldest_are_dropped(t
 
     async with watched(writer(max_mib=1, keep=2), tmp_path) as under_test:
         started = await under_test.expect(Started)
-        await until(earlier(log, 2).exists)
+        await until(rotated_log(log, 2).exists)
         inode = log.stat().st_ino
-        latest = earlier(log).stat().st_ino
-        await until(lambda: earlier(log).stat().st_ino != latest)  # once more, so that one is dropped
+        latest = rotated_log(log).stat().st_ino
+        await until(lambda: rotated_log(log).stat().st_ino != latest)  # once more, so that one is dropped
         assert log.stat().st_ino == inode, "the file that the child has open"
         assert send(started.id, signal.SIGKILL)
         died = await under_test.expect(Died)
         # What it has written last may be cut once more. Whoever stopped in the middle of that would find a half.
-        await until(lambda: log.stat().st_size <= 1 << 20 and not earlier(log, 0).exists())
-    assert not earlier(log, 3).exists()
-    assert not earlier(log, 0).exists()
-    files = [file.read_bytes() for file in (earlier(log, 2), earlier(log), log)]
+        await until(lambda: log.stat().st_size <= 1 << 20 and not rotated_log(log, 0).exists())
+    assert not rotated_log(log, 3).exists()
+    assert not rotated_log(log, 0).exists()
+    files = [file.read_bytes() for file in (rotated_log(log, 2), rotated_log(log), log)]
     seen = [number for data in files for number in numbers(data)]
     assert seen == sorted(set(seen)), "nothing twice, nothing out of order"
     # A KILL can end a write between two pages, so the last line may be torn: numbers() does not count such a line.
@@ -88,8 +88,8 @@ class FullDisk(io.StringIO):
 async def cut_once_it_can_be(log: Path, stderr: FullDisk) -> None:
     """Returns when it was. At first a folder stands where its copy begins."""
     await until(lambda: stderr.tried)
-    earlier(log, 0).rmdir()
-    await until(earlier(log).exists)
+    rotated_log(log, 0).rmdir()
+    await until(rotated_log(log).exists)
 
 
 @pytest.mark.process
@@ -98,7 +98,7 @@ async def test_a_log_that_cannot_be_cut_is_tried_again(tmp_path: Path, monkeypat
     monkeypatch.setattr(sys, "stderr", stderr := FullDisk())
     monkeypatch.setattr(supervised, "_CUT_AGAIN_SECONDS", 0.01)
     log = tmp_path / "logs" / "decode-0@here.log"
-    earlier(log, 0).mkdir(parents=True)
+    rotated_log(log, 0).mkdir(parents=True)
 
     async with watched(writer(max_mib=1, keep=1), tmp_path):
         await cut_once_it_can_be(log, stderr)
@@ -110,7 +110,7 @@ async def test_so_is_one_of_our_own_processes(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(rotation, "_AGAIN_SECONDS", 0.01)
     log = tmp_path / "launcher.log"
     log.write_text("line\n" * (300 << 10))
-    earlier(log, 0).mkdir()
+    rotated_log(log, 0).mkdir()
 
     keeping = asyncio.create_task(rotation.keep_bounded(tmp_path, lambda: Logs(max_mib=1, keep=1)))
     await cut_once_it_can_be(log, stderr)
@@ -143,7 +143,7 @@ def test_what_came_during_the_copy_is_kept(tmp_path: Path) -> None:
     with log.open("a") as stream:
         stream.write("meanwhile\n")
     rotation.finish(log, 2)
-    assert (earlier(log).read_text(), log.read_text()) == ("before\nmeanwhile\n", "")
+    assert (rotated_log(log).read_text(), log.read_text()) == ("before\nmeanwhile\n", "")
 
 
 def test_logs_of_our_own_processes_are_cut_and_those_that_an_agent_cuts_are_left_to_it(tmp_path: Path) -> None:
@@ -154,16 +154,16 @@ def test_logs_of_our_own_processes_are_cut_and_those_that_an_agent_cuts_are_left
     (tmp_path / "agent@small.log").write_text("line\n")
     asyncio.run(rotation.cut_large(tmp_path, Logs(max_mib=1, keep=1)))
     for name in ours:
-        assert ((tmp_path / name).read_text(), earlier(tmp_path / name).read_text()) == ("", large)
+        assert ((tmp_path / name).read_text(), rotated_log(tmp_path / name).read_text()) == ("", large)
     assert (tmp_path / theirs).read_text() == large
     assert (tmp_path / "agent@small.log").read_text() == "line\n"
     (tmp_path / "launcher.log").write_text(large)
     asyncio.run(rotation.cut_large(tmp_path, Logs(max_mib=0)))
     assert (tmp_path / "launcher.log").read_text() == large, "0: never"
-    earlier(tmp_path / "launcher.log").unlink()
+    rotated_log(tmp_path / "launcher.log").unlink()
     asyncio.run(rotation.cut_large(tmp_path, Logs(max_mib=1, keep=0)))
     assert (tmp_path / "launcher.log").read_text() == ""
-    assert not earlier(tmp_path / "launcher.log").exists(), "no copy is kept"
+    assert not rotated_log(tmp_path / "launcher.log").exists(), "no copy is kept"
 
 
 def test_the_end_of_a_log_that_was_just_cut_is_found_on_both_sides(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_follower_goes_on_where_a_log_was_cut_in_place(tmp_path: Path, read: i
     growing = GrowingLog(log, 0)
     assert all_of(growing) == lines[:read]
     log.write_text("".join(line + "\n" for line in lines))
-    earlier(log).write_text("of a cut before\n" * (1 << 18))
+    rotated_log(log).write_text("of a cut before\n" * (1 << 18))
     lost = rotation.cut_in_place(log, log.stat().st_size // 2)
     lines_read = all_of(growing)
     first = lost.lost // 1009

@@ -152,7 +152,7 @@ async def test_a_reader_that_pauses_gets_the_newest_states(monkeypatch: pytest.M
     told = asyncio.Queue[bool]()
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        newest = pipe_writer.Newest(ours.fileno(), told.put_nowait)
+        newest = pipe_writer.NewestLines(ours.fileno(), told.put_nowait)
         for number in range(5_000):
             for worker in ("prefill-0", "decode-0"):
                 newest.write(worker, f"{worker} {number:0100}\n".encode())

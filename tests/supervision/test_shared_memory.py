@@ -23,7 +23,7 @@ from pdserve.run.state import NodeState
 from pdserve.system import procfs
 from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
-from pdserve.system.shared_memory import ShmLedger, existing
+from pdserve.system.shared_memory import ShmLedger, segment_marks
 from tests.launch.records import HERE, identity_of, recorded_state
 from tests.supervision.agents import agent, planned, until, until_gone
 
@@ -110,7 +110,7 @@ def forget(name: str) -> None:
 
 
 def exists(name: str) -> bool:
-    return name in existing()
+    return name in segment_marks()
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def _pids_of_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> ShmLedger:
-    return ShmLedger(tmp_path / "shm.json", strangers=existing())
+    return ShmLedger(tmp_path / "shm.json", strangers=segment_marks())
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_a_pid_that_is_a_strangers_by_now_proves_nothing(
 ) -> None:
     """A process of ours had its number until a minute before the segment was made; had it lived on, it were ours."""
     file, now = tmp_path / "shm.json", time.time()
-    ShmLedger(file, strangers=existing()).save()
+    ShmLedger(file, strangers=segment_marks()).save()
     life = [stranger.pid, stranger.id.start_ticks - 1, now - 600, now + ended]
     file.write_text(json.dumps({**json.loads(file.read_text()), "lives": [life]}))
     name = stranger.make(kind)
@@ -252,7 +252,7 @@ def test_what_a_thread_calls_itself_hides_no_process() -> None:
         identity = identity_of(renamed.pid)
         assert identity.alive()
         assert procfs.owner(renamed.pid) == os.getuid()
-        assert procfs.title(renamed.pid) == "\N{REPLACEMENT CHARACTER} (x"
+        assert procfs.process_title(renamed.pid) == "\N{REPLACEMENT CHARACTER} (x"
         renamed.kill()
 
 

@@ -15,8 +15,8 @@ import pytest
 from pdserve.node.agent import Agent
 from pdserve.reach.protocol import Died, Gone, Progress, Pulse, Push, Start, Started, Stopped
 from pdserve.system import process as system
-from pdserve.system.cgroup import Made
-from pdserve.system.shared_memory import ShmLedger, existing
+from pdserve.system.cgroup import CgroupOutcome
+from pdserve.system.shared_memory import ShmLedger, segment_marks
 from tests.supervision.agents import NEVER_READY, TOKEN, EventT, linked, planned
 
 MEGABYTE = 1024 * 1024
@@ -26,8 +26,8 @@ class AgentHere(Agent):
     """An agent in this process. What it reports stays here too."""
 
     def __init__(self, folder: Path) -> None:
-        ledger = ShmLedger(folder / "shm.json", strangers=existing())
-        super().__init__(node="here", run_dir=folder, run_id="run-1", ledger=ledger, cgroups=Made(None))
+        ledger = ShmLedger(folder / "shm.json", strangers=segment_marks())
+        super().__init__(node="here", run_dir=folder, run_id="run-1", ledger=ledger, cgroups=CgroupOutcome(None))
         self.said: list[object] = []
 
     def _emit(self, event: Any) -> None:

@@ -24,7 +24,7 @@ from pdserve.sweep.record import (
     task_of,
     write_array,
 )
-from pdserve.sweep.resolve import only, resolve
+from pdserve.sweep.resolve import resolve, select_deployment
 from pdserve.sweep.slurm import check_none_runs, list_unfinished, scripts, submit_arrays
 from tests.sweep.array_golden import FILE, array_script, member
 from tests.sweep.kit import CROSS, RECIPE, SWEEP, planned, record
@@ -78,11 +78,11 @@ def test_a_task_runs_the_deployment_of_its_number(tmp_path: Path, number: str | 
 def test_a_deployment_alone_has_a_name_of_its_own_and_the_points_of_the_sweep(tmp_path: Path) -> None:
     made = planned(tmp_path)
     (first, its_points), _ = by_deployment(made.points)
-    part = only(made, first.digest, {})
+    part = select_deployment(made, first.digest, {})
     assert part.name == f"small-{first.digest[:6]}"
     assert [point.id for point in part.points] == [point.id for point in its_points]
     with pytest.raises(RecipeError, match="no such deployment"):
-        only(made, "0" * 12, {})
+        select_deployment(made, "0" * 12, {})
 
 
 def test_a_job_in_the_name_of_a_recipe_is_none_in_that_of_the_folder(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_job_in_the_name_of_a_recipe_is_none_in_that_of_the_folder(tmp_path: P
     assert [each.name for each in (outside, first, second)] == ["small-local", "small-77", "small-78"]
     assert {each.folder_name for each in (outside, first, second)} == {"small-local"}
     deployment = first.points[0].deployment.digest
-    assert only(first, deployment, {"SLURM_JOB_ID": "77"}).name == f"small-77-{deployment[:6]}"
+    assert select_deployment(first, deployment, {"SLURM_JOB_ID": "77"}).name == f"small-77-{deployment[:6]}"
 
 
 def test_the_script_goes_to_stdout_after_the_plan_and_nothing_is_written(tmp_path: Path, pdserve_home: Path) -> None:

@@ -25,7 +25,7 @@ from pdserve.sweep.caches import (
     ROUTER,
     NotEmptiedError,
     empty,
-    not_emptied,
+    find_full_cache,
     only_emptied_by_a_start,
     require_empty,
 )
@@ -122,7 +122,7 @@ def test_what_a_connector_keeps_is_only_emptied_by_a_start(endpoint: bool) -> No
     outcome = emptied(Caches(), endpoint=endpoint, of=store)
     wanted = "not emptied: only a start empties what MooncakeStoreConnector keeps"
     assert {outcome["prefill-0"], outcome["decode-0"]} == {wanted}
-    assert not_emptied(outcome) == ("prefill-0", wanted)
+    assert find_full_cache(outcome) == ("prefill-0", wanted)
     with pytest.raises(NotEmptiedError, match="MooncakeStoreConnector"):
         require_empty(outcome)
 
@@ -140,7 +140,7 @@ def test_after_a_start_it_is_empty_unless_it_may_be_elsewhere(connector: str, te
 def test_an_l2_is_kept_which_is_named_and_needs_no_start() -> None:
     outcome = emptied(Caches(), of=with_l2())
     assert outcome["lmcache-0, L2"] == LASTS
-    assert not_emptied(outcome) is None
+    assert find_full_cache(outcome) is None
 
 
 @each_row("caches, why", [

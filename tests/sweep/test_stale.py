@@ -12,9 +12,9 @@ from pdserve.bench.result import (
     MODEL_FILES,
     RESULT,
     BenchResult,
-    circumstances,
     circumstances_here,
     differences,
+    fixed_circumstances,
     machine,
 )
 from pdserve.cli.sweep import ArrayOptions
@@ -23,7 +23,7 @@ from pdserve.models.files import model_identity
 from pdserve.preflight.facts import own_pdserve
 from pdserve.sweep.record import SweepFolder
 from pdserve.sweep.resolve import PlannedSweep
-from pdserve.sweep.run import SweepOptions, to_run
+from pdserve.sweep.run import SweepOptions, points_to_run
 from pdserve.sweep.stale import GONE, StalePoints, stale_points
 from tests.bench.test_compare import measured, result
 from tests.sweep import kit
@@ -64,13 +64,13 @@ def stale(made: PlannedSweep, folder: SweepFolder, *, measured_here: bool = True
 def test_a_valid_point_whose_result_is_gone_or_damaged_is_measured_again(tmp_path: Path) -> None:
     made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
     keep(folder, made, measured_with({"vllm": "0.32.0"}))
-    assert to_run(made, folder, stale(made, folder).again, retry=False) == ()
+    assert points_to_run(made, folder, stale(made, folder).again, retry=False) == ()
     first, second = made.points
     (folder.point(first) / "r" / RESULT).unlink()
     (folder.point(second) / "r" / RESULT).write_text('{"schema_version": 1, "prov')
     found = stale(made, folder)
     assert found.again == {first.id: GONE, second.id: GONE}
-    assert to_run(made, folder, found.again, retry=False) == (first, second)
+    assert points_to_run(made, folder, found.again, retry=False) == (first, second)
     assert stale(made, folder, measured_here=False).again == found.again, "of that no node has to be asked"
 
 
@@ -86,7 +86,7 @@ def test_other_circumstances_are_measured_again(tmp_path: Path, changes: dict[st
     keep(folder, made, measured_with(**{"versions": {}, **changes}))
     found = stale(made, folder)
     assert found.again == dict.fromkeys((point.id for point in made.points), why)
-    assert len(to_run(made, folder, found.again, retry=False)) == 2
+    assert len(points_to_run(made, folder, found.again, retry=False)) == 2
 
 
 def test_where_the_nodes_are_others_a_difference_is_named_and_the_hardware_is_none(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_where_the_nodes_are_others_a_difference_is_named_and_the_hardware_is_no
 
 def test_gpus_are_compared_by_kind_and_driver_whichever_of_them_a_job_shows() -> None:
     def gpus(text: str) -> str:
-        return circumstances(measured_with({}, hardware={"gpus": text}).provenance)["GPUs"]
+        return fixed_circumstances(measured_with({}, hardware={"gpus": text}).provenance)["GPUs"]
 
     one, driver = "0, NVIDIA H100, 81559 MiB, 570.86", "0, NVIDIA H100, 81559 MiB, 580.01"
     assert gpus(one) == gpus(f"{one}\n3, NVIDIA H100, 81559 MiB, 570.86\n")
@@ -114,8 +114,8 @@ def test_what_a_result_has_of_here_is_what_is_known_of_here() -> None:
     about = measured_with(
         {"vllm": "1", "pdserve (client)": own_pdserve()}, hardware=machine("cpu"), planned={MODEL_FILES: "m"}
     ).provenance
-    assert circumstances(about) == here
-    assert differences(circumstances(about), here) is None
+    assert fixed_circumstances(about) == here
+    assert differences(fixed_circumstances(about), here) is None
 
 
 def test_another_model_at_the_same_path_is_another_one(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from pdserve.connectors.lmcache_loads import (
     CAP_SWITCH,
     LEAST_KEY,
     Bounds,
-    bounds,
     check_chunk,
     check_prefixes_load,
+    read_bounds,
 )
 from pdserve.errors import StartError
 
@@ -41,23 +41,23 @@ def test_a_reload_keeps_within_its_bounds_and_ends_at_a_boundary_of_chunks() -> 
 
 
 def test_the_environments_switch_overrides_the_configured_cap() -> None:
-    assert bounds({CAP_KEY: 512}, {}) == Bounds(cap=512)
+    assert read_bounds({CAP_KEY: 512}, {}) == Bounds(cap=512)
     switches = {"": 512, " ": 512, "0": 0, "256": 256, " 32768 ": 32768}
-    assert {each: bounds({CAP_KEY: 512}, {CAP_SWITCH: each}).cap for each in switches} == switches
+    assert {each: read_bounds({CAP_KEY: 512}, {CAP_SWITCH: each}).cap for each in switches} == switches
 
 
 def test_what_is_no_number_of_tokens_is_an_error_that_names_the_switch_or_setting() -> None:
     for switch in ("x", "-1", "1.5", "1e3", "٣"):
         with pytest.raises(StartError, match=f"{CAP_SWITCH} is .*not a number of tokens"):
-            bounds({}, {CAP_SWITCH: switch})
+            read_bounds({}, {CAP_SWITCH: switch})
     for value in ("many", -1, 1.5, True, [512]):
         with pytest.raises(StartError, match=LEAST_KEY):
-            bounds({LEAST_KEY: value}, {})
+            read_bounds({LEAST_KEY: value}, {})
 
 
 def test_a_minimum_above_the_cap_and_a_cap_below_a_chunk_are_refused() -> None:
     with pytest.raises(StartError, match="no reload of at most 256 tokens has 300"):
-        bounds({CAP_KEY: 256, LEAST_KEY: 300}, {})
+        read_bounds({CAP_KEY: 256, LEAST_KEY: 300}, {})
     with pytest.raises(StartError, match="whole chunks of 64"):
         check_chunk(Bounds(cap=63), CHUNK)
     check_chunk(Bounds(cap=0), CHUNK)

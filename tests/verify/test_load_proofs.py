@@ -11,7 +11,7 @@ import pytest
 from pdserve.observe.metrics import EngineSnapshot
 from pdserve.verify.load import proofs
 from pdserve.verify.load.schedule import Ending, LoadOptions, LoadRequest
-from pdserve.verify.load.traffic import Ended, SentWindow, Served, Traffic
+from pdserve.verify.load.traffic import Ended, RequestOutcome, SentWindow, Traffic
 from pdserve.verify.report import Outcome
 from pdserve.verify.target import Target
 from pdserve.verify.trials import Counters
@@ -21,9 +21,9 @@ from tests.verify.deployment import asked
 PROXY = plan().processes[0].model_copy(update={"name": "proxy", "role": "proxy"})
 
 
-def request(number: int, tokens: int, ended: Ended = "answered", ending: Ending = "whole") -> Served:
+def request(number: int, tokens: int, ended: Ended = "answered", ending: Ending = "whole") -> RequestOutcome:
     planned = LoadRequest(number=number, group=0, prompt=(1,) * tokens, ending=ending, leaves_after=0.1, compared=False)
-    return Served(planned, ended)
+    return RequestOutcome(planned, ended)
 
 
 def read(received: int, computed: int) -> Counters:
@@ -55,7 +55,9 @@ class TestTransfer:
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(proofs, "_COUNT_SECONDS", 0.0)
 
-    def proved(self, windows: Sequence[tuple[Sequence[Served], Counters]], received: int, computed: int) -> Outcome:
+    def proved(
+        self, windows: Sequence[tuple[Sequence[RequestOutcome], Counters]], received: int, computed: int
+    ) -> Outcome:
         """`windows`: requests, and the counters at the begin; then those at the end of all."""
         page = "".join(
             f'vllm:prompt_tokens_by_source_total{{source="{source}"}} {count}\n'

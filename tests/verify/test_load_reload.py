@@ -14,7 +14,7 @@ from pdserve.errors import NotProvenError
 from pdserve.plan.model import Plan
 from pdserve.verify.load import proofs, traffic
 from pdserve.verify.load.schedule import GROUPS, Schedule
-from pdserve.verify.load.traffic import Came, Prefixes, PrefixReload, SentWindow, Served, Traffic
+from pdserve.verify.load.traffic import Came, Prefixes, PrefixReload, RequestOutcome, SentWindow, Traffic
 from pdserve.verify.report import Outcome
 from pdserve.verify.target import Target
 from pdserve.verify.trials import Counters
@@ -212,7 +212,7 @@ class TestProof:
         sent = []
         for number, came in enumerate([None, *windows]):
             served = [
-                Served(SCHEDULE.planned(each), "failed" if each == failed else "answered")
+                RequestOutcome(SCHEDULE.planned(each), "failed" if each == failed else "answered")
                 for each in range(16 * number, 16 * number + 16)
             ]
             looked = None if came is None else reloads(16 * number, came)

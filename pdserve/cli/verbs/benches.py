@@ -130,7 +130,7 @@ def bench(
         max_failed=max_failed,
         slo=measuring.slo(slo),
     )
-    timed = measuring.Timed(duration, grace)
+    timed = measuring.TimeLimits(duration, grace)
     what = measuring.work(workload, concurrency, rate, requests, timed)
     measuring.run_bench(name, *what, python=python, tokenizer=tokenizer, limit_seconds=limit, as_json=json_)
 

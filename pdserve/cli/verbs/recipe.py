@@ -56,9 +56,9 @@ def plan(
     is sure to fail. What is assumed or known as a range only is shown as that; docs/plan.md has the errors.
     """
     from pdserve.cli.recipe import run_plan as run
-    from pdserve.sizing import Given
+    from pdserve.sizing import SizingOptions
 
-    given = Given(
+    given = SizingOptions(
         device_gib=device_memory,
         kv_gib=kv_memory,
         link_gbit=link,

@@ -30,7 +30,7 @@ _SERVER_NAME = "lmcache-host-events-server"
 _BACKEND = "lmcache.v1.platform.base.event_ipc.DefaultEventIPCBackend"
 
 
-class Complete:
+class CompletedEvent:
     """An event of the other side that has happened."""
 
     def wait(self, _stream: Any = None) -> None:
@@ -70,7 +70,7 @@ def _awaiting(_original: Callable[..., bytes], patch: str) -> Callable[..., byte
 
 def _opening_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
     def import_event(self: Any, handle: bytes, device: Any) -> Any:
-        return Complete() if handle == MARK else original(self, handle, device)
+        return CompletedEvent() if handle == MARK else original(self, handle, device)
 
     return import_event
 

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.mooncake.peer import refuses
+from pdserve.patches.mooncake.peer import refuses_connections
 from pdserve.patches.patch import Patch, PatchTarget, wrap
 
 _NAME = "mooncake-bootstrap"
@@ -42,7 +42,7 @@ def _replace_the_dead(original: Callable[..., Awaitable[Any]]) -> Callable[..., 
     async def register_worker(self: Any, payload: Any) -> Any:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while in_the_way := _in_the_way(self.workers, payload):
-            if not all(await asyncio.gather(*(refuses(address) for address in in_the_way))):
+            if not all(await asyncio.gather(*(refuses_connections(address) for address in in_the_way))):
                 if time.monotonic() > deadline:
                     break  # alive, or not certainly dead: upstream refuses the newcomer
                 await asyncio.sleep(_POLL_SECONDS)

@@ -19,7 +19,7 @@ _watching: set[asyncio.Task[None]] = set()
 _probing: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[bool]] = {}
 
 
-async def refuses(address: str) -> bool:
+async def refuses_connections(address: str) -> bool:
     """Tell whether no process listens at tcp://host:port any more.
 
     Only a refused connection is proof. A stopped process still has its kernel accept connections, and an address that
@@ -79,7 +79,7 @@ async def _watch(monitor: Any, address: str, lost: Callable[[], None], reconnect
 
     with monitor, suppress(zmq.ContextTerminated):
         while (event := parse_monitor_message(await monitor.recv_multipart())["event"]) != zmq.EVENT_MONITOR_STOPPED:
-            if await refuses(address):
+            if await refuses_connections(address):
                 lost()
             elif event == zmq.EVENT_DISCONNECTED:
                 reconnecting()

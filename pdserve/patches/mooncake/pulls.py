@@ -21,7 +21,7 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.mooncake import sockets
-from pdserve.patches.mooncake.peer import refuses, watch
+from pdserve.patches.mooncake.peer import refuses_connections, watch
 from pdserve.patches.mooncake.withdrawals import Lines, WithdrawalResult
 from pdserve.patches.patch import Patch, PatchTarget, wrap
 
@@ -377,7 +377,7 @@ async def _withdrawn_or_gone(worker: Any, peer: Peer) -> None:
     withdrawal = _start_withdrawal(worker, peer, OpenPulls.of(worker).transfers(peer))
     while not withdrawal.done():
         await asyncio.wait({withdrawal}, timeout=_LOOK_SECONDS)
-        if not withdrawal.done() and await refuses(peer.address):
+        if not withdrawal.done() and await refuses_connections(peer.address):
             peer.lost = True
             return
 

@@ -207,7 +207,7 @@ class Connection(ClientConnection):
         request.method = self._parser.get_method()
         version = self._parser.get_http_version()
         self._http10 = version != "1.1"
-        invalid = refusals.of_head(request, version, self._front.limits.max_body_bytes)
+        invalid = refusals.refuse_head(request, version, self._front.limits.max_body_bytes)
         if invalid is not None:
             raise invalid
         if request.target[:1] != _SLASH:

@@ -20,7 +20,7 @@ _FIRST: Final = 8
 _EVERY: Final = 64
 
 
-def due(reads: int) -> bool:
+def is_option_due(reads: int) -> bool:
     """Return whether the option is to be set at this read of an answer, counted from 1."""
     return reads % _EVERY == _FIRST
 

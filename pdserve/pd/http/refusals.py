@@ -19,7 +19,7 @@ _ONCE: Final = (b"host", b"content-length", b"transfer-encoding")
 """Headers that decide who is asked and where a request ends."""
 
 
-def of_head(request: Request, version: str, max_body_bytes: int) -> ApiError | None:
+def refuse_head(request: Request, version: str, max_body_bytes: int) -> ApiError | None:
     """Return what is wrong with a request's head, as HTTP defines it; None: nothing, and `announced` is known."""
     named = request.named()
     if named.get(b"host") is None if version == "1.1" else version != "1.0":

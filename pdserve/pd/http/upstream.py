@@ -173,7 +173,7 @@ class UpstreamConnection:
             self._transport.abort()
             return
         self._reads += 1
-        if delayed_acks.due(self._reads):
+        if delayed_acks.is_option_due(self._reads):
             delayed_acks.delay(self._transport)
         self._unheard += len(data)
         try:

@@ -133,7 +133,7 @@ def read_token(path: Path) -> str:
     return token
 
 
-def new(name: str, **limits: int | None) -> tuple[str, str]:
+def new_key(name: str, **limits: int | None) -> tuple[str, str]:
     """A new key, and its line for the file. RecipeError: the name or a limit is not possible."""
     key = PREFIX + secrets.token_urlsafe(32)
     fields = {"name": name, "sha256": sha256(key.encode()).hexdigest(), **limits}

@@ -103,7 +103,7 @@ class _Row:
         self._cells.add(self._own, float(count))
 
 
-class Use:
+class QuotaUse:
     """The share of a quota that one request has taken, until `end`."""
 
     __slots__ = ("_row",)
@@ -119,7 +119,7 @@ class Use:
             row.add_request(-1)
 
 
-_UNLIMITED: Final = Use(None)
+_UNLIMITED: Final = QuotaUse(None)
 
 
 class Quotas:
@@ -138,7 +138,7 @@ class Quotas:
             # What a process of this index that died had in flight.
             self._cells[(index + 1) * self._row_cells - numbers.processes + numbers.process] = 0
 
-    def enter(self, key: ApiKey) -> Use:
+    def enter(self, key: ApiKey) -> QuotaUse:
         """Count a request. ApiError 429 with Retry-After when a limit is reached: then nothing is counted."""
         if not key.limited:
             return _UNLIMITED
@@ -157,7 +157,7 @@ class Quotas:
             # Counted also where there is no limit now: a reload can bring one.
             row.requests.add_one(second)
             row.add_request(1)
-        return Use(row)
+        return QuotaUse(row)
 
     def in_flight(self, name: str) -> int:
         """Requests of a key, over all processes."""

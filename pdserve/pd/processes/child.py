@@ -8,7 +8,7 @@ from pdserve.pd.processes.handover import Heir, SharedFiles
 from pdserve.pd.processes.heartbeat import Beats
 
 
-class Configured:
+class MemberConfiguration:
     """The start of members: the text of their configuration, and the files that they share."""
 
     def __init__(

@@ -63,7 +63,7 @@ class Inheritance(NamedTuple):
     shared: SharedFiles | None
 
 
-def taken() -> Inheritance | None:
+def take_inheritance() -> Inheritance | None:
     """Return what this program was handed, once."""
     file = os.environ.pop(_VARIABLE, None)
     if file is None:

@@ -60,13 +60,13 @@ class Numbers:
         return self.cells[self._taken - count : self._taken]
 
 
-def private(size: int) -> Numbers:
+def private_numbers(size: int) -> Numbers:
     """The numbers of a proxy that is one process."""
     cells = memoryview(array("d", bytes(size * _BYTES))).cast("B").cast("d")
     return Numbers(cells, threading.Lock(), 0, 1)
 
 
-def shared(path: Path, size: int, *, process: int, processes: int) -> Numbers:
+def shared_numbers(path: Path, size: int, *, process: int, processes: int) -> Numbers:
     """The numbers in the file at `path`, which must exist, as the process with that index sees them."""
     with path.open("r+b") as file:
         if os.fstat(file.fileno()).st_size < size * _BYTES:  # one that others have mapped is never cut: SIGBUS

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any
 
 from pdserve.pd.processes import handover, heartbeat
-from pdserve.pd.processes.child import Configured, MemberProcess
+from pdserve.pd.processes.child import MemberConfiguration, MemberProcess
 from pdserve.pd.processes.control_lines import TOLD, ControlLines
 from pdserve.pd.processes.handover import Inheritance
 from pdserve.pd.processes.heartbeat import Beats, Vigil
@@ -57,7 +57,7 @@ class Processes:
         count: int,
         member: Member,
         stdin: int | None,
-        config: Configured,
+        config: MemberConfiguration,
         *,
         beats: Beats | None = None,
         sockets: Sequence[int] = (),

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from pdserve.pd.relay.leg import Leg, never
+from pdserve.pd.relay.leg import Leg, ignore_poke
 from pdserve.time_limit import time_limit
 
 
@@ -41,4 +41,4 @@ async def settle(legs: tuple[Leg, ...], ready: Callable[[], object], seconds: fl
         pass
     finally:
         for leg in legs:
-            leg.poke = never
+            leg.poke = ignore_poke

@@ -42,7 +42,7 @@ DISAGGREGATED: Final = "disaggregated"
 Attempt = Callable[[list[Worker]], Awaitable[None]]
 
 
-class Split(Protocol):
+class SplitProtocol(Protocol):
     """A P/D protocol."""
 
     background: Background
@@ -250,7 +250,7 @@ class Dispatcher:
         return "decode"
 
 
-def _protocol(config: ProxyConfig, registry: Registry, engines: Engines) -> Split:
+def _protocol(config: ProxyConfig, registry: Registry, engines: Engines) -> SplitProtocol:
     match config.protocol:
         case "nixl":
             return NixlProtocol(registry, engines, config.kv_lease_seconds)

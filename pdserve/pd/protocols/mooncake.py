@@ -27,7 +27,7 @@ from pdserve.pd.protocols.engine_ids import EngineIds
 from pdserve.pd.protocols.mooncake_legs import Legs, send
 from pdserve.pd.protocols.transfer import Transfer
 from pdserve.pd.relay.client import Client
-from pdserve.pd.relay.leg import Leg, never
+from pdserve.pd.relay.leg import Leg, ignore_poke
 from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch
 from pdserve.pd.requests.body import encode
 from pdserve.pd.requests.request import ClientRequest
@@ -176,7 +176,7 @@ class MooncakeProtocol:
 
     async def _refuses(self, decode: Worker, headers: bytes, body: bytes) -> bool:
         """Return whether that decode has refused what it was asked."""
-        leg = Leg(decode, self._engines.post(decode, _WITHDRAW_PATH, headers, body), body, never, is_load=False)
+        leg = Leg(decode, self._engines.post(decode, _WITHDRAW_PATH, headers, body), body, ignore_poke, is_load=False)
         await settle((leg,), lambda: leg.complete, _WITHDRAW_SECONDS)
         refused = leg.failure is not None and leg.failure.error.status < 500
         leg.close()

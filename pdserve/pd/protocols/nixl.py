@@ -29,7 +29,7 @@ from pdserve.pd.protocols import chosen_ids, prefill_leg
 from pdserve.pd.protocols.background import Background, settle
 from pdserve.pd.protocols.pulse import RepeatingTimer
 from pdserve.pd.relay.client import Client
-from pdserve.pd.relay.leg import Leg, never
+from pdserve.pd.relay.leg import Leg, ignore_poke
 from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch
 from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.request import ClientRequest
@@ -55,7 +55,7 @@ vLLM's HTTP layer without a word to the scheduler, and so to prefill."""
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptKv:
     """KV that a prefill keeps for whoever has these parameters."""
 
     params: bytes
@@ -159,7 +159,7 @@ class NixlProtocol:
         turn = self._turns[prefill.name] = self._turns.get(prefill.name, -1) + 1
         return b"x-data-parallel-rank: %d\r\n" % (turn % ranks)
 
-    def _kept(self, leg: Leg, sent: float) -> Kept | None:
+    def _kept(self, leg: Leg, sent: float) -> KeptKv | None:
         """The KV that prefill's answer describes. None: it keeps nothing. `sent`: loop time before the request."""
         try:
             params = Body(leg.result().data).raw_value("kv_transfer_params")
@@ -172,12 +172,12 @@ class NixlProtocol:
                 log.warning("%s keeps no KV of a prompt: decode computes it (logged once)", leg.worker.name)
             return None
         answered = max(sent, self._pulse.earliest(leg.first_byte))
-        return Kept(params, answered + self._usable_seconds)
+        return KeptKv(params, answered + self._usable_seconds)
 
     # --- second stage
 
     async def _decode(
-        self, request: ClientRequest, watch: Watch, decode: Worker, kept: Kept | None, prefill: Worker
+        self, request: ClientRequest, watch: Watch, decode: Worker, kept: KeptKv | None, prefill: Worker
     ) -> Leg:
         """The leg as soon as its answer begins."""
         try:
@@ -211,7 +211,7 @@ class NixlProtocol:
             raise
         return leg
 
-    async def _delivered(self, leg: Leg, watch: Watch, kept: Kept) -> None:
+    async def _delivered(self, leg: Leg, watch: Watch, kept: KeptKv) -> None:
         """Decode has the request, or will never get it: not after what it names may be gone."""
         leg.poke_on_reached = True
         # Timers count milliseconds and may come early: then nothing would look again.
@@ -241,18 +241,18 @@ class NixlProtocol:
             else:
                 await self._dropped(request, kept, ())
 
-    async def _leave_decode(self, request: ClientRequest, leg: Leg, kept: Kept | None, until: float) -> None:
+    async def _leave_decode(self, request: ClientRequest, leg: Leg, kept: KeptKv | None, until: float) -> None:
         """Abort there once the scheduler has it; that frees prefill's blocks."""
         await settle((leg,), lambda: leg.settled, max(0.0, until - self._loop.time()))
         leg.close()
         if not leg.reached:
             await self._dropped(request, kept, {leg.worker})
 
-    def _drop(self, request: ClientRequest, kept: Kept | None, avoid: Collection[Worker]) -> None:
+    def _drop(self, request: ClientRequest, kept: KeptKv | None, avoid: Collection[Worker]) -> None:
         if kept is not None:
             self.background.start(self._dropped(request.copy(), kept, avoid))
 
-    async def _dropped(self, request: ClientRequest, kept: Kept | None, avoid: Collection[Worker]) -> None:
+    async def _dropped(self, request: ClientRequest, kept: KeptKv | None, avoid: Collection[Worker]) -> None:
         """No decode has seen these parameters. Have one take them in for a single token, or for an abort when it is
         busy. Without any, the lease frees the blocks."""
         for decode in sorted(self._registry.ready("decode", avoid), key=lambda worker: worker.requests):
@@ -260,7 +260,7 @@ class NixlProtocol:
                 return
             body = request.dialect.prefill_body(request.body, kept.params)
             head = self._engines.post(decode, request.dialect.path.encode(), request.headers, body)
-            leg = Leg(decode, head, body, never, usable_until=kept.usable_until, is_load=False)
+            leg = Leg(decode, head, body, ignore_poke, usable_until=kept.usable_until, is_load=False)
             if await self._taken_in(leg):
                 return
 

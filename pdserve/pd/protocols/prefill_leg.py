@@ -8,7 +8,7 @@ from typing import Final
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.pieces import Payload
-from pdserve.pd.relay.leg import Leg, never
+from pdserve.pd.relay.leg import Leg, ignore_poke
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.telemetry.usage_counts import cached_in
 from pdserve.pd.workers.engines import Engines
@@ -27,7 +27,7 @@ def send(
     *,
     rank_header: bytes,
     poke: Callable[[], None],
-    on_complete: Callable[[], None] = never,
+    on_complete: Callable[[], None] = ignore_poke,
 ) -> Leg:
     """Sends it. Its prompt counts as load of the worker until it is complete; then `on_complete` is called too. Once
     the prompt is computed, the request's place in the prefill pool is free."""

@@ -160,7 +160,7 @@ class Leg(Sink):
         if self._closed:
             return
         self._closed = True
-        self.poke = never
+        self.poke = ignore_poke
         self._client = None
         if self._is_load:
             self.worker.closed()
@@ -376,5 +376,5 @@ class Leg(Sink):
         return WorkerFailedError(self.worker, ApiError(502, f"{self.worker.name} {what}"), retry=retry)
 
 
-def never(_: Any = None) -> None:
+def ignore_poke(_: Any = None) -> None:
     """The poke of a leg for which nothing waits."""

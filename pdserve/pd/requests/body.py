@@ -201,14 +201,14 @@ class Body:
     def spliced(self, *, without: frozenset[str] = _NOTHING, plus: dict[str, bytes]) -> Payload:
         """The object with some members cut out and others added at its end; `plus` also replaces. Its values are JSON,
         its names need no escape."""
-        return self.cut(without.union(plus), written(plus))
+        return self.cut(without.union(plus), write_object(plus))
 
     def cut(self, without: frozenset[str], added: bytes) -> Payload:
         """Return the body with members that are written already (`added`); what they replace is in `without`."""
         if self._instead is not None:
             own = {name: value for name, value in self._instead.items() if name not in without}
             without = without.union(own)
-            added = written(own) + (_COMMA if own and added else b"") + added
+            added = write_object(own) + (_COMMA if own and added else b"") + added
         raw, spans = self.raw, self._spans
         begin, end = (spans[0].start, spans[-1].end) if spans else (raw.rindex(b"}"),) * 2
         kept = self._kept(without)
@@ -335,7 +335,7 @@ def _end_of_string(raw: bytes, begin: int, end: int) -> int:
     return 0
 
 
-def written(members: dict[str, bytes]) -> bytes:
+def write_object(members: dict[str, bytes]) -> bytes:
     """Members as they stand in an object."""
     parts: list[bytes] = []
     for name, value in members.items():

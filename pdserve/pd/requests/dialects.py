@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.pieces import Payload
-from pdserve.pd.requests.body import Body, written
+from pdserve.pd.requests.body import Body, write_object
 
 _TRANSFER: Final = "kv_transfer_params"
 _WRITTEN_TRANSFER: Final = b'"kv_transfer_params":'
@@ -148,7 +148,7 @@ class Dialect:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_checks", {**_SPLITTABLE, **self.checks})
         object.__setattr__(self, "_not_for_prefill", _LEFT_OUT.union(self.prefill_fields))
-        object.__setattr__(self, "_for_prefill", written({**self.prefill_fields, _TRANSFER: b""}))
+        object.__setattr__(self, "_for_prefill", write_object({**self.prefill_fields, _TRANSFER: b""}))
 
     def needs_single_engine(self, body: Body) -> str | None:
         """The field because of which this request cannot be split; None: it can."""
@@ -176,7 +176,7 @@ class Dialect:
         own = {**_clean_extra(body), **limits}
         if not own:
             return body.cut(self._not_for_prefill, self._for_prefill + transfer)
-        added = written(own) + b"," + self._for_prefill + transfer
+        added = write_object(own) + b"," + self._for_prefill + transfer
         return body.cut(self._not_for_prefill.union(own), added)
 
     def decode_body(self, body: Body, transfer: bytes) -> Payload:
@@ -329,7 +329,7 @@ RETRIEVE: Final = _Responses("retrieve", "/v1/responses/{response_id}", prompt_f
 CANCEL: Final = _Responses("cancel", "/v1/responses/{response_id}/cancel", prompt_fields=(), prefill_fields={})
 
 
-def nearest(path: bytes) -> Dialect:
+def nearest_dialect(path: bytes) -> Dialect:
     """The API in whose shape the client reads an error that asks for a path which is none."""
     return MESSAGES if path.startswith(b"/v1/messages/") else CHAT
 

@@ -31,7 +31,7 @@ from pdserve.pd.limits.allowed_hosts import AllowedHosts
 from pdserve.pd.limits.keys import read_token
 from pdserve.pd.serve import admin
 from pdserve.pd.serve.admin_socket import AdminSocket
-from pdserve.pd.serve.control import Controlled
+from pdserve.pd.serve.control import ControlTarget
 from pdserve.time_limit import time_limit
 
 log = logging.getLogger("pdserve.proxy")
@@ -57,7 +57,7 @@ _REFUSED = (
 class AdminWorkers:
     """Lets an admin change the registry (admin.Workers), and notifies the other processes of the proxy."""
 
-    def __init__(self, gateway: Controlled, notify: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, gateway: ControlTarget, notify: Callable[[dict[str, Any]], None]) -> None:
         self._gateway, self._registry, self._notify = gateway, gateway.registry, notify
 
     def describe(self) -> list[dict[str, Any]]:

@@ -19,12 +19,12 @@ from pdserve.pd.http import bridge
 from pdserve.pd.http.cors import Cors
 from pdserve.pd.http.incoming import Request
 from pdserve.pd.http.reply import HttpReply
-from pdserve.pd.limits.quotas import Use
+from pdserve.pd.limits.quotas import QuotaUse
 from pdserve.pd.random_id import new_id
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.entrance import Entrance
 from pdserve.pd.relay.waiting import Watch
-from pdserve.pd.requests.dialects import BY_PATH, CANCEL, CHAT, RESPONSES, RETRIEVE, Dialect, nearest
+from pdserve.pd.requests.dialects import BY_PATH, CANCEL, CHAT, RESPONSES, RETRIEVE, Dialect, nearest_dialect
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.serve.accounting import Accounting
 from pdserve.pd.serve.intake import Intake
@@ -102,7 +102,7 @@ class Answering:
 
     def _fail(self, request: Request | None, reply: HttpReply, error: ApiError, request_id: str) -> None:
         dialect = None if request is None else BY_PATH.get(request.path) or stored_at(request.path)
-        shape = CHAT if request is None else dialect or nearest(request.path)
+        shape = CHAT if request is None else dialect or nearest_dialect(request.path)
         client = Client(reply, request_id, shape)
         client.fail(error)
         path = "other" if dialect is None else dialect.path
@@ -114,7 +114,7 @@ class Answering:
         self.clients.add(client)
         client.deadline = received + self._seconds
         asked: ClientRequest | None = None
-        use: Use | None = None
+        use: QuotaUse | None = None
         parent = request.header(b"traceparent")
         trace = self._spans.begin(parent.decode("latin-1") if parent is not None else None)
         reason: ApiError | ClientGoneError | None = None

@@ -41,7 +41,7 @@ class WorkerSet(BaseModel):
     states: dict[str, WorkerState] = {}
 
 
-class Controlled(Protocol):
+class ControlTarget(Protocol):
     """The gateway, as the lines of control act on it."""
 
     config: ProxyConfig
@@ -59,7 +59,7 @@ class Controlled(Protocol):
     def open_admin(self) -> None: ...
 
 
-def apply(gateway: Controlled, line: bytes) -> None:
+def apply(gateway: ControlTarget, line: bytes) -> None:
     """One line. What cannot be read is logged and skipped: the proxy never dies of its control channel."""
     try:
         message = json.loads(line)
@@ -97,7 +97,7 @@ def apply(gateway: Controlled, line: bytes) -> None:
     log.info("control: %s is %s", worker, state)
 
 
-def _open_admin(gateway: Controlled) -> None:
+def _open_admin(gateway: ControlTarget) -> None:
     """Open the admin; without it a process serves on, and hears of the workers."""
     try:
         gateway.open_admin()
@@ -110,7 +110,7 @@ def _open_admin(gateway: Controlled) -> None:
         )
 
 
-async def listen(gateway: Controlled, source: IO[bytes] | IO[str], told: asyncio.Event) -> None:
+async def listen(gateway: ControlTarget, source: IO[bytes] | IO[str], told: asyncio.Event) -> None:
     """Read a pipe until its end. The end means nothing: the proxy serves on, its owner stops it. `told` is set once
     the lines of the start have been heard."""
     reader = asyncio.StreamReader(limit=_LONGEST_LINE)

@@ -13,7 +13,7 @@ from pdserve.pd.http.incoming import Request
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
 from pdserve.pd.limits.api_keys import ApiKey
 from pdserve.pd.limits.keys import KeyFile
-from pdserve.pd.limits.quotas import Quotas, Use
+from pdserve.pd.limits.quotas import Quotas, QuotaUse
 from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.dialects import BY_PATH, CANCEL, Dialect
 from pdserve.pd.requests.request import ClientRequest
@@ -87,6 +87,6 @@ class Intake:
         asked.model = model
         return asked
 
-    def count(self, key: ApiKey) -> Use | None:
+    def count(self, key: ApiKey) -> QuotaUse | None:
         """Count a request against the limits of its key; ApiError 429: it has reached one."""
         return None if self._quotas is None else self._quotas.enter(key)

@@ -31,7 +31,7 @@ from pdserve.pd.http.front import Front
 from pdserve.pd.processes.heartbeat import Beats
 from pdserve.pd.processes.shared_numbers import Numbers
 from pdserve.pd.processes.shared_pages import Pages
-from pdserve.pd.requests.dialects import nearest
+from pdserve.pd.requests.dialects import nearest_dialect
 from pdserve.pd.serve import allocator, control, server
 from pdserve.pd.serve.gateway import Gateway
 from pdserve.pd.serve.intake import WITHOUT_KEY
@@ -121,7 +121,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _answer_of(error: ApiError, request: Request, headers: dict[str, str]) -> Response:
-    body = nearest(request.url.path.encode()).error_body(error)
+    body = nearest_dialect(request.url.path.encode()).error_body(error)
     return Response(body, status_code=error.status, headers=headers, media_type="application/json")
 
 

@@ -18,7 +18,7 @@ from pdserve.recipe.connectors.nixl import NixlPorts, NixlSection
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedConnector:
     """A connector that is refused: why, and what to use instead."""
 
     why: str
@@ -26,9 +26,9 @@ class Refused:
 
 
 NIXL_PUSH = "NixlPushConnector"
-REFUSED: Mapping[str, Refused] = {
+REFUSED: Mapping[str, RefusedConnector] = {
     # kv_connector/v1/nixl/push_*.py, vllm#46283 and vllm#48633.
-    NIXL_PUSH: Refused(
+    NIXL_PUSH: RefusedConnector(
         "NIXL push is not supported: it ran on no device here, and in vllm 0.32 decode waits for ever for KV that does "
         "not come, loses the blocks of aborted requests, and gets KV of other prompts from writes after a lease",
         "use kind: nixl, where decode pulls",
@@ -37,7 +37,7 @@ REFUSED: Mapping[str, Refused] = {
     # one, and a proxy that aborts decode before, would close that. Nothing closes the rest: `wait_for_layer_load` gives
     # up its wait after `transfer_timeout` and computes on, `_pop_done_transfers` forgets a read after
     # `recv_abort_timeout`, and neither stops the RDMA, which then writes into blocks that may have been freed.
-    "MoRIIOConnector": Refused(
+    "MoRIIOConnector": RefusedConnector(
         "in vllm 0.32 decode computes on before its KV has arrived when a read takes longer than `transfer_timeout` "
         "(30 s), and forgets the read after `recv_abort_timeout` (120 s), which may still write into blocks of other "
         "prompts; prefill frees its blocks after `defer_timeout` (60 s), also while decode has the request queued",
@@ -151,7 +151,7 @@ def attaches_lmcache(connector: AnyConnector | None) -> bool:
     return any(kind.attaches_lmcache for kind in kinds_of(connector))
 
 
-def untested(names: Iterable[str]) -> tuple[str, ...]:
+def untested_connectors(names: Iterable[str]) -> tuple[str, ...]:
     """Return those of these class names of vLLM that are experimental, whatever a recipe says of its state."""
     return tuple(sorted(name for name in set(names) if name in KINDS and KINDS[name].experimental))
 

@@ -92,7 +92,7 @@ def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Pr
         todo = None if line else document.about(path) or f"add it: `{path[-1]}: ...`"
         return Problem(path, "missing", todo, write=line)
     value = value_at(path, document.data)
-    shown = show.redacted(path[-1] if path else "", value)
+    shown = show.redact_value(path[-1] if path else "", value)
     if "union_tag_not_found" in kinds:
         known = document.shape.kinds(path)
         what = f"a {_union(path)} needs a `kind`: one of {_list(known)}"

@@ -71,7 +71,7 @@ def load_recipe(
     failed = environment.resolve(document, environ)
     extends.locate_resolved(document, failed)
     reset_nulls(document.data)
-    leaked = [p for p in secrets.literal(document.data) if p.path not in failed]
+    leaked = [p for p in secrets.find_literals(document.data) if p.path not in failed]
     problems = [*document.problems, *leaked]
     known_bad = failed.union(*(p.spoils for p in problems))
     recipe, invalid = validate(Recipe, document.data, known_bad, _STAND_INS, document.spellings)

@@ -56,7 +56,7 @@ def _set(document: Document, text: str) -> None:
     option = f"--set {key}={value_text}"
     if any(show.secret_name(str(part)) for part in path) or show.looks_secret(value_text) or len(option) > 100:
         option = f"--set {key}=..."
-    option = show.escaped(option)
+    option = show.escape_invisible(option)
     try:
         parsed = yaml12.parse(value_text, option)
     except RecipeError as refused:

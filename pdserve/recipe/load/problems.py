@@ -125,7 +125,7 @@ def _sentence(problem: Problem, origins: Mapping[Path, Origin]) -> str:
     for path in problem.also:
         origin = origins.get(path)
         others.append(f"{dotted(path)} at {origin}" if origin else f"{dotted(path)}, by default")
-    text = f"{show.escaped(dotted(problem.path))}: {problem.what}" if problem.path else problem.what
+    text = f"{show.escape_invisible(dotted(problem.path))}: {problem.what}" if problem.path else problem.what
     return f"{text} ({'; '.join(others)})" if others else text
 
 

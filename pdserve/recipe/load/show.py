@@ -85,18 +85,18 @@ def value(data: Any, limit: int = 60) -> str:
     if isinstance(data, str):
         if secret_value(data):
             return "a text with credentials"
-        data = escaped(data)
+        data = escape_invisible(data)
         return f'"{data}"' if len(data) <= limit else f'"{data[:limit]}..."'
     text = str(data)
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-def escaped(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """The text with the code of each character that a reader would not see, as `\\u00a0`."""
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
-def redacted(path_end: str | int, data: Any) -> str:
+def redact_value(path_end: str | int, data: Any) -> str:
     """`value`, or only its kind where the key's name marks a secret."""
     if secret_name(str(path_end)) and isinstance(data, str | int | float) and not isinstance(data, bool):
         return "a literal value (not shown)"

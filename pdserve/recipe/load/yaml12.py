@@ -63,7 +63,7 @@ _Loader.add_implicit_resolver(_TAG + "null", _NULL, ["~", "n", "N", ""])
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedDocument:
     """A document and where each of its paths stands. `quoted`: paths of scalars that were written in quotes."""
 
     data: Any
@@ -90,7 +90,7 @@ def scalar(text: str) -> Any:
     return text
 
 
-def parse(text: str, name: str) -> Parsed:
+def parse(text: str, name: str) -> ParsedDocument:
     """The one document in `text`. RecipeError where it is not YAML; problems that allow going on are collected."""
     loader = None
     try:
@@ -105,7 +105,7 @@ def parse(text: str, name: str) -> Parsed:
             loader.dispose()
     walk = _Walk(name)
     data = None if node is None else walk.value(node, (), depth=0)
-    return Parsed(data, walk.origins, frozenset(walk.quoted), tuple(walk.problems), walk.spellings)
+    return ParsedDocument(data, walk.origins, frozenset(walk.quoted), tuple(walk.problems), walk.spellings)
 
 
 def not_yaml(error: yaml.YAMLError, text: str, name: str) -> RecipeError:
@@ -129,7 +129,9 @@ def not_yaml(error: yaml.YAMLError, text: str, name: str) -> RecipeError:
         where=name if name.startswith("--") else f"{name}:{line + 1}",
         todo="a line is key: value or - item, indented with spaces; brackets and quotes are closed; text with a colon "
         "in it, or a special character in front, needs quotes",
-        evidence=(show.escaped(shown.rstrip())[:160],) if shown.strip() and not show.looks_secret(shown) else (),
+        evidence=(show.escape_invisible(shown.rstrip())[:160],)
+        if shown.strip() and not show.looks_secret(shown)
+        else (),
     )
 
 
@@ -197,7 +199,7 @@ class _Walk:
                 self.report((*path, key), line, "merge keys (<<) are not supported", "use `extends:` to share settings")
                 continue
             if bad := _unusable(key) or _invisible(key):
-                self.report((*path, show.escaped(key)), line, f"the key contains {bad}", "delete it")
+                self.report((*path, show.escape_invisible(key)), line, f"the key contains {bad}", "delete it")
                 continue
             here = (*path, key)
             if key in result:

@@ -14,7 +14,7 @@ from pdserve.recipe.effective import (
     args_of,
     block_size_of,
     env_of,
-    leaves,
+    leaf_connectors,
     lmcache_leaves,
     roles,
     sections,
@@ -120,7 +120,7 @@ def lmcache_transfer_modes(recipe: Recipe) -> Iterator[Problem]:
     if section is None:
         return
     for name, _, connector in roles(recipe):
-        leaf = next((leaf for leaf in leaves(connector) if isinstance(leaf, LmcacheMpSection)), None)
+        leaf = next((leaf for leaf in leaf_connectors(connector) if isinstance(leaf, LmcacheMpSection)), None)
         if leaf is None or section.transfer_mode == "auto":
             continue
         asked, effective = transfer_mode_of(recipe, leaf)
@@ -197,7 +197,7 @@ def lmcache_device_memory(recipe: Recipe) -> Iterator[Problem]:
     if recipe.platform == "cpu" or recipe.lmcache is None:
         return
     for name, role, connector in roles(recipe):
-        leaf = next((leaf for leaf in leaves(connector) if isinstance(leaf, LmcacheMpSection)), None)
+        leaf = next((leaf for leaf in leaf_connectors(connector) if isinstance(leaf, LmcacheMpSection)), None)
         if leaf is None or transfer_mode_of(recipe, leaf)[1] != "lmcache_driven":
             continue
         why = "its memory cannot be shared with the LMCache server by IPC"
@@ -262,7 +262,7 @@ def _server(recipe: Recipe) -> Iterator[Problem]:
 
 def _lmcache_path(name: str, connector: AnyConnector | None) -> Path | None:
     """Return the path of the role's lmcache-mp, if it has one."""
-    connectors: list[Any] = leaves(connector)
+    connectors: list[Any] = leaf_connectors(connector)
     for i, leaf in enumerate(connectors):
         if isinstance(leaf, LmcacheMpSection):
             return (name, "connector", "of", i) if isinstance(connector, MultiSection) else (name, "connector")

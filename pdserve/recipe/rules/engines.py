@@ -16,7 +16,7 @@ from pdserve.recipe.effective import (
     args_of,
     draft_models,
     hub_models,
-    leaves,
+    leaf_connectors,
     load_cap_of,
     roles,
 )
@@ -218,7 +218,7 @@ def uneven_load_caps(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _lmcache_leaves(name: str, connector: AnyConnector | None) -> Iterator[tuple[Path, LmcacheMpSection]]:
-    for index, leaf in enumerate(leaves(connector)):
+    for index, leaf in enumerate(leaf_connectors(connector)):
         if isinstance(leaf, LmcacheMpSection):
             yield (
                 ((name, "connector", "of", index) if isinstance(connector, MultiSection) else (name, "connector")),

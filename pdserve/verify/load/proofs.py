@@ -25,9 +25,9 @@ from pdserve.verify.proofs import (
     ALWAYS_RECOMPUTED,
     ENDPOINTS_CLAIM,
     INSENSITIVE,
-    against,
     first_difference,
     left_behind,
+    logprob_distances,
     prove_endpoints,
     read_idle_engines,
     where_to_look,
@@ -174,7 +174,7 @@ async def _distance(target: Target, trial: Trial, prompt: tuple[int, ...], leg: 
         )
     if len(trial.answer.logprobs) != len(trial.answer.tokens):
         return _Distance(differs=True, size=0.0, text="the answer has no logprobs although they were asked for")
-    largest = max(await against(target, trial, prompt, leg))
+    largest = max(await logprob_distances(target, trial, prompt, leg))
     return _Distance(
         differs=largest > verify.logprob_tolerance,
         size=largest,

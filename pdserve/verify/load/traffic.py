@@ -203,7 +203,7 @@ OnWindow = Callable[["SentWindow"], None]
 
 
 @dataclass(frozen=True)
-class Served:
+class RequestOutcome:
     """The outcome of one request."""
 
     planned: LoadRequest
@@ -224,7 +224,7 @@ class SentWindow:
     """The requests `first` to `last`, by number, and when the last of them had ended."""
 
     first: int
-    served: tuple[Served, ...]
+    served: tuple[RequestOutcome, ...]
     before: Counters
     """At its begin."""
     seconds: float
@@ -236,7 +236,7 @@ class SentWindow:
     def last(self) -> int:
         return self.first + len(self.served) - 1
 
-    def ended(self, how: Ended) -> tuple[Served, ...]:
+    def ended(self, how: Ended) -> tuple[RequestOutcome, ...]:
         return tuple(served for served in self.served if served.ended == how)
 
 
@@ -253,7 +253,7 @@ class Traffic:
     """A window had no answer at all: nothing more was sent."""
 
     @property
-    def served(self) -> tuple[Served, ...]:
+    def served(self) -> tuple[RequestOutcome, ...]:
         return tuple(served for window in self.windows for served in window.served)
 
 
@@ -280,7 +280,7 @@ async def send(
         last = first + options.window
         numbers = range(first, last if options.requests is None else min(last, options.requests))
         before = await read_counters(target)
-        alone: tuple[Served, ...] = ()
+        alone: tuple[RequestOutcome, ...] = ()
         looked: tuple[PrefixReload, ...] = ()
         if reloads and not_cleared is None:
             alone, looked = await _send_alone(target, schedule, numbers[:GROUPS], prefixes, until)
@@ -306,7 +306,7 @@ async def send(
 
 async def _send_alone(
     target: Target, schedule: Schedule, numbers: range, prefixes: Prefixes, until: float | None
-) -> tuple[tuple[Served, ...], tuple[PrefixReload, ...]]:
+) -> tuple[tuple[RequestOutcome, ...], tuple[PrefixReload, ...]]:
     """One after the other, up to the first that is not answered: the load goes on with the others."""
     served, reloads = [], []
     for number in numbers:
@@ -322,11 +322,11 @@ async def _send_alone(
 
 async def _send_window(
     target: Target, schedule: Schedule, numbers: range, concurrency: int, until: float | None
-) -> tuple[Served, ...]:
+) -> tuple[RequestOutcome, ...]:
     """Send a window's requests; return their outcomes in order of their numbers, fewer than `numbers` when the time is
     over."""
     left = iter(numbers)
-    served: list[Served] = []
+    served: list[RequestOutcome] = []
 
     async def client() -> None:
         while until is None or time.monotonic() < until:
@@ -341,7 +341,7 @@ async def _send_window(
     return tuple(sorted(served, key=lambda request: request.planned.number))
 
 
-async def _serve(target: Target, schedule: Schedule, planned: LoadRequest) -> Served:
+async def _serve(target: Target, schedule: Schedule, planned: LoadRequest) -> RequestOutcome:
     try:
         if planned.ending == "whole":
             return await _send_request(target, planned)
@@ -351,11 +351,11 @@ async def _serve(target: Target, schedule: Schedule, planned: LoadRequest) -> Se
         else:
             left = await cancel_before_first_byte(target, planned.prompt, leg, long, after=planned.leaves_after)
     except VerifyError as error:
-        return Served(planned, "failed", error=one_line(error))
-    return Served(planned, "cancelled" if left else "answered")
+        return RequestOutcome(planned, "failed", error=one_line(error))
+    return RequestOutcome(planned, "cancelled" if left else "answered")
 
 
-async def _send_request(target: Target, planned: LoadRequest) -> Served:
+async def _send_request(target: Target, planned: LoadRequest) -> RequestOutcome:
     verify = target.plan.verify
     logprobs = {"logprobs": 1} if planned.compared and verify.output == "logprobs" else {}
     answer = await target.complete(
@@ -365,7 +365,7 @@ async def _send_request(target: Target, planned: LoadRequest) -> Served:
         max_tokens=verify.output_tokens,
         **logprobs,
     )
-    return Served(planned, "answered", answer)
+    return RequestOutcome(planned, "answered", answer)
 
 
 async def _failovers(target: Target) -> int | None:
