@@ -148,6 +148,19 @@ async def test_a_member_that_outlives_its_killed_parent_is_stopped(tmp_path: Pat
     assert identity is None or not identity.alive()
 
 
+async def test_a_later_session_with_the_number_of_a_child_that_has_ended_is_a_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = start(tmp_path, "pass")
+    await child.wait()
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
+        monkeypatch.setattr(Child, "pid", stranger.pid)
+        try:
+            assert (child.family(), await child.stop(grace=5), stranger.poll()) == (set(), False, None)
+        finally:
+            stranger.kill()
+
+
 def test_a_signal_is_passed_on_to_a_child_until_it_was_waited_for() -> None:
     before = signal.getsignal(signal.SIGUSR1)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
