@@ -62,13 +62,10 @@ def test_verify_names_the_proof_that_it_cannot_pass(router: Deployment) -> None:
     code, output = pdserve("verify", "--json")
     report, _ = json.JSONDecoder().raw_decode(output[output.index("{") :])
     proofs = {proof["name"]: proof for proof in report["proofs"]}
-    assert {name: proof["status"] for name, proof in proofs.items()} == {
-        "endpoints": "failed",
-        "requests": "proven",
-        "transfer": "proven",
-        "output": "proven",
-        "clean": "proven",
-    }, proofs
+    statuses = {name: proof["status"] for name, proof in proofs.items()}
+    assert statuses.pop("clean") in ("proven", "failed")  # where a client leaves between the legs (docs/vllm-router.md)
+    assert statuses.pop("endpoints") == "failed"
+    assert statuses == dict.fromkeys(("requests", "transfer", "output"), "proven"), proofs
     assert code == 6
     assert "HTTP 401" in proofs["endpoints"]["reason"]
     assert "they can send requests and cannot list models" in proofs["endpoints"]["reason"]
