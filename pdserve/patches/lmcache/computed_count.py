@@ -93,7 +93,7 @@ PATCH = Patch(
         "part: wrong KV, which later requests load. The count is lowered to vLLM's own when a request is admitted, and "
         "after invalid blocks."
     ),
-    issue="not reported yet: docs/upstream-issues.md, the last but one",
+    issue='not reported yet: docs/upstream-issues.md, "a chunk is stored although"',
     targets=(
         HOOK,
         *(

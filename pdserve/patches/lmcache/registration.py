@@ -53,7 +53,7 @@ IDENTITY = Patch(
         "all that they store. With the patch its capabilities have a name that is new at each start. "
         "lmcache-registration reads it."
     ),
-    issue="not reported yet: docs/upstream-issues.md, the last one",
+    issue='not reported yet: docs/upstream-issues.md, "a worker is never registered"',
     targets=(PatchTarget(f"{_MANAGEMENT}.ManagementModule.get_experimental", body=True),),
     runs_in=("lmcache-server",),
     required=False,
@@ -240,7 +240,7 @@ REGISTRATION = Patch(
         "when it is a new one (lmcache-identity) or their connection broke, and what only its predecessor could "
         "answer ends."
     ),
-    issue="not reported yet: docs/upstream-issues.md, the last one",
+    issue='not reported yet: docs/upstream-issues.md, "a worker is never registered"',
     targets=(
         HOOK,
         PatchTarget(f"{_QUEUE}.cancel_streams", body=True),
