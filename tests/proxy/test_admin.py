@@ -21,7 +21,7 @@ import pytest
 from pdserve.errors import RecipeError, StartError
 from pdserve.pd.config.settings import AdminSettings
 from pdserve.pd.limits import keys
-from pdserve.pd.serve.admin_server import AdminServer
+from pdserve.pd.serve.admin import AdminServer
 from tests.proxy.deployment import MODEL, PLAIN, Deployment, keys_file, open_links, over_socket
 from tests.tables import each_row
 

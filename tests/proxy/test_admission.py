@@ -22,7 +22,7 @@ from pdserve.pd.relay.entrance import admit
 from pdserve.pd.serve.request_parser import priority_of
 from pdserve.pd.workers import load
 from pdserve.pd.workers.load import LoadBoard
-from pdserve.pd.workers.slots import Slots
+from pdserve.pd.workers.registry import Slots
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pdserve.pd.limits.quotas import cells_needed
 from pdserve.pd.processes import handover, shared_numbers
 from pdserve.pd.processes.control_lines import ControlLines
 from pdserve.pd.processes.handover import Heir, Inheritance, SharedFiles
-from pdserve.pd.processes.pauses import Pauses
+from pdserve.pd.processes.supervisor import Pauses
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.proxy import _LAYOUT, main, shared_with
 from tests.tables import each_row

@@ -379,7 +379,7 @@ def test_what_every_engine_would_refuse_reaches_none(deployment: Deployment) -> 
 
 def test_an_unknown_model_is_asked_for_once_and_then_refused(deployment: Deployment) -> None:
     """Once, because an engine may have loaded an adapter since."""
-    deployment.up(moments={"pdserve.pd.workers.catalog.ASK_AGAIN_SECONDS": 600})
+    deployment.up(moments={"pdserve.pd.workers.models.ASK_AGAIN_SECONDS": 600})
     served(deployment)
     answers = [deployment.complete(model="other") for _ in range(3)]
     assert {answer.status_code for answer in answers} == {404}

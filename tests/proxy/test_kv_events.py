@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import make
-from pdserve.pd.routing.kv_feed import Feed, Step
 from pdserve.pd.routing.kv_index import KvIndex
 from pdserve.pd.routing.kv_sources import Source, sources_from, sources_of
+from pdserve.pd.routing.kv_subscriber import Feed, Step
 from pdserve.pd.routing.kv_wire import (
     AllBlocksCleared,
     BadEventsError,
@@ -24,7 +24,7 @@ from pdserve.pd.routing.kv_wire import (
     Event,
     decode,
 )
-from pdserve.pd.routing.policies.kv_events import KvEvents
+from pdserve.pd.routing.policies import KvEvents
 from tests.proxy.candidates import Worker, everywhere, workers
 from tests.tables import each_row
 

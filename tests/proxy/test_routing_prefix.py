@@ -20,8 +20,7 @@ from pdserve.pd.routing.block_hash import SECRET, digest_without_xxhash
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.chain import FINE_BYTES, ROOT, Chain, GrowingChain
-from pdserve.pd.routing.policies.prefix_aware import PrefixAware
-from pdserve.pd.routing.recent_blocks import RecentBlocks
+from pdserve.pd.routing.policies import PrefixAware, RecentBlocks
 from pdserve.roles import EngineRole
 from tests.proxy.candidates import Worker, everywhere, workers
 from tests.proxy.deployment import Deployment

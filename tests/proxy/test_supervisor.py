@@ -15,7 +15,8 @@ pytestmark = pytest.mark.process
 
 SCRIPTS = """
 import itertools, os, signal, sys, time
-from pdserve.pd.processes import heartbeat, pauses, supervisor
+from pdserve.pd.processes import supervisor
+from pdserve.pd.processes import heartbeat, supervisor
 from pdserve.pd.processes.child import MemberConfiguration
 from pdserve.pd.processes.heartbeat import Beats
 """
@@ -93,7 +94,7 @@ def member(index, lines, asks):
     signal.sigwait(supervisor.SIGNALS)
     return 0
 
-os.fork, beats, pauses._FIRST_SECONDS = counted, None, 0.01
+os.fork, beats, supervisor._FIRST_SECONDS = counted, None, 0.01
 if how == "never serves":
     time.monotonic = lambda: next(clock)  # whatever it does takes ten seconds, as imports on a slow node
 if how == "begins":

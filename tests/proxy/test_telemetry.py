@@ -25,10 +25,9 @@ from pdserve.pd.errors import ApiError
 from pdserve.pd.protocols.prefill_leg import bad_end, good_end
 from pdserve.pd.requests.dialects import RESPONSES
 from pdserve.pd.serve.accounting import read_last_usage
-from pdserve.pd.serve.page_limit import FRESH_A_SECOND, PageLimit
+from pdserve.pd.serve.member import FRESH_A_SECOND, PageLimit
 from pdserve.pd.telemetry.metrics import Metrics
-from pdserve.pd.telemetry.request_line import RequestLine
-from pdserve.pd.telemetry.request_log import RequestLog
+from pdserve.pd.telemetry.request_log import RequestLine, RequestLog
 from pdserve.pd.telemetry.spans import OtelSpans, StageTime, Trace, open_spans, parse
 from pdserve.pd.telemetry.usage_counts import cached_in, of_answer
 from tests.tables import each_row

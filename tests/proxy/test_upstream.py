@@ -15,10 +15,10 @@ from unittest.mock import Mock
 import pytest
 
 from pdserve.pd.config.proxy import WorkerConfig
-from pdserve.pd.http import delayed_acks
+from pdserve.pd.http import upstream
 from pdserve.pd.http.fetch import fetch
 from pdserve.pd.http.upstream import Pool, Sink, UpstreamConnection
-from pdserve.pd.protocols.engine_ids import EngineIds
+from pdserve.pd.protocols.mooncake import EngineIds
 from pdserve.pd.relay.leg import UNREAD_SECONDS, Leg, ignore_poke
 from pdserve.pd.workers.registry import Registry, Worker
 from tests.proxy.deployment import registry_of
@@ -133,13 +133,13 @@ async def test_a_pool_that_is_closed_fails_who_waits_for_an_answer() -> None:
 
 
 def test_pieces_of_a_stream_are_acknowledged_later_and_a_connection_that_was_closed_is_left_alone() -> None:
-    assert [reads for reads in range(1, 150) if delayed_acks.is_option_due(reads)] == [8, 72, 136]
+    assert [reads for reads in range(1, 150) if upstream.is_option_due(reads)] == [8, 72, 136]
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
-        delayed_acks.delay(asyncio.BaseTransport(extra={"socket": connection}))
+        upstream.delay(asyncio.BaseTransport(extra={"socket": connection}))
         assert not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
     uvloops = Mock(setsockopt=Mock(side_effect=ValueError("negative file descriptor")))
     for sock in (None, connection, uvloops):
-        delayed_acks.delay(asyncio.BaseTransport(extra={"socket": sock}))
+        upstream.delay(asyncio.BaseTransport(extra={"socket": sock}))
 
 
 # --- a connection that served before is lost: only what no engine has read is sent again

@@ -8,20 +8,105 @@ is read behind the one that is being answered.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from typing import Final, cast
 
 import httptools
 
 from pdserve.pd.errors import ApiError
-from pdserve.pd.http import refusals
-from pdserve.pd.http.behind import Behind
 from pdserve.pd.http.client_connection import ClientConnection
 from pdserve.pd.http.front import Front
-from pdserve.pd.http.incoming import Request
+from pdserve.pd.http.incoming import ClientLimits, Request
 from pdserve.pd.http.places import NO_PLACE, PROBE_PLACE
 from pdserve.pd.http.reply import HttpReply, ReplyWithHeaders
+
+
+class Behind:
+    """Wait for a client that lags, as long as it reads on, up to a limit. Whether it does is seen when the longest
+    pause is over, so that one which stops is waited for up to two of them."""
+
+    __slots__ = ("_limits", "_transport", "_unread", "_until", "deadline")
+
+    def __init__(self, transport: asyncio.WriteTransport, limits: ClientLimits, now: float) -> None:
+        self._transport, self._limits = transport, limits
+        self._until = now + limits.body_seconds
+        self._unread = _unread(transport)
+        self.deadline = min(now + limits.body_idle_seconds, self._until)
+        """Loop time at which it is looked at."""
+
+    def reads_on(self, now: float) -> bool:
+        """It has read something since the last look, and may go on."""
+        before, self._unread = self._unread, _unread(self._transport)
+        self.deadline = min(now + self._limits.body_idle_seconds, self._until)
+        return self._unread < before and now < self._until
+
+
+def _unread(transport: asyncio.WriteTransport) -> int:
+    """Bytes, in this process and in the kernel, that the client's machine has not acknowledged. The kernel may have
+    megabytes, and takes more of ours only when a third of them has left. A system call: not for each write."""
+    size = transport.get_write_buffer_size()
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:  # it has just ended
+        return size
+    try:
+        # SIOCOUTQ, by its other name.
+        kernel = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:  # no such count of this kind of connection
+        return size
+    return size + int.from_bytes(kernel, sys.byteorder)
+
+
+MAX_HEADERS: Final = 256
+"""Of one request: each takes far more memory than its bytes."""
+RETRY_SECONDS: Final = 1
+NO_PLACE_RESPONSE: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: %d\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    % RETRY_SECONDS
+)
+"""For a connection that nothing is read from."""
+_ONCE: Final = (b"host", b"content-length", b"transfer-encoding")
+"""Headers that decide who is asked and where a request ends."""
+
+
+def refuse_head(request: Request, version: str, max_body_bytes: int) -> ApiError | None:
+    """Return what is wrong with a request's head, as HTTP defines it; None: nothing, and `announced` is known."""
+    named = request.named()
+    if named.get(b"host") is None if version == "1.1" else version != "1.0":
+        return ApiError(400, "This is not a valid HTTP/1.1 request: it needs one Host header.")
+    coding = named.get(b"transfer-encoding")
+    if coding is not None and (version != "1.1" or coding.lower() != b"chunked"):
+        return ApiError(400, "The only transfer coding of a request may be chunked.")
+    if len(named) < len(request.headers):
+        names = [name for name, _ in request.headers]
+        if any(names.count(name) > 1 for name in _ONCE):
+            return ApiError(400, "This is not a valid HTTP/1.1 request: a header comes twice that may come once.")
+    length = named.get(b"content-length")
+    if length is not None:
+        request.announced = int(length)
+        if request.announced > max_body_bytes:
+            return too_large(max_body_bytes)
+    return None
+
+
+def too_large(most: int) -> ApiError:
+    return ApiError(413, f"The request body is larger than {most} bytes.")
+
+
+def headers_too_large() -> ApiError:
+    return ApiError(431, "The request's headers are too large.")
+
+
+def only_probes() -> ApiError:
+    return ApiError(503, "The proxy has as many clients as it may have.", retry_after=RETRY_SECONDS)
+
+
+def no_memory() -> ApiError:
+    return ApiError(503, "The proxy holds too many large requests at the moment.", retry_after=RETRY_SECONDS)
+
 
 _LINGER_SECONDS: Final = 2.0
 _REQUEST_BYTES: Final = 2048
@@ -99,7 +184,7 @@ class Connection(ClientConnection):
         place = NO_PLACE if front.closed else front.place_for_new(self._loop.time())
         if place == NO_PLACE:
             self._refused = True
-            self._transport.write(b"" if front.closed else refusals.NO_PLACE)
+            self._transport.write(b"" if front.closed else NO_PLACE_RESPONSE)
             self._transport.close()
             return
         self._for_probes = place == PROBE_PLACE
@@ -129,7 +214,7 @@ class Connection(ClientConnection):
             try:
                 self._parser.feed_data(rest)
                 if self._nothing_new > self._max_header_bytes:
-                    self._refuse(refusals.headers_too_large())
+                    self._refuse(headers_too_large())
                 elif self._current is not None or self._ready:
                     self._hold_back_or_wait()
             except httptools.HttpParserUpgrade as upgrade:
@@ -184,14 +269,14 @@ class Connection(ClientConnection):
             return
         self._header_bytes += len(url)
         if self._header_bytes > self._max_header_bytes:
-            raise refusals.headers_too_large()
+            raise headers_too_large()
         self._current.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         assert self._current is not None
         self._header_bytes += len(name) + len(value) + 4
-        if self._header_bytes > self._max_header_bytes or len(self._current.headers) == refusals.MAX_HEADERS:
-            raise refusals.headers_too_large()
+        if self._header_bytes > self._max_header_bytes or len(self._current.headers) == MAX_HEADERS:
+            raise headers_too_large()
         if not self._in_head:
             # A head that was made here, or a trailer: that comes after everything that a header decides.
             return
@@ -207,7 +292,7 @@ class Connection(ClientConnection):
         request.method = self._parser.get_method()
         version = self._parser.get_http_version()
         self._http10 = version != "1.1"
-        invalid = refusals.refuse_head(request, version, self._front.limits.max_body_bytes)
+        invalid = refuse_head(request, version, self._front.limits.max_body_bytes)
         if invalid is not None:
             raise invalid
         if request.target[:1] != _SLASH:
@@ -216,9 +301,9 @@ class Connection(ClientConnection):
         if refusal is not None:
             raise refusal
         if self._for_probes and request.path not in self._front.probes:
-            raise refusals.only_probes()
+            raise only_probes()
         if request.announced and not self._budget.fits(request.announced, more=request.announced):
-            raise refusals.no_memory()
+            raise no_memory()
         expected = None if self._http10 else request.header(b"expect")
         if expected is not None and expected.lower() == b"100-continue" and self._reply is None:
             self.send(_CONTINUE)
@@ -228,9 +313,9 @@ class Connection(ClientConnection):
         assert request is not None
         self._nothing_new = 0
         if request.body_bytes + len(data) > self._front.limits.max_body_bytes:
-            raise refusals.too_large(self._front.limits.max_body_bytes)
+            raise too_large(self._front.limits.max_body_bytes)
         if not request.take(data):
-            raise refusals.no_memory()
+            raise no_memory()
 
     def on_message_complete(self) -> None:
         if self._offers_upgrade_and_has_body():
@@ -245,7 +330,7 @@ class Connection(ClientConnection):
             return
         self._ready.append((request, reply))
         if not request.hold(_REQUEST_BYTES + self._header_bytes):
-            raise refusals.no_memory()
+            raise no_memory()
 
     # --- for HttpReply
 

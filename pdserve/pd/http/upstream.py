@@ -8,6 +8,7 @@ that its client has left.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Coroutine
@@ -17,8 +18,30 @@ from urllib.parse import urlsplit
 import httptools
 from mypy_extensions import mypyc_attr
 
-from pdserve.pd.http import connecting, delayed_acks
+from pdserve.pd.http import connecting
 from pdserve.pd.http.pieces import LARGE, Payload, Pieces
+
+_FIRST: Final = 8
+"""Most answers that are no streams come in fewer pieces, and are not worth a system call."""
+_EVERY: Final = 64
+
+
+def is_option_due(reads: int) -> bool:
+    """Return whether the option is to be set at this read of an answer, counted from 1."""
+    return reads % _EVERY == _FIRST
+
+
+def delay(transport: asyncio.BaseTransport) -> None:
+    """Sets the option on a TCP connection, if it is open."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+    except (OSError, ValueError):
+        # It has just been closed, which uvloop answers with a ValueError.
+        return
+
 
 IDLE_SECONDS: Final = 2.0
 """vLLM closes an idle connection after 5 s: we leave first, or a request would race with that."""
@@ -173,8 +196,8 @@ class UpstreamConnection:
             self._transport.abort()
             return
         self._reads += 1
-        if delayed_acks.is_option_due(self._reads):
-            delayed_acks.delay(self._transport)
+        if is_option_due(self._reads):
+            delay(self._transport)
         self._unheard += len(data)
         try:
             self._parser.feed_data(data)

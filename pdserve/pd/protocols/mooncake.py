@@ -17,15 +17,18 @@ of mooncake_connector.py in vLLM 0.21 to 0.33:
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 from pdserve.pd.errors import ApiError, ClientGoneError
+from pdserve.pd.http.fetch import FetchError, fetch
+from pdserve.pd.http.upstream import Pool
 from pdserve.pd.protocols import prefill_leg
 from pdserve.pd.protocols.background import Background, settle
-from pdserve.pd.protocols.engine_ids import EngineIds
-from pdserve.pd.protocols.mooncake_legs import Legs, send
-from pdserve.pd.protocols.transfer import Transfer
+from pdserve.pd.random_id import new_id
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.leg import Leg, ignore_poke
 from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch
@@ -34,6 +37,136 @@ from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
 from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Registry, Worker
+
+
+class Transfer:
+    """A transfer of KV from one rank of a prefill."""
+
+    __slots__ = ("engine_id", "id", "prefill", "rank", "ranks")
+
+    def __init__(self, id_: str, prefill: Worker, rank: str, engine_id: str, ranks: int) -> None:
+        """`ranks`: how many that prefill has."""
+        self.id = id_
+        self.prefill = prefill
+        self.rank = rank
+        self.engine_id = engine_id
+        self.ranks = ranks
+
+    def of_engine(self, engine_id: str) -> Transfer:
+        """Return the transfer from another life of that prefill."""
+        return Transfer(self.id, self.prefill, self.rank, engine_id, self.ranks)
+
+    def for_prefill(self) -> bytes:
+        return _FOR_PREFILL + self.id.encode() + _END
+
+    def for_decode(self) -> bytes:
+        return _for_decode(self.prefill.config.bootstrap_url, self.engine_id) + self.id.encode() + _END
+
+    def rank_header(self) -> bytes:
+        return b"x-data-parallel-rank: %b\r\n" % self.rank.encode() if self.ranks > 1 else b""
+
+
+_FOR_PREFILL: Final = b'{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"'
+_FOR_DECODE: Final = (
+    b'{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":%b,"remote_engine_id":%b,'
+    b'"transfer_id":"'
+)
+_END: Final = b'"}'
+
+
+@lru_cache(maxsize=1024)
+def _for_decode(bootstrap_url: str | None, engine_id: str) -> bytes:
+    """Up to the id; the same few again and again."""
+    return _FOR_DECODE % (encode(bootstrap_url), encode(engine_id))
+
+
+_CONNECT_SECONDS: Final = 5.0
+
+
+class EngineIds:
+    """Remembers what the bootstrap servers have answered."""
+
+    def __init__(self) -> None:
+        self._known: dict[Worker, tuple[int, list[tuple[str, str]]]] = {}
+        """By the worker itself: another one may have its name by now."""
+        self._turns: dict[str, int] = {}
+
+    def next(self, worker: Worker) -> Transfer | None:
+        """A new transfer from the next rank of a prefill; None when its ids are not known for this life."""
+        life, ranks = self._known.get(worker, (-1, []))
+        if life != worker.life:
+            return None
+        turn = self._turns[worker.name] = self._turns.get(worker.name, -1) + 1
+        rank, engine_id = ranks[turn % len(ranks)]
+        return Transfer("xfer-" + new_id(), worker, rank, engine_id, len(ranks))
+
+    async def learn(self, worker: Worker) -> dict[str, str]:
+        """Asks the bootstrap server. WorkerFailedError when it does not answer as it should."""
+        life = worker.life
+        ranks = await self._query(worker)
+        if worker.life == life and worker.state != "dead":
+            self._known[worker] = (life, sorted(ranks.items()))
+        return ranks
+
+    def forget(self, worker: Worker) -> None:
+        """It died, or was removed."""
+        self._known.pop(worker, None)
+        self._turns.pop(worker.name, None)
+
+    async def _query(self, worker: Worker) -> dict[str, str]:
+        pool = Pool(worker.config.bootstrap_url or "", connect_timeout=_CONNECT_SECONDS)
+        try:
+            answer = await fetch(pool, "GET", "/query")
+            ranks = {str(rank): str(entry["engine_id"]) for rank, entry in json.loads(answer.body).items()}
+        except FetchError as error:
+            raise _failed(worker, "does not answer") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise _failed(worker, "gives no engine ids") from error
+        finally:
+            pool.close()
+        if not ranks:
+            raise _failed(worker, "has no engine yet")
+        return ranks
+
+
+def _failed(worker: Worker, what: str) -> WorkerFailedError:
+    error = ApiError(502, f"The bootstrap server of {worker.name} {what}")
+    return WorkerFailedError(worker, error, retry=True, fault="unavailable")
+
+
+class Legs:
+    """One of a transfer's two requests each."""
+
+    __slots__ = ("decode", "prefill")
+
+    def __init__(self, prefill: Leg, decode: Leg) -> None:
+        self.prefill, self.decode = prefill, decode
+
+    def close(self) -> None:
+        """Decode first: it notifies prefill that it will not fetch the KV."""
+        self.decode.close()
+        self.prefill.close()
+
+
+def send(
+    engines: Engines, request: ClientRequest, transfer: Transfer, decode: Worker, poke: Callable[[], None]
+) -> Legs:
+    """Sends both. The transfer's slot at its prefill is free again when that leg is complete."""
+    dialect, body = request.dialect, request.body
+    prefill_body = dialect.prefill_body(body, transfer.for_prefill())
+    decode_body = dialect.decode_body(body, transfer.for_decode())
+    prefill = prefill_leg.send(
+        engines,
+        request,
+        transfer.prefill,
+        prefill_body,
+        rank_header=transfer.rank_header(),
+        poke=poke,
+        on_complete=transfer.prefill.slots.give,
+    )
+    head = engines.post(decode, request.target, request.headers, decode_body)
+    return Legs(prefill, Leg(decode, head, decode_body, poke))
+
 
 log = logging.getLogger("pdserve.proxy")
 

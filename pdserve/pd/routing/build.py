@@ -9,12 +9,7 @@ from pdserve.errors import RecipeError
 from pdserve.pd.config import routing as routing_settings
 from pdserve.pd.config.routing import RoutingSettings, policy_of
 from pdserve.pd.routing.burden import Burden
-from pdserve.pd.routing.policies.affinity import Affinity
-from pdserve.pd.routing.policies.kv_events import KvEvents
-from pdserve.pd.routing.policies.least_loaded import LeastLoaded
-from pdserve.pd.routing.policies.power_of_two import PowerOfTwo
-from pdserve.pd.routing.policies.prefix_aware import PrefixAware
-from pdserve.pd.routing.policies.round_robin import RoundRobin
+from pdserve.pd.routing.policies import Affinity, KvEvents, LeastLoaded, PowerOfTwo, PrefixAware, RoundRobin
 from pdserve.pd.routing.policy import Policy
 from pdserve.roles import EngineRole
 

@@ -11,8 +11,7 @@ from pdserve.pd.relay.client import Client
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.telemetry.cached_tokens import USAGE
 from pdserve.pd.telemetry.metrics import Metrics
-from pdserve.pd.telemetry.request_line import Outcome, RequestLine
-from pdserve.pd.telemetry.request_log import RequestLog
+from pdserve.pd.telemetry.request_log import Outcome, RequestLine, RequestLog
 from pdserve.pd.telemetry.spans import Spans, StageTime, Trace
 from pdserve.pd.telemetry.usage_counts import of_event, of_value
 

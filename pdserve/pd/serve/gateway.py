@@ -37,27 +37,25 @@ from pdserve.pd.serve.accounting import Accounting
 from pdserve.pd.serve.answering import Answering
 from pdserve.pd.serve.client_tls import ClientTls
 from pdserve.pd.serve.intake import Intake
-from pdserve.pd.serve.pair_canary import PairCanary
-from pdserve.pd.serve.prewarm import Prewarm
+from pdserve.pd.serve.pair_canary import PairCanary, Prewarm
 from pdserve.pd.serve.request_parser import RequestParser
 from pdserve.pd.serve.stored_responses import StoredResponses
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.metrics_page import Labels
 from pdserve.pd.telemetry.request_log import RequestLog
 from pdserve.pd.telemetry.spans import open_spans
-from pdserve.pd.workers.catalog import Catalog
 from pdserve.pd.workers.engines import Engines, upstream_tls
 from pdserve.pd.workers.health_checks import HealthChecks
 from pdserve.pd.workers.kv_feeds import KvFeeds
 from pdserve.pd.workers.load import LoadBoard
-from pdserve.pd.workers.models import Models
+from pdserve.pd.workers.models import Catalog, Models
 from pdserve.pd.workers.pools import Pools
 from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS, Registry, Worker, WorkerState
 from pdserve.roles import EngineRole
 from pdserve.time_limit import time_limit
 
 if TYPE_CHECKING:
-    from pdserve.pd.serve.admin_server import AdminServer
+    from pdserve.pd.serve.admin import AdminServer
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -271,7 +269,7 @@ class Gateway:
         if self.config.admin is None or not self._has_admin:
             return None
         # It takes 3 MB, which a proxy without an admin does without.
-        from pdserve.pd.serve.admin_server import AdminServer, AdminWorkers
+        from pdserve.pd.serve.admin import AdminServer, AdminWorkers
 
         workers = AdminWorkers(self, self._notify or _no_other_process)
         return AdminServer(self.config.admin, workers, self._reload_all, partial(self.page, keys=True))

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,28 @@ from pdserve.pd.requests.dialects import nearest_dialect
 from pdserve.pd.serve import allocator, control, server
 from pdserve.pd.serve.gateway import Gateway
 from pdserve.pd.serve.intake import WITHOUT_KEY
-from pdserve.pd.serve.page_limit import PageLimit
 from pdserve.pd.workers.models import engine_version
 from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS
+
+FRESH_A_SECOND = 20
+"""Each made anew; who asks more often gets the last one."""
+
+
+class PageLimit:
+    def __init__(self, make: Callable[[], bytes], clock: Callable[[], float] = time.monotonic) -> None:
+        self._make, self._clock = make, clock
+        self._page = b""
+        self._second, self._made = 0, FRESH_A_SECOND
+
+    def page(self) -> bytes:
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._made = second, 0
+        if self._made < FRESH_A_SECOND:
+            self._made += 1
+            self._page = self._make()
+        return self._page
+
 
 _LATER = {"retry-after": str(RETRY_AFTER_SECONDS)}
 

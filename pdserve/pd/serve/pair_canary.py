@@ -4,6 +4,7 @@ figures, waits for no place in a pool and is tried with no other worker."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -18,7 +19,7 @@ from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.workers.engines import Engines
 from pdserve.pd.workers.failure import WorkerFailedError
-from pdserve.pd.workers.registry import Worker
+from pdserve.pd.workers.registry import Registry, Worker
 
 Attempt = Callable[[ClientRequest, Client, Worker, Worker], Awaitable[None]]
 LATE: Final = 504
@@ -74,3 +75,40 @@ class PairCanary:
             timer.cancel()
         if client.counted is not None and client.counted[1] == 0:
             raise ApiError(502, f"{decode.name} answered without a token")
+
+
+log = logging.getLogger("pdserve.proxy")
+
+_SECONDS = 60.0
+_TOKENS = 2
+
+
+class Prewarm:
+    """Warms each pair once for every life of its workers, one at a time, while clients are served."""
+
+    def __init__(self, registry: Registry, canary: PairCanary) -> None:
+        self._registry, self._canary = registry, canary
+        self._warm: set[tuple[str, int, str, int]] = set()
+        self._wanted = asyncio.Event()
+        self._task = asyncio.ensure_future(self._run())
+        registry.on_ready(lambda _: self._wanted.set())
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            for prefill in self._registry.ready("prefill"):
+                for decode in self._registry.ready("decode"):
+                    pair = (prefill.name, prefill.life, decode.name, decode.life)
+                    if pair not in self._warm:
+                        self._warm.add(pair)
+                        await self._warm_up(prefill, decode)
+
+    async def _warm_up(self, prefill: Worker, decode: Worker) -> None:
+        try:
+            await self._canary.send(prefill, decode, tokens=_TOKENS, seconds=_SECONDS)
+        except ApiError as error:
+            log.warning("%s and %s could not be warmed up: %s", prefill.name, decode.name, error)

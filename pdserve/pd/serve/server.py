@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -19,11 +20,40 @@ from pdserve.pd.http.connection import Connection
 from pdserve.pd.http.front import SWEEP_SECONDS, Front
 from pdserve.pd.http.front import ClientLimits as FrontLimits
 from pdserve.pd.processes.supervisor import RETIRE, SIGNALS
-from pdserve.pd.serve import descriptors
 from pdserve.pd.serve.client_tls import ClientTls, TlsListener
 from pdserve.time_limit import time_limit
 
 log = logging.getLogger("pdserve.proxy")
+
+RESERVED = 64
+"""For health checks, probes of the proxy (http.places), listeners, logs, KV events and libraries."""
+
+
+def raised_limit() -> int:
+    """Raise the soft limit of descriptors as far as it may go, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return 1 << 31 if soft == resource.RLIM_INFINITY else soft
+
+
+def clients_that_fit(wanted: int, legs: int) -> int:
+    """Connections of clients, at most `wanted`, if each of them may need so many connections to engines."""
+    limit = raised_limit()
+    fit = max(1, (limit - RESERVED) // (1 + legs))
+    if fit < wanted:
+        log.warning(
+            "max_connections is %d and not %d: this process may have %d open files (ulimit -Hn), and a request takes "
+            "up to %d beside its client's",
+            fit,
+            wanted,
+            limit,
+            legs,
+        )
+    return min(wanted, fit)
+
 
 _BACKLOG = 2048
 _BODIES = 8
@@ -80,9 +110,7 @@ def front_limits(config: ProxyConfig) -> FrontLimits:
         body_idle_seconds=limits.body_idle_seconds,
         body_seconds=limits.body_seconds,
         keep_alive_seconds=limits.keep_alive_seconds,
-        max_connections=descriptors.clients_that_fit(
-            limits.max_connections, legs=1 if config.protocol == "aggregated" else 2
-        ),
+        max_connections=clients_that_fit(limits.max_connections, legs=1 if config.protocol == "aggregated" else 2),
         write_buffer_bytes=limits.write_buffer_bytes,
         max_buffered_bytes=limits.max_buffered_bytes or _BODIES * config.max_body_bytes,
     )
