@@ -19,7 +19,7 @@ from typing import Any, assert_never
 
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
 from pdserve.launch.client_task import ClientTask, WhileReady
-from pdserve.launch.failure import not_reached, report
+from pdserve.launch.failure import failure_markdown, not_reached
 from pdserve.launch.fleet import Fleet
 from pdserve.launch.launch_record import KeptRecord, record_versions, save_change
 from pdserve.launch.recovery import Recovery
@@ -27,10 +27,10 @@ from pdserve.launch.rolling_change import RollingChange, roll
 from pdserve.launch.start_proofs import StartProofs
 from pdserve.launch.start_race import StartRace, StopRequested
 from pdserve.logs.rotation import keep_bounded
+from pdserve.plan.environment import ENGINE_KEY
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node, has_lease
 from pdserve.plan.process import Process
-from pdserve.preflight import ENGINE_KEY
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event, Shutdown
 from pdserve.run import inbox
@@ -135,7 +135,7 @@ class Launcher:
         error itself."""
         with contextlib.suppress(OSError):
             events, _ = self._run_dir.read_events()
-            self._run_dir.write(self._run_dir.failure, report(error, self._state.name, self._state, events))
+            self._run_dir.write(self._run_dir.failure, failure_markdown(error, self._state.name, self._state, events))
 
     def _asked_to_stop(self, by: signal.Signals | None = None) -> None:
         """Signal handler (`by` None: `down`). A second TERM hurries nothing: scancel sends one, its script another."""
@@ -215,7 +215,9 @@ class Launcher:
             ) from None
 
     def _account(self, processes: tuple[Process, ...], canary: float) -> None:
-        seconds = shares(processes, self._state.processes, total=time.monotonic() - self._began, canary=canary)
+        seconds = start_seconds_by_part(
+            processes, self._state.processes, total=time.monotonic() - self._began, canary=canary
+        )
         self._state.ready_at = time.time()
         self._fleet.record("up", endpoint=self._state.endpoint, **seconds)
 
@@ -515,10 +517,10 @@ class UnendingLoop:
                 traceback.print_exception(error, file=sys.stderr)
 
 
-def shares(
+def start_seconds_by_part(
     processes: Iterable[Process], states: Mapping[str, ProcessState], *, total: float, canary: float
 ) -> dict[str, float]:
-    """Seconds by part, as the event `up` has them. `processes`: those that were started.
+    """Return where the seconds of a start went, as the event `up` has them. `processes`: those that were started.
 
     Processes of one stage run beside each other, so the slowest counts; commands of the setup run one after the other.
     """

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pdserve.proxy")
 
-ENGINE_KEY = "PDSERVE_ENGINE_KEY"
+ENGINE_KEY_VARIABLE = "PDSERVE_ENGINE_KEY"
 BACKLOG = 2048
 _LAYOUT = f"{__version__}/{shared_numbers.LAYOUT}"
 
@@ -248,7 +248,7 @@ def main(argv: list[str] | None = None) -> int:
             check(args.config, args.check)
             return 0
         with_control = not args.no_control and stdin_is_control()
-        key = os.environ.get(ENGINE_KEY)
+        key = os.environ.get(ENGINE_KEY_VARIABLE)
         return serve_together(args.config, handover.take_inheritance(), key, with_control=with_control)
     except PdserveError as error:
         print(error.render(), file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import pytest
 
 from pdserve.atomic_write import replace_text
 from pdserve.errors import StateError
-from pdserve.launch.failure import report
+from pdserve.launch.failure import failure_markdown
 from pdserve.logs.rotation import rotated_log
 from pdserve.run import inbox
 from pdserve.run.directory import RunDir
@@ -48,7 +48,7 @@ def test_a_line_that_cannot_be_read_hides_no_other(tmp_path: Path, bad: bytes, e
     assert [event["event"] for event in events] == ["one", "unreadable", "two"]
     assert events[1]["at"] == events[0]["at"]
     assert offset == run.events.stat().st_size
-    assert "unreadable" in report(StateError("it failed"), "fake", None, events)
+    assert "unreadable" in failure_markdown(StateError("it failed"), "fake", None, events)
 
 
 def test_what_there_is_no_room_for_leaves_nothing_of_itself(run: RunDir) -> None:

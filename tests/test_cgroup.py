@@ -80,11 +80,11 @@ def test_why_none_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
         return tmp_path, tmp_path
 
     monkeypatch.setattr(cgroup, "place", place)
-    made = cgroup.make("pdserve-run-1@n-1", {})
+    made = cgroup.make_own_cgroup("pdserve-run-1@n-1", {})
     assert made.cgroup is None
     assert why in made.why_not
     assert list(tmp_path.iterdir()) == []
-    assert cgroup.make("pdserve-run-1@n-1", {"PDSERVE_CGROUPS": "off"}) == (None, "PDSERVE_CGROUPS=off")
+    assert cgroup.make_own_cgroup("pdserve-run-1@n-1", {"PDSERVE_CGROUPS": "off"}) == (None, "PDSERVE_CGROUPS=off")
 
 
 def test_a_strangers_cgroup_is_left_alone(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from pdserve.errors import CommandError, PreflightError
 from pdserve.node.agent_record import AgentRecord
-from pdserve.operations.launcher_process import ClientCommand
+from pdserve.operations.client_command import ClientCommand
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node, Ssh
 from pdserve.run.directory import RunDir
@@ -65,7 +65,7 @@ def test_a_program_is_looked_for_in_the_path_of_its_own_environment() -> None:
 LAUNCHER = """
 import asyncio, os, sys
 from pathlib import Path
-from pdserve.operations.launcher_process import ClientCommand
+from pdserve.operations.client_command import ClientCommand
 from pdserve.run.directory import RunDir
 from tests.plan import kit
 

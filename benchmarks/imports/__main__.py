@@ -27,7 +27,7 @@ from pdserve.importing.launch import ImportChoice
 from pdserve.importing.srt_variants import variants
 from pdserve.importing.yaml_tree import read
 from pdserve.operations.import_recipe import ImportedRecipe, import_file
-from pdserve.recipe.load.extends import text_of
+from pdserve.recipe.load.recipe_document import text_of
 
 RANK = ("whole", "partial", "refused")
 _STORE = "kv_store_distributed_mooncake"

@@ -14,7 +14,7 @@ import typer
 from pdserve.cli.console import Console, show_plan
 from pdserve.cli.options import OWN_CODES_OF_RUN, check_place_options
 from pdserve.errors import CommandError, PdserveError, ReportedError, ServeError
-from pdserve.operations.launcher_process import ClientCommand
+from pdserve.operations.client_command import ClientCommand
 from pdserve.operations.look import choose_destination
 from pdserve.operations.plan_recipe import load, recipe_words
 from pdserve.operations.shown_change import change_there
@@ -36,7 +36,7 @@ def run_up(
     cluster: Path | None,
     this_machine: bool,
 ) -> None:
-    """Raises what `operations.up` does."""
+    """Load a recipe, choose its machines, and bring it up; `dry`: print the plan. Raises as `operations.up` does."""
     check_place_options(cluster, this_machine=this_machine)
     if as_json and not dry:
         raise typer.BadParameter("--json belongs to --dry-run")

@@ -17,7 +17,7 @@ from pdserve.recipe.flags import where_instead
 from pdserve.recipe.load import show
 from pdserve.recipe.load.environment import escape
 from pdserve.recipe.load.problems import Path
-from pdserve.recipe.sections import LoadBalancing
+from pdserve.recipe.model import LoadBalancing
 from pdserve.roles import EngineRole
 
 _LMCACHE = "LMCacheMPConnector"

@@ -273,8 +273,10 @@ _LAST_EVENTS = 40
 _LEFT_OUT = ("at", "event", "error", "patches", "processes")
 
 
-def report(error: PdserveError, name: str, state: DeploymentState | None, events: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown. `state` None: it failed before anything was started."""
+def failure_markdown(
+    error: PdserveError, name: str, state: DeploymentState | None, events: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return failure.md: the error, the processes, the last events. `state` None: it failed before anything started."""
     return printable("\n".join(_lines(error, name, state, events))) + "\n"
 
 

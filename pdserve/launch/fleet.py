@@ -120,6 +120,7 @@ class PendingStops:
 
 Routing = Literal["starting", "ready", "draining", "dead"]
 Trouble = Died | Late | Health | Gone
+"""What the launcher decides about: a death, a lateness, a silence or its end, a lost node."""
 
 SILENT = "does not answer"
 """Reason for holding a process that lives but is stopped or does not answer its probe."""
@@ -441,7 +442,7 @@ class Fleet:
     def give_up(self, name: str, why: str) -> Died:
         """A process that was silent for too long counts as dead from here on, although it lives."""
         seconds, state = self.plan.timeouts.unresponsive_seconds, self.state.processes[name]
-        died = gave_up(name, f"did not answer for {seconds:.0f} s ({why})", seconds)
+        died = declared_death(name, f"did not answer for {seconds:.0f} s ({why})", seconds)
         state.phase, state.note = "dead", died.how
         self.route(name, "dead")
         self.record("given_up", name=name, why=died.how)
@@ -517,7 +518,7 @@ class Fleet:
             self.behind = False
 
 
-def gave_up(name: str, how: str, seconds: float) -> Died:
+def declared_death(name: str, how: str, seconds: float) -> Died:
     """A death that we decided on, not one that the kernel reported."""
     return Died(name=name, pid=0, code=None, how=how, seconds=seconds, while_starting=False)
 

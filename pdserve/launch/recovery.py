@@ -18,7 +18,7 @@ from typing import Any
 from pdserve.errors import PdserveError, ServeError, StartError
 from pdserve.launch.bad_peers import Outcome, PeerJudge
 from pdserve.launch.failure import interrupted_restart, serve_error, start_error
-from pdserve.launch.fleet import Fleet, Trouble, gave_up
+from pdserve.launch.fleet import Fleet, Trouble, declared_death
 from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.launch.start_proofs import InstanceProofs, wait_for_memory
 from pdserve.plan.model import LmcacheServer
@@ -82,11 +82,11 @@ class Recovery:
             self._react_to_health(trouble)
         elif isinstance(trouble, Late) or trouble.while_starting:
             # A start that failed has left it loading, and it never served: it waits for another `up`.
-            self._begin(leader, self._stop_instance(leader))
+            self._begin_task(leader, self._stop_instance(leader))
         elif self._fleet.plan.process(trouble.name).is_lmcache:
-            self._begin(trouble.name, self._recover_lmcache(self._server(trouble.name), trouble))
+            self._begin_task(trouble.name, self._recover_lmcache(self._server(trouble.name), trouble))
         else:
-            self._begin(leader, self._recover(trouble))
+            self._begin_task(leader, self._recover(trouble))
 
     def _leader(self, name: str) -> str:
         """Return the process that stands for the instance: a recovery is of all of it."""
@@ -104,7 +104,7 @@ class Recovery:
                 task.cancel()
             self._instances.route(leader, "dead")
             if any(process.node != gone.node for process in plan.instance_of(leader)):
-                self._begin(f"rest of {leader}", self._stop_instance(leader))
+                self._begin_task(f"rest of {leader}", self._stop_instance(leader))
         for role in dict.fromkeys(process.role for process in there if process.is_engine):
             if not any(self._lives_or_returns(p.name) for p in plan.processes if p.role == role and _leads(p)):
                 self._fail(error)
@@ -121,9 +121,9 @@ class Recovery:
         name = self._leader(name)
         if name not in self._tasks:
             if self._fleet.plan.process(name).is_lmcache:
-                self._begin(name, self._recover_lmcache(self._server(name), None))
+                self._begin_task(name, self._recover_lmcache(self._server(name), None))
             else:
-                self._begin(name, self._restart(name))
+                self._begin_task(name, self._restart(name))
         await self._end_of(name, restarted=name)
         await self._end_of(_memory_of(name), restarted=name)
         if name != "proxy" and self._fleet.plan.proxy_kind == "vllm-router":
@@ -153,16 +153,16 @@ class Recovery:
             if not await self._fleet.outcome(name):
                 await self._fleet.stop(name)
                 return False
-            await self._return_engines(self._server(name), but)
+            await self._prove_all_for_server(self._server(name), but)
             return True
 
         await self._work_on(name, work)
 
-    def revive(self, name: str) -> None:
+    def recover_by_policy(self, name: str) -> None:
         """Leaves an instance that did not start to its restart policy."""
         if not self._is_closed:
             note = self._fleet.state.processes[name].note
-            self._begin(self._leader(name), self._recover(gave_up(name, note, 0)))
+            self._begin_task(self._leader(name), self._recover(declared_death(name, note, 0)))
 
     @property
     def is_closed(self) -> bool:
@@ -173,7 +173,7 @@ class Recovery:
         """Proves that KV crosses between an instance and its peers. Raises StartError where it does not."""
         outcomes = await self._proofs.crosses(name)
         met = bool(outcomes) or self._fleet.plan.proxy_kind != "pdserve" or self._fleet.plan.mode == "aggregated"
-        if not met or not await self._crosses(name):
+        if not met or not await self._kv_crosses(name):
             raise StartError(
                 f"no KV crosses between {name} and its peers",
                 where=name,
@@ -208,7 +208,7 @@ class Recovery:
             except PdserveError as failure:  # the record cannot be written
                 error = failure
 
-        self._begin(leader, do())
+        self._begin_task(leader, do())
         await self._end_of(leader, restarted=leader)
         if error is not None:
             raise error
@@ -286,7 +286,7 @@ class Recovery:
                 engine for engine in server.engines if _down_reason(server.process) in self._fleet.held.get(engine, ())
             )
             if server.process not in self._tasks and self._is_ready(server) and not all(map(self._fleet.silent, kept)):
-                self._begin(f"return to {server.process}", self._return_engines(server))
+                self._begin_task(f"return to {server.process}", self._prove_all_for_server(server))
         held = [name for name, reasons in self._fleet.held.items() if not reasons.isdisjoint(_ON_THE_WAY)]
         for leader in dict.fromkeys(self._leader(name) for name in held if name in self._fleet.plan.names()):
             silent = any(self._fleet.silent(process.name) for process in self._fleet.plan.instance_of(leader))
@@ -296,23 +296,23 @@ class Recovery:
                 and self._lives_or_returns(leader)
                 and self._has_servers(leader)
             ):
-                self._begin(leader, self._resume(leader))
+                self._begin_task(leader, self._prove_again(leader))
 
-    async def _resume(self, name: str) -> None:
-        """It returns once it is proven; else it is recovered, as after a death."""
+    async def _prove_again(self, name: str) -> None:
+        """Prove an instance that a start has left held, and route to it; else recover it, as after a death."""
         if await self._proven(name):
-            self._return(name)
+            self._route_to(name)
         elif not self._instances.lives(name)() or self._has_servers(name):
             for reason in (_TO_BE_RESTARTED, _BAD_PEER):
                 self._instances.release(name, reason)
             await self._stop_failed(name)
-            await self._recover(gave_up(name, "did not return after a start that came into its recovery", 0))
+            await self._recover(declared_death(name, "did not return after a start that came into its recovery", 0))
 
     def _watch_if_silent(self, name: str) -> None:
         if name in self._fleet.plan.names() and self._instances.serves(name) and self._fleet.silent(name):
             self.react(Health(name=name, responsive=False, why=self._fleet.state.processes[name].note))
 
-    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def _begin_task(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         if name in self._tasks or self._is_closed:
             work.close()
             return
@@ -394,7 +394,7 @@ class Recovery:
     async def _restart(self, name: str, why: str = _TO_BE_RESTARTED) -> None:
         if not await self._restart_once(name, why):
             note = self._fleet.state.processes[name].note
-            await self._recover(gave_up(name, f"did not come back: {note}", 0))
+            await self._recover(declared_death(name, f"did not come back: {note}", 0))
 
     async def _restart_once(
         self, name: str, why: str = _TO_BE_RESTARTED, adopt: Callable[[], None] = lambda: None
@@ -432,7 +432,7 @@ class Recovery:
         if not await self._proven(name):
             await self._stop_failed(name)
             return False
-        self._return(name)
+        self._route_to(name)
         return True
 
     async def _proven(self, name: str) -> bool:
@@ -445,10 +445,10 @@ class Recovery:
             self._proofs.has_patches(name)
             and await self._fleet.proven_while(lives, self._proofs.attached(name, self._servers_of(name)))
             and await self._fleet.proven_while(lives, self._proofs.all_answer(name))
-            and await self._fleet.proven_while(lives, self._crosses(name))
+            and await self._fleet.proven_while(lives, self._kv_crosses(name))
         )
 
-    async def _crosses(self, name: str) -> bool:
+    async def _kv_crosses(self, name: str) -> bool:
         """KV crosses between a new engine and its peers, as far as the fault is not theirs; broken peers are restarted
         (bad_peers.py)."""
         while True:
@@ -466,9 +466,9 @@ class Recovery:
         self._fleet.record("bad_peer", name=peer, new=new, crossed=crossed, restarted=restarted)
         if restarted:
             self._instances.hold(peer, _BAD_PEER)  # before the new engine is routed to
-            self._begin(peer, self._restart(peer, _BAD_PEER))
+            self._begin_task(peer, self._restart(peer, _BAD_PEER))
 
-    def _return(self, name: str) -> None:
+    def _route_to(self, name: str) -> None:
         """Route to an instance that is proven and attached to its servers."""
         lacking = {_down_reason(server.process) for server in self._servers_of(name) if not self._is_ready(server)}
         for reason in [reason for reason in self._fleet.held.get(name, ()) if reason.endswith(_IS_DOWN)]:
@@ -487,12 +487,12 @@ class Recovery:
         if plan.proxy_kind != "vllm-router" or not self._router_is_stale:
             return
         if all(self._instances.serves(worker.name) for worker in plan.proxy.workers):
-            self._begin("proxy", self._restart_router())
+            self._begin_task("proxy", self._restart_router())
 
     async def _restart_router(self) -> None:
         """Restart the router. Nothing waits for it: an engine that dies meanwhile must be free to come back."""
         if not await self._restart_once("proxy"):
-            await self._recover(gave_up("proxy", "did not come back after a prefill did", 0))
+            await self._recover(declared_death("proxy", "did not come back after a prefill did", 0))
 
     async def _stop_failed(self, name: str) -> None:
         state, died = self._fleet.state.processes[name], self._instances.first_dead(name)
@@ -510,7 +510,7 @@ class Recovery:
             former.cancel()
             await asyncio.gather(former, return_exceptions=True)
         self._fleet.hold(master, _EMPTY)
-        self._begin(_memory_of(master), self._release_with_memory(self._fleet.plan.process(master)))
+        self._begin_task(_memory_of(master), self._release_with_memory(self._fleet.plan.process(master)))
 
     async def _release_with_memory(self, master: Process) -> None:
         """Release the master once its pool has memory, or the time is over: engines then compute what they would
@@ -530,7 +530,7 @@ class Recovery:
         if not trouble.responsive:
             if is_cache:
                 self._hold_engines(self._server(trouble.name))
-            self._begin(f"watch {trouble.name}", self._give_up_on(trouble))
+            self._begin_task(f"watch {trouble.name}", self._give_up_on(trouble))
         else:
             self._readmit_engines()
 
@@ -563,7 +563,7 @@ class Recovery:
             state.restarts += 1
             self._fleet.start(server.process)
             if await self._fleet.outcome(server.process):
-                await self._return_engines(server)
+                await self._prove_all_for_server(server)
                 if self._instances.serves(server.process):
                     return
                 self._hold_engines(server)  # it died while they returned
@@ -578,18 +578,18 @@ class Recovery:
         for engine in server.engines:
             self._fleet.hold(engine, _down_reason(server.process))
 
-    async def _return_engines(self, server: LmcacheServer, but: Collection[str] = ()) -> None:
+    async def _prove_all_for_server(self, server: LmcacheServer, but: Collection[str] = ()) -> None:
         """Every living engine of a server that answers again: registered and proven, or restarted. No more of them once
         that is gone again, or silent: who called this, or what ends the silence, goes on."""
         gone = asyncio.ensure_future(self._fleet.until(lambda: not self._is_ready(server)))
         try:
             for engine in server.engines:
                 if engine not in but:
-                    await self._return_engine(engine, server, gone)
+                    await self._prove_for_server(engine, server, gone)
         finally:
             gone.cancel()
 
-    async def _return_engine(self, engine: str, server: LmcacheServer, gone: asyncio.Future[None]) -> None:
+    async def _prove_for_server(self, engine: str, server: LmcacheServer, gone: asyncio.Future[None]) -> None:
         reason, lives = _down_reason(server.process), self._instances.lives(engine)
 
         def both() -> bool:
@@ -614,18 +614,18 @@ class Recovery:
         self._fleet.record("engine_not_back", name=engine, attached=attached)
         self._waiting.add(asyncio.current_task())
         try:
-            self._begin(engine, self._bring_back(engine, server))
+            self._begin_task(engine, self._restart_for_server(engine, server))
             await asyncio.wait({self._tasks[engine]})
         finally:
             self._waiting.remove(asyncio.current_task())
 
-    async def _bring_back(self, engine: str, server: LmcacheServer) -> None:
+    async def _restart_for_server(self, engine: str, server: LmcacheServer) -> None:
         """The restart of an engine that does not return to its server: its own recovery, so that what becomes of it
         meanwhile begins no second one."""
         back = await self._restart_once(engine)
         self._fleet.release(engine, _down_reason(server.process))
         if not back:
-            await self._recover(gave_up(engine, f"did not come back after {server.process} did", 0))
+            await self._recover(declared_death(engine, f"did not come back after {server.process} did", 0))
 
 
 def _leads(process: Process) -> bool:

@@ -173,7 +173,7 @@ class RollingChange:
         try:
             await self._recovery.start(name)
         except StartError as again:
-            self._recovery.revive(name)
+            self._recovery.recover_by_policy(name)
             raise StartError(
                 f"{failure.what}; its former command, to which it was to return, fails too: {again.what}",
                 where=failure.where,
@@ -260,7 +260,7 @@ class RollingChange:
                 try:
                     await self._recovery.start(name)
                 except PdserveError:
-                    self._recovery.revive(name)
+                    self._recovery.recover_by_policy(name)
 
     def _moves(self, name: str) -> bool:
         """Tell whether an instance gets devices or ports that it does not have, so that others may have to go first."""

@@ -318,8 +318,8 @@ async def _has_memory(master: Process, ask: AskNode) -> bool:
     return size is None or size > 0
 
 
-class Record(TypedDict):
-    """Is what a download leaves in the run directory."""
+class DownloadRecord(TypedDict):
+    """The model and the commit that a download has fetched, as it leaves them in the run directory."""
 
     model: str
     revision: str
@@ -355,11 +355,11 @@ async def same_commit(plan: Plan, run: RunDir) -> str | None:
     return own
 
 
-async def _record(run: RunDir, process: Process) -> Record:
+async def _record(run: RunDir, process: Process) -> DownloadRecord:
     file = run.path / WEIGHTS_RECORDS / f"{process.name}.json"
     for _ in range(int(_PATIENCE_SECONDS / _LOOK_SECONDS)):
         if file.parent.is_dir() and file in list(file.parent.iterdir()):  # opening a folder shows what is new in it
-            record: Record = json.loads(file.read_text(encoding="utf-8"))
+            record: DownloadRecord = json.loads(file.read_text(encoding="utf-8"))
             return record
         await asyncio.sleep(_LOOK_SECONDS)
     raise StartError(

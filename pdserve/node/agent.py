@@ -382,7 +382,7 @@ def main() -> int:
     kept = ledger_file(options.run_dir, options.node)
     ShmLedger(kept, strangers=strangers).save()
     adopt_orphans()
-    cgroups = cgroup.make(f"{cgroup.prefix(options.run_id)}{options.node}-{os.getpid()}", os.environ)
+    cgroups = cgroup.make_own_cgroup(f"{cgroup.prefix(options.run_id)}{options.node}-{os.getpid()}", os.environ)
     agent_record.note(options.run_dir, options.node, cgroups.cgroup)
     guard_pid = os.getpid()
     if child := os.fork():

@@ -31,9 +31,9 @@ from pdserve.operations import vllm_parser_program
 from pdserve.operations.plan_recipe import load, plan_for
 from pdserve.plan.versions import check_coverage, known_hazards, recipe_use
 from pdserve.recipe.load import yaml12
-from pdserve.recipe.load.extends import text_of
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.load.problems import dotted, locate
+from pdserve.recipe.load.recipe_document import text_of
 from pdserve.recipe.vllm_names import VERSION
 from pdserve.roles import ENGINE_ROLES
 from pdserve.system.interpreter import NoAnswerError, ask_interpreter

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
-from pdserve.launch.failure import report as failure_report
+from pdserve.launch.failure import failure_markdown
 from pdserve.operations.current_run import running_places
 from pdserve.operations.plan_recipe import PlannedRecipe, errors_with_lines, plan_for
 from pdserve.plan.environment import Platform
@@ -127,7 +127,7 @@ def look(
         run.make()
         return look(loaded, machines, run, report=report, fabric=fabric)
     except PreflightError as error:
-        keep_failed_look(run, failure_report(error, loaded.recipe.name, None, ()))
+        keep_failed_look(run, failure_markdown(error, loaded.recipe.name, None, ()))
         raise
     finally:
         discard(run)

@@ -14,9 +14,10 @@ from typing import Any
 from pdserve.errors import PdserveError
 from pdserve.models import files
 from pdserve.models.files import model_identity
-from pdserve.plan.build import build_plan, nodes_for
+from pdserve.plan.build import build_plan
 from pdserve.plan.model import Plan, Versions
 from pdserve.plan.node import Node
+from pdserve.plan.placement import nodes_for
 from pdserve.plan.running import NOTHING, RunningProcesses
 from pdserve.plan.sbatch import check_job_time, render_sbatch, signal_seconds
 from pdserve.preflight.engine_packages import read_versions

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pdserve.errors import PreflightError, ReportedError, StateError
-from pdserve.launch.failure import report
+from pdserve.launch.failure import failure_markdown
 from pdserve.launch.launch_record import record_run
+from pdserve.operations.client_command import ClientCommand
 from pdserve.operations.current_run import check_place, find_running
 from pdserve.operations.down import clear_up
-from pdserve.operations.launcher_process import ClientCommand, end_launcher, follow, run_here, start_detached
+from pdserve.operations.launcher_process import end_launcher, follow, run_here, start_detached
 from pdserve.operations.look import CheckedPlan, Destination, look
 from pdserve.operations.plan_recipe import PlannedRecipe, plan_for
 from pdserve.operations.shown_change import shown_nodes
@@ -75,7 +76,7 @@ def up(loaded: LoadedRecipe, there: Destination, show: VerbProgress, options: Up
             show.result(line)
         show.warn(summarize_warnings(seen.findings))
         seen.raise_failed()
-        apply(run, seen, show, replace=options.replace)
+        ask_to_apply(run, seen, show, replace=options.replace)
         return
     check_no_orphans(root, name, show.note)
     run = RunDir(root / name / new_run_id())
@@ -169,7 +170,7 @@ def _check_before_start(loaded: LoadedRecipe, there: Destination, run: RunDir, s
         seen = look(loaded, there.machines, run, report=show.note, fabric=_fabric(loaded))
     except PreflightError as error:
         if there.machines is not None:  # it names a log of the run
-            keep_failed_look(run, report(error, loaded.recipe.name, None, ()))
+            keep_failed_look(run, failure_markdown(error, loaded.recipe.name, None, ()))
         raise
     show.warn([*loaded.warnings, *there.warnings, *seen.planned.plan.warnings, *summarize_warnings(seen.findings)])
     if there.machines is not None:
@@ -219,14 +220,14 @@ def _bring_up(
         raise
     finally:
         if not ended_well:
-            _clear_up(run, launcher, interrupted=interrupted)
+            _forget_unstarted(run, launcher, interrupted=interrupted)
         if not options.detach:
             show.end(detached=False)
     if options.detach:
         show.end(detached=True)
 
 
-def _clear_up(run: RunDir, launcher: Child | None, *, interrupted: bool) -> None:
+def _forget_unstarted(run: RunDir, launcher: Child | None, *, interrupted: bool) -> None:
     with hold_stops():
         # A launcher that lives needs it, as one that keeps what is healthy of a failure; one that was killed, or was
         # still importing when the stop came, has not removed it.
@@ -254,7 +255,7 @@ def _process_start() -> float:
     return time.monotonic() - max(0.0, age)
 
 
-def apply(run: RunDir, seen: CheckedPlan, show: VerbProgress, *, replace: bool) -> None:
+def ask_to_apply(run: RunDir, seen: CheckedPlan, show: VerbProgress, *, replace: bool) -> None:
     """Asks the launcher of `run`, and shows what it does. `replace`: also engines whose command has changed. Raises
     ReportedError with the launcher's own exit code when it refuses or fails."""
     planned = seen.planned

@@ -49,10 +49,6 @@ from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections import Logs
 from pdserve.roles import EngineRole
 
-__all__ = ["build_plan", "nodes_for"]
-
-nodes_for = placement.nodes_for
-
 
 def build_plan(
     recipe: Recipe,

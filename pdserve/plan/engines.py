@@ -39,7 +39,7 @@ from pdserve.recipe.connectors.registry import (
     ports_of,
     transfer_kinds,
 )
-from pdserve.recipe.flags import ENGINE_FLAGS, EngineLine, Rendezvous, flag_words, own_flags
+from pdserve.recipe.flags import ENGINE_FLAGS, EngineFacts, Rendezvous, flag_words, own_flags
 from pdserve.recipe.model import Recipe, Role
 from pdserve.roles import EngineRole, ProcessRole
 
@@ -70,7 +70,7 @@ def vllm_argv(
     """The command line of the instance's process of that rank. `port` is None on followers."""
     own = own_flags(
         ENGINE_FLAGS,
-        EngineLine(
+        EngineFacts(
             served_name=recipe.model.served_name,
             revision=recipe.model.revision,
             address=instance.shares[rank].node.address,

@@ -43,7 +43,7 @@ def device_env(platform: Platform, devices: Sequence[int]) -> tuple[dict[str, st
 
 
 ENGINE_KEY = "engine_key"
-"""Name of the secret that every deployment makes for its engines."""
+"""The one secret that no recipe names: every deployment makes it, at random, for its engines."""
 
 ALLOW_UNKNOWN = "PDSERVE_PATCHES_ALLOW_UNKNOWN"
 """Names of patches, by commas, that are applied to unknown code too."""

@@ -29,7 +29,7 @@ from pdserve.plan.running import NOTHING, RunningProcesses, free_name
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.caches import LmcacheMpSection
 from pdserve.recipe.effective import lmcache_leaves, roles, transfer_mode_of
-from pdserve.recipe.flags import LOOPBACK, SERVER_FLAGS, ServerLine, flag_words, own_flags
+from pdserve.recipe.flags import LOOPBACK, SERVER_FLAGS, ServerFacts, flag_words, own_flags
 from pdserve.recipe.model import Recipe, RestartPolicy
 from pdserve.recipe.sections import Lmcache
 
@@ -52,7 +52,7 @@ def lmcache_argv(
     program = section.command if section.command is not None else [python, "-m", module]
     own = own_flags(
         SERVER_FLAGS,
-        ServerLine(
+        ServerFacts(
             section=section,
             instance_id=instance_id,
             staging=staging,

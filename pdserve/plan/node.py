@@ -15,7 +15,7 @@ from typing import Annotated, Literal, assert_never
 from pydantic import Field
 
 from pdserve.plan.frozen import Frozen
-from pdserve.recipe.model import Timeouts
+from pdserve.recipe.sections import Timeouts
 
 
 class Local(Frozen):

@@ -132,7 +132,7 @@ def _connector_settings(recipe: Recipe) -> dict[str, Any]:
     defaults = [section.model_construct().proxy_settings() for section in SECTIONS]
     settings = {key: value for section in defaults for key, value in section.items()}
     prefill = next((connector for name, _, connector in effective.roles(recipe) if name == "prefill"), None)
-    transfer = effective.transfer_of(prefill)
+    transfer = effective.first_transfer_of(prefill)
     return settings if transfer is None else {**settings, **transfer.proxy_settings()}
 
 

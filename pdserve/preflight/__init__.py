@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdserve.errors import PreflightError
+from pdserve.plan.environment import ENGINE_KEY
 from pdserve.plan.model import Plan
-
-ENGINE_KEY = "engine_key"
-"""The one secret that no recipe names: made at random for each deployment."""
 
 
 def resolve_secrets(plan: Plan, environ: Mapping[str, str], engine_key: str) -> dict[str, str]:

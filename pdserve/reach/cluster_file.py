@@ -19,7 +19,7 @@ from pydantic import Field
 
 from pdserve.errors import RecipeError
 from pdserve.recipe.base import Count, Strict
-from pdserve.recipe.load import environment, extends, show
+from pdserve.recipe.load import environment, recipe_document, show
 from pdserve.recipe.load.problems import Origin, Path, Problem, did_you_mean, error, locate
 from pdserve.recipe.load.shape import Shape
 from pdserve.recipe.load.validation import reset_nulls, validate
@@ -141,7 +141,7 @@ class LoadedCluster:
 def load_cluster(path: FilePath, *, environ: Mapping[str, str]) -> LoadedCluster:
     """The cluster file at `path`, with `${NAME}` taken from `environ`. RecipeError has all that is wrong at once."""
     shape = Shape(Cluster)
-    document = extends.read_file(path, "cluster file")
+    document = recipe_document.read_file(path, "cluster file")
     if "model" in document.data and "hosts" not in document.data:
         raise RecipeError(
             "this is a recipe, not a cluster file",

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pdserve.errors import AgentProtocolError
+from pdserve.errors import AgentProtocolError, StartError
 from pdserve.plan.node import (
     BEATS,
     Local,
@@ -53,7 +53,7 @@ from pdserve.reach.protocol import (
     line_of,
 )
 from pdserve.reach.slurm import srun_environment
-from pdserve.recipe.model import Timeouts
+from pdserve.recipe.sections import Timeouts
 from pdserve.system.pipe_writer import PipeWriter
 from pdserve.system.process import pid_end, spawn_piped
 from pdserve.time_limit import time_limit
@@ -369,16 +369,24 @@ class AgentLink:
 
 
 def open_agent(
-    node: Node, run_dir: Path, run_id: str, timeouts: Timeouts, receive: Callable[[Event], None]
+    node: Node, receive: Callable[[Event], None], *, run_dir: Path, run_id: str, timeouts: Timeouts
 ) -> AgentLink:
-    """Starts agent and guard, in a session of their own here, so that a Ctrl-C of the terminal is not their business.
+    """Start agent and guard, in a session of their own here, so that a Ctrl-C of the terminal is not their business.
 
     They end when the link is closed or this process dies. On another node, and in docker, whose daemon holds the pipe,
-    that may not be seen: there they also end when they hear nothing for their lease.
+    that may not be seen: there they also end when they hear nothing for their lease. Raises StartError.
     """
     argv = agent_argv(node, run_dir=str(run_dir), run_id=run_id, timeouts=timeouts)
     log = run_dir / "logs" / f"agent@{node.name}.log"
-    channel = Channel.open(node.reach, node.name, step_name(node.name), argv, log=log)
+    try:
+        channel = Channel.open(node.reach, node.name, step_name(node.name), argv, log=log)
+    except OSError as error:  # its log on a full disk, or no room for a process
+        raise StartError(
+            f"the agent of {node.name} cannot be started",
+            where=f"agent@{node.name}",
+            cause=str(error),
+            todo=f"make room in {log.parent}; where a limit was reached, ulimit -u and ulimit -n show it",
+        ) from error
     heartbeat = timeouts.heartbeat_seconds if has_lease(node) else None
     if not in_docker(node):
         return AgentLink(node.name, channel, receive, heartbeat=heartbeat)

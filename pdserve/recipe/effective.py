@@ -73,8 +73,8 @@ def caches(connector: AnyConnector | None) -> bool:
     return any(leaf.ABOUT.caches for leaf in sections(connector))
 
 
-def transfer_of(connector: AnyConnector | None) -> AnyLeaf | None:
-    """The first of them."""
+def first_transfer_of(connector: AnyConnector | None) -> AnyLeaf | None:
+    """Return the first part of a connector that moves KV between prefill and decode; None: there is none."""
     return next(iter(transfers_of(connector)), None)
 
 

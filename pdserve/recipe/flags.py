@@ -12,12 +12,12 @@ from typing import Any, Generic, TypeVar
 from pdserve.recipe.connectors.registry import SECTIONS
 from pdserve.recipe.effective import publishes_kv_events
 from pdserve.recipe.load.problems import Path
-from pdserve.recipe.model import Parallel, Recipe
-from pdserve.recipe.sections import Lmcache, LoadBalancing
+from pdserve.recipe.model import LoadBalancing, Parallel, Recipe
+from pdserve.recipe.sections import Lmcache
 from pdserve.recipe.vllm_names import FLAGS
 from pdserve.roles import is_engine
 
-Line = TypeVar("Line")
+FactsT = TypeVar("FactsT")
 """What the values of a program's flags are made of."""
 
 
@@ -41,21 +41,21 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class OwnedFlag(Generic[Line]):
-    """One row."""
+class OwnedFlag(Generic[FactsT]):
+    """A flag that pdserve sets itself: its value, and what a recipe writes instead."""
 
     instead: str
     """What to write instead."""
-    value: Callable[[Line], Any] | None = None
+    value: Callable[[FactsT], Any] | None = None
     """None: the flag is never set, and refused all the same (another name of one that is). A value of None: not in
     this command line."""
     condition: Condition | None = None
     """None: it is refused in every recipe."""
 
 
-def own_flags(table: Mapping[str, OwnedFlag[Line]], line: Line) -> dict[str, Any]:
+def own_flags(table: Mapping[str, OwnedFlag[FactsT]], facts: FactsT) -> dict[str, Any]:
     """The flags that pdserve sets in this command line, in the order of the table."""
-    values = {name: flag.value(line) for name, flag in table.items() if flag.value is not None}
+    values = {name: flag.value(facts) for name, flag in table.items() if flag.value is not None}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -98,7 +98,7 @@ class Rendezvous:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineLine:
+class EngineFacts:
     """The facts that the flags of an engine process depend on."""
 
     served_name: str
@@ -119,16 +119,16 @@ def _spans_nodes(recipe: Recipe, section: str) -> bool:
     return any(role.parallel.nodes > 1 for name, role in recipe.roles() if name == section)
 
 
-def _with_master(line: EngineLine, value: str | int | None) -> str | int | None:
+def _with_master(line: EngineFacts, value: str | int | None) -> str | int | None:
     """Return the value of a flag by which vLLM itself spreads an instance over nodes."""
     return None if line.rendezvous is None or line.rendezvous.master_port is None else value
 
 
-def _first_rank(line: EngineLine) -> int:
+def _first_rank(line: EngineFacts) -> int:
     return line.rank * line.parallel.ranks_of_server
 
 
-def _in_mode(line: EngineLine, mode: LoadBalancing, value: int | bool) -> int | bool | None:
+def _in_mode(line: EngineFacts, mode: LoadBalancing, value: int | bool) -> int | bool | None:
     return value if line.parallel.load_balancing == mode else None
 
 
@@ -144,7 +144,7 @@ _DP = f"set {_PARALLEL}.dp and {_PARALLEL}.nodes"
 _PCP = f"set {_PARALLEL}.pcp"
 _BALANCING = f"set {_PARALLEL}.load_balancing"
 
-ENGINE_FLAGS: dict[str, OwnedFlag[EngineLine]] = {
+ENGINE_FLAGS: dict[str, OwnedFlag[EngineFacts]] = {
     "model": OwnedFlag(_MODEL),  # part of the program: `vllm serve` takes it without the flag
     "model-tag": OwnedFlag(_MODEL),
     "served-model-name": OwnedFlag("set model.served_name", lambda line: line.served_name),
@@ -273,7 +273,7 @@ _STAGING = frozenset({"fs", "fs_native"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerLine:
+class ServerFacts:
     """The facts that the flags of a server depend on."""
 
     section: Lmcache
@@ -292,7 +292,7 @@ def number(value: float) -> str:
     return str(int(value)) if value == int(value) else str(value)
 
 
-def _initial_l1(line: ServerLine) -> str | None:
+def _initial_l1(line: ServerFacts) -> str | None:
     if line.on_cpu:
         return None
     return str(max(1, math.floor(min(line.section.l1_init_size_gb, line.section.l1_size_gb))))
@@ -307,7 +307,7 @@ def _with_staging(adapter: Mapping[str, Any], staging: str) -> dict[str, Any]:
     return {"relative_tmp_dir": f".staging-{staging}", **adapter}
 
 
-SERVER_FLAGS: dict[str, OwnedFlag[ServerLine]] = {
+SERVER_FLAGS: dict[str, OwnedFlag[ServerFacts]] = {
     "instance-id": OwnedFlag("pdserve knows its own server from a stale one by it", lambda line: line.instance_id),
     "host": OwnedFlag("the server listens on loopback of its node", lambda line: LOOPBACK),
     "port": OwnedFlag("set ports.lmcache", lambda line: line.port),

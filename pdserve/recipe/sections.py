@@ -21,58 +21,54 @@ def words_of(command: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(shlex.split(command) if isinstance(command, str) else command)
 
 
-LoadBalancing = Literal["internal", "hybrid", "external"]
+class Timeouts(Strict):
+    """Limits of how long a stage may take. Death always ends a wait at once; these end the wait for a live process."""
 
-
-class Parallel(Strict):
-    """Parallelism of one instance; devices needed = tp * pp * pcp * dp."""
-
-    tp: Count = Field(default=1, description="Tensor parallel size.")
-    pp: Count = Field(default=1, description="Pipeline parallel size.")
-    pcp: Count = Field(
-        default=1,
-        description="Prefill context parallel size: workers that share the computation of a prompt. They are workers "
-        "beside the tp * pp others, not a part of them.",
+    setup_seconds: Seconds = Field(default=600, description="One command of the setup on one node.")
+    weights_seconds: Seconds = Field(
+        default=21600,
+        description="The download of the weights on one node. One that does not move for ten minutes ends before.",
     )
-    dp: Count = Field(default=1, description="Data parallel size: engine ranks of one instance.")
-    load_balancing: LoadBalancing = Field(
-        default="internal",
-        description="Who chooses the data-parallel rank of a request. internal: one API server for all ranks. hybrid: "
-        "an API server on each node, which chooses among the ranks of its node. external: an API server for each rank, "
-        "in a process of its own. Every API server is a worker of the proxy.",
+    container_seconds: Seconds = Field(
+        default=7200,
+        description="The image of the container on one node, or the file of it that all nodes share: tens of GB are "
+        "fetched and unpacked.",
     )
-    api_servers: Count = Field(
-        default=1,
-        description="Processes of an API server: they share its port and its ranks. vLLM starts dp of them by itself; "
-        "more than one pays where tokenising or streaming fills a core.",
+    lmcache_seconds: Seconds = Field(
+        default=240, description="LMCache until healthy: 4-9 s seen, pinning takes longer."
     )
-    ep: bool = Field(default=False, description="Expert parallelism over the tp * pcp * dp ranks.")
-    nodes: Count = Field(default=1, description="Nodes that one instance spans.")
-
-    @property
-    def workers(self) -> int:
-        """Engine workers, and on accelerators devices, of one instance."""
-        return self.tp * self.pp * self.pcp * self.dp
-
-    @property
-    def processes(self) -> int:
-        """Processes of one instance: one for each rank with external load balancing, else one on each node."""
-        return self.dp if self.load_balancing == "external" else self.nodes
-
-    @property
-    def servers(self) -> int:
-        """Return the processes of an instance that have an API server."""
-        return 1 if self.load_balancing == "internal" else self.processes
-
-    @property
-    def ranks_of_server(self) -> int:
-        """Data-parallel ranks that an API server chooses among."""
-        return self.dp // self.servers
-
-    def product(self) -> str:
-        """`tp 4 x dp 2`, for messages: the sizes above 1."""
-        sizes = {"tp": self.tp, "pp": self.pp, "pcp": self.pcp, "dp": self.dp}
-        return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "tp 1"
+    store_master_seconds: Seconds = Field(
+        default=60, description="The master of a Mooncake store until healthy; it needs about a second."
+    )
+    engine_seconds: Seconds = Field(default=3600, description="An engine until healthy: 1.7 TB of weights take 30 min.")
+    proxy_seconds: Seconds = Field(default=30, description="The proxy until healthy; it needs about a second.")
+    attach_seconds: Seconds = Field(
+        default=60,
+        description="Engines, once healthy, until registered at LMCache, or until a Mooncake store has their memory.",
+    )
+    unresponsive_seconds: Seconds = Field(
+        default=60,
+        description="A process that was ready and does not answer leaves routing at once, and is treated as dead after "
+        "so long; while others are started, it ends that start.",
+    )
+    canary_seconds: Seconds = Field(
+        default=120,
+        description="One token through the proxy; of an engine that is started again, alone and with all its peers.",
+    )
+    stop_seconds: Seconds = Field(default=30, description="From TERM to KILL, for each process.")
+    transfer_abort_seconds: Count = Field(
+        default=60,
+        description="VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long prefill keeps KV that no decode fetches and decode "
+        "waits for KV that never comes. vLLM's 480 s holds the blocks of every lost request for 8 minutes.",
+    )
+    heartbeat_seconds: Seconds = Field(
+        default=5, description="An agent, and with it its node, is lost once it was not heard for so long."
+    )
+    agent_lease_seconds: Seconds = Field(
+        default=15,
+        description="An agent that hears nothing from the launcher for so long stops its processes by itself: a cut "
+        "cable ends no connection. Not less than heartbeat_seconds.",
+    )
 
 
 class RestartPolicy(Strict):

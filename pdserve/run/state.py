@@ -35,7 +35,7 @@ class ProcessState(BaseModel):
     """The time of its last end; it counts while the phase is dead, done or stopped."""
     restarts: int = 0
     note: str = ""
-    """Why it is not ready: how it died, the cause by its log."""
+    """Why it is not ready: how it died, why it is held, or what its start is doing."""
     open_ports: dict[str, int] = {}
     """Ports read after the start because they cannot be pinned."""
 

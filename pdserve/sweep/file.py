@@ -17,7 +17,7 @@ from pdserve.bench.traces import AGENTIC, RequestTrace, with_trace
 from pdserve.bench.workload import Load, Workload, usual_requests
 from pdserve.errors import RecipeError
 from pdserve.recipe.base import Count, Name, Strict
-from pdserve.recipe.load import extends, show, yaml12
+from pdserve.recipe.load import recipe_document, show, yaml12
 from pdserve.recipe.load.problems import Line, Origin, Path, Problem, error, locate
 from pdserve.recipe.load.validation import validate
 
@@ -99,7 +99,7 @@ class LoadedSweep:
 def load_sweep(path: FilePath) -> LoadedSweep:
     """The sweep file at `path`. RecipeError has all that is wrong at once. `${NAME}` in a value of the recipe is read
     where the recipe is."""
-    document = extends.read_file(path, "sweep file")
+    document = recipe_document.read_file(path, "sweep file")
     if "model" in document.data and "recipe" not in document.data:
         raise RecipeError(
             "this is a recipe, not a sweep file",

@@ -17,9 +17,9 @@ from pdserve.importing.launch import CommandLine, Draft, Note, SourcedValue
 from pdserve.importing.recipe_text import annotated_text, commented_yaml, line
 from pdserve.importing.sweep_draft import SweepDraft, shown_names
 from pdserve.operations.import_recipe import Ask, ask_none, read_with, save
-from pdserve.recipe.load.extends import text_of
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.load.problems import dotted
+from pdserve.recipe.load.recipe_document import text_of
 from pdserve.recipe.model import Recipe
 from pdserve.roles import ENGINE_ROLES
 from pdserve.sweep.file import combinations, load_sweep

@@ -154,8 +154,8 @@ def prefix(run_id: str) -> str:
     return f"pdserve-{run_id}@"
 
 
-def make(name: str, environ: Mapping[str, str]) -> CgroupOutcome:
-    """One inside our own, into which and out of which this process has been: what starts in it can be born there."""
+def make_own_cgroup(name: str, environ: Mapping[str, str]) -> CgroupOutcome:
+    """Make a cgroup inside our own, which this process has entered and left: what starts in it can be born there."""
     if environ.get(SWITCH) == "off":
         return CgroupOutcome(None, f"{SWITCH}=off")
     try:

@@ -2,7 +2,7 @@
 TERM.
 
 They have one of two handlers: Python's own, which raises KeyboardInterrupt wherever the main thread is, or, in
-`held_back`, one that notes the signal for an event loop or for the end of the block. What must not be cut in two (a
+`hold_stops`, one that notes the signal for an event loop or for the end of the block. What must not be cut in two (a
 process is started, its record is written) runs in that. A Ctrl-C can be lost all the same, as one that comes while the
 interpreter frees an object, and has to be pressed again.
 """
@@ -83,10 +83,10 @@ class _Held:
 
 
 def hear_stops(asked: Asked) -> None:
-    """Within `held_back`: `asked` is called with each signal that came, at once, and then with each that comes, in the
+    """Within `hold_stops`: `asked` is called with each signal that came, at once, and then with each that comes, in the
     event loop that runs."""
     held = signal.getsignal(signal.SIGTERM)
-    assert isinstance(held, _Held), "signals are heard within `held_back`"
+    assert isinstance(held, _Held), "signals are heard within `hold_stops`"
     held.hear(asked, asyncio.get_running_loop())
 
 

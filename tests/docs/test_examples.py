@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pdserve.plan.build import build_plan, nodes_for
+from pdserve.plan.build import build_plan
 from pdserve.plan.model import Versions
+from pdserve.plan.placement import nodes_for
 from pdserve.reach.cluster_file import load_cluster
 from pdserve.recipe.load.loader import load_recipe
 from tests.docs import markdown

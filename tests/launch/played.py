@@ -13,10 +13,10 @@ from typing import Any
 from pdserve.errors import PdserveError
 from pdserve.launch.fleet import Fleet
 from pdserve.launcher import Launcher
+from pdserve.plan.environment import ENGINE_KEY
 from pdserve.plan.model import Plan
 from pdserve.plan.node import Node
 from pdserve.plan.process import HttpProbe
-from pdserve.preflight import ENGINE_KEY
 from pdserve.reach.protocol import (
     Answered,
     Died,

@@ -112,5 +112,5 @@ def test_up_with_another_model_lets_its_weights_be_fetched(run: RunDir, asked: l
     loaded = SimpleNamespace(to_yaml=lambda model_path: "name: test")
     seen = cast(CheckedPlan, SimpleNamespace(planned=SimpleNamespace(plan=other, loaded=loaded, versions=Versions())))
     with pytest.raises(StateError):
-        up.apply(run, seen, cast(VerbProgress, SimpleNamespace(result=print)), replace=True)
+        up.ask_to_apply(run, seen, cast(VerbProgress, SimpleNamespace(result=print)), replace=True)
     assert asked[0] > other.timeouts.weights_seconds + DRAIN

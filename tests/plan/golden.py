@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdserve.plan.bash import render_shell
-from pdserve.plan.build import build_plan, nodes_for
+from pdserve.plan.build import build_plan
 from pdserve.plan.model import Plan
+from pdserve.plan.placement import nodes_for
 from pdserve.plan.sbatch import render_sbatch
 from pdserve.recipe.load.loader import load_recipe
 from pdserve.recipe.model import Recipe

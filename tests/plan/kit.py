@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdserve.plan.build import build_plan, nodes_for
+from pdserve.plan.build import build_plan
 from pdserve.plan.model import Plan, Versions
 from pdserve.plan.node import Node
+from pdserve.plan.placement import nodes_for
 from pdserve.plan.process import Process
 from pdserve.plan.running import NOTHING, RunningProcesses
 from pdserve.recipe.model import Recipe

@@ -11,9 +11,10 @@ import pytest
 
 from pdserve.node.supervised import environment
 from pdserve.plan.bash import render_shell
-from pdserve.plan.build import build_plan, nodes_for
+from pdserve.plan.build import build_plan
 from pdserve.plan.model import Plan
 from pdserve.plan.node import with_agent
+from pdserve.plan.placement import nodes_for
 from pdserve.recipe.model import Recipe
 from tests.plan.kit import VERSIONS, on_gpus, recipe, with_lmcache
 

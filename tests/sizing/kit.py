@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdserve.plan.build import build_plan, nodes_for
+from pdserve.plan.build import build_plan
+from pdserve.plan.placement import nodes_for
 from pdserve.sizing import Sizing, SizingOptions, size_recipe
 from tests.plan.kit import VERSIONS, recipe
 

@@ -9,7 +9,8 @@ import pytest
 from pdserve.errors import RecipeError
 from pdserve.models.config_json import UnknownModelError
 from pdserve.models.weights import Tensor
-from pdserve.plan.build import build_plan, nodes_for
+from pdserve.plan.build import build_plan
+from pdserve.plan.placement import nodes_for
 from pdserve.sizing import BESIDE_KV_GIB, GIB, Sizing, SizingOptions, Span, quantized_bits, size_recipe
 from tests.plan.kit import NIXL, VERSIONS, on_gpus, recipe, with_lmcache
 from tests.sizing.kit import CONFIG, HYBRID, sizing, where

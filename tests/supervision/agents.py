@@ -87,7 +87,7 @@ class AgentUnderTest(Events):
 
     def __init__(self, run_dir: Path, node: Node, timeouts: Timeouts) -> None:
         super().__init__()
-        self.link: AgentLink = open_agent(node, run_dir, "run-1", timeouts, self.receive)
+        self.link: AgentLink = open_agent(node, self.receive, run_dir=run_dir, run_id="run-1", timeouts=timeouts)
 
     async def start(self, process: Process) -> ProcessId:
         """Order a start; return who was started."""

@@ -162,7 +162,7 @@ AND_STAYS = (
 @pytest.fixture
 def ours() -> Iterator[Cgroup | None]:
     """A cgroup of the test's own; None where none can be made, which is then said."""
-    made, why_not = cgroup.make(f"{cgroup.prefix('test')}here-{os.getpid()}", os.environ)
+    made, why_not = cgroup.make_own_cgroup(f"{cgroup.prefix('test')}here-{os.getpid()}", os.environ)
     assert (made is None) == bool(why_not)
     yield made
     if made is not None and not made.remove():

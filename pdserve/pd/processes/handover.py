@@ -78,8 +78,8 @@ def take_inheritance() -> Inheritance | None:
     return inheritance
 
 
-def check() -> int:
-    """Starts the program as it is now, to see whether it could take over; the PID of that process."""
+def start_trial() -> int:
+    """Start the program as it is now, to see whether it could take over; return the PID of that process."""
     return os.posix_spawn(sys.executable, [*sys.orig_argv, CHECK, str(FORMAT)], os.environ)
 
 

@@ -413,7 +413,7 @@ class Processes:
         if self._ending or self.rolling or self._checking is not None:
             return
         log.info("rolling restart: looking whether the new proxy could start")
-        self._checking = handover.check()
+        self._checking = handover.start_trial()
         self._check_until = time.monotonic() + _CHECK_SECONDS
 
     def _end_check(self) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdserve.recipe.load import show, yaml12
-from pdserve.recipe.load.extends import Document
 from pdserve.recipe.load.problems import Path, Problem
+from pdserve.recipe.load.recipe_document import Document
 from pdserve.recipe.load.shape import RECIPE, Shape
 
 _TOKEN = re.compile(r"\$\$\{|\$\{")

@@ -15,7 +15,7 @@ from pdserve.recipe.connectors.registry import (
     kinds_of,
     transfer_kinds,
 )
-from pdserve.recipe.effective import args_of, restart_of, roles, sections, transfer_of, transfers_of
+from pdserve.recipe.effective import args_of, first_transfer_of, restart_of, roles, sections, transfers_of
 from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import VLLM_ROUTER, Recipe, Role
 from pdserve.recipe.rules.engines import flag_path
@@ -66,7 +66,7 @@ def role_agreement(recipe: Recipe) -> Iterator[Problem]:
         return
     (_, prefill_role, prefill), (_, decode_role, decode) = roles(recipe)
     here, there = ("decode", "connector"), ("prefill", "connector")
-    sender, receiver = transfer_of(prefill), transfer_of(decode)
+    sender, receiver = first_transfer_of(prefill), first_transfer_of(decode)
     if sender is not None and receiver is not None:
         if sender.kind != receiver.kind:
             yield Problem(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pdserve.recipe.connectors.mooncake import MooncakeSection
 from pdserve.recipe.connectors.nixl import NixlSection
 from pdserve.recipe.connectors.registry import class_names
-from pdserve.recipe.effective import args_of, roles, transfer_of
+from pdserve.recipe.effective import args_of, first_transfer_of, roles
 from pdserve.recipe.load import show
 from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Parallel, Recipe
@@ -262,7 +262,7 @@ def pipeline_parallel(recipe: Recipe) -> Iterator[Problem]:
     """Stages on a side of NIXL."""
     for name, role, connector in roles(recipe):
         pp = role.parallel.pp
-        if pp > 1 and isinstance(transfer_of(connector), NixlSection):
+        if pp > 1 and isinstance(first_transfer_of(connector), NixlSection):
             tp = role.parallel.tp * pp
             yield Problem(
                 (name, "parallel", "pp"),
@@ -278,7 +278,9 @@ def block_sizes(recipe: Recipe) -> Iterator[Problem]:
     if recipe.mode == "aggregated":
         return
     (_, prefill_role, prefill), (_, decode_role, decode) = roles(recipe)
-    if not isinstance(transfer_of(prefill), MooncakeSection) or not isinstance(transfer_of(decode), MooncakeSection):
+    if not isinstance(first_transfer_of(prefill), MooncakeSection) or not isinstance(
+        first_transfer_of(decode), MooncakeSection
+    ):
         return
     ours, theirs = args_of(recipe, decode_role).get(_BLOCK_SIZE), args_of(recipe, prefill_role).get(_BLOCK_SIZE)
     if ours == theirs:
@@ -297,7 +299,9 @@ def uneven_blocks(recipe: Recipe) -> Iterator[Problem]:
     if recipe.mode == "aggregated":
         return
     (_, prefill_role, prefill), (_, decode_role, decode) = roles(recipe)
-    if not isinstance(transfer_of(prefill), NixlSection) or not isinstance(transfer_of(decode), NixlSection):
+    if not isinstance(first_transfer_of(prefill), NixlSection) or not isinstance(
+        first_transfer_of(decode), NixlSection
+    ):
         return
     ours, theirs = args_of(recipe, decode_role).get(_BLOCK_SIZE), args_of(recipe, prefill_role).get(_BLOCK_SIZE)
     if not isinstance(ours, int) or not isinstance(theirs, int) or theirs < 1 or ours == theirs:

@@ -11,8 +11,8 @@ from typing import Any
 from pdserve.recipe.container_options import can_be_left_out, is_set, read, uses_rdma
 from pdserve.recipe.flags import env_instead
 from pdserve.recipe.load import show
-from pdserve.recipe.load.extends import PATHS
 from pdserve.recipe.load.problems import Line, Path, Problem
+from pdserve.recipe.load.recipe_document import PATHS
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections import Container, Kind, Network, words_of
 from pdserve.roles import ENGINE_ROLES

@@ -1,4 +1,4 @@
-"""`extends:`: one recipe file and what it builds on, merged into one document that still knows its lines.
+"""A document with its lines: one recipe file and what it builds on (`extends:`), merged.
 
 Mappings merge key by key, the extending file wins; lists and scalars replace. A connector or routing policy of another
 `kind` replaces as well: the settings of one mean nothing to another. Elsewhere `kind` is a key like others: a proxy or
@@ -59,7 +59,7 @@ class Document:
         self.folders = {p: folder for p, folder in self.folders.items() if p[: len(path)] != path}
 
 
-def read(path: FilePath, interpolate: Interpolate) -> Document:
+def read_document(path: FilePath, interpolate: Interpolate) -> Document:
     """The file at `path` merged over everything that it extends. `interpolate` is applied to the names in `extends`."""
     return _read_chain(path, interpolate, chain=())
 
