@@ -70,7 +70,8 @@ class Launcher:
         began: float,
         while_ready: WhileReady | None = None,
     ) -> None:
-        """`began`: time.monotonic() at which the user's command began, for the orchestration's own share."""
+        """Prepare the launch, and start nothing yet. `began`: time.monotonic() at which the user's command began, for
+        the orchestration's own share."""
         self._stop_asked = asyncio.Event()
         self._fleet = Fleet(plan, run, state, secrets=secrets, on_event=on_event, end=self._stop_asked.set)
         self._run_dir = run

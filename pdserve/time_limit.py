@@ -13,7 +13,7 @@ from types import TracebackType
 
 
 class time_limit:  # noqa: N801  (read as asyncio.timeout is)
-    """`async with time_limit(seconds)`: raises TimeoutError where its block takes longer. None: no limit."""
+    """Raises TimeoutError where its block takes longer: `async with time_limit(seconds)`. None: no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds

@@ -169,7 +169,8 @@ class VllmClient:
 
 
 def vllm_client(plan: Plan, *, python: str | None, tokenizer: str | None) -> VllmClient:
-    """`python` None: the interpreter of the engines. Raises PreflightError when that is not known."""
+    """Return vLLM's client. `python` None: the interpreter of the engines. Raises PreflightError when that is not
+    known."""
     engine = next(process for process in plan.processes if process.is_engine and process.probe is not None)
     program = python or engine.argv[0]
     if not Path(program).name.startswith("python"):
@@ -270,7 +271,8 @@ FORMATS: Mapping[TraceFormat, str] = {
 def configuration(
     run: ClientRun, tokenizer: dict[str, Any], artifacts: Path, trace: RequestTrace | None, trace_file: Path | None
 ) -> dict[str, Any]:
-    """`tokenizer`: that section of it; `trace_file`: the lines that AIPerf reads, of `trace`."""
+    """Return AIPerf's configuration of a run. `tokenizer`: its section of that name; `trace_file`: the lines of `trace`
+    that AIPerf reads."""
     plan, workload = run.plan, run.workload
     return {
         "schemaVersion": "2.0",
@@ -439,8 +441,8 @@ def client_of(
     python: str | None,
     tokenizer: str | None,
 ) -> LoadClient:
-    """`python` None: the interpreter of the engines, or that of `pdserve bench --setup`. Raises PreflightError when
-    there is none."""
+    """Return the client for a workload and a load. `python` None: the interpreter of the engines, or that of `pdserve
+    bench --setup`. Raises PreflightError when there is none."""
     if workload.client_for(load) == "vllm":
         return vllm_client(plan, python=python, tokenizer=tokenizer)
     return AiperfClient(python or installed_interpreter(environ), tokenizer or plan.model_path or plan.model, trace)

@@ -283,7 +283,7 @@ def new_folder(root: Path, deployment: str, bench_id: str) -> Path:
 
 
 def read_result(root: Path, which: str) -> BenchResult:
-    """`which`: the id of a benchmark, its folder, or its file. Raises StateError."""
+    """Read a result. `which`: the id of a benchmark, its folder, or its file. Raises StateError."""
     file = result_file(root, which)
     try:
         data = file.read_bytes()

@@ -51,7 +51,8 @@ class Sampler:
     """Runs beside a client until it is cancelled."""
 
     def __init__(self, client: int, proxy: frozenset[int], looker: CounterReader) -> None:
-        """`client`: its PID. `proxy`: the PIDs of the proxy on this machine; empty: it is on another."""
+        """Begin with no samples. `client`: the PID of the client. `proxy`: the PIDs of the proxy on this machine;
+        empty: it is on another."""
         self._client = client
         self._proxy = proxy
         self._looker = looker

@@ -169,7 +169,7 @@ def run_report(folders: Sequence[Path], out: Path, pictures_folder: Path | None)
 
 
 def write_page(out: Path, text: str, pictures_folder: Path | None, drawn: Sequence[Picture], *, option: str) -> None:
-    """`option`: of the command line, that names the page. Raises StateError."""
+    """Write a page and its pictures. `option`: the one of the command line that names the page. Raises StateError."""
     try:
         out.write_text(text, encoding="utf-8")
         if pictures_folder is not None:

@@ -149,8 +149,8 @@ _AGAINST = {
 def submit_up(
     recipe: Path | None, set_: Sequence[str], unset: Sequence[str], *, detach: bool, refused: Mapping[str, bool]
 ) -> None:
-    """`refused`: option that does not go with --slurm -> whether it was typed. Raises BadParameter for those, and what
-    `operations.submit` does."""
+    """Submit the job of a recipe, and follow it. `refused`: option that does not go with --slurm -> whether it was
+    typed. Raises BadParameter for those, and what `operations.submit` does."""
     for option, typed in refused.items():
         if typed:
             raise typer.BadParameter(_AGAINST[option].format(recipe=recipe or "RECIPE"))

@@ -42,7 +42,8 @@ _PENDING = "pending_loads"
 
 @dataclass
 class SelectionStats(KVConnectorStats):  # type: ignore[misc]  # vllm is not there when types are checked
-    """`data`: counter -> child -> increment since the last report, and pending_loads -> child -> level."""
+    """Holds what was counted since the last report. `data`: counter -> child -> increment, and pending_loads -> child
+    -> level."""
 
     def aggregate(self, other: SelectionStats) -> SelectionStats:
         for name, values in other.data.items():
@@ -73,7 +74,7 @@ class SelectionCounts:
         self._reported: dict[str, int] = dict.fromkeys(children, 0)
 
     def scheduled(self, request_id: str, answers: Sequence[ChildAnswer], winner: int | None, tokens: int) -> None:
-        """`tokens`: what the scheduler really lets the winner load."""
+        """Count a request that is scheduled. `tokens`: what the scheduler really lets the winner load."""
         self._changed = True
         queries, misses = self._counts["queries"], self._counts["misses"]
         for index, (matched, _) in enumerate(answers):

@@ -255,7 +255,7 @@ class LineReader:
 
     @classmethod
     def of(cls, parser: InstalledParser, asked: Sequence[CommandLine]) -> LineReader:
-        """`asked`: the lines to which `parser` has the answers."""
+        """Return the reader that an installed parser makes. `asked`: the lines to which `parser` has the answers."""
         return cls(parser.flag_names(), parser.version, dict(zip(asked, parser.lines, strict=True)))
 
 
@@ -280,8 +280,9 @@ def variables_of(env: Mapping[str, SourcedValue]) -> tuple[tuple[str, str], ...]
 def as_parsed(
     args: dict[str, SourcedValue], line: CommandLine, reader: LineReader, launch: Launch, at: SourcedValue
 ) -> dict[str, SourcedValue]:
-    """`args` as the names give them, in their order; `at`: where the role is described. The parser's values hold. What
-    its version does not take stays in the recipe, and is a note."""
+    """Correct the flags of a command line by what the installed parser says of it. `args`: the flags as the names give
+    them, in their order; `at`: where the role is described. The parser's values hold. What its version does not take
+    stays in the recipe, and is a note."""
     parsed = reader.lines.get(line)
     if parsed is None:
         return args

@@ -44,7 +44,8 @@ class SweepDraft:
 
 
 def sweep_draft(variants: Sequence[ImportedVariant], notes: Sequence[Note]) -> SweepDraft:
-    """`notes`: of variants that are not in it, and of what the file's tool does otherwise."""
+    """Draft a sweep of these variants. `notes`: of variants that are not in it, and of what the file's tool does
+    otherwise."""
     deployments: list[ImportedVariant] = []
     same: list[Note] = []
     for variant in variants:

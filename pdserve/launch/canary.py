@@ -36,7 +36,7 @@ _LATE = 504
 
 @dataclass(frozen=True)
 class Canary:
-    """`text`: the last answer, for people."""
+    """Holds the outcome of a canary. `text`: the last answer, for people."""
 
     ok: bool
     seconds: float
@@ -84,7 +84,8 @@ class PairCanaries:
     async def _cross(
         self, prefill: str, decode: str, *, new: str, patience: float, until: float
     ) -> tuple[Outcome, str]:
-        """`patience`: seconds that an idle pair gets; a busy one gets all that are left."""
+        """Send a prompt across a pair and tell what became of it. `patience`: seconds that an idle pair gets; a busy
+        one gets all that are left. `new`: which of the two has just been started. `until`: when the time is over."""
         left = min(until - time.monotonic(), self._fleet.plan.proxy.request_timeout_seconds)
         if left < _RETRY_SECONDS:
             return "unknown", "no time was left for it"

@@ -17,7 +17,7 @@ class ClientTask:
     """Runs the work once. Without work it does nothing."""
 
     def __init__(self, work: WhileReady | None, *, record: Record, ended: Callable[[], None]) -> None:
-        """`ended`: called when the work is over."""
+        """Hold the work until `begin`. `ended`: called when the work is over."""
         self._work = work
         self._record = record
         self._ended = ended

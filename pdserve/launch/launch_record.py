@@ -53,7 +53,7 @@ class KeptRecord:
     """The record as the launcher keeps it: `status` and `down` must work after it was deleted."""
 
     def __init__(self, fleet: Fleet, *, engine_key: str | None = None) -> None:
-        """`engine_key` None: its file is left alone."""
+        """Write the record of a launch. `engine_key` None: the file of the key is left alone."""
         self._fleet = fleet
         self._key = engine_key
         self._run = fleet.run

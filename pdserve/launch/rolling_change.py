@@ -50,8 +50,8 @@ class RollingChange:
         same_versions: bool,
         save: Callable[[Plan], None],
     ) -> None:
-        """`same_versions`: what is installed is what the engines run. `save` writes the plan that runs; it raises
-        StateError without room for it."""
+        """Prepare the change. `same_versions`: what is installed is what the engines run. `save` writes the plan that
+        runs; it raises StateError without room for it."""
         self._fleet, self._recovery, self._save = fleet, recovery, save
         self._instances = InstanceRouting(fleet)
         self._running, self._new = fleet.plan, new

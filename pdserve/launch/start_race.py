@@ -26,7 +26,7 @@ class StartRace:
     """One start. It owns the troubles of the fleet meanwhile."""
 
     def __init__(self, fleet: Fleet, starting: Collection[str], stop_asked: asyncio.Event) -> None:
-        """`starting`: names of the processes that are started; the others have served before."""
+        """Prepare the race. `starting`: names of the processes that are started; the others have served before."""
         self._fleet = fleet
         self._starting = starting
         self._stop_asked = stop_asked

@@ -47,7 +47,7 @@ class GrowingLog:
     """A log that another process writes, in bounded steps: whatever is in it, a step takes a bounded time."""
 
     def __init__(self, file: Path, offset: int) -> None:
-        """`offset`: the byte at which to begin."""
+        """Begin to read a log. `offset`: the byte at which to begin."""
         self._file = file
         self._offset = offset
         self._unfinished = b""

@@ -109,7 +109,7 @@ def read_config(text: bytes, where: str, todo: str) -> dict[str, Any] | None:
 
 
 def check_config(config: Mapping[str, Any], where: str, todo: str) -> None:
-    """Raises PreflightError as `read` does."""
+    """Check a model's config.json as it was read. Raises PreflightError as `read_config` does."""
     _check(config, "", _DEEPEST, where, todo)
 
 

@@ -79,7 +79,8 @@ def _entries(text: bytes, file: str) -> dict[str, _Entry]:
 
 
 def _tensor(name: str, entry: _Entry, data: int, file: str) -> Tensor:
-    """`data`: bytes behind the header."""
+    """Return the tensor that an entry of a header describes, and check its place. `data`: bytes behind the header.
+    Raises HeaderError."""
     if entry.dtype not in BITS:
         raise HeaderError(f"the tensor {name} of {file} has the unknown type {entry.dtype[:40]!r}")
     begin, end = entry.data_offsets

@@ -88,8 +88,8 @@ class Agent:
         pulse: float | None = None,
         term_seconds: float | None = None,
     ) -> None:
-        """`cgroups`: where those of the processes are made. `lease`, `pulse`: seconds; None on the launcher's own
-        machine."""
+        """Begin with no process. `cgroups`: where those of the processes are made. `lease`, `pulse`: seconds; None on
+        the launcher's own machine."""
         self._node = node
         self._lease = lease
         self._pulse = pulse

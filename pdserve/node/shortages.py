@@ -75,7 +75,7 @@ class SocketShortage:
     """Counts for one engine, look by look."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`folder`: where the engine's processes leave their records."""
+        """Begin to look for a shortage of sockets. `folder`: where the engine's processes leave their records."""
         self._folder = folder
         self._clock = clock
         self._times = 0.0

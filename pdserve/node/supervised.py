@@ -77,8 +77,9 @@ class Supervised:
         cgroup: Cgroup | None = None,
         fatal_grace: float = _FATAL_GRACE_SECONDS,
     ) -> None:
-        """`marker`: of this life (system/process.py). `cgroup`: its own; None: it has none. `fatal_grace`: seconds that
-        a process which has logged its failure gets to end by itself."""
+        """Prepare the process, and start nothing yet. `marker`: the name of this life (system/process.py). `cgroup`:
+        the process's own; None: it has none. `fatal_grace`: seconds that a process which has logged its failure gets to
+        end by itself."""
         self.plan = plan
         self._run_dir = run_dir
         self._marker = marker

@@ -147,7 +147,7 @@ def view_client(mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None) ->
 
 
 async def engine_snapshot(url: str, client: httpx.AsyncClient) -> EngineSnapshot:
-    """`url` is http://host:port. /metrics needs no key."""
+    """Read the figures of an engine. `url` is http://host:port. /metrics needs no key."""
     return engine_figures(url, await read_metrics(url, client))
 
 
@@ -332,7 +332,7 @@ class ProxySnapshot:
 
 
 async def proxy_snapshot(url: str, client: httpx.AsyncClient) -> ProxySnapshot:
-    """`url` is http(s)://host:port of the proxy."""
+    """Read the figures of the proxy. `url` is its http(s)://host:port."""
     samples = await read_metrics(url, client)
     if isinstance(samples, str):
         return ProxySnapshot(url, error=samples)
@@ -368,7 +368,7 @@ class StoreSnapshot:
 
 
 async def store_snapshot(url: str, client: httpx.AsyncClient) -> StoreSnapshot:
-    """`url` is http://host:port of the master's HTTP side."""
+    """Read the figures of a store. `url` is http://host:port of the master's HTTP side."""
     return store_figures(url, await read_metrics(url, client))
 
 

@@ -205,7 +205,8 @@ class CacheMinute:
 
 
 def minute_traffic(window: MetricsWindow, writers: Sequence[str]) -> MinuteTraffic:
-    """`writers`: the engines that write answers, whose figures count where the proxy has none."""
+    """Return the traffic of the last minute. `writers`: the engines that write answers, whose figures count where the
+    proxy has none."""
     prompts = _sum([window.rate(name, "vllm:prompt_tokens_total") for name in writers])
     outputs = _sum([window.rate(name, "vllm:generation_tokens_total") for name in writers])
     if window.seconds(_PROXY):

@@ -47,7 +47,7 @@ _IMAGES = ".images"
 
 @dataclass(frozen=True)
 class Destination:
-    """`machines` None: this machine, and no container."""
+    """Names where a deployment goes. `machines` None: to this machine, and no container."""
 
     machines: Candidates | None
     warnings: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ def plan_beside(loaded: LoadedRecipe, run: RunDir) -> tuple[PlannedRecipe, tuple
 
 
 def _check_this_machine(loaded: LoadedRecipe, run: RunDir | None, *, running: bool) -> CheckedPlan:
-    """`run` None: the plan names placeholders in its place."""
+    """Plan a recipe on this machine and check it. `run` None: the plan names placeholders in its place."""
     if run is not None and running:
         planned, notes = plan_beside(loaded, run)
         (node,) = planned.plan.nodes

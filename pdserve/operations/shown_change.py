@@ -47,7 +47,8 @@ class ShownChange(Frozen):
 
 
 def shown_change(run: str, plan: Plan, new: Plan, changes: Change, living: Collection[str]) -> ShownChange:
-    """`plan`: the one that runs; `living`: what of it does, by its phase."""
+    """Return what `up` shows of a change. `plan`: the one that runs; `living`: its processes that live, by their
+    phase."""
     lasting = {process.name for process in (*plan.processes, *new.processes) if not process.ends_when_done}
     return ShownChange(
         run=run,

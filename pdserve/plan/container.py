@@ -69,7 +69,7 @@ def as_apptainer(image: str) -> str:
 
 
 def as_enroot(image: str) -> str:
-    """`registry/name:tag` as enroot writes it: `registry#name:tag`."""
+    """Return an image's name as enroot writes it: `registry#name:tag` for `registry/name:tag`."""
     bare = image.removeprefix("docker://")
     if is_file(bare) or "#" in bare or "://" in bare:
         return bare

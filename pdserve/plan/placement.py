@@ -257,8 +257,8 @@ def _try(recipe: Recipe, nodes: Sequence[Node], running: RunningProcesses = NOTH
 def _place_all(
     recipe: Recipe, nodes: Sequence[Node], running: RunningProcesses, *, apart: bool
 ) -> tuple[Instance, ...] | _NoRoom:
-    """`apart`: an instance takes nothing that another one has until it goes, as long as there are other devices: it can
-    then be started before."""
+    """Place every instance, or tell which one has no room. `apart`: an instance takes nothing that another one has
+    until it goes, as long as there are other devices: it can then be started before."""
     free = {node.name: list(node.devices) for node in nodes}
     hosted: Counter[str] = Counter()  # instances on each node
     wanted = [(name, index, role) for name, role in recipe.roles() for index in range(role.instances)]

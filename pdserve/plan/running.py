@@ -18,8 +18,8 @@ class RunningProcesses:
     """The places of the processes of a plan. Without one there are none, and everything is placed anew."""
 
     def __init__(self, plan: Plan | None = None, ports: Ports | None = None) -> None:
-        """`ports`: of the recipe that the plan was made from; what another recipe numbers otherwise is moved. None: not
-        known, and nothing is."""
+        """Hold the processes of a plan that runs. `ports`: of the recipe that the plan was made from; what another
+        recipe numbers otherwise is moved. None: not known, and nothing is."""
         self._processes = {} if plan is None else {process.name: process for process in plan.processes}
         self._instances: dict[str, list[Process]] = {}
         for process in self._processes.values():

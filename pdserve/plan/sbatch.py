@@ -128,7 +128,8 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(
 
 
 def check_job_time(recipe: Recipe, signal: int) -> None:
-    """`signal`: seconds before the job's end at which it gets a TERM. Raises RecipeError where that is its start."""
+    """Check that a job is not stopped when it starts. `signal`: seconds before the job's end at which it gets a TERM.
+    Raises RecipeError where that is its start."""
     text = recipe.slurm.time
     seconds = None if text is None else job_seconds(text)
     least = signal + _EARLY_SECONDS
@@ -146,8 +147,8 @@ def check_job_time(recipe: Recipe, signal: int) -> None:
 
 
 def job_seconds(text: str) -> int | None:
-    """`MM`, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM` or `D-HH:MM:SS`, in whole minutes as Slurm counts. None: no limit,
-    or sbatch's to refuse."""
+    """Read a time limit: `MM`, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM` or `D-HH:MM:SS`, in whole minutes as Slurm
+    counts. None: no limit, or sbatch's to refuse."""
     match = _TIME.fullmatch(text.strip())
     if match is None:
         return None

@@ -174,7 +174,7 @@ SCRIPT = "slurm/disagg.sh"
 
 
 def submit_line(*, nodes: int, gpus_per_node: int, exclude: Sequence[str], words: Sequence[str]) -> str:
-    """`words`: the recipe and overrides, as given to `pdserve up`."""
+    """Return the sbatch line to type. `words`: the recipe and overrides, as given to `pdserve up`."""
     # The script itself asks for GPUs; `none` takes that back (tried on Slurm 22.05).
     no_gpus = [] if gpus_per_node else ["--gres=none"]
     return shlex.join(["sbatch", *shape_options(nodes, gpus_per_node, exclude), *no_gpus, SCRIPT, *words])

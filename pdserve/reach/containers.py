@@ -48,7 +48,7 @@ def _beside(reach: Reach, node: str, step: str, argv: Sequence[str]) -> tuple[li
 
 
 class ToolEnd(NamedTuple):
-    """`code` None: it took longer than it was given. `text`: stdout and stderr."""
+    """Holds how a tool ended. `code` None: it took longer than it was given. `text`: stdout and stderr."""
 
     code: int | None
     text: str

@@ -15,7 +15,8 @@ class Strict(BaseModel):
 
 
 class SecretRef(Strict):
-    """`{secret: NAME}`: NAME is looked up in the launcher's environment when the process is started.
+    """Refers to a secret by its name: `{secret: NAME}`. It is looked up in the launcher's environment when the process
+    is started.
 
     Only the name is ever saved, rendered or logged.
     """

@@ -397,7 +397,8 @@ def pareto(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture | Non
 
 
 def against_load(rows: Sequence[ReportRow], name: str, names: Mapping[str, str]) -> Picture | None:
-    """`name`: of the figure, ttft or itl. None: answers of a single token have no ITL."""
+    """Draw a figure against concurrency. `name`: of the figure, ttft or itl. None: answers of a single token have no
+    ITL."""
     title = {"ttft": "Time to first token (TTFT)", "itl": "Time between chunks (ITL)"}[name]
 
     def read(_: ReportRow, each: Measurement) -> float | None:
@@ -602,7 +603,7 @@ _SHORTEST = 0.004
 
 
 def timeline_picture(number: int, of: Timeline) -> Picture:
-    """`number`: of the run in the page."""
+    """Draw the timeline of a run. `number`: of the run in the page."""
     axes = new_axes(height=_TIMELINE_GAP + _LANE * len(of.lanes))
     _draw_windows(axes, of)
     _draw_lanes(axes, of)

@@ -205,7 +205,8 @@ class ProvenanceView:
 
 
 def provenance_view(some: Sequence[tuple[str, Provenance]]) -> ProvenanceView:
-    """`some`: a name, and what was measured under it; a name may stand there several times."""
+    """Return what is the same and what differs in where results come from. `some`: a name, and what was measured under
+    it; a name may stand there several times."""
     facts = [(name, facts_of(about)) for name, about in some]
     values: dict[str, dict[str, dict[str, None]]] = {}
     for fact in dict.fromkeys(fact for _, each in facts for fact in each):

@@ -34,7 +34,7 @@ class Change:
 
 
 def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
-    """`living`: names of processes whose phase is one of LIVING."""
+    """Compare a plan that runs with a new one. `living`: names of processes whose phase is one of LIVING."""
     old = {process.name: process for process in running.processes}
     living = {name for name in living if name in old}
     changed = {

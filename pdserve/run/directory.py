@@ -502,8 +502,9 @@ def _make_ours(folder: Path) -> None:
 
 
 def _check_folders(deployment: Path, run: RunDir) -> None:
-    """`deployment`: of the deployment, whose `current` may lead anywhere. NotOursError: what is recorded there may be
-    another user's word, and it decides which processes are killed."""
+    """Check that the folders of a run are ours. `deployment`: that of the deployment, whose `current` may lead
+    anywhere. Raises NotOursError: what is recorded there may be another user's word, and it decides which processes are
+    killed."""
     for folder in (deployment, run.path.parent, run.path):
         try:
             status = folder.stat()

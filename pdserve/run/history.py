@@ -89,7 +89,7 @@ def _bytes_before(file: Path) -> int:
 
 
 def _event(line: bytes, at: float) -> dict[str, Any]:
-    """`at`: of the one before it, in place of its own."""
+    """Read an event. `at`: the time of the event before, for a line that cannot be read."""
     try:
         event = from_json(line)
     except ValueError:  # also of what is nested too deeply, or is not UTF-8

@@ -120,7 +120,8 @@ _POSITIONS = "max_position_embeddings"
 
 @dataclass(frozen=True)
 class InitChoice:
-    """`config`, `tensors`: None where they are not on this machine."""
+    """Holds what was chosen for a first recipe, and what is known of the model. `config`, `tensors`: None where they
+    are not on this machine."""
 
     name: str
     """The end of the model's path or id."""

@@ -49,8 +49,9 @@ class ImportedSweep:
 def import_sweep(
     file: Path, recipe: Path, sweep: Path, environ: Mapping[str, str], ask: Ask = ask_none
 ) -> ImportedSweep:
-    """`recipe`, `sweep`: where the two will be; `ask`: whose parser reads the flags of the engines. Raises RecipeError
-    where the file has no deployments that become a sweep, or none that is valid."""
+    """Import a sweep and the recipe that it varies. `recipe`, `sweep`: where the two will be; `ask`: whose parser reads
+    the flags of the engines. Raises RecipeError where the file has no deployments that become a sweep, or none that is
+    valid."""
     text = text_of(file)
     draft, parser = read_with(ask, lambda lines: import_variants(text, str(file), lines), _lines)
     if draft is None:

@@ -253,8 +253,8 @@ class SweepRunner:
     def _measured(self, point: Point, start: _Start, *, fresh: bool, start_helps: bool) -> PointRecord | None: ...
 
     def _measured(self, point: Point, start: _Start, *, fresh: bool, start_helps: bool) -> PointRecord | None:
-        """`fresh`: nothing was measured since the start. None: a cache is left that only another start empties, and
-        `start_helps`."""
+        """Measure a point on a deployment, and return its record. `fresh`: nothing was measured since the start. None:
+        a cache is left that only another start empties, and `start_helps`."""
         own = start.own
         if own is None:
             assert start.error is not None

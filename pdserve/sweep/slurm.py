@@ -67,9 +67,9 @@ def check_none_runs(folder: SweepFolder) -> None:
 def submit_arrays(
     arrays: Sequence[RenderedArray], folder: SweepFolder, show: Show, *, one_after_other: bool
 ) -> tuple[ArrayRecord, ...]:
-    """`one_after_other`: a limit of tasks at a time is that of all arrays together. Raises PreflightError with sbatch's
-    own words, and StateError where the record cannot be written: then the array is cancelled. A Ctrl-C cancels all that
-    are submitted by then."""
+    """Submit the arrays of a sweep. `one_after_other`: a limit of tasks at a time is that of all arrays together.
+    Raises PreflightError with sbatch's own words, and StateError where the record cannot be written: then the array is
+    cancelled. A Ctrl-C cancels all that are submitted by then."""
     records: list[ArrayRecord] = []
     try:
         for array in arrays:

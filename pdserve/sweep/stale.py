@@ -43,7 +43,8 @@ class StalePoints:
 
 
 def stale_points(planned: PlannedSweep, folder: SweepFolder, here: Here, *, measured_here: bool) -> StalePoints:
-    """`measured_here`: what is here is what would be measured. Raises StateError for a record that cannot be read."""
+    """Find the points whose results are not what would be measured now. `measured_here`: what is here is what would be
+    measured. Raises StateError for a record that cannot be read."""
     again: dict[str, str] = {}
     named: dict[str, str] = {}
     for deployment, points in by_deployment(planned.points):
@@ -73,7 +74,7 @@ def is_measured_here(folder: SweepFolder, environ: Mapping[str, str], *, array: 
 
 
 def known_here(environ: Mapping[str, str], *, this_machine: bool) -> Here:
-    """`this_machine`: inside a job, this one only."""
+    """Return what tells the circumstances of a recipe here. `this_machine`: inside a job, this one only."""
     hardware = cache(machine)
 
     def known(loaded: LoadedRecipe) -> Mapping[str, str]:

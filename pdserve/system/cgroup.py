@@ -312,8 +312,8 @@ class OomWatch:
     """Tells whether the kernel has killed a process for memory since this was made."""
 
     def __init__(self, cgroup: Cgroup | None) -> None:
-        """`cgroup`: the process's own. Without one, or where it does not count memory, what counts is shared with
-        others: then a kill may have been another one's, and is reported as that."""
+        """Note how many were killed until now. `cgroup`: the process's own. Without one, or where it does not count
+        memory, what counts is shared with others: then a kill may have been another one's, and is reported as that."""
         self._at = _counted_place(cgroup)
         self._own = cgroup is not None and self._at is not None and self._at[0] == cgroup.path
         before = self._look()

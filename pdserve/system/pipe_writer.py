@@ -81,8 +81,8 @@ class NewestLines:
     is bounded. For states, which the newest line has in whole."""
 
     def __init__(self, descriptor: int, behind: Callable[[bool], None]) -> None:
-        """`behind`: called with True when lines have waited for some seconds, with False when they have been taken.
-        `descriptor` as for PipeWriter."""
+        """Begin with nothing to write. `behind`: called with True when lines have waited for some seconds, with False
+        when they have been taken. `descriptor` as for PipeWriter."""
         self._writer = PipeWriter(descriptor, self._pump)
         self._behind = behind
         self._lines: dict[str, bytes] = {}

@@ -75,7 +75,7 @@ class Child:
     """A process that we started and its whole family."""
 
     def __init__(self, popen: subprocess.Popen[bytes], marker: str, cgroup: Cgroup | None = None) -> None:
-        """`marker`: the name that it carries in its environment."""
+        """Hold a child that was started. `marker`: the name that it carries in its environment."""
         self._popen = popen
         self._cgroup = cgroup
         self._control: NewestLines | None = None
@@ -473,7 +473,7 @@ def new_token() -> str:
 
 
 def marker(run_id: str, token: str, life: str) -> str:
-    """`life`: `<process>.<number>`."""
+    """Return the mark of a life of a process. `life`: `<process>.<number>`."""
     return f"{run_id}/{token}/{life}"
 
 

@@ -94,7 +94,7 @@ class Lives:
     among them."""
 
     def __init__(self, kept: Kept, until: float) -> None:
-        """`kept`: by an earlier look, and no longer than `until` (wall-clock seconds)."""
+        """Go on from what was kept. `kept`: by an earlier look, and no longer than `until` (wall-clock seconds)."""
         self._lives = {
             ProcessId(pid=pid, start_ticks=ticks): _Lifetime(began, ended) for pid, ticks, began, ended in kept
         }
@@ -162,9 +162,9 @@ class ShmLedger:
     """Segments of ours, kept in a file so that the guard, or a later `down`, can finish the work of a killed agent."""
 
     def __init__(self, file: Path, *, strangers: Mapping[str, int] | None = None, until: float | None = None) -> None:
-        """`strangers`: what `existing` saw before the first process was started; never ours. None: as recorded; with
-        no record nothing is ours. `until`: wall-clock seconds when who wrote the file was last known to live; None:
-        when it wrote it."""
+        """Go on from the file, if it can be read. `strangers`: what `segment_marks` returned before the first process
+        was started; never ours. None: as recorded; with no record nothing is ours. `until`: wall-clock seconds when who
+        wrote the file was last known to live; None: when it wrote it."""
         self._file = file
         names: dict[str, int] = {}
         makers: dict[str, tuple[int, int]] = {}

@@ -110,7 +110,8 @@ async def prove_reload(target: Target, trials: Trials) -> Outcome:
 async def same_output(
     target: Target, trial: Trial, tokens: tuple[int, ...], numbers: Numbers, *, keeper: str = "LMCache"
 ) -> Outcome:
-    """`keeper`: what the prompt was reloaded from."""
+    """Judge whether the output on reloaded KV is that of the first answer. `keeper`: what the prompt was reloaded
+    from."""
     numbers["same tokens"] = tokens == trial.answer.tokens
     if tokens == trial.answer.tokens:
         return proven(numbers)

@@ -223,8 +223,8 @@ class Target:
         }
 
     def headers(self, url: str) -> dict[str, str]:
-        """`url`: without a path. Engines want the deployment's key, and so does a proxy with API keys. vllm-router adds
-        it itself."""
+        """Return the headers of a request. `url`: without a path. Engines want the deployment's key, and so does a
+        proxy with API keys. vllm-router adds it itself."""
         if url == self.proxy_url and self.through_router:
             return {}
         return {"Authorization": f"Bearer {self.engine_key}"}

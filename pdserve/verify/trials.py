@@ -45,7 +45,7 @@ async def longest_answer(target: Target, prompt: tuple[int, ...], tokens: int) -
 
 
 def alter_prompt(prompt: tuple[int, ...], other: tuple[int, ...], chunk: int) -> tuple[int, ...]:
-    """`prompt` with another first chunk and its own end: only its far context differs."""
+    """Return `prompt` with another first chunk and its own end: only its far context differs."""
     return other[:chunk] + prompt[chunk:]
 
 

@@ -71,7 +71,8 @@ def _doubting(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _lower(connector: Any, request_id: str, computed: int) -> None:
-    """`computed`: tokens before this step. Called before the connector adds those of this step."""
+    """Lower a request's count of scheduled tokens to what is computed. `computed`: tokens before this step. This is
+    called before the connector adds those of this step."""
     tracker = connector.request_trackers.get(request_id)
     if tracker is None:
         return

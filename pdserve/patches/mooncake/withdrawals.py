@@ -75,7 +75,7 @@ class Lines:
     """All withdrawals of one decode worker. Owns a task for each prefill worker that has something to do."""
 
     def __init__(self, worker: Any, patch: str) -> None:
-        """`patch`: under whose name a lack of sockets is counted."""
+        """Begin without a connection. `patch`: the name under which a lack of sockets is counted."""
         self._worker = worker
         self._patch = patch
         self._lines: dict[str, _Line] = {}

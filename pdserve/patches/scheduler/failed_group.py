@@ -31,7 +31,8 @@ Affected = tuple[set[str], int, set[int]]
 
 
 def whole_requests(original: Callable[..., Affected], patch: str) -> Callable[..., Affected]:
-    """`patch`: under whose name a recomputation is counted."""
+    """Wrap the scheduler's update, so that a request with an invalid block is computed as a whole. `patch`: the name
+    under which a recomputation is counted."""
 
     def _update_requests_with_invalid_blocks(
         self: Any,

@@ -22,7 +22,7 @@ class Quarantine:
     """
 
     def __init__(self, pool: Any, *, on_change: Callable[[int], None]) -> None:
-        """`pool`: BlockPool. `on_change` gets the number of blocks held, after every change."""
+        """Begin empty. `pool`: BlockPool. `on_change` gets the number of blocks held, after every change."""
         self._pool = pool
         self._on_change = on_change
         self._held: dict[str, list[Any]] = {}

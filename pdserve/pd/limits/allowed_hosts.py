@@ -28,7 +28,8 @@ class AllowedHosts:
     """Loopback, the names given, and nothing else."""
 
     def __init__(self, names: Iterable[str], refused: str = _REFUSED) -> None:
-        """`refused`: what a request with another name is answered; {shown} is the name and where it stands."""
+        """Allow these names. `refused`: what a request with another name is answered; {shown} is the name and where it
+        stands."""
         self._refused = refused
         self._names = {_plain(name) for name in names}
         self.seen: set[bytes] = set()

@@ -50,8 +50,9 @@ class KeyFile:
     """
 
     def __init__(self, path: Path, own: str | None = None) -> None:
-        """`own`: the deployment's engine key, by which its launcher and `verify` ask through the proxy. Who has it may
-        ask the engines anyway. RecipeError: the file cannot be used. There is no old version yet."""
+        """Read the file of keys. `own`: the deployment's engine key, by which its launcher and `verify` ask through the
+        proxy. Who has it may ask the engines anyway. Raises RecipeError when the file cannot be used: there is no old
+        version yet."""
         self.path = path
         self._own = [] if own is None else [ApiKey(OWN_NAME, sha256(own.encode()).digest())]
         self.failed = 0

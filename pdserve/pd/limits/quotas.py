@@ -109,7 +109,7 @@ class QuotaUse:
     __slots__ = ("_row",)
 
     def __init__(self, row: _Row | None) -> None:
-        """`row` None: nothing is counted."""
+        """Count in a row. `row` None: nothing is counted."""
         self._row = row
 
     def end(self) -> None:
@@ -126,7 +126,7 @@ class Quotas:
     """The counts of all keys, over all processes. They outlive a reload of the keys: a row belongs to a name."""
 
     def __init__(self, numbers: Numbers, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds, the same in all processes."""
+        """Take the cells of all keys. `clock`: seconds, the same in all processes."""
         self.rejected: dict[tuple[str, Limit], int] = {}
         """Requests turned away, by key and limit."""
         self._numbers = numbers

@@ -219,7 +219,8 @@ class Leg(Sink):
         connection.send(self._head, self._body, self)
 
     def unreachable(self, how: str, ours: bool) -> None:
-        """`ours`: this process has no descriptor left, which is no fault of the worker."""
+        """End the leg: its worker cannot be reached, or has closed the connection. `ours`: this process has no
+        descriptor left, which is no fault of the worker."""
         fault: Fault | None = None if ours else "lost" if self._lost else "unreachable"
         # Who has read a request and is gone may have died of it.
         what = "closed the connection" if fault == "lost" else f"cannot be reached{how}"

@@ -49,7 +49,7 @@ class WorkerTrials:
     """Looks at the workers of one proxy process whenever it is told to."""
 
     def __init__(self, registry: Registry, canary: Canary, health: HealthChecks, interval: float) -> None:
-        """`interval`: seconds between two health checks."""
+        """Begin without a trial. `interval`: seconds between two health checks."""
         self._registry, self._canary, self._health, self._interval = registry, canary, health, interval
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[Worker, asyncio.Task[None]] = {}

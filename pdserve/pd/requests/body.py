@@ -66,7 +66,7 @@ class MembersAtOnce:
     __slots__ = ("compared", "values")
 
     def __init__(self, values: dict[str, msgspec.Raw], compared: dict[str, int]) -> None:
-        """`compared`: where in the bytes of the object its large values stand."""
+        """Hold the members of an object. `compared`: where in the bytes of the object its large values stand."""
         self.values = values
         self.compared = compared
 

@@ -62,9 +62,10 @@ class ClientRequest:
         priority: int = 0,
         incoming: Request | None = None,
     ) -> None:
-        """`target`: path and query, as the client wrote them. `headers`: header lines for engines
-        (engines.Engines.client_headers). `received`: time.monotonic(). `priority`: in the queues of the pools, the
-        smaller the sooner. `incoming`: as it came; None for one of the proxy's own."""
+        """Hold a request, of which nothing is decided yet. `target`: path and query, as the client wrote them.
+        `headers`: header lines for engines (engines.Engines.client_headers). `received`: time.monotonic(). `priority`:
+        in the queues of the pools, the smaller the sooner. `incoming`: the request as it came; None for one of the
+        proxy's own."""
         self.dialect = dialect
         self.body = body
         self.target = target

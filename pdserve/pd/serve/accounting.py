@@ -41,7 +41,8 @@ class Accounting:
         key: str = "",
         trace: Trace | None = None,
     ) -> None:
-        """`reason`: why it was no success. `request`: None when its body could not be read. `now`: time.monotonic()."""
+        """Account for a request that is over. `reason`: why it was no success. `request`: None when its body could not
+        be read. `now`: time.monotonic()."""
         status = _CLIENT_LEFT if isinstance(reason, ClientGoneError) else reason.status if reason else 200
         prompt, completion = _usage(client)
         times = _UNKNOWN if request is None else self._timed(request, client, now)

@@ -194,7 +194,8 @@ class Answering:
             self._over(request, reply, ended, request_id_of(request))
 
     def _start(self, work: Coroutine[Any, Any, None], request: Request) -> None:
-        """`work` ends with `_over`: a callback at the end of every task would cost one more turn of the loop."""
+        """Start the work on a request. `work` ends with `_over`: a callback at the end of every task would cost one
+        more turn of the loop."""
         self._tasks[request] = self._loop.create_task(work)
 
     def _over(self, request: Request, reply: HttpReply, ended: bool, request_id: str) -> None:

@@ -81,10 +81,10 @@ class Gateway:
         notify: Callable[[dict[str, Any]], None] | None = None,
         succeeds: bool = False,
     ) -> None:
-        """`read_again`: the configuration as it is now, for `reload`. `pages`, `notify`: figures of the other processes
-        of this proxy, and what sends to all of them; None: there is only this one. `succeeds`: another process has the
-        admin's address until it sends {"admin": "free"}. RecipeError, StartError: the files
-        or addresses that the configuration names cannot be used."""
+        """Make all that serves, and start nothing yet. `read_again`: the configuration as it is now, for `reload`.
+        `pages`, `notify`: figures of the other processes of this proxy, and what sends to all of them; None: there is
+        only this one. `succeeds`: another process has the admin's address until it sends {"admin": "free"}. Raises
+        RecipeError or StartError when the files or addresses that the configuration names cannot be used."""
         self.config = config
         self._numbers = numbers
         self._read_again, self._pages, self._notify = read_again, pages, notify

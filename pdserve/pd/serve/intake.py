@@ -42,8 +42,8 @@ class Intake:
         metrics: Metrics,
         cors: Cors | None,
     ) -> None:
-        """`hosts` None: any is allowed. `keys` and `quotas` None: no key is asked for. `cors` None: no web page of
-        another origin is named."""
+        """Join the checks of a request. `hosts` None: any is allowed. `keys` and `quotas` None: no key is asked for.
+        `cors` None: no web page of another origin is named."""
         self._hosts, self._keys, self._quotas, self._cors = hosts, keys, quotas, cors
         self._served, self._parser, self._metrics = served, parser, metrics
 

@@ -130,8 +130,8 @@ class ProxyServer:
         serving: Callable[[], None],
         leaving: Callable[[], None],
     ) -> None:
-        """`told`: set once this process knows the workers' states, before which it would refuse what its siblings
-        serve. `serving`: called when connections are accepted. `leaving`: asks for a successor."""
+        """Prepare the server. `told`: set once this process knows the workers' states, before which it would refuse
+        what its siblings serve. `serving`: called when connections are accepted. `leaving`: asks for a successor."""
         self._told, self._serving, self._ask_for_successor = told, serving, leaving
         self._asked = False
         self._leaving = asyncio.Event()

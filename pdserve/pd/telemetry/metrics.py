@@ -43,7 +43,8 @@ class Histogram:
         self.total += seconds
 
     def timed(self, seconds: float) -> float:
-        """`observe`, and the same as the log has it: milliseconds to two digits behind the point, never negative."""
+        """Observe a time, and return it as the log has it: milliseconds to two digits behind the point, never
+        negative."""
         self.observe(seconds)
         # round() takes five times as long.
         return int(seconds * 100_000 + 0.5) / 100 if seconds > 0 else 0.0

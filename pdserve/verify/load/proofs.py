@@ -63,7 +63,7 @@ class LoadReport(Report):
 
 
 def make_windows(traffic: Traffic, compared: Collection[int], different: Collection[int]) -> tuple[LoadWindow, ...]:
-    """`compared`, `different`: numbers of requests."""
+    """Return the windows of a load as the report has them. `compared`, `different`: numbers of requests."""
     return tuple(
         LoadWindow(
             first=window.first,
@@ -412,7 +412,8 @@ def _on_decode(target: Target, before: Counters, after: Counters, source: str) -
 
 
 async def prove_clean(target: Target, before: Mapping[str, EngineSnapshot]) -> Outcome:
-    """`before`: what engines reported when nothing was sent yet."""
+    """Prove that the load has left nothing behind in engines and LMCache. `before`: what engines reported when nothing
+    was sent yet."""
     if reason := why_not_comparable(before):
         return not_proven(reason)
     numbers: Numbers = {}

@@ -187,7 +187,8 @@ def _engine(growth: Mapping[str, _Growth], tokens: int) -> str | None:
 
 
 def _came(wanted: int, loaded: int, by_others: int, *, expected: bool) -> Came:
-    """`by_others`: the most that other requests can have loaded meanwhile."""
+    """Tell whether a prefix came back from the cache. `by_others`: the most that other requests can have loaded
+    meanwhile."""
     if not wanted:
         return "too-short"
     if loaded - by_others >= wanted:
@@ -260,8 +261,9 @@ class Traffic:
 async def send(
     target: Target, schedule: Schedule, options: LoadOptions, *, reloads: bool, on_window: OnWindow | None
 ) -> Traffic:
-    """`reloads`: clear the engines' caches between windows. Each window then begins with a prompt of each group alone,
-    the first one too: so it is known where the prefixes are. Never raises for what the deployment does."""
+    """Send the load, window by window. `reloads`: clear the engines' caches between windows. Each window then begins
+    with a prompt of each group alone, the first one too: so it is known where the prefixes are. Never raises for what
+    the deployment does."""
     failovers = await _failovers(target)
     began = time.monotonic()
     until = None if options.seconds is None else began + options.seconds
