@@ -14,7 +14,7 @@ import uvloop
 from tests.proxy.deployment import Deployment
 from tests.proxy.raw import RawDeployment, lent, raw_deployment
 
-PROXIES = {"deployment", "engines", "impatient", "pair", "proxy", "raw", "shared", "slow", "split", "strict"}
+PROXIES = {"deployment", "engines", "impatient", "pair", "proxy", "raw", "shared", "slow", "split", "strict", "tight"}
 """Fixtures with a proxy in a process of its own."""
 BY_HAND = {"raw_deployment", "Proxy"}
 """Names by which a test starts one itself."""
