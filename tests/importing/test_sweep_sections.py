@@ -16,7 +16,7 @@ from pdserve.importing.sweep_draft import SweepDraft
 from pdserve.sweep.file import load_sweep
 from pdserve.sweep.imported import ImportedSweep, check_whole, import_sweep, write_sweep
 from pdserve.sweep.resolve import resolve
-from tests.importing.kit import SCHEMA_1, read, refused
+from tests.importing.kit import SCHEMA_1, SCHEMA_2, read, refused
 from tests.tables import each_row
 
 BENCH = "benchmark: {type: sa-bench, isl: 1024, osl: 64, concurrencies: [4, 8], req_rate: inf}\n"
@@ -190,3 +190,11 @@ def test_a_variant_whose_difference_is_not_carried_over_is_named() -> None:
     setup = OVERRIDE.replace("small", "setup").rstrip() + "\n  host_setup: [modprobe x]\n"
     why = "override_setup: no deployment of its own: what was carried over of it is the same as of override_small"
     assert any(why in line(note) for note in draft(BASE + OVERRIDE + setup).notes)
+
+
+def test_a_schema_beside_the_base_is_that_of_every_variant() -> None:
+    bare = SCHEMA_2.replace("schema: 2\n", "")
+    base = f"base:\n{textwrap.indent(bare, '  ')}override_a: {{environment: {{A: b}}}}\n"
+    assert draft("schema: 2\n" + base).recipe.format == "srt-slurm, schema 2"
+    with pytest.raises(RecipeError, match="schema 3 of srt-slurm is not known"):
+        draft("schema: 3\n" + base)
