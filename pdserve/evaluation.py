@@ -69,7 +69,7 @@ class EvalVerdict(BaseModel):
         return self.mean >= self.threshold
 
     def raise_for_status(self) -> None:
-        """Raises VerifyError below the threshold."""
+        """Raise VerifyError when the mean is below the threshold."""
         if not self.passed:
             raise VerifyError(
                 f"{self.task}: {self.metric} is {self.mean:.4f}, at least {self.threshold:g} was asked for",
@@ -211,7 +211,8 @@ async def evaluate(
     environ: Mapping[str, str],
     on_repeat: Callable[[Score], None],
 ) -> EvalVerdict:
-    """Raises NotProvenError when the harness does not get to a score. Its results stay in the run directory."""
+    """Score a deployment with the harness, as often as `settings` says, and return the verdict. Raises NotProvenError
+    when the harness does not get to a score. Its results stay in the run directory."""
     folder = run_dir.path / "evals" / new_run_id()
     scores: list[Score] = []
     for repeat in range(1, settings.repeats + 1):

@@ -94,8 +94,8 @@ class Launcher:
         self._client = ClientTask(while_ready, record=self._fleet.record, ended=self._stop_asked.set)
 
     async def run(self) -> bool:
-        """Returns after a stop that was asked for: True if it had been ready before. Raises StartError or ServeError
-        after everything is torn down."""
+        """Run the deployment until a stop is asked for, and return whether it had been ready before. Raises StartError
+        or ServeError after everything is torn down."""
         hear_stops(self._asked_to_stop)
         background = [
             asyncio.create_task(self._take_requests()),
@@ -196,7 +196,8 @@ class Launcher:
         return self._fleet.phase_of(name) in ("ready", "done")
 
     async def _open_agents(self, plan: Plan) -> None:
-        """Returns once there is an agent on each node of a plan. Raises StartError for one that does not answer."""
+        """Start an agent on each node of a plan that has none, and return once all answer. Raises StartError for one
+        that does not."""
         for node in plan.nodes:
             if node.name not in self._fleet.links:
                 self._state.nodes.pop(node.name, None)  # of a node that was lost, and may be back

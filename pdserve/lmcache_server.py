@@ -30,7 +30,7 @@ _META_KEYS = ("cache_context_meta", "non_cuda_context_meta")
 
 
 def check_memory(servers: Sequence[LmcacheServer], facts: MemoryFacts) -> None:
-    """Raises PreflightError when the servers of ONE node need more than there is.
+    """Check that the LMCache servers of ONE node have the memory that they need. Raises PreflightError.
 
     With a shared-memory name L1 lives in /dev/shm; otherwise it is ordinary memory (all of it committed at start on
     CPU, pinned step by step on GPU hosts). On CPU an lmcache_driven engine moves its KV into /dev/shm as well.

@@ -78,7 +78,8 @@ def start_of(path: Path) -> ListenSettings:
 
 
 def load_config(path: Path) -> ProxyConfig:
-    """RecipeError: the file cannot be read, or describes what this proxy cannot do."""
+    """Read the proxy's configuration. Raises RecipeError when the file cannot be read, or describes what this proxy
+    cannot do."""
     from pdserve.pd.serve import member  # see the top of this module
 
     return member.load_config(path)
@@ -213,8 +214,8 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
 
 
 def check(path: Path, handover_format: int) -> None:
-    """Raises RecipeError where the configuration cannot be used, StartError where the proxy that runs hands over in
-    another format."""
+    """Check that a running proxy can hand over to one with this configuration. Raises RecipeError where the
+    configuration cannot be used, StartError where the proxy that runs hands over in another format."""
     if handover_format != handover.FORMAT:
         raise StartError(
             "the running proxy was started by another version of pdserve",

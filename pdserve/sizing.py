@@ -189,7 +189,8 @@ def size_role(
     tensors: tuple[Tensor, ...] | None,
     given: SizingOptions,
 ) -> SizedRole:
-    """Raises UnknownModelError for a model, RecipeError for what the recipe has that cannot be counted with."""
+    """Size the engines of a role: weights, KV, requests. Raises UnknownModelError for a model, RecipeError for what the
+    recipe has that cannot be counted with."""
     if role.parallel.pcp > 1:
         raise RecipeError(
             "the plan does not know how KV and weights are cut with prefill context parallelism",
@@ -650,7 +651,8 @@ def size_recipe(
     file_bytes: int,
     given: SizingOptions,
 ) -> Sizing:
-    """Raises UnknownModelError and RecipeError."""
+    """Size a recipe: its roles, LMCache's servers, transfers, balance and start. Raises UnknownModelError and
+    RecipeError, as `size_role` does."""
     sized: dict[EngineRole, SizedRole] = {
         name: size_role(recipe, name, role, config, tensors, given) for name, role in recipe.roles()
     }

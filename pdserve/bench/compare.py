@@ -259,7 +259,7 @@ def count_sides(real: Sequence[FigureChange]) -> tuple[int, int, int]:
 
 
 def compare(a: BenchResult, b: BenchResult) -> Comparison:
-    """Raises StateError when they were not asked for the same work."""
+    """Compare two results, figure by figure. Raises StateError when they were not asked for the same work."""
     if (asked := work_of(a.workload)) != (other := work_of(b.workload)):
         raise StateError(
             f"the two results are of different work: {asked}, and {other}",

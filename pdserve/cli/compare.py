@@ -160,7 +160,8 @@ def changes_table(title: str, changes: Sequence[FigureChange]) -> Table:
 
 
 def run_report(folders: Sequence[Path], out: Path, pictures_folder: Path | None) -> None:
-    """Raises PreflightError without matplotlib, StateError for folders without results and files not to be written."""
+    """Write the page of these folders, and their pictures. Raises PreflightError without matplotlib, StateError for
+    folders without results and files not to be written."""
     check_matplotlib()
     report = read_report(folders)
     drawn = pictures(report)

@@ -18,7 +18,8 @@ _TAIL_BYTES_A_LINE = 400
 
 
 def run(process: str | None, name: str | None, *, follow: bool, lines: int) -> None:
-    """Raises StateError for a process that the deployment does not have."""
+    """Print the logs of a deployment, or of one process of it. Raises StateError for a process that it does not
+    have."""
     run_dir = find(home(os.environ), name)
     files = _files(run_dir, process)
     if process is not None and not files:

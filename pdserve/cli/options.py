@@ -43,7 +43,7 @@ USUAL_LIMIT = 1800.0
 
 
 def check_place_options(cluster: Path | None, *, this_machine: bool) -> None:
-    """Raises BadParameter for two options that contradict each other."""
+    """Refuse two options that contradict each other. Raises BadParameter."""
     if cluster is not None and this_machine:
         raise typer.BadParameter(
             "--cluster names the hosts to use, --this-machine takes none of them: give one of the two"

@@ -162,7 +162,8 @@ def _show_score(score: Score) -> None:
 
 
 def find_serving(name: str | None, verb: str) -> tuple[RunDir, DeploymentState, Plan]:
-    """Raises StateError when it does not serve, or not with its launcher on this machine."""
+    """Find a deployment that serves, with its state and plan. Raises StateError when it does not serve, or not with its
+    launcher on this machine."""
     run_dir = find(home(os.environ), name)
     state, plan = run_dir.read_state(), run_dir.read_plan()
     if not has_living_launcher(run_dir, state) or state.phase not in ("ready", "degraded"):

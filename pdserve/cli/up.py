@@ -69,8 +69,9 @@ def run_command(
     this_machine: bool,
     dry: bool,
 ) -> None:
-    """Raises typer.Exit with the command's code, CommandError, KeyboardInterrupt for a stop that was asked for, and
-    other errors of pdserve with codes that are apart from those of commands."""
+    """Bring a deployment up, run a command beside it and exit with its code. Raises typer.Exit with that code,
+    CommandError, KeyboardInterrupt for a stop that was asked for, and other errors of pdserve with codes that are apart
+    from those of commands."""
     check_place_options(cluster, this_machine=this_machine)
     with _own_codes():
         command = ClientCommand(argv, os.environ)

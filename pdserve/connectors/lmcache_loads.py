@@ -58,7 +58,7 @@ def read_bounds(extra: Mapping[str, Any], environment: Mapping[str, str]) -> Bou
 
 
 def check_chunk(set_to: Bounds, chunk: int) -> None:
-    """Raises StartError for a cap below one chunk: nothing would ever be loaded."""
+    """Refuse a cap below one chunk: nothing would ever be loaded. Raises StartError."""
     if 0 < set_to.cap < chunk:
         raise StartError(
             f"LMCache loads whole chunks of {chunk} tokens, so a cap of {set_to.cap} loads nothing: raise {CAP_KEY}"
@@ -79,7 +79,7 @@ _WHOLE_PREFIX = {"FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec
 
 
 def check_prefixes_load(kv_cache_config: Any) -> None:
-    """Raises StartError when a layer keeps less than the whole prefix.
+    """Check that every layer keeps the whole prefix. Raises StartError when one keeps less.
 
     For a sliding window LMCache finds, and locks, the chunks at the end of the hit only; a Mamba state exists at some
     chunks' ends and not at others'. A reload that ends earlier would read what is not there.

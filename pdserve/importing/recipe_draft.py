@@ -195,7 +195,7 @@ class _Writer:
         self._store_users(configs)
 
     def _check_supported(self, configs: Mapping[EngineRole, SourcedValue]) -> None:
-        """Raise RecipeError, one for all roles, where an engine has a connector that no recipe can have."""
+        """Refuse a connector that no recipe can have. Raises one RecipeError for all roles that have it."""
         users = [role for role, at in configs.items() if NIXL_PUSH in connectors.classes(at.value)]
         if users:
             raise RecipeError(

@@ -295,7 +295,7 @@ class _Script:
                 yield from ((item, word.line) for item in self._items(word, splits=False))
 
     def _check_hidden(self, word: ShellWord) -> None:
-        """Raise RecipeError for a server in `$(...)` or in an array."""
+        """Refuse a server that is started in `$(...)` or from an array. Raises RecipeError."""
         if any(not part.is_read and _SERVER.search(part.text) for part in word.parts):
             raise self._refusal("a server in an array, or in a command of its own, is not read", word.line)
 

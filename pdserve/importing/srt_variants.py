@@ -92,7 +92,7 @@ def _swept(name: str, tree: Tree) -> Iterator[tuple[str, Tree]]:
 
 
 def _check_lists(tree: Tree, key: str, data: Any) -> None:
-    """Raise RecipeError, as srtctl does, unless every list has the same length, or one value for all."""
+    """Check that every list has the same length, or one value for all, as srtctl does. Raises RecipeError."""
     lengths = set(_lengths(data))
     where = f"{tree.file}:{tree.line(key)}"
     if 0 in lengths or not lengths:

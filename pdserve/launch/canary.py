@@ -160,9 +160,9 @@ class PairCanaries:
 
 
 async def until_idle(ask: AskNode, proxy_url: str, worker: str, *, key: str) -> None:
-    """Returns once the proxy has no request in flight on a worker that it was told to drain, or cannot be asked. What
-    processes of it have begun that a rolling restart has replaced is not counted: they are waited for. Bounded by the
-    caller."""
+    """Wait until the proxy has no request in flight on a worker that it was told to drain, or cannot be asked. Requests
+    in processes that a rolling restart has replaced are waited for too, though the proxy does not count them for the
+    worker. The caller sets the limit of time."""
     while True:
         answer = await ask("GET", f"{proxy_url}/workers", headers=_bearer(key), seconds=_ASK_SECONDS)
         try:

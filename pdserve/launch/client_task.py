@@ -35,12 +35,13 @@ class ClientTask:
             self._task.cancel()
 
     async def end(self) -> None:
-        """Returns once the work is over. What it has raised is for `check`: the teardown comes first."""
+        """End the work, and return once it is over. `check` raises what the work has raised: the teardown comes
+        first."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     def check(self) -> None:
-        """Raise what the work has raised, which is a bug of it. Called after `end`."""
+        """Raise what the work has raised, which is a bug of the work. It is called after `end`."""
         if self._task is not None and not self._task.cancelled() and (error := self._task.exception()) is not None:
             raise error

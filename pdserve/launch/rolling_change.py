@@ -65,8 +65,8 @@ class RollingChange:
         self._failure: PdserveError | None = None
 
     async def run(self) -> None:
-        """Returns when the new plan runs. Raises StartError, and StateError when the record cannot be written: the
-        change has stopped, and what served goes on."""
+        """Change what runs into the new plan, and return when that runs. Raises StartError, and StateError when the
+        record cannot be written: the change has stopped, and what served goes on."""
         try:
             await self._change_all()
         except PdserveError:
@@ -144,7 +144,8 @@ class RollingChange:
             await self._replace(name)
 
     async def _replace(self, name: str) -> None:
-        """Raises what the new one died of, once the old one is back or has failed too."""
+        """Replace a process, and go back to the old one if that fails. Raises what the new one died of, once the old
+        one is back or has failed too."""
         self._fleet.record("change", name=name, step="replace")
         try:
             if self._fleet.phase_of(name) not in LIVING or (self._is_engine(name) and self._moves(name)):
@@ -326,10 +327,10 @@ _RETRY_SECONDS = 0.1
 
 
 async def roll(fleet: Fleet, process: Process | None = None) -> bool:
-    """Returns when new processes serve; what runs in the old ones goes on there. False: this proxy has no rolling
-    restart. Raises StartError: the new ones could not start, and the old ones serve on.
-
-    `process`: the proxy with another configuration, which the new processes get; None: as it is."""
+    """Restart the proxy's processes without refusing a connection, and return whether new ones serve. What runs in the
+    old ones goes on there. False: this proxy has no rolling restart. Raises StartError when the new ones could not
+    start; the old ones serve on then. `process`: the proxy with another configuration, which the new processes get;
+    None: as it is."""
     process = process or fleet.plan.process(_PROXY)
     if process.control != "stdin" or len(process.files) != 1 or fleet.phase_of(_PROXY) != "ready":
         return False

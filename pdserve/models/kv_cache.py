@@ -134,7 +134,7 @@ class _Spec:
 
 
 def kv_cache(layers: Sequence[Layer], flags: KvFlags) -> KvCache:
-    """Raises UnknownModelError for what is not known here."""
+    """Compute the KV cache that vLLM makes for these layers. Raises UnknownModelError for what is not known here."""
     if not layers:
         raise UnknownModelError("none of its layers keeps KV")
     flags = _align_block(layers, flags)
@@ -190,7 +190,8 @@ def stage_bounds(layers: int, pp: int) -> list[tuple[int, int]]:
 
 
 def element_bytes(dtype: str) -> float:
-    """Raises UnknownModelError for a type whose layout is not known here."""
+    """Return the bytes of one element of a KV cache type. Raises UnknownModelError for a type whose layout is not known
+    here."""
     name = "fp8" if dtype.startswith("fp8") and not dtype.endswith("mla") else dtype
     if dtype in ("nvfp4", "nvfp4_4over6"):
         return _NVFP4

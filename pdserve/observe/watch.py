@@ -330,7 +330,7 @@ class DeploymentWatch:
     """Looks at the current run of a deployment, and at the next one once an `up` has begun it."""
 
     def __init__(self, root: Path, name: str | None) -> None:
-        """Raises what `find` raises."""
+        """Begin to watch a deployment. Raises what `find` raises."""
         self._root = root
         self._begin(find(root, name))
         self._name = self._run.path.parent.name

@@ -42,7 +42,8 @@ def running_places(run: RunDir) -> RunningProcesses:
 
 
 def check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:
-    """Raise StateError where the deployment of this name runs on other nodes: two jobs are two deployments."""
+    """Check that a running deployment is on these nodes and in this job: two jobs are two deployments. Raises
+    StateError."""
     plan = run.read_plan()
     theirs = next((node.reach.job for node in plan.nodes if isinstance(node.reach, Srun)), None)
     there = [node.name for node in plan.nodes]

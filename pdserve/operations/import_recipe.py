@@ -208,7 +208,7 @@ def save(text: str, out: Path) -> None:
 
 
 def check_whole(recipe: ImportedRecipe, file: Path) -> None:
-    """Raises SourceDifferenceError where the recipe lacks something that changes what is served."""
+    """Check that the recipe lacks nothing that changes what is served. Raises SourceDifferenceError."""
     if losses := recipe.draft.losses():
         raise SourceDifferenceError(
             f"imported in part: {_values(len(losses))} not carried over, and what is served may differ",
@@ -219,7 +219,8 @@ def check_whole(recipe: ImportedRecipe, file: Path) -> None:
 
 
 def compare(recipe: Path, file: Path, choice: ImportChoice, ask: Ask = ask_none) -> None:
-    """Raises SourceDifferenceError where the recipe departs from the file."""
+    """Compare a recipe with the file that it was imported from. Raises SourceDifferenceError where it departs from the
+    file."""
     ours = load(recipe, (), ())
     source = import_file(file, choice, ask=ask)
     if not (differing := departures(ours.recipe, source.loaded.recipe)):

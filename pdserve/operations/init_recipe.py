@@ -43,7 +43,8 @@ def first_recipe(
     goal: Goal,
     environ: Mapping[str, str] = os.environ,
 ) -> FirstRecipe:
-    """Raises RecipeError for what cannot be, PreflightError for a model whose files are broken."""
+    """Write a first recipe of a model for a kind of hardware, and prove that it is valid. Raises RecipeError for what
+    cannot be, PreflightError for a model whose files are broken."""
     wish = _wish(model, _hardware(hardware), nodes, devices, goal, environ)
     made = draft(wish)
     head = [

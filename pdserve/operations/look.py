@@ -96,7 +96,7 @@ class CheckedPlan:
     cluster: LoadedCluster | None = None
 
     def raise_failed(self) -> None:
-        """Raises one PreflightError with all that has failed."""
+        """Raise one PreflightError with all that has failed."""
         with errors_with_lines(self.planned.loaded, self.cluster):
             raise_failed(self.findings)
 

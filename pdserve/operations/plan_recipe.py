@@ -141,6 +141,6 @@ def batch_script(planned: PlannedRecipe, words: Sequence[str], *, command: Seque
 
 
 def check_job(planned: PlannedRecipe) -> None:
-    """Raises RecipeError where a job of this recipe would be stopped when it starts."""
+    """Check that a job of this recipe is not stopped when it starts. Raises RecipeError."""
     with errors_with_lines(planned.loaded):
         check_job_time(planned.loaded.recipe, signal_seconds(planned.plan))

@@ -13,8 +13,8 @@ from pdserve.system.host import is_here, is_named_here
 
 
 def serving(root: Path, name: str | None, verb: str) -> ServingDeployment:
-    """Raises StateError when it is not ready: figures of a degraded deployment are of another. It is also raised on a
-    machine that does not have its key."""
+    """Return a deployment that is ready, with its state, plan and key. Raises StateError when it is not ready: figures
+    of a degraded deployment are of another. It is also raised on a machine that does not have the deployment's key."""
     run = find(root, name)
     state, plan = run.read_state(), run.read_plan()
     if (phase := phase_now(run, state)) != "ready":
@@ -29,7 +29,7 @@ def serving(root: Path, name: str | None, verb: str) -> ServingDeployment:
 
 
 def check_host(state: DeploymentState, what: str, verb: str) -> None:
-    """Raises StateError on a machine that does not have the key of the deployment."""
+    """Check that this machine has the key of the deployment. Raises StateError."""
     if not (is_here(state.host, state.place) or is_named_here(state.host)):
         raise StateError(
             f"{what} from {state.host}, where its key is",

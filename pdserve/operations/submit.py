@@ -49,8 +49,9 @@ def submission(recipe: Path, set_: Sequence[str], unset: Sequence[str], command:
 
 
 def submit_and_follow(wanted: Submission, show: Print, *, detach: bool = False) -> None:
-    """Returns when the job is over, or with `detach` once the deployment is ready. A Ctrl-C stops what the job runs, or
-    cancels a job that runs nothing yet. Raises JobError with the job's own exit code when it fails."""
+    """Submit a job and follow it. Returns when the job is over, or with `detach` once the deployment is ready. A Ctrl-C
+    stops what the job runs, or cancels a job that runs nothing yet. Raises JobError with the job's own exit code when
+    it fails."""
     last_run(home(os.environ), wanted.name)  # a record that is not ours is refused before a job waits for it
     following: _Following | None = None
     try:

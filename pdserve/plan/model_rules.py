@@ -44,7 +44,8 @@ def has_experts(config: Mapping[str, Any]) -> bool:
 
 
 def check_experts(recipe: Recipe, config: Mapping[str, Any] | None) -> None:
-    """Raises RecipeError. `config`: the model's config.json; None where it is not at hand, and nothing is refused."""
+    """Refuse external load balancing for a model without experts. Raises RecipeError. `config`: the model's
+    config.json; None where it is not at hand, and nothing is refused."""
     if config is None or has_experts(config):
         return
     for name, role in recipe.roles():

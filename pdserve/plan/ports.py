@@ -106,7 +106,8 @@ class AssignedPorts:
     """The ports of every process, and which recipe key each came from."""
 
     def __init__(self, recipe: Recipe, needs: Sequence[Need], running: RunningProcesses = NOTHING) -> None:
-        """Raises RecipeError when two processes of a node get the same port, or one is past 65535."""
+        """Give each process its ports. Raises RecipeError when two processes of a node get the same port, or one is
+        past 65535."""
         self._ranges: dict[tuple[str, str], range] = {}
         self._chosen = {(need.process, need.purpose) for need in needs if need.row.chosen}
         kept = {need: taken for need in needs if len(taken := _keep_range(recipe, need, running)) == need.count}

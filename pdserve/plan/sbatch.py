@@ -81,9 +81,10 @@ def usable_nodes(recipe: Recipe, names: Sequence[str]) -> tuple[str, ...]:
 def check_allocation(
     recipe: Recipe, names: Sequence[str], gpus_per_node: int | None, *, words: Sequence[str]
 ) -> str | None:
-    """Raises PreflightError, with the sbatch line to type, if the job's nodes (all of them, by name) cannot hold the
-    recipe; returns a warning if it leaves nodes without work. `gpus_per_node`: of the job; None where Slurm does not
-    say, the nodes are then taken to be the recipe's own kind. `words`: the recipe and overrides, for that line."""
+    """Check that the nodes of a job can hold the recipe, and return a warning if some are left without work. Raises
+    PreflightError, with the sbatch line to type, if they cannot. `names`: all nodes of the job. `gpus_per_node`: of the
+    job; None where Slurm does not say, the nodes are then taken to be the recipe's own kind. `words`: the recipe and
+    overrides, for that line."""
     shape = job_shape(recipe)
     usable = usable_nodes(recipe, names)
     left_out = [name for name in names if name in recipe.exclude_nodes]

@@ -53,7 +53,8 @@ def role_features(
 
 
 def check_requires(requires: Iterable[tuple[str, str]], versions: Versions) -> None:
-    """Raises PreflightError when an installed version is outside the recipe's range. Unknown versions pass."""
+    """Check installed versions against the ranges that the recipe requires. Raises PreflightError for one outside its
+    range. Unknown versions pass."""
     for package, text in requires:
         try:
             SpecifierSet(text)

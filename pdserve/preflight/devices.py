@@ -230,7 +230,7 @@ def parse_amd(text: str) -> list[GpuProcess]:
 
 
 def _amd_entries(listed: object) -> list[dict[str, Any]]:
-    """Raise ValueError for "N/A" and null: they do not say that there are none."""
+    """Return a process_list as entries. Raises ValueError for "N/A" and null: they do not say that there are none."""
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise ValueError(f"a process_list is {json.dumps(listed)[:60]}")
     return listed

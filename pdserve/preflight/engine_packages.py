@@ -69,7 +69,8 @@ def read_versions(python: str | None, *, missing_ok: bool = False) -> Versions:
 
 
 def check_installed(versions: Versions, plan: Plan, recipe: Recipe) -> None:
-    """Raise PreflightError with all that `plan` needs and this host lacks, and how to get it.
+    """Check that this host has all packages that `plan` needs. Raises PreflightError with what it lacks, and how to get
+    it.
 
     A command of the recipe's own (engine.command, lmcache.command) may run anything: nothing is asked of it.
     """

@@ -150,7 +150,7 @@ def summarize_warnings(findings: Iterable[Finding]) -> list[str]:
 
 
 def raise_failed(findings: Sequence[Finding]) -> None:
-    """Raise PreflightError with everything that failed. A single failure is the error itself."""
+    """Raise one PreflightError for all checks that failed, if any did. A single failure is the error itself."""
     bad = failures(findings)
     if len(bad) == 1:
         [only] = bad

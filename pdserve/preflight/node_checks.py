@@ -190,7 +190,7 @@ def _check_programs(processes: Iterable[Process]) -> None:
 
 
 def check_router(version: str | None) -> None:
-    """Raise PreflightError unless the vllm-router beside pdserve is the one whose flags a plan has."""
+    """Check that the vllm-router beside pdserve is the one whose flags a plan has. Raises PreflightError."""
     if version == proxy.ROUTER_VERSION:
         return
     installed = "is not installed" if version is None else f"{version} is installed"
@@ -203,7 +203,8 @@ def check_router(version: str | None) -> None:
 
 
 def _check_ports(starting: Iterable[Process], held_by_us: Collection[int]) -> None:
-    """Raise PreflightError that names the owner of each port in use."""
+    """Check that nobody uses the ports of the processes that are started. Raises PreflightError that names the owner of
+    each port in use."""
     taken = [
         f"{process.name} needs port {port} ({purpose}), held by {owner}"
         for process in starting

@@ -101,11 +101,11 @@ class _Probe:
             ) from error
 
     async def begin(self) -> None:
-        """Raises PreflightError when it does not come."""
+        """Wait until the probe is there. Raises PreflightError when it does not come."""
         await self._answer(ProbeReady, START_SECONDS)
 
     async def ask(self, question: Question, kind: type[AnswerT]) -> AnswerT:
-        """Raises PreflightError when it does not answer."""
+        """Ask the probe a question, and return its answer. Raises PreflightError when it does not answer."""
         self._channel.send(question)
         return await self._answer(kind, _ANSWER_SECONDS)
 
@@ -130,7 +130,7 @@ class _Probe:
         return answer
 
     async def _line(self) -> bytes:
-        """Raises PreflightError where the docker around it hangs."""
+        """Return the probe's next line. Raises PreflightError where the docker around the probe hangs."""
         if self._reach is None:
             return await self._channel.line()
         line = asyncio.ensure_future(self._channel.line())

@@ -309,7 +309,7 @@ def line_of(message: BaseModel) -> bytes:
 
 
 def decode_order(line: bytes) -> Order:
-    """Raises AgentProtocolError."""
+    """Decode a line of the launcher. Raises AgentProtocolError when it is no order."""
     try:
         return _ORDERS.validate_json(line)
     except ValidationError as error:
@@ -318,7 +318,7 @@ def decode_order(line: bytes) -> Order:
 
 
 def decode_event(line: bytes, node: str) -> AgentMessage:
-    """Raises AgentProtocolError."""
+    """Decode a line of a node's agent. Raises AgentProtocolError when it is no event."""
     try:
         return _EVENTS.validate_json(line)
     except ValidationError:

@@ -85,7 +85,7 @@ class Picture:
 
 
 def check_matplotlib() -> None:
-    """Raises PreflightError where the extra is missing."""
+    """Check that the packages of the extra `report` are installed. Raises PreflightError."""
     try:
         import jinja2
         import matplotlib as mpl

@@ -470,7 +470,8 @@ class ReportContents:
 
 
 def read_report(folders: Sequence[Path]) -> ReportContents:
-    """Raises StateError when a folder has neither."""
+    """Read the results in these folders into the contents of a report. Raises StateError when a folder has neither
+    benchmarks nor sweeps."""
     results: list[tuple[str, BenchResult]] = []
     rows: list[ReportRow] = []
     runs: list[KeptRun] = []

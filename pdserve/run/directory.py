@@ -81,7 +81,8 @@ def _write_key(file: Path, key: str) -> None:
 
 
 def read_key(file: Path) -> str:
-    """Raises StateError when it is gone or belongs to another user, or file or folder are not ours alone."""
+    """Read an engine key. Raises StateError when the file is gone or belongs to another user, or file or folder are not
+    ours alone."""
     try:
         _check_key_folder(file.parent)
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -116,7 +117,8 @@ def read_key(file: Path) -> str:
 
 
 def _check_key_folder(folder: Path) -> None:
-    """StateError: the folder is a link, or another user's, who could read and replace the key."""
+    """Check that nobody else could read or replace a key in this folder. Raises StateError when it is a link, or not
+    this user's alone."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise StateError(
@@ -151,7 +153,8 @@ class LauncherLock:
         self._descriptor: int | None = None
 
     def take(self) -> None:
-        """Raises TakenError when another process holds it, StateError when it cannot be opened, and OSError."""
+        """Take the lock. Raises TakenError when another process holds it, StateError when it cannot be opened, and
+        OSError."""
         while not self._holds_lock():
             descriptor = _open_lock(self._file, os.O_CREAT)
             try:
@@ -191,7 +194,8 @@ def hold_lock(file: Path) -> Iterator[LauncherLock]:
 
 
 def check_lock_free(file: Path) -> None:
-    """StateError: a process holds it. Where nothing was ever started there is none."""
+    """Check that no process holds a lock. Raises StateError when one does. Where nothing was ever started there is no
+    lock."""
     with contextlib.suppress(*_NO_FOLDER):
         descriptor = _open_lock(file, 0)
         try:
@@ -417,7 +421,8 @@ class RunDir:
         return history.read(self.events, offset)
 
     def read_state(self) -> DeploymentState:
-        """Raises StateError when the run has none (it was never started), and NotOursError when it is not obeyed."""
+        """Read the state of the run. Raises StateError when the run has none (it was never started), and NotOursError
+        when it is not obeyed."""
         return _read_record(self.state, DeploymentState)
 
     def read_plan(self) -> Plan:
@@ -476,12 +481,13 @@ class RunDir:
             last.forget_key()
 
     def read_key(self) -> str:
-        """Raises StateError when it is gone or belongs to another user, or its file or folder is not ours alone."""
+        """Read the engine key of the run. Raises StateError when it is gone or belongs to another user, or its file or
+        folder is not ours alone."""
         return read_key(self.key_file)
 
 
 def check_no_launcher(root: Path, name: str) -> None:
-    """StateError: the lock of this deployment is held, by whom is in the error."""
+    """Check that no launcher holds the lock of this deployment. Raises StateError, which says who holds it."""
     check_lock_free(_lock(root / name))
 
 

@@ -197,7 +197,8 @@ class Layout:
 
 
 def choose_layout(wish: InitChoice, size: Size) -> Layout:
-    """Raises RecipeError where no instance on one node can hold the weights and a request."""
+    """Choose how many devices an instance has, and how many instances there are. Raises RecipeError where no instance
+    on one node can hold the weights and a request."""
     if wish.hardware.platform == "cpu":
         return _on_cpu(wish, size)
     splits = [_split(wish, tp) for tp in _tp_sizes(wish)]
@@ -330,7 +331,8 @@ class Starter:
 
 
 def draft(wish: InitChoice) -> Starter:
-    """Raises RecipeError where the model cannot be held by the hardware."""
+    """Draft a first recipe, with requests as long as the hardware can hold. Raises RecipeError where it cannot hold the
+    model."""
     while True:
         try:
             return _write_starter(wish, choose_layout(wish, partial(_size_layout, wish)))

@@ -101,7 +101,7 @@ def find_full_cache(outcome: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def require_empty(outcome: Mapping[str, str]) -> None:
-    """Raises NotEmptiedError."""
+    """Require that every cache was emptied. Raises NotEmptiedError for the first that was not."""
     if (full := find_full_cache(outcome)) is not None:
         name, text = full
         raise NotEmptiedError(

@@ -101,7 +101,8 @@ def is_sweep(path: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> tuple[MeasuredPoint, ...]:
-    """Raises StateError when there is none, and for a record that cannot be read."""
+    """Read the measured points of a sweep. Raises StateError when there is none, and for a record that cannot be
+    read."""
     records = records_in(folder)
     if not records:
         raise StateError(

@@ -90,7 +90,7 @@ def write_sweep(imported: ImportedSweep, recipe: Path, sweep: Path) -> None:
 
 
 def check_whole(imported: ImportedSweep, file: Path) -> None:
-    """Raises SourceDifferenceError where something is lost that changes what is served."""
+    """Check that nothing was lost that changes what is served. Raises SourceDifferenceError."""
     if losses := imported.draft.losses():
         raise SourceDifferenceError(
             f"imported in part: {len(losses)} not carried over, and what is served may differ",

@@ -100,7 +100,7 @@ class SweepFolder:
 
 
 def read_point(file: Path) -> PointRecord:
-    """Raises StateError."""
+    """Read the record of a point. Raises StateError when it cannot be read."""
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -293,7 +293,7 @@ def task_of(folder: SweepFolder, deployment: str) -> TaskRecord | None:
 
 
 def write_array(folder: SweepFolder, record: ArrayRecord) -> None:
-    """Raises StateError."""
+    """Write the record of an array of jobs. Raises StateError when it cannot be written."""
     _write(folder.path / _ARRAYS / f"{record.job}.json", record)
 
 

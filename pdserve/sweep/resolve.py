@@ -55,7 +55,8 @@ class PlannedSweep:
 
 
 def resolve(loaded: LoadedSweep, environ: Mapping[str, str]) -> PlannedSweep:
-    """Raises RecipeError at the first combination that is no valid recipe, with the lines of the sweep file."""
+    """Read the recipe of every combination and plan its points. Raises RecipeError at the first combination that is no
+    valid recipe, with the lines of the sweep file."""
     recipes: dict[str, LoadedRecipe] = {}
     digests: list[tuple[Settings, str]] = []
     names: list[str] = []

@@ -202,7 +202,7 @@ class SweepRunner:
         return why is None
 
     def _up(self, deployment: Variant) -> OwnDeployment:
-        """Raises what `up` raises."""
+        """Start a deployment of the sweep, and keep its start on record. Raises what `up` raises."""
         recipe = self.planned.recipes[deployment.digest]
         words = recipe_words(recipe.path, set_of(deployment.settings), ())
         begun: list[tuple[RunDir, OwnDeployment]] = []

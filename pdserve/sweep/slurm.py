@@ -46,7 +46,8 @@ def scripts(
 
 
 def check_none_runs(folder: SweepFolder) -> None:
-    """Raises StateError while an array of this sweep waits or runs: what it will measure would be measured twice."""
+    """Check that no array of this sweep waits or runs: what it will measure would be measured twice. Raises
+    StateError."""
     for array in arrays_of(folder):
         tasks = look_at_array(array.job)
         if tasks is None:

@@ -32,7 +32,7 @@ class NewNames:
         self._new.set()
 
     async def wait(self, seconds: float) -> None:
-        """Returns when a name has appeared since the last time, or after these seconds."""
+        """Wait until a name has appeared since the last time, or for so many seconds."""
         with contextlib.suppress(TimeoutError):
             # Not wait_for, which Python 3.11 lets go on when it is cancelled at the moment at which it ends.
             async with time_limit(seconds):

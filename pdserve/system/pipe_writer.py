@@ -66,7 +66,7 @@ class PipeWriter:
             self._empty.set()
 
     async def sent(self) -> None:
-        """Returns once everything has been taken by the kernel, or the peer has gone."""
+        """Wait until the kernel has taken everything, or the peer has gone."""
         await self._empty.wait()
 
     def close(self) -> None:

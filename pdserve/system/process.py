@@ -143,7 +143,7 @@ class Child:
         return Exit(code)
 
     async def wait(self) -> Exit:
-        """Returns when the root has ended, woken by its pidfd: no polling, no delay."""
+        """Wait for the end of the root process, and return how it ended. Its pidfd wakes this: no polling, no delay."""
         if (ended := self.poll()) is None:
             await pid_end(self.pid)
             ended = self.poll()
@@ -283,7 +283,7 @@ def pass_on(child: int, signums: Iterable[signal.Signals]) -> None:
 
 
 async def pid_end(pid: int) -> None:
-    """Returns once the process has ended (at once when it is gone already)."""
+    """Wait until the process has ended (no time when it is gone already)."""
     with contextlib.suppress(ProcessLookupError):
         await _pidfd_end(os.pidfd_open(pid))
 
@@ -299,7 +299,7 @@ async def process_end(target: ProcessId) -> None:
 
 
 async def _pidfd_end(pidfd: int) -> None:
-    """Closes it, too."""
+    """Wait until the process of a pidfd has ended, and close the pidfd."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(pidfd, ended.set)

@@ -58,7 +58,8 @@ class QueuedFile:
             self._news.notify()
 
     def end(self, seconds: float) -> OSError | None:
-        """Returns when all is written, or after so many seconds, or at a Ctrl-C. A failure that was not raised yet."""
+        """Wait until all is written, for so many seconds at most or until a Ctrl-C. Returns a failure that was not
+        raised yet."""
         with self._news:
             self._over = True
             self._news.notify()

@@ -52,7 +52,7 @@ class Report(BaseModel):
         return NotProvenError.exit_code if self.having("not-proven") else 0
 
     def raise_for_status(self) -> None:
-        """Raises VerifyError when a proof failed, else NotProvenError when one could not be carried out."""
+        """Raise VerifyError when a proof failed, else NotProvenError when one could not be carried out."""
         for status, error in (("failed", VerifyError), ("not-proven", NotProvenError)):
             proofs = tuple(proof for proof in self.proofs if proof.status == status)
             if proofs:
@@ -108,7 +108,7 @@ class Proofs:
         return tuple(self._done)
 
     async def carry_out(self, name: str, claim: str, prove: Callable[[], Awaitable[Outcome]]) -> bool:
-        """False: what rests on it cannot be carried out."""
+        """Carry out a proof and add it. Returns whether what rests on it can be carried out."""
         began = time.monotonic()
         try:
             outcome = await prove()

@@ -86,7 +86,7 @@ class _Models(BaseModel):
 
 
 def read_completion(answer: dict[str, Any], url: str) -> Completion:
-    """Raises VerifyError."""
+    """Read an answer of /v1/completions. Raises VerifyError when it is not one."""
     read = _validate_answer(_Answer, answer, url, "a completion", cause=_CAUSE)
     choice, details = read.choices[0], read.usage.prompt_tokens_details
     return Completion(
@@ -271,7 +271,7 @@ async def read_stream(target: Target, prompt: tuple[int, ...], leg: str, tokens:
 
 
 async def cancel_after_first_chunk(target: Target, prompt: tuple[int, ...], leg: str, tokens: int) -> bool:
-    """False: the answer was over already."""
+    """Send a prompt and leave after the first chunk of its answer. Returns False when the answer was over already."""
     async with aclosing(_stream(target, prompt, leg, tokens)) as chunks:
         async for chunk in chunks:
             return chunk != _DONE

@@ -373,7 +373,8 @@ async def _pull(worker: Any, peer: Peer, original: _Async) -> None:
 
 
 async def _withdrawn_or_gone(worker: Any, peer: Peer) -> None:
-    """Returns when the peer has let go of what it was asked for, refuses connections, or does not take withdrawals."""
+    """Withdraw from a peer all that it was asked for. Returns when it has let go of that, refuses connections, or does
+    not take withdrawals."""
     withdrawal = _start_withdrawal(worker, peer, OpenPulls.of(worker).transfers(peer))
     while not withdrawal.done():
         await asyncio.wait({withdrawal}, timeout=_LOOK_SECONDS)

@@ -36,7 +36,7 @@ def is_exhaustion(error: BaseException) -> bool:
 
 
 def widen(context: Any) -> None:
-    """Raise what the process and the zmq context may open as far as it goes. Before the context's first socket: from
+    """Raise the limits of sockets and descriptors as far as they go. This comes before the context's first socket: from
     then on libzmq keeps to the 1,023 of its default."""
     import zmq
 
@@ -59,7 +59,8 @@ def pulls_at_once(context: Any) -> int:
 
 
 def need_a_descriptor() -> None:
-    """Raise OSError where there is none: libzmq makes a connection later, and would try in silence again and again."""
+    """Check that a descriptor is free. Raises OSError where none is: libzmq makes a connection later, and would try in
+    silence again and again."""
     os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 

@@ -82,9 +82,9 @@ class Hold:
             yield role, len(waiting), max(waiting, default=0.0)
 
     async def engines(self, client: Client, roles: tuple[EngineRole, ...], left: Lives = _NO_LIVES) -> None:
-        """Returns when there is an engine of each role; `left`: those that the request is not to use again in these
-        lives. NoWorkerError: there is none in time, or nobody waits here. ClientGoneError, ApiError: what else has
-        ended the request."""
+        """Wait until there is an engine of each role. `left`: those that the request is not to use again in these
+        lives. Raises NoWorkerError when there is none in time, or nobody waits here; ClientGoneError or ApiError when
+        something else has ended the request."""
         lacking = self._lacking(roles, left)
         if lacking is None:
             return

@@ -55,7 +55,8 @@ class Watch(Wakeable):
             future.set_result(None)
 
     def check(self) -> None:
-        """Raise what has happened: ClientGoneError, ApiError (time is up, shutdown) or WorkerFailedError."""
+        """Raise what has happened, if anything has: ClientGoneError, ApiError (time is up, shutdown) or
+        WorkerFailedError."""
         if self.client.interruption is not None:
             raise self.client.interruption
         for worker, deaths in self._lives.items():

@@ -103,7 +103,7 @@ def _is_empty_list(body: Body, name: str) -> bool:
 
 
 def _check_ids(body: Body, limit: int) -> None:
-    """ApiError: a prompt of more token ids than that."""
+    """Refuse a prompt of more than `limit` token ids. Raises ApiError."""
     if body.length("prompt") <= limit * _BYTES_OF_AN_ID:
         return
     beginning = body.beginning(("prompt",), _BEGINNING_BYTES).translate(None, _BLANKS)

@@ -81,7 +81,7 @@ class Intake:
     def read(
         self, dialect: Dialect, request: Request, body: Body, request_id: str, trace: Trace | None, received: float
     ) -> ClientRequest:
-        """ApiError: every engine would refuse it, or the proxy does."""
+        """Read a request of a client. Raises ApiError when the proxy refuses it, or every engine would."""
         model = self._served.check(dialect, body)
         asked: ClientRequest = self._parser.read(dialect, request, body, request_id, trace, received)
         asked.model = model

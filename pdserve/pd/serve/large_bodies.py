@@ -18,7 +18,8 @@ class LargeBodies:
         self._turn = asyncio.Lock()
 
     async def read(self, request: Request, client: Client) -> Body:
-        """ApiError 400: it is no JSON object that an engine may get. ClientGoneError, or what else ends the request."""
+        """Put a large body together and read it in steps. Raises ApiError 400 when it is no JSON object that an engine
+        may get; ClientGoneError, or what else ends the request."""
         parts, request.parts = request.parts, []
         parts[0] = as_utf8(parts[0], whole=len(parts) == 1)
         async with self._turn:

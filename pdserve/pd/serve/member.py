@@ -146,7 +146,8 @@ def _answer_of(error: ApiError, request: Request, headers: dict[str, str]) -> Re
 
 
 def load_config(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> ProxyConfig:
-    """RecipeError: the file cannot be read, or describes what this proxy cannot do."""
+    """Read the proxy's configuration. Raises RecipeError when the file cannot be read, or describes what this proxy
+    cannot do."""
     try:
         return parse_config(read(path), path)
     except OSError as error:
@@ -154,7 +155,8 @@ def load_config(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> 
 
 
 def parse_config(text: bytes, path: Path) -> ProxyConfig:
-    """`path`: where it stands. RecipeError: it describes what this proxy cannot do."""
+    """Parse the proxy's configuration. `path`: where the text stands. Raises RecipeError when it describes what this
+    proxy cannot do."""
     try:
         config = ProxyConfig.model_validate_json(text)
     except ValidationError as error:

@@ -53,8 +53,8 @@ class PairCanary:
         self._engines, self._attempt, self._model = engines, attempt, model
 
     async def send(self, prefill: Worker, decode: Worker, *, tokens: int, seconds: float) -> None:
-        """Returns once decode has answered a prompt of so many tokens, which no cache has. ApiError: it has not; LATE
-        when it took longer than `seconds`."""
+        """Send a prompt that no cache has through a pair, and return once decode has answered. Raises ApiError when it
+        has not; its status is LATE when the answer took longer than `seconds`. `tokens`: the length of the prompt."""
         prompt = random.choices(_TOKEN_IDS, k=tokens)  # noqa: S311  (new, not secret)
         body = Body(encode({"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0}))
         request_id = f"canary-{new_id()}"

@@ -188,7 +188,7 @@ class LeafSection(Strict, ABC):
         return {}
 
     def doubts(self, platform: str) -> tuple[tuple[str, str], ...]:
-        """Warnings: what rarely works on this platform, and what to write instead."""
+        """Return what rarely works on this platform, each with what to write instead. They become warnings."""
         return ()
 
     def features(self) -> frozenset[str]:

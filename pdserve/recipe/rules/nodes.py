@@ -294,7 +294,7 @@ def _left_out(recipe: Recipe, section: Container) -> Iterator[Problem]:
 
 
 def unused_image(recipe: Recipe) -> Iterator[Problem]:
-    """Warning: an image alone starts no container."""
+    """Warn of an image without a container section: alone it starts no container."""
     if recipe.image is not None and recipe.container is None:
         yield Problem(
             ("image",),

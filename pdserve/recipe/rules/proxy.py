@@ -155,7 +155,7 @@ def upstream_tls(recipe: Recipe) -> Iterator[Problem]:
 
 
 def proxy_exposure(recipe: Recipe) -> Iterator[Problem]:
-    """Warnings: what others can read, use or change."""
+    """Warn of what others can read, use or change through pdserve's proxy."""
     proxy = recipe.proxy
     if proxy.kind != "pdserve":
         return
@@ -230,7 +230,7 @@ def router_settings(recipe: Recipe) -> Iterator[Problem]:
 
 
 def router_exposure(recipe: Recipe) -> Iterator[Problem]:
-    """Warning: what others can use and change."""
+    """Warn of what others can use and change through vllm-router."""
     proxy = recipe.proxy
     if proxy.kind == VLLM_ROUTER and proxy.host not in ("127.0.0.1", "localhost", "::1"):
         yield Problem(

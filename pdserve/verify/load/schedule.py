@@ -120,7 +120,8 @@ class Schedule:
 
 
 async def make_schedule(target: Target, options: LoadOptions) -> Schedule:
-    """Raises NotProvenError where the model, or `longest_prompt`, leaves no room for a prompt with a shared chunk."""
+    """Make the schedule of a load: its pool of tokens, its chunks, its longest prompt. Raises NotProvenError where the
+    model, or `longest_prompt`, leaves no room for a prompt with a shared chunk."""
     limit = await max_model_len(target)
     longest = options.longest_prompt
     if limit is not None:
