@@ -31,7 +31,8 @@ AS_ITS_USER = "run pdserve as the user who has started the deployment"
 
 
 class PdserveError(Exception):
-    """Base. `where` is a file:line, a process@node or a URL; `cause` and `todo` are whole sentences."""
+    """Is the base of pdserve's errors. `where` is a file:line, a process@node or a URL; `cause` and `todo` are whole
+    sentences."""
 
     exit_code = 1
 

@@ -79,7 +79,7 @@ class EvalVerdict(BaseModel):
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for json.dumps."""
+        """Return plain data, ready for json.dumps."""
         return self.model_dump(mode="json") | {"mean": self.mean, "passed": self.passed}
 
 

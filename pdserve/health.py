@@ -50,7 +50,7 @@ def unverified_tls() -> ssl.SSLContext:
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """One try. `text` is for people: the last answer is part of every failure report."""
+    """Holds the answer to one try. `text` is for people: the last answer is part of every failure report."""
 
     ready: bool
     text: str

@@ -139,7 +139,8 @@ class Launcher:
             self._run_dir.write(self._run_dir.failure, failure_markdown(error, self._state.name, self._state, events))
 
     def _asked_to_stop(self, by: signal.Signals | None = None) -> None:
-        """Signal handler (`by` None: `down`). A second TERM hurries nothing: scancel sends one, its script another."""
+        """Handle a request to stop: a signal, or `down` (`by` None). A second TERM hurries nothing: scancel sends one,
+        its script another."""
         if self._stop_asked.is_set() and by is signal.SIGINT:
             self._client.hurry()
             self._fleet.hurry()
@@ -476,7 +477,7 @@ class Launcher:
             self._note(line)
 
     def _note(self, text: str) -> None:
-        """Something out of order about the stop, for the terminal and for who asked for it."""
+        """Note what is out of order about the stop, for the terminal and for who asked for it."""
         self._notes.append(text)
         self._fleet.record("note", text=text)
 
@@ -507,7 +508,7 @@ class UnendingLoop:
         self._text = ""
 
     async def step(self, work: Callable[[], None]) -> None:
-        """Does it. Whatever it raises ends only this step."""
+        """Do the work of one step. Whatever it raises ends only this step."""
 
         async def done() -> None:
             work()

@@ -86,7 +86,8 @@ class Attachment:
 
 
 async def attachment(server: LmcacheServer, ask: AskNode, expected: int) -> Attachment:
-    """Asks one server. An engine that only shares the port, or never registered, is not attached."""
+    """Ask a server how many engine workers are attached. An engine that only shares the port, or never registered, is
+    not."""
     answer = await ask("GET", f"{server.http_url}/status", seconds=_STATUS_SECONDS)
     registered: int | None = None
     with contextlib.suppress(json.JSONDecodeError):

@@ -134,7 +134,7 @@ BESIDE_KV_GIB = Span(low=0.4, high=8.2)
 
 
 class GroupSize(Frozen):
-    """A KV cache group."""
+    """Holds the size of a KV cache group."""
 
     keeps: str
     layers: int
@@ -262,7 +262,7 @@ def _weights(
     config: Mapping[str, Any],
     assumed: list[str],
 ) -> Span:
-    """Bytes of one rank."""
+    """Return the bytes of weights on one rank."""
     held = rank_weights(tensors, sharding)
     if (bits := quantized_bits(args, config)) is None:
         return Span(low=held.low, high=held.high)
@@ -480,7 +480,7 @@ def crossings(
     balance: Balance | None,
     given: SizingOptions,
 ) -> Iterator[Crossing]:
-    """All of them."""
+    """Yield all edges that the sizes cross."""
     for entry in sized.values():
         yield from _fits(recipe, entry)
         yield from _chunks(recipe, entry)

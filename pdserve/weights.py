@@ -64,7 +64,7 @@ _NAMED_ALIKE = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 
 
 def configuration_files(files: Iterable[str]) -> list[str]:
-    """Configuration, tokenizer and code: all that is no weights."""
+    """Return the files of configuration, tokenizer and code: all that is no weights."""
     return [file for file in files if not _HEAVY.search(file) and not file.startswith("original/")]
 
 
@@ -284,7 +284,7 @@ class Revision(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The command line."""
+    """Holds the command line."""
 
     model: str
     revision: str
@@ -294,7 +294,7 @@ class Options(NamedTuple):
 
 
 def main() -> int:
-    """Entry."""
+    """Fetch a model from the hub, and exit with its outcome."""
     parser = argparse.ArgumentParser(prog="python -m pdserve.weights", description="Fetches a model from the hub.")
     parser.add_argument("--model", required=True)
     parser.add_argument("--revision", default="main")

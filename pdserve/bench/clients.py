@@ -161,11 +161,11 @@ class VllmClient:
         return {**without_site_proxy(environ), **offline, "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", KEY: key}
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
-        """It counts by the monotonic clock already."""
+        """Read the records of a run. vLLM's client counts by the monotonic clock already."""
         return read_vllm_records(run.result.read_text(encoding="utf-8", errors="replace"))
 
     def clean(self, run: ClientRun) -> None:
-        """It leaves nothing."""
+        """Do nothing: vLLM's client leaves nothing."""
 
 
 def vllm_client(plan: Plan, *, python: str | None, tokenizer: str | None) -> VllmClient:

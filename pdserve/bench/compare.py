@@ -153,7 +153,7 @@ STARTS_NOTE = "Each side is one start of its deployment: what changes from start
 
 
 class Difference(Frozen):
-    """Something about what was measured. None: it is not there."""
+    """Describes something that differs in what was measured. None: it is not there."""
 
     what: str
     a: str | None
@@ -409,7 +409,7 @@ def _place(name: str) -> int:
 
 
 def keys_of(recipe: str) -> dict[str, str]:
-    """Dotted key -> value. Raises RecipeError for what is no YAML."""
+    """Return the dotted keys of a recipe with their values. Raises RecipeError for what is no YAML."""
     keys: dict[str, str] = {}
 
     def walk(value: Any, path: str) -> None:

@@ -110,7 +110,7 @@ _BURST = 0.5
 
 
 class Spread(Frozen):
-    """Milliseconds."""
+    """Holds a mean and quantiles, in milliseconds."""
 
     mean: float
     p50: float

@@ -103,7 +103,7 @@ class Window(Frozen):
 
 
 class Measurement(Frozen):
-    """A load, once."""
+    """Holds what one run of a load has shown."""
 
     load: Load
     repeat: int
@@ -119,7 +119,7 @@ class Measurement(Frozen):
 
 
 class BenchResult(Frozen):
-    """result.json"""
+    """Is a result.json: all measurements of a benchmark."""
 
     schema_version: SchemaVersion = SCHEMA
     provenance: Provenance
@@ -242,7 +242,7 @@ def _hardware(plan: Plan) -> dict[str, str]:
 
 
 def machine(of_platform: str) -> dict[str, str]:
-    """Hardware of this machine."""
+    """Describe the hardware of this machine."""
     facts = {
         "host": platform.node(),
         "cpu": _cpu(),

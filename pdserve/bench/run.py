@@ -107,7 +107,7 @@ class _Bench:
         return result
 
     def _keep_events(self) -> None:
-        """The history so far: the run may be removed, or cut what was before. Raises OSError."""
+        """Keep the history so far: the run may be removed, or cut what was before. Raises OSError."""
         events, _ = self._serving.run.read_events()
         self._serving.run.write(self._folder / EVENTS, "".join(f"{json.dumps(event)}\n" for event in events))
 

@@ -35,7 +35,7 @@ Piece = tuple[Hashable, float]
 
 @dataclass(frozen=True)
 class Turn:
-    """A request."""
+    """Describes a request of a session."""
 
     output_tokens: int
     pieces: Sequence[Piece]
@@ -150,7 +150,7 @@ class LoggedMessage(_Row):
 
     @property
     def text(self) -> str:
-        """All of it that a chat template may show."""
+        """Return all of the message that a chat template may show."""
         shown = {name: value for name, value in (self.__pydantic_extra__ or {}).items() if value}
         content = shown.pop("content", "")
         return f"{self.role}:{content}{shown or ''}\n"

@@ -27,7 +27,7 @@ class Invalid:
 
 @dataclass(frozen=True)
 class Unknown:
-    """It could not be checked."""
+    """Says that something could not be checked."""
 
     text: str
 
@@ -142,7 +142,8 @@ def client_failed(evidence: Evidence) -> Answer:
 
 
 def not_warmed_up(evidence: Evidence) -> Answer:
-    """Judge the warm-up: without any answer to it a measurement begins cold. One that went wrong later is shown."""
+    """Judge the warm-up: without any answer to it a measurement begins cold. A warm-up that went wrong later is
+    shown."""
     if evidence.warmup is None:
         return None
     if not any(record.ok for record in evidence.warmup):

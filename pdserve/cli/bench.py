@@ -156,7 +156,7 @@ def windows(result: BenchResult) -> Table:
 
 
 def _notes(measurements: Iterable[Measurement]) -> Iterator[str]:
-    """Each line once: why figures do not count, what could not be checked, what a reader may take wrongly."""
+    """Yield each line once: why figures do not count, what could not be checked, what a reader may take wrongly."""
     lines: dict[str, list[str]] = {}
     for each in measurements:
         title = _head(each)[0]

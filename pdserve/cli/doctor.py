@@ -82,7 +82,7 @@ def _show(records: RunRecords, diagnoses: list[Diagnosis]) -> None:
 
 
 def _lines(records: RunRecords, diagnoses: list[Diagnosis]) -> Iterator[tuple[str, str]]:
-    """Each with its style."""
+    """Yield the lines of a diagnosis, each with its style."""
     name = records.plan.name if records.plan is not None else "run"
     yield f"{name}: {records.phase or 'nothing was started'}; record: {records.run_dir}", ""
     if not diagnoses:

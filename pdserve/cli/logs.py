@@ -36,7 +36,8 @@ def run(process: str | None, name: str | None, *, follow: bool, lines: int) -> N
 
 
 def _files(run_dir: RunDir, process: str | None) -> dict[Path, str]:
-    """Logs and their labels: the process, with its node where several nodes have one of that name (agents)."""
+    """Return the logs and their labels: the process, with its node where several nodes have one of that name
+    (agents)."""
     files = sorted(run_dir.logs.glob("*.log"))
     names = [file.stem.partition("@")[0] for file in files]
     labels = {file: name if names.count(name) == 1 else file.stem for file, name in zip(files, names, strict=True)}

@@ -19,7 +19,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main() -> None:
-    """Console entry."""
+    """Run the `pdserve` command, and exit with its code."""
     try:
         code = _main()
     except KeyboardInterrupt:

@@ -34,7 +34,7 @@ def run(
     out: Path,
     force: bool,
 ) -> None:
-    """Writes the three files."""
+    """Write the files of Prometheus, its alerts and the dashboard."""
     if recipe is None and (set_ or unset):
         raise typer.BadParameter("--set and --unset change a recipe: give one")
     if recipe is not None and deployment is not None:

@@ -29,7 +29,7 @@ Reports = Mapping[str, list[PatchRecord]]
 
 
 def run(name: str | None, *, as_json: bool) -> None:
-    """Every patch: what it is about, whether the code of this environment gets it, and where it is active."""
+    """Show every patch: what it is about, whether the code of this environment gets it, and where it is active."""
     run_dir, reports = _running_reports(name)
     rows = [_row(patch, reports) for patch in REGISTRY]
     if as_json:

@@ -127,11 +127,12 @@ def _summary(findings: Sequence[Finding]) -> str:
 def find_all(
     loaded: LoadedRecipe, there: Destination, report: Report, *, fabric: bool = False, min_gbps: float | None = None
 ) -> tuple[Finding, ...]:
-    """All findings. `report` gets lines while an image is fetched. `fabric`: also of transfers between the nodes,
-    which must reach `min_gbps` (None: what the recipe has).
+    """Look for everything that a start would fail of, and return all findings. `report` gets lines while an image is
+    fetched. `fabric`: also of transfers between the nodes, which must reach `min_gbps` (None: what the recipe has).
 
     Raises StateError where the deployment runs: its ports and its memory are its own, and every check would blame it;
-    and as `look`."""
+    and as `look`.
+    """
     name = loaded.recipe.name
     if find_running(home(os.environ), name) is not None:
         raise StateError(

@@ -85,7 +85,7 @@ def _meanwhile(run_dir: RunDir, began: int, *, failed: bool) -> tuple[str, ...]:
 
 
 def _progress(window: SentWindow) -> None:
-    """A load takes minutes: each window is a line, apart from the report."""
+    """Print a line for a window of the load, apart from the report: a load takes minutes."""
     counts = ", ".join(f"{len(window.ended(how))} {how}" for how in ENDINGS)
     typer.echo(f"requests {window.first}-{window.last}: {counts}, {window.seconds:g} s", err=True)
 

@@ -423,7 +423,7 @@ def _rate(value: float | None) -> str:
 
 
 def _latency(latency: Latency | None) -> str:
-    """p50/p90/p99 in one unit. `>`: beyond the largest bound of the histogram."""
+    """Show p50/p90/p99 in one unit. `>`: beyond the largest bound of the histogram."""
     if latency is None or not latency.count:
         return "-"
     values = [value or 0.0 for value in (latency.p50, latency.p90, latency.p99)]

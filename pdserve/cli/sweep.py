@@ -246,7 +246,7 @@ def _unknown_parts(left: Estimate) -> str:
 
 @dataclass(frozen=True)
 class ArrayOptions:
-    """The options of --slurm."""
+    """Holds the options of --slurm."""
 
     at_once: int | None
     """Tasks at a time; None: as many as Slurm starts."""

@@ -123,7 +123,7 @@ def lower_load_end(tracker: Any, end: int) -> None:
 
 
 def remember(tracker: Any, cut: CutHit) -> None:
-    """It lives and dies with the tracker: nothing to clean up."""
+    """Keep a cut hit on its tracker. It lives and dies with the tracker: nothing has to be cleaned up."""
     setattr(tracker, _CUT, cut)
 
 

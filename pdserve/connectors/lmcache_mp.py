@@ -39,7 +39,7 @@ MIN_LOAD = reloads.MIN_LOAD.name
 
 
 def upstream_class() -> Any:
-    """The class of LMCache.
+    """Return LMCache's own connector class.
 
     vLLM takes its own class when LMCache's cannot be imported, and that class cannot talk to LMCache 0.5. Here the
     import error is shown instead.
@@ -77,7 +77,8 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
             self._keeper = keep_lookups(self, LOOKUP_LOCKS)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Upstream's answer, bounded. Safe to ask in every step, with a local prefix that grows or shrinks."""
+        """Return upstream's answer, bounded. It is safe to ask in every step, with a local prefix that grows or
+        shrinks."""
         offered, load_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if not offered:
             return offered, load_async

@@ -63,7 +63,7 @@ class SelectionStats(KVConnectorStats):  # type: ignore[misc]  # vllm is not the
 
 
 class SelectionCounts:
-    """The scheduler's side: counts requests when they are scheduled, so that polling again counts nothing."""
+    """Counts on the scheduler's side: requests when they are scheduled, so that polling again counts nothing."""
 
     def __init__(self, children: Sequence[str]) -> None:
         self._children = children
@@ -116,7 +116,7 @@ def rebuild_stats(value: Any) -> SelectionStats:
 
 
 class SelectionMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as above
-    """The API server's side: every series exists from the start, at 0, for every DP rank."""
+    """Shows the counts on the API server's side: every series exists from the start, at 0, for every DP rank."""
 
     def __init__(
         self,

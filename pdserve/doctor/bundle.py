@@ -129,7 +129,7 @@ def _member(run: RunDir, file: Path, known: tuple[str, ...]) -> Member:
 
 
 def _redact_member(name: str, text: str, known: tuple[str, ...], *, cut: bool) -> Member:
-    """JSON stays JSON: a document, or each line of events.jsonl and of the part before it."""
+    """Redact a file, and keep JSON that is JSON: a document, or each line of events.jsonl and of the part before it."""
     if ".jsonl" in name:
         clean = "\n".join(_redacted_json(line, known) for line in text.split("\n"))
     else:

@@ -24,7 +24,7 @@ _BEGINNING = 120
 
 
 def written_at(line: str) -> str:
-    """Empty where the line has no time."""
+    """Return the time that a line has; empty where it has none."""
     match = _TIME.search(line[:_BEGINNING])
     return match[0] if match else ""
 
@@ -236,7 +236,7 @@ class LogFacts:
 
 
 def reduce_log(log: ProcessLog) -> LogFacts:
-    """Pure: whatever stands in the log, it is text."""
+    """Reduce a log to its facts. Whatever stands in the log, it is text."""
     is_proxy = log.role == "proxy"
     own = replace(log, lines=tuple(line for line in log.lines if not _QUOTED.match(line)))
     return LogFacts(
@@ -259,7 +259,8 @@ def _symptoms(log: ProcessLog) -> Iterator[KnownLine]:
 
 
 def _matches(symptom: Symptom, log: ProcessLog) -> Iterable[KnownLine]:
-    """One entry: lines that differ only in a request or an address have the same cause."""
+    """Return one entry for all lines of a symptom: lines that differ only in a request or an address have the same
+    cause."""
     times, first = 0, None
     for line in log.lines:
         if (match := symptom.pattern.search(line)) is not None:

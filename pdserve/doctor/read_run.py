@@ -63,7 +63,7 @@ def find_run(target: str | None, root: Path) -> RunDir:
 
 
 def read_run(run: RunDir) -> RunRecords:
-    """Everything but the logs."""
+    """Read everything about a run but its logs."""
     unread: list[str] = []
     state = _record(run.read_state, unread, run.state)
     plan = _record(run.read_plan, unread, run.plan)

@@ -99,7 +99,7 @@ class EvidenceLine:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One cause."""
+    """Describes a cause that was found."""
 
     rule: str
     """Its name in docs/doctor.md."""
@@ -114,7 +114,7 @@ class Diagnosis:
     """How often it was seen."""
 
     def to_json(self) -> dict[str, Any]:
-        """Stable keys."""
+        """Return the diagnosis as plain data. Its keys are stable."""
         return asdict(self)
 
 
@@ -211,7 +211,7 @@ def fill_setting(setting: str, records: RunRecords) -> str:
 
 
 def fewer_sequences(records: RunRecords, role: EngineRole) -> str:
-    """Half as many requests at once in each engine of a role: the flag where the recipe has it now."""
+    """Name the flag that halves the requests at once in each engine of a role, where the recipe has it now."""
     for section in (role, "engine"):
         seats = value_at(records.recipe, f"{section}.args.max-num-seqs")
         if isinstance(seats, int) and not isinstance(seats, bool) and seats > 1:

@@ -266,7 +266,7 @@ def _words(log: LogFacts, hint: Hint | None, *, again: bool) -> tuple[EvidenceLi
 
 
 def symptoms(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """The lines of logs/symptoms.py."""
+    """Diagnose what lines of the logs show (logs/symptoms.py)."""
     gone = sorted(
         name
         for event in (*events_of(records, "died"), *events_of(records, "unresponsive"))
@@ -447,7 +447,7 @@ def failed_requests(_: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnos
 
 
 def long_queues(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """Half of the requests wait for a place for more than a second."""
+    """Diagnose long queues: half of the requests wait for a place for more than a second."""
     for log in logs:
         waits = [request for request in log.requests if request.queue_ms is not None]
         if len(waits) < _SOME:

@@ -24,7 +24,7 @@ from pdserve.recipe.vllm_names import FLAGS, LISTS, SWITCHES
 
 @dataclass(frozen=True)
 class FlagNames:
-    """Names without dashes."""
+    """Holds the names of flags, without dashes."""
 
     whole: frozenset[str]
     short: Mapping[str, str]
@@ -240,7 +240,7 @@ class InstalledParser(BaseModel):
     """The lines that were asked about, in that order."""
 
     def flag_names(self) -> FlagNames:
-        """Its names, to read other lines by."""
+        """Return the parser's names, to read other lines by."""
         return FlagNames(self.names, self.short, self.switches, self.lists)
 
 

@@ -29,7 +29,7 @@ _ROLE = ("instances", "parallel", "devices", "kv_load_failure_policy", "load_tim
 
 @dataclass(frozen=True)
 class Departure:
-    """A value that differs. None: there is none."""
+    """Describes a value that differs. None: there is none."""
 
     path: Path
     recipe: Any

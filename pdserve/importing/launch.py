@@ -76,7 +76,7 @@ class SourcedValue:
     line: int
 
     def of(self, value: Any) -> SourcedValue:
-        """Another value from the same place."""
+        """Return another value from the same place."""
         return SourcedValue(value, self.key, self.line)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class SourcedValue:
 
 @dataclass(frozen=True)
 class Note:
-    """Something that was not carried over as it stands. `shown` is fit to be printed."""
+    """Says what was not carried over as it stands. `shown` is fit to be printed."""
 
     at: SourcedValue
     why: str

@@ -25,7 +25,7 @@ _JOB = "${SLURM_JOB_ID:-local}"
 
 
 def draft(launch: Launch) -> Draft:
-    """The recipe. Raises RecipeError where the launch has no way from prefill to decode."""
+    """Draft the recipe of a launch. Raises RecipeError where the launch has no way from prefill to decode."""
     return _Writer(launch).draft()
 
 
@@ -122,7 +122,8 @@ class _Writer:
             self.note(at, "no number, and engines and LMCache must hash alike: pdserve's own is used", "replaced")
 
     def _same_length(self) -> None:
-        """Both roles must have one max-model-len. A request needs both, so the smaller one of decode holds already."""
+        """Give both roles one max-model-len, which they must have. A request needs both, so the smaller one of decode
+        holds already."""
         roles = self.launch.roles
         if "prefill" not in roles or "decode" not in roles:
             return

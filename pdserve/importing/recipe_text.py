@@ -25,7 +25,7 @@ _TITLES = {
 
 
 def annotated_text(draft: Draft) -> str:
-    """The whole file."""
+    """Return the whole file: the recipe with its notes and origins."""
     head = [f"Imported from {draft.file} ({draft.format}). After each value: the line and the key that it came from."]
     head += [draft.parser] if draft.parser else []
     for effect, title in _TITLES.items():

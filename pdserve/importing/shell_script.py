@@ -108,7 +108,7 @@ def matches(text: str) -> bool:
 
 
 def launch(text: str, file: str, choice: ImportChoice, lines: LineReader) -> Launch:
-    """The launch. Raises RecipeError for what is known only when the script runs."""
+    """Read the launch that a script makes. Raises RecipeError for what is known only when the script runs."""
     name = file.rpartition("/")[2].rpartition(".")[0] or "script"
     at = SourcedValue(name, "the file's name", 0)
     result = Launch(file, FORMAT, at, at)

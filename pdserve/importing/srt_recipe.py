@@ -204,7 +204,8 @@ def _image_of_role(tracked: TrackedTree, result: Launch, at: Path) -> None:
 def _transfer(
     engines: EngineLaunch, connector: SourcedValue | None, *, unset: bool, role: EngineRole, file: str
 ) -> SourcedValue | None:
-    """The role's mapping: its flag, else its connector, else that of the engine, which is nixl unless it is null."""
+    """Return the role's mapping: its flag, else its connector, else that of the engine, which is nixl unless it is
+    null."""
     given = engines.args.pop("kv-transfer-config", None)
     if given is not None:
         return given

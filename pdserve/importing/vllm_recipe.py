@@ -170,12 +170,13 @@ class _Layers:
             self.env[name] = at_in(tree, (*path, name))
 
     def flag(self, name: str, value: Any, at: SourcedValue) -> None:
-        """One more flag."""
+        """Add a flag."""
         self.flags.append((ImportedFlag(name, value), at))
 
 
 def launch(tree: Tree, beside: Collection, choice: ImportChoice, lines: LineReader) -> Launch:
-    """The launch. Raises RecipeError for a choice that the recipe does not offer, naming those that it does."""
+    """Compose the launch that was chosen. Raises RecipeError for a choice that the recipe does not offer, naming those
+    that it does."""
     return _Composer(tree, beside, choice, lines).launch()
 
 

@@ -25,7 +25,7 @@ PACKAGES = tuple(TITLES)
 
 
 class Versions(BaseModel):
-    """Installed versions; None: not installed, or not known where the plan is made."""
+    """Holds the installed versions; None: not installed, or not known where the plan is made."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -45,7 +45,7 @@ class PeerJudge:
         self._restarted: dict[str, float] = {}
 
     def started(self, engine: str) -> None:
-        """It begins a new life."""
+        """Note that an engine begins a new life."""
         self._failures.pop(engine, None)
 
     def judge(self, outcomes: Mapping[str, Outcome], now: float) -> PeerVerdict:

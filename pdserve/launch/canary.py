@@ -111,7 +111,8 @@ class PairCanaries:
         return "failed", f"one token, but {decode} computed the prompt itself: it received no KV"
 
     async def _send_pair(self, prefill: str, decode: str, tokens: int, seconds: float) -> tuple[int | None, str]:
-        """The answer's status. None: the proxy did not answer at all."""
+        """Ask the proxy for a canary, and return the answer's status and text. None: the proxy did not answer at
+        all."""
         asked = {"prefill": prefill, "decode": decode, "tokens": tokens, "seconds": f"{seconds:.3f}"}
         url = f"{self._fleet.plan.proxy_url}/canary?{urlencode(asked)}"
         patient_until = time.monotonic() + _NEW_SECONDS

@@ -24,7 +24,7 @@ class ClientTask:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """The deployment is ready."""
+        """Begin the work: the deployment is ready."""
         if self._work is not None:
             self._task = asyncio.create_task(self._work(self._record))
             self._task.add_done_callback(lambda _: self._ended())

@@ -19,7 +19,8 @@ class InstanceRouting:
         self._fleet = fleet
 
     def servers(self, name: str) -> list[str]:
-        """The API servers of the instance of a process. Of anything else, the process itself."""
+        """Return the API servers of a process's instance. For what is no part of an instance, return the process
+        itself."""
         return [process.name for process in self._fleet.plan.instance_of(name) if process.probe is not None]
 
     def route(self, name: str, routing: Routing) -> None:

@@ -132,8 +132,9 @@ class KeptRecord:
         self._fleet.record("record_deleted", text=f"{state.name}: {state.note}")
 
     def _point(self) -> None:
-        """Unless a newer launcher has taken the deployment over: it is the one that `status` and `down` mean, until it
-        ends. After that `current` leads here again; meanwhile its own record is kept."""
+        """Keep `current` on this run, unless a newer launcher has taken the deployment over: it is the one that
+        `status` and `down` mean, until it ends. After that `current` leads here again; meanwhile its own record is
+        kept."""
         other = self._run.keep_current()
         if bool(other) != self._superseded:
             self._superseded = bool(other)

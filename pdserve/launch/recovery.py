@@ -68,7 +68,7 @@ class Recovery:
         """What the deployment ends with: what who waits for a verb is told."""
 
     def react(self, trouble: Trouble) -> None:
-        """One trouble. Those of a process that is already being recovered belong to its recovery."""
+        """React to a trouble. Those of a process that is already being recovered belong to its recovery."""
         if isinstance(trouble, Gone):
             self._lose_node(trouble)
             return
@@ -240,7 +240,8 @@ class Recovery:
 
     @contextlib.contextmanager
     def _yield_turn(self, name: str) -> Iterator[None]:
-        """While it waits for others, no restart of another one of its role waits for it."""
+        """Yield the turn of a process while it waits for others: no restart of another one of its role waits for it
+        meanwhile."""
         self._yielding.add(name)
         self._fleet.wake()
         try:

@@ -38,7 +38,7 @@ _OVER = ("pending", "stopped", "done")
 
 
 class RollingChange:
-    """One change. `run` is called once."""
+    """Carries one change out. `run` is called once."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ class StopRequested(Exception):  # noqa: N818  (a signal or `down` asked for it)
 
 
 class StartRace:
-    """One start. It owns the troubles of the fleet meanwhile."""
+    """Runs one start against what ends it. It owns the troubles of the fleet meanwhile."""
 
     def __init__(self, fleet: Fleet, starting: Collection[str], stop_asked: asyncio.Event) -> None:
         """Prepare the race. `starting`: names of the processes that are started; the others have served before."""
@@ -34,7 +34,7 @@ class StartRace:
         """What has ended it, if that befell a process that served: it is still to be reacted to."""
 
     async def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """One step. Raises StartError or StopRequested if that comes first."""
+        """Run one step of the start. Raises StartError or StopRequested if that comes first."""
         step = asyncio.ensure_future(work)
         trouble = asyncio.ensure_future(self._first_trouble())
         silence = asyncio.ensure_future(self._first_long_silence())

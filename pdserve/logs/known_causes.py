@@ -19,7 +19,7 @@ LMCACHE = frozenset({"lmcache"})
 
 @dataclass(frozen=True)
 class Rule:
-    """One known cause. `roles`: where it applies, None everywhere."""
+    """Describes a known cause. `roles`: where it applies, None everywhere."""
 
     pattern: re.Pattern[str]
     cause: str

@@ -94,7 +94,7 @@ def texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def read_config(text: bytes, where: str, todo: str) -> dict[str, Any] | None:
-    """The object in a config.json; None: the text holds none. `where`, `todo`: of the error.
+    """Return the object in a config.json; None: the text holds none. `where`, `todo`: of the error.
 
     Raises PreflightError for a key of another type than it has in every model.
     """
@@ -186,7 +186,8 @@ def kv_dtype_of(config: Mapping[str, Any], *, latent: bool) -> str | None:
 
 
 def _quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """get_quant_config (model_executor/model_loader/weight_utils.py): in this order; empty: none."""
+    """Find the quantization as vLLM's get_quant_config does (model_executor/model_loader/weight_utils.py): in this
+    order; empty: none."""
     for holder, key in (
         (config, QUANTIZATION_KEY),
         (_mapping(config.get("text_config")), QUANTIZATION_KEY),

@@ -179,7 +179,7 @@ def _bytes_of(group: CacheGroup, stage: range) -> int:
 
 
 def stage_bounds(layers: int, pp: int) -> list[tuple[int, int]]:
-    """First layer, and the layer after the last, of each pipeline stage (vLLM's get_pp_indices)."""
+    """Return the first layer, and the layer after the last, of each pipeline stage (vLLM's get_pp_indices)."""
     if pp > layers:
         raise UnknownModelError(f"{layers} layers cannot be spread over {pp} pipeline stages")
     sizes = [layers // pp] * pp
@@ -309,7 +309,7 @@ MambaMode = Literal["none", "align", "all"]
 
 @dataclass(frozen=True)
 class TableGroup:
-    """One block table. `block`: tokens of a block, as the group's own spec has it."""
+    """Describes one block table. `block`: tokens of a block, as the group's own spec has it."""
 
     block: int
     kind: Literal["attention", "recurrent", "scratch"] = "attention"
@@ -318,8 +318,8 @@ class TableGroup:
     """The mode of a recurrent group: when its state is kept."""
 
     def span(self, dcp: int = 1) -> int:
-        """Tokens of the whole sequence behind one block id. Under decode context parallelism an attention block is
-        one rank's share; recurrent state is on every rank."""
+        """Return the tokens of the whole sequence behind one block id. Under decode context parallelism an attention
+        block is one rank's share; recurrent state is on every rank."""
         if self.kind == "scratch":
             return 0
         return self.block * dcp if self.kind == "attention" else self.block

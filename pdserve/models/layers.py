@@ -65,7 +65,7 @@ def hints_of(config: Mapping[str, Any]) -> KvHints:
 
 
 def _hints(text: Mapping[str, Any]) -> Iterator[KvHints]:
-    """Most specific first."""
+    """Yield hints of a model's kinds of layers, the most specific first."""
     if text.get("compress_ratios"):
         yield KvHints(frozenset({"compressed"}), "compress_ratios")
     for key in ("layer_types", "layers_block_type"):
@@ -294,7 +294,7 @@ class Layer:
 
     @property
     def latent(self) -> bool:
-        """MLA."""
+        """Tell whether the layer keeps latent KV (MLA)."""
         return self.state is None and self.value_size == 0
 
     def elements(self, tp: int) -> int:
@@ -342,7 +342,7 @@ def _layer(text: Mapping[str, Any], index: int, keeps: Keeps) -> Layer:
 
 
 def _keeps(text: Mapping[str, Any], number: int) -> Iterator[Keeps | None]:
-    """Layer by layer; None: it keeps nothing."""
+    """Yield what each layer keeps; None: it keeps nothing."""
     model = str(text.get("model_type", ""))
     if text.get("compress_ratios"):
         raise UnknownModelError("compressed attention (compress_ratios) is not known here")

@@ -74,7 +74,7 @@ _FAREWELL_SECONDS = 2.0
 
 
 class Agent:
-    """One node's processes. Single threaded; every method runs in the event loop."""
+    """Owns the processes of one node. It is single threaded; every method runs in the event loop."""
 
     def __init__(
         self,
@@ -368,7 +368,7 @@ def _report_killed(how: Exit) -> None:
 
 
 def main() -> int:
-    """Entry. Forks before any thread exists; the child is the agent."""
+    """Run the agent and its guard. The fork comes before any thread exists; the child is the agent."""
     queued_output.ensure_utf8()
     parser = argparse.ArgumentParser(prog="python -m pdserve.node.agent", description="The node agent of pdserve.")
     parser.add_argument("--node", required=True)

@@ -16,7 +16,7 @@ from pdserve.system.shared_memory import ShmLedger
 
 
 def main() -> int:
-    """Entry."""
+    """Remove the shared memory that nobody uses any more, and print its names."""
     queued_output.ensure_utf8()
     parser = argparse.ArgumentParser(prog="python -m pdserve.node.left_memory", description=__doc__)
     parser.add_argument("--run-dir", required=True, type=Path)

@@ -269,7 +269,8 @@ class Supervised:
         await self._watch_health(child)
 
     async def _watch_health(self, child: Child) -> None:
-        """While it serves: is it stopped, does it still answer, has it sockets and memory? Only changes are events."""
+        """Watch a process while it serves: is it stopped, does it still answer, has it sockets and memory? Only changes
+        are events."""
         failures, responsive = 0, True
         records = self.plan.env.set.get("PDSERVE_PATCH_RECORD")
         shortage = SocketShortage(Path(records)) if records and self.plan.patches else None

@@ -101,7 +101,7 @@ class EngineSnapshot:
 
 @dataclass(frozen=True)
 class LmcacheSnapshot:
-    """One LMCache server."""
+    """Holds the figures of one LMCache server."""
 
     url: str
     error: str | None = None
@@ -142,7 +142,7 @@ class SaltUse:
 
 
 def view_client(mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None) -> httpx.AsyncClient:
-    """A client for snapshots: short timeouts, and never through a proxy of the environment."""
+    """Return a client for snapshots: short timeouts, and never through a proxy of the environment."""
     return httpx.AsyncClient(trust_env=False, verify=unverified_tls(), timeout=_TIMEOUT_SECONDS, mounts=mounts)
 
 

@@ -43,7 +43,7 @@ class _Sample:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Observations by upper bound: cumulative, the last one without a bound."""
+    """Holds observations by upper bound: cumulative, the last one without a bound."""
 
     buckets: tuple[tuple[float, float], ...]
 
@@ -302,7 +302,7 @@ _KEPT_EVENTS = 50
 
 @dataclass(frozen=True)
 class Frame:
-    """One look. Rates are of the last minute, or of what of it was seen."""
+    """Holds what one look has shown. Rates are of the last minute, or of what of it was seen."""
 
     view: StatusView
     traffic: MinuteTraffic
@@ -340,7 +340,7 @@ class DeploymentWatch:
         self._events: deque[dict[str, Any]] = deque(maxlen=_KEPT_EVENTS)
 
     def look(self) -> Frame:
-        """Asks everything once. Raises what `find` and `read_recorded` raise."""
+        """Ask everything once, and return what it shows. Raises what `find` and `read_recorded` raise."""
         run = find(self._root, self._name)
         if run.path != self._run.path:
             self._begin(run)

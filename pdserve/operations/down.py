@@ -78,7 +78,7 @@ def down(name: str | None, report: Report) -> None:
 
 
 def _clear_containers(run: RunDir, state: DeploymentState, report: Report) -> ClearedContainers:
-    """Nothing where the plan is not to be read: then no container of it is known."""
+    """Stop the containers of a run. Where the plan cannot be read, no container of it is known, and nothing is done."""
     try:
         plan = run.read_plan()
     except StateError:
@@ -176,7 +176,7 @@ def _report_other_nodes(run: RunDir, state: DeploymentState, report: Report, *, 
 
 
 def _at_the_latest(run: RunDir) -> str:
-    """Nothing where the plan is not to be read."""
+    """Say when the agents of a run stop by themselves; empty where the plan cannot be read."""
     try:
         return f", at the latest {run.read_plan().timeouts.agent_lease_seconds:g} s after it"
     except (StateError, NotOursError):

@@ -291,7 +291,7 @@ class VerbProgress(Protocol):
     """Takes what a verb has to report, in the order in which it happens."""
 
     def warn(self, warnings: Iterable[str]) -> None:
-        """Each warning once."""
+        """Show each warning once."""
 
     def note(self, *lines: str) -> None:
         """Facts on the way to a start."""
@@ -306,4 +306,4 @@ class VerbProgress(Protocol):
         """One event of the run's history."""
 
     def end(self, *, detached: bool) -> None:
-        """No event follows."""
+        """Hear that no event follows."""

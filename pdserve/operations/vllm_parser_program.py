@@ -58,7 +58,7 @@ def _first(places: tuple[tuple[str, str], ...]) -> Any:
 
 
 class _StoppedError(Exception):
-    """The parser gave up."""
+    """Says that the parser gave up."""
 
 
 def _recording_class(parser_class: Any) -> Any:

@@ -45,7 +45,7 @@ class PatchTarget:
 
     @property
     def distribution(self) -> str:
-        """vllm, lmcache, torch, ...: its top package."""
+        """Return the target's top package: vllm, lmcache, torch, ..."""
         return self.name.partition(".")[0]
 
 
@@ -63,7 +63,7 @@ class Deployment:
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """One correction. `apply` imports its target lazily, wraps it, and may be called again."""
+    """Declares one correction. `apply` imports its target lazily, wraps it, and may be called again."""
 
     name: str
     behaviour: Behaviour

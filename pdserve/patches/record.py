@@ -145,7 +145,8 @@ class Publisher:
 
 
 def process_name() -> str:
-    """EngineCore, VllmWorker-0, ... as vLLM names its children; for a main process the module that it runs."""
+    """Return the name of this process: EngineCore, VllmWorker-0, ... as vLLM names its children; for a main process the
+    module that it runs."""
     name = multiprocessing.current_process().name
     if name != "MainProcess":
         return name
@@ -254,7 +255,7 @@ def register_metrics(folder: str) -> None:
 
 
 class EffectsCollector:
-    """A collector of prometheus_client: asked for its metrics at every scrape."""
+    """Collects for prometheus_client: it is asked for its metrics at every scrape."""
 
     def __init__(self, folder: Path, session: int) -> None:
         self._folder = folder

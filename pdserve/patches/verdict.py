@@ -146,10 +146,8 @@ def same_code(versions: Mapping[str, str | None], look: Look, *, table: Table | 
 
 
 def _release(package: str, version: str, look: Look, table: Table) -> str | None:
-    """Find the release. Everything that is known of it must be the same, also bodies on which no patch depends.
-
-    For this decides what is believed of code that was not looked at.
-    """
+    """Find the release whose code a build has. Everything that is known of it must be the same, also bodies on which no
+    patch depends: this decides what is believed of code that was not looked at."""
     targets = {name: known for name, known in table.items() if name.partition(".")[0] == package}
     releases = {release for known in targets.values() for match in known for release in match.versions}
     if _public(version) in releases:

@@ -38,7 +38,7 @@ class ApiError(Exception):
 
 
 class NoWorkerError(ApiError):
-    """No engine of a role may be used, and none was asked."""
+    """Says that no engine of a role may be used, and that none was asked."""
 
 
 class ClientGoneError(Exception):
@@ -50,7 +50,7 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
 
 
 def no_route(path: str) -> ApiError:
-    """Nothing here or at the engines answers this path."""
+    """Return the error for a path that nothing here or at the engines answers."""
     return ApiError(404, f"Not Found: this proxy has no route {path[:_LONGEST_PATH]}")
 
 

@@ -11,7 +11,7 @@ os.register_at_fork(after_in_child=_stock.clear)
 
 
 def new_id() -> str:
-    """32 hex digits. The kernel is asked for many at once."""
+    """Return 32 new hex digits. The kernel is asked for many at once."""
     if not _stock:
         digits, width = os.urandom(_BYTES * _AT_ONCE).hex(), 2 * _BYTES
         _stock.extend([digits[at : at + width] for at in range(0, len(digits), width)])

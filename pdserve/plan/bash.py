@@ -84,7 +84,8 @@ esac
 
 
 def render_shell(plan: Plan) -> str:
-    """The script. Secrets are read from the environment of whoever runs it; the engine key is made up if unset."""
+    """Render the script. Secrets are read from the environment of whoever runs it; the engine key is made up if
+    unset."""
     parts = [
         "#!/usr/bin/env bash",
         f"# {plan.name}: {plan.mode}, {plan.platform}, {len(plan.processes)} processes on {len(plan.nodes)} node(s).",

@@ -318,7 +318,7 @@ def _pyxis(container: Container, image: str, around: Around) -> Iterator[str]:
 
 
 def _environment(container: Container, around: Around) -> Iterator[str]:
-    """Arguments of env: variables that would mislead Python are unset, then ours are set, then the recipe's."""
+    """Yield arguments of env: variables that would mislead Python are unset, then ours are set, then the recipe's."""
     yield from ("-u", "PYTHONHOME", "-u", "LD_PRELOAD")
     if around.package is None:
         yield from ("-u", "PYTHONPATH")

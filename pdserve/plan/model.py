@@ -131,7 +131,7 @@ class Plan(Frozen):
 
     @property
     def proxy_url(self) -> str:
-        """The proxy's URL: on its node, and from other nodes if it does not listen on loopback only."""
+        """Return the proxy's URL: on its node, and from other nodes if it does not listen on loopback only."""
         host = self.proxy.host
         if host in ("0.0.0.0", "::", ""):
             host = self.node(self.process("proxy").node).address
@@ -172,8 +172,9 @@ _NO_CPUS_NAMED = ("nobind", "auto")
 
 
 def cpu_share(plan: Plan, name: str) -> tuple[int, int] | None:
-    """(i, n): a process may use the i-th of n equal parts of its node's CPUs; None: all. No part of `Process`: another
-    engine beside one that runs changes what both get at their next start, and is no reason to start that one anew."""
+    """Return (i, n): a process may use the i-th of n equal parts of its node's CPUs; None: all. It is no part of
+    `Process`: another engine beside one that runs changes what both get at their next start, and is no reason to start
+    that one anew."""
     node = plan.process(name).node
     engines = [process for process in plan.processes if process.ranks is not None and process.node == node]
     bound = any(map(_binds_cpus, engines))

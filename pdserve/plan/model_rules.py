@@ -217,7 +217,8 @@ class _Case:
 
 
 def check_kv_groups(recipe: Recipe, config: Mapping[str, Any] | None, versions: Versions) -> Iterator[str]:
-    """Warnings. Raises RecipeError or PreflightError for the first thing that cannot work.
+    """Check the connectors against the model's KV groups, and yield warnings. Raises RecipeError or PreflightError for
+    the first thing that cannot work.
 
     `config`: the model's config.json, None where it is not at hand: nothing is refused on suspicion then.
     """

@@ -28,7 +28,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Instance:
-    """One engine instance. The first share is the leader's: the other processes meet there.
+    """Describes one engine instance. The first share is the leader's: the other processes meet there.
 
     The processes have ranks in the order of their shares. With external load balancing that is the data-parallel rank,
     else the rank of the node.
@@ -41,7 +41,7 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """The leader's process name."""
+        """Return the leader's process name."""
         return f"{self.role_name}-{self.index}"
 
     @property
@@ -440,7 +440,7 @@ def _enough_nodes(recipe: Recipe, size: int) -> int | None:
 
 
 def _ids(devices: Sequence[int]) -> str:
-    """0-3,6 for 0,1,2,3,6."""
+    """Return ids as ranges: 0-3,6 for 0,1,2,3,6."""
     runs: list[list[int]] = []
     for device in sorted(devices):
         if runs and device == runs[-1][1] + 1:

@@ -32,7 +32,7 @@ from pdserve.roles import ENGINE_ROLES, ProcessRole, is_engine
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of port."""
+    """Describes one kind of port."""
 
     purpose: str
     owner: str
@@ -98,7 +98,7 @@ class Need:
 
     @property
     def where(self) -> str:
-        """The recipe's key."""
+        """Return the recipe's key for the port."""
         return f"ports.{self.key}" if self.key in TABLE else self.key
 
 

@@ -94,8 +94,8 @@ def _cache_settings(recipe: Recipe, role: Role) -> object:
 def setup_processes(
     recipe: Recipe, instances: Sequence[Instance], *, hosts: Sequence[str], running: RunningProcesses
 ) -> Iterator[Process]:
-    """setup-0, setup-1, ... on the first node that hosts an engine, setup-0-node1, ... on the further ones. A node that
-    was set up keeps its number."""
+    """Yield the processes of setup: setup-0, setup-1, ... on the first node that hosts an engine, setup-0-node1, ... on
+    the further ones. A node that was set up keeps its number."""
     nodes = dict.fromkeys(share.node.name for instance in instances for share in instance.shares)
     for index, command in enumerate(recipe.setup):
         for node, rank in _setup_numbers(list(nodes), running).items():

@@ -76,7 +76,7 @@ class Ranks(Frozen):
 
 
 class PortRange(Frozen):
-    """Ports first..last, both included."""
+    """Holds the ports first..last, both included."""
 
     first: int
     last: int
@@ -96,7 +96,7 @@ class PlannedConnector(Frozen):
 
 
 class Process(Frozen):
-    """One operating-system process tree: started, watched and stopped by its node's agent."""
+    """Describes one operating-system process tree: started, watched and stopped by its node's agent."""
 
     name: str
     """Unique in the deployment: prefill-0, decode-1, lmcache-0, proxy."""

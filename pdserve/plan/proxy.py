@@ -54,8 +54,8 @@ def proxy_config(
     recipe_dir: str,
     run_dir: str,
 ) -> ProxyConfig:
-    """The proxy's configuration: every API server of every instance, by its node's address. Files of the recipe are
-    relative to `recipe_dir`, the admin socket to the run directory."""
+    """Return the proxy's configuration: every API server of every instance, by its node's address. Files of the recipe
+    are relative to `recipe_dir`, the admin socket to the run directory."""
     proxy = recipe.proxy
     located: dict[str, Any] = {
         "auth": _with_paths(proxy.auth, recipe_dir, "keys_file"),
@@ -76,7 +76,8 @@ def proxy_config(
 
 
 def proxy_process(recipe: Recipe, node: Node, config: ProxyConfig, *, run_dir: str, python: str) -> Process:
-    """The proxy, on `node`. It answers from its first second, and routes once a worker is reported ready."""
+    """Return the process of the proxy, on `node`. It answers from its first second, and routes once a worker is
+    reported ready."""
     program = recipe.proxy.command if recipe.proxy.command is not None else [python, "-m", "pdserve.proxy"]
     host = WILDCARDS.get(config.host, config.host)
     return Process(
@@ -155,7 +156,7 @@ def router_metrics_need(node: Node) -> Need:
 
 
 def router_process(recipe: Recipe, node: Node, config: ProxyConfig, ports: AssignedPorts, *, python: str) -> Process:
-    """The router, on `node`. It does not get worker states from the launcher."""
+    """Return the process of vllm-router, on `node`. It does not get worker states from the launcher."""
     program = recipe.proxy.command if recipe.proxy.command is not None else [python, "-m", ROUTER_MODULE]
     return Process(
         name=NAME,

@@ -19,7 +19,7 @@ class RunningProcesses:
 
     def __init__(self, plan: Plan | None = None, ports: Ports | None = None) -> None:
         """Hold the processes of a plan that runs. `ports`: of the recipe that the plan was made from; what another
-        recipe numbers otherwise is moved. None: not known, and nothing is."""
+        recipe numbers otherwise is moved. None: they are not known, and nothing is moved."""
         self._processes = {} if plan is None else {process.name: process for process in plan.processes}
         self._instances: dict[str, list[Process]] = {}
         for process in self._processes.values():

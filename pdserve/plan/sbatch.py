@@ -223,8 +223,8 @@ _RUNS = "Brings a recipe up over the nodes of a Slurm job, runs a command agains
 def render_sbatch(
     recipe: Recipe, plan: Plan, words: Sequence[str], *, script: str = "THIS_FILE", command: Sequence[str] = ()
 ) -> str:
-    """The script. `words`: the recipe's file and the overrides that `up` is given; `script`: what the usage calls it;
-    `command`: what `run` is given in the place of `up`.
+    """Render the script of a job. `words`: the recipe's file and the overrides that `up` is given; `script`: what the
+    usage calls it; `command`: what `run` is given in the place of `up`.
 
     Raises RecipeError where slurm.nodes are too few, or slurm.time is too short to start anything.
     """
@@ -334,7 +334,7 @@ class ArrayMember:
 
 @dataclass(frozen=True)
 class RenderedArray:
-    """A job array: its tasks in the order of their numbers, the nodes of each, and the script for sbatch."""
+    """Holds a job array: its tasks in the order of their numbers, the nodes of each, and the script for sbatch."""
 
     members: tuple[ArrayMember, ...]
     nodes: int

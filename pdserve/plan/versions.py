@@ -162,7 +162,7 @@ class RecipeUse:
 
 
 def recipe_use(recipe: Recipe) -> RecipeUse:
-    """Pure."""
+    """Return what a recipe uses of the packages: features, flags, packages."""
     section = recipe.lmcache
     features: list[frozenset[str]] = []
     flags: list[tuple[str, Mapping[str, str]]] = []

@@ -29,7 +29,7 @@ _NO_DEVICES = ("", "-1", "NoDevFiles", "none", "void")
 
 
 class Limit(Frozen):
-    """A resource limit; None: unlimited."""
+    """Holds a resource limit; None: unlimited."""
 
     soft: int | None
     hard: int | None
@@ -71,7 +71,7 @@ class NodeFacts(Frozen):
 
     @property
     def pdserve(self) -> str:
-        """Version and code."""
+        """Return the version of pdserve and the digest of its code."""
         return f"{self.pdserve_version} ({self.pdserve_digest})"
 
 

@@ -26,7 +26,7 @@ from pdserve.system import queued_output
 
 
 class WhatIs(Frozen):
-    """Ask what is there. Answered by Here. `targets`: names or addresses of the other nodes."""
+    """Asks what is there. It is answered by Here. `targets`: names or addresses of the other nodes."""
 
     ask: Literal["what-is"] = "what-is"
     platform: str
@@ -84,20 +84,20 @@ class Send(Frozen):
 
 
 class ProbeReady(Frozen):
-    """The first line: the probe is there."""
+    """Is the first line: the probe is there."""
 
     answers: Literal["ready"] = "ready"
 
 
 class Here(Frozen):
-    """Answer to WhatIs."""
+    """Answers WhatIs."""
 
     answers: Literal["here"] = "here"
     facts: NodeFacts
 
 
 class Listens(Frozen):
-    """Answer to Listen. `taken`: addresses and ports on which another program listens."""
+    """Answers Listen. `taken`: addresses and ports on which another program listens."""
 
     answers: Literal["listens"] = "listens"
     findings: tuple[Finding, ...] = ()
@@ -105,7 +105,7 @@ class Listens(Frozen):
 
 
 class Waits(Frozen):
-    """Answer to Wait: where it waits, or why not."""
+    """Answers Wait: where it waits, or why not."""
 
     answers: Literal["waits"] = "waits"
     waiting: WaitingEnd | None = None
@@ -113,14 +113,14 @@ class Waits(Frozen):
 
 
 class HasSent(Frozen):
-    """Answer to Send."""
+    """Answers Send."""
 
     answers: Literal["sent"] = "sent"
     sent: TransferOutcome
 
 
 class Findings(Frozen):
-    """Answer to everything else."""
+    """Answers everything else."""
 
     answers: Literal["found"] = "found"
     findings: tuple[Finding, ...] = ()
@@ -140,7 +140,7 @@ class Probe:
         self._listening = ExitStack()
 
     def answer(self, question: Question) -> Answer:
-        """Does what is asked, which may take seconds."""
+        """Do what is asked, which may take seconds, and return the answer."""
         match question:
             case WhatIs():
                 self._facts = gather(platform=question.platform, targets=question.targets, python=question.python)
@@ -188,7 +188,7 @@ class Probe:
 
 
 def main() -> int:
-    """Entry: questions on stdin, answers on stdout."""
+    """Answer questions on stdin, on stdout."""
     queued_output.ensure_utf8()
     probe = Probe()
     try:

@@ -120,7 +120,7 @@ def _nodes_of(plan: Plan, roles: Collection[str]) -> list[str]:
 
 
 class ListenOutcome(NamedTuple):
-    """The outcome of `listen`."""
+    """Holds the outcome of `listen`."""
 
     bound: tuple[tuple[str, int], ...]
     findings: tuple[Finding, ...]

@@ -138,7 +138,7 @@ class _Nixl:
 
 
 class _Step:
-    """A step of NIXL: what it raises has no class in common, all of it is a failure of this step."""
+    """Names a step of NIXL: what it raises has no class in common, all of it is a failure of this step."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -31,7 +31,7 @@ _SCONTROL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """One machine. `address` and `devices` None: as the node reports them."""
+    """Describes one machine. `address` and `devices` None: as the node reports them."""
 
     name: str
     reach: Local | Srun | Ssh

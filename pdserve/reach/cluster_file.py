@@ -66,7 +66,7 @@ _STAND_INS: dict[str, Any] = {"schema": 1, "name": "x", "hosts": [{"name": "x"}]
 
 
 class Host(Strict):
-    """One machine."""
+    """Describes one machine."""
 
     name: str = Field(description="The node's name: in `status`, logs and exclude_nodes.")
     ssh: str | None = Field(

@@ -318,7 +318,7 @@ async def stop_left_containers(nodes: Iterable[Node], run_id: str) -> LeftContai
 
 
 async def left_containers(nodes: Iterable[Node], run_id: str) -> LeftContainers:
-    """Look and stop nothing."""
+    """Look for containers that were left, and stop nothing."""
     return await _on_each(nodes, run_id, stop=False)
 
 

@@ -21,7 +21,7 @@ Method = Literal["GET", "POST", "CONNECT"]
 
 
 class Message(BaseModel):
-    """Exact keys: another version of pdserve on the other end is an error, not a guess."""
+    """Takes exact keys: another version of pdserve on the other end is an error, not a guess."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -60,7 +60,8 @@ class Push(Message):
 
 
 class Beat(Message):
-    """The launcher lives. An agent with a lease that hears nothing for its length stops everything by itself."""
+    """Says that the launcher lives. An agent with a lease that hears nothing for its length stops everything by
+    itself."""
 
     do: Literal["beat"] = "beat"
 
@@ -90,8 +91,8 @@ Order = Start | Stop | Push | Beat | Ask | Shutdown
 
 
 class Hello(Message):
-    """The agent is up. The guard is its parent: it finishes the agent's work if the agent is killed. `cgroup`: in which
-    each of its processes gets one of its own; None: they get none, and `no_cgroup` is the reason."""
+    """Says that the agent is up. The guard is its parent: it finishes the agent's work if the agent is killed.
+    `cgroup`: in which each of its processes gets one of its own; None: they get none, and `no_cgroup` is the reason."""
 
     event: Literal["hello"] = "hello"
     node: str
@@ -104,7 +105,7 @@ class Hello(Message):
 
 
 class Started(Message):
-    """The process exists."""
+    """Says that the process exists."""
 
     event: Literal["started"] = "started"
     name: str
@@ -212,7 +213,7 @@ class Stopped(Message):
 
 
 class Pulse(Message):
-    """The agent lives."""
+    """Says that the agent lives."""
 
     event: Literal["pulse"] = "pulse"
 

@@ -63,7 +63,7 @@ def transfers_of(connector: AnyConnector | None) -> list[AnyLeaf]:
 
 
 def sections(connector: AnyConnector | None) -> list[AnyLeaf]:
-    """Its parts without a raw one, of which nothing is known."""
+    """Return the connector's parts without a raw one, of which nothing is known."""
     return [leaf for leaf in leaf_connectors(connector) if not isinstance(leaf, RawSection)]
 
 

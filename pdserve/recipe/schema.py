@@ -59,7 +59,8 @@ def write(path: Path) -> None:
 
 
 def _model(schema: dict[str, Any]) -> dict[str, Any]:
-    """One model: every property may be null, nothing but the kind of a union's branch is required."""
+    """Return the schema of one model: every property may be null, nothing but the kind of a union's branch is
+    required."""
     kept = {k: v for k, v in schema.items() if k not in ("title", "required")}
     properties = {name: _property(value) for name, value in schema.get("properties", {}).items()}
     if properties:

@@ -96,7 +96,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class MeasuredSpan:
-    """A measurement: by the wall clock, in a timeline in seconds since its beginning."""
+    """Places a measurement: by the wall clock, in a timeline in seconds since its beginning."""
 
     began: float
     ended: float

@@ -87,7 +87,7 @@ def _router(new: Plan, changed: Collection[str]) -> set[str]:
 
 
 def _not_undone(setup: Iterable[str]) -> str:
-    """Nothing is known of how to undo a command."""
+    """Say that what setup did stays: nothing is known of how to undo a command."""
     names = ", ".join(setup)
     return f"; what {names} did stays until pdserve down and up" if names else ""
 

@@ -141,7 +141,7 @@ _NO_FOLDER = (FileNotFoundError, NotADirectoryError)
 
 
 class TakenError(StateError):
-    """Another process holds it."""
+    """Says that another process holds the lock."""
 
 
 class LauncherLock:
@@ -173,7 +173,7 @@ class LauncherLock:
             return False
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Let go of the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -404,11 +404,11 @@ class RunDir:
                 os.utime(self.beat)  # needs no room on a full disk; the file server's clock sets it
 
     def cleared(self, node: str) -> Path:
-        """Its presence means that nothing is left on a node that was lost."""
+        """Return the file whose presence means that nothing is left on a node that was lost."""
         return self.path / f"cleared@{node}"
 
     def remove_beat(self) -> None:
-        """The launcher leaves: its last sign of life must not outlive it."""
+        """Remove the launcher's last sign of life, which must not outlive it: the launcher leaves."""
         with contextlib.suppress(OSError):
             self.beat.unlink(missing_ok=True)
 

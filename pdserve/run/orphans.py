@@ -139,9 +139,9 @@ def _supervisors(state: DeploymentState) -> dict[str, ProcessId]:
 
 @asynccontextmanager
 async def resume_stopped_supervisors(state: DeploymentState, report: Callable[[str], None]) -> AsyncIterator[None]:
-    """While the block runs, no agent and no guard of this machine stands still (SIGSTOP, a debugger): they stop what
-    is left, and it would wait for them. One gets a SIGCONT; one that does not is killed, and then the other one of
-    the two does its work, or `stop_left`."""
+    """Let no agent and no guard of this machine stand still (SIGSTOP, a debugger) while the block runs: they stop what
+    is left, and it would wait for them. One gets a SIGCONT; one that does not is killed, and then the other one of the
+    two does its work, or `stop_left`."""
     watch = asyncio.create_task(_resume_loop(state, report))
     try:
         yield

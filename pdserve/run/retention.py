@@ -90,7 +90,7 @@ _EVERYTHING_STAYS = Retention(runs=0, days=0)
 
 @dataclass(frozen=True)
 class RemovedRun:
-    """One run."""
+    """Describes a run that is removed, or would be."""
 
     path: Path
     size: int

@@ -20,7 +20,7 @@ do, and has ended with it done (a command of the setup, the download of weights)
 
 
 class ProcessState(BaseModel):
-    """One process. Times are wall-clock seconds (time.time)."""
+    """Holds the state of one process. Times are wall-clock seconds (time.time)."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,7 +60,7 @@ class NodeState(BaseModel):
 
 
 class DeploymentState(BaseModel):
-    """state.json"""
+    """Is a state.json: the state of a deployment."""
 
     model_config = ConfigDict(extra="forbid")
 

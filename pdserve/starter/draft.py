@@ -28,7 +28,7 @@ from pdserve.starter.goal import Goal
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of node."""
+    """Describes one kind of node."""
 
     name: str
     platform: Literal["cuda", "rocm", "cpu"]
@@ -148,15 +148,15 @@ class InitChoice:
 
     @property
     def length(self) -> int | None:
-        """max-model-len; None: left to vLLM. A model whose config.json has none gets the longest: without a length
-        nothing can be planned."""
+        """Return max-model-len; None: left to vLLM. A model whose config.json has none gets the longest: without a
+        length nothing can be planned."""
         if self.config is None:
             return None
         return self.longest if self.model_length is None else min(self.model_length, self.longest)
 
     @property
     def length_reason(self) -> str:
-        """The reason of max-model-len."""
+        """Return the reason of max-model-len."""
         limit = f"{LONGEST[self.goal]} for --goal {self.goal}"
         fits = "" if self.longest == LONGEST[self.goal] else f", halved to {self.longest} until it fits"
         if self.model_length is None:
@@ -181,7 +181,7 @@ Size = Callable[["Layout"], SizedRole | None]
 
 @dataclass(frozen=True)
 class Layout:
-    """Instances of a recipe. `decode` is 0 where one engine does both."""
+    """Holds the instances of a recipe. `decode` is 0 where one engine does both."""
 
     tp: int
     prefill: int

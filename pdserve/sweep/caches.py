@@ -145,8 +145,8 @@ def _engine(plan: Plan, name: str, *, new: bool) -> str:
 
 
 async def _empty(server: LmcacheServer, target: Target) -> str:
-    """Its L1, until it counts no object any more. With an L2 objects are held until they are written there, which may
-    take long."""
+    """Empty the L1 of a server, until it counts no object any more. With an L2 objects are held until they are written
+    there, which may take long."""
     began = time.monotonic()
     first: int | None = None
     while True:

@@ -46,7 +46,7 @@ class MeasuredPoint:
 
 
 class SweepDifference(Frozen):
-    """Something about what was measured, and the points where it differs so."""
+    """Describes something that differs in what was measured, and the points where it differs so."""
 
     difference: Difference
     points: tuple[str, ...]

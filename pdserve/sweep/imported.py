@@ -36,7 +36,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class ImportedSweep:
-    """Both texts. They load, and every point is what its variant is, but for what `draft` lists."""
+    """Holds both texts. They load, and every point is what its variant is, but for what `draft` lists."""
 
     recipe: str
     sweep: str
@@ -78,7 +78,8 @@ def _lines(draft: SweepDraft | None) -> list[CommandLine]:
 
 
 def write_sweep(imported: ImportedSweep, recipe: Path, sweep: Path) -> None:
-    """Two new files. Raises RecipeError where one of them is there already or cannot be written: then neither is."""
+    """Write the sweep and its recipe into two new files. Raises RecipeError where one of them is there already or
+    cannot be written: then neither is."""
     if recipe.absolute() == sweep.absolute():
         raise RecipeError("--out and --sweep name the same file", where=str(sweep), todo="give each a name of its own")
     save(imported.sweep, sweep)

@@ -46,7 +46,7 @@ _FOLDER, _STARTS = "sweep", "starts"
 
 
 class PointRecord(Frozen):
-    """point.json: of a point that is over."""
+    """Is a point.json: the record of a point that is over."""
 
     schema_version: SchemaVersion = SCHEMA
     id: str
@@ -237,7 +237,7 @@ def hold_name(root: Path, name: str, environ: Mapping[str, str]) -> Iterator[Non
 
 @contextmanager
 def _held(file: Path, taken: Callable[[], StateError]) -> Iterator[int]:
-    """Its descriptor. Raises `taken` when another process holds it."""
+    """Hold a lock and yield its descriptor. Raises `taken` when another process holds it."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -373,8 +373,8 @@ def judge_point(
     start_seconds: float | None,
     seconds: float,
 ) -> PointRecord:
-    """Its verdict: that of each measurement, all of them made, and by the deployment that was started for it. `caches`:
-    what became of them before."""
+    """Judge a point: each measurement must be valid, all of them made, and by the deployment that was started for it.
+    `caches`: what became of them before."""
     wrong, unchecked = map(list, reasons_of(result))
     other = own.not_measured_by(result)
     if other is not None and other.check not in {reason.check for reason in wrong}:

@@ -120,7 +120,7 @@ def errors_with_sweep_lines(settings: Settings, loaded: LoadedSweep) -> Iterator
 
 
 def _placed(error: RecipeError, loaded: LoadedSweep, settings: Settings) -> RecipeError:
-    """Place an error: what names an option that was not typed names the line of the sweep file as well."""
+    """Place an error: an option that it names, and that was not typed, gets the line of the sweep file."""
 
     def placed(text: str) -> str:
         for key, _ in settings:

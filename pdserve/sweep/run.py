@@ -143,8 +143,8 @@ class SweepRunner:
         return (self.folder.starts / run.run_id).exists()
 
     def _measure_all(self, deployment: Variant, its_points: Sequence[Point]) -> None:
-        """Up, its points, down. It is only started anew in between when it is not ready any more, or when only a start
-        empties its caches."""
+        """Bring a deployment up, measure its points and take it down. It is only started anew in between when it is not
+        ready any more, or when only a start empties its caches."""
         self.show.note(f"deployment: {deployment.title}")
         starts: list[_Start] = []
         helps = self.planned.loaded.sweep.restart_to_empty_caches
@@ -296,7 +296,7 @@ class SweepRunner:
         )
 
     def _emptied(self, deployment: ServingDeployment, *, fresh: bool, start_helps: bool) -> Mapping[str, str] | None:
-        """Empty the caches and return what became of each. None: a start is needed for that. Raises NotEmptiedError."""
+        """Empty the caches and return what became of each. None: only a start empties them. Raises NotEmptiedError."""
         try:
             caches = run_to_its_end(empty_caches(deployment, new=fresh))
             if self.planned.loaded.sweep.restart_to_empty_caches:

@@ -66,7 +66,7 @@ class Cgroup:
         return cls(CgroupId(path=str(path), device=status.st_dev, inode=status.st_ino, parent=parent))
 
     def new(self, name: str) -> Cgroup:
-        """Makes one inside it. Raises OSError."""
+        """Make a cgroup inside this one. Raises OSError."""
         (self.path / name).mkdir()
         return Cgroup.at(self.path / name)
 
@@ -115,10 +115,10 @@ class Cgroup:
 
     @contextmanager
     def born_here(self) -> Iterator[None]:
-        """Whatever the block starts is born in it: this process, with all its threads, is there meanwhile.
+        """Have whatever the block starts born in this cgroup: this process, with all its threads, is there meanwhile.
 
         Python's subprocess cannot ask for CLONE_INTO_CGROUP (can go when it can), and a child that is moved after its
-        birth may have forked before. Raises OSError, also where it is frozen: so would be who enters it.
+        birth may have forked before. Raises OSError, also where the cgroup is frozen: so would be who enters it.
         """
         home, _ = place()
         if _FROZEN in (self.path / "cgroup.events").read_text().splitlines():

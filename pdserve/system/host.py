@@ -18,7 +18,8 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True)
 class MemoryFacts:
-    """Bytes. `limit_free`: what the cgroup still allows; None when there is no limit or it cannot be read."""
+    """Holds the memory of a host, in bytes. `limit_free`: what the cgroup still allows; None when there is no limit or
+    it cannot be read."""
 
     available: int
     shm_free: int

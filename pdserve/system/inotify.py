@@ -40,7 +40,7 @@ class NewNames:
         self._new.clear()
 
     def close(self) -> None:
-        """Once."""
+        """Stop watching. A second call does nothing."""
         if self._fd >= 0:
             asyncio.get_running_loop().remove_reader(self._fd)
             os.close(self._fd)

@@ -97,7 +97,7 @@ def swapped_bytes(pids: Iterable[int], proc: Path = _PROC) -> int:
 
 
 def _cgroups_of(pid: int, proc: Path, top: Path, controller: str = "") -> list[Path]:
-    """Its cgroup and those above it, the closest first. `controller`: of v1; empty: v2."""
+    """Return the cgroup of a process and those above it, the closest first. `controller`: of v1; empty: v2."""
     try:
         entries = procfs.lines_of(proc / str(pid) / "cgroup")
     except OSError:

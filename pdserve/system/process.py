@@ -96,7 +96,7 @@ class Child:
 
     @property
     def reaped(self) -> bool:
-        """Its exit code was collected: the kernel may give its PID to any process."""
+        """Tell whether the child's exit code was collected: the kernel may give its PID to any process then."""
         return self._reaped is not None
 
     def family(self) -> set[int]:

@@ -41,8 +41,8 @@ class QueuedFile:
         self._thread.start()
 
     def put(self, descriptor: int, lines: bytes) -> None:
-        """Whole lines, to be written in the order of the calls. Raises OSError, once, after a line that could not be
-        written; nothing is written from there on."""
+        """Queue whole lines, to be written in the order of the calls. Raises OSError, once, after a line that could not
+        be written; nothing is written from there on."""
         with self._news:
             if self._failure is not None:
                 if not self._is_reported:

@@ -103,7 +103,7 @@ class Lives:
                 life.ended = until
 
     def kept(self) -> Kept:
-        """All that is remembered."""
+        """Return all that is remembered."""
         return [(process.pid, process.start_ticks, life.began, life.ended) for process, life in self._lives.items()]
 
     def see(self, pids: Iterable[int]) -> bool:

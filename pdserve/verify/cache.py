@@ -128,7 +128,8 @@ async def same_output(
 
 
 async def clear_engines(target: Target) -> None:
-    """Decode's too: the KV that it works on shall be the reloaded one. LMCache is left alone."""
+    """Clear the prefix caches of all engines, decode's too: the KV that it works on shall be the reloaded one. LMCache
+    is left alone."""
     for worker in target.plan.proxy.workers:
         until = time.monotonic() + _CLEAR_SECONDS
         while (answer := await target.post(worker.url, _RESET, {})).get("success") is not True:

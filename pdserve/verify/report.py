@@ -66,7 +66,7 @@ class Report(BaseModel):
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for json.dumps."""
+        """Return plain data, ready for json.dumps."""
         return self.model_dump(mode="json") | {"exit_code": self.exit_code}
 
 

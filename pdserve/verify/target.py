@@ -36,7 +36,7 @@ class PossibleToken(BaseModel):
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer of /v1/completions."""
+    """Holds one answer of /v1/completions."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -111,7 +111,8 @@ def read_max_model_len(answer: dict[str, Any], url: str) -> int | None:
 
 
 def json_object(response: httpx.Response, what: str, url: str) -> dict[str, Any]:
-    """The body. Raises VerifyError when it is something else. `what`: the request, for the message."""
+    """Return the body of a response. Raises VerifyError when it is no JSON object. `what`: the request, for the
+    message."""
     try:
         answer = response.json()
     except (ValueError, RecursionError) as error:
@@ -158,12 +159,12 @@ class Target:
 
     @property
     def through_router(self) -> bool:
-        """The proxy is vllm-router."""
+        """Tell whether the proxy is vllm-router."""
         return self.plan.proxy_kind == "vllm-router"
 
     @property
     def producers(self) -> tuple[WorkerConfig, ...]:
-        """Engines that compute prompts: prefill, or every engine of an aggregated deployment."""
+        """Return the engines that compute prompts: prefill, or every engine of an aggregated deployment."""
         return tuple(w for w in self.plan.proxy.workers if w.role != "decode")
 
     @property
@@ -191,8 +192,8 @@ class Target:
     async def complete(
         self, url: str, prompt: tuple[int, ...], *, salt: str, max_tokens: int, **more: Any
     ) -> Completion:
-        """Greedy, exactly `max_tokens` tokens. Raises VerifyError when it is not answered whole, in time, with 200: the
-        end of a text is ignored, so a shorter answer is one that was broken off."""
+        """Complete a prompt: greedy, exactly `max_tokens` tokens. Raises VerifyError when it is not answered whole, in
+        time, with 200: the end of a text is ignored, so a shorter answer is one that was broken off."""
         body = self.body(prompt, salt=salt, max_tokens=max_tokens, **more)
         answer = read_completion(await self.post(url, "/v1/completions", body), url)
         if len(answer.tokens) != max_tokens or answer.prompt_tokens != len(prompt):
@@ -209,7 +210,7 @@ class Target:
         await self.complete(worker.url, _NUDGE_PROMPT, salt=self.salt("nudge"), max_tokens=1)
 
     def body(self, prompt: tuple[int, ...], *, salt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
-        """A completions request. The prompt is token ids, so that its length is known; ignore_eos, so that the
+        """Return a completions request. The prompt is token ids, so that its length is known; ignore_eos, so that the
         output's is. No logprobs unless asked for: vLLM compiles a kernel for them at first use (17 s on CPU)."""
         return {
             "model": self.plan.served_name,

@@ -150,7 +150,7 @@ async def read_counters(target: Target) -> Counters:
 
 
 async def run_trials(target: Target) -> Trials:
-    """Twice as many prompts as the larger role has instances, one after the other: batching must not change the
+    """Send twice as many prompts as the larger role has instances, one after the other: batching must not change the
     result, and a policy that takes instances in turn reaches all of them."""
     count = 2 * max(len(target.producers), len(target.decoders), 1)
     prompts = await make_prompts(target, count)

@@ -37,7 +37,7 @@ class CompletedEvent:
         """Return at once."""
 
     def query(self) -> bool:
-        """It has happened."""
+        """Return True: the event has happened."""
         return True
 
     def synchronize(self) -> None:

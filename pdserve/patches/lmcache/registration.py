@@ -182,7 +182,8 @@ def _remembering_where(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _ending_lost_transfers(original: Callable[..., bool]) -> Callable[..., bool]:
-    """While the adapter is unhealthy nothing new is sent: what is pending then was sent to the server before."""
+    """End what is pending when the adapter registers again. While it is unhealthy nothing new is sent, so that was sent
+    to the server before."""
 
     def reregister_kv_caches_callback(self: Any) -> bool:
         before = getattr(self, _KNOWN_BY, None)

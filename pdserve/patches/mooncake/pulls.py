@@ -66,7 +66,7 @@ class Peer:
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def ask(self) -> bool:
-        """Begin to ask: its turn has come, for what is left of the batch. False: nothing is."""
+        """Begin to ask for what is left of the batch: its turn has come. False: nothing is left."""
         self.batch = PeerPulls(
             {request: self.batch[request] for request in self.batch if request in self.unsettled}, self
         )

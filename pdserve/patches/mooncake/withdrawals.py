@@ -189,7 +189,7 @@ class _Line:
 
 
 class _Asked:
-    """One call: answered when all of its requests are."""
+    """Holds one call: it is answered when all of its requests are."""
 
     def __init__(self, requests: set[str]) -> None:
         self._left = requests

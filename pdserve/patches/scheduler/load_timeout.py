@@ -47,7 +47,8 @@ class Quarantine:
         self._on_change(self.num_blocks)
 
     def release(self, request_id: str) -> None:
-        """The transfer has ended: its blocks go back to the pool. They were never hashed, so none is a cache hit."""
+        """Give the blocks of a transfer that has ended back to the pool. They were never hashed, so none is a cache
+        hit."""
         # The tail first, as vLLM frees a request: it is evicted before the prefix that others may want.
         self._pool.free_blocks(reversed(self._held.pop(request_id)))
         self._on_change(self.num_blocks)

@@ -17,7 +17,7 @@ Protocol = Literal["mooncake", "nixl", "moriio", "aggregated"]
 
 
 class FrozenConfig(BaseModel):
-    """Exact keys, never changed."""
+    """Takes exact keys, and never changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,7 +41,7 @@ class WorkerConfig(FrozenConfig):
 
 
 class ProxyConfig(Serving):
-    """The proxy's whole configuration: how it serves, and for whom. The engine key comes in the environment
+    """Is the proxy's whole configuration: how it serves, and for whom. The engine key comes in the environment
     (PDSERVE_ENGINE_KEY)."""
 
     # Written by programs, which have what YAML does not: numbers as text, lists as tuples.

@@ -37,7 +37,7 @@ class AdmissionCandidate(Protocol):
 
     @property
     def kv_usage(self) -> float:
-        """0..1; 0 while unknown."""
+        """Return how full the worker's KV cache is: 0..1; 0 while unknown."""
 
 
 class Ticket:
@@ -127,7 +127,7 @@ class AdmissionGate:
         return int(self._cells.total(1, CELLS_PER_PROCESS))
 
     def configure(self, limits: PoolLimits) -> None:
-        """Other limits from now on; who is in stays in."""
+        """Take other limits from now on; who is in stays in."""
         self._limits = limits
         self.refresh()
 
@@ -162,7 +162,7 @@ class AdmissionGate:
         return Ticket(self, tokens)
 
     def turns_away(self, priority: int = 0, tokens: int = 0) -> bool:
-        """There is neither room now nor a place in the queue."""
+        """Tell whether there is neither room now nor a place in the queue."""
         if self.waiting < self._limits.queue_size or (self._priorities and self._priorities[-1] > priority):
             return False
         return bool(self._priorities) or not self._fits(tokens)
@@ -179,7 +179,7 @@ class AdmissionGate:
         return waiter
 
     def left(self, waiter: QueuedRequest) -> None:
-        """Its wait was cancelled."""
+        """Forget a request whose wait was cancelled."""
         if waiter.future.cancelled():
             self._dequeue(waiter)
             self._let_in_next()
@@ -188,7 +188,8 @@ class AdmissionGate:
             waiter.future.result().release()
 
     def retry_after(self) -> int:
-        """Whole seconds after which a place in the queue is likely: its length at the pace of the last turns."""
+        """Return the whole seconds after which a place in the queue is likely: its length at the pace of the last
+        turns."""
         pace = self._interval * (self.waiting + 1)
         return max(1, min(math.ceil(pace), math.ceil(self._limits.queue_seconds)))
 
@@ -312,8 +313,8 @@ class AdmissionGate:
         self._cells.put(own + _MOST, self._max_requests if self._kv_open else 0.0)
 
     def _other_is_first(self, priority: int, since: float) -> bool:
-        """Another process has a request that is before this one, and that could enter as it sees the pool: what it
-        alone takes for full holds up nobody else."""
+        """Tell whether another process has a request that is before this one, and that could enter as that process sees
+        the pool: what it alone takes for full holds up nobody else."""
         cells = self._cells
         for other in range(0, self._all_cells, CELLS_PER_PROCESS):
             arrived = cells.get(other + _SINCE)
@@ -328,7 +329,7 @@ class AdmissionGate:
         return False
 
     def _look(self) -> None:
-        """While a request waits: at what other processes have freed, and whether it is first by now."""
+        """Look, while a request waits, at what other processes have freed, and whether it is first by now."""
         self._look_again = None
         if not self.waiting:
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class Cells:
-    """Numbers by their place. Base class of the two below: compiled, a call of either needs no look-up, and a number no
-    object."""
+    """Holds numbers by their place. It is the base class of the two below: compiled, a call of either needs no look-up,
+    and a number no object."""
 
     __slots__ = ()
 

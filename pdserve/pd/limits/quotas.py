@@ -74,7 +74,7 @@ class _Rate:
         cells.put(self._last, float(second))
 
     def free_in(self, wanted: float, second: int) -> int:
-        """Whole seconds from the start of `second` until at most `wanted` is counted."""
+        """Return the whole seconds from the start of `second` until at most `wanted` is counted."""
         left = self.total(second)
         for age in range(WINDOW_SECONDS, -1, -1):
             left -= self._cells.get(self._first + (second - age) % _SECONDS)
@@ -95,7 +95,7 @@ class _Row:
 
     @property
     def in_flight(self) -> float:
-        """Requests, over all processes."""
+        """Return the requests in flight, over all processes."""
         return self._cells.total(_IN_FLIGHT, 1)
 
     def add_request(self, count: int) -> None:
@@ -139,7 +139,7 @@ class Quotas:
             self._cells[(index + 1) * self._row_cells - numbers.processes + numbers.process] = 0
 
     def enter(self, key: ApiKey) -> QuotaUse:
-        """Count a request. ApiError 429 with Retry-After when a limit is reached: then nothing is counted."""
+        """Count a request. Raises ApiError 429 with Retry-After when a limit is reached: then nothing is counted."""
         if not key.limited:
             return _UNLIMITED
         row = self._rows.get(key.name)

@@ -29,7 +29,7 @@ _MAX_PENDING: Final = 1048576
 
 
 class Client(Receiver):
-    """One client. `interruption` is why the answer must end early, if it must."""
+    """Answers one client. `interruption` is why the answer must end early, if it must."""
 
     __slots__ = (
         "_before",
@@ -172,7 +172,7 @@ class Client(Receiver):
         self.reply.write(data)
 
     def on_end(self) -> None:
-        """The leg is complete."""
+        """End the answer: the leg is complete."""
         if self._pending:
             pending, self._pending = self._with_cached_tokens(self._pending), b""
             self._write_part(pending)

@@ -65,7 +65,7 @@ class Entrance:
         return tickets
 
     def configure(self, admission: AdmissionSettings) -> None:
-        """Other limits from now on."""
+        """Take other limits from now on."""
         for role, gate in self.gates.items():
             gate.configure(getattr(admission, role))
 

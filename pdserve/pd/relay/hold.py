@@ -34,7 +34,7 @@ _NO_LIVES: Final[Lives] = {}
 
 
 class HeldRequest:
-    """One that waits: which engines it needs, which of them it does not want, and since when."""
+    """Holds a request that waits: which engines it needs, which of them it does not want, and since when."""
 
     __slots__ = ("left", "roles", "since", "watch")
 
@@ -61,11 +61,11 @@ class Hold:
         registry.on_change(self._look)
 
     def configure(self, config: ProxyConfig) -> None:
-        """Another configuration from now on, for requests that come from now on."""
+        """Take another configuration, for requests that come from now on."""
         self._waits, self._seconds = config.on_empty_pool == "wait", config.hold_seconds
 
     def stop(self) -> None:
-        """The proxy ends: nobody waits any more."""
+        """Let nobody wait any more: the proxy ends."""
         self._stopped.set()
         for held in self._held:
             held.watch.wake()

@@ -48,11 +48,11 @@ class Receiver:
     __slots__ = ()
 
     def on_data(self, data: bytes) -> None:
-        """Some of the answer."""
+        """Take some of the answer."""
         raise NotImplementedError
 
     def on_end(self) -> None:
-        """The answer is complete."""
+        """Hear that the answer is complete."""
         raise NotImplementedError
 
     def on_cut(self) -> None:
@@ -106,9 +106,9 @@ class Leg(Sink):
         *,
         is_load: bool = True,
     ) -> None:
-        """Sends it. `head`: request line and headers, complete. `on_complete`: called once, when nothing more will
-        come, or when the leg is closed. `usable_until`: loop time from which the body must not be sent any more.
-        `is_load`: the worker is as busy with it as with a client's request."""
+        """Send a request to a worker. `head`: request line and headers, complete. `on_complete`: called once, when
+        nothing more will come, or when the leg is closed. `usable_until`: loop time from which the body must not be
+        sent any more. `is_load`: the worker is as busy with it as with a client's request."""
         self.worker = worker
         self.began = monotonic()
         self._is_load = is_load
@@ -192,7 +192,7 @@ class Leg(Sink):
             self._connection.pause() if wait else self._connection.resume()
 
     def drop_request(self) -> None:
-        """It is not sent again, should its connection be lost. One that is still being sent stays."""
+        """Drop the request: it is not sent again, should its connection be lost. One that is still being sent stays."""
         if self.reached:
             self._head = self._body = b""
             self._resend_until = 0.0

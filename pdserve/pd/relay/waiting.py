@@ -83,7 +83,7 @@ class Watch(Wakeable):
         self.wake()
 
     def forget(self, worker: Worker) -> None:
-        """Its death no longer matters."""
+        """Forget a worker: its death no longer matters."""
         self._lives.pop(worker, None)
         worker.watches.discard(self)
 

@@ -134,7 +134,7 @@ class WorkerTrials:
             judgement.canary_ended()
 
     def _pair(self, worker: Worker) -> tuple[Worker, Worker]:
-        """It, with who is most likely to answer; alone where there is nobody."""
+        """Pair a worker with who is most likely to answer, or with itself where there is nobody."""
         role: EngineRole = "prefill" if worker.config.role == "decode" else "decode"
         others = self._registry.ready(role) if role in self._registry.roles else ()
         other = max(others, key=lambda other: other.judgement.alive, default=worker)

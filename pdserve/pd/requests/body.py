@@ -103,7 +103,7 @@ class Body:
 
     @property
     def payload(self) -> Payload:
-        """All of it."""
+        """Return all of the body, as it is sent."""
         return self.spliced(plus={}) if self._instead is not None else self.raw
 
     def replaced(self, name: str, value: bytes) -> Body:
@@ -126,7 +126,7 @@ class Body:
         return self.raw[begin:end]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value, decoded. For small ones: nothing is remembered."""
+        """Return a value, decoded. This is for small ones: nothing is remembered."""
         value = self.raw_value(name)
         return default if value is None else decode(value)
 
@@ -305,7 +305,7 @@ def _members(raw: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
 
 
 def decode(raw: bytes) -> Any:
-    """A JSON value. 400 when it is none: the inside of a value is not looked at before."""
+    """Decode a JSON value. Raises ApiError 400 when it is none: the inside of a value is not looked at before."""
     try:
         return _VALUE.decode(raw)
     except RecursionError:
@@ -315,7 +315,7 @@ def decode(raw: bytes) -> Any:
 
 
 def encode(value: Any) -> bytes:
-    """Compact JSON."""
+    """Return compact JSON."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 

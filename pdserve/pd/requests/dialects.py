@@ -122,7 +122,7 @@ _AN_OBJECT: Final = (b"{", b"n")
 
 @dataclass(frozen=True)
 class Dialect:
-    """One API."""
+    """Describes one API."""
 
     name: str
     path: str
@@ -180,7 +180,7 @@ class Dialect:
         return body.cut(self._not_for_prefill.union(own), added)
 
     def decode_body(self, body: Body, transfer: bytes) -> Payload:
-        """The leg that answers: the client's own body, and where its KV comes from."""
+        """Return the body of the leg that answers: the client's own, and where its KV comes from."""
         extra = _clean_extra(body)
         if not extra:
             return body.cut(INTERNAL, _WRITTEN_TRANSFER + transfer)
@@ -215,7 +215,7 @@ class Dialect:
 
 
 class _Responses(Dialect):
-    """OpenAI's Responses API: events have a type, errors among them."""
+    """Is OpenAI's Responses API: events have a type, errors among them."""
 
     def error_event(self, error: ApiError, before: bytes) -> bytes:
         numbers = _SEQUENCE.findall(before)
@@ -230,7 +230,7 @@ class _Responses(Dialect):
 
 
 class _Messages(Dialect):
-    """Anthropic's Messages API."""
+    """Is Anthropic's Messages API."""
 
     def error_body(self, error: ApiError) -> bytes:
         return json.dumps({"type": "error", "error": {"type": _anthropic(error), "message": error.message}}).encode()

@@ -92,8 +92,8 @@ class ClientRequest:
         return ClientRequest(self.dialect, self.body, self.target, self.request_id, self.headers, self.ask)
 
     def drop_content(self) -> None:
-        """It is not sent to an engine any more: a long answer must not keep a prompt in memory, and its room is another
-        request's. What the log and the metrics have of it stays."""
+        """Drop what is sent to an engine: a long answer must not keep a prompt in memory, and its room is another
+        request's. What the log and the metrics have of the request stays."""
         self.body = _NO_BODY
         self.headers = b""
         self.ask.drop_prompt()

@@ -56,7 +56,7 @@ class MemberSpan:
     __slots__ = ("end", "name", "start", "value")
 
     def __init__(self, name: str, start: int, value: int, end: int) -> None:
-        """It begins at `start`, its value at `value`; both end at `end`."""
+        """Place a member: it begins at `start`, its value at `value`; both end at `end`."""
         self.name = name
         self.start = start
         self.value = value

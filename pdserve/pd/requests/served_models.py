@@ -27,7 +27,7 @@ _LONGEST_NAME: Final = 16_384
 
 
 class _Model:
-    """One that is served."""
+    """Describes a model that is served."""
 
     __slots__ = ("limit", "name")
 
@@ -37,7 +37,7 @@ class _Model:
 
 
 class ServedModels:
-    """Empty until the first engine has answered what it serves; until then nothing is refused."""
+    """Knows which models are served. It is empty until the first engine has answered; until then nothing is refused."""
 
     __slots__ = ("_any", "_as_written", "_unknown", "names")
 

@@ -206,7 +206,7 @@ class Answering:
             task.add_done_callback(partial(self._broken, request, reply, request_id))
 
     def _broken(self, request: Request, reply: HttpReply, request_id: str, task: asyncio.Task[None]) -> None:
-        """Nothing may leave a client without an end: what was not expected is answered here."""
+        """Answer what was not expected: nothing may leave a client without an end."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("%s failed", request.path.decode("latin-1"), exc_info=error)

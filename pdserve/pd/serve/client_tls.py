@@ -106,7 +106,8 @@ class TlsListener:
             task.add_done_callback(self._opened)
 
     def _has_room(self) -> bool:
-        """May end another client's handshake for it (http.places): it may be one that is never begun."""
+        """Tell whether another connection may be accepted. This may end another client's handshake for it
+        (http.places): it may be one that is never begun."""
         most = self._front.limits.max_connections + PROBE_PLACES
         if len(self._opening) + len(self._front.connections) < most:
             return True
@@ -131,7 +132,7 @@ class TlsListener:
         return True
 
     def _pause(self, seconds: float) -> None:
-        """No connection is accepted for a while: they wait in the socket."""
+        """Accept no connection for a while: they wait in the socket."""
         self._loop.remove_reader(self._sock)
         self._loop.call_later(seconds, self._again)
 

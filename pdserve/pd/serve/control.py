@@ -60,7 +60,7 @@ class ControlTarget(Protocol):
 
 
 def apply(gateway: ControlTarget, line: bytes) -> None:
-    """One line. What cannot be read is logged and skipped: the proxy never dies of its control channel."""
+    """Apply one line. What cannot be read is logged and skipped: the proxy never dies of its control channel."""
     try:
         message = json.loads(line)
         if "workers" in message:

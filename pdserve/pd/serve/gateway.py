@@ -197,7 +197,7 @@ class Gateway:
             self._notify({"admin": "free"})
 
     def open_admin(self) -> None:
-        """The address is free."""
+        """Open the admin: its address is free."""
         if self._admin is None and (admin := self._new_admin()) is not None:
             self._admin = admin
             admin.start()
@@ -280,7 +280,8 @@ class Gateway:
         return await self.reload()
 
     def add_worker(self, config: WorkerConfig) -> None:
-        """An admin's: used once it has passed its first check. ValueError: there are too many."""
+        """Add a worker for an admin: it is used once it has passed its first check. Raises ValueError when there are
+        too many."""
         if (known := self.registry.workers.get(config.name)) is not None and known.config == config:
             return
         added = self.registry.add(config)
@@ -289,8 +290,8 @@ class Gateway:
         self._health.watch(added)
 
     def set_workers(self, configs: Sequence[WorkerConfig], states: Mapping[str, WorkerState]) -> None:
-        """The launcher's: all that there are from now on, and what each is. ValueError: one of them cannot be used, and
-        all stays as it was."""
+        """Take the launcher's workers: all that there are from now on, and what each is. Raises ValueError when one of
+        them cannot be used, and all stays as it was."""
         for config in configs:
             if config.role not in self.registry.roles:
                 raise ValueError(f"this deployment has no {config.role} workers")

@@ -76,7 +76,7 @@ def create_app() -> Starlette:
         return JSONResponse(body | {"not_restarted": refused} if refused else body)
 
     async def ready(_: Request) -> Response:
-        """Requests can be served: every pool has a ready worker."""
+        """Answer whether requests can be served: every pool has a ready worker."""
         ok, body = app.state.gateway.readiness()
         return JSONResponse(body, status_code=200 if ok else 503, headers=None if ok else _LATER)
 
@@ -89,7 +89,7 @@ def create_app() -> Starlette:
         return Response(figures.page(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def ping(_: Request) -> Response:
-        """SageMaker's health check: the deployment answers as an engine that can serve would."""
+        """Answer SageMaker's health check: the deployment answers as an engine that can serve would."""
         ok = app.state.gateway.readiness()[0]
         return Response(status_code=200 if ok else 503, headers=None if ok else _LATER)
 

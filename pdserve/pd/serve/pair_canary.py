@@ -34,16 +34,16 @@ class _NoClient(ReplyConnection):
         self.congested = False
 
     def send(self, data: bytes) -> None:
-        """It is not read."""
+        """Drop the data: it is not read."""
 
     def replied(self, reply: HttpReply) -> None:
-        """Nothing follows."""
+        """Do nothing: no request follows."""
 
     def reset(self) -> None:
-        """There is no client to see it."""
+        """Do nothing: there is no client to see it."""
 
     def abort(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to end."""
 
 
 class PairCanary:

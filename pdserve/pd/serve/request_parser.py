@@ -40,13 +40,13 @@ class RequestParser:
         self.configure(config)
 
     def configure(self, config: ProxyConfig) -> None:
-        """Another configuration from now on."""
+        """Take another configuration from now on."""
         self._affinity = config.routing.affinity
         self._priority_header = (config.admission.priority_header or "").encode()
 
     def body(self, request: Request) -> Body | None:
-        """The request's body; None: it is so large that it must be read in steps (serve.large_bodies). ApiError 400 for
-        what is no JSON object."""
+        """Read the request's body; None: it is so large that it must be read in steps (serve.large_bodies). Raises
+        ApiError 400 for what is no JSON object."""
         content_type = request.header(b"content-type")
         if content_type != _PLAIN and not _is_json(content_type):
             raise not_json()
@@ -155,7 +155,7 @@ def request_id_of(request: Request) -> str:
 
 
 def request_id_in(body: Body, request: Request, otherwise: str) -> str:
-    """vLLM's: a `request_id` in the body names the request where no header does."""
+    """Return the name of a request as vLLM does: a `request_id` in the body names it where no header does."""
     if request.header(b"x-request-id") is None and body.length("request_id") <= _LONGEST_ID:
         given = body.get("request_id")
         if isinstance(given, str) and given.isascii() and REQUEST_ID.fullmatch(given.encode()):
@@ -164,7 +164,8 @@ def request_id_in(body: Body, request: Request, otherwise: str) -> str:
 
 
 def priority_of(asked: int | None, best: int) -> int:
-    """The smaller the sooner. `best`: what the client's key allows, and gives when nothing is asked."""
+    """Return the priority of a request; the smaller the sooner. `best`: what the client's key allows, and gives when
+    nothing is asked."""
     if asked is None:
         return best
     return max(best, min(asked, MAX_PRIORITY))

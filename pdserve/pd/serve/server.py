@@ -77,25 +77,25 @@ class ServedGateway(Protocol):
         """The loop runs; nothing is accepted yet."""
 
     def begin_reload(self) -> None:
-        """SIGHUP: read again what may change while serving."""
+        """Read again what may change while serving (SIGHUP)."""
 
     def leave(self) -> None:
-        """Another process is about to take this one's place: what they share is that one's from now on."""
+        """Leave what the processes share to another one, which is about to take this one's place."""
 
     async def retire(self) -> None:
-        """Another process serves from now on: what only one can have is given up."""
+        """Give up what only one process can have: another one serves from now on."""
 
     def stop_holding(self) -> None:
         """A signal ends the proxy: who waits for an engine is answered at once, and who comes from now on."""
 
     def drain(self) -> None:
-        """No new connection is taken from now on."""
+        """Take no new connection from now on."""
 
     def busy(self) -> bool:
         """A request is being answered."""
 
     def cut(self) -> None:
-        """The drain is over: end what is still running."""
+        """End what is still running: the drain is over."""
 
     async def finish(self, seconds: float) -> None:
         """Ends everything; what runs in the background gets this long."""
@@ -117,8 +117,9 @@ def front_limits(config: ProxyConfig) -> FrontLimits:
 
 
 class ProxyServer:
-    """One event loop: accepts, drains on SIGINT, and ends. A second SIGINT ends it at once. On RETIRE it leaves new
-    connections to its successor, and drains; on SIGTERM it asks for a successor, which its parent then makes."""
+    """Serves in one event loop: it accepts, drains on SIGINT, and ends. A second SIGINT ends it at once. On RETIRE it
+    leaves new connections to its successor, and drains; on SIGTERM it asks for a successor, which its parent then
+    makes."""
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ class StoredResponses:
         self.configure(config)
 
     def configure(self, config: ProxyConfig) -> None:
-        """Another configuration from now on."""
+        """Take another configuration from now on."""
         self._prefill_answers = config.on_empty_pool == "aggregate"
 
     def read(
@@ -84,7 +84,7 @@ class StoredResponses:
         )
 
     def continues(self, request: ClientRequest) -> bool:
-        """It goes on from a stored response, and more than one worker may have that."""
+        """Tell whether a request goes on from a stored response, and more than one worker may have that."""
         if request.dialect is not RESPONSES or not 0 < request.body.length("previous_response_id") <= _LONGEST_ID:
             return False
         named = request.body.get("previous_response_id")

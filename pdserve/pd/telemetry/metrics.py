@@ -65,7 +65,7 @@ class Metrics:
         self._counter_readers: list[CounterReader] = []
 
     def count(self, name: str, labels: Labels = (), amount: int = 1) -> None:
-        """Add to a counter. KeyError: there is no such counter."""
+        """Add to a counter. Raises KeyError when there is no such counter."""
         series = self._counters[name]
         series[labels] = series.get(labels, 0) + amount
 

@@ -82,7 +82,7 @@ class Snapshot(msgspec.Struct):
 
 
 def render(numbers: Snapshot, *, keys: bool) -> bytes:
-    """The text for Prometheus. `keys`: with the series that name API keys."""
+    """Return the text for Prometheus. `keys`: with the series that name API keys."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Page(numbers, keys=keys))
     return generate_latest(registry)

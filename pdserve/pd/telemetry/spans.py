@@ -75,7 +75,7 @@ class Spans(Protocol):
 
 
 class NoSpans:
-    """Tracing is not configured."""
+    """Stands for spans where tracing is not configured."""
 
     def begin(self, traceparent: str | None) -> Trace | None:
         return None
@@ -90,10 +90,10 @@ class NoSpans:
         *,
         failed: str = "",
     ) -> None:
-        """Nothing was begun."""
+        """Do nothing: no span was begun."""
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing: no span is left."""
 
 
 class OtelSpans:

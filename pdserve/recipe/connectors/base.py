@@ -181,7 +181,7 @@ class LeafSection(Strict, ABC):
 
     @abstractmethod
     def config(self, context: Context) -> Config:
-        """vLLM's mapping for it. Raises RecipeError for what this role cannot have."""
+        """Return vLLM's mapping for the connector. Raises RecipeError for what this role cannot have."""
 
     def default_environment(self) -> dict[str, str]:
         """Variables of its engines that a recipe may override."""

@@ -50,7 +50,7 @@ class LmcacheMpSection(LeafSection):
         return asked, "engine_driven" if platform == "cpu" else "lmcache_driven"
 
     def config(self, context: Context) -> Config:
-        """kv_both on every role: a kv_consumer never stores."""
+        """Return the mapping, with kv_both on every role: a kv_consumer never stores."""
         server = context.lmcache
         if server is None or not context.lmcache_ports:
             raise RecipeError(
@@ -104,7 +104,8 @@ class OffloadingSection(LeafSection):
     prompts_only: bool = Field(default=True, description="Store KV of prompts alone; false: of answers too.")
 
     def config(self, context: Context) -> Config:
-        """kv_both on every role: it stores and loads wherever it is. vLLM 0.32 refuses it at start on a CPU."""
+        """Return the mapping, with kv_both on every role: it stores and loads wherever it is. vLLM 0.32 refuses it at
+        start on a CPU."""
         if context.platform == "cpu":
             raise RecipeError(
                 f"{context.role_name} uses offloading on a CPU",

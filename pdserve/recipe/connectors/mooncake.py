@@ -42,7 +42,7 @@ OWNED_RANGE = {"MC_MIN_RPC_PORT": "set ports.transfer", "MC_MAX_RPC_PORT": "set 
 
 
 class MooncakePorts(Strict):
-    """Its keys of the recipe's `ports`."""
+    """Holds Mooncake's keys of the recipe's `ports`."""
 
     bootstrap: Port = Field(default=8998, description="Mooncake bootstrap (HTTP, binds 0.0.0.0), one a prefill.")
     transfer: Port = Field(
@@ -69,7 +69,7 @@ def _environment(side: EngineSide) -> dict[str, str]:
 
 
 def _rdma_devices(config: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Its protocol is rdma unless the mapping names another one."""
+    """Return the RDMA devices of a transfer. Its protocol is rdma unless the mapping names another one."""
     extra = config.get("kv_connector_extra_config")
     extra = extra if isinstance(extra, Mapping) else {}
     if variables.get(FORCE_TCP) == "1" or extra.get("mooncake_protocol", "rdma") != "rdma":
@@ -158,8 +158,8 @@ class MooncakeSection(LeafSection):
 
 
 def _rdma_devices_of_store(config: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Its protocol and devices are in a file of their own; the variable follows the protocol, and the plan adds the
-    devices."""
+    """Return the RDMA devices of a store. Its protocol and devices are in a file of their own; the variable follows the
+    protocol, and the plan adds the devices."""
     return None if variables.get(FORCE_TCP) == "1" else ()
 
 
@@ -198,7 +198,8 @@ class MooncakeStoreSection(LeafSection):
         return frozenset({"mooncake-store.save_decode_cache"} if self.save_decode_cache else ())
 
     def config(self, context: Context) -> Config:
-        """The role's own side: a kv_consumer loads and does not store, a kv_producer does both.
+        """Return the mapping, with the role's own side: a kv_consumer loads and does not store, a kv_producer does
+        both.
 
         Lookups are asynchronous: without its master each takes 4.4 s (mooncake 0.3.13, measured), and vLLM's default
         would hold the whole engine for so long.

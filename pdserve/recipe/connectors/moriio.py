@@ -26,7 +26,7 @@ TIMEOUTS = ("transfer_timeout", "recv_abort_timeout", "defer_timeout")
 
 
 class MoriioPorts(Strict):
-    """Its keys of the recipe's `ports`."""
+    """Holds MoRI-IO's keys of the recipe's `ports`."""
 
     moriio_handshake: Port = Field(
         default=6301, description="MoRI-IO handshakes (ZMQ, binds 0.0.0.0), one a tensor-parallel rank."

@@ -19,7 +19,7 @@ from pdserve.recipe.connectors.base import (
 
 
 class NixlPorts(Strict):
-    """Its keys of the recipe's `ports`."""
+    """Holds NIXL's keys of the recipe's `ports`."""
 
     nixl: Port = Field(default=5600, description="NIXL side channel; an API server takes one for each rank.")
 

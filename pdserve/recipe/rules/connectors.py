@@ -100,7 +100,7 @@ def role_agreement(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _value(flag: object) -> object:
-    """128k is 128000."""
+    """Return a flag's value as vLLM reads it: 128k is 128000."""
     try:
         return vllm_int(flag)
     except ValueError:
@@ -108,8 +108,8 @@ def _value(flag: object) -> object:
 
 
 def tensor_parallel(recipe: Recipe) -> Iterator[Problem]:
-    """Unequal sizes of which neither divides the other. vLLM 0.32 finds out at the first transfer, in an assertion of a
-    worker.
+    """Refuse unequal sizes of which neither divides the other. vLLM 0.32 finds out at the first transfer, in an
+    assertion of a worker.
 
     Mooncake, `_get_tp_ratio` in kv_connector/v1/mooncake/mooncake_connector.py, asked by the sender:
 
@@ -239,7 +239,7 @@ def _moriio_uses(recipe: Recipe) -> Iterator[_Used]:
 
 
 def moriio_acceptance(recipe: Recipe) -> Iterator[Problem]:
-    """Its platform, and the acceptance of what cannot be closed."""
+    """Refuse MoRI-IO on another platform, and without the acceptance of what cannot be closed."""
     for used in _moriio_uses(recipe):
         if recipe.platform != PLATFORM:
             yield Problem(
@@ -326,7 +326,8 @@ def moriio_layout(recipe: Recipe) -> Iterator[Problem]:
 
 
 def moriio_decode_caches(recipe: Recipe) -> Iterator[Problem]:
-    """Its reads are synchronous and those of caches are not: such a pair on decode ran nowhere."""
+    """Refuse a cache beside MoRI-IO on decode: its reads are synchronous and those of caches are not, and such a pair
+    ran nowhere."""
     for used in _moriio_uses(recipe):
         if used.name == "decode" and len(used.path) > len(("decode", "connector")):
             yield Problem(

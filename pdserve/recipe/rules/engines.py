@@ -252,7 +252,7 @@ def rocm_switches(recipe: Recipe) -> Iterator[Problem]:
 
 
 def idle_rocm_switches(recipe: Recipe) -> Iterator[Problem]:
-    """Switches that nothing reads: on other platforms all, on ROCm those of the patch that is gone."""
+    """Warn of switches that nothing reads: on other platforms all, on ROCm those of the patch that is gone."""
     if recipe.lmcache is None:
         return
     for variable in recipe.lmcache.env:

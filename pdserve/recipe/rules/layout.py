@@ -151,7 +151,7 @@ def version_ranges(recipe: Recipe) -> Iterator[Problem]:
 
 
 def restart_pauses(recipe: Recipe) -> Iterator[Problem]:
-    """A pause that shrinks."""
+    """Refuse a pause that shrinks."""
     owners = [(name, role.restart) for name, role in recipe.roles()]
     for name, restart in [*owners, ("proxy", recipe.proxy.restart)]:
         if restart.backoff_max_seconds < restart.backoff_seconds:
@@ -274,7 +274,7 @@ def pipeline_parallel(recipe: Recipe) -> Iterator[Problem]:
 
 
 def block_sizes(recipe: Recipe) -> Iterator[Problem]:
-    """Mooncake with unequal blocks."""
+    """Refuse Mooncake with unequal blocks."""
     if recipe.mode == "aggregated":
         return
     (_, prefill_role, prefill), (_, decode_role, decode) = roles(recipe)

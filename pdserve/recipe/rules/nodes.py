@@ -44,7 +44,7 @@ _OWN_KEY = {
 
 
 def network(recipe: Recipe) -> Iterator[Problem]:
-    """The recipe's network."""
+    """Check the recipe's network."""
     if recipe.network is not None:
         yield from network_problems(recipe.network, ("network",))
 
@@ -196,7 +196,7 @@ OWNED: dict[Kind, dict[str, str]] = {
 
 
 def container_section(recipe: Recipe) -> Iterator[Problem]:
-    """Everything about the section."""
+    """Check the section of the container."""
     section = recipe.container
     if section is None:
         return
@@ -309,7 +309,7 @@ _EXPANDED = re.compile(r"\$[A-Za-z_(]|~(/|$)|`")
 
 
 def setup_commands(recipe: Recipe) -> Iterator[Problem]:
-    """Nothing to run, or words that cannot be split."""
+    """Refuse commands of setup with nothing to run, or with words that cannot be split."""
     for index, command in enumerate(recipe.setup):
         path: Path = ("setup", index)
         try:

@@ -280,7 +280,7 @@ def _reloads_that(cleared: Sequence[_Cleared], came: Came) -> list[tuple[SentWin
 
 
 def _list_reloads(reloads: Sequence[tuple[SentWindow, PrefixReload]]) -> str:
-    """`requests 16-31: group 1 (cache_salt pdserve-verify-1a2b-load-1): 0 of 512 tokens by prefill-0`."""
+    """List reloads: `requests 16-31: group 1 (cache_salt pdserve-verify-1a2b-load-1): 0 of 512 tokens by prefill-0`."""
     return "; ".join(
         f"requests {window.first}-{window.last}: group {reload.group} (cache_salt {reload.salt}): "
         f"{'?' if reload.loaded is None else reload.loaded} of {reload.wanted} tokens"

@@ -104,7 +104,7 @@ class Schedule:
         return mine
 
     def prefix(self, group: int) -> tuple[int, ...]:
-        """Whole chunks, one or more: of some groups more than of others."""
+        """Return the prefix of a group: whole chunks, one or more; of some groups more than of others."""
         fits = (self.longest - _SHORTEST_TAIL) // self.chunk
         chunks = min(1 + group % _LONGEST_PREFIX_CHUNKS, fits)
         return tuple(self._chance(f"prefix-{group}").choices(self.pool, k=chunks * self.chunk))

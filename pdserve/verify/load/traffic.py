@@ -243,7 +243,7 @@ class SentWindow:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The whole load."""
+    """Holds the whole load as it was sent."""
 
     windows: tuple[SentWindow, ...]
     failovers: int | None
